@@ -60,6 +60,7 @@ def bench_plan() -> Iterator[Result]:
     for model, cluster, gpus, batch, limit in (
         ("gpt3-175b", "dgx-a100", 1024, 1536, 1.0),
         ("gpt-1t", "dgx-h100", 16384, 4096, 5.0),
+        ("deepseek-v3", "dgx-h100", 2048, 8192, 10.0),
     ):
         with tempfile.TemporaryDirectory() as folder:
             words = [

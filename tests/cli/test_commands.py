@@ -92,6 +92,21 @@ def test_a_run_from_job_to_comparison(here: Path, whole: dict[str, Any]) -> None
     assert code == 0, err
     assert text.startswith("the quick")
     assert phalanx(here, *words)[1] == text
+    code, split, err = phalanx(here, *words, "--strategy", "tp=2", "--json")
+    assert code == 0, err
+    assert json.loads(split)["text"] == text.removesuffix("\n")
+    several = ("--prompt", "the lazy", "--slots", "1", "--page", "3")
+    assert phalanx(here, *words, *several)[1].startswith(text + "\nthe lazy")
+    for more, said in (
+        (("--tokens", "70"), "model.max_seq is 64; shorten it, or ask for fewer with --tokens"),
+        (("--strategy", "tp=4"), "strategy.tp = 4: is more than the model's 2 heads"),
+        (("--strategy", "pp=2,schedule=gpipe"), "strategy.schedule = 'gpipe': is of training"),
+        (("--prompt", ""), "--prompt 2 = '': is empty"),
+        (("--page", "2", "--pages", "1"), "--pages = 1: hold 2 tokens"),
+        (("--prompts", "none.txt"), "--prompts = 'none.txt': no such file"),
+    ):
+        code, _, err = phalanx(here, *words, *more)
+        assert (code, said in err, err.count("\n")) == (2, True, 1), err
 
 
 def test_a_sweep_trains_every_family_and_says_what_it_leaves_out(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,7 +425,7 @@ WRONG = [
     (("parity", "job.toml", "--strategy", "auto"), "parity examines one strategy"),
     (("parity", "job.toml", "--steps", "0"), "--steps"),
     (("generate", "runs/none"), "no such file"),
-    (("generate", "job.toml"), "cannot be read"),
+    (("generate", "job.toml"), "is not a folder"),
     (("measure", "--ranks", "0"), "--ranks"),
     (("collectives", "show", "rign"), "did you mean ring?"),
     (("collectives", "show", "ring", "--op", "all_reduse"), "did you mean all_reduce"),

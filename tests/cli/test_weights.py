@@ -157,9 +157,8 @@ def test_an_export_overwrites_nothing_loses_nothing_and_says_all(  # type: ignor
     Path("file").touch(0o777)
     refused("error: --out = 'file/out': nothing can be written to", "file/out")
     assert "exporting" not in CliRunner().invoke(app, ["export-weights", "runs/hf", "--out", "file/out"]).output
-    for command in (["generate", "hf"], ["export-weights", "hf", "--out", "out"]):
-        found = CliRunner().invoke(app, command)
-        assert "RUN = 'hf': is not a run; phalanx import makes one from Hugging Face weights" in found.output
+    found = CliRunner().invoke(app, ["export-weights", "hf", "--out", "out"])
+    assert "RUN = 'hf': is not a run; phalanx import makes one from Hugging Face weights" in found.output
     save(tmp_path / "half", folder, lambda t: {name: value.bfloat16() for name, value in t.items()})
     assert CliRunner().invoke(app, ["import", "half"]).exit_code == 0
     found = CliRunner().invoke(app, ["export-weights", "runs/half", "--out", "out", "--dtype", "float16"])

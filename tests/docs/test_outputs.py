@@ -53,7 +53,7 @@ def _parts(command: str, line: str) -> list[str]:
     return [_squeezed(part) for part in line.split("...")]
 
 
-_LONG = ("model_parallel.md",)
+_LONG = ("model_parallel.md", "generation.md")
 """Pages whose commands take seconds."""
 PAGES = [
     pytest.param(page, id=page.name, marks=[pytest.mark.long] if page.name in _LONG else [])

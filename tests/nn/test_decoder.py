@@ -10,11 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.strategies import models
 from torch import Tensor, nn
 
 from phalanx.nn import functional
-from phalanx.nn.decoder import Cache, Decoder
+from phalanx.nn.decoder import Decoder
 from phalanx.nn.init import BLOCK, create, draw
 from phalanx.spec.files.job_file import build
 from phalanx.spec.model.families import complete
@@ -190,19 +189,6 @@ def test_a_second_backward_through_the_overwritten_logits_is_refused() -> None:
 def _small(**fields: object) -> ModelSpec:
     sizes = {"family": "llama", "vocab": 61, "hidden": 16, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 40}
     return build(ModelSpec, complete({**sizes, "max_seq": 32, **fields}), "model")
-
-
-@settings(max_examples=10)
-@given(models(small=True), st.integers(1, 20), st.integers(1, 6))
-def test_a_cache_changes_nothing(spec: ModelSpec, first: int, at_once: int) -> None:
-    model = Decoder(spec, torch.float64)
-    initialise(model, spec, 0)
-    tokens = torch.randint(spec.vocab, (1, 24))
-    with torch.no_grad():
-        whole = model(tokens)
-        cache = Cache()
-        parts = [model(part, cache=cache) for part in (tokens[:, :first], *tokens[:, first:].split(at_once, 1))]
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])

@@ -16,12 +16,10 @@ from support.split_backward_cases import all_apart, apart
 from support.toy_model import model, order_of_gradients
 
 from phalanx.nn import mla
-from phalanx.nn.decoder import Cache, Decoder
-from phalanx.nn.init import initial
 from phalanx.runtime.process.world import ALONE
 from phalanx.schedule.gradients.buckets import backward_order
 from phalanx.spec.job import Job, Precision
-from phalanx.spec.model.spec import ModelSpec, parameters
+from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.verify.diff import SLACK_BYTES
 from phalanx.verify.parity import BOUNDS
@@ -56,23 +54,6 @@ def test_gradients_of_keys_and_values() -> None:
     up, rope = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((2, 3, 4, 9), (2, 3, 1, 2)))
     for width in (7, 8):
         assert torch.autograd.gradcheck(lambda *given, w=width: mla.keys_and_values(*given, 5, w), (up, rope))
-
-
-@settings(max_examples=12)
-@given(st.sampled_from(MODELS), st.integers(1, 20), st.integers(1, 6))
-def test_a_cache_of_latents_changes_nothing(spec: ModelSpec, first: int, at_once: int) -> None:
-    decoder, values = Decoder(spec, torch.float64), initial(spec, 0, None)
-    tokens = torch.randint(spec.vocab, (2, 24))
-    with torch.no_grad():
-        for p in parameters(spec):
-            decoder.get_parameter(p.fqn).copy_(values(p, 0, p.numel).view(p.shape) * 3)
-        whole = decoder(tokens)
-        cache = Cache()
-        parts = [decoder(part, cache=cache) for part in (tokens[:, :first], *tokens[:, first:].split(at_once, 1))]
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-10, atol=1e-12)
-    a = spec.latent
-    assert a is not None
-    assert [t.shape[2:].numel() for t in (cache.keys[0], cache.values[0])] == [a.kv_rank, a.rope_dim]
 
 
 @pytest.mark.parametrize("spec", MODELS, ids=range(4))

@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 from phalanx.cli.app import app
 from phalanx.commands import plan as decisions
 from phalanx.commands import train as training
-from phalanx.infer.generate import Sampling, generate
+from phalanx.infer.sampling import Sampling
+from phalanx.infer.text import answer, question
 from phalanx.nn.init import create, fill_buffers
 from phalanx.nn.weight_files import introduce, open_weights
 from phalanx.runs.resume import resumed
@@ -64,6 +65,7 @@ def test_an_imported_model_writes_the_text_that_transformers_writes(  # type: ig
     command = ["generate", "runs/hf", "--prompt", "w5 w6", "--temperature", "0", "--tokens", "8"]
     found = CliRunner().invoke(app, command)
     assert found.exit_code == 0, found.output
+    assert CliRunner().invoke(app, ["generate", "hf", *command[2:]]).output == found.output  # as it is
     assert CliRunner().invoke(app, ["export-weights", "runs/hf", "--out", "out"]).exit_code == 0
     reader = AutoTokenizer.from_pretrained("out")
     model = AutoModelForCausalLM.from_pretrained("out").eval()
@@ -72,7 +74,8 @@ def test_an_imported_model_writes_the_text_that_transformers_writes(  # type: ig
     said = pool.run(2, rank_cases.write_on, tmp_path / "runs" / "hf", "w5 w6", Sampling(8, temperature=0))
     assert said == [reader.decode(ids[0])] * 2
     drawn = pool.run(2, rank_cases.write_on, tmp_path / "runs" / "hf", "w5 w6", Sampling(8))
-    assert drawn == [generate(tmp_path / "runs" / "hf", "w5 w6", Sampling(8))] * 2
+    (text,) = answer(question(tmp_path / "runs" / "hf", ["w5 w6"], Sampling(8)))
+    assert drawn == ["w5 w6" + text] * 2
 
     words.add_tokens(["another"])
     for broken, said in ((b"{}", "is not a tokenizer.json"), (None, "has 98 entries, model.vocab is 97")):

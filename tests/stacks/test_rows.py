@@ -24,6 +24,7 @@ def test_every_fact_has_a_line_of_a_file_at_a_commit(stack):
     for source in sources:
         assert re.fullmatch(r"[\w./-]+:\d+", source), source
     assert set(stack.strategy) == set(FIELDS)
+    assert len(stack.conditions) == len(stack.rules)  # every rule can be read
 
 
 def test_a_row_that_misses_a_fact_is_refused():

@@ -15,6 +15,7 @@ from phalanx.plan.search.limits import conditions
 from phalanx.plan.search.planner import answer, best_on
 from phalanx.plan.search.priced import price
 from phalanx.plan.search.refine import refined
+from phalanx.schedule.pipeline.given_layout import given_blocks
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.plan import Plan
@@ -201,6 +202,25 @@ def test_shorter_ends_keep_less_on_the_first_rank() -> None:
     p = replace(p, extra=StackOptions(first_stage_layers=40, last_stage_layers=40))
     with pytest.raises(InputError, match="leaves 0 of 80 blocks for 2 other ranks"):
         refined(p, [Strategy(**parse(DENSE))])
+
+
+def test_chunks_without_blocks_are_not_searched() -> None:
+    """34 layers, the ends counted; and Megatron-Core has them in equal chunks alone."""
+    line = "pp in (2, 8), loss_as_layer=1, embedding_as_layer=1"
+    p = pricing("torchtitan", line=line)
+    assert 0 not in np.concatenate([_middle(s, p) for s in _some(p)])
+    p = pricing("megatron-core", line=line)
+    assert {(s.pp, s.virtual) for s in _some(p)} == {(2, 1), (2, 17)}
+    answer(lambda gpus: pricing("megatron-core", gpus=gpus, line=line), 16)
+
+
+def _some(p: Pricing) -> list[Strategy]:
+    rows = space.everything(p.model, p.job, 16, replace(p.options, recompute=("none",)))
+    return rows.take(np.arange(0, len(rows), max(len(rows) // 300, 1))).strategies()
+
+
+def _middle(s: Strategy, p: Pricing) -> tuple[int, ...]:
+    return (given_blocks(s, p.extra, p.model.layers) or (1, 1, 1))[1:-1]
 
 
 def test_published_recipes_fit_as_they_did() -> None:

@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 
 from phalanx.cost.step.expand import expand
-from phalanx.infer.generate import Sampling, generate
+from phalanx.infer.sampling import Sampling
+from phalanx.infer.text import answer, question
 from phalanx.nn.weight_files import open_weights
 from phalanx.runtime.checkpoint import store
 from phalanx.runtime.checkpoint.async_saver import Saver
@@ -738,10 +739,11 @@ def logits_of(world: World, folder: Path, strategy: Strategy, tokens: torch.Tens
 
 def write_on(world: World, run: Path, prompt: str, how: Sampling) -> str:
     """Continue a prompt on tensor-parallel ranks."""
-    comm = Comm(world, mesh(Strategy(tp=world.size)))
-    text = generate(run, prompt, how, comm)
+    strategy = Strategy(tp=world.size)
+    comm = Comm(world, mesh(strategy))
+    (text,) = answer(question(run, [prompt], how, strategy), comm)
     comm.barrier()
-    return text
+    return prompt + text
 
 
 def fails_waiting(world: World, late: int) -> str:

@@ -1,41 +1,77 @@
-"""`phalanx generate`: continue a text with a trained model."""
+"""`phalanx generate`: continue texts with a trained model, on one process or split over local ranks."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from phalanx.cli.options import Json, Run
+from phalanx.cli.options import Json
 from phalanx.cli.terminal import exit_on_error, print_json, require_torch
 
 
 def generate(
-    run: Run,
-    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "It is a truth",
-    tokens: Annotated[int, typer.Option(help="Number of tokens to add.")] = 80,
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN|HF_DIR",
+            help="A run's folder, such as runs/quickstart, or a folder of Hugging Face weights.",
+            show_default=False,
+        ),
+    ],
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(help="Text to continue; may be repeated. Without one: It is a truth.", show_default=False),
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A file with a prompt on each line.", show_default=False)
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(help="Number of tokens to add at most; without it 80, or as many as the context has room for."),
+    ] = None,
     temperature: Annotated[
         float, typer.Option(help="Sampling temperature; 0 takes the most likely token each time.")
     ] = 0.8,
     top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 samples from all.")] = 50,
+    top_p: Annotated[
+        float, typer.Option(help="Sample from the fewest likely tokens with this probability; 1 samples from all.")
+    ] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
-    tp: Annotated[
-        int, typer.Option(help="Number of local ranks that every layer is split over (tensor parallelism).")
-    ] = 1,
+    past_end: Annotated[bool, typer.Option("--past-end", help="Go on after the model's end-of-text token.")] = False,
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LINE",
+            help="How the model is split over local ranks: tp, pp, ep and etp; dp divides the prompts. Such as tp=2.",
+        ),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="float64|float32|bfloat16|float16", help="Type to compute in; without it, that of the weights."
+        ),
+    ] = None,
+    slots: Annotated[int, typer.Option(help="Prompts that a replica continues at once.")] = 16,
+    chunk: Annotated[
+        int, typer.Option(help="Tokens that a replica computes in a step at most: longer prompts go in chunks.")
+    ] = 512,
+    page: Annotated[int, typer.Option(help="Tokens of a page of the KV cache.")] = 16,
+    pages: Annotated[
+        int | None, typer.Option(help="Pages of a replica's KV cache; without it, enough for all slots.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Continue a text with the newest checkpoint of a run."""
+    """Continue texts with the newest checkpoint of a run, or with Hugging Face weights."""
     with exit_on_error():
         require_torch()
-        from phalanx.commands.this_machine import require_local
-        from phalanx.infer.generate import Sampling
-        from phalanx.infer.generate import generate as on_one_rank
-        from phalanx.infer.worker import over_ranks
+        from phalanx.commands.generate import generate as run_it
+        from phalanx.infer.sampling import Sampling
+        from phalanx.schedule.generation.scheduler import Limits
 
-        require_local(tp, "--tp")
-        sampling = Sampling(tokens, temperature, top_k, seed)
-        text = on_one_rank(run, prompt, sampling) if tp == 1 else over_ranks(run, prompt, sampling, tp)
+        sampling = Sampling(tokens, temperature, top_k, seed, top_p, not past_end)
+        limits = Limits(slots, chunk, page, pages)
+        result = run_it(run, prompt or [], prompts, sampling, limits, strategy, precision, stream=not as_json)
         if as_json:
-            print_json({"prompt": prompt, "text": text})
-        else:
-            print(text)
+            print_json(result)

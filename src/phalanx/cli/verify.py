@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ from phalanx.cli.terminal import FAILED, announce, console, exit_on_error, print
 
 if TYPE_CHECKING:
     from phalanx.commands.verify import Verification
+    from phalanx.commands.verify_serving import ServingProof
     from phalanx.verify.verify import Verified
 
 
@@ -39,11 +41,22 @@ def verify(
     seq: Seq = None,
     precision: Precision = None,
     overrides: Set = None,
+    serving: Annotated[
+        bool,
+        typer.Option(
+            "--serving",
+            help="Verify generation: prefill and decode of --batch requests a replica with --seq tokens each.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run one real training step of each class of ranks, on tensors without content, and compare it with the plan."""
     with exit_on_error():
         require_torch()
+        if serving:
+            others = (("PATH", path), ("--cluster", cluster), ("--gpus", gpus), ("--set", overrides))
+            _serving(model, strategy, batch, seq, precision, others, as_json)
+            return
         from phalanx.commands.question import Asked
         from phalanx.commands.verify import as_json as to_json
         from phalanx.commands.verify import run, target
@@ -59,6 +72,68 @@ def verify(
             _show(result)
         if not result.proved:
             raise typer.Exit(FAILED)
+
+
+def _serving(
+    model: str | None,
+    strategy: str | None,
+    batch: int | None,
+    seq: int | None,
+    precision: str | None,
+    others: Sequence[tuple[str, object]],
+    as_json: bool,
+) -> None:
+    """Verify generation and print the result."""
+    from phalanx.commands.verify_serving import as_json as to_json
+    from phalanx.commands.verify_serving import prove
+
+    result = prove(model, strategy, batch, seq, precision, others, announce)
+    if as_json:
+        print_json(to_json(result))
+    else:
+        _show_serving(result)
+    if not result.proved:
+        raise typer.Exit(FAILED)
+
+
+def _show_serving(p: ServingProof) -> None:
+    """Print the result, stage by stage."""
+    from phalanx.commands.verify import collectives
+    from phalanx.report.verify import memory, serving_traffic, steps
+
+    out, s = console(), p.strategy
+    out.print(
+        f"{p.model.family} decoder, {p.model.parameter_count:,} parameters in {p.dtype}; {s}: {s.world} ranks, "
+        f"{s.dp} x {p.slots} requests of {p.context:,} tokens",
+        highlight=False,
+        soft_wrap=True,
+    )
+    for stage in p.stages:
+        covered = f"all {s.world} ranks" if stage.ranks.count == s.world else f"{stage.ranks.description}"
+        print(f"\nrank {stage.ranks.rank} stands for {covered}")
+        if stage.failed:
+            print(f"NOT proved: {stage.failed}")
+            continue
+        out.print(steps([(x.name, len(x.batch.slots), x.batch.tokens, x.program.events) for x in stage.steps]))
+        totals = {x.name: collectives(x.program.events) for x in stage.steps}
+        if any(totals.values()):
+            out.print(serving_traffic(totals))
+        step = stage.steps[0]
+        rows: list[tuple[str, int, int | None, int | None]] = [
+            ("KV cache", step.program.state.cache, step.cache, None),
+            ("weights, cache, tables", step.program.state.total, step.state, None),
+        ]
+        out.print(memory(rows, False))
+        for x in stage.steps:
+            for difference in x.differences:
+                print(f"NOT proved: {x.name}: {difference}")
+        if stage.proved:
+            sent = sum(bool(e.axis) for x in stage.steps for e in x.program.events)
+            passes = sum(not e.axis for x in stage.steps for e in x.program.events)
+            print(
+                f"proved in {stage.seconds:.1f} s: {sent:,} collectives and {passes:,} passes in order, FLOPs by "
+                "unit, and what is held, to the byte"
+            )
 
 
 def _show(v: Verification) -> None:

@@ -202,7 +202,13 @@ def outcome(folder: Path, unigram_entropy: float) -> Outcome:
 
 def sample(folder: Path) -> str:
     """Generate a few lines with the trained model; empty if train.sample_tokens is 0. Raises InputError."""
-    from phalanx.infer.generate import Sampling, generate
+    from phalanx.infer.sampling import Sampling
+    from phalanx.infer.text import answer, model_of, question, tokenizer_of
 
     train = plan.read(folder / "plan.json").train
-    return generate(folder, train.prompt, Sampling(tokens=train.sample_tokens)) if train.sample_tokens else ""
+    if not train.sample_tokens:
+        return ""
+    model = model_of(folder)
+    room = model.max_seq - len(tokenizer_of(folder, model).encode(train.prompt).ids)
+    how = Sampling(max(1, min(train.sample_tokens, room)))
+    return train.prompt + answer(question(folder, [train.prompt], how))[0]

@@ -1,104 +1,124 @@
-"""Text from a checkpoint: temperature and top-k sampling with a key-value cache.
+"""The loop of steps that continues prompts: every rank runs it, alone or in a world.
 
-Tensor-parallel ranks each have a part of every layer, and gather the logits of the last token: all draw the same next
-token.
+Prompts are dealt over the replicas of dp in turn. Every rank follows the requests of all replicas, whose tokens it is
+told after each step, so that all know what each computes next: a replica without work then still computes a token
+where others' experts are on its ranks, and otherwise waits.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-import torch
+from torch import Tensor
 
-from phalanx.nn import vocab_parallel
-from phalanx.nn.attention import Cache
-from phalanx.nn.decoder import Decoder
-from phalanx.nn.init import create, fill_buffers, initial, of_rank
-from phalanx.nn.weight_files import of_run, widest
-from phalanx.runtime.autograd.layer_comm import LayerComm
+from phalanx.cost.step.generation import generating
+from phalanx.infer.replica import Replica
+from phalanx.infer.sampling import Sampling
+from phalanx.nn.weight_source import Weights
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.model_parallel.tensor import TensorParallel
-from phalanx.runtime.model_parallel.token_sharding import SequenceTokens
+from phalanx.schedule.generation.batch import IDLE, IDLING, Batch
+from phalanx.schedule.generation.scheduler import Limits, Request, Scheduler
 from phalanx.spec.errors import InputError
-from phalanx.spec.files import plan as plans
-from phalanx.spec.model.spec import parameters
-from phalanx.spec.strategy.split import Split, require_split
-from phalanx.train.data.tokenizer import open_tokenizer
+from phalanx.spec.job import DType
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.mesh import Mesh
+from phalanx.spec.strategy.spec import Strategy
+
+Told = Callable[[int, int, bool], None]
+"""(request, token, whether it is the last): called on every rank, as tokens come."""
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How text is sampled: number of `tokens`, `temperature` (0: greedy), `top_k` (0: all tokens), `seed`."""
+@dataclass
+class Step:
+    """What one step did, for those who follow: the batches of all replicas; the logits that this rank has, or None;
+    the sampled tokens of all replicas."""
 
-    tokens: int = 80
-    temperature: float = 0.8
-    top_k: int = 50
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.tokens < 1:
-            raise InputError("--tokens", self.tokens, "must be at least 1")
-        if self.top_k < 0:
-            raise InputError("--top-k", self.top_k, "must not be negative", "0 draws from all tokens")
-        if not (self.temperature == 0 or 1e-3 <= self.temperature <= 1e3):
-            raise InputError("--temperature", self.temperature, "must be 0 (greedy) or between 0.001 and 1000")
-        if not 0 <= self.seed < 2**63:
-            raise InputError("--seed", self.seed, "must be between 0 and 2^63 - 1")
+    batches: tuple[Batch, ...]
+    logits: Tensor | None = None
+    sampled: list[int] = field(default_factory=list)
 
 
-@torch.no_grad()
-def sample(model: Decoder, prompt: list[int], how: Sampling) -> list[int]:
-    """Sample token ids that continue `prompt`. Beyond max_seq tokens, the context restarts with the newer half."""
-    device = next(model.parameters()).device
-    generator = torch.Generator(device).manual_seed(how.seed)
-    ids = list(prompt)
-    cache, new = Cache(), ids
-    for _ in range(how.tokens):
-        if cache.length + len(new) > model.spec.max_seq:
-            # Positions are absolute: start over with the newer half.
-            cache, new = Cache(), ids[-(model.spec.max_seq // 2) :]
-        logits = model(torch.tensor([new], device=device), cache=cache)[0, -1]
-        if model.tp is not None:
-            logits = vocab_parallel.gathered(model.tp, logits)
-        logits = logits.float()  # (vocab,)
-        if how.temperature == 0:
-            chosen = int(logits.argmax())
+def experts_span_replicas(model: ModelSpec, grid: Mesh) -> bool:
+    """Whether ranks of several replicas share experts, so that all replicas step together."""
+    if model.experts is None or grid.ep * grid.etp == 1:
+        return False
+    return any(len({grid.replica(int(rank)) for rank in group}) > 1 for group in grid.groups("ep+etp"))
+
+
+class Generation:
+    """The requests of all replicas of a world, and this rank's part of the model. All ranks make one together, and
+    call `step` until `done`. Raises InputError."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        strategy: Strategy,
+        comm: Comm,
+        weights: Weights,
+        dtype: DType,
+        requests: Sequence[Request],
+        how: Sampling,
+        limits: Limits,
+    ) -> None:
+        layout = generating(model, strategy, dtype)
+        require_context(model, requests)
+        self.comm, self.how, self.number = comm, how, 0
+        self.view = layout.rank_view(comm.world.rank)
+        self.replica_index = layout.mesh.replica(comm.world.rank)
+        self.together = experts_span_replicas(model, layout.mesh)
+        self.schedulers = [Scheduler(requests[i :: strategy.dp], limits) for i in range(strategy.dp)]
+        # A page more for the token of a replica that idles.
+        self.pages = max(s.pages for s in self.schedulers) + self.together
+        self.replica = Replica(self.view, comm, weights, self.pages, limits.page)
+
+    @property
+    def done(self) -> bool:
+        """Whether every request has its text."""
+        return all(s.done for s in self.schedulers)
+
+    def batches(self) -> tuple[Batch, ...]:
+        """Admit requests and return what every replica computes in the next step."""
+        batches = tuple(s.batch(self.number) for s in self.schedulers)
+        if self.together and any(b.slots for b in batches):
+            batches = tuple(b if b.slots else IDLING for b in batches)
+        return batches
+
+    def step(self, told: Told = lambda request, token, last: None) -> Step:
+        """Take one step; all ranks together."""
+        step = Step(self.batches())
+        mine = self.replica_index
+        batch, scheduler = step.batches[mine], self.schedulers[mine]
+        if batch is IDLING:
+            step.logits = self.replica.step(batch, [0], {IDLE: (self.pages - 1,)})
         else:
-            logits = logits / how.temperature
-            if 0 < how.top_k < len(logits):
-                logits[logits < logits.topk(how.top_k).values[-1]] = float("-inf")
-            chosen = int(torch.multinomial(logits.softmax(-1), 1, generator=generator))
-        ids.append(chosen)
-        new = [chosen]
-    return ids[len(prompt) :]
+            tokens = [t for slot in batch.slots for t in scheduler.tokens(slot)]
+            step.logits = self.replica.step(batch, tokens, {s.request: scheduler.table(s) for s in batch.slots})
+        counts = [b.samples for b in step.batches]
+        first, total = sum(counts[:mine]), sum(counts)
+        step.sampled = self.replica.share(self.replica.choose(step.logits, batch, self.how), first, total)
+        rest = iter(step.sampled)
+        for one, of in zip(step.batches, self.schedulers, strict=True):
+            if one is IDLING:
+                continue
+            got = {slot.request: next(rest) for slot in one.slots if slot.samples}
+            finished = of.advance(one, got)
+            for request, token in got.items():
+                told(request, token, request in finished)
+        self.number += 1
+        return step
 
 
-@torch.no_grad()
-def generate(folder: Path, prompt: str, how: Sampling, comm: Comm | None = None) -> str:
-    """Continue a prompt with the newest checkpoint of a run, in the type of its weights; alone, or all ranks of a
-    tensor-parallel world together. Raises InputError, CheckpointError."""
-    spec = plans.model_of(folder)
-    split = Split(spec) if comm is None else Split(spec, comm.world.size, comm.world.rank)
-    require_split(spec, split)
-    if not (folder / "tokenizer.json").exists():
-        raise InputError(
-            "run", str(folder), "holds no tokenizer.json: it was trained on token ids", "copy the tokenizer's there"
-        )
-    tokenizer = open_tokenizer(folder / "tokenizer.json", spec.vocab, "run")
-    ids = tokenizer.encode(prompt).ids
-    if not ids:
-        raise InputError("--prompt", prompt, "is empty", "give it at least one character")
-    if len(ids) > spec.max_seq:
-        raise InputError("--prompt", prompt, f"is {len(ids)} tokens, max_seq is {spec.max_seq}", "shorten it")
-    weights = of_run(folder, spec)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu") if comm is None else comm.world.device
-    inner = None if comm is None else LayerComm(comm)
-    tp = None if inner is None or split.tp == 1 else TensorParallel(inner, split)
-    model = create(split.local, widest(weights, spec), device, tp=tp, tokens=SequenceTokens(inner, tp))
-    own, first = dict(model.named_parameters()), of_rank(initial(spec, 0, weights), split)
-    for p in parameters(split.local):
-        own[p.fqn].copy_(first(p, 0, p.numel).view(p.shape))
-    fill_buffers(model, weights)
-    text = tokenizer.decode(ids + sample(model, ids, how))
-    return prompt + text[len(tokenizer.decode(ids)) :]  # decoded alone, the continuation would lose its leading space
+def require_context(model: ModelSpec, requests: Sequence[Request]) -> None:
+    """Require that every request has a prompt, and that its prompt and text fit the model. Raises InputError."""
+    for r in requests:
+        if not r.prompt:
+            raise InputError(_named("--prompt", r, requests), "", "is empty", "give it at least one character")
+        if len(r.prompt) + r.most > model.max_seq:
+            reason = f"is {len(r.prompt)} tokens, and {r.most} more are {len(r.prompt) + r.most}: model.max_seq is"
+            remedy = "shorten it, or ask for fewer with --tokens"
+            raise InputError(_named("--prompt", r, requests), None, f"{reason} {model.max_seq}", remedy)
+
+
+def _named(option: str, r: Request, requests: Sequence[Request]) -> str:
+    return option if len(requests) == 1 else f"{option} {r.number + 1}"

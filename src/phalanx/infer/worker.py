@@ -1,4 +1,4 @@
-"""A rank of a tensor-parallel generation: `python -m phalanx.infer.worker '{"run", "prompt", "how", "out"}'`."""
+"""Generation on local ranks: `python -m phalanx.infer.worker FILE`, a rank of it; FILE is what `over_ranks` wrote."""
 
 from __future__ import annotations
 
@@ -8,40 +8,71 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from phalanx.infer.generate import Sampling, generate
+from phalanx.infer.sampling import Sampling
+from phalanx.infer.text import Piece, Question, answer, question
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
 from phalanx.runtime.process.launch import launch, run_rank
-from phalanx.spec.files import plan as plans
+from phalanx.schedule.generation.scheduler import Limits
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.spec.strategy.split import require_split
 
 _TIMEOUT_S = 300.0
 
 
-def over_ranks(run: Path, prompt: str, how: Sampling, tp: int) -> str:
-    """Run `generate` on `tp` local ranks that split every layer. Raises InputError, RankFailure."""
-    require_split(plans.model_of(run), Strategy(tp=tp))
+def over_ranks(asked: Question, prompts: list[str], stream: bool) -> list[str]:
+    """Answer a question on local ranks. With `stream`, rank 0 prints text as it comes. Raises RankFailure."""
     with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
-        out = Path(folder) / "text.json"
-        args = {"run": str(run.absolute()), "prompt": prompt, "how": asdict(how), "out": str(out)}
-        launch("phalanx.infer.worker", json.dumps(args), tp, 1, None, _TIMEOUT_S)
-        return str(json.loads(out.read_text())["text"])
+        file, out = Path(folder) / "question.json", Path(folder) / "texts.json"
+        content = {
+            **{"run": str(asked.folder.absolute()), "prompts": prompts, "how": asdict(asked.how)},
+            **{"limits": asdict(asked.limits), "strategy": asdict(asked.strategy), "precision": asked.dtype},
+            **{"stream": stream, "out": str(out)},
+        }
+        write_json(file, content)
+        launch("phalanx.infer.worker", str(file), asked.strategy.world, 1, None, _TIMEOUT_S)
+        return list(json.loads(out.read_text()))
+
+
+def printed(prompts: list[str]) -> Piece:
+    """Return what prints text as it comes: of one prompt piece by piece, of several each when it is complete, in
+    their order."""
+    held: dict[int, str] = {}
+    complete: set[int] = set()
+    shown = 0
+
+    def piece(request: int, text: str, last: bool) -> None:
+        nonlocal shown
+        if len(prompts) == 1:
+            print((prompts[0] if not held else "") + text, end="\n" if last else "", flush=True)
+            held[0] = ""
+            return
+        held[request] = held.get(request, prompts[request]) + text
+        if last:
+            complete.add(request)
+        while shown in complete:
+            print(("\n" if shown else "") + held[shown], flush=True)
+            shown += 1
+
+    return piece
 
 
 def main() -> None:
-    """Run this rank; rank 0 writes the text."""
-    args = json.loads(sys.argv[1])
+    """Run this rank; rank 0 writes the texts."""
+    args = json.loads(Path(sys.argv[1]).read_text())
     world = worlds.external() or worlds.ALONE
+    strategy = Strategy(**args["strategy"])
 
     def work() -> None:
-        comm = Comm(world, mesh(Strategy(tp=world.size)))
-        comm.status.now("generation")
-        text = generate(Path(args["run"]), args["prompt"], Sampling(**args["how"]), comm)
+        comm = Comm(world, mesh(strategy))
+        comm.status.now("opening the weights")
+        how, limits, prompts = Sampling(**args["how"]), Limits(**args["limits"]), args["prompts"]
+        asked = question(Path(args["run"]), prompts, how, strategy, limits, args["precision"])
+        stream = printed(prompts) if args["stream"] and world.rank == 0 else lambda request, text, last: None
+        texts = answer(asked, comm, stream)
         if world.rank == 0:
-            write_json(Path(args["out"]), {"text": text})
+            write_json(Path(args["out"]), texts)
 
     run_rank(world, _TIMEOUT_S, work)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,25 +21,42 @@ from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.spec.model.spec import ModelSpec
 
 
-@dataclass
-class Cache:
-    """The key-value cache, by block: keys and values of the tokens so far, (batch, tokens, kv_heads, head_dim); or
-    what latent attention computes them from (mla.py)."""
+@dataclass(frozen=True)
+class Read:
+    """Slots of a step of generation that attend together, and the cached tokens that they see.
 
-    keys: dict[int, Tensor] = field(default_factory=dict)
-    values: dict[int, Tensor] = field(default_factory=dict)
+    `rows`: their tokens among all of the step, as many of each of the `slots`; `index` (slots, keys): places in the
+    cache; `mask`, added to the logits, (slots, 1, new, keys); None: plain causality. `decodes`: one token each.
+    """
 
-    @property
-    def length(self) -> int:
-        """The number of cached tokens."""
-        return next(iter(self.keys.values())).shape[1] if self.keys else 0
+    rows: slice
+    slots: int
+    index: Tensor
+    mask: Tensor | None
+    decodes: bool
 
-    def extend(self, block: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the keys and values of new tokens; return all of a block."""
-        if block in self.keys:
-            k, v = torch.cat([self.keys[block], k], 1), torch.cat([self.values[block], v], 1)
-        self.keys[block], self.values[block] = k, v
-        return k, v
+
+class Cache(Protocol):
+    """Where attention keeps what later tokens need of earlier ones: the KV cache (infer/kv_cache.py), as it is in one
+    step over the tokens of several requests, (1, tokens).
+
+    `positions` (1, tokens): of the tokens; `wanted`: the tokens whose logits are, or None.
+    """
+
+    positions: Tensor
+    wanted: Tensor | None
+
+    def extend(self, block: int, *new: Tensor) -> None:
+        """Cache what a block computed of the new tokens: tensors (1, tokens, ...)."""
+        ...
+
+    def reads(self, window: int | None) -> Sequence[Read]:
+        """Return the groups of slots that attend together in a layer with this window, in order of their rows."""
+        ...
+
+    def read(self, block: int, read: Read) -> tuple[Tensor, ...]:
+        """Return what is cached for a group, (slots, keys, ...) each, in the order of `extend`."""
+        ...
 
 
 Angles = tuple[Tensor, Tensor] | None
@@ -56,13 +75,18 @@ class Core(nn.Module):
     def __init__(self, spec: ModelSpec, block: int, tp: TensorParallel | None, cp: ContextParallel | None) -> None:
         super().__init__()
         self.head_dim, self.block, self.tp, self.cp = spec.head_dim, block, tp, cp
-        self.unit = f"blocks.{block}"
+        self.unit, self.window = f"blocks.{block}", spec.window_of(block)
         self.grouped = spec.kv_heads < spec.heads
         self.repeats: LayerComm | None = None  # set where the core is recomputed: how it communicates
 
-    def heads(self, x: Tensor, angles: Angles, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries (batch, new, heads, width); keys and values, with those of the cache, (batch, tokens,
-        kv_heads, width). x: (batch, new, hidden), or with sequence parallelism own rows, (own, hidden)."""
+    def heads(self, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries (batch, seq, heads, width), keys and values (batch, seq, kv_heads, width). x: (batch, seq,
+        hidden), or with sequence parallelism own rows, (own, hidden)."""
+        raise NotImplementedError
+
+    def cached(self, x: Tensor, angles: Angles, cache: Cache) -> Tensor:
+        """Return the result over cached and new tokens, (1, tokens, heads x v_dim); the new ones, x (1, tokens,
+        hidden), are cached."""
         raise NotImplementedError
 
     def forward(
@@ -75,8 +99,10 @@ class Core(nn.Module):
     ) -> Tensor | Factors:
         """Return what attention adds to the stream, (batch, new, hidden): with tp this rank's term, with sequence
         parallelism the factors of it. `needed`: whether the value is used (runtime/autograd/recompute.py)."""
-        q, k, v = self.heads(x, angles, cache)
-        repeats = self.repeats if cache is None and recompute.pays(q) else None
+        if cache is not None:
+            return self._projected(self.cached(x, angles, cache), needed)
+        q, k, v = self.heads(x, angles)
+        repeats = self.repeats if recompute.pays(q) else None
         split = self.tp is not None and self.tp.rows is not None
         if repeats is not None:
             if split:
@@ -141,7 +167,7 @@ class Attention(Core):
             self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps)
             self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps)
 
-    def heads(self, x: Tensor, angles: Angles, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
+    def heads(self, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = tensor.columns(self.tp, self.unit, x, (self.q, self.k, self.v))
         shape = (*q.shape[:2], -1, self.head_dim)
         q, k, v = q.view(shape), k.view(shape), v.view(shape)
@@ -149,6 +175,14 @@ class Attention(Core):
             q, k = self.q_norm(q), self.k_norm(k)
         if angles is not None:
             q, k = functional.rotary(q, *angles), functional.rotary(k, *angles)
-        if cache is not None:
-            k, v = cache.extend(self.block, k, v)
         return q, k, v
+
+    def cached(self, x: Tensor, angles: Angles, cache: Cache) -> Tensor:
+        q, k, v = self.heads(x, angles)
+        cache.extend(self.block, k, v)
+        parts = []
+        for read in cache.reads(self.window):
+            own = q[:, read.rows].view(read.slots, -1, *q.shape[2:])
+            k, v = cache.read(self.block, read)
+            parts.append(self._core(own, k, v, read.mask).reshape(1, -1, self.o.in_features))
+        return torch.cat(parts, 1)

@@ -136,9 +136,9 @@ class Embed(nn.Module):
         if spec.position == "learned" and "embed" in units(spec):
             self.position = _table(spec.max_seq, spec.hidden)
 
-    def forward(self, tokens: Tensor, start: int = 0, positions: Tensor | None = None) -> Tensor:
-        """Return the stream, (batch, seq, hidden), of tokens (batch, seq) int64, which begin at position `start` or
-        have `positions`; with sequence parallelism this rank's rows, (own, hidden)."""
+    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Return the stream, (batch, seq, hidden), of tokens (batch, seq) int64, which begin at position 0 or have
+        `positions`; with sequence parallelism this rank's rows, (own, hidden)."""
         if self.tp is None:
             x = functional.embedding(tokens, self.token.weight)  # (batch, seq, hidden)
         else:
@@ -148,9 +148,9 @@ class Embed(nn.Module):
                 return x + functional.embedding(_places(self.tp.rows, tokens, positions), self.position.weight)
             if deferred_weight_grads.owners(self.position.weight):
                 if positions is None:
-                    positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
+                    positions = torch.arange(tokens.shape[1], device=tokens.device)
                 return x + functional.embedding(positions, self.position.weight)
-            here = self.position.weight[start : start + tokens.shape[1]] if positions is None else None
+            here = self.position.weight[: tokens.shape[1]] if positions is None else None
             x = x + (self.position(positions) if here is None else here)
         return x
 
@@ -244,7 +244,7 @@ class Decoder(nn.Module):
     def prepare(self, seq: int) -> None:
         """Make the window masks that the first forward pass over packed sequences of `seq` tokens would make and
         keep."""
-        self._masks(next(self.parameters()).new_empty(1, seq), 0, None, tuple(self._blocks().values()))
+        self._masks(next(self.parameters()).new_empty(1, seq), None, tuple(self._blocks().values()))
 
     def recompute(self, of: Callable[[int], Recompute], inner: LayerComm) -> None:
         """Set what each block, by number, recomputes in its backward pass; `inner`: how recomputation
@@ -275,61 +275,75 @@ class Decoder(nn.Module):
 
         `positions` (batch, seq): the place of each token in its document, from 0; attention stays inside documents.
         With cp (ulysses, batch, seq), of all ranks of the Ulysses group. `chunk`: the index among local chunks.
+        `cache`: tokens are those of a step of generation, (1, tokens); logits are of those that it wants, (1, wanted,
+        vocab), and the stream is returned where it wants none.
         """
         held = self.chunks[chunk]
-        start = cache.length if cache is not None else 0
+        if cache is not None:
+            return self._generate(tokens, x, held, cache)
         if self.tp is not None:
             self.tp.begin(*tokens.shape)
         places = positions if self.cp is None else self.cp.places(positions)
         if x is None:
-            x = self.embed(tokens, start, places)
+            x = self.embed(tokens, places)
         blocks = [block for unit, block in self._blocks().items() if unit in held]
         angles = None
         if self.spec.position == "rotary" and blocks:
-            here = slice(start, start + tokens.shape[1]) if positions is None else places
+            here = slice(tokens.shape[1]) if positions is None else places
             # (seq, 1, rotary_width / 2), or with positions (batch, seq, 1, rotary_width / 2)
             angles = (self.cos[here].unsqueeze(-2), self.sin[here].unsqueeze(-2))
-        masks = self._masks(x.new_empty(()).expand(tokens.shape), start, positions, blocks)
+        masks = self._masks(x.new_empty(()).expand(tokens.shape), positions, blocks)
         for block in blocks:
-            x = block(x, angles, masks[block.window], cache)
+            x = block(x, angles, masks[block.window])
         return x if held[-1] != "head" else self.head(x, targets)
 
-    def _masks(
-        self, x: Tensor, start: int, positions: Tensor | None, blocks: Sequence[Block]
-    ) -> dict[int | None, Tensor | None]:
-        """Return, by window, the mask of new tokens over all tokens so far; None where plain causality is enough."""
-        windows, total = {block.window for block in blocks}, start + x.shape[1]
+    def _generate(self, tokens: Tensor, x: Tensor | None, held: Sequence[str], cache: Cache) -> Tensor:
+        """Run the units `held` over the tokens of a step of generation."""
+        if self.tp is not None:
+            self.tp.begin(*tokens.shape)
+        if x is None:
+            x = self.embed(tokens, cache.positions)
+        angles = None
+        if self.spec.position == "rotary":  # (1, tokens, 1, rotary_width / 2)
+            angles = (self.cos[cache.positions].unsqueeze(-2), self.sin[cache.positions].unsqueeze(-2))
+        for unit, block in self._blocks().items():
+            if unit in held:
+                x = block(x, angles, None, cache)
+        if held[-1] != "head" or cache.wanted is None:
+            return x
+        logits: Tensor = self.head(x[:, cache.wanted])
+        return logits
+
+    def _masks(self, x: Tensor, positions: Tensor | None, blocks: Sequence[Block]) -> dict[int | None, Tensor | None]:
+        """Return the mask by window; None where plain causality is enough."""
+        windows, total = {block.window for block in blocks}, x.shape[1]
         if self.cp is not None:
             everywhere = {block.window for block in self._blocks().values()} if positions is None else windows
             return self.cp.lowest(everywhere, positions)
         hiding = {w: w if w is not None and w < total else None for w in windows}
-        masks = {w: self._mask(x, start, w, positions) for w in set(hiding.values())}
+        masks = {w: self._mask(x, w, positions) for w in set(hiding.values())}
         return {w: masks[hiding[w]] for w in windows}
 
-    def _mask(self, x: Tensor, start: int, window: int | None, positions: Tensor | None) -> Tensor | None:
+    def _mask(self, x: Tensor, window: int | None, positions: Tensor | None) -> Tensor | None:
         """Return the mask of one window. That of full sequences is built once: all blocks and steps use it."""
         new = x.shape[1]
         if positions is not None:
-            return hidden_from(x, start, window, positions)
-        if window is None and (start == 0 or new == 1):
+            return hidden_from(x, window, positions)
+        if window is None:
             return None
-        if start or window is None:
-            return hidden_from(x, start, window)
         if self._kept is None or self._kept[0] != new or self._kept[1].dtype != x.dtype:
-            self._kept = (new, hidden_from(x, 0, window))
+            self._kept = (new, hidden_from(x, window))
         return self._kept[1]
 
 
-def hidden_from(x: Tensor, start: int, window: int | None, positions: Tensor | None = None) -> Tensor:
-    """Return the mask (new, start + new): -inf where a new token may not look (later tokens, those before its
-    window), else 0. With `positions` (batch, new): (batch, 1, new, new), which also hides what is before its
-    document.
+def hidden_from(x: Tensor, window: int | None, positions: Tensor | None = None) -> Tensor:
+    """Return the mask (seq, seq): -inf where a token may not look (later tokens, those before its window), else 0.
+    With `positions` (batch, seq): (batch, 1, seq, seq), which also hides what is before its document.
 
-    x: (batch, new, ...), which gives the mask's type and device.
+    x: (batch, seq, ...), which gives the mask's type and device.
     """
-    total = start + x.shape[1]
-    at = torch.arange(start, total, device=x.device)[:, None]
-    other = torch.arange(total, device=x.device)
+    other = torch.arange(x.shape[1], device=x.device)
+    at = other[:, None]
     hidden = other > at
     if window is not None:
         hidden |= other <= at - window

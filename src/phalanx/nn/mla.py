@@ -8,7 +8,8 @@ computed from `kv_rank` numbers per token, queries from `q_rank`.
                       are terms of sums over tp
 
 The core knows one width, that of keys: tensors with fewer dimensions, mostly values, are padded with zeros, which
-also travel around a ring of context parallelism. A cache holds the normed latent and the rotated keys, not heads.
+also travel around a ring of context parallelism. A cache holds the normed latent and the rotated keys, not heads;
+what decodes attends to these themselves.
 
 Lifetimes, in order; t tokens (all, with sequence parallelism too), n heads of this rank, w the width. Tensors with a
 star are kept for the backward pass, by the operation named behind them:
@@ -101,7 +102,15 @@ class LatentAttention(Core):
         self.kv_up = nn.Linear(a.kv_rank, spec.heads * (a.nope_dim + a.v_dim), bias=False)
         self.o = nn.Linear(spec.heads * a.v_dim, spec.hidden, bias=spec.out_bias)
 
-    def heads(self, x: Tensor, angles: Angles, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
+    def heads(self, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
+        q, latent, rope = self._latents(x, angles)
+        if self.width > self.head_dim:
+            q = F.pad(q, (0, self.width - self.head_dim))
+        return q, *self._expanded(latent, rope)
+
+    def _latents(self, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
+        """Return rotated queries, (batch, seq, heads, head_dim); normed latents, (batch, seq, kv_rank); the rotated
+        part of the keys, (batch, seq, 1, rope_dim)."""
         assert angles is not None
         a = self.sizes
         first = self.q if a.q_rank is None else self.q_down
@@ -109,11 +118,40 @@ class LatentAttention(Core):
         if a.q_rank is not None:
             q = recompute.linear(self.q_up, self.q_norm(q))
         q = functional.rotary(q.view(*q.shape[:2], -1, self.head_dim), *angles, a.nope_dim, a.interleaved)
+        latent, rope = latent.split([a.kv_rank, a.rope_dim], -1)
+        return q, self.kv_norm(latent), functional.rotary(rope.unsqueeze(2), *angles, 0, a.interleaved)
+
+    def _expanded(self, latent: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values, both (batch, tokens, heads, width)."""
+        a, up = self.sizes, recompute.linear(self.kv_up, latent)
+        return keys_and_values(up.view(*up.shape[:2], -1, a.nope_dim + a.v_dim), rope, a.nope_dim, self.width)
+
+    def cached(self, x: Tensor, angles: Angles, cache: Cache) -> Tensor:
+        q, latent, rope = self._latents(x, angles)
+        cache.extend(self.block, torch.cat([latent, rope.squeeze(2)], -1))
+        parts = []
+        for read in cache.reads(self.window):
+            own = q[:, read.rows].view(read.slots, -1, *q.shape[2:])
+            (seen,) = cache.read(self.block, read)  # (slots, keys, kv_rank + rope_dim)
+            out = (self._in_latents if read.decodes else self._in_heads)(own, seen, read.mask)
+            parts.append(out.reshape(1, -1, self.o.in_features))
+        return torch.cat(parts, 1)
+
+    def _in_heads(self, q: Tensor, seen: Tensor, mask: Tensor | None) -> Tensor:
+        """Attend with keys and values of every head, for many queries: (slots, new, heads x v_dim)."""
         if self.width > self.head_dim:
             q = F.pad(q, (0, self.width - self.head_dim))
-        latent, rope = latent.split([a.kv_rank, a.rope_dim], -1)
-        latent, rope = self.kv_norm(latent), functional.rotary(rope.unsqueeze(2), *angles, 0, a.interleaved)
-        if cache is not None:
-            latent, rope = cache.extend(self.block, latent, rope)
-        up = recompute.linear(self.kv_up, latent)
-        return q, *keys_and_values(up.view(*up.shape[:2], -1, a.nope_dim + a.v_dim), rope, a.nope_dim, self.width)
+        latent, rope = seen.split([self.sizes.kv_rank, self.sizes.rope_dim], -1)
+        return self._core(q, *self._expanded(latent, rope.unsqueeze(2)), mask)
+
+    def _in_latents(self, q: Tensor, seen: Tensor, mask: Tensor | None) -> Tensor:
+        """Attend in the space of the latents, for one query each: the matrices of keys move to the query, those of
+        values to the result, and all heads share one key, what is cached (section 2.1.2). Returns (slots, 1, heads x
+        v_dim)."""
+        a, up = self.sizes, self.kv_up.weight
+        of_keys, of_values = up.view(-1, a.nope_dim + a.v_dim, a.kv_rank).split([a.nope_dim, a.v_dim], 1)
+        nope, rope = q.transpose(1, 2).split([a.nope_dim, a.rope_dim], -1)  # (slots, heads, 1, dim)
+        q = torch.cat([torch.einsum("shqd,hdr->shqr", nope, of_keys), rope], -1)
+        one = seen.unsqueeze(1)  # (slots, 1, keys, kv_rank + rope_dim)
+        out = F.scaled_dot_product_attention(q, one, one, attn_mask=mask, enable_gqa=True, scale=self.scale)
+        return torch.einsum("shqr,hvr->shqv", out[..., : a.kv_rank], of_values).transpose(1, 2).flatten(2)

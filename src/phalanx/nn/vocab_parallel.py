@@ -151,7 +151,7 @@ def cross_entropy(tp: TensorParallel, logits: Tensor, targets: Tensor) -> Tensor
 
 
 def gathered(tp: TensorParallel, logits: Tensor) -> Tensor:
-    """Gather the logits of one token, (vocab,), from every rank's own, (rows of this rank,)."""
-    everyone = logits.new_empty(tp.split.tp * len(logits))
-    tp.inner.comm.all_gather(everyone, logits.contiguous(), "tp", unit="head", phase="F").wait()
-    return everyone[: tp.split.spec.vocab]
+    """Gather the logits of tokens, (tokens, vocab), from every rank's own, (tokens, rows of this rank)."""
+    everyone = logits.new_empty(tp.split.tp, *logits.shape)
+    tp.inner.all_gather(everyone.view(-1), logits.reshape(-1), "tp", "head", "F").wait()
+    return everyone.transpose(0, 1).flatten(1)[:, : tp.split.spec.vocab]

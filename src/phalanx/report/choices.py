@@ -80,7 +80,7 @@ def recipes(scores: Mapping[str, Any]) -> Table:
 def options(scores: Mapping[str, Any]) -> Table:
     """Tabulate which of the experts' strategies are said to fit, by the option that a strategy cannot express."""
     grid = table(
-        "which of them are said to fit, by the option that saves memory and that no strategy can express",
+        "which of them are said to fit, by the option with which they save memory",
         *("models", "option", "recipes", "said to fit"),
         left=("models", "option"),
     )

@@ -99,6 +99,8 @@ _LINES = {
     "overlap_experts": "megatron/core/model_parallel_config.py:343",
 }
 _RULES = {
+    "layers": "megatron/training/arguments.py:964",
+    "middle": "megatron/core/transformer/transformer_config.py:2042",
     "moe_sp": "megatron/core/transformer/moe/moe_layer.py:620",
     "cp_seq": "megatron/training/arguments.py:1279",
     "virtual": "megatron/core/pipeline_parallel/schedules.py:1141",

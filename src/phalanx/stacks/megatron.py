@@ -230,6 +230,25 @@ def rules(at: dict[str, str]) -> tuple[Rule, ...]:
             )
             for option in ("first_moment", "second_moment", "master")
         ),
+        *(
+            Rule(
+                f"{option}=1, pp>1, counted_blocks%chunks>0",
+                "blocks, with the ends that count as blocks, must divide by pp x virtual",
+                "use another virtual or pp, or first_stage_layers and last_stage_layers",
+                at["layers"],
+            )
+            for option in ("embedding_as_layer", "loss_as_layer")
+        ),
+        *(
+            Rule(
+                f"{option}>0, pp>1, {what}>0",
+                "given and remaining blocks must divide by the virtual stages of their ranks",
+                "use other numbers",
+                at["middle"],
+            )
+            for option in ("first_stage_layers", "last_stage_layers")
+            for what in (f"{option}%virtual", "middle_blocks%middle_chunks")
+        ),
         Rule(
             "recompute=selective:*moe_act*, experts=0",
             "the model has no experts",
@@ -252,6 +271,7 @@ _RULES_19 = {
     "precision": "megatron/core/optimizer/optimizer_config.py:434",
     "moe_act": f"{_TRANSFORMER}:1786",
     "layers": f"{_ARGUMENTS}:963",
+    "middle": f"{_TRANSFORMER}:2045",
 }
 _RULES_14 = {
     "moe_sp": "megatron/core/transformer/moe/moe_layer.py:258",
@@ -266,6 +286,7 @@ _RULES_14 = {
     "precision": "megatron/core/optimizer/optimizer_config.py:219",
     "moe_act": f"{_TRANSFORMER}:886",
     "layers": f"{_ARGUMENTS}:533",
+    "middle": f"{_TRANSFORMER}:1054",
 }
 MODULES = ("core_attn", "mlp", "moe", "moe_act", "layernorm", "mla_up_proj", "shared_experts")
 _NEEDS = ("CUDA_DEVICE_MAX_CONNECTIONS=1 with tp or cp on GPUs before Blackwell",)

@@ -24,9 +24,22 @@ from phalanx.spec.strategy import recompute, where
 from phalanx.spec.strategy.spec import FIELDS, Strategy
 from phalanx.spec.strategy.stack_options import DEFAULTS, OPTION_FIELDS, StackOptions
 
-DERIVED = ("world", "ring", "dp_shard", "micro_batches", "gpus_per_node", "cp_chunks", "chunks", "tp_ulysses")
+DERIVED = (
+    "world",
+    "ring",
+    "dp_shard",
+    "micro_batches",
+    "gpus_per_node",
+    "cp_chunks",
+    "chunks",
+    "tp_ulysses",
+    "middle_chunks",
+    "counted_blocks",
+    "middle_blocks",
+)
 """Names that rules may read beside the fields: products of fields (cp_chunks: 2 cp; chunks: pp x virtual; tp_ulysses:
-tp x ulysses), the job's micro-batches of a step, and the GPUs of a node."""
+tp x ulysses; middle_chunks: those of ranks whose blocks are not given), the job's micro-batches of a step, the GPUs
+of a node, blocks with embedding and head where these count as such, and blocks of the middle ranks."""
 OF_MODEL = ("blocks", "heads", "kv_heads", "experts", "top_k", "seq", "batch", "tied", "dense_blocks")
 """Names that rules may read of the model and the job, where these are known; a rule about others is left out."""
 
@@ -109,7 +122,6 @@ class Stack:
         for name, entry in (*self.strategy.items(), *self.options.items()):
             if not entry.source:
                 raise ValueError(f"{self.name}.{name} has no source")
-        self.conditions  # noqa: B018  parses every rule
 
     @cached_property
     def conditions(self) -> tuple[tuple[Rule, tuple[where.Condition, ...]], ...]:
@@ -148,6 +160,8 @@ class Stack:
             if not known.allows(value):
                 return Refusal(name, value, "is not in the stack", _choices(known), known.source)
         values = of_strategy(s, options) | dict(about or {})
+        if "blocks" in values:
+            values |= counted(options, values["blocks"])
         for rule, conditions in self.conditions:
             fields = frozenset[str]().union(*(c.fields for c in conditions))
             if fields <= values.keys() and bool(where.holds(conditions, values)):
@@ -172,8 +186,20 @@ def of_strategy(s: Strategy, options: StackOptions) -> dict[str, Any]:
     values |= {name: getattr(options, name) for name in OPTION_FIELDS}
     values |= {"zero": s.zero if s.shards > 1 else 0, "shard": s.dp_shard, "sp": int(s.sp), "world": s.world}
     values |= {"ring": s.ring, "dp_shard": s.dp_shard, "cp_chunks": 2 * s.cp, "chunks": s.pp * s.virtual}
-    values["tp_ulysses"] = s.tp * s.ulysses
+    values |= {"tp_ulysses": s.tp * s.ulysses, "middle_chunks": (s.pp - given_ends(options)) * s.virtual}
     return {name: "auto" if value is None else value for name, value in values.items()}
+
+
+def given_ends(options: StackOptions) -> int:
+    """Return how many of the first and the last pipeline rank have their blocks given."""
+    return bool(options.first_stage_layers) + bool(options.last_stage_layers)
+
+
+def counted(options: StackOptions, blocks: int) -> dict[str, int]:
+    """Return the counts of blocks that rules read: with the ends that count as blocks, and of the middle ranks."""
+    ends = options.embedding_as_layer + options.loss_as_layer
+    middle = blocks - options.first_stage_layers - options.last_stage_layers
+    return {"counted_blocks": blocks + ends, "middle_blocks": middle}
 
 
 def _words() -> dict[str, tuple[str, ...]]:

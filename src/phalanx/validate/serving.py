@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from phalanx.cost.analytic.chips import chip_name
 from phalanx.cost.hardware.columns import gather
-from phalanx.cost.serving.engines import engine
+from phalanx.cost.serving.engines import engine, release_of
 from phalanx.cost.serving.fitted_engines import FITTED
 from phalanx.cost.serving.shape import Shape, shape_of
 from phalanx.cost.serving.steady_state import Load, aggregated, disaggregated
@@ -28,6 +28,17 @@ LEFT_OUT = FOLDER / "serving_left_out.json"
 NEEDED = ("framework", "gpu", "model", "mode", "isl", "osl", "concurrency", "ttft_ms", "tpot_ms")
 Floats = npt.NDArray[np.float64]
 _DOMAIN = {"GB200": 72, "GB300": 72}
+_NAMES = {
+    **dict.fromkeys(("bfloat16", "fp16", "float16", "half"), "bf16"),
+    **dict.fromkeys(("int4_wo", "w4a16", "awq", "gptq", "w4afp8"), "int4"),
+    **dict.fromkeys(("w4a16_mxfp4", "w4a8_mxfp4_mxfp8"), "mxfp4"),
+    **{"fp4": "nvfp4", "fp8_e4m3": "fp8", "w4a4_nvfp4": "nvfp4"},
+}
+"""Other names of types, as engines and their tools write them."""
+_MEAN_LENGTH = 0.9
+"""Of prompts and outputs over the stated lengths in closed loops: InferenceX draws them between 0.8 and 1."""
+_POLLS, _POLLS_FROM = (10.0, 30.0), 16
+"""SGLang's --scheduler-recv-interval in InferenceX's recipes: below so many clients, and from there on."""
 _NET = 50e9
 """bytes/s of a GPU's port where NVLink ends: 400 Gbit/s."""
 
@@ -38,6 +49,8 @@ class Case:
 
     row: Row
     engine: str
+    release: str
+    """Whose constants price it: an engine, or a release of it."""
     shape: Shape
     chip: ChipRates
     load: Load
@@ -68,7 +81,7 @@ def case_of(row: Row) -> Case:
         raise Unscored("how many workers compute prompts is not recorded")
     if (row.count("prefix") or 0) > 0:
         raise Unscored("requests share prefixes, how often they hit the cache is not recorded")
-    chip = chip_name(row["gpu"])
+    chip = chip_name(row["gpu"].replace("_", "-").upper())
     numbers = [row.number(k) for k in ("isl", "osl", "concurrency")]
     if not all(numbers):
         raise Unscored("isl, osl or concurrency is missing")
@@ -99,13 +112,22 @@ def case_of(row: Row) -> Case:
     )
     if not apart and (gpus := row.number("n_gpus")):
         clients /= max(1.0, gpus // (decode.tp * decode.attention_dp * decode.pp))  # of one copy of several
-    load = Load(clients, isl, osl, data.memory_bytes, float(row["load_pattern"] != "closed_loop"))
-    return Case(row, name, shape, rates, load, prefill, decode, workers, apart)
+    closed = row["load_pattern"] == "closed_loop"
+    if closed:
+        isl, osl = isl * _MEAN_LENGTH, osl * _MEAN_LENGTH
+    poll = 1.0 if name != "sglang" or not closed or apart else _POLLS[clients >= _POLLS_FROM]
+    load = Load(clients, isl, osl, data.memory_bytes, float(not closed), poll)
+    return Case(
+        row, name, release_of(name, row["framework_version"]), shape, rates, load, prefill, decode, workers, apart
+    )
 
 
 def _types(row: Row, chip: str) -> tuple[str, str]:
-    weights = row["weights_dtype"] or "bf16"
-    experts = row["moe_weights_dtype"] or weights
+    weights = _NAMES.get(row["weights_dtype"].lower(), row["weights_dtype"].lower())
+    experts = _NAMES.get(row["moe_weights_dtype"].lower(), row["moe_weights_dtype"].lower())
+    if not row["weights_dtype"]:
+        weights = {"fp8": "fp8", "fp4": "nvfp4", "int4": "int4"}.get(row["precision"], "bf16")
+    experts = experts if row["moe_weights_dtype"] else weights
     for name, kind in (("weights_dtype", weights), ("moe_weights_dtype", experts)):
         if kind not in BYTES:
             raise InputError(name, kind, "is not a type of weights that Phalanx knows", nearest(kind, BYTES))
@@ -175,7 +197,7 @@ def columns(cases: Sequence[Case]) -> Columns:
         gather([c.prefill for c in cases]),
         gather([c.decode for c in cases]),
         (np.array([c.workers[0] for c in cases]), np.array([c.workers[1] for c in cases])),
-        tuple(c.engine for c in cases),
+        tuple(c.release for c in cases),
         cases[0].apart,
     )
 

@@ -79,7 +79,7 @@ class Imagined(World):
         return torch.device("cpu")
 
 
-class _Shapes:
+class Shapes:
     """Weights that have shapes and no values."""
 
     def has(self, fqn: str) -> bool:
@@ -92,7 +92,7 @@ class _Shapes:
         return torch.empty(stop - start)
 
 
-class _Guard(TorchDispatchMode):
+class Guard(TorchDispatchMode):
     """Refuses collectives that bypass comm while the model is built."""
 
     def __torch_dispatch__(
@@ -108,7 +108,7 @@ def _refuse_past_comm(func: Any) -> None:
         raise Unverifiable(f"{func} bypasses comm, at {_place(traceback.extract_stack())}")
 
 
-class _Watch(Tracker):
+class Watch(Tracker):
     """Tracks the memory of fake tensors, and refuses collectives that bypass comm."""
 
     def owns(self, tensor: Tensor) -> bool:
@@ -151,12 +151,12 @@ def imagine(spec: ModelSpec, job: Job, strategy: Strategy, rank: int) -> Recorde
 
 
 def _imagine(spec: ModelSpec, job: Job, strategy: Strategy, rank: int, first: int) -> Recorded:
-    with _without_content(first):
+    with without_content(first):
         comm = Comm(Imagined(rank, strategy.world, 0, 1), mesh(strategy), null=True)
-        with _Guard():
-            training = Training(spec, job, strategy, comm, seed=0, weights=_Shapes())
+        with Guard():
+            training = Training(spec, job, strategy, comm, seed=0, weights=Shapes())
         micro_batches = _micro_batches(job, strategy)
-        with instrument(training.model.units(), comm.recorder, lambda: training.current, _Watch) as follows:
+        with instrument(training.model.units(), comm.recorder, lambda: training.current, Watch) as follows:
             training.step(micro_batches, lr=1e-3)
             training.engine.wait_parameters(list(training.engine.parameters))  # as the next step would
             end = follows.live
@@ -167,7 +167,7 @@ def _imagine(spec: ModelSpec, job: Job, strategy: Strategy, rank: int, first: in
 
 
 @contextmanager
-def _without_content(first: int) -> Iterator[None]:
+def without_content(first: int) -> Iterator[None]:
     """Make every tensor a fake one; of each chunk the `first` micro-batches are executed (steady_state.py)."""
     with ExitStack() as stack:
         if not gc.get_freeze_count():
@@ -175,7 +175,7 @@ def _without_content(first: int) -> Iterator[None]:
             gc.freeze()
             stack.callback(gc.unfreeze)
         if not dist.is_initialized():
-            # Lets a call to torch.distributed reach _Watch, in place of failing for want of a process group.
+            # Lets a call to torch.distributed reach Watch, in place of failing for want of a process group.
             stack.enter_context(patch.object(sys, "excepthook", sys.excepthook))  # torch installs its own
             dist.init_process_group(dist.Backend.FAKE, store=fake_pg.FakeStore(), rank=0, world_size=1)
             stack.callback(dist.destroy_process_group)

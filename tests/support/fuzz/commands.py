@@ -118,7 +118,7 @@ SLOW: tuple[tuple[tuple[str, ...], Options], ...] = (
     (("parity", "job.toml"), {"--strategy": "dp=2", "--steps": "1", "--dtype": "float64", "--json": None}),
     (
         ("generate", "runs/job"),
-        {"--prompt": "the", "--tokens": "4", "--temperature": "0.8", "--top-k": "5", "--tp": "1"},
+        {"--prompt": "the", "--tokens": "4", "--temperature": "0.8", "--top-k": "5", "--top-p": "0.9", "--page": "4"},
     ),
     (("export-weights", "runs/job"), {"--out": "hf", "--dtype": "float32", "--step": "2", "--shard-size": "1MB"}),
     (("import", "hf"), {"--name": "imported", "--json": None}),

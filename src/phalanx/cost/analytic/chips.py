@@ -62,6 +62,7 @@ _BUILT: dict[str, dict[str, float]] = {
     # Without published runs; assumed to reach what NVIDIA's chips reach on average.
     "ampere-gddr": {"processors": 72, "reduce_gain": 1.0, "tree": _TREE_AMPERE},
     "ada": {"processors": 128, "reduce_gain": 1.0, "tree": _TREE_AMPERE},
+    "blackwell-gddr": {"processors": 188, "reduce_gain": 1.0, "tree": _TREE_AMPERE},
 }
 _PARENTS = {"blackwell-ultra": "blackwell"}
 _DEFAULTS = {f.name: float(f.default) for f in fields(Generation)}  # type: ignore[arg-type]
@@ -131,7 +132,7 @@ MEASURED_PRODUCT = 4096
 def chip_name(device: str) -> str:
     """Return the chip that a device's name stands for, the longest match. Raises InputError if none is known."""
     name = re.sub(r"^(NVIDIA |Tesla |GeForce )+", "", device)
-    name = name.replace("SXM4-", "").replace("SXM5-", "").replace("RTX ", "RTX-")
+    name = name.replace("SXM4-", "").replace("SXM5-", "").replace("RTX ", "RTX-").replace("PRO ", "PRO-")
     matches = [known for known in CHIPS if re.match(rf"{known}(?!\w)", name)]  # an A10G is no A10
     if not matches:
         raise InputError(

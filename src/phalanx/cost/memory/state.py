@@ -32,12 +32,14 @@ class State:
     """Residuals (error feedback) and messages of compressed gradients."""
     scratch: int = 0
     """Temporary bytes of coding a gradient; not in `total`, since no term says when they are live."""
+    cache: int = 0
+    """The KV cache of generation."""
 
     @property
     def total(self) -> int:
         """Bytes held throughout the step."""
         model = self.parameters + self.master + self.gradients + self.optimizer
-        return model + self.buffers + self.tables + self.batch + self.compression
+        return model + self.buffers + self.tables + self.batch + self.compression + self.cache
 
 
 def updated_elements(local: ModelSpec, s: Strategy) -> int:

@@ -22,6 +22,8 @@ class EngineConstants:
     """Seconds of a layer's launches and small kernels, under CUDA graphs."""
     expert_layer_s: Column = 15e-6
     """The same, added by routing and by permuting tokens."""
+    shared_layer_s: Column = 10e-6
+    """The same, added by a shared expert."""
     latent_layer_s: Column = 15e-6
     """The same, added by latent attention's extra products."""
     linear_layer_s: Column = 15e-6
@@ -34,7 +36,7 @@ class EngineConstants:
     """Seconds that the CPU needs to launch a layer without graphs."""
     hop_s: Column = 3e-6
     """Of a small all-reduce in an NVLink domain, per doubling of its ranks."""
-    net_hop_s: Column = 15e-6
+    net_hop_s: Column = 9e-6
     """The same across a network."""
     memory: Column = 0.8
     """Share of memory bandwidth when weights are read."""
@@ -42,10 +44,14 @@ class EngineConstants:
     """Share of that when the cache is read."""
     expert_memory: Column = 0.8
     """Share of that when experts are read."""
-    gemm: Column = 0.65
-    """Share of FLOP/s of long products."""
-    expert_gemm: Column = 0.5
-    """The same, of grouped products of experts."""
+    gemm: Column = 0.75
+    """Share of FLOP/s that long products of 16 bits reach."""
+    gemm8: Column = 0.55
+    """The same of 8 bits, inputs turned into them."""
+    gemm4: Column = 0.4
+    """The same of 4 bits."""
+    expert_gemm: Column = 0.7
+    """Share of that when products are grouped by experts."""
     inner_half: Column = 150.0
     """Width of a rank's part of a matrix at which a product reaches half of that."""
     expert_rows: Column = 32.0
@@ -58,7 +64,7 @@ class EngineConstants:
     """Exponent of tokens that choose experts of their own: below 1, tokens resemble each other."""
     imbalance: Column = 1.3
     """Load of the busiest of many ranks of experts, over the mean."""
-    link: Column = 0.6
+    link: Column = 0.8
     """Share of a link's rate."""
     interference: Column = 1.0
     """Share of a prompt's seconds by which it delays sequences that decode."""
@@ -82,3 +88,8 @@ def engine(name: str, table: Mapping[str, Mapping[str, float]] = FITTED) -> Engi
     if name not in table:
         raise InputError("engine", name, "is not a serving engine that Phalanx knows", nearest(name, table))
     return replace(EngineConstants(), **table[name])
+
+
+def release_of(name: str, version: str) -> str:
+    """Return the row of constants for an engine's version: releases that differ have rows of their own."""
+    return "trtllm 1.0" if name == "trtllm" and version.startswith("1.0.") else name

@@ -31,6 +31,8 @@ class Shape:
     experts: Column
     """Routed experts of a layer; 0: a dense model."""
     top_k: Column
+    shared: Column
+    """1: every token also passes a shared expert."""
     expert_ffn: Column
     expert_layers: Column
     attention_layers: Column
@@ -77,6 +79,7 @@ def shape_of(m: ServedModel) -> Shape:
         ends=m.vocab * m.hidden * (1 if m.tied else 2),
         experts=m.experts,
         top_k=m.top_k,
+        shared=int(m.shared_ffn > 0),
         expert_ffn=m.expert_ffn,
         expert_layers=m.expert_layers,
         attention_layers=m.attention_layers,

@@ -3,9 +3,10 @@
 C clients send a prompt of I tokens and wait for O tokens, again and again. With B sequences in a batch, t(B) seconds
 of a decoding step at the mean context I + O/2, and T_p those that a prompt adds to the steps that compute it,
 
-    TPOT = t(B) + w B T_p / O                         while a sequence makes O tokens, B prompts come in
-    TTFT = t_0 + T_1 + s TPOT + f B T_p + slots       T_1: the prompt's own step; s TPOT: tokens leave in intervals
-    slots = (C - B) / B x (T_p + O TPOT)              for clients beyond the B whose caches fit
+    TPOT = t(B) + w B T_p / O                       while a sequence makes O tokens, B prompts come in
+    F    = T_1 + f B T_p + (p - 1) / 2 TPOT         T_1: the prompt's own step; others' before it; looks every p steps
+    B    = S O TPOT / (O TPOT + F)                  of the S = min(C, slots) requests, those that decode
+    TTFT = t_0 + F + s TPOT + (C - S) / S (O TPOT + F)      s TPOT: tokens leave in intervals; slots: caches that fit
 
 Where other workers compute prompts, both are stations of a closed network (Bard 1979; Schweitzer 1979): X requests/s,
 
@@ -42,6 +43,8 @@ class Load:
     """Of a GPU."""
     same_length: Column
     """1: all requests have one length, so that they come in waves."""
+    poll_steps: Column
+    """Steps between two looks at what arrived; 1: the engine looks before each step."""
 
 
 def _seconds(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, b: Batch) -> Any:
@@ -69,18 +72,23 @@ def slots(m: Shape, x: Split, load: Load) -> Any:
 
 def aggregated(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, load: Load) -> tuple[Any, Any]:
     """Return (seconds per output token, seconds to first token) where a worker does both."""
-    batch = np.minimum(load.concurrency, slots(m, x, load))
-    context = batch * (load.input + load.output / 2)
-    none = 0.0 * batch
-    decode = _seconds(m, x, chip, c, Batch(none, none, none, batch, context))
-    beside, chunks, together = prompt_batch(x, load, batch, context)
-    mixed = chunks * _seconds(m, x, chip, c, beside)
-    added = np.maximum(mixed - chunks * decode, 0.0) / x.attention_dp / together
+    most = np.minimum(load.concurrency, slots(m, x, load))
     delay = np.where(load.same_length > 0, c.wave_interference, c.interference)
     waits = np.where(load.same_length > 0, c.wave, c.burst)
-    tpot = decode + delay * batch * added / load.output
-    ttft = c.first_s + mixed + c.first_steps * tpot + waits * batch * added
-    return tpot, ttft + (load.concurrency - batch) / batch * load.output * tpot
+    batch, none = most, 0.0 * most
+    for _ in range(4):
+        context = batch * (load.input + load.output / 2)
+        decode = _seconds(m, x, chip, c, Batch(none, none, none, batch, context))
+        beside, chunks, together = prompt_batch(x, load, batch, context)
+        mixed = chunks * _seconds(m, x, chip, c, beside)
+        added = np.maximum(mixed - chunks * decode, 0.0) / x.attention_dp / together
+        tpot = decode + delay * batch * added / load.output
+        first = mixed + waits * batch * added + (load.poll_steps - 1) / 2 * tpot
+        batch = 0.5 * batch + 0.5 * np.maximum(
+            most * load.output * tpot / (load.output * tpot + first), np.minimum(most, 1.0)
+        )
+    ttft = c.first_s + first + c.first_steps * tpot
+    return tpot, ttft + (load.concurrency - most) / most * (load.output * tpot + first)
 
 
 def disaggregated(

@@ -10,7 +10,7 @@ With n tokens in the step, n / d of them in each of d groups of attention, a pro
     dispatch      top_k copies of tokens to their experts' ranks and back, where attention is data parallel
     launches      seconds per layer, with CUDA graphs; steps with prompts run without them and are at least `eager`
 
-The constants (engines.py) are fitted on measured runs by `python -m calibration --serving`.
+The constants (engines.py) are fitted on measured runs by `python -m calibration.serving`.
 """
 
 from __future__ import annotations
@@ -95,6 +95,11 @@ def product_rate(chip: Chip, kind: str) -> float:
     return chip.fp8 if kind in ("fp8", "fp8_block") or (kind == "mxfp4" and four) else chip.half
 
 
+def reached(chip: ChipRates, c: EngineConstants, peak: Any) -> Any:
+    """Share of `peak` that long products reach, by type: of 16 bits, 8 (twice the rate) and 4 (four times)."""
+    return np.where(peak < 1.5 * chip.half, c.gemm, np.where(peak < 3 * chip.half, c.gemm8, c.gemm4))
+
+
 def step_parts(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, b: Batch) -> dict[str, Any]:
     """Return the seconds of a step by part."""
     width = x.tp * x.attention_dp
@@ -106,7 +111,7 @@ def step_parts(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, b: Batch
         return (compute**c.sharpness + read**c.sharpness) ** (1 / c.sharpness)
 
     def product(elements: Any, n: Any, inner: Any, size: Any, peak: Any) -> Any:
-        rate = peak * c.gemm * inner / (inner + c.inner_half)
+        rate = peak * reached(chip, c, peak) * inner / (inner + c.inner_half)
         return roof(2 * elements * n / rate, elements * size / memory)
 
     out: dict[str, Any] = {}
@@ -120,6 +125,7 @@ def step_parts(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, b: Batch
     launches = m.layers * c.layer_s + m.expert_layers * c.expert_layer_s
     launches = launches + m.layers * m.latent * c.latent_layer_s + m.linear_layers * c.linear_layer_s
     launches = launches + m.layers * np.where(x.weight_bytes < 2, c.quantized_layer_s, 0.0)
+    launches = launches + m.expert_layers * m.shared * c.shared_layer_s
     launches = launches + m.layers * np.where(m.index_top > 0, c.index_layer_s, 0.0)
     out["other"] = moved + launches
     heads = np.maximum(b.sequences + b.prompts, 1.0) / x.attention_dp
@@ -141,7 +147,15 @@ def _experts(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, every: Any
     most = 1 + (c.imbalance - 1) * (1 - 1 / x.moe_ep)
     rows = every * m.top_k / np.maximum(count * spread, 1e-9)  # of one expert
     filled = rows / (rows + c.expert_rows)
-    rate = chip.experts * c.expert_gemm * filled * m.expert_ffn / x.moe_tp / (m.expert_ffn / x.moe_tp + c.inner_half)
+    rate = (
+        chip.experts
+        * reached(chip, c, chip.experts)
+        * c.expert_gemm
+        * filled
+        * m.expert_ffn
+        / x.moe_tp
+        / (m.expert_ffn / x.moe_tp + c.inner_half)
+    )
     compute = 2 * share * m.top_k / count * every * most / np.maximum(rate, 1.0)
     read = share * np.minimum(spread * most, 1.0) * x.expert_bytes / (memory * c.expert_memory)
     return np.where(m.experts > 0, roof(compute, read), 0.0)
@@ -180,11 +194,20 @@ def weight_bytes(m: Shape, x: Split) -> Any:
     return (split + 2.0 * m.replicated) / x.pp + 2.0 * ends / x.tp
 
 
+_BUS = 64e9
+"""bytes/s of a link up to which it is PCIe (5 with 16 lanes), not NVLink."""
+_BUS_PAIR, _BUS_EIGHT, _OLD_BUS_EIGHT = 0.62, 0.37, 0.07
+"""Share of PCIe's rate that all-reduces reach over 2 GPUs; over 8 with PCIe 5 (RTX PRO 6000) and 4 (L40S, over two
+sockets): nccl-tests, 64 MB and more."""
+
+
 def _link(chip: ChipRates, c: EngineConstants, ranks: Any) -> tuple[Any, Any]:
-    inside = ranks <= chip.domain
-    return np.where(inside, c.hop_s, c.net_hop_s), np.where(
-        inside, chip.link_bytes_per_s, chip.net_bytes_per_s
-    ) * c.link
+    """(seconds of a small message per doubling of ranks, bytes/s that a GPU sends) among this many neighbours."""
+    inside, bus = ranks <= chip.domain, chip.link_bytes_per_s <= _BUS
+    eight = np.where(chip.link_bytes_per_s < 40e9, _OLD_BUS_EIGHT, _BUS_EIGHT)
+    share = np.where(bus, _BUS_PAIR * (eight / _BUS_PAIR) ** ((np.log2(np.maximum(ranks, 2)) - 1) / 2), c.link)
+    hop = np.where(inside, np.where(bus, 2 * c.hop_s, c.hop_s), c.net_hop_s)
+    return hop, np.where(inside, chip.link_bytes_per_s * share, chip.net_bytes_per_s * c.link)
 
 
 def all_reduce_s(chip: ChipRates, c: EngineConstants, ranks: Any, size: Any) -> Any:

@@ -33,7 +33,7 @@ from phalanx.spec.strategy.stack_options import AS_RELEASED, OPTION_FIELDS, Stac
 from phalanx.spec.strategy.where import Condition
 from phalanx.stacks import kinds
 from phalanx.stacks.registry import ROWS, facts
-from phalanx.stacks.stack import Stack
+from phalanx.stacks.stack import Stack, counted
 
 Floats = npt.NDArray[np.float64]
 _SLICE = 16_384
@@ -111,7 +111,12 @@ class Pricing:
     def _constants(self) -> dict[str, Any]:
         """What limits read that is the same for all strategies: sizes of model and job, options, GPUs of a node."""
         own = {name: getattr(self.extra, name) for name in OPTION_FIELDS}
-        return own | facts(self.model, self.job) | {"gpus_per_node": self.cluster.ranks_per_node}
+        return (
+            own
+            | facts(self.model, self.job)
+            | counted(self.extra, self.model.layers)
+            | {"gpus_per_node": self.cluster.ranks_per_node}
+        )
 
     def layout(self, rows: Strategies) -> Layout:
         """Translate rows into the columns that the formulas read."""

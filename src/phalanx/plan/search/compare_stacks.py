@@ -32,9 +32,9 @@ def compare(pricing: Callable[[str], Pricing], gpus: int) -> list[OfStack]:
 
 
 def _of(row: Stack, pricing: Pricing, gpus: int) -> OfStack:
-    unknown = [name for name in pricing.extra.changed() if name not in row.options]
-    if unknown:
-        return OfStack(row, reason=f"has no {unknown[0]}")
+    for name, value in pricing.extra.changed().items():
+        if name not in row.options or not row.options[name].allows(value):
+            return OfStack(row, reason=f"has no {name}={value}")
     try:
         found = best_on(replace(pricing, stack=row.name), gpus)
     except InputError as error:

@@ -31,10 +31,22 @@ CORE = frozenset((*_DEGREES, *_PRODUCTS))
 STAGES = {
     "core": CORE,
     "experts": CORE | {"ep", "etp"},
-    "pipeline": CORE | {"ep", "etp", "schedule", "virtual", "chunks"},
-    "recompute": CORE | {"ep", "etp", "schedule", "virtual", "chunks", "recompute"},
+    "pipeline": CORE | {"ep", "etp", "schedule", "virtual", "chunks", "middle_chunks"},
+    "recompute": CORE | {"ep", "etp", "schedule", "virtual", "chunks", "middle_chunks", "recompute"},
     "sharding": CORE
-    | {"ep", "etp", "schedule", "virtual", "chunks", "recompute", "zero", "shard", "dp_shard", "order"},
+    | {
+        "ep",
+        "etp",
+        "schedule",
+        "virtual",
+        "chunks",
+        "middle_chunks",
+        "recompute",
+        "zero",
+        "shard",
+        "dp_shard",
+        "order",
+    },
 }
 """The columns that are chosen after each step of the search."""
 _BEFORE: dict[str, frozenset[str]] = dict(zip(STAGES, [frozenset[str](), *list(STAGES.values())[:-1]], strict=True))

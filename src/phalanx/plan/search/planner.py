@@ -111,13 +111,9 @@ def answer(
         near = explored.order[explored.seconds[explored.order] <= (1 + _SLACK) * explored.seconds[explored.order[0]]]
         fastest += [int(row) for row in near[np.argsort(explored.bytes_[near], kind="stable")][:keep]]
     rows = list(dict.fromkeys([*fastest, *family_rows, *front]))
+    pricing = with_best_options(pricing, [explored.rows.strategy(row) for row in fastest])
     prices = RefinedPrices(pricing)
     candidates = prices.descend([explored.rows.strategy(row) for row in rows])
-    with_options = with_best_options(pricing, [c.strategy for c in candidates])
-    if with_options is not pricing:
-        pricing, prices = with_options, RefinedPrices(with_options)
-        again = [candidates[0].strategy, *(explored.rows.strategy(row) for row in rows)]
-        candidates = prices.descend(list(dict.fromkeys(again)))
     each_best = {r.family: r for r in reversed(candidates)}
     families = tuple(each_best[name] for name in FAMILIES if name in each_best)
     ranked = candidates[:keep]
@@ -231,6 +227,10 @@ def _nothing_fits(
     return InputError("--gpus", gpus, f"nothing fits{needs}", remedy)
 
 
+_FOR_OPTIONS = 6
+"""Strategies with which the options of a stack are tried."""
+
+
 def best_on(pricing: Pricing, gpus: int) -> tuple[PricedStrategy, float, float] | None:
     """Return the best strategy on so many GPUs, its step time in seconds and its MFU; None if nothing fits."""
     try:
@@ -240,11 +240,9 @@ def best_on(pricing: Pricing, gpus: int) -> tuple[PricedStrategy, float, float] 
     if not len(explored.rows):
         return None
     rows = dict.fromkeys([int(explored.order[0]), *best_of_each_family(explored)])
-    candidates = RefinedPrices(pricing).descend([explored.rows.strategy(row) for row in rows])
-    with_options = with_best_options(pricing, [c.strategy for c in candidates])
-    if with_options is not pricing:
-        candidates = RefinedPrices(with_options).descend([c.strategy for c in candidates[:1]])
-    first = candidates[0]
+    fastest = [explored.rows.strategy(int(row)) for row in explored.order[:_FOR_OPTIONS]]
+    pricing = with_best_options(pricing, fastest)
+    first = RefinedPrices(pricing).descend([explored.rows.strategy(row) for row in rows])[0]
     return first.priced, first.seconds, first.mfu
 
 

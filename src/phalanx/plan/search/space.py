@@ -37,6 +37,7 @@ from phalanx.spec.strategy.spec import AXES, Strategy, divisors
 from phalanx.spec.strategy.split import require_split
 from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 from phalanx.spec.strategy.where import Condition, Words
+from phalanx.stacks.stack import given_ends
 
 Ints = npt.NDArray[np.int64]
 Ways = Sequence[tuple[int, ...]]
@@ -173,10 +174,10 @@ def limited(rows: Strategies, job: Job, options: Options, stage: str) -> Strateg
     """Drop the rows that the limits exclude, as far as the columns chosen up to a step of the search can tell."""
     if not options.limits or not len(rows):
         return rows
-    return rows.take(options.limits.keeps(named_columns(rows, job), stage, len(rows)))
+    return rows.take(options.limits.keeps(named_columns(rows, job, options.extra), stage, len(rows)))
 
 
-def named_columns(rows: Strategies, job: Job) -> dict[str, Any]:
+def named_columns(rows: Strategies, job: Job, extra: StackOptions) -> dict[str, Any]:
     """Return rows as limits read them: fields by name, words as Words, with products of fields."""
     columns: dict[str, Any] = {name: getattr(rows, name) for name in COLUMNS}
     codes, places = np.unique(rows.recompute, return_inverse=True)
@@ -190,6 +191,7 @@ def named_columns(rows: Strategies, job: Job) -> dict[str, Any]:
         "cp_chunks": 2 * rows.cp,
         "tp_ulysses": rows.tp * rows.ulysses,
         "chunks": rows.pp * rows.virtual,
+        "middle_chunks": (rows.pp - given_ends(extra)) * rows.virtual,
         "dp_shard": np.where(rows.zero > 0, rows.shard, 1),
         "micro_batches": rows.micro_batches(job),
     }
@@ -343,6 +345,7 @@ def _by_pipeline(rows: Strategies, model: ModelSpec, job: Job, options: Options)
             "schedule": NAMES[schedule],
             "virtual": virtual,
             "chunks": pp * virtual,
+            "middle_chunks": (pp - given_ends(options.extra)) * virtual,
         }
         if options.extra.changed():
             try:

@@ -34,6 +34,10 @@ def given_blocks(s: Strategy, options: StackOptions, layers: int) -> tuple[int, 
     blocks = [len(part) for part in np.array_split(np.arange(total), chunks)]
     blocks[0] -= o.embedding_as_layer
     blocks[-1] -= o.loss_as_layer
+    if min(blocks[0], blocks[-1]) < 0 or 0 in blocks[1:-1]:
+        name = "embedding_as_layer" if o.embedding_as_layer else "loss_as_layer"
+        reason = f"{total} layers leave some of {chunks} chunks without a block"
+        raise InputError(f"options.{name}", 1, reason, "use fewer chunks")
     return tuple(blocks)
 
 
@@ -51,7 +55,12 @@ def _short_ends(s: Strategy, o: StackOptions, layers: int) -> tuple[int, ...]:
     ranks = rank_of(s)
     each = len(ranks) // s.pp
     split = [iter([len(part) for part in np.array_split(np.arange(n), each)]) for n in of_rank]
-    return tuple(next(split[rank]) for rank in ranks)
+    blocks = tuple(next(split[rank]) for rank in ranks)
+    if 0 in blocks[1:-1]:
+        name = "first_stage_layers" if o.first_stage_layers else "last_stage_layers"
+        reason = f"leaves some of {len(ranks)} chunks without a block"
+        raise InputError(f"options.{name}", sum(given.values()), reason, "use fewer chunks")
+    return blocks
 
 
 def ends_of(s: Strategy, options: StackOptions, layers: int) -> tuple[int, int, int]:

@@ -71,6 +71,10 @@ class WorkerSpec:
         for name in ("slots", "pages", "page_tokens", "step_tokens"):
             if getattr(self, name) < 1:
                 raise InputError(f"worker.{name}", getattr(self, name), "must be at least 1")
+        if self.step_tokens < self.groups:
+            raise InputError(
+                "worker.step_tokens", self.step_tokens, f"is less than one for each of {self.groups} groups"
+            )
         each = 1 + (self.speculation.tokens if self.speculation else 0)
         if self.mixed and self.role != "prefill" and self.step_tokens <= each * self.slots:
             reason = f"leaves no tokens for prompts beside {self.slots} sequences of {each} each"

@@ -99,10 +99,8 @@ class Worker:
         spec = self.spec
         self.version += 1
         self._make_room()
-        loading = self._admit_ready(now) if spec.role == "decode" else 0.0
         self.chunks = []
-        if self.prefilling or self.waiting:
-            loading += self._fill(now)
+        loading = self._fill(now) if self.prefilling or self.waiting else 0.0
         self.busy = bool(self.chunks or self.decoding)
         if not self.busy:
             return False
@@ -122,19 +120,8 @@ class Worker:
         self._plan_run(now, loading)
         return True
 
-    def _admit_ready(self, now: float) -> float:
-        """Let requests in whose cache has come with them. Return seconds of loading adapters."""
-        loading, passed = 0.0, []  # type: float, list[tuple[int, int, int]]
-        while self.waiting and self.waiting[0][2] and (found := self._admissible(passed)) is not None:
-            request, tokens, seconds = found
-            loading += seconds
-            self._take(request, tokens, now)
-            self._join(request, tokens)
-        self._return(passed)
-        return loading
-
     def _fill(self, now: float) -> float:
-        """Cut chunks of prompts for the next step, letting requests in. Return seconds of loading adapters."""
+        """Let requests in, and cut chunks of prompts for the next step. Return seconds of loading adapters."""
         spec, budget = self.spec, self.spec.step_tokens
         if spec.mixed:
             budget -= len(self.decoding) * self.per_sequence
@@ -142,13 +129,17 @@ class Worker:
         for item in self.prefilling:
             self._cut(item, left)
         loading, passed = 0.0, []  # type: float, list[tuple[int, int, int]]
-        while self.waiting and not self.waiting[0][2] and left[self.admissions % spec.groups] > 0:
+        while self.waiting and (self.waiting[0][2] or left[self.admissions % spec.groups] > 0):
             if (found := self._admissible(passed)) is None:
                 break
-            request, _, seconds = found
+            request, with_tokens, seconds = found
             loading += seconds
+            self._take(request, with_tokens, now)
+            if with_tokens:  # its cache has come with it
+                self._join(request, with_tokens)
+                self.growing = 0 if spec.reserve else int(self.need[self.step])
+                continue
             tokens = self.shared.input[request] + self.shared.produced[request]
-            self._take(request, tokens, now)
             reused = self.shared.reused[request] if spec.role != "decode" else 0
             item = [request, reused, tokens, self.admissions % spec.groups]
             self.admissions += 1
@@ -178,13 +169,22 @@ class Worker:
         if self.spec.adapters:
             return True  # not only the first may begin
         _, request, tokens = self.waiting[0]
-        return self._pages_to_begin(request, tokens) <= self.free
+        return self._pages_wanted(request, tokens) <= self.free
 
     def _pages_to_begin(self, request: int, tokens: int) -> int:
         s = self.shared
         if self.spec.reserve and self.spec.role != "prefill":
             return self.spec.pages_of(s.input[request] + s.output[request] - 1)
         return self.spec.pages_of(tokens or s.input[request] + s.produced[request])
+
+    def _pages_wanted(self, request: int, tokens: int) -> int:
+        """Pages that must be free: those to begin with, and what a request that came with its cache takes at once."""
+        begin = self._pages_to_begin(request, tokens)
+        if not tokens or self.spec.reserve:
+            return begin
+        s = self.shared
+        next_step = min(tokens + self.per_sequence, s.input[request] + s.output[request] - 1)
+        return max(begin, self.spec.pages_of(next_step))
 
     def _admissible(self, passed: list[tuple[int, int, int]]) -> tuple[int, int, float] | None:
         """Take the first request of the queue that can begin: (request, tokens with it, seconds of loading).
@@ -194,7 +194,7 @@ class Worker:
             return None
         while self.waiting:
             _, request, tokens = self.waiting[0]
-            if self._pages_to_begin(request, tokens) > self.free - self.growing:
+            if self._pages_wanted(request, tokens) > self.free - self.growing:
                 break
             entry = heappop(self.waiting)
             seconds = self._use_adapter(self.shared.adapter[request]) if self.spec.adapters else 0.0

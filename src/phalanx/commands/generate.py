@@ -1,0 +1,71 @@
+"""What `phalanx generate` does: check prompts and split, then continue them here or on local ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from phalanx.commands.this_machine import require_local
+from phalanx.cost.memory.kv_cache import cache_bytes
+from phalanx.cost.step.generation import generating
+from phalanx.infer.generate import experts_span_replicas
+from phalanx.infer.sampling import Sampling
+from phalanx.infer.text import answer, question
+from phalanx.infer.worker import over_ranks, printed
+from phalanx.schedule.generation.scheduler import Limits
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import build
+from phalanx.spec.job import DTYPE_BYTES
+from phalanx.spec.strategy.spec import Strategy, parse
+
+_PROMPT = "It is a truth"
+_LARGEST = 64 * 2**20  # bytes of a file of prompts
+
+
+def generate(
+    run: Path,
+    prompts: list[str],
+    file: Path | None,
+    how: Sampling,
+    limits: Limits,
+    line: str | None,
+    precision: str | None,
+    stream: bool,
+) -> dict[str, Any]:
+    """Continue the prompts and the lines of `file`; with `stream`, print texts as they come. Returns what `--json`
+    prints. Raises InputError, CheckpointError, RankFailure."""
+    prompts = [*prompts, *_lines(file)] if file is not None else prompts or [_PROMPT]
+    strategy = build(Strategy, parse(line), "strategy") if line else Strategy()
+    require_local(strategy.world, "strategy")
+    asked = question(run, prompts, how, strategy, limits, precision)
+    if strategy.world == 1:
+        added = answer(asked, piece=printed(prompts) if stream else lambda request, text, last: None)
+    else:
+        added = over_ranks(asked, prompts, stream)
+    layout = generating(asked.model, strategy, asked.dtype)
+    spare = experts_span_replicas(asked.model, layout.mesh)
+    pages = max(limits.enough(asked.requests[i :: strategy.dp]) for i in range(strategy.dp)) + spare
+    most = max(cache_bytes(v.local, pages * limits.page, DTYPE_BYTES[asked.dtype]) for v in layout.stage_views())
+    return {
+        **({"prompt": prompts[0], "text": prompts[0] + added[0]} if len(prompts) == 1 else {}),
+        "texts": [{"prompt": prompt, "text": prompt + text} for prompt, text in zip(prompts, added, strict=True)],
+        "strategy": str(strategy),
+        "precision": asked.dtype,
+        "cache": {"page": limits.page, "pages": pages, "bytes_per_rank": most},
+    }
+
+
+def _lines(file: Path) -> list[str]:
+    """Read a file of prompts, one on each line. Raises InputError."""
+    try:
+        if not file.exists():
+            raise InputError("--prompts", str(file), "no such file", "one prompt on each line")
+        if not file.is_file() or file.stat().st_size > _LARGEST:
+            raise InputError("--prompts", str(file), "is no text file of 64 MiB at most", "one prompt on each line")
+        lines = file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError("--prompts", str(file), f"cannot be read as text ({error})") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            raise InputError("--prompts", str(file), f"line {number} is empty", "every line is a prompt")
+    return lines

@@ -1,0 +1,117 @@
+"""What `phalanx verify --serving` does: prefill and decode of a served model, on tensors without content."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.commands.this_machine import Announce
+from phalanx.commands.verify import collectives
+from phalanx.plan.question import model_named, require_counts
+from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.files.job_file import build
+from phalanx.spec.job import DType
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy, parse
+from phalanx.verify.generation import ProvedStage, verify_generation
+
+_TYPES: dict[str, DType] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+_CHUNK, _PAGE = 512, 16  # as of `phalanx generate`
+_MOST_SLOTS = 4096
+
+
+@dataclass(frozen=True)
+class ServingProof:
+    """What was asked, and the result for each pipeline stage."""
+
+    model: ModelSpec
+    strategy: Strategy
+    dtype: DType
+    slots: int
+    context: int
+    stages: tuple[ProvedStage, ...]
+
+    @property
+    def proved(self) -> bool:
+        """Whether every step of every stage equals its program."""
+        return all(stage.proved for stage in self.stages)
+
+
+def prove(
+    model: str | None,
+    line: str | None,
+    slots: int | None,
+    context: int | None,
+    precision: str | None,
+    others: Sequence[tuple[str, object]],
+    announce: Announce,
+) -> ServingProof:
+    """Verify steps of `slots` requests a replica with `context` tokens each. `others`: options that do not apply.
+    Raises InputError."""
+    for option, value in others:
+        if value is not None:
+            remedy = "it takes --model, --strategy, --batch, --seq and --precision"
+            raise InputError(option, str(value), "does not apply to --serving", remedy)
+    if model is None:
+        remedy = "phalanx verify --serving --model llama3-405b --strategy tp=8"
+        raise InputError("--model", None, "is missing", remedy)
+    spec, notes = model_named(model)
+    for note in notes:
+        announce(f"note: {note}")
+    slots, context = slots or 16, context or min(4096, spec.max_seq)
+    require_counts(("--batch", slots), ("--seq", context))
+    if context > spec.max_seq:
+        raise InputError("--seq", context, f"is longer than the model's context, {spec.max_seq}", "use less")
+    if slots > _MOST_SLOTS:
+        raise InputError("--batch", slots, "is too many requests for one replica", f"at most {_MOST_SLOTS}")
+    if precision is not None and precision not in _TYPES:
+        raise InputError("--precision", precision, "is no type to generate in", nearest(precision, _TYPES))
+    dtype = _TYPES[precision or "bf16"]
+    strategy = build(Strategy, parse(line), "strategy") if line else Strategy()
+    stages = verify_generation(
+        spec,
+        strategy,
+        dtype,
+        slots,
+        context,
+        _CHUNK,
+        _PAGE,
+        lambda ranks: announce(
+            f"rank {ranks.rank} of {strategy.world} prefills and decodes, on tensors without content"
+        ),
+    )
+    return ServingProof(spec, strategy, dtype, slots, context, stages)
+
+
+def as_json(p: ServingProof) -> dict[str, Any]:
+    """Return the result as `--json` prints it."""
+    return {
+        **{"proved": p.proved, "strategy": str(p.strategy), "world": p.strategy.world, "precision": p.dtype},
+        **{"parameters": p.model.parameter_count, "requests": p.slots, "context": p.context},
+        "classes": [
+            {
+                "rank": stage.ranks.rank,
+                "rank_count": stage.ranks.count,
+                "ranks": stage.ranks.description,
+                "proved": stage.proved,
+                "failed": stage.failed or None,
+                "seconds": stage.seconds,
+                "steps": [
+                    {
+                        **{"step": step.name, "tokens": step.batch.tokens, "requests": len(step.batch.slots)},
+                        "collectives": [
+                            {"op": op, "axis": axis, "count": count, "bytes": size}
+                            for (op, axis), (count, size) in collectives(step.program.events).items()
+                        ],
+                        "flops": sum(e.flops for e in step.program.events),
+                        "cache_bytes": {"predicted": step.program.state.cache, "recorded": step.cache},
+                        "state_bytes": {"predicted": step.program.state.total, "recorded": step.state},
+                        "differences": list(map(str, step.differences)),
+                    }
+                    for step in stage.steps
+                ],
+            }
+            for stage in p.stages
+        ],
+    }

@@ -1,0 +1,125 @@
+"""A step of generation as a StepProgram: prefill, decode, or both, of one rank (schedule/generation/batch.py).
+
+    recv       the stream, (tokens, hidden), from the stage before
+    embed      of all tokens; over tp an all-reduce
+    blocks     as in training's forward pass (schedule/layers/collectives.py), for the tokens of the step; attention
+               reads the cache
+    head       of the tokens that give another one; over tp an all-gather of their logits
+    send       the stream to the stage after
+    tokens     an all-reduce of the sampled tokens, int64, over all ranks: so each knows what all compute next
+
+FLOPs of attention are 4 x heads x width for each query and key that are multiplied, masked or not: requests that
+decode attend together, as far as the longest of them. Latent attention decodes in the space of the latents, so that
+nothing is computed of cached tokens (DeepSeek-AI 2024a, section 2.1.2); a prefill computes keys and values of all
+that it sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from phalanx.cost.compute import unit_work
+from phalanx.cost.memory.kv_cache import cache_bytes
+from phalanx.cost.memory.state import State
+from phalanx.cost.step.program import StepProgram
+from phalanx.schedule.event import Event
+from phalanx.schedule.generation.batch import Batch, reads
+from phalanx.schedule.layers import collectives
+from phalanx.schedule.layers.routing import routed
+from phalanx.schedule.layout import Layout, RankView
+from phalanx.schedule.pipeline.stages import check
+from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision, widest
+from phalanx.spec.model.spec import ModelSpec, as_seen_by
+from phalanx.spec.strategy.generation import require_generation, served
+from phalanx.spec.strategy.spec import Strategy
+
+
+def generating(model: ModelSpec, s: Strategy, dtype: DType) -> Layout:
+    """Lay a model out to generate in `dtype`. Raises InputError where a strategy does not split it, or is of
+    training."""
+    require_generation(model, s)
+    job = Job(s.dp, 1, Precision(compute=dtype))
+    check(s, model, job, None)
+    return Layout(served(model), job, s)
+
+
+def generation_step(view: RankView, batch: Batch, sampled: int, cached: int) -> StepProgram:
+    """Return what a rank does in a step. `batch`: of its replica; `sampled`: tokens that all replicas get; `cached`:
+    tokens that its cache has room for."""
+    events = tuple(replace(e, micro_batch=0) if e.unit != TOKENS else e for e in _events(view, batch, sampled))
+    return StepProgram(events, state(view, cached))
+
+
+TOKENS = "tokens"
+"""The unit of the all-reduce of sampled tokens."""
+
+
+def state(view: RankView, cached: int) -> State:
+    """Return what a rank holds between steps: weights, tables of angles and of experts' biases, and the cache."""
+    local, dtype = view.local, view.job.precision.compute
+    e, x = DTYPE_BYTES[dtype], local.experts
+    tables = local.max_seq * local.rotary_width * e if local.position == "rotary" else 0
+    if x is not None and x.balance_bias is not None:
+        layers = sum(i not in x.dense_layers for i in local.held_blocks)
+        tables += layers * x.count * DTYPE_BYTES[widest(dtype)]
+    cache = cache_bytes(local, cached, e)
+    return State(local.parameter_count * e, 0, 0, 0, 0, tables, 0, cache=cache)
+
+
+def _events(view: RankView, batch: Batch, sampled: int) -> Iterator[Event]:
+    s, place, spec = view.strategy, view.place, view.local
+    dtype, tokens = view.job.precision.compute, batch.tokens
+    e = DTYPE_BYTES[dtype]
+    peers = view.mesh.group_of(view.representative, "pp")
+    message = Event("p2p", "send", "F", f"chunk.{place}", "pp", s.pp, dtype=dtype, chunk=place)
+    message = replace(message, bytes=tokens * spec.hidden * e)
+    if not tokens:
+        pass
+    elif place:
+        yield replace(message, op="recv", peer=peers[place - 1])
+    for unit in view.chunks[0] if tokens else ():
+        kind = unit.split(".")[0]
+        if kind == "head" and not batch.samples:
+            continue
+        yield from _pass(view, batch, unit, kind)
+    if tokens and place < s.pp - 1:
+        yield replace(message, peer=peers[place + 1])
+    if s.world > 1 and sampled:
+        event = Event("collective", "all_reduce", "F", TOKENS, "world", s.world, dtype="int64")
+        yield replace(event, bytes=sampled * 8)
+
+
+def _pass(view: RankView, batch: Batch, unit: str, kind: str) -> Iterator[Event]:
+    """Yield the pass of a unit and the collectives inside it."""
+    job, s, tokens = view.job, view.strategy, batch.samples if kind == "head" else batch.tokens
+    dtype = job.precision.compute
+    e, local, full = DTYPE_BYTES[dtype], as_seen_by(view.local, unit), as_seen_by(view.stage, unit)
+    x = full.experts
+    rows = routed(x, s, batch.tokens, view.representative) if x is not None else None
+    work = unit_work.forward(local, kind, tokens, 0, e, None, rows)
+    flops = work.flops + (attention_flops(local, batch, int(unit.split(".")[1])) if kind == "blocks" else 0)
+    yield Event("compute", "forward", "F", unit, dtype=dtype, flops=flops, routed=kind == "blocks" and x is not None)
+    if kind == "head":
+        if s.tp > 1:
+            logits = s.tp * tokens * local.vocab * e
+            yield Event("collective", "all_gather", "F", unit, "tp", s.tp, dtype=dtype, bytes=logits)
+        return
+    for sent in collectives.communication(full, job, s, kind, "F", tokens, "none", rows):
+        if isinstance(sent, collectives.Sent):
+            size = view.mesh.size(sent.axis)
+            event = Event("collective", sent.op, "F", unit, sent.axis, size, dtype=sent.dtype, routed=sent.routed)
+            yield replace(event, bytes=sent.bytes)
+
+
+def attention_flops(local: ModelSpec, batch: Batch, block: int) -> int:
+    """Return the FLOPs of a block's attention over cached tokens, on a rank that holds `local`, and of the keys and
+    values that latent attention computes of them in a prefill."""
+    a, flops = local.latent, 0
+    for slots, keys in reads(batch, local.window_of(block)):
+        width = local.core_dim if a is None or not slots[0].decodes else a.kv_rank + a.rope_dim
+        queries = sum(s.new for s in slots)
+        flops += 4 * local.heads * width * queries * keys
+        if a is not None and not slots[0].decodes:
+            flops += 2 * (keys - queries) * a.kv_rank * local.heads * (a.nope_dim + a.v_dim)
+    return flops

@@ -1,0 +1,63 @@
+"""Which token follows: of the `top_k` most likely ones, the fewest that have probability `top_p` together (Holtzman
+et al. 2020, "nucleus sampling"), one is drawn by softmax(logits / temperature).
+
+A draw is a number u in [0, 1) that (seed, request, place) decide, and the first token, in the order of the
+vocabulary, at which the probabilities sum to more than u: it depends on nothing else, so not on the split, nor on
+which requests share a step. All in fp64 on the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from phalanx.spec.errors import InputError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How text is sampled: number of `tokens` (None: 80, or as many as fit), `temperature` (0: greedy), `top_k` (0:
+    all tokens), `top_p` (1: all), `seed`; `stop`: whether the model's end-of-text token ends it."""
+
+    tokens: int | None = None
+    temperature: float = 0.8
+    top_k: int = 50
+    seed: int = 0
+    top_p: float = 1.0
+    stop: bool = True
+
+    def __post_init__(self) -> None:
+        if self.tokens is not None and self.tokens < 1:
+            raise InputError("--tokens", self.tokens, "must be at least 1")
+        if self.top_k < 0:
+            raise InputError("--top-k", self.top_k, "must not be negative", "0 draws from all tokens")
+        if not 0 < self.top_p <= 1:
+            raise InputError("--top-p", self.top_p, "must be above 0, and 1 at most", "1 draws from all tokens")
+        if not (self.temperature == 0 or 1e-3 <= self.temperature <= 1e3):
+            raise InputError("--temperature", self.temperature, "must be 0 (greedy) or between 0.001 and 1000")
+        if not 0 <= self.seed < 2**63:
+            raise InputError("--seed", self.seed, "must be between 0 and 2^63 - 1")
+
+
+def choose(logits: npt.NDArray[np.float64], how: Sampling, request: int, place: int) -> int:
+    """Return the token that follows, from its logits (vocab,). `place`: tokens of the request before it."""
+    if how.temperature == 0:
+        return int(logits.argmax())
+    scaled = logits / how.temperature
+    p = np.exp(scaled - scaled.max())
+    if 0 < how.top_k < len(p):
+        p[p < np.partition(p, -how.top_k)[-how.top_k]] = 0
+    if how.top_p < 1:
+        order = np.argsort(-p, kind="stable")
+        before = np.cumsum(p[order]) - p[order]  # of the tokens that are likelier
+        p[order[before >= how.top_p * p.sum()]] = 0
+    sums = np.cumsum(p)
+    return int(np.searchsorted(sums, uniform(how.seed, request, place) * sums[-1], side="right"))
+
+
+def uniform(seed: int, request: int, place: int) -> float:
+    """Return the draw for a place of a request, in [0, 1) (Salmon et al. 2011, Philox: a function of its counter)."""
+    bits = np.random.Philox(key=seed, counter=[place, request, 0, 0])
+    return float(np.random.Generator(bits).random())

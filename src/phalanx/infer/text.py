@@ -1,0 +1,173 @@
+"""Text that continues prompts, with the weights of a run or of a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from phalanx.cost.step.generation import generating
+from phalanx.infer.generate import Generation, require_context
+from phalanx.infer.sampling import Sampling
+from phalanx.nn.hugging_face import files
+from phalanx.nn.weight_files import is_run, of_run, said_of, widest
+from phalanx.nn.weight_source import Weights
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.comm.dtypes import DTYPE_NAMES
+from phalanx.runtime.process.world import World
+from phalanx.schedule.generation.scheduler import Limits, Request, Scheduler
+from phalanx.spec.errors import InputError
+from phalanx.spec.files import plan as plans
+from phalanx.spec.files.job_file import make_model
+from phalanx.spec.job import DType, compute_type
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.train.data.tokenizer import open_tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+FIELD = "RUN"
+_TOKENS = 80
+"""Tokens of a text where nothing else is asked for, if they fit."""
+Piece = Callable[[int, str, bool], None]
+"""(request, text, whether it is the last): called as text comes."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to generate, checked: nothing of it is wrong."""
+
+    folder: Path
+    model: ModelSpec
+    dtype: DType
+    requests: tuple[Request, ...]
+    how: Sampling
+    limits: Limits
+    strategy: Strategy
+
+
+def question(
+    folder: Path,
+    prompts: Sequence[str],
+    how: Sampling,
+    strategy: Strategy = Strategy(),  # noqa: B008 frozen
+    limits: Limits = Limits(),  # noqa: B008 frozen
+    precision: str | None = None,
+) -> Question:
+    """Read a folder's model and tokenizer, encode the prompts, and check that all can be generated. `precision`: the
+    type to compute in; None: that of the weights. Raises InputError, CheckpointError."""
+    model = model_of(folder)
+    generating(model, strategy, "float32")  # refuses a strategy that does not split it
+    tokenizer = tokenizer_of(folder, model)
+    weights = weights_of(folder, model)
+    stops = _ends(folder) if how.stop else ()
+    if not prompts:
+        raise InputError("--prompts", None, "has no prompt", "give one on each line")
+    requests = []
+    for number, prompt in enumerate(prompts):
+        ids = tuple(tokenizer.encode(prompt).ids)
+        room = model.max_seq - len(ids)
+        most = how.tokens or max(1, min(_TOKENS, room))
+        requests.append(Request(number, ids, most, stops))
+    require_context(model, requests)
+    for i in range(strategy.dp):
+        Scheduler(requests[i :: strategy.dp], limits)  # refuses a cache that is too small
+    dtype = compute_type(precision, "--precision") if precision else DTYPE_NAMES[widest(weights, model)]
+    return Question(folder, model, compute_type(dtype, "--precision"), tuple(requests), how, limits, strategy)
+
+
+def answer(asked: Question, comm: Comm | None = None, piece: Piece = lambda request, text, last: None) -> list[str]:
+    """Generate, alone or all ranks of a world together; return each prompt with the text that continues it."""
+    comm = comm or Comm(_Alone(0, 1, 0, 1), mesh(asked.strategy))
+    weights = weights_of(asked.folder, asked.model)
+    told = Texts(tokenizer_of(asked.folder, asked.model), asked.requests, piece)
+    generation = Generation(
+        asked.model, asked.strategy, comm, weights, asked.dtype, asked.requests, asked.how, asked.limits
+    )
+    while not generation.done:
+        generation.step(told)
+    return told.texts
+
+
+class _Alone(World):
+    """One process: on the GPU if there is one."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class Texts:
+    """The texts of requests while their tokens come. A token may be a part of a character, so that text follows its
+    tokens only as far as it is complete."""
+
+    def __init__(self, tokenizer: Tokenizer, requests: Sequence[Request], piece: Piece) -> None:
+        self._tokenizer, self._piece = tokenizer, piece
+        self._prompts = {r.number: len(r.prompt) for r in requests}
+        self._ids = {r.number: list(r.prompt) for r in requests}
+        # Decoded alone, the continuation would lose its leading space.
+        self._said = {r.number: len(tokenizer.decode(list(r.prompt))) for r in requests}
+        self._text: dict[int, list[str]] = {r.number: [] for r in requests}
+
+    def __call__(self, request: int, token: int, last: bool) -> None:
+        """Take a token of a request."""
+        ids = self._ids[request]
+        ids.append(token)
+        text = self._tokenizer.decode(ids)
+        new = text[self._said[request] :]
+        if new.endswith("\ufffd") and not last:
+            return
+        self._said[request] = len(text)
+        self._text[request].append(new)
+        self._piece(request, new, last)
+
+    @property
+    def texts(self) -> list[str]:
+        """The continuations, in the order of the requests."""
+        return ["".join(self._text[number]) for number in sorted(self._text)]
+
+
+def model_of(folder: Path) -> ModelSpec:
+    """Read the model of a run, or of a Hugging Face folder. Raises InputError."""
+    if not folder.is_dir():
+        reason = "is not a folder" if folder.exists() else "no such file or folder"
+        raise InputError(FIELD, str(folder), reason, "name a run's folder or one of Hugging Face weights")
+    if is_run(folder):
+        return plans.model_of(folder)
+    if not (folder / "config.json").exists():
+        reason = "holds no plan.json of a run, and no config.json of Hugging Face weights"
+        raise InputError(FIELD, str(folder), reason, "name a run's folder, such as runs/quickstart")
+    return make_model({"config": str((folder / "config.json").absolute())}, folder)[0]
+
+
+def weights_of(folder: Path, model: ModelSpec) -> Weights:
+    """Open the newest weights of a run, or those of a Hugging Face folder. Raises InputError, CheckpointError."""
+    with said_of(FIELD):
+        return of_run(folder, model) if is_run(folder) else files.read(folder, model)
+
+
+def tokenizer_of(folder: Path, model: ModelSpec) -> Tokenizer:
+    """Open a folder's tokenizer. Raises InputError."""
+    if not (folder / "tokenizer.json").exists():
+        reason = "holds no tokenizer.json" + (": it was trained on token ids" if is_run(folder) else "")
+        raise InputError(FIELD, str(folder), reason, "copy the tokenizer's there")
+    return open_tokenizer(folder / "tokenizer.json", model.vocab, FIELD)
+
+
+def _ends(folder: Path) -> tuple[int, ...]:
+    """Return the tokens that end a text, as the folder's generation_config.json or config.json says; none without."""
+    for name in ("generation_config.json", "config.json"):
+        try:
+            content: Any = json.loads((folder / name).read_text())
+            end = content["eos_token_id"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        ends = end if isinstance(end, list) else [end]
+        return tuple(e for e in ends if isinstance(e, int))
+    return ()

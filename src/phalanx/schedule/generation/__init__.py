@@ -1,0 +1,1 @@
+"""Which tokens a model computes in a step of generation: requests, batches of their tokens, pages of the KV cache."""

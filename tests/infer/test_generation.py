@@ -1,0 +1,168 @@
+"""Split generation with a KV cache equals one process without one; what it sends and caches is what is predicted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from support import generation_cases
+from support.rank_pool import Pool
+from support.sizes import examples
+
+from phalanx.cost.step.generation import generating
+from phalanx.infer.sampling import Sampling, choose, uniform
+from phalanx.runtime.process.world import ALONE
+from phalanx.schedule.generation.batch import Batch, Slot
+from phalanx.schedule.generation.scheduler import Limits, Request, Scheduler
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import build
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
+
+
+def small(**fields: Any) -> ModelSpec:
+    sizes = {"family": "llama", "vocab": 61, "hidden": 16, "layers": 3, "heads": 4, "kv_heads": 2, "ffn": 40}
+    return build(ModelSpec, complete({**sizes, "max_seq": 64, **fields}), "model")
+
+
+_EXPERTS = {"count": 8, "top_k": 3, "ffn": 16, "shared_ffn": 16, "dense_layers": [0], "groups": 4, "top_groups": 2}
+_LATENT = {"kv_rank": 10, "nope_dim": 8, "rope_dim": 4, "v_dim": 6, "q_rank": 12}
+_YARN = {"kind": "yarn", "factor": 4.0, "original_max_seq": 16, "mscale_all_dim": 0.5}
+LLAMA = small(rope_scaling={"factor": 8.0, "original_max_seq": 16})
+MISTRAL = small(family="mistral", window=5)
+DEEPSEEK = small(family="deepseek_v3", kv_heads=4, latent=_LATENT, experts=_EXPERTS, rope_scaling=_YARN)
+MIXTRAL = small(family="mixtral", experts={"count": 4, "top_k": 2, "ffn": 24, "capacity": 1.0})
+REQUESTS = [
+    Request(number, tuple(np.random.default_rng(number).integers(0, 61, size).tolist()), most, (), arrives)
+    for number, (size, most, arrives) in enumerate([(5, 6, 0), (13, 4, 0), (1, 7, 2), (9, 3, 3), (2, 1, 30)])
+]
+HOW, LIMITS = Sampling(temperature=1.0, top_k=20, top_p=0.95), Limits(slots=3, chunk=7, page=4)
+
+
+def _check(results: list[dict[str, Any]], expected: dict[int, list[int]], case: Any) -> None:
+    assert [r["texts"] for r in results] == [expected] * len(results), case
+    assert [r["differences"] for r in results] == [[]] * len(results), case
+    assert max(r["deviation"] for r in results) < 1e-9, case
+    assert all(predicted == actual for r in results for predicted, actual in [r["cache"]]), case
+    # Every rank of the last stage has the logits of its replica's tokens: together, of all.
+    assert sum(r["looked"] for r in results) >= sum(map(len, expected.values())), case
+
+
+@settings(max_examples=12)
+@given(generation_cases.drawn(1))
+def test_one_process(case: Any) -> None:
+    model, _, requests, how, _ = case
+    _check([generation_cases.generated(ALONE, *case)], generation_cases.alone(model, requests, how), case)
+
+
+CASES = {
+    2: [(LLAMA, "tp=2"), (DEEPSEEK, "tp=2"), (MISTRAL, "pp=2"), (DEEPSEEK, "dp=2,ep=2"), (MIXTRAL, "tp=2,ep=2")],
+    4: [
+        (LLAMA, "tp=4"),
+        (DEEPSEEK, "pp=2,tp=2,ep=2"),
+        (MIXTRAL, "dp=2,tp=2,ep=2,etp=2"),
+        (DEEPSEEK, "dp=2,tp=2,ep=4"),
+    ],
+}
+"""With tp=4 neighbouring ranks share a key head; with ep over dp a replica without work computes for the others."""
+
+
+@pytest.mark.parametrize("world", CASES)
+def test_every_split(pool: Pool, world: int) -> None:
+    cases = [(m, build(Strategy, _parsed(line), "s"), REQUESTS, HOW, LIMITS) for m, line in CASES[world]]
+    by_rank = pool.run(world, generation_cases.several, cases, timeout_s=300.0)
+    for number, case in enumerate(cases):
+        expected = generation_cases.alone(case[0], REQUESTS, HOW)
+        _check([of[number] for of in by_rank], expected, case[1])
+
+
+def _parsed(line: str) -> dict[str, int]:
+    return {name: int(value) for name, value in (item.split("=") for item in line.split(","))}
+
+
+@examples(3, 100)
+@pytest.mark.parametrize("world", [2, 4])
+def test_drawn_splits(pool: Pool, world: int, examples: int) -> None:
+    @settings(max_examples=examples)
+    @given(generation_cases.drawn(world))
+    def equal(case: Any) -> None:
+        model, _, requests, how, _ = case
+        results = pool.run(world, generation_cases.generated, *case, timeout_s=300.0)
+        _check(results, generation_cases.alone(model, requests, how), case)
+
+    equal()
+
+
+def test_requests_come_and_go() -> None:
+    """In chunks, decoding beside prefill; no page is two requests', and every page comes back."""
+    limits = Limits(slots=2, chunk=4, page=2, pages=9)
+    scheduler = Scheduler([Request(0, (1,) * 6, 3), Request(1, (2,) * 7, 2), Request(2, (3,) * 2, 1, (), 4)], limits)
+    said, step = [], 0
+    while not scheduler.done:
+        batch = scheduler.batch(step)
+        owned = [page for slot in batch.slots for page in scheduler.table(slot)]
+        assert len(owned) == len(set(owned))
+        said.append([(s.request, s.past, s.new, s.samples) for s in batch.slots])
+        scheduler.advance(batch, {s.request: 9 for s in batch.slots if s.samples})
+        step += 1
+    assert said == [
+        [(0, 0, 4, False)],
+        [(0, 4, 2, True), (1, 0, 2, False)],
+        [(0, 6, 1, True), (1, 2, 3, False)],
+        [(0, 7, 1, True), (1, 5, 2, True)],
+        [(1, 7, 1, True), (2, 0, 2, True)],
+    ]
+    assert sorted(scheduler._free) == list(range(9))
+
+
+def test_slots_that_decode_come_first() -> None:
+    decodes, prefill = Slot(1, 4, 1, True), Slot(0, 0, 3, False)
+    assert Batch.of((prefill, decodes)).slots == (decodes, prefill)
+
+
+def test_sampling() -> None:
+    logits = np.log(np.array([0.1, 0.4, 0.2, 0.3]))
+    draws = [choose(logits, Sampling(temperature=1.0, top_k=0, seed=3), 0, place) for place in range(4000)]
+    shares = np.bincount(draws, minlength=4) / 4000
+    np.testing.assert_allclose(shares, [0.1, 0.4, 0.2, 0.3], atol=0.03)
+    for how, kept in (
+        (Sampling(temperature=0), {1}),
+        (Sampling(temperature=1.0, top_k=2), {1, 3}),
+        (Sampling(temperature=1.0, top_k=0, top_p=0.65), {1, 3}),
+        (Sampling(temperature=1.0, top_k=0, top_p=0.71), {1, 2, 3}),
+    ):
+        assert {choose(logits, how, 1, place) for place in range(300)} == kept
+    assert uniform(0, 1, 2) == uniform(0, 1, 2) != uniform(0, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "line", "words"),
+    [
+        (LLAMA, {"dp": 2, "zero": 1}, "strategy.zero = 1: is of training; generation takes dp, tp, pp, ep, etp"),
+        (LLAMA, {"pp": 2, "schedule": "gpipe"}, "strategy.schedule = 'gpipe': is of training"),
+        (LLAMA, {"tp": 8}, "strategy.tp = 8: is more than the model's 4 heads"),
+        (LLAMA, {"pp": 6}, "too many stages for 3 blocks"),
+        (LLAMA, {"dp": 2, "ep": 2}, "the model has no experts"),
+        (LLAMA, {"pp": 2, "layers": "5/1"}, "gives 6 blocks to 2 chunks; there are 3 blocks and 2 chunks"),
+        (
+            small(
+                family="mixtral",
+                experts={"count": 4, "top_k": 2, "ffn": 24, "normalized": False, "chooser": "experts"},
+            ),
+            {},
+            "chooser",
+        ),
+    ],
+)
+def test_what_does_not_generate(model: ModelSpec, line: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError) as refused:
+        generating(model, Strategy(**line), "float64")
+    assert words in str(refused.value)
+
+
+def test_a_cache_that_fits_no_request() -> None:
+    with pytest.raises(InputError, match=r"--pages = 3: hold 12 tokens, and .* need 4 pages; use 4 or more"):
+        Scheduler(REQUESTS, Limits(page=4, pages=3))
