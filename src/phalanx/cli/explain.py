@@ -14,6 +14,7 @@ from phalanx.cli.terminal import FAILED, console, exit_on_error, print_json
 if TYPE_CHECKING:
     from phalanx.commands.question import Question
     from phalanx.plan.explain.exact import ExactExplanation
+    from phalanx.plan.explain.lint import Finding
     from phalanx.plan.explain.lint import LintSubject as Lintable
 
 
@@ -81,6 +82,18 @@ def _explain_exact(asked: Question, exact: ExactExplanation, as_json: bool) -> N
         out.print(table)
 
 
+def _show_mistakes(mistakes: list[Finding], as_json: bool) -> None:
+    """Print the mistakes of a configuration that nobody asked to price."""
+    from dataclasses import asdict
+
+    if as_json:
+        print_json({"findings": [asdict(f) for f in mistakes]})
+    else:
+        for f in mistakes:
+            print(f"{f.name}: {f.problem}; {f.remedy}")
+    raise typer.Exit(FAILED)
+
+
 def lint(
     plan: Plan = None,
     strategy: StrategyLine = None,
@@ -106,12 +119,16 @@ def lint(
         from dataclasses import asdict
 
         from phalanx.commands.question import Asked, read
+        from phalanx.commands.read import findings_in
         from phalanx.plan.explain.lint import lint as findings_of
 
+        mistakes = findings_in(plan, gpus) if plan is not None else []
+        if mistakes and cluster is None:
+            _show_mistakes(mistakes, as_json)
         asked = read(Asked(plan, model, cluster, gpus, batch, seq, strategy, stack, precision))
         show_notes(asked.notes)
         x: Lintable = asked.exact or asked.lintable
-        findings = findings_of(x)
+        findings = [*mistakes, *findings_of(x)]
         if as_json:
             print_json(
                 {"question": asked.as_json(), "strategy": str(x.strategy), "findings": [asdict(f) for f in findings]}

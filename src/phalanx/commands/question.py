@@ -32,6 +32,7 @@ from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.job_file import build, make_strategy
 from phalanx.spec.files.plan import Plan
+from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy import spec as strategies
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
@@ -50,7 +51,7 @@ class Asked:
 
     source: Path | None = None
     """A plan.json or a run's folder, in place of a model, a cluster, a batch and a sequence length."""
-    model: str | None = None
+    model: str | ModelSpec | None = None
     cluster: str | None = None
     gpus: int | None = None
     batch: int | None = None
@@ -144,7 +145,14 @@ class Question:
 
 def read(asked: Asked, searched: bool = False) -> Question:
     """Read a question from options or a plan; `searched`: its strategy is to be found. Raises InputError."""
-    return _of_plan(asked) if asked.source is not None else _of_options(asked, searched)
+    if asked.source is None:
+        return _of_options(asked, searched)
+    from phalanx.commands import read as configurations
+
+    if configurations.is_configuration(asked.source):
+        about = _of_options(configurations.asked_by(asked.source, asked), searched)
+        return replace(about, about=str(asked.source))
+    return _of_plan(asked)
 
 
 def _of_options(asked: Asked, searched: bool) -> Question:
@@ -162,7 +170,8 @@ def _of_options(asked: Asked, searched: bool) -> Question:
         raise InputError(missing, None, "is missing", f"name {file}, or all of {', '.join(given)}")
     gpus, stack = asked.gpus or 0, asked.stack or DEFAULT_STACK
     names.require_counts(("--gpus", gpus))
-    model, notes = names.model_named(str(asked.model))
+    spec = asked.model
+    model, notes = (spec, []) if isinstance(spec, ModelSpec) else names.model_named(str(spec))
     on = names.cluster_named(str(asked.cluster))
     precision = _precision(asked.precision, on(gpus))
     larger = names.pricing_by_gpus(model, on, asked.batch or 0, asked.seq or 0, stack)

@@ -91,7 +91,6 @@ def read(config: Config, world: int | None = None) -> Configuration:
         recompute = "full" if again else recompute or ("none" if again is False else None)
     replicas = divided(world, product(tp or 1, cp or 1)) if tp is not None and not axolotl else None
     shard = sizes["dp_shard"] if mesh else None
-    quiet, open_, unknown = keys.rest("accelerate")
     layout = Layout(
         world=world,
         dp=replicas,
@@ -108,4 +107,5 @@ def read(config: Config, world: int | None = None) -> Configuration:
         offload=offload,
     )
     name = str(keys.take("base_model", "model", "") or "")
+    quiet, open_, unknown = keys.rest("accelerate")
     return Configuration("accelerate", stack, layout, keys.understood, quiet, open_, unknown, {}, name)

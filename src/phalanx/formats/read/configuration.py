@@ -105,8 +105,7 @@ class Keys:
         for path, leaf in self._untaken(self.config, known):
             name = _plain(leaf)
             if name not in known:
-                near = get_close_matches(name, known, 1, 0.75)
-                unknown[path] = near[0] if near else ""
+                unknown[path] = _nearest(name, kind)
             elif any(part in name for part in _MATTERS):
                 open_.append(path)
             else:
@@ -114,7 +113,7 @@ class Keys:
         return tuple(quiet), tuple(open_), unknown
 
     def _untaken(self, config: Config, known: frozenset[str], above: str = "") -> Iterator[tuple[str, str]]:
-        """Yield (path, name) of every key that was not taken; a table with nearly a known name is one, with no keys."""
+        """Yield (path, name) of every key that was not taken; a table with nearly a known name is one itself."""
         for name, value in config.items():
             path = f"{above}{name}"
             if path in self.understood:
@@ -131,6 +130,24 @@ class Keys:
 
 
 _ABSENT = object()
+
+
+@cache
+def _nearest(name: str, kind: str) -> str:
+    """Return the name that a slip was meant to be, whole or cut short; "" if none is near."""
+    length = len(name)
+    words = set(name.split("_"))
+    known = [
+        other
+        for other in sorted(names(kind))
+        if other[0] == name[:1] or abs(len(other) - length) < 3 or words <= set(other.split("_"))
+    ]
+    if near := get_close_matches(name, known, 1, 0.85):
+        return near[0]
+    beginnings = {other[:length]: other for other in sorted(known, key=len, reverse=True)}
+    begun = get_close_matches(name, beginnings, 1, 0.85)
+    near = get_close_matches(name, known, 1, 0.75)
+    return beginnings[begun[0]] if begun and len(name) > 5 else near[0] if near else ""
 
 
 def _plain(name: str) -> str:
@@ -155,6 +172,11 @@ def _at(config: Any, parts: list[str]) -> tuple[Any, str | None]:
         else:
             return None, None
     return config, ".".join(written)
+
+
+def shown(key: str) -> str:
+    """Return a key as its file has it: arguments of a command line have no table."""
+    return key.removeprefix("args.").removeprefix("launch.").removeprefix("env.")
 
 
 def count(value: Any) -> int | None:

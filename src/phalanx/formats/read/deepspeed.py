@@ -82,7 +82,6 @@ def read(config: Config, world: int | None = None) -> Configuration:
         steps = divided(whole, product(micro, replicas))
     if whole is None:
         whole = product(micro, steps, replicas)
-    quiet, open_, unknown = keys.rest("megatron" if neox else "deepspeed")
     layout = Layout(
         world=world,
         dp=replicas,
@@ -98,4 +97,5 @@ def read(config: Config, world: int | None = None) -> Configuration:
         recompute=recompute,
         offload=where,
     )
+    quiet, open_, unknown = keys.rest("megatron" if neox else "deepspeed")
     return Configuration("deepspeed", "deepspeed", layout, keys.understood, quiet, open_, unknown, model)

@@ -58,7 +58,6 @@ def read(config: Config, world: int | None = None) -> Configuration:
             zero, offload, _ = sharding(keys, f"{at}fsdp_config")
         elif not words and f"{at}fsdp_config" not in keys.understood:
             zero = None
-    quiet, open_, unknown = keys.rest("hf")
     layout = Layout(
         world=world,
         dp=world,
@@ -72,4 +71,5 @@ def read(config: Config, world: int | None = None) -> Configuration:
         offload=offload,
     )
     name = str(keys.take(f"{at}model_name_or_path", "model", "") or "")
+    quiet, open_, unknown = keys.rest("hf")
     return Configuration("hf", stack, layout, keys.understood, quiet, open_, unknown, {}, name)

@@ -67,7 +67,7 @@ def _deepspeed_batch(c: Config, x: Configuration) -> Found:
     if replicas and steps and micro * steps * replicas != whole:
         yield (
             "train_batch_size",
-            f"{whole} is not micro-batch {micro} x accumulation {steps} x {replicas} ranks = {micro * steps * replicas}",
+            f"{whole} is not micro-batch {micro} x accumulation {steps} x {replicas} ranks",
             f"train_batch_size {micro * steps * replicas}, or leave one of the three out",
         )
     elif replicas and not steps and whole % (micro * replicas):
@@ -145,15 +145,15 @@ def _few_micro_batches(c: Config, x: Configuration) -> Found:
         key, n = "tokens.batch_accumulation_per_replica", x.layout.accumulation
         yield key, f"{n} micro-batches, and 1F1B of {pp} stages needs at least {pp - 1}", f"at least {pp}"
     if x.kind == "torchtitan":
-        n = count(
+        few = count(
             Keys(c).first(
                 ("parallelism.pipeline_parallel_microbatches", "experimental.pipeline_parallel_microbatches"), ""
             )
         )
-        if n and n < pp:
+        if few and few < pp:
             yield (
                 "pipeline_parallel_microbatches",
-                f"{n}, fewer than the {pp} stages: the schedule hangs",
+                f"{few}, fewer than the {pp} stages: the schedule hangs",
                 f"at least {pp}",
             )
 

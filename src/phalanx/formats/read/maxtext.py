@@ -36,7 +36,6 @@ def read(config: Config, world: int | None = None) -> Configuration:
     remat = keys.take("remat_policy", "strategy.recompute")
     fsdp, data = degrees["fsdp"], degrees["data"]
     dp = fsdp * data if fsdp is not None and data is not None and world else None
-    quiet, open_, unknown = keys.rest("maxtext")
     layout = Layout(
         world=world,
         dp=dp,
@@ -52,4 +51,5 @@ def read(config: Config, world: int | None = None) -> Configuration:
         recompute=str(remat) if remat is not None else None,
     )
     name = str(keys.take("model_name", "model", "") or "")
+    quiet, open_, unknown = keys.rest("maxtext")
     return Configuration("maxtext", "maxtext", layout, keys.understood, quiet, open_, unknown, {}, name)

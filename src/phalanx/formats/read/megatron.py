@@ -83,7 +83,6 @@ def read(config: Config, world: int | None = None) -> Configuration:
     flag("use_mcore_models", "stack")
     keys.take("env.CUDA_DEVICE_MAX_CONNECTIONS", "environment")
     model = {theirs: flag(ours, f"model.{theirs}") for ours, theirs in _MODEL.items()}
-    quiet, open_, unknown = keys.rest("megatron")
     layout = Layout(
         world=world,
         dp=dp,
@@ -106,4 +105,5 @@ def read(config: Config, world: int | None = None) -> Configuration:
     )
     stack = "megatron-fsdp" if custom or fsdp2 else "megatron-core"
     model = {name: value for name, value in model.items() if value is not None}
+    quiet, open_, unknown = keys.rest("megatron")
     return Configuration("megatron", stack, layout, keys.understood, quiet, open_, unknown, model)

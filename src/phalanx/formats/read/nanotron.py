@@ -19,7 +19,6 @@ def read(config: Config, world: int | None = None) -> Configuration:
     zero = keys.take("optimizer.zero_stage", "strategy.zero", 0)
     mode = str(keys.take("parallelism.tp_mode", "strategy.sp", "ALL_REDUCE")).upper()
     again = truth(keys.take("parallelism.recompute_layer", "strategy.recompute"))
-    quiet, open_, unknown = keys.rest("nanotron")
     layout = Layout(
         world=world or product(dp, pp, tp, cp),
         dp=dp,
@@ -39,4 +38,5 @@ def read(config: Config, world: int | None = None) -> Configuration:
     )
     model = keys.take("model.model_config", "model")
     taken = dict(model) if isinstance(model, dict) else {}
+    quiet, open_, unknown = keys.rest("nanotron")
     return Configuration("nanotron", "nanotron", layout, keys.understood, quiet, open_, unknown, taken)

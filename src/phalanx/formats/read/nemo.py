@@ -67,7 +67,6 @@ def read(config: Config, world: int | None = None) -> Configuration:
     distributed = truth(of("strategy.zero", "use_distributed_optimizer", "zero1"))
     dp = divided(world, product(tp or 1, pp or 1, cp or 1)) if tp or pp else None
     virtual = degree("strategy.virtual", "virtual_pipeline_model_parallel_size", "virtual_pipeline_parallel_size")
-    quiet, open_, unknown = keys.rest("nemo")
     layout = Layout(
         world=world,
         dp=dp,
@@ -96,4 +95,5 @@ def read(config: Config, world: int | None = None) -> Configuration:
         )
     }
     sizes = {name: value for name, value in model.items() if value is not None}
+    quiet, open_, unknown = keys.rest("nemo")
     return Configuration("nemo", "megatron-bridge", layout, keys.understood, quiet, open_, unknown, sizes)

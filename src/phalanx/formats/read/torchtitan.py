@@ -43,7 +43,6 @@ def read(config: Config, world: int | None = None) -> Configuration:
     schedule = keys.first(
         (f"{p}.pipeline_parallel_schedule", "experimental.pipeline_parallel_schedule"), "strategy.schedule"
     )
-    quiet, open_, unknown = keys.rest("torchtitan")
     layout = Layout(
         world=world or product(tp, pp, cp, dp),
         dp=dp,
@@ -62,4 +61,5 @@ def read(config: Config, world: int | None = None) -> Configuration:
         offload={"param": "cpu", "optimizer": "cpu"} if offload else None,
     )
     name = " ".join(str(keys.take(f"model.{n}", "model", "") or "") for n in ("name", "flavor")).strip()
+    quiet, open_, unknown = keys.rest("torchtitan")
     return Configuration("torchtitan", "torchtitan", layout, keys.understood, quiet, open_, unknown, {}, name)

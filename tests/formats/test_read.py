@@ -1,0 +1,184 @@
+"""Configurations of other frameworks, read: 537 real ones with what follows from each without doubt, 175 argument
+sets of Megatron-LM's own tests, and 23 mistakes from issues, each beside its mended form
+(data/configurations.json.xz)."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections import Counter
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.in_process_cli import phalanx
+
+from phalanx.commands.read import strategy_of
+from phalanx.formats.read import files, shell
+from phalanx.formats.read.configuration import Layout, names
+from phalanx.formats.read.lints import lint
+from phalanx.spec.errors import InputError
+
+KINDS = tuple(files.READERS)
+
+
+@cache
+def data() -> Any:
+    return json.loads(lzma.decompress((Path(__file__).parent / "data" / "configurations.json.xz").read_bytes()))
+
+
+def fixed(s: Layout) -> dict[str, Any]:
+    """What a layout says, by the names of the expectations."""
+    same = ("tp", "pp", "dp", "cp", "ep", "zero", "micro_batch", "global_batch", "precision", "recompute")
+    offload = dict(s.offload) if s.offload else None
+    return {name: getattr(s, name) for name in same} | {"grad_accum": s.accumulation, "offload": offload}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_follows_without_doubt_is_read(kind: str) -> None:
+    wrong = []
+    for row in (r for r in data()["configurations"] if r["kind"] == kind):
+        read = files.READERS[kind](row["config"], row["world"])
+        found = fixed(read.layout)
+        wrong += [
+            (row["id"], name, value, found[name])
+            for name, value in row["expect"].items()
+            if name in found and found[name] != value
+        ]
+        taken = {*read.understood, *read.without_effect, *read.not_modelled, *read.unknown}
+        assert not [key for key in leaves(row["config"]) if not covered(key, taken)], row["id"]
+    # An axolotl file that shards by a file it names only, and whose ZeRO stands in a comment.
+    assert [w for w in wrong if w[0] != "accelerate-267c2b1a6a"] == []
+
+
+def leaves(config: Mapping[str, Any], above: str = "") -> list[str]:
+    result = []
+    for name, value in config.items():
+        inside = isinstance(value, dict) and value
+        result += leaves(value, f"{above}{name}.") if inside else [f"{above}{name}"]
+    return result
+
+
+def covered(key: str, taken: set[str]) -> bool:
+    """Whether a key, or a table that it is in, was listed."""
+    parts = key.split(".")
+    return any(".".join(parts[:n]) in taken for n in range(1, len(parts) + 1))
+
+
+def test_a_framework_is_recognised_by_its_keys() -> None:
+    rows = data()["configurations"]
+    seen = Counter((row["kind"], files.kind_of(row["config"])) for row in rows)
+    right = sum(n for (kind, found), n in seen.items() if kind == found)
+    # 13 of Primus have NeMo's form of Megatron's names, and are read by that reader.
+    assert right + seen["megatron", "nemo"] >= 0.99 * len(rows), seen
+
+
+def test_megatrons_own_argument_sets_are_read() -> None:
+    """World 64; dp, virtual stages and accumulation as its validate_args derives them."""
+    for case in data()["megatron"]:
+        args = {name.lstrip("-"): value for name, value in case["args"].items()}
+        s = files.READERS["megatron"]({"args": args}, 64).layout
+        tp, pp, cp = (args.get(f"{axis}-parallel-size", 1) for axis in ("tensor-model", "pipeline-model", "context"))
+        assert (s.tp, s.pp, s.cp) == (tp, pp, cp), case["name"]
+        assert s.dp == (64 // (tp * pp * cp) if 64 % (tp * pp * cp) == 0 else None), case["name"]
+        each = args.get("num-layers-per-virtual-pipeline-stage")
+        if each and args.get("num-layers"):
+            assert s.virtual == args["num-layers"] // pp // each, case["name"]
+        if s.dp and s.global_batch and s.micro_batch and s.accumulation:
+            assert s.accumulation * s.micro_batch * s.dp == s.global_batch, case["name"]
+
+
+def test_every_mistake_is_found_and_its_mended_form_is_clean() -> None:
+    missed, alarmed = [], []
+    for trap in data()["traps"]:
+        reader = files.READERS[trap["kind"]]
+        if not lint(trap["config"], reader(trap["config"], trap["world"])):
+            missed.append(trap["id"])
+        if lint(trap["mended"], reader(trap["mended"], trap["world"])):
+            alarmed.append(trap["id"])
+    assert (missed, alarmed) == ([], [])
+
+
+SCRIPT = """#!/bin/bash
+# seventy billion parameters
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+NODES=${SLURM_NNODES:-8}
+touch ran; DATA=$(touch ran)
+DISTRIBUTED_ARGS=(
+    --nproc_per_node 8
+    --nnodes $NODES
+)
+SIZE_ARGS="
+    --num-layers 80 --hidden-size 8192 --num-attention-heads 64
+    --num-query-groups 8 --ffn-hidden-size 28672
+"
+torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py $SIZE_ARGS --vocab-size 128256 \\
+    --tensor-model-parallel-size 8 --pipeline-model-parallel-size 2 --sequence-parallel --seq-length 8192 \\
+    --max-position-embeddings 8192 --micro-batch-size 1 --global-batch-size $((4 * 128)) --bf16 \\
+    --use-distributed-optimizer --recompute-granularity selective
+"""
+
+
+def test_a_script_is_read_and_not_run() -> None:
+    found = shell.read(SCRIPT)
+    assert found["launch"] == {"nproc_per_node": 8, "nnodes": 8}
+    assert found["env"] == {"CUDA_DEVICE_MAX_CONNECTIONS": 1}
+    assert found["args"]["global-batch-size"] == 512
+    assert found["args"]["num-layers"] == 80
+    read = files.READERS["megatron"](found, None)
+    assert str(strategy_of(read, 64)) == "dp=4,zero=1,tp=8,sp=1,pp=2,recompute=selective"
+
+
+def test_commands_take_a_script(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(SCRIPT)
+    code, out, err = phalanx(tmp_path, "read", "run.sh", "--json")
+    assert code == 0, err
+    assert not (tmp_path / "ran").exists()
+    found = json.loads(out)
+    assert found["strategy"]["tp"] == 8
+    assert found["understood"]["tensor-model-parallel-size"] == "strategy.tp"
+    code, out, err = phalanx(tmp_path, "predict", "run.sh", "--cluster", "dgx-h100", "--json")
+    assert code == 0, err
+    question = json.loads(out)["question"]
+    assert (question["gpus"], question["strategy"]) == (64, "dp=4,zero=1,tp=8,sp=1,pp=2,recompute=selective")
+    named = ("--model", "llama3-70b", "--cluster", "dgx-h100", "--gpus", "64", "--batch", "512", "--seq", "8192")
+    _, same, _ = phalanx(tmp_path, "predict", *named, "--strategy", question["strategy"], "--json")
+    assert json.loads(out)["step_time_s"] == pytest.approx(json.loads(same)["step_time_s"], rel=0.01)
+    (tmp_path / "ds.json").write_text('{"zero_optimisation": {"stage": 2}, "train_batch_size": 8}')
+    code, out, _ = phalanx(tmp_path, "lint", "ds.json")
+    assert code == 1
+    assert "zero_optimisation is no key" in out
+    assert "did you mean zero_optimization" in out
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "said"),
+    [
+        ("", ("read", "none.sh"), "no such file"),
+        ("{", ("read", "x.json"), "cannot be parsed"),
+        ("[1]", ("read", "x.json"), "is no table of settings"),
+        ("a: 1", ("read", "x.yaml"), "is no configuration of a known framework"),
+        ("import os", ("read", "x.py"), "is Python, which is not run"),
+        ("!!python/object/apply:os.system ['true']", ("read", "x.yaml"), "cannot be parsed"),
+        ("a: 1", ("read", "x.yaml", "--kind", "megatrn"), "did you mean megatron"),
+        ('{"train_batch_size": 8, "fp16": {}}', ("predict", "x.json", "--cluster", "dgx-h100"), "--gpus: is missing"),
+    ],
+)
+def test_bad_files_get_one_line(tmp_path: Path, content: str, words: tuple[str, ...], said: str) -> None:
+    if words[1] != "none.sh":
+        (tmp_path / words[1]).write_text(content)
+    code, out, err = phalanx(tmp_path, *words)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert said in err
+
+
+def test_what_does_not_divide_the_ranks_is_refused() -> None:
+    read = files.READERS["nanotron"]({"parallelism": {"dp": 1, "pp": 2, "tp": 4}}, None)
+    with pytest.raises(InputError, match="use a multiple of 8"):
+        strategy_of(read, 12)
+
+
+def test_every_kind_has_its_keys() -> None:
+    assert all(len(names(kind)) > 50 for kind in KINDS)
