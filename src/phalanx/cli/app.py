@@ -33,6 +33,7 @@ from phalanx.cli.pipeline import pipeline
 from phalanx.cli.place import place
 from phalanx.cli.plan import plan
 from phalanx.cli.predict import predict
+from phalanx.cli.read import read
 from phalanx.cli.root import OneLineErrors
 from phalanx.cli.serve_plan import serve_plan
 from phalanx.cli.sweep import sweep
@@ -72,6 +73,7 @@ app.command()(observe)
 app.command()(compare)
 app.command()(measure)
 app.command("serve-plan")(serve_plan)
+app.command()(read)
 app.command()(export)
 app.command("import")(import_weights)
 app.command("export-weights")(export_weights)

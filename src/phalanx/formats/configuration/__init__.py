@@ -1,0 +1,1 @@
+"""Configurations of other frameworks: what all their readers share."""
