@@ -8,7 +8,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 # make coverage: the suite with line coverage.
-.PHONY: install run test long chaos fuzz coverage check audit lock bench format clean
+.PHONY: install run test long chaos fuzz coverage check audit lock stacks bench format clean
 install: $(VENV)/.installed
 
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
@@ -84,6 +84,13 @@ audit: $(VENV)/.dev
 # requirements.lock and the bill of materials, from pyproject.toml and constraints.txt: needs uv.
 lock: $(VENV)/.dev
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python .ci/lock.py
+
+# Drawn exports before the parsers of the frameworks, each installed under .stacks/ (gigabytes; Python 3.12 for some).
+# nanotron is not on PyPI: make stacks SOURCES=folder/with/its/repository
+COUNT   ?= 200
+SOURCES ?= .stacks
+stacks: $(VENV)/.dev
+	@cd tests && PYTHONPATH=. ../$(BIN)/python -m support.exports --count $(COUNT) --sources $(abspath $(SOURCES))
 
 bench: $(VENV)/.dev
 	@$(BIN)/python -m benchmarks

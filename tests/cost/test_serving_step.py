@@ -11,7 +11,7 @@ import pytest
 from phalanx.cost.serving.engines import engine, release_of
 from phalanx.cost.serving.shape import Shape, shape_of
 from phalanx.cost.serving.steady_state import Load, aggregated, disaggregated, slots
-from phalanx.cost.serving.step import Batch, ChipRates, Split, cache_per_gpu, step_parts, weight_bytes
+from phalanx.cost.serving.step import Batch, ChipRates, Split, all_reduce_s, cache_per_gpu, step_parts, weight_bytes
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.model.served import SERVED, served, served_of
@@ -149,3 +149,18 @@ def test_workers_apart_keep_prompts_from_delaying_tokens() -> None:
     _, one_worker = disaggregated(GQA, (x, 1.0), (x, 1.0), H200, price, replace(LOAD, concurrency=512.0))
     _, four = disaggregated(GQA, (x, 4.0), (x, 1.0), H200, price, replace(LOAD, concurrency=512.0))
     assert four < 0.6 * one_worker
+
+
+@pytest.mark.parametrize(
+    ("link", "ranks", "size", "measured"),
+    [
+        (32e9, 2, 8 << 20, 429e-6),
+        (32e9, 8, 64 << 20, 53e-3),
+        (64e9, 2, 64 << 20, 1.84e-3),
+        (64e9, 8, 64 << 20, 4.93e-3),
+    ],
+)
+def test_all_reduces_over_a_bus_take_what_nccl_tests_say(link: float, ranks: int, size: int, measured: float) -> None:
+    """L40S and RTX PRO 6000: NCCL's better time of the published points."""
+    bus = replace(H200, link_bytes_per_s=link)
+    assert float(all_reduce_s(bus, engine("vllm"), ranks, size)) == pytest.approx(measured, rel=0.15)

@@ -11,6 +11,7 @@ from support import generation_cases
 from support.rank_pool import Pool
 from support.sizes import examples
 
+from phalanx.cost.step.generation import generating
 from phalanx.infer.sampling import Sampling, choose, uniform
 from phalanx.runtime.process.world import ALONE
 from phalanx.schedule.generation.batch import Batch, Slot
@@ -19,7 +20,6 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.strategy.generation import require_generation
 from phalanx.spec.strategy.spec import Strategy
 
 
@@ -146,6 +146,7 @@ def test_sampling() -> None:
         (LLAMA, {"tp": 8}, "strategy.tp = 8: is more than the model's 4 heads"),
         (LLAMA, {"pp": 6}, "too many stages for 3 blocks"),
         (LLAMA, {"dp": 2, "ep": 2}, "the model has no experts"),
+        (LLAMA, {"pp": 2, "layers": "5/1"}, "gives 6 blocks to 2 chunks; there are 3 blocks and 2 chunks"),
         (
             small(
                 family="mixtral",
@@ -158,7 +159,7 @@ def test_sampling() -> None:
 )
 def test_what_does_not_generate(model: ModelSpec, line: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError) as refused:
-        require_generation(model, Strategy(**line))
+        generating(model, Strategy(**line), "float64")
     assert words in str(refused.value)
 
 

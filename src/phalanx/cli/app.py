@@ -18,6 +18,7 @@ import typer
 from phalanx.cli.cluster import cluster
 from phalanx.cli.clusters import clusters
 from phalanx.cli.collectives import collectives
+from phalanx.cli.compare import compare
 from phalanx.cli.experts import experts
 from phalanx.cli.explain import explain, lint
 from phalanx.cli.export import export
@@ -27,7 +28,6 @@ from phalanx.cli.measure import measure
 from phalanx.cli.mesh import mesh
 from phalanx.cli.models import models
 from phalanx.cli.observe import observe
-from phalanx.cli.observed import compare
 from phalanx.cli.parity import parity
 from phalanx.cli.pipeline import pipeline
 from phalanx.cli.place import place

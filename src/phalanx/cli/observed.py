@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from phalanx.cli.options import Json
-from phalanx.cli.terminal import FAILED, console, exit_on_error, print_json
+from phalanx.cli.terminal import FAILED, console, print_json
 
 if TYPE_CHECKING:
     from phalanx.plan.explain.observed import PricedRank
@@ -83,25 +82,16 @@ def _as_json(p: PricedRank) -> dict[str, Any]:
     }
 
 
-def compare(
-    observed: Annotated[Path, typer.Argument(metavar="OBSERVED.json", help="What `phalanx observe --out` wrote.")],
-    plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan, or a run's folder.")],
-    as_json: Json = False,
-) -> None:
-    """Show where an observed program's step differs from a plan: collectives, bytes, FLOPs, memory."""
-    with exit_on_error():
-        from phalanx.plan.explain.observed_against_plan import compare as differences_of
-        from phalanx.report.observed_price import differences
-        from phalanx.spec.errors import InputError
-        from phalanx.spec.files import plan as plans
+def show_differences(o: Observation, plan: Path, as_json: bool) -> None:
+    """Print where an observed program's step differs from a plan; exit code 1 if it does. Raises InputError."""
+    from phalanx.plan.explain.observed_against_plan import compare as differences_of
+    from phalanx.report.observed_price import differences
+    from phalanx.spec.files import plan as plans
 
-        o = observation_in(observed)
-        if o is None:
-            raise InputError("observation", str(observed), "is none", "write one with phalanx observe --out")
-        found = differences_of(o, plans.read(plan / "plan.json" if plan.is_dir() else plan))
-        if as_json:
-            print_json([{**asdict(d), "differs": d.differs} for d in found])
-        else:
-            console().print(differences(found))
-        if any(d.differs for d in found):
-            raise typer.Exit(FAILED)
+    found = differences_of(o, plans.read(plan / "plan.json" if plan.is_dir() else plan))
+    if as_json:
+        print_json([{**asdict(d), "differs": d.differs} for d in found])
+    else:
+        console().print(differences(found))
+    if any(d.differs for d in found):
+        raise typer.Exit(FAILED)

@@ -12,6 +12,7 @@ from phalanx.formats.launchers.registry import launcher
 from phalanx.formats.launchers.task import task
 from phalanx.formats.megatron import write as megatron
 from phalanx.formats.nanotron import write as nanotron
+from phalanx.formats.torchtitan import write as torchtitan
 from phalanx.formats.training.program import Program
 from phalanx.formats.training.script import train_sh
 from phalanx.formats.training.subject import Subject, subject
@@ -31,6 +32,7 @@ class Target:
 
 TARGETS: dict[str, Target] = {
     "megatron": Target(("megatron-core", "megatron-core-0.14", "megatron-fsdp"), megatron.program),
+    "torchtitan": Target(("torchtitan",), torchtitan.program),
     "deepspeed": Target(("deepspeed",), deepspeed.program),
     "accelerate": Target(("accelerate",), accelerate.program),
     "nanotron": Target(("nanotron",), nanotron.program),

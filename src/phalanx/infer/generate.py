@@ -22,7 +22,6 @@ from phalanx.schedule.generation.scheduler import Limits, Request, Scheduler
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DType
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.strategy.generation import require_generation
 from phalanx.spec.strategy.mesh import Mesh
 from phalanx.spec.strategy.spec import Strategy
 
@@ -62,9 +61,8 @@ class Generation:
         how: Sampling,
         limits: Limits,
     ) -> None:
-        require_generation(model, strategy)
-        require_context(model, requests)
         layout = generating(model, strategy, dtype)
+        require_context(model, requests)
         self.comm, self.how, self.number = comm, how, 0
         self.view = layout.rank_view(comm.world.rank)
         self.replica_index = layout.mesh.replica(comm.world.rank)

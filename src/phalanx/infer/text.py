@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from phalanx.cost.step.generation import generating
 from phalanx.infer.generate import Generation, require_context
 from phalanx.infer.sampling import Sampling
 from phalanx.nn.hugging_face import files
@@ -24,7 +25,6 @@ from phalanx.spec.files import plan as plans
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import DType, compute_type
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.strategy.generation import require_generation
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.train.data.tokenizer import open_tokenizer
@@ -63,7 +63,7 @@ def question(
     """Read a folder's model and tokenizer, encode the prompts, and check that all can be generated. `precision`: the
     type to compute in; None: that of the weights. Raises InputError, CheckpointError."""
     model = model_of(folder)
-    require_generation(model, strategy)
+    generating(model, strategy, "float32")  # refuses a strategy that does not split it
     tokenizer = tokenizer_of(folder, model)
     weights = weights_of(folder, model)
     stops = _ends(folder) if how.stop else ()

@@ -26,6 +26,8 @@ from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import DType
 
 _KEPT_S = 3600.0
+PATIENCE_S = 1800.0
+"""Of ranks that take no part in a level, and wait for those that do: four on two busy cores took over 300 s."""
 VERSION = 11  # of what is measured and how; caches of other versions are ignored
 
 
@@ -131,7 +133,7 @@ def _measure(ranks: int, dtype: DType, threads: int, quick: bool, kept: Path) ->
         argument = json.dumps(
             {"out": str(out), "dtype": dtype, "threads": threads, "quick": quick, "kept": str(kept)}
         )
-        launch("phalanx.measure.worker", argument, ranks, threads)
+        launch("phalanx.measure.worker", argument, ranks, threads, timeout_s=PATIENCE_S)
         return json.loads(out.read_text())  # type: ignore[no-any-return]
 
 

@@ -18,6 +18,7 @@ from phalanx.measure import collectives, kernels, microbenchmarks
 from phalanx.measure.compressors import measure_coding
 from phalanx.measure.links import measure_gamma
 from phalanx.measure.ping_pong import RealWire
+from phalanx.measure.this_machine import PATIENCE_S
 from phalanx.plan.auto.transport import choose
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
@@ -30,8 +31,6 @@ from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import DType
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-
-_TIMEOUT_S = 600  # of a barrier: ranks that take no part in a level wait for it
 
 
 def levels(ranks: int) -> list[int]:
@@ -180,7 +179,7 @@ def main() -> None:
         if world.rank == 0:
             write_json(Path(options["out"]), rows)
 
-    run_rank(world, _TIMEOUT_S, work)
+    run_rank(world, PATIENCE_S, work)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,13 @@ LEFT_OUT = FOLDER / "serving_left_out.json"
 NEEDED = ("framework", "gpu", "model", "mode", "isl", "osl", "concurrency", "ttft_ms", "tpot_ms")
 Floats = npt.NDArray[np.float64]
 _DOMAIN = {"GB200": 72, "GB300": 72}
+_NAMES = {
+    **dict.fromkeys(("bfloat16", "fp16", "float16", "half"), "bf16"),
+    **dict.fromkeys(("int4_wo", "w4a16", "awq", "gptq", "w4afp8"), "int4"),
+    **dict.fromkeys(("w4a16_mxfp4", "w4a8_mxfp4_mxfp8"), "mxfp4"),
+    **{"fp4": "nvfp4", "fp8_e4m3": "fp8", "w4a4_nvfp4": "nvfp4"},
+}
+"""Other names of types, as engines and their tools write them."""
 _MEAN_LENGTH = 0.9
 """Of prompts and outputs over the stated lengths in closed loops: InferenceX draws them between 0.8 and 1."""
 _POLLS, _POLLS_FROM = (10.0, 30.0), 16
@@ -74,7 +81,7 @@ def case_of(row: Row) -> Case:
         raise Unscored("how many workers compute prompts is not recorded")
     if (row.count("prefix") or 0) > 0:
         raise Unscored("requests share prefixes, how often they hit the cache is not recorded")
-    chip = chip_name(row["gpu"])
+    chip = chip_name(row["gpu"].replace("_", "-").upper())
     numbers = [row.number(k) for k in ("isl", "osl", "concurrency")]
     if not all(numbers):
         raise Unscored("isl, osl or concurrency is missing")
@@ -116,8 +123,11 @@ def case_of(row: Row) -> Case:
 
 
 def _types(row: Row, chip: str) -> tuple[str, str]:
-    weights = row["weights_dtype"] or "bf16"
-    experts = row["moe_weights_dtype"] or weights
+    weights = _NAMES.get(row["weights_dtype"].lower(), row["weights_dtype"].lower())
+    experts = _NAMES.get(row["moe_weights_dtype"].lower(), row["moe_weights_dtype"].lower())
+    if not row["weights_dtype"]:
+        weights = {"fp8": "fp8", "fp4": "nvfp4", "int4": "int4"}.get(row["precision"], "bf16")
+    experts = experts if row["moe_weights_dtype"] else weights
     for name, kind in (("weights_dtype", weights), ("moe_weights_dtype", experts)):
         if kind not in BYTES:
             raise InputError(name, kind, "is not a type of weights that Phalanx knows", nearest(kind, BYTES))

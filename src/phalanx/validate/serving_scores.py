@@ -27,6 +27,8 @@ OTHER_PREDICTOR: dict[str, dict[str, tuple[int, float, float]]] = {
     "vllm disaggregated": {"tpot": (8, 52, 35), "ttft": (8, 84, 82)},
 }
 """Of aiconfigurator-core 0.12.0, on rows that do not ship: (rows, mean, median of the absolute error in percent)."""
+_SAME = 0.01
+"""Logarithm of the ratio of two values below which they are one measurement that two sources list."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,10 @@ def floor(pairs: Sequence[Pair]) -> float | None:
             c = p.case
             key = (c.engine, c.shape, c.chip, c.load, c.prefill, c.decode, c.workers)
             same.setdefault(key, []).append(p.tpot[1])
-    off = [abs(float(np.median(v)) / t - 1) for v in same.values() if len(set(v)) > 1 for t in set(v)]
+    off = []
+    for values in same.values():
+        apart = {round(np.log(v) / _SAME): v for v in values}.values()
+        off += [abs(float(np.median(list(apart))) / v - 1) for v in apart if len(apart) > 1]
     return 100 * float(np.median(off)) if off else None
 
 

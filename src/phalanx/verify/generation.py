@@ -25,7 +25,6 @@ from phalanx.schedule.generation.batch import Batch, Slot
 from phalanx.schedule.layout import RankView
 from phalanx.spec.job import DType
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.strategy.generation import require_generation
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.verify.diff import Difference, differences, exactly
 from phalanx.verify.fake_step import Guard, Imagined, Shapes, Watch, place_of, without_content
@@ -85,7 +84,6 @@ def verify_generation(
 ) -> tuple[ProvedStage, ...]:
     """Verify the steps of `batches` on every pipeline stage, every replica with the same batch, and a cache that
     holds `slots` contexts. Raises InputError."""
-    require_generation(model, strategy)
     layout = generating(model, strategy, dtype)
     spare = experts_span_replicas(model, layout.mesh)
     pages = slots * -(-context // page) + spare

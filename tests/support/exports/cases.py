@@ -11,6 +11,7 @@ from phalanx.commands.export import TARGETS
 from phalanx.formats.training.program import Program
 from phalanx.formats.training.script import words
 from phalanx.formats.training.subject import Subject, subject
+from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.errors import InputError
 from phalanx.stacks.stack import Stack
 from support.exports import draw
@@ -46,10 +47,8 @@ def cases(to: str, stack: Stack, count: int, seed: int) -> tuple[list[dict[str, 
                 raise RuntimeError(f"{to} refuses nearly everything: {refused.most_common(5)}") from error
             continue
         expected = {
-            **{
-                name: getattr(x.s, name)
-                for name in ("world", "dp", "zero", "virtual", "micro_batch", "pp", "tp", "cp")
-            },
+            **{name: getattr(x.s, name) for name in ("world", "dp", "zero", "micro_batch", "pp", "tp", "cp")},
+            "virtual": len(rank_of(x.s)) // x.s.pp if x.s.pp > 1 else 1,
             "micro_batches": x.micro_batches,
         }
         result.append(
@@ -57,7 +56,8 @@ def cases(to: str, stack: Stack, count: int, seed: int) -> tuple[list[dict[str, 
                 "files": p.files,
                 "arguments": arguments(p) if p.arguments else [],
                 "world": x.s.world,
-                "environment": {v.name: v.value for v in p.variables},
+                "environment": {b.name: FILLED.get(b.name, b.name) for b in p.blanks}
+                | {v.name: v.value for v in p.variables},
                 "expected": expected,
             }
         )

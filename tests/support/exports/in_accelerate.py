@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from protocol import answer
+from protocol import answer, fields_of
 
 
 def derive(case: dict[str, Any]) -> dict[str, Any]:
@@ -38,5 +38,21 @@ def derive(case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def schema() -> dict[str, Any]:
+    """Return the keys of the file, and of its nested tables as options of the launcher."""
+    import accelerate
+    from accelerate.commands.config.config_args import ClusterConfig
+    from accelerate.commands.launch import launch_command_parser
+
+    keys, choices = fields_of(ClusterConfig, "")
+    for a in launch_command_parser()._actions:
+        for table, start in (("fsdp_config", "fsdp_"), ("parallelism_config", "parallelism_config_")):
+            if a.dest.startswith(start):
+                keys.append(f"{table}.{a.dest}")
+                if a.choices:
+                    choices[f"{table}.{a.dest}"] = list(a.choices)
+    return {"version": f"accelerate {accelerate.__version__}", "flags": [], "keys": sorted(keys), "choices": choices}
+
+
 if __name__ == "__main__":
-    answer(derive)
+    answer(derive, schema)

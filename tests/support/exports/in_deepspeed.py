@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from protocol import answer
+from protocol import answer, fields_of
 
 
 class _World:
@@ -50,5 +50,34 @@ KNOWN = {
 }
 """The top-level keys that DeepSpeed 0.19 reads (deepspeed/runtime/constants.py) and an export may have."""
 
+
+def schema() -> dict[str, Any]:
+    """Return the keys of the tables that exports have."""
+    import deepspeed
+    from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from deepspeed.runtime.zero.offload_config import (
+        DeepSpeedZeroOffloadOptimizerConfig,
+        DeepSpeedZeroOffloadParamConfig,
+    )
+
+    keys = [
+        *KNOWN,
+        "data_types.grad_accum_dtype",
+        "optimizer.type",
+        "optimizer.params",
+        "tensor_parallel.autotp_size",
+    ]
+    for prefix, cls in (
+        ("zero_optimization.", DeepSpeedZeroConfig),
+        ("zero_optimization.offload_optimizer.", DeepSpeedZeroOffloadOptimizerConfig),
+        ("zero_optimization.offload_param.", DeepSpeedZeroOffloadParamConfig),
+        ("bf16.", DeepSpeedBF16Config),
+        ("fp16.", DeepSpeedFP16Config),
+    ):
+        keys += fields_of(cls, prefix)[0]
+    return {"version": f"deepspeed {deepspeed.__version__}", "flags": [], "keys": sorted(keys), "choices": {}}
+
+
 if __name__ == "__main__":
-    answer(derive)
+    answer(derive, schema)

@@ -54,7 +54,23 @@ def derive(case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def schema() -> dict[str, Any]:
+    """Return every argument of the parser."""
+    from importlib.metadata import version
+
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    ARGUMENTS.add_megatron_arguments(parser)
+    names = [(flag, a) for a in parser._actions for flag in a.option_strings if flag.startswith("--")]
+    choices = {flag: list(a.choices) for flag, a in names if a.choices}
+    return {
+        "version": f"megatron-core {version('megatron-core')}",
+        "flags": sorted(flag for flag, a in names if a.nargs == 0),
+        "keys": sorted(flag for flag, a in names if a.nargs != 0),
+        "choices": {k: v for k, v in choices.items() if all(isinstance(x, str | int) for x in v)},
+    }
+
+
 if __name__ == "__main__":
     with contextlib.redirect_stdout(sys.stderr):  # imports print
         ARGUMENTS = _prepared()
-    answer(derive)
+    answer(derive, schema)

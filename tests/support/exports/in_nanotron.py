@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
-from protocol import answer
+from protocol import answer, fields_of
 
 
 def _without_kernels() -> None:
@@ -59,6 +59,32 @@ PRETENDED = (
     ),
 )
 
+
+def schema() -> dict[str, Any]:
+    """Return the keys of all sections that exports have."""
+    from nanotron.config import config as c
+    from nanotron.config.models_config import LlamaConfig, Qwen2Config
+
+    keys: list[str] = []
+    for prefix, cls in (
+        ("", c.Config),
+        ("general.", c.GeneralArgs),
+        ("parallelism.", c.ParallelismArgs),
+        ("tokens.", c.TokensArgs),
+        ("optimizer.", c.OptimizerArgs),
+        ("optimizer.optimizer_factory.", c.AdamWOptimizerArgs),
+        ("optimizer.learning_rate_scheduler.", c.LRSchedulerArgs),
+        ("model.", c.ModelArgs),
+        ("model.init_method.", c.RandomInit),
+        ("model.model_config.", LlamaConfig),
+        ("model.model_config.", Qwen2Config),
+        ("tokenizer.", c.TokenizerArgs),
+        ("checkpoints.", c.CheckpointsArgs),
+    ):
+        keys += fields_of(cls, prefix)[0]
+    return {"version": "nanotron 0.4 (2411b02)", "flags": [], "keys": sorted(set(keys)), "choices": {}}
+
+
 if __name__ == "__main__":
     _without_kernels()
-    answer(derive)
+    answer(derive, schema)

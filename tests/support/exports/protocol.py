@@ -17,10 +17,15 @@ from pathlib import Path
 from typing import Any
 
 
-def answer(derive: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Answer every case. `derive` parses and validates one, in a folder with its files, and returns what it derives
-    of the names that are expected; what it raises or exits with is what is wrong."""
+def answer(derive: Callable[[dict[str, Any]], dict[str, Any]], schema: Callable[[], dict[str, Any]]) -> None:
+    """Answer every case; with --schema print the schema instead: version, keys, and choices by key.
+
+    `derive` parses and validates a case, in a folder with its files, and returns what it derives; what it raises or
+    exits with is what is wrong."""
     out, sys.stdout = sys.stdout, sys.stderr
+    if sys.argv[1:] == ["--schema"]:
+        print(json.dumps(schema()), file=out)
+        return
     for line in sys.stdin:
         print(json.dumps(_wrong(derive, json.loads(line))), file=out, flush=True)
 
@@ -46,3 +51,16 @@ def _wrong(derive: Callable[[dict[str, Any]], dict[str, Any]], case: dict[str, A
         os.environ.update(environment)
     differs = {n: (v, case["expected"][n]) for n, v in found.items() if v != case["expected"].get(n, v)}
     return f"derives {differs}" if differs else ""
+
+
+def fields_of(cls: Any, prefix: str) -> tuple[list[str], dict[str, list[Any]]]:
+    """Return the keys of a dataclass or pydantic model under a prefix, and the choices of those that are Literal."""
+    import dataclasses
+    from typing import get_args, get_origin, get_type_hints
+
+    hints = get_type_hints(cls)
+    names = list(cls.model_fields) if hasattr(cls, "model_fields") else [f.name for f in dataclasses.fields(cls)]
+    choices = {
+        f"{prefix}{n}": list(get_args(hints[n])) for n in names if str(get_origin(hints[n])) == "typing.Literal"
+    }
+    return [f"{prefix}{n}" for n in names], choices

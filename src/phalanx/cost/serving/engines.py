@@ -36,7 +36,7 @@ class EngineConstants:
     """Seconds that the CPU needs to launch a layer without graphs."""
     hop_s: Column = 3e-6
     """Of a small all-reduce in an NVLink domain, per doubling of its ranks."""
-    net_hop_s: Column = 15e-6
+    net_hop_s: Column = 9e-6
     """The same across a network."""
     memory: Column = 0.8
     """Share of memory bandwidth when weights are read."""

@@ -194,11 +194,20 @@ def weight_bytes(m: Shape, x: Split) -> Any:
     return (split + 2.0 * m.replicated) / x.pp + 2.0 * ends / x.tp
 
 
+_BUS = 64e9
+"""bytes/s of a link up to which it is PCIe (5 with 16 lanes), not NVLink."""
+_BUS_PAIR, _BUS_EIGHT, _OLD_BUS_EIGHT = 0.62, 0.37, 0.07
+"""Share of PCIe's rate that all-reduces reach over 2 GPUs; over 8 with PCIe 5 (RTX PRO 6000) and 4 (L40S, over two
+sockets): nccl-tests, 64 MB and more."""
+
+
 def _link(chip: ChipRates, c: EngineConstants, ranks: Any) -> tuple[Any, Any]:
-    inside = ranks <= chip.domain
-    return np.where(inside, c.hop_s, c.net_hop_s), np.where(
-        inside, chip.link_bytes_per_s, chip.net_bytes_per_s
-    ) * c.link
+    """(seconds of a small message per doubling of ranks, bytes/s that a GPU sends) among this many neighbours."""
+    inside, bus = ranks <= chip.domain, chip.link_bytes_per_s <= _BUS
+    eight = np.where(chip.link_bytes_per_s < 40e9, _OLD_BUS_EIGHT, _BUS_EIGHT)
+    share = np.where(bus, _BUS_PAIR * (eight / _BUS_PAIR) ** ((np.log2(np.maximum(ranks, 2)) - 1) / 2), c.link)
+    hop = np.where(inside, np.where(bus, 2 * c.hop_s, c.hop_s), c.net_hop_s)
+    return hop, np.where(inside, chip.link_bytes_per_s * share, chip.net_bytes_per_s * c.link)
 
 
 def all_reduce_s(chip: ChipRates, c: EngineConstants, ranks: Any, size: Any) -> Any:

@@ -28,15 +28,20 @@ from phalanx.schedule.generation.batch import Batch, reads
 from phalanx.schedule.layers import collectives
 from phalanx.schedule.layers.routing import routed
 from phalanx.schedule.layout import Layout, RankView
+from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision, widest
 from phalanx.spec.model.spec import ModelSpec, as_seen_by
-from phalanx.spec.strategy.generation import served
+from phalanx.spec.strategy.generation import require_generation, served
 from phalanx.spec.strategy.spec import Strategy
 
 
 def generating(model: ModelSpec, s: Strategy, dtype: DType) -> Layout:
-    """Lay a model out to generate in `dtype`."""
-    return Layout(served(model), Job(s.dp, 1, Precision(compute=dtype)), s)
+    """Lay a model out to generate in `dtype`. Raises InputError where a strategy does not split it, or is of
+    training."""
+    require_generation(model, s)
+    job = Job(s.dp, 1, Precision(compute=dtype))
+    check(s, model, job, None)
+    return Layout(served(model), job, s)
 
 
 def generation_step(view: RankView, batch: Batch, sampled: int, cached: int) -> StepProgram:

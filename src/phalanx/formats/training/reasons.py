@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from phalanx.formats.training.subject import Subject
+from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.strategy.mesh import mesh
 
 GIB = 2**30
@@ -64,7 +65,7 @@ def pipeline(x: Subject) -> str:
     if s.pp == 1:
         return "No pipeline: every GPU runs all blocks."
     bubble = x.plan.prediction.get("bubble_fraction")
-    line = f"{x.model.layers} blocks in {s.pp * s.virtual} chunks over {s.pp} stages, {x.micro_batches} micro-batches"
+    line = f"{x.model.layers} blocks in {len(rank_of(s))} chunks over {s.pp} stages, {x.micro_batches} micro-batches"
     line += "; chunks differ by a block or more, to balance the head" if not x.even else ""
     return line + (f". Predicted bubble: {bubble:.1%}." if bubble is not None else ".")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from phalanx.schedule.pipeline.stages import blocks_of, check
+from phalanx.schedule.pipeline.stages import blocks_of, check, rank_of
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan
@@ -118,7 +118,7 @@ _OF_STAGES = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "
 def _blocks(plan: Plan) -> tuple[int, ...]:
     """Return the blocks of each chunk: the same for all where they divide evenly, else as the plan has them."""
     s, layers = plan.strategy, plan.model.layers
-    chunks = s.pp * s.virtual
+    chunks = len(rank_of(s))
     if s.layers == "auto" and layers % chunks == 0:
         return (layers // chunks,) * chunks
     planned = (plan.choices.get("chunks") or {}).get("blocks") if s.layers == "auto" else None

@@ -214,6 +214,9 @@ SERVED: dict[str, ServedModel] = {
     "MiniMaxAI/MiniMax-M2": _MINIMAX,
     "MiniMaxAI/MiniMax-M2.1": _MINIMAX,
     "MiniMaxAI/MiniMax-M2.5": _MINIMAX,
+    "XiaomiMiMo/MiMo-V2-Flash": _S(
+        152576, 48, 4096, 64, 4, 160, 16384, window=128, window_layers=39, **_moe(256, 8, 2048, 47)
+    ),
     "google/gemma-3-12b": _S(262208, 48, 3840, 16, 8, 256, 15360, tied=1, window=1024, window_layers=40),
     "google/gemma-3-27b": _S(262208, 62, 5376, 32, 16, 128, 21504, tied=1, window=1024, window_layers=52),
     "microsoft/phi-4": _S(100352, 40, 5120, 40, 10, 128, 17920),

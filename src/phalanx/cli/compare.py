@@ -1,0 +1,69 @@
+"""`phalanx compare`: two or three plans, strategies or observed programs beside each other."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.observed import observation_in, show_differences
+from phalanx.cli.options import Batch, Cluster, Gpus, Json, Model, OptionalStack, Precision, Seq
+from phalanx.cli.terminal import console, exit_on_error, print_json
+
+
+def compare(
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="A B [C]",
+            help="Plans, runs' folders or strategies such as tp=8,zero=1; or an observed.json and a plan.",
+            show_default=False,
+        ),
+    ],
+    model: Model = None,
+    cluster: Cluster = None,
+    gpus: Gpus = None,
+    batch: Batch = None,
+    seq: Seq = None,
+    stack: OptionalStack = None,
+    precision: Precision = None,
+    as_json: Json = False,
+) -> None:
+    """Compare plans or strategies: time by term, memory by part, and the settings that differ.
+
+    A strategy is that of the first plan's question, or of --model, --cluster, --gpus, --batch and --seq. Of an
+    observed program and a plan: where its step differs, in collectives, bytes, FLOPs and memory.
+    """
+    with exit_on_error():
+        from phalanx.spec.errors import InputError
+
+        observed = [observation_in(Path(name)) if Path(name).is_file() else None for name in what]
+        if any(o is not None for o in observed):
+            if len(what) != 2 or observed[0] is None or observed[1] is not None:
+                reason = "an observed program is compared with one plan"
+                raise InputError("compare", ", ".join(what), reason, "phalanx compare observed.json plan.json")
+            show_differences(observed[0], Path(what[1]), as_json)
+            return
+        from phalanx.commands.compare import differing, sides
+        from phalanx.commands.question import Asked
+        from phalanx.report import compare as report
+
+        asked = Asked(None, model, cluster, gpus, batch, seq, None, stack, precision)
+        found = sides(what, asked)
+        rows = differing([side.settings for side in found])
+        if as_json:
+            print_json(
+                {
+                    "sides": [{**asdict(s), "strategy": str(s.strategy), "settings": None} for s in found],
+                    "settings_that_differ": {name: values for name, values in rows},
+                }
+            )
+            return
+        screen = console()
+        for line in report.legend(found):
+            screen.print(line, highlight=False, soft_wrap=True)
+        for grid in (report.figures(found), report.time(found), report.memory(found)):
+            screen.print(grid)
+        screen.print(report.settings(rows, len(found)) if rows else "no setting differs")

@@ -1,0 +1,100 @@
+"""What `phalanx compare` does with plans and strategies: each one's price by term, its memory by part, its settings.
+
+Every side is a question (commands/question.py): a plan, or a strategy's line in place of that of the first plan (or
+of the model, cluster and numbers that options name). Settings are those that `phalanx export` would write for the
+side's stack; where it has no export, or the stack refuses the strategy, the fields of the strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from phalanx.commands.export import TARGETS
+from phalanx.commands.question import Asked, Question, read
+from phalanx.formats.training.subject import subject
+from phalanx.plan.explain.exact import ExactExplanation
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.plan import Plan
+from phalanx.spec.job import Train
+from phalanx.spec.strategy.spec import Strategy, format_field
+from phalanx.stacks.registry import ROWS
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of those that are compared."""
+
+    name: str
+    strategy: Strategy
+    stack: str
+    gpus: int
+    tokens: int
+    """Of a step."""
+    seconds: float
+    terms: dict[str, float]
+    bytes_: float
+    usable: float
+    memory_terms: dict[str, float]
+    settings: dict[str, str]
+    """What it is written as: flags or keys of its stack, or fields of the strategy."""
+
+
+def sides(names: Sequence[str], asked: Asked) -> list[Side]:
+    """Price plans (files or folders) and strategies (lines). `asked`: what options say. Raises InputError."""
+    if not 2 <= len(names) <= 3:
+        raise InputError("compare", len(names), "is not two or three things", "name two or three plans or strategies")
+    files = [name for name in names if _is_file(name)]
+    base = replace(asked, source=Path(files[0])) if files and asked.model is None else asked
+    result = []
+    for name in names:
+        question = read(replace(asked, source=Path(name)) if _is_file(name) else replace(base, strategy=name))
+        result.append(_side(name, question))
+    return result
+
+
+def _is_file(name: str) -> bool:
+    """Whether a word names a file: it exists, or has no `=`, as every strategy has."""
+    return Path(name).exists() or "=" not in name
+
+
+def _side(name: str, q: Question) -> Side:
+    s = q.strategy
+    assert s is not None
+    if q.exact is not None:
+        chosen = q.exact.chosen
+        exact = ExactExplanation(chosen, (), q.exact.cluster.device.usable_bytes)
+        job, seconds, terms, held = q.exact.job, chosen.seconds, exact.terms, exact.memory_terms
+        bytes_, usable = float(chosen.prediction.memory_bytes), float(exact.usable)
+    else:
+        p = q.subject.priced
+        job, seconds, terms, held = q.pricing.job, p.seconds, p.terms, p.memory_terms
+        bytes_, usable = p.bytes_, float(p.usable)
+    tokens = job.global_batch * job.seq
+    return Side(name, s, q.stack, s.world, tokens, seconds, terms, bytes_, usable, held, _settings(q, s))
+
+
+def _settings(q: Question, s: Strategy) -> dict[str, str]:
+    """Return what `phalanx export` writes, else the fields of the strategy."""
+    target = next((t for t in TARGETS.values() if q.stack in t.stacks), None)
+    plain = {f.name: format_field(getattr(s, f.name)) for f in fields(s) if getattr(s, f.name) is not None}
+    if target is None or q.exact is not None:
+        return plain
+    p = q.pricing
+    choices: dict[str, Any] = {"precision": q.precision}
+    options = q.plan.options if q.plan is not None else p.extra
+    plan = Plan(p.model, p.cluster, p.job, s, Train(), choices, {}, options)
+    try:
+        program = target.program(subject(plan, ROWS[q.stack]))
+    except InputError:
+        return plain
+    return {x.key: str(x.value) for g in program.groups for x in g.settings}
+
+
+def differing(values: Sequence[dict[str, str]]) -> list[tuple[str, list[str]]]:
+    """Return the settings that are not the same on all sides: (name, value on each side, "" where it has none)."""
+    names = dict.fromkeys(name for side in values for name in side)
+    rows = [(name, [side.get(name, "") for side in values]) for name in names]
+    return [row for row in rows if len(set(row[1])) > 1]

@@ -1,0 +1,1 @@
+"""torchtitan's configuration in Python: which key is which field (keys.py), and a plan as that file (write.py)."""

@@ -1,0 +1,92 @@
+"""Drawn exports against what the frameworks and launchers publish: recorded keys, flags, choices and schemas.
+
+stack_schemas.json is recorded from the installed frameworks; their own parsers (`make stacks`) say more: that values
+go together. launcher_schemas.json: CRDs trimmed to the fields that exports use; other fields stand there by name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.exports.cases import cases
+
+from phalanx.commands.export import TARGETS
+from phalanx.formats.launchers import jobset, pytorchjob, skypilot, trainjob
+from phalanx.formats.launchers.task import Task
+from phalanx.formats.training.program import Blank
+from phalanx.stacks.registry import ROWS
+
+_STACKS = json.loads((Path(__file__).parent / "stack_schemas.json").read_text())
+_LAUNCHERS = json.loads((Path(__file__).parent / "launcher_schemas.json").read_text())
+_TASK = Task("llama-16", 2, 8, "H100-SXM5-80GB", 1, (Blank("LR", "Rate."),), {"train.sh": "true\n"})
+
+
+def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and key not in ("optimizer.params",):
+        for name, inner in value.items():
+            yield from _flat(f"{key}.{name}", inner)
+    else:
+        yield key, value
+
+
+@pytest.mark.parametrize(("to", "stack"), [(to, stack) for to, t in TARGETS.items() for stack in t.stacks])
+def test_drawn_exports_have_keys_and_choices_that_the_framework_has(to: str, stack: str) -> None:
+    if stack == "megatron-core-0.14":
+        pytest.skip("recorded is 0.19")
+    schema = _STACKS[to]
+    flags, keys = set(schema["flags"].split()), set(schema["keys"].split())
+    _, subjects, _ = cases(to, ROWS[stack], 6, 2)
+    for x in subjects:
+        for group in TARGETS[to].program(x).groups:
+            for setting in group.settings:
+                for key, value in _flat(setting.key, setting.value):
+                    assert key in (flags if value is True and flags else keys), f"{key} = {value}"
+                    choices = schema["choices"].get(key)
+                    assert choices is None or str(value) in map(str, choices), f"{key} = {value}"
+
+
+def _violations(schema: Any, value: Any, where: str = "") -> list[str]:
+    """What a value lacks of an OpenAPI schema; a field that the schema does not have counts: Kubernetes drops it."""
+    kinds = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
+    kind = schema.get("type")
+    if kind in kinds and not isinstance(value, kinds[kind]):
+        return [f"{where} is no {kind}"]
+    if "enum" in schema and value not in schema["enum"]:
+        return [f"{where} = {value}"]
+    if isinstance(value, str) and not re.search(schema.get("pattern", ""), value):
+        return [f"{where} = {value}"]
+    if isinstance(value, list):
+        return [w for i, x in enumerate(value) for w in _violations(schema.get("items", {}), x, f"{where}[{i}]")]
+    if not isinstance(value, dict) or schema.get("x-kubernetes-preserve-unknown-fields"):
+        return []
+    known, rest = schema.get("properties"), schema.get("additionalProperties")
+    wrong = [f"{where}.{name} is missing" for name in schema.get("required", ()) if name not in value]
+    for name, inner in value.items():
+        if known is not None and name in known:
+            wrong += _violations(known[name], inner, f"{where}.{name}")
+        elif isinstance(rest, dict):
+            wrong += _violations(rest, inner, f"{where}.{name}")
+        elif known is not None and not rest:
+            wrong.append(f"{where}.{name} is unknown")
+    return wrong
+
+
+@pytest.mark.parametrize("module", [pytorchjob, trainjob, jobset])
+def test_manifests_follow_the_published_schemas(module: Any) -> None:
+    document = module.manifest(_TASK)
+    schema = _LAUNCHERS[document["kind"]]["schema"]
+    assert _violations(schema, document) == []
+    document["spec"]["nproc"] = 8
+    assert _violations(schema, document) == [".spec.nproc is unknown"]
+
+
+def test_a_skypilot_task_has_keys_that_skypilot_has() -> None:
+    text, sky = skypilot.files(_TASK)["task.yaml"], _LAUNCHERS["SkyPilot"]
+    assert set(re.findall(r"^(\w+):", text, re.M)) <= set(sky["task"]["keys"])
+    resources = text.partition("resources:\n")[2].partition("envs:")[0]
+    assert set(re.findall(r"^  (\w+):", resources, re.M)) <= set(sky["resources"]["keys"])

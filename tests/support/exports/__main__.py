@@ -1,0 +1,127 @@
+"""`make stacks`: drawn exports before the frameworks' own parsers, each installed in an environment of its own.
+
+    python -m support.exports [--count 200] [--seed 1] [--only megatron] [--sources DIR] [--record]
+
+Environments are kept in .stacks/. nanotron is not on PyPI: `--sources` names a folder with its repository. `--record`
+writes the schemas that the suite holds exports against (tests/formats/stack_schemas.json).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from phalanx.commands.export import TARGETS
+from phalanx.stacks.registry import ROWS
+from support.exports.cases import cases
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a framework's parser needs: a Python, and packages in the order of their installation."""
+
+    python: str
+    packages: tuple[tuple[str, ...], ...]
+    source: str = ""
+    """A repository to install from, where there is no package."""
+
+
+_TORCH = ("torch==2.13.0", "numpy")
+_HUGGING_FACE = (_TORCH, ("transformers==5.23.0", "accelerate==1.15.0"))
+ENVIRONMENTS = {
+    "megatron": Environment("python3.12", (_TORCH, ("megatron-core==0.19.0", "transformers"))),
+    "torchtitan": Environment("python3.12", (_TORCH, ("torchtitan==0.3.0", "torchao"))),
+    "deepspeed": Environment("python3.11", (*_HUGGING_FACE, ("deepspeed==0.19.0",))),
+    "accelerate": Environment("python3.11", _HUGGING_FACE),
+    "nanotron": Environment("python3.11", (*_HUGGING_FACE, ("dacite", "datasets", "einops")), "nanotron"),
+}
+
+
+def python_of(to: str, sources: Path | None) -> Path | None:
+    """Return the Python of a framework's environment, made if it is not there; None where it cannot be."""
+    wanted, folder = ENVIRONMENTS[to], ROOT / ".stacks" / to
+    python = folder / "bin/python"
+    if (folder / ".installed").exists():
+        return python
+    if wanted.source and (sources is None or not (sources / wanted.source).is_dir()):
+        return None
+    try:
+        subprocess.run([wanted.python, "-m", "venv", folder], check=True, env=_with_pyenv(wanted.python))
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return None
+    for packages in wanted.packages:
+        subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True)
+    if wanted.source and sources is not None:
+        subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", sources / wanted.source], check=True)
+    (folder / ".installed").touch()
+    return python
+
+
+def _with_pyenv(python: str) -> dict[str, str]:
+    """Return the environment in which pyenv, where it is, finds a version that is not the global one."""
+    here = sorted(Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob(f"versions/{python[6:]}.*"))
+    return {**os.environ, **({"PYENV_VERSION": here[-1].name} if here else {})}
+
+
+def main() -> int:
+    """Check every framework; print what passed, what was refused and what is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m support.exports")
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", choices=ENVIRONMENTS)
+    parser.add_argument("--python", type=Path, help="an environment that is there already, for --only")
+    parser.add_argument("--sources", type=Path)
+    parser.add_argument("--record", action="store_true")
+    options = parser.parse_args()
+    failed = 0
+    for to in [options.only] if options.only else ENVIRONMENTS:
+        python = options.python or python_of(to, options.sources)
+        if python is None:
+            print(f"{to}: not installed (needs {ENVIRONMENTS[to].python}, and its sources where PyPI has none)")
+            continue
+        if options.record:
+            _record(to, python)
+        for stack in TARGETS[to].stacks:
+            if stack == "megatron-core-0.14":
+                continue  # another release than the one installed
+            failed += _check(to, stack, python, options.count, options.seed)
+    return int(failed > 0)
+
+
+def _check(to: str, stack: str, python: Path, count: int, seed: int) -> int:
+    drawn, subjects, refused = cases(to, ROWS[stack], count, seed)
+    text = "\n".join(map(json.dumps, drawn))
+    run = subprocess.run([python, HERE / f"in_{to}.py"], input=text, capture_output=True, text=True)
+    answers = [json.loads(line) for line in run.stdout.splitlines()]
+    wrong = Counter(a for a in answers if a)
+    print(f"{to} as {stack}: {answers.count('')} of {count} accepted, {sum(refused.values())} refused by Phalanx")
+    for reason, n in wrong.most_common(10):
+        x = subjects[answers.index(reason)]
+        print(f"  {n} x {reason[:300]}\n    e.g. {x.model.family} {x.s} {x.options}")
+    if len(answers) < count:
+        print(run.stderr[-2000:], file=sys.stderr)
+    return count - answers.count("")
+
+
+def _record(to: str, python: Path) -> None:
+    path = ROOT / "tests/formats/stack_schemas.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    run = subprocess.run([python, HERE / f"in_{to}.py", "--schema"], capture_output=True, text=True)
+    if run.returncode:
+        raise RuntimeError(run.stderr[-2000:])
+    row = json.loads(run.stdout)
+    row["flags"], row["keys"] = " ".join(row["flags"]), " ".join(row["keys"])
+    path.write_text(json.dumps(dict(sorted({**known, to: row}.items())), separators=(",", ":")) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
