@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -54,8 +55,8 @@ def python_of(to: str, sources: Path | None) -> Path | None:
     if wanted.source and (sources is None or not (sources / wanted.source).is_dir()):
         return None
     try:
-        subprocess.run([wanted.python, "-m", "venv", folder], check=True)
-    except FileNotFoundError:
+        subprocess.run([wanted.python, "-m", "venv", folder], check=True, env=_with_pyenv(wanted.python))
+    except (FileNotFoundError, subprocess.CalledProcessError):
         return None
     for packages in wanted.packages:
         subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True)
@@ -63,6 +64,12 @@ def python_of(to: str, sources: Path | None) -> Path | None:
         subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", sources / wanted.source], check=True)
     (folder / ".installed").touch()
     return python
+
+
+def _with_pyenv(python: str) -> dict[str, str]:
+    """Return the environment in which pyenv, where it is, finds a version that is not the global one."""
+    here = sorted(Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob(f"versions/{python[6:]}.*"))
+    return {**os.environ, **({"PYENV_VERSION": here[-1].name} if here else {})}
 
 
 def main() -> int:

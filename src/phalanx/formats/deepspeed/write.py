@@ -33,6 +33,9 @@ def program(x: Subject) -> Program:
     if (s.tp > 1 and s.zero > 2) or (s.tp > 1 and s.cp > 1):
         reason = "AutoTP goes with ZeRO up to level 2 and without sequence parallelism"
         raise InputError("strategy.tp", s.tp, reason, "use zero=2 and cp=1, or tp=1")
+    if 0 < x.options.optimizer_offload < 1 and s.zero < 3:
+        reason = "a part of the optimizer is offloaded at ZeRO level 3 only"
+        raise InputError("options.optimizer_offload", x.options.optimizer_offload, reason, "use 1, or zero=3")
     parts = groups(x)
     config: dict[str, Any] = {}
     for g in parts:
@@ -125,8 +128,6 @@ def _types(x: Subject) -> dict[str, Any]:
         if moments != {"bfloat16"} or x.compute != "bf16":
             reason = "both moments are bfloat16 together, under bf16 parameters (bf16_optimizer_states)"
             raise InputError("options.first_moment", o.first_moment, reason, "set both, or neither")
-        if x.s.zero != 3 and not o.optimizer_offload:
-            pass
         table["bf16.bf16_master_weights_and_grads"] = True
         table["bf16.bf16_optimizer_states"] = True
     if o.gradients != "auto":

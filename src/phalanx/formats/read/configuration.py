@@ -74,6 +74,13 @@ def names(kind: str) -> frozenset[str]:
     return frozenset(table[kind])
 
 
+@cache
+def megatron_effects() -> dict[str, frozenset[str]]:
+    """Return Megatron-LM's arguments that have no effect on a step (`known`), as its source says."""
+    table = json.loads((files("phalanx.formats.read") / "megatron_arguments.json").read_text())
+    return {name: frozenset(value) for name, value in table.items() if isinstance(value, list)}
+
+
 class Keys:
     """The keys of a file, and which of them were understood."""
 
@@ -104,7 +111,9 @@ class Keys:
         quiet, open_, unknown = [], [], {}
         for path, leaf in self._untaken(self.config, known):
             name = _plain(leaf)
-            if name not in known:
+            if name in megatron_effects().get("known", ()) and kind == "megatron":
+                quiet.append(path)
+            elif name not in known:
                 unknown[path] = _nearest(name, kind)
             elif any(part in name for part in _MATTERS):
                 open_.append(path)
