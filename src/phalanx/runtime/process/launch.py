@@ -127,14 +127,16 @@ def _spec(module: str, argument: str, ranks: int, max_restarts: int, folder: Pat
 
 @contextmanager
 def _environment(extra: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in extra}
+    """Add to the environment for as long as ranks run, and leave it as it was. A store that is still named there, and
+    whose file is gone, would keep the ranks of a later torchrun waiting for ever."""
+    before = {name: os.environ.get(name) for name in (*extra, status.FOLDER_VARIABLE, worlds.STORE_VARIABLE)}
     os.environ.update(extra)
     try:
         yield
     finally:
         for name, value in before.items():
             if value is None:
-                del os.environ[name]
+                os.environ.pop(name, None)
             else:
                 os.environ[name] = value
 
