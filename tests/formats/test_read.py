@@ -206,6 +206,8 @@ def test_commands_take_a_script(tmp_path: Path) -> None:
     named = ("--model", "llama3-70b", "--cluster", "dgx-h100", "--gpus", "64", "--batch", "512", "--seq", "8192")
     _, same, _ = phalanx(tmp_path, "predict", *named, "--strategy", question["strategy"], "--json")
     assert json.loads(out)["step_time_s"] == pytest.approx(json.loads(same)["step_time_s"], rel=0.01)
+    code, out, err = phalanx(tmp_path, "lint", "run.sh")
+    assert (code, out, err) == (0, "nothing found in the file; --cluster looks at the strategy too\n", "")
     (tmp_path / "ds.json").write_text('{"zero_optimisation": {"stage": 2}, "train_batch_size": 8}')
     code, out, _ = phalanx(tmp_path, "lint", "ds.json")
     assert code == 1
