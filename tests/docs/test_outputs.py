@@ -18,6 +18,7 @@ _ELSEWHERE = ("train", "parity", "lab", "experts", "import", "export-weights", "
 """Commands that train or measure, or run for minutes: other tests hold what they do."""
 _MEASURED = ("local", "job.toml", "examples/experts.toml", "runs/", "quickstart.toml --strategy tp=2,micro", "prove")
 _FREE = '{"free": {"node[0-7]": "0-3", "node8":"0-7"}, "nodes":"node[0-15]"}'
+_MISSPELT = '{"train_batch_size": 64, "zero_optimisation": {"stage": 3}}'
 _REPEATED = (("accuracy.md", "verify"),)
 """Commands that another page runs too."""
 _SECONDS = re.compile(r"\b(in )?[\d.]+ s\b(?=[:,]| of| \()|\(\d+ s\)")
@@ -67,6 +68,7 @@ def test_a_page_shows_what_its_commands_print(tmp_path: Path, page: Path) -> Non
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     shutil.copytree(ROOT / "examples", tmp_path, dirs_exist_ok=True)
     (tmp_path / "free.json").write_text(_FREE)  # as docs/placement.md shows it
+    (tmp_path / "ds_config.json").write_text(_MISSPELT)  # as docs/reading.md shows it
     wrong = []
     for line, shown in _blocks(page):
         command = line.partition(" #")[0].strip()

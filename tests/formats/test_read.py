@@ -131,6 +131,66 @@ def test_a_script_is_read_and_not_run() -> None:
     assert str(strategy_of(read, 64)) == "dp=4,zero=1,tp=8,sp=1,pp=2,recompute=selective"
 
 
+@pytest.mark.parametrize(
+    ("text", "args"),
+    [
+        ("W=8\nrun --g $((W * 4)) --h $((W/2+1))", {"g": 32, "h": 5}),
+        ('A=(\n --a "x y"\n --b 3\n)\nrun "${A[@]}" --g 5', {"a": "x y", "b": 3, "g": 5}),
+        ('A="--a 1"\nA+=" --b 2"\nrun $A --g 1', {"a": 1, "b": 2, "g": 1}),
+        ("run --g 5 2>&1 | tee log", {"g": 5}),
+        ("run --l 1 2 3 --g ${1:-3} > out.txt", {"l": [1, 2, 3], "g": 3}),
+        ("run --g `nproc` --h $(nproc)", {"g": "$", "h": "$"}),
+    ],
+)
+def test_words_of_a_shell(text: str, args: dict[str, Any]) -> None:
+    assert shell.read(text)["args"] == args
+
+
+@pytest.mark.parametrize(
+    ("args", "fixed"),
+    [
+        ({"pipeline-model-parallel-size": 2, "pipeline-model-parallel-layout": "Et|(tt|)*2tL"}, {"virtual": 2}),
+        (
+            {
+                "num-layers": 30,
+                "pipeline-model-parallel-size": 4,
+                "num-layers-per-virtual-pipeline-stage": 4,
+                "account-for-embedding-in-pipeline-split": True,
+                "account-for-loss-in-pipeline-split": True,
+            },
+            {"virtual": 2},
+        ),
+        ({"use-megatron-fsdp": True}, {"zero": 3}),
+        ({"use-torch-fsdp2": True, "torch-fsdp2-no-reshard-after-forward": True}, {"zero": 2}),
+        ({"use-distributed-optimizer": True, "num-distributed-optimizer-instances": 2}, {"zero": 1, "shard": 4}),
+        ({"context-parallel-size": 4, "cp-comm-type": "a2a"}, {"ulysses": 4}),
+        (
+            {"recompute-granularity": "full", "recompute-method": "block", "recompute-num-layers": 3},
+            {"recompute": "full", "recomputed": "block:3"},
+        ),
+        ({"micro-batch-size": 1, "global-batch-size": "$GBS"}, {"global_batch": None, "accumulation": None}),
+        ({"micro-batch-size": 4, "step-batch-size-schedule": "0:384 200B:768"}, {"global_batch": None}),
+        ({"micro-batch-size": 4}, {"global_batch": 32, "accumulation": 1}),
+    ],
+)
+def test_megatron_layouts_follow_validate_args(args: dict[str, Any], fixed: dict[str, Any]) -> None:
+    s = files.READERS["megatron"]({"args": args}, 8).layout
+    assert {name: getattr(s, name) for name in fixed} == fixed
+
+
+def test_experts_are_never_priced_as_a_dense_model(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(SCRIPT.replace("--bf16", "--bf16 --num-experts 8"))
+    code, _, err = phalanx(tmp_path, "predict", "run.sh", "--cluster", "dgx-h100")
+    assert code == 2
+    assert "the file has 8 experts" in err
+
+
+def test_a_job_file_is_no_configuration(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text("[job]\nglobal_batch = 8\nseq = 64\n[train]\nsteps = 3\n")
+    _, _, err = phalanx(tmp_path, "explain", "job.toml")
+    assert "a plan is JSON; phalanx plan job.toml writes its plan.json" in err
+
+
 def test_commands_take_a_script(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(SCRIPT)
     code, out, err = phalanx(tmp_path, "read", "run.sh", "--json")
@@ -146,6 +206,8 @@ def test_commands_take_a_script(tmp_path: Path) -> None:
     named = ("--model", "llama3-70b", "--cluster", "dgx-h100", "--gpus", "64", "--batch", "512", "--seq", "8192")
     _, same, _ = phalanx(tmp_path, "predict", *named, "--strategy", question["strategy"], "--json")
     assert json.loads(out)["step_time_s"] == pytest.approx(json.loads(same)["step_time_s"], rel=0.01)
+    code, out, err = phalanx(tmp_path, "lint", "run.sh")
+    assert (code, out, err) == (0, "nothing found in the file; --cluster looks at the strategy too\n", "")
     (tmp_path / "ds.json").write_text('{"zero_optimisation": {"stage": 2}, "train_batch_size": 8}')
     code, out, _ = phalanx(tmp_path, "lint", "ds.json")
     assert code == 1

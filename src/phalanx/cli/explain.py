@@ -91,7 +91,10 @@ def _show_mistakes(mistakes: list[Finding], as_json: bool) -> None:
     else:
         for f in mistakes:
             print(f"{f.name}: {f.problem}; {f.remedy}")
-    raise typer.Exit(FAILED)
+        if not mistakes:
+            print("nothing found in the file; --cluster looks at the strategy too")
+    if mistakes:
+        raise typer.Exit(FAILED)
 
 
 def lint(
@@ -119,12 +122,13 @@ def lint(
         from dataclasses import asdict
 
         from phalanx.commands.question import Asked, read
-        from phalanx.commands.read import findings_in
+        from phalanx.commands.read import findings_in, is_configuration
         from phalanx.plan.explain.lint import lint as findings_of
 
         mistakes = findings_in(plan, gpus) if plan is not None else []
-        if mistakes and cluster is None:
+        if cluster is None and plan is not None and is_configuration(plan):
             _show_mistakes(mistakes, as_json)
+            return
         asked = read(Asked(plan, model, cluster, gpus, batch, seq, strategy, stack, precision))
         show_notes(asked.notes)
         x: Lintable = asked.exact or asked.lintable

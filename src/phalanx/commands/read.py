@@ -92,7 +92,7 @@ def strategy_of(c: Configuration, gpus: int) -> Strategy:
     dp = gpus // (tp * pp * cp)
     zero = s.zero if s.zero is not None else _DEFAULT_ZERO.get(c.kind, 0)
     shard = s.shard if s.shard and zero and dp % s.shard == 0 and s.shard < dp else None
-    recompute = s.recompute if s.recompute in _RECOMPUTED else "full" if s.recompute else "none"
+    recompute = s.recomputed or (s.recompute if s.recompute in _RECOMPUTED else "full" if s.recompute else "none")
     virtual = s.virtual or 1
     fields: dict[str, Any] = {
         "dp": dp,
@@ -101,6 +101,8 @@ def strategy_of(c: Configuration, gpus: int) -> Strategy:
         "tp": tp,
         "sp": bool(s.sp) and tp > 1,
         "cp": cp,
+        "ulysses": s.ulysses or 1,
+        "layers": s.layers or "auto",
         "ep": s.ep or 1,
         "etp": s.etp or 1,
         "pp": pp,
@@ -122,6 +124,9 @@ def model_of(c: Configuration, named: str | None) -> tuple[ModelSpec, list[str]]
     missing = [name for name in needed if not sizes.get(name)]
     if missing:
         reason = f"the file leaves {', '.join(missing)} open"
+        raise InputError("--model", None, reason, "name a preset or a config.json")
+    if experts := sizes.get("num_experts"):
+        reason = f"the file has {experts} experts, and sizes alone do not make a mixture of experts"
         raise InputError("--model", None, reason, "name a preset or a config.json")
     sizes = {"model_type": "llama", "intermediate_size": 4 * int(sizes["hidden_size"]), **sizes}
     with tempfile.TemporaryDirectory() as folder:
@@ -150,6 +155,8 @@ def is_configuration(path: Path) -> bool:
         return False
     if "version" in config and ("strategy" in config or "ranks" in config):
         return False
+    if path.suffix.lower() == ".toml" and files.kind_of(config) != "torchtitan":  # a job file of ours
+        return False
     return files.kind_of(config) is not None
 
 
@@ -162,6 +169,10 @@ def asked_by(path: Path, asked: Any) -> Any:
     if gpus is None:
         raise InputError("--gpus", None, f"is missing: {path} leaves the number of ranks open", "say how many")
     strategy = strategy_of(c, gpus)
+    if asked.batch is None and c.kind == "megatron" and s.global_batch is None:
+        raise InputError(
+            "--batch", None, f"is missing: {path} leaves the global batch open", "say how many sequences"
+        )
     batch = asked.batch or s.global_batch or (s.micro_batch or 1) * (s.accumulation or 1) * strategy.dp
     if asked.seq is None and s.seq is None:
         raise InputError("--seq", None, f"is missing: {path} leaves the sequence length open", "say how long")

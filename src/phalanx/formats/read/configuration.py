@@ -47,6 +47,11 @@ class Layout:
     precision: str | None = None
     recompute: str | None = None
     offload: Mapping[str, str | None] | None = None
+    layers: str | None = None
+    """Blocks of each chunk, where the file lists them."""
+    ulysses: int | None = None
+    recomputed: str | None = None
+    """`recompute` as a Strategy writes it, with modules and numbers of blocks."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from phalanx.formats.megatron import layout as pipelines
 from phalanx.formats.read.configuration import Config, Configuration, Keys, Layout, count, divided, product, truth
+from phalanx.spec.errors import InputError
 
 _SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 _MODEL = {
@@ -47,16 +49,39 @@ def read(config: Config, world: int | None = None) -> Configuration:
     dp = divided(world, product(tp, pp, cp))
     micro = count(flag("micro_batch_size", "strategy.micro_batch"))
     whole = count(flag("global_batch_size", "job.global_batch"))
+    # Written, but without a number: a variable of the shell, or a schedule of batches.
+    later = whole is None and any(
+        flag(name, "job.global_batch") is not None for name in ("global_batch_size", "step_batch_size_schedule")
+    )
     layers = count(flag("num_layers", "model.num_hidden_layers"))
     per_stage = count(flag("num_layers_per_virtual_pipeline_stage", "strategy.virtual"))
     stages = count(flag("num_virtual_stages_per_pipeline_rank", "strategy.virtual"))
-    virtual = stages or divided(divided(layers, pp), per_stage) if (stages or per_stage) else 1
+    counted = [
+        truth(flag(f"account_for_{n}_in_pipeline_split", f"options.{n}_as_layer")) for n in ("embedding", "loss")
+    ]
+    spread = None if layers is None else layers + sum(map(bool, counted))
+    virtual = stages or divided(divided(spread, pp), per_stage) if (stages or per_stage) else 1
+    blocks, written = None, flag("pipeline_model_parallel_layout", "strategy.layers")
+    if isinstance(written, str):
+        try:
+            chunks, _ = pipelines.read(written.replace("\\", ""))
+        except InputError:  # cut short, as a shell left it
+            virtual = None
+        else:
+            virtual, blocks = divided(len(chunks), pp), "/".join(map(str, chunks))
     # A word of a flag without a value is true.
     strategy = flag("data_parallel_sharding_strategy", "strategy.zero")
     distributed = truth(flag("use_distributed_optimizer", "strategy.zero"))
     fsdp2 = truth(flag("use_torch_fsdp2", "strategy.zero"))
     custom = truth(flag("use_megatron_fsdp", "strategy.zero")) or truth(flag("use_custom_fsdp", "strategy.zero"))
-    zero: int | None = 3 if fsdp2 else _SHARDED.get(str(strategy)) if custom and strategy else 1 if distributed else 0
+    keeps = truth(flag("torch_fsdp2_no_reshard_after_forward", "strategy.zero"))
+    keeps = keeps or truth(flag("torch_fsdp2_reshard_after_forward", "strategy.zero")) is False
+    zero: int | None = 1 if distributed else 0
+    if custom:  # without a word it shards everything
+        zero = _SHARDED.get(str(strategy or "optim_grads_params"))
+    elif fsdp2:
+        zero = 2 if keeps else 3
+    instances = count(flag("num_distributed_optimizer_instances", "strategy.shard"))
     stage = flag("zero_stage", "strategy.zero")
     if truth(flag("deepspeed", "stack")):
         zero = stage if isinstance(stage, int) else None
@@ -74,6 +99,12 @@ def read(config: Config, world: int | None = None) -> Configuration:
         if old
         else "none"
     )
+    method, number = (
+        flag("recompute_method", "strategy.recompute"),
+        flag("recompute_num_layers", "strategy.recompute"),
+    )
+    modules = flag("recompute_modules", "strategy.recompute")
+    recomputed = _recomputed(recompute, method, count(number), modules)
     fp8 = flag("fp8_format", "options.products") or flag("fp8", "options.products")
     named = (
         "bf16" if truth(flag("bf16", "job.precision")) else "fp16" if truth(flag("fp16", "job.precision")) else "fp32"
@@ -92,12 +123,18 @@ def read(config: Config, world: int | None = None) -> Configuration:
         ep=ep,
         etp=count(flag("expert_tensor_parallel_size", "strategy.etp")),
         zero=zero,
+        shard=divided(dp, instances) if instances and instances > 1 else None,
+        layers=blocks,
+        ulysses=_ulysses(
+            flag("cp_comm_type", "strategy.ulysses"), flag("hierarchical_context_parallel_sizes", "cp"), cp
+        ),
+        recomputed=recomputed,
         sp=bool(sp) and (tp or 1) > 1,
         virtual=virtual,
         schedule="interleaved" if virtual and virtual > 1 else "1f1b" if pp and pp > 1 else None,
         micro_batch=micro,
-        accumulation=divided(whole, product(micro, dp)) if whole else 1 if dp else None,
-        global_batch=whole or product(micro, dp),
+        accumulation=divided(whole, product(micro, dp)) if whole else 1 if dp and not later else None,
+        global_batch=whole or (None if later else product(micro, dp)),
         seq=count(flag("seq_length", "job.seq")) or count(flag("encoder_seq_length", "job.seq")),
         precision="fp8" if fp8 else named,
         recompute=recompute,
@@ -107,3 +144,21 @@ def read(config: Config, world: int | None = None) -> Configuration:
     model = {name: value for name, value in model.items() if value is not None}
     quiet, open_, unknown = keys.rest("megatron")
     return Configuration("megatron", stack, layout, keys.understood, quiet, open_, unknown, model)
+
+
+def _recomputed(kind: str, method: Any, number: int | None, modules: Any) -> str:
+    """Return what is recomputed as a Strategy writes it."""
+    if kind == "full" and (method == "block" or (number or 1) > 1):
+        return f"{method or 'uniform'}:{number or 1}"
+    named = modules if isinstance(modules, list) else str(modules or "").replace(",", " ").split()
+    if kind == "selective" and named not in ([], ["core_attn"]):
+        return "selective:" + "+".join(map(str, named))
+    return kind
+
+
+def _ulysses(kind: Any, sizes: Any, cp: int | None) -> int | None:
+    """Return the part of context parallelism that exchanges heads."""
+    kind = kind[0] if isinstance(kind, list) and kind else kind
+    if kind == "a2a+p2p" and isinstance(sizes, list) and sizes:
+        return count(sizes[0])
+    return cp if kind == "a2a" else 1

@@ -1,21 +1,21 @@
 """A command line or a shell script as {launch, env, args}: nothing of it is run.
 
-Assignments, `export`, arrays (`ARGS=( ... )`, `+=`), continuations, `$NAME`, `${NAME}`, `${NAME:-default}`,
-`${ARRAY[@]}` and products in `$(( ))` are followed; what they leave open stays as it is written. Of several commands
-the one with the most flags is taken.
+Assignments, `export`, arrays (`ARGS=( ... )`, `+=`), quotes, continued lines, `$NAME`, `${NAME:-default}`,
+`${ARRAY[@]}` and arithmetic in `$(( ))` are followed, and of a condition every branch in turn. What only a running
+shell could tell (`$(hostname)`, a variable of the environment) stays as a text with `$`, which no reader takes for a
+value. Of several commands the one with the most flags is taken.
 """
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
-import shlex
 from typing import Any
 
-_ASSIGNED = re.compile(r"^\s*(?:export\s+|readonly\s+|declare\s+(?:-\w+\s+)?)?([A-Za-z_]\w*)(\+?)=(.*)$", re.DOTALL)
-_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?[-=]([^}]*))?\}|\$([A-Za-z_]\w*)")
-_PRODUCT = re.compile(r"\$\(\(\s*([\d\s*+/-]+?)\s*\)\)")
+from phalanx.spec.errors import InputError
+
 _LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed", "accelerate", "srun")
-_DEEP = 20
 _LAUNCH = {"nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint"}
 _LAUNCH |= {"max_restarts", "tee", "log_dir", "num_gpus", "num_nodes", "hostfile", "include", "exclude", "role"}
 _LAUNCH |= {
@@ -30,90 +30,243 @@ _LAUNCH |= {
 
 
 def read(text: str) -> dict[str, Any]:
-    """Return {launch, env, args} of the command with the most flags; args is empty where there is none."""
-    variables: dict[str, str] = {}
-    env: dict[str, Any] = {}
-    commands: list[str] = []
-    for statement in _statements(text):
-        found = _ASSIGNED.match(statement)
-        rest = found[3] if found else ""
-        if found and (rest.lstrip().startswith("(") or _one_word(rest)):
-            value = rest.strip()
-            inner = value[1:-1] if value.startswith("(") and value.endswith(")") else _unquoted(value)
-            inner = _expanded(inner, variables)
-            name = found[1]
-            variables[name] = f"{variables.get(name, '')} {inner}".strip() if found[2] else inner
-            if statement.lstrip().startswith("export"):
-                env[name] = _value(inner)
-        elif "--" in statement or "=" in statement:
-            commands.append(_expanded(statement, variables))
-    parsed = [_command(_words(command)) for command in commands]
-    parsed.append(_command(_words(" ".join(f"{v}" for v in variables.values() if v.lstrip().startswith("--")))))
-    best = max(parsed, key=lambda one: len(one[1]))
-    return {"launch": best[0], "env": env, "args": best[1]}
+    """Return {launch, env, args} of the command with the most flags; args is empty where there is none. Raises
+    InputError for a script that is too long."""
+    script = Script(text.replace("\r\n", "\n"))
+    parsed = [_command(words) for words in script.commands]
+    parsed += [_command(v) for v in script.arrays()]
+    best = max(parsed, key=lambda one: len(one[1]), default=({}, {}))
+    return {"launch": best[0], "env": {n: _value(v) for n, v in script.exported.items()}, "args": best[1]}
 
 
-def _statements(text: str) -> list[str]:
-    """Return statements: lines joined at backslashes, open quotes and open parentheses, comments left out."""
-    lines = text.replace("\r\n", "\n").replace("\\\n", " ").split("\n")
-    statements: list[str] = []
-    held = ""
-    for line in lines:
-        bare = re.sub(r"(^|\s)#.*$", "", line)
-        held = f"{held}\n{bare}" if held else bare
-        quotes = held.count('"') - held.count('\\"')
-        array = _ASSIGNED.match(held)
-        open_array = bool(array and array[3].lstrip().startswith("(") and held.count("(") > held.count(")"))
-        if quotes % 2 or open_array:
-            continue
-        statements += [part for part in re.split(r"\s&&\s|;\s", held) if part.strip()]
-        held = ""
-    return [*statements, *([held] if held.strip() else [])]
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MOST = 200_000
+"""Words of the longest script."""
+_MARK = "$"
+"""Stands where a value is open."""
 
 
-def _one_word(text: str) -> bool:
-    words = _words(text)
-    return len(words) <= 1
+class Script:
+    """The commands of a script, as words, and the variables at its end."""
+
+    def __init__(self, text: str, given: dict[str, str] | None = None) -> None:
+        self.variables: dict[str, list[str]] = {k: [v] for k, v in (given or {}).items()}
+        self.exported: dict[str, str] = {}
+        self.commands: list[list[str]] = []
+        self._text, self._at, self._words = text.replace("\\\n", " "), 0, 0
+        self._run()
+
+    def _run(self) -> None:
+        words: list[str] = []
+        while self._at < len(self._text):
+            c = self._text[self._at]
+            if c in " \t\r":
+                self._at += 1
+            elif c == "#":
+                self._at = self._find("\n")
+            elif assignment := re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=\(").match(self._text, self._at):
+                self._at = assignment.end()
+                values = self._array()
+                name = assignment[1]
+                self.variables[name] = (self.variables.get(name, []) if assignment[2] else []) + values
+            elif redirected := re.compile(r"\d*[<>]+&?\d*[ \t]*|&>+[ \t]*").match(self._text, self._at):
+                self._at = redirected.end()
+                if not redirected[0].rstrip()[-1:].isdigit():  # `> file`, not `2>&1`
+                    self._word(False)
+            elif c in "\n;&|":
+                self._end(words)
+                words = []
+                self._at += 1
+            elif c in "()}":
+                self._at += 1
+            else:
+                words += self._word(not words or words[0] in ("export", "local", "env"))
+                self._words += 1
+                if self._words > _MOST:
+                    raise InputError("script", None, f"has more than {_MOST:,} words", "is it the right file?")
+        self._end(words)
+
+    def _find(self, text: str) -> int:
+        at = self._text.find(text, self._at)
+        return len(self._text) if at < 0 else at
+
+    def _end(self, words: list[str]) -> None:
+        """Note the assignments at a command's start, and the command behind them if there is one."""
+        exports = bool(words) and words[0] in ("export", "declare", "typeset", "readonly", "local")
+        rest = words[1:] if exports else words
+        names = []
+        while rest and (match := re.match(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)\Z", rest[0], re.S)):
+            before = " ".join(self.variables.get(match[1], [])) if match[2] else ""
+            self.variables[match[1]] = [before + match[3]]
+            names.append(match[1])
+            rest = rest[1:]
+        if (exports and words[0] == "export") or rest:  # of a command: its environment alone
+            self.exported |= {name: self.variables[name][0] for name in names}
+        if rest and not exports:
+            self.commands.append(rest)
+
+    def _array(self) -> list[str]:
+        values: list[str] = []
+        while self._at < len(self._text) and self._text[self._at] != ")":
+            c = self._text[self._at]
+            if c in " \t\r\n":
+                self._at += 1
+            elif c == "#":
+                self._at = self._find("\n")
+            else:
+                before = self._at
+                values += self._word(False)
+                if self._at == before:
+                    self._at += 1
+        self._at += 1
+        return values
+
+    def _word(self, assigns: bool) -> list[str]:
+        """Read one word; unquoted variables may make several of it."""
+        parts: list[str] = [""]
+        some = False
+        quoted_value = False
+        while self._at < len(self._text):
+            c = self._text[self._at]
+            if c in " \t\r\n;|)&<>":
+                break
+            some = True
+            if c == "'":
+                end = self._text.find("'", self._at + 1)
+                end = len(self._text) if end < 0 else end
+                parts[-1] += self._text[self._at + 1 : end]
+                self._at = end + 1
+                quoted_value = True
+            elif c == '"':
+                self._at += 1
+                self._double(parts)
+                quoted_value = True
+            elif c == "\\":
+                parts[-1] += self._text[self._at + 1 : self._at + 2]
+                self._at += 2
+            elif c == "$":
+                values = self._variable()
+                text = " ".join(values)
+                if assigns and re.match(r"[A-Za-z_][A-Za-z0-9_]*\+?=", parts[0]):
+                    parts[-1] += text
+                else:
+                    pieces = text.split()
+                    if pieces:
+                        parts[-1] += pieces[0]
+                        parts += pieces[1:]
+            elif c == "`":
+                end = self._text.find("`", self._at + 1)
+                self._at = (len(self._text) if end < 0 else end) + 1
+                parts[-1] += _MARK
+            else:
+                parts[-1] += c
+                self._at += 1
+        if not some:
+            self._at += 1
+            return []
+        return [p for p in parts if p or quoted_value]
+
+    def _double(self, parts: list[str]) -> None:
+        while self._at < len(self._text) and self._text[self._at] != '"':
+            c = self._text[self._at]
+            if c == "\\":
+                parts[-1] += self._text[self._at + 1 : self._at + 2]
+                self._at += 2
+            elif c == "$":
+                listed = (
+                    self._text.startswith(("${", "$@"), self._at) and "[@]" in self._text[self._at : self._find("}")]
+                )
+                values = self._variable()
+                if listed and values:
+                    parts[-1] += values[0]
+                    parts += values[1:]
+                else:
+                    parts[-1] += " ".join(values)
+            else:
+                parts[-1] += c
+                self._at += 1
+        self._at += 1
+
+    def _variable(self) -> list[str]:
+        """Read `$NAME`, `${NAME...}`, `$((...))` or `$(...)` and return its words."""
+        text, at = self._text, self._at
+        if text.startswith("$((", at):
+            end = text.find("))", at)
+            end = len(text) if end < 0 else end
+            self._at = end + 2
+            return [self._arithmetic(text[at + 3 : end])]
+        if text.startswith("$(", at):
+            depth, end = 0, at + 1
+            while end < len(text):
+                depth += {"(": 1, ")": -1}.get(text[end], 0)
+                end += 1
+                if depth == 0:
+                    break
+            self._at = end
+            return [_MARK]
+        if text.startswith("${", at):
+            end = text.find("}", at)
+            end = len(text) if end < 0 else end
+            self._at = end + 1
+            return self._braced(text[at + 2 : end])
+        match = _NAME.match(text, at + 1)
+        if match is None:
+            self._at += 2 if at + 1 < len(text) else 1
+            return [] if text.startswith("$@", at) else [_MARK]
+        self._at = match.end()
+        return self.variables.get(match[0], [_MARK])
+
+    def _braced(self, inner: str) -> list[str]:
+        match = re.match(r"([A-Za-z_0-9]+)(\[[@*]\])?(:?[-=+?]|#|%|/|\^|,)?(.*)\Z", inner, re.S)
+        if match is None:
+            return [_MARK]
+        name, listed, how, rest = match[1], match[2], match[3], match[4]
+        value = self.variables.get(name)
+        known = value is not None and _MARK not in "".join(value)
+        if how in (":-", "-", ":=", "="):
+            if known and (how[0] != ":" or "".join(value or [])):
+                return value or []
+            return Script(f"X={rest}", self._plain()).variables["X"]
+        if how is None or how in ("?", ":?"):
+            return value if value is not None else ([] if listed else [_MARK])
+        return [_MARK]
+
+    def arrays(self) -> list[list[str]]:
+        """Return variables that hold flags: a file may have nothing but these."""
+        split = [[w for value in values for w in value.split()] for values in self.variables.values()]
+        return [words for words in split if words and words[0].startswith("--")]
+
+    def _plain(self) -> dict[str, str]:
+        return {k: " ".join(v) for k, v in self.variables.items()}
+
+    def _arithmetic(self, text: str) -> str:
+        def named(match: re.Match[str]) -> str:
+            return "".join(self.variables.get(match[1], [_MARK]))
+
+        filled = re.sub(r"\$?\{?([A-Za-z_][A-Za-z0-9_]*)\}?", named, text)
+        if _MARK in filled or len(filled) > 200:
+            return _MARK
+        try:
+            return str(_evaluate(ast.parse(filled.strip().replace("/", "//"), mode="eval").body))
+        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+            return _MARK
 
 
-def _unquoted(text: str) -> str:
-    words = _words(text)
-    return words[0] if words else ""
+_OPERATORS: dict[type[ast.operator], Any] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
 
 
-def _words(text: str) -> list[str]:
-    try:
-        return shlex.split(text, comments=False)
-    except ValueError:
-        return text.split()
-
-
-def _expanded(text: str, variables: dict[str, str]) -> str:
-    """Return text with its variables replaced; those without a value stay."""
-
-    def value(match: re.Match[str]) -> str:
-        name = match[1] or match[3]
-        return variables.get(name, match[2] if match[2] is not None else match[0])
-
-    for _ in range(_DEEP):
-        replaced = _VARIABLE.sub(value, text)
-        if len(replaced) > 10**6 or replaced == text:
-            break
-        text = replaced
-    return _PRODUCT.sub(_computed, text)
-
-
-def _computed(match: re.Match[str]) -> str:
-    """Return products and quotients of whole numbers, left to right; anything else stays."""
-    parts = match[1].split()
-    if not parts or not parts[0].isdigit():
-        return match[0]
-    total = int(parts[0])
-    for sign, number in zip(parts[1::2], parts[2::2], strict=False):
-        if not number.isdigit() or sign not in "*/" or (sign == "/" and not int(number)):
-            return match[0]
-        total = total * int(number) if sign == "*" else total // int(number)
-    return str(total)
+def _evaluate(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) < 10**15:
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return int(_OPERATORS[type(node.op)](_evaluate(node.left), _evaluate(node.right)))
+    raise ValueError("not plain arithmetic")
 
 
 def _command(words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
