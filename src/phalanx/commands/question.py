@@ -130,7 +130,8 @@ class Question:
     def heading(self) -> str:
         """The line that every output begins with: whose step it is, in which numbers, and where dp is from."""
         how = "exactly, as our own runtime runs it" if self.exact else "by fitted formulas"
-        return f"stack {self.stack}, priced {how}; precision {self.precision}; {self.dp_rule}"
+        options = f"; {self.pricing.extra}" if self.exact is None and self.pricing.extra.changed() else ""
+        return f"stack {self.stack}, priced {how}; precision {self.precision}; {self.dp_rule}{options}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the key `question` of every command's JSON."""
@@ -146,6 +147,7 @@ class Question:
             "dp_rule": self.dp_rule,
             "stack": self.stack,
             "precision": self.precision,
+            "options": {} if self.exact else self.pricing.extra.changed(),
         }
 
 

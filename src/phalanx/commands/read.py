@@ -11,13 +11,14 @@ from typing import Any
 
 from phalanx.formats.read import files
 from phalanx.formats.read.configuration import Config, Configuration, Layout, shown
+from phalanx.formats.read.folder import FILES
 from phalanx.formats.read.lints import Mistake, lint
 from phalanx.plan import question as names
 from phalanx.plan.explain.lint import Finding
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Optimizer, Precision
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.spec import FIELDS, Strategy, format_field
 from phalanx.spec.strategy.stack_options import StackOptions
 
 _DEFAULT_ZERO = {"torchtitan": 3, "maxtext": 3, "nemo": 1, "hf": 0, "megatron": 0, "deepspeed": 0, "accelerate": 0}
@@ -25,6 +26,7 @@ _DEFAULT_ZERO = {"torchtitan": 3, "maxtext": 3, "nemo": 1, "hf": 0, "megatron": 
 _RECOMPUTED = {"none", "selective", "full"}
 _PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
 _COMPUTE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_UNPRICED = ("bucket", "prefetch", "grad_sync", "reshard")
 _OF_STAGES = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer")
 
 
@@ -35,6 +37,8 @@ class Reading:
     configuration: Configuration
     mistakes: tuple[Mistake, ...]
     notes: tuple[str, ...]
+    config: Config
+    """The tables as the file has them."""
 
     @property
     def layout(self) -> Layout:
@@ -76,7 +80,7 @@ def read(paths: Sequence[Path], kind: str | None = None, gpus: int | None = None
     stated = found.layout.world
     if gpus is not None and stated is not None and stated != gpus:
         found = files.READERS[found.kind](config, gpus)
-    return Reading(found, tuple(lint(config, found)), _notes(found, config))
+    return Reading(found, tuple(lint(config, found)), _notes(found, config), config)
 
 
 def _notes(c: Configuration, config: Config) -> tuple[str, ...]:
@@ -179,8 +183,8 @@ def findings_in(path: Path, gpus: int | None) -> list[Finding]:
 
 def is_configuration(path: Path) -> bool:
     """Whether a file is another framework's configuration, not a plan, a run's folder or an observation."""
-    if path.is_dir() or not path.is_file() or path.suffix == ".py":
-        return False
+    if path.is_dir():
+        return not (path / "plan.json").exists() and any((path / name).is_file() for name in FILES)
     try:
         config = files.document(path)
     except InputError:
@@ -199,10 +203,19 @@ def gpus_of(reading: Reading, gpus: int | None, path: Path) -> int:
     return gpus or reading.layout.world or 1
 
 
-def asked_by(path: Path, asked: Any) -> Any:
+def _priceable(s: Strategy) -> tuple[Strategy, list[str]]:
+    """Return a strategy with the fields that have a price under published stacks, and what is said of the others."""
+    changed = [n for n in _UNPRICED if getattr(s, n) != FIELDS[n].default]
+    said = ", ".join(f"{n}={format_field(getattr(s, n))}" for n in changed)
+    notes = [f"{said} of the file has no price of its own here: the stack's is taken"] if changed else []
+    defaults: dict[str, Any] = {n: FIELDS[n].default for n in changed}
+    return replace(s, **defaults), notes
+
+
+def asked_by(path: Path, asked: Any, reading: Reading | None = None) -> Any:
     """Return the question that a configuration asks: an `Asked` with the file's model, job, strategy, options, stack
-    and precision, where its options do not say otherwise. Raises InputError."""
-    reading = read([path], None, asked.gpus)
+    and precision, where its options do not say otherwise. `reading`: the file, read. Raises InputError."""
+    reading = reading or read([path], None, asked.gpus)
     c, s = reading.configuration, reading.layout
     gpus = gpus_of(reading, asked.gpus, path)
     strategy = strategy_of(c, gpus)
@@ -216,6 +229,8 @@ def asked_by(path: Path, asked: Any) -> Any:
     seq = asked.seq or s.seq or 1
     model, notes = (asked.model, []) if asked.model is not None else model_of(c, None)
     options = options_of(c, strategy)
+    strategy, unpriced = _priceable(strategy)
+    notes = [*notes, *unpriced]
     # What the options say of products is said once: by them.
     own = c.job.get("compute") if options.products != "auto" else s.precision
     if own not in (None, *_PRECISIONS):

@@ -135,10 +135,8 @@ class Keys:
             name = _plain(leaf)
             if path.startswith("env."):  # variables of a script: no loader reads them as its keys
                 (open_ if leaf.startswith(_ENVIRONMENT) else quiet).append(path)
-            elif ".params." in path:  # of any optimizer or scheduler
-                quiet.append(path)
-            elif name in megatron_effects().get("known", ()) and kind == "megatron":
-                quiet.append(path)
+            elif ".params." in path or (name in megatron_effects().get("known", ()) and kind == "megatron"):
+                quiet.append(path)  # of any optimizer or scheduler; without effect by its source
             elif name not in known:
                 unknown[path] = _nearest(name, kind)
             elif any(part in name for part in _MATTERS):

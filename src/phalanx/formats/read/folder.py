@@ -19,6 +19,8 @@ from phalanx.spec.files.job_file import make_model
 from phalanx.spec.model.spec import ModelSpec
 
 Document = Callable[[Path], dict[str, Any]]
+FILES = ("train.sh", "ds_config.json", "accelerate.yaml", "config.yaml", "phalanx_plan.py")
+"""Names of which a folder with a configuration has one."""
 
 
 def tables(folder: Path, document: Document) -> tuple[str, dict[str, Any]]:
@@ -41,8 +43,7 @@ def tables(folder: Path, document: Document) -> tuple[str, dict[str, Any]]:
         return "nanotron", nanotron
     if started.get("args"):
         return "megatron", started
-    names = "train.sh, ds_config.json, accelerate.yaml, config.yaml or phalanx_plan.py"
-    raise InputError("file", str(folder), f"is a folder without {names}", "name the file")
+    raise InputError("file", str(folder), f"is a folder without any of {', '.join(FILES)}", "name the file")
 
 
 def model_in(folder: Path) -> ModelSpec | None:
