@@ -176,7 +176,7 @@ def test_tables_are_drawn(tmp_path):
         (("comm", "plan.json", "--batch", "8"), "--batch = 8: is already set by the plan.json"),
         (("explain", "plan.json", "--model", "gpt2"), "--model = 'gpt2': is already set by the plan.json"),
         (("memory", "--params", "many"), "write 25M"),
-        (("memory", "--params", "7B", "--bytes-per-parameter", "12"), "use 16, 18 or 20"),
+        (("memory", "--params", "7B", "--bytes-per-parameter", "14"), "use 12, 16, 18 or 20"),
         (("scaling", "--model", "llama3-8b"), "--gpus"),
         (("scaling", "--model", "llama3-8b", "--gpus", "x", "--batch", "8", "--seq", "64"), "not a list of numbers"),
         (("comm", "--model", "llama3-8b"), "--cluster"),

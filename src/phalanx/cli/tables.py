@@ -114,7 +114,7 @@ def memory(
         int,
         typer.Option(
             "--bytes-per-parameter",
-            help="Bytes of state per parameter: 16 (weight 2, gradient 2, master and moments 12), 18 or 20.",
+            help="Bytes of state per parameter: 16 (weight 2, gradient 2, master and moments 12), 12, 18 or 20.",
         ),
     ] = 16,
     card: Annotated[float, typer.Option("--card", help="Memory of a GPU in GB.")] = 80.0,
@@ -159,6 +159,7 @@ def memory(
         if spec is not None:
             degrees = [t for t in (1, 2, 4, 8, 16) if spec.heads % t == 0]
             sheets.append(textbook.activations(spec, micro_batch, seq or spec.max_seq, degrees))
+        sheets += [textbook.kinds(count, policy), textbook.savings(_RANKS, policy)]
         print_sheets(sheets, as_json, as_csv, plot)
         if spec is None:
             announce(f"note: {textbook.FOLLOWS}")
