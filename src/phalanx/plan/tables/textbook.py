@@ -69,6 +69,7 @@ def kinds(params: float, policy: int) -> Sheet:
         ),
         rows,
         "bf16 weights, Adam's moments in fp32 (Rajbhandari et al. 2020). In fp32 alone: 4 + 4 + 0 + 8, also 16",
+        charted=False,
     )
 
 
@@ -85,6 +86,7 @@ def savings(ranks: Sequence[int], policy: int) -> Sheet:
         columns("P", ("ZeRO-1", "count"), ("ZeRO-2", "count"), ("ZeRO-3", "count")),
         rows,
         f"{limits} are limits for many ranks, which the first two never reach",
+        charted=False,
     )
 
 
