@@ -15,12 +15,17 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from phalanx.spec.model.spec import ModelSpec
+
 Config = Mapping[str, Any]
 _MATTERS = (
     *("overlap", "bucket", "offload", "compile", "recompute", "parallel", "shard", "fp8", "float8", "fp4", "mxfp"),
     *("reshard", "prefetch", "precision", "dtype", "attention_backend", "fusion", "fused", "cuda_graph", "lora"),
 )
 """Parts of names of keys that change memory or time; one that no reader takes is listed as not modelled."""
+
+_ENVIRONMENT = ("NCCL_", "CUDA_", "NVTE_", "TORCH_NCCL", "UCX_", "FSDP_", "PYTORCH_")
+"""Beginnings of environment variables that may change time or memory."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,16 @@ class Configuration:
     model: Mapping[str, Any] = field(default_factory=dict)
     """Sizes that the file states, by the names of a Hugging Face config.json; empty if it names none."""
     model_name: str = ""
+    spec: ModelSpec | None = None
+    """The model, where the file states all of it."""
+    open_model: str = ""
+    """Why there is no `spec`: what the file leaves open, or what no ModelSpec has."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of StackOptions that the file sets."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of Strategy that the file sets and a Layout has not."""
+    job: Mapping[str, Any] = field(default_factory=dict)
+    """What the file says of the job beside its layout: optimizer (fields of Optimizer), clip, compute (bf16, ...)."""
 
 
 @cache
@@ -113,11 +128,15 @@ class Keys:
     def rest(self, kind: str) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
         """Return the keys that nobody took: without effect, not modelled, unknown with the nearest name."""
         known = names(kind)
-        quiet, open_, unknown = [], [], {}
+        quiet: list[str] = []
+        open_: list[str] = []
+        unknown: dict[str, str] = {}
         for path, leaf in self._untaken(self.config, known):
             name = _plain(leaf)
-            if name in megatron_effects().get("known", ()) and kind == "megatron":
-                quiet.append(path)
+            if path.startswith("env."):  # variables of a script: no loader reads them as its keys
+                (open_ if leaf.startswith(_ENVIRONMENT) else quiet).append(path)
+            elif ".params." in path or (name in megatron_effects().get("known", ()) and kind == "megatron"):
+                quiet.append(path)  # of any optimizer or scheduler; without effect by its source
             elif name not in known:
                 unknown[path] = _nearest(name, kind)
             elif any(part in name for part in _MATTERS):
@@ -203,6 +222,16 @@ def count(value: Any) -> int | None:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if isinstance(value, int) and value > 0 else None
+
+
+def number(value: Any, default: float) -> float:
+    """Return a number, also written as text; the default for anything else, such as a variable of the shell."""
+    if isinstance(value, bool):
+        return default
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return default
 
 
 def truth(value: Any) -> bool | None:
