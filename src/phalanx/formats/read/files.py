@@ -108,6 +108,8 @@ def document(path: Path) -> dict[str, Any]:
             value = yaml.safe_load(text)
         else:
             return shell.read(text)
+    except InputError:
+        raise
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())[:160]
         raise InputError("file", str(path), f"cannot be parsed: {reason}") from error
