@@ -24,17 +24,21 @@ def collectives_show(
         int, typer.Option(help="Number of ranks; at most 26, because contributions are drawn as letters.")
     ] = 4,
     root: Annotated[int, typer.Option(help="Root rank of a broadcast, reduce, scatter or gather.")] = 0,
+    as_json: Json = False,
 ) -> None:
     """Step through an algorithm: which rank sends which chunk to which, and what each rank then holds."""
     from phalanx.schedule.collectives.registry import build
     from phalanx.spec.errors import InputError
 
     with exit_on_error():
-        from phalanx.report.collectives import MOST_DRAWN, steps
+        from phalanx.report.collectives import MOST_DRAWN, rounds, steps
 
         if ranks > MOST_DRAWN:
             raise InputError("--ranks", ranks, "is too many to draw", f"use at most {MOST_DRAWN}")
         schedule = build(op, algorithm, ranks, ranks, root, tiers=_square(ranks))
+        if as_json:
+            print_json({"op": op, "algorithm": algorithm, "ranks": ranks, "rounds": list(rounds(schedule))})
+            return
         out = console()
         for title, table in steps(schedule):
             out.print(title, highlight=False)
