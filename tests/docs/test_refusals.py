@@ -18,7 +18,7 @@ JOB = f"plan {EXAMPLES / 'llama3_8b.toml'}"
         ("README", f"{JOB} --strategy dp=32,tp=2,compression=int8", "strategy.compression"),
         (
             "README",
-            "EXPERTS",
+            f"{JOB} --set model.preset=mixtral-8x7b --strategy dp=64,ep=8,compression=int8",
             "strategy.compression",
         ),
         ("pipeline", f"{JOB} --strategy dp=32,pp=2,zero=3,reshard=action", "strategy.reshard"),
