@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.formats.read import files
-from phalanx.formats.read.configuration import Config, Configuration, Layout, shown
+from phalanx.formats.read.configuration import Config, Configuration, Layout, count, shown
 from phalanx.formats.read.lints import Mistake, lint
 from phalanx.plan import question as names
 from phalanx.plan.explain.lint import Finding
@@ -121,14 +121,15 @@ def model_of(c: Configuration, named: str | None) -> tuple[ModelSpec, list[str]]
         return names.model_named(named)
     sizes = dict(c.model)
     needed = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
-    missing = [name for name in needed if not sizes.get(name)]
+    missing = [name for name in needed if count(sizes.get(name)) is None]
     if missing:
         reason = f"the file leaves {', '.join(missing)} open"
         raise InputError("--model", None, reason, "name a preset or a config.json")
     if experts := sizes.get("num_experts"):
         reason = f"the file has {experts} experts, and sizes alone do not make a mixture of experts"
         raise InputError("--model", None, reason, "name a preset or a config.json")
-    sizes = {"model_type": "llama", "intermediate_size": 4 * int(sizes["hidden_size"]), **sizes}
+    counted = {name: count(value) or value for name, value in sizes.items()}
+    sizes = {"model_type": "llama", "intermediate_size": 4 * counted["hidden_size"], **counted}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(sizes))

@@ -10,6 +10,7 @@ SLURM_HOSTFILE with `srun --distribution=arbitrary`: one host name a line, for r
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 
 from phalanx.spec.cluster.topology import SwitchTree
@@ -100,7 +101,7 @@ def launch(hosts: Sequence[str], gpus: Sequence[int], switches: int, host_file_n
 # Rank r runs on line r of the host file; the distribution of tasks is ours, not Slurm's.
 export SLURM_HOSTFILE="$PWD/{host_file_name}"
 GPUS=({" ".join(map(str, gpus))})
-export MASTER_ADDR={hosts[0]} MASTER_PORT=29500 WORLD_SIZE={len(hosts)}
+export MASTER_ADDR={shlex.quote(hosts[0])} MASTER_PORT=29500 WORLD_SIZE={len(hosts)}
 export GPUS_OF_RANKS="${{GPUS[*]}}"
 srun --distribution=arbitrary bash -c '
   gpus=($GPUS_OF_RANKS)

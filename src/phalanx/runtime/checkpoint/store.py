@@ -63,7 +63,7 @@ def steps(folder: Path) -> list[int]:
 def written(folder: Path) -> list[int]:
     """Return the steps of all of a folder's checkpoints, ascending, damaged ones included."""
     names = (p.name.removeprefix("step-") for p in folder.glob("step-*"))
-    return sorted(int(name) for name in names if name.isdigit())
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def newest(folder: Path) -> Path | None:

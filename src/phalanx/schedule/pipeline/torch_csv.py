@@ -14,7 +14,7 @@ from pathlib import Path
 from phalanx.schedule.pipeline.schedules import Action, PipelineSchedule
 from phalanx.spec.errors import InputError
 
-_ACTION = re.compile(r"(\d+)(F|I|B|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)")
+_ACTION = re.compile(r"([0-9]{1,9})(F|I|B|W|SEND_F|RECV_F|SEND_B|RECV_B)([0-9]{1,9})")
 _PAIR = re.compile(r"\((.*)\)OVERLAP_F_B")
 _FSDP = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD)\d*")
 
