@@ -32,8 +32,9 @@ class Stretch:
 
 
 def stretches(rows: Sequence[Mapping[str, Any]]) -> list[Stretch]:
-    """Divide a run's rows of metrics.jsonl that report experts into at most `STRETCHES` stretches. Raises InputError for
-    rows that do not count."""
+    """Divide a run's rows of metrics.jsonl that report experts into at most `STRETCHES` stretches.
+
+    Raises InputError for rows that do not count."""
     reporting = [row for row in rows if "expert_tokens" in row]
     if not reporting:
         return []

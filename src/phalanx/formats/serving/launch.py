@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.serving import ServingPlan, Workers
 
-
 _MOST = 4096
 
 
