@@ -1,5 +1,5 @@
-"""Ctrl-C ends any command within a second, with one line, exit code 130 and nothing left; a training finishes its step
-and saves (tests/runtime/test_failures.py has its second Ctrl-C).
+"""Ctrl-C ends any command within a second, with one line, exit code 130 and nothing left; a training finishes its
+step and saves (tests/runtime/test_failures.py has its second Ctrl-C).
 
 Held to is the CPU time that a command takes after the signal: on a busy machine the clock says little.
 """

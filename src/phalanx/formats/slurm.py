@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from phalanx.spec.cluster.topology import SwitchTree
 from phalanx.spec.errors import InputError
-from phalanx.spec.files.hostlist import compress, expand
+from phalanx.spec.files.hostlist import compress, expand, require_host_name
 
 _KEYS = ("switchname", "nodes", "switches", "linkspeed", "blockname", "blocksizes")
 
@@ -90,9 +90,10 @@ def host_file(hosts: Sequence[str]) -> str:
 def launch(hosts: Sequence[str], gpus: Sequence[int], switches: int, host_file_name: str) -> str:
     """Write a batch script that starts each rank on its host and GPU.
 
-    `hosts`, `gpus`: of each rank; `switches`: leaf switches that the ranks are under.
+    `hosts`, `gpus`: of each rank; `switches`: leaf switches that the ranks are under. Raises InputError for a name
+    that no host has.
     """
-    names = list(dict.fromkeys(hosts))
+    names = [require_host_name(name, "hosts") for name in dict.fromkeys(hosts)]
     return f"""#!/bin/bash
 #SBATCH --nodes={len(names)}
 #SBATCH --nodelist={compress(sorted(names))}

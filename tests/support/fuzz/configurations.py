@@ -1,4 +1,4 @@
-"""Configurations of other frameworks, as people have them: trees of real ones, and texts that stress their formats."""
+"""Configurations of other frameworks: trees of real ones, and texts that stress their formats."""
 
 from __future__ import annotations
 

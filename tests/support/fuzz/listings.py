@@ -1,4 +1,4 @@
-"""Valid listings that commands read: topologies, free GPUs, traces of jobs and requests, observations, serving plans."""
+"""Valid files of clusters and loads: topologies, free GPUs, traces, observations, serving plans, metrics."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
     optimizer.<fqn>.<state>       exp_avg, exp_avg_sq, momentum_buffer, ...; step
     buffers.<fqn>                 buffers that the model learns without gradients
     compression.<fqn>.kept        the residual of the gradient, summed over the ranks; split evenly on load
-    compression.own.<layout>...   the residuals of each rank as they were, of up to OWN_RANKS ranks: the same layout goes
-                                  on with them, to the bit
+    compression.own.<layout>...   the residuals of each rank as they were, of up to OWN_RANKS ranks: the same layout
+                                  goes on with them, to the bit
     compression.<fqn>.q<rank>     PowerSGD's factor; compression.draws: the number of reductions so far
 
 Of a parameter split over tp, ep and etp each rank has a box. Parts are views of live memory: a rank saves from there,
@@ -32,8 +32,8 @@ from phalanx.spec.strategy.split import Split
 OPTIONAL = "compression."
 """The prefix of what checkpoints of other strategies may lack: residuals then start from zero."""
 OWN_RANKS = 8
-"""The most ranks of the data axis that save their own residuals too: together they are as large as that many times the
-gradients. Of more ranks the sum alone is saved."""
+"""The most ranks of the data axis that save their own residuals too: together they are as large as that many times
+the gradients. Of more ranks the sum alone is saved."""
 
 
 def owned(
@@ -184,8 +184,8 @@ def _compression(engine: DataParallel) -> Iterator[Part]:
 
 
 def _own_residuals(engine: DataParallel) -> list[Part]:
-    """Return this rank's residuals, and first a mark that they are there: its value is 1. Empty without error feedback,
-    or over more than OWN_RANKS ranks."""
+    """Return this rank's residuals, and first a mark that they are there: its value is 1. Empty without error
+    feedback, or over more than OWN_RANKS ranks."""
     c, comm = engine.compressor, engine.comm
     kept = [] if c is None else [(b.name, i, t) for b in engine.buckets for i, t in enumerate(c.kept(b))]
     if not kept or comm.size(comm.mesh.gradient_axis) > OWN_RANKS:
