@@ -97,7 +97,7 @@ def main() -> None:
     # Imported modules live to the end; rescanning them at every collection costs a quick command a fifth of its time.
     gc.set_threshold(50_000)
     if sys.stdout is not None and sys.stdout.isatty():
-        sys.stdout = Screened(sys.stdout)  # type: ignore[assignment]
+        sys.stdout = Screened(sys.stdout)
     try:
         app()
     except SystemExit as end:

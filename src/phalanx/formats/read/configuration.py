@@ -119,7 +119,9 @@ class Keys:
     def rest(self, kind: str) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
         """Return the keys that nobody took: without effect, not modelled, unknown with the nearest name."""
         known = names(kind)
-        quiet, open_, unknown = [], [], {}
+        quiet: list[str] = []
+        open_: list[str] = []
+        unknown: dict[str, str] = {}
         for path, leaf in self._untaken(self.config, known):
             name = _plain(leaf)
             if name in megatron_effects().get("known", ()) and kind == "megatron":

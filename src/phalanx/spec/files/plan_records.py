@@ -68,11 +68,12 @@ class _Predicted:
 def require_typed(choices: Any, prediction: Any) -> None:
     """Require that the tables of a plan.json hold what their names say; other keys are left alone. Raises InputError
     with the field."""
-    for where, table, kind in (("choices", choices, _Chosen), ("prediction", prediction, _Predicted)):
-        _require(kind, table, where)
-    for name, kind in (("bucket", _Bucket), ("chunks", _Chunks)):
-        if choices.get(name) is not None:
-            _require(kind, choices[name], f"choices.{name}")
+    _require(_Chosen, choices, "choices")
+    _require(_Predicted, prediction, "prediction")
+    if choices.get("bucket") is not None:
+        _require(_Bucket, choices["bucket"], "choices.bucket")
+    if choices.get("chunks") is not None:
+        _require(_Chunks, choices["chunks"], "choices.chunks")
 
 
 def _require(kind: type[Any], table: Any, where: str) -> None:
