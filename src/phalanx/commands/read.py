@@ -48,7 +48,7 @@ class Reading:
             "world": fields.pop("world"),
             "strategy": fields,
             "job": job,
-            "model": dict(c.model) or c.model_name or None,
+            "model": c.sizes or c.model_name or None,
             "understood": {shown(key): meaning for key, meaning in c.understood.items()},
             "without_effect": [shown(key) for key in c.without_effect],
             "not_modelled": [shown(key) for key in c.not_modelled],
@@ -119,7 +119,7 @@ def model_of(c: Configuration, named: str | None) -> tuple[ModelSpec, list[str]]
     """Return the model of a configuration, by --model or by the sizes that it states. Raises InputError."""
     if named is not None:
         return names.model_named(named)
-    sizes = dict(c.model)
+    sizes = c.sizes
     needed = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
     missing = [name for name in needed if count(sizes.get(name)) is None]
     if missing:
@@ -128,8 +128,7 @@ def model_of(c: Configuration, named: str | None) -> tuple[ModelSpec, list[str]]
     if experts := sizes.get("num_experts"):
         reason = f"the file has {experts} experts, and sizes alone do not make a mixture of experts"
         raise InputError("--model", None, reason, "name a preset or a config.json")
-    counted = {name: count(value) or value for name, value in sizes.items()}
-    sizes = {"model_type": "llama", "intermediate_size": 4 * counted["hidden_size"], **counted}
+    sizes = {"model_type": "llama", "intermediate_size": 4 * int(sizes["hidden_size"]), **sizes}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(sizes))

@@ -53,7 +53,7 @@ GPU3\tNV18\tNV18\tNV18\t X \tSYS\t48-95
 NIC0\tPIX\tPXB\tSYS\tSYS\t X
 """
 JOBS = b"submit,gpus,duration,limit,widths\n0,8,3600,7200,2:0.3;4:0.55\n60,4,1800,,\n120,16,600,1200,8:0.6\n"
-REQUESTS = (
+REQUESTS = b"arrival,input,output,priority,reused\n0,1000,100,0,0\n5,800,120,1,400\n12.5,1200,90,0,0\n20,300,40,0,0\n"
     b"arrival,input,output,priority,reused\n0,1000,100,0,0\n0.5,800,120,1,400\n1.25,1200,90,0,0\n2,300,40,0,0\n"
 )
 SERVED = (

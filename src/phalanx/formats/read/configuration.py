@@ -77,6 +77,12 @@ class Configuration:
     """Sizes that the file states, by the names of a Hugging Face config.json; empty if it names none."""
     model_name: str = ""
 
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What the file states of its model: counts and other finite numbers, words and truth values; not the rest."""
+        counted = {name: count(value) or value for name, value in self.model.items()}
+        return {name: value for name, value in counted.items() if _states(value)}
+
 
 @cache
 def names(kind: str) -> frozenset[str]:
@@ -212,6 +218,12 @@ def count(value: Any) -> int | None:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if isinstance(value, int) and 0 < value <= MOST else None
+
+
+def _states(value: Any) -> bool:
+    if isinstance(value, float):
+        return 0 <= value < 1e15
+    return isinstance(value, bool | str) or (isinstance(value, int) and 0 <= value <= MOST)
 
 
 def truth(value: Any) -> bool | None:
