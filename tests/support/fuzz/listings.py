@@ -54,8 +54,6 @@ NIC0\tPIX\tPXB\tSYS\tSYS\t X
 """
 JOBS = b"submit,gpus,duration,limit,widths\n0,8,3600,7200,2:0.3;4:0.55\n60,4,1800,,\n120,16,600,1200,8:0.6\n"
 REQUESTS = b"arrival,input,output,priority,reused\n0,1000,100,0,0\n5,800,120,1,400\n12.5,1200,90,0,0\n20,300,40,0,0\n"
-    b"arrival,input,output,priority,reused\n0,1000,100,0,0\n0.5,800,120,1,400\n1.25,1200,90,0,0\n2,300,40,0,0\n"
-)
 SERVED = (
     b"id,framework,gpu,model,mode,isl,osl,concurrency,ttft_ms,tpot_ms,tp,num_gpus,precision\n"
     b"a,vllm,H100,llama3-70b,aggregated,1000,1000,16,180,14.2,8,8,fp8\n"

@@ -79,7 +79,7 @@ class Configuration:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """What the file states of its model: counts and other finite numbers, words and truth values; not the rest."""
+        """What the file states of its model: counts and other finite numbers, words and truth values."""
         counted = {name: count(value) or value for name, value in self.model.items()}
         return {name: value for name, value in counted.items() if _states(value)}
 
