@@ -1,5 +1,5 @@
 """Ctrl-C ends any command within a second, with one line, exit code 130 and nothing left; a training finishes its
-step and saves (tests/runtime/test_failures.py has its second Ctrl-C).
+step and saves (tests/runtime/test_failures.py has its second Ctrl-C, tests/cli/test_commands.py that of parity).
 
 Held to is the CPU time that a command takes after the signal: on a busy machine the clock says little.
 """
@@ -22,11 +22,11 @@ LONG = {
     "serve-plan": "serve-plan --model llama3-70b --cluster dgx-h100 --gpus 64 --input 4000 --output 500 --ttft 1s",
     "validate": "validate --choices",
     "cluster simulate": "cluster simulate --trace jobs.csv --cluster 64x8 --policy conservative",
-    "cases": "cases",
     "measure": "measure --ranks 2",
+    "cases": "cases",
     "observe": "observe --world 2 -- program.py",
-    "parity": "parity job.toml --steps 100000",
 }
+_QUICK = ("plan", "serve-plan", "validate", "cluster simulate", "measure")
 _AT_WORK_S = 0.3  # CPU time by which a command is past its first imports
 
 
@@ -38,11 +38,11 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return here
 
 
-@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in _QUICK else pytest.mark.long) for n in LONG])
 def test_ctrl_c_ends_a_command_within_a_second(here: Path, name: str) -> None:
     words = LONG[name].split()
     process = Launcher(here, *words, environment={"TMPDIR": str(here / "tmp"), "PHALANX_CACHE": str(here / "cache")})
-    of_others = name in ("measure", "observe", "parity")  # processes of their own do the work
+    of_others = name in ("measure", "observe")  # processes of their own do the work
     deadline = time.monotonic() + 60
     while len(at_work(here)) < 2 if of_others else cpu_s(process.pid) < _AT_WORK_S:
         assert process.running(), f"too short to be interrupted: {process.said()}"

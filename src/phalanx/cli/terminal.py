@@ -10,9 +10,10 @@ import json
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 T = TypeVar("T")
-_QUIET_S = 5.0  # a command that takes longer shows progress
+_QUIET_S = 5.0  # a loop that takes longer shows progress
+_SILENT_S = 10.0  # a command that says nothing for longer shows that it works
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -41,13 +43,47 @@ def _named(error: OSError) -> str:
     return reason if error.filename is None else str(InputError("file", str(error.filename), reason))
 
 
+class _Said:
+    """What was announced last, and when."""
+
+    text = ""
+    at = 0.0
+
+
 @contextmanager
-def exit_on_error() -> Iterator[None]:
-    """Turn an expected error into one line on stderr and an exit code; anything else keeps its traceback."""
+def _signs_of_life() -> Iterator[None]:
+    """Whenever nothing was announced for `_SILENT_S`, say on stderr what is going on, and for how long."""
+    ended = threading.Event()
+    _Said.text, _Said.at = "", time.monotonic()
+
+    def watch() -> None:
+        while not ended.wait(_SILENT_S / 10):
+            text, since = _Said.text, time.monotonic() - _Said.at
+            if since >= _SILENT_S * (1 + spoken.get(text, 0)):
+                spoken[text] = spoken.get(text, 0) + 1
+                what = text.removesuffix(" ...") or "working"
+                print(printable(f"{what}: {since:.0f} s so far ..."), file=sys.stderr, flush=True)
+
+    spoken: dict[str, int] = {}
+    thread = threading.Thread(target=watch, name="signs of life", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextmanager
+def exit_on_error(speaks: bool = False) -> Iterator[None]:
+    """Turn an expected error into one line on stderr and an exit code; anything else keeps its traceback.
+
+    Meanwhile say every ten seconds what goes on, unless the command `speaks` for itself."""
     from phalanx.spec.errors import InputError
 
     try:
-        yield
+        with nullcontext() if speaks or os.environ.get("RANK", "0") != "0" else _signs_of_life():
+            yield
     except InputError as error:
         announce(f"error: {error}")
         raise typer.Exit(WRONG_INPUT) from None
@@ -148,6 +184,7 @@ def in_progress(items: Iterable[T], what: str) -> Iterator[T]:
 
 def announce(text: str) -> None:
     """Print a line of progress, a note or an error to stderr."""
+    _Said.text, _Said.at = text, time.monotonic()
     print(printable(text), file=sys.stderr, flush=True)
 
 

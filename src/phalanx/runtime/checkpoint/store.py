@@ -223,7 +223,8 @@ def give_up(part: Path, rank: int, why: str) -> None:
     """Mark a rank as failed, and remove what it has written: the disk may be full."""
     with suppress(OSError):
         (part / container.file_of(rank)).unlink(missing_ok=True)
-        (part / f".failed-{rank}").write_text(why)
+        (part / f".why-{rank}").write_text(why)
+        os.replace(part / f".why-{rank}", part / f".failed-{rank}")  # others look for it all the time
 
 
 def sweep(folder: Path) -> None:
