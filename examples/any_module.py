@@ -1,7 +1,8 @@
-"""Data parallelism for a module of your own.
+"""Data, pipeline and tensor parallelism for a module of your own.
 
 python examples/any_module.py                                            one process
 torchrun --nproc-per-node 2 examples/any_module.py zero=3                two, parameters sharded
+torchrun --nproc-per-node 2 examples/any_module.py pp=2 3                two, the second begins with child 3
 torchrun --nproc-per-node 2 examples/any_module.py zero=1,compression=int8
 """
 
@@ -18,18 +19,18 @@ import phalanx
 STEPS, MICRO_BATCHES, BATCH = 100, 2, 16
 
 
-class Net(nn.Module):
-    def __init__(self, width: int = 64, depth: int = 4) -> None:
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.first = nn.Linear(8, width)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width)) for _ in range(depth))
-        self.last = nn.Linear(width, 1)
+        self.norm, self.inner = nn.LayerNorm(width), nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        for block in self.blocks:
-            x = x + F.gelu(block(x))
-        return self.last(x).squeeze(-1)  # type: ignore[no-any-return]
+        return x + F.gelu(self.inner(self.norm(x)))
+
+
+def net(width: int = 64, depth: int = 4) -> nn.Sequential:
+    """Any module trains data-parallel; one whose children run one after the other can be a pipeline."""
+    return nn.Sequential(nn.Linear(8, width), *(Block(width) for _ in range(depth)), nn.Linear(width, 1))
 
 
 def batch(step: int, micro_batch: int, replica: int) -> tuple[Tensor, Tensor]:
@@ -39,18 +40,21 @@ def batch(step: int, micro_batch: int, replica: int) -> tuple[Tensor, Tensor]:
     return x, (x[:, 0] * x[:, 1]).sin() + x[:, 2]
 
 
+def loss(out: Tensor, y: Tensor) -> Tensor:
+    """The gradient is that of the sum over the micro-batches, the mean over the replicas."""
+    return F.mse_loss(out.squeeze(-1), y) / MICRO_BATCHES
+
+
 def main() -> None:
-    model = phalanx.parallelize(Net(), sys.argv[1] if len(sys.argv) > 1 else "")
+    line, *cuts = sys.argv[1:] or [""]
+    model = phalanx.parallelize(net(), line, cuts=[int(cut) for cut in cuts] or None)
     optimizer = model.attach(torch.optim.AdamW(model.parameters(), lr=3e-3))
     for step in range(STEPS):
-        for i in range(MICRO_BATCHES):
-            x, y = batch(step, i, model.replica)
-            loss = F.mse_loss(model(x), y) / MICRO_BATCHES
-            model.backward(loss, last=i == MICRO_BATCHES - 1)
+        value = model.step([batch(step, i, model.replica) for i in range(MICRO_BATCHES)], loss)
         norm = model.clip(1.0)
         optimizer.step()
         if model.rank == 0 and step % 20 == 19:
-            print(f"step {step + 1}  loss {loss.item() * MICRO_BATCHES:.3f}  gradient norm {norm:.3f}")
+            print(f"step {step + 1}  loss {value:.3f}  gradient norm {norm:.3f}")
 
 
 if __name__ == "__main__":

@@ -112,7 +112,9 @@ DISTRIBUTED_ARGS=(
 )
 SIZE_ARGS="
     --num-layers 80 --hidden-size 8192 --num-attention-heads 64
-    --num-query-groups 8 --ffn-hidden-size 28672
+    --group-query-attention --num-query-groups 8 --ffn-hidden-size 28672
+    --swiglu --normalization RMSNorm --position-embedding-type rope --rotary-base 500000 --disable-bias-linear
+    --untie-embeddings-and-output-weights
 "
 torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py $SIZE_ARGS --vocab-size 128256 \\
     --tensor-model-parallel-size 8 --pipeline-model-parallel-size 2 --sequence-parallel --seq-length 8192 \\
@@ -179,10 +181,13 @@ def test_megatron_layouts_follow_validate_args(args: dict[str, Any], fixed: dict
 
 
 def test_experts_are_never_priced_as_a_dense_model(tmp_path: Path) -> None:
-    (tmp_path / "run.sh").write_text(SCRIPT.replace("--bf16", "--bf16 --num-experts 8"))
+    experts = files.READERS["megatron"](shell.read(SCRIPT.replace("--bf16", "--bf16 --num-experts 8")), None).spec
+    assert experts is not None
+    assert experts.experts is not None
+    assert (experts.experts.count, experts.experts.top_k, experts.experts.ffn) == (8, 2, 28672)
+    (tmp_path / "run.sh").write_text(SCRIPT.replace("--swiglu", "--num-experts 8"))
     code, _, err = phalanx(tmp_path, "predict", "run.sh", "--cluster", "dgx-h100")
-    assert code == 2
-    assert "the file has 8 experts" in err
+    assert (code, "experts need a gated activation" in err) == (2, True), err
 
 
 def test_a_job_file_is_no_configuration(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import awkward_module, fault_injection, forked_cli, split_module
+from support import awkward_module, fault_injection, forked_cli, piped_module, split_module
 from support.rank_pool import Pool
 from torch import nn
 
@@ -167,7 +167,9 @@ def test_masters_are_finer_than_weights() -> None:
         ("dp=2", "there are 1"),
         ("zerro=1", "did you mean"),
         ("tp=2", "for 2 ranks, but there are 1"),
-        ("pp=2", "cuts a model into stages"),
+        ("pp=2", "for 2 ranks, but there are 1"),
+        ("virtual=2", "applies to pipelines only"),
+        ("micro_batch=2", "what your loop hands"),
         ("recompute=full", "torch.utils.checkpoint"),
     ],
 )
@@ -204,10 +206,11 @@ def test_planning_needs_no_torch_for_the_package() -> None:
         phalanx.parallelise  # noqa: B018
 
 
-def test_the_example_runs_under_torchrun(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [("pp=2", "3"), pytest.param(("zero=3",), marks=pytest.mark.long)])
+def test_the_example_runs_under_torchrun(tmp_path: Path, words: tuple[str, ...]) -> None:
     example = Path(__file__).parents[2] / "examples" / "any_module.py"
     options = ("--nproc-per-node", "2", "--standalone")
-    code, out, err = forked_cli.phalanx(tmp_path, str(example), "zero=3", torchrun=options)
+    code, out, err = forked_cli.phalanx(tmp_path, str(example), *words, torchrun=options)
     assert code == 0, err
     losses = [float(line.split()[3]) for line in out.splitlines() if line.startswith("step")]
     assert len(losses) == 5
@@ -276,3 +279,91 @@ def test_the_wrapper_is_a_module() -> None:
     for wrong in (model.half, lambda: model.to("cpu"), lambda: model.requires_grad_(False)):
         with pytest.raises(RuntimeError, match="before"):
             wrong()
+
+
+@pytest.mark.parametrize(
+    ("world", "line", "cuts", "count"),
+    [
+        (2, "pp=2", [5], 3),
+        (2, "pp=2,schedule=gpipe", ["7"], 2),
+        (2, "pp=2,schedule=interleaved,virtual=2", [2, 5, 8], 4),
+        (3, "pp=3,schedule=naive", [2, 7], 2),
+        (4, "pp=2", [5], 3),
+        (4, "pp=2,zero=1", [5], 3),
+        (4, "pp=2,zero=2,schedule=interleaved,virtual=2", [2, 5, 8], 2),
+        (4, "pp=2,zero=3", [5], 3),
+        (4, "pp=2,zero=3,order=dp/pp/cp/tp", [5], 1),
+    ],
+)
+def test_a_pipeline_of_a_sequential_equals_one_process(
+    pool: Pool, world: int, line: str, cuts: list[int | str], count: int
+) -> None:
+    dp = world // int(line[3])
+    truth = piped_module.whole(dp, count, 3)
+    for found in pool.run(world, piped_module.piped, line, cuts, count, (0, 3)):
+        mine = [of_step[found["replica"]] for of_step in truth["losses"]]
+        np.testing.assert_allclose(found["losses"], mine, rtol=1e-9)
+        _same_end(found, truth, line)
+        assert found["held"] < sum(p.numel() for p in piped_module.make(0).parameters())
+
+
+def _same_end(found: dict[str, Any], truth: dict[str, Any], what: str) -> None:
+    np.testing.assert_allclose(found["norms"], truth["norms"][-len(found["norms"]) :], rtol=1e-9)
+    np.testing.assert_allclose(found["after"], truth["after"], rtol=1e-9)
+    assert list(found["state"]) == list(truth["state"])
+    for name, value in truth["state"].items():
+        np.testing.assert_allclose(found["state"][name], value, rtol=1e-7, atol=1e-9, err_msg=f"{what} {name}")
+
+
+def test_a_tied_pair_inside_a_chunk_equals_one_process(pool: Pool) -> None:
+    truth = piped_module.whole(2, 2, 2, tied=True)
+    for found in pool.run(4, piped_module.piped, "pp=2,zero=1", [5], 2, (0, 2), None, True):
+        _same_end(found, truth, "tied")
+
+
+def test_a_pipeline_goes_on_over_any_layout(pool: Pool, tmp_path: Path) -> None:
+    """The number of replicas stays, since each has its share of the batch."""
+    truth = piped_module.whole(2, 2, 6)
+    cut: Any = [2, 5, 8]
+    for world, line, cuts, steps in (
+        (4, "pp=2,zero=3", [5], (0, 2)),
+        (2, "zero=1", None, (2, 3)),
+        (4, "pp=2,zero=1,schedule=interleaved,virtual=2", cut, (3, 5)),
+        (2, "", None, (5, 6)),
+    ):
+        found = pool.run(world, piped_module.piped, line, cuts, 2, steps, tmp_path)
+    for rank in found:
+        _same_end(rank, truth, "at last")
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("no cuts", "for example cuts=[7], which balances parameters"),
+        ("descending", "must ascend"),
+        ("name", "is not the number or the name of a child"),
+        ("tied", "is the same parameter as 8.weight in chunk 0"),
+        ("frozen", "chunk 0 (0) has no parameter that is trained"),
+        ("schedule", "use 1f1b, interleaved, gpipe or naive"),
+        ("module", "nn.Sequential(embedding, *blocks, head)"),
+        ("tp", "use dp and pp, or dp and tp"),
+        ("call", "use model.step or model.evaluate"),
+        ("ragged", "must have one shape of input"),
+    ],
+)
+def test_a_pipeline_that_cannot_be_is_one_line(pool: Pool, case: str, words: str) -> None:
+    for message in pool.run(2, piped_module.refused, case):
+        assert words in message
+        assert "\n" not in message
+
+
+@pytest.mark.parametrize(("kind", "first", "then"), [("own", "tp=2,zero=1", "tp=4"), ("llama", "tp=2", "zero=3")])
+def test_split_layers_go_on_over_any_layout(pool: Pool, tmp_path: Path, kind: str, first: str, then: str) -> None:
+    world = 4 if kind == "own" else 2
+    dp = {"own": (2, 1), "llama": (1, 2)}[kind]
+    truth = split_module.whole(kind, dp, 2)
+    pool.run(world, split_module.split, kind, first, 2, tmp_path)
+    for found in pool.run(world, split_module.split, kind, then, 4, tmp_path):
+        np.testing.assert_allclose(found["norms"], truth["norms"][2:], rtol=1e-9)
+        for name, value in truth["state"].items():
+            np.testing.assert_allclose(found["state"][name], value, rtol=1e-7, atol=1e-9, err_msg=f"{kind} {name}")

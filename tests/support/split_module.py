@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ class Own(nn.Module):
         super().__init__()
         self.first = nn.Linear(6, 8)
         self.blocks = nn.ModuleList(_Block() for _ in range(2))
+        self.blocks[1].down.requires_grad_(False)  # split, and not trained
         self.head = nn.Linear(8, 12)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -63,15 +65,19 @@ def _loss(module: nn.Module, kind: str, step: int, replica: int) -> Tensor:
     return module(input_ids=ids, labels=ids, use_cache=False).loss  # type: ignore[no-any-return]
 
 
-def split(world: World, kind: str, line: str, steps: int) -> dict[str, Any]:
-    """Train over the tp ranks; return gradient norms and the final unsharded state."""
-    model = spread(world, make(kind, world.rank), line, tp_plan=OWN_PLAN if kind == "own" else "published")
+def split(world: World, kind: str, line: str, steps: int, folder: Path | None = None) -> dict[str, Any]:
+    """Train over the tp ranks, with a folder from the checkpoint there; return gradient norms and the final unsharded
+    state."""
+    plan: Any = None if "tp" not in line else OWN_PLAN if kind == "own" else "published"
+    model = spread(world, make(kind, world.rank), line, tp_plan=plan)
     update = model.attach(torch.optim.AdamW(model.parameters(), lr=0.01))
     norms = []
-    for step in range(steps):
+    for step in range(model.load(folder) if folder else 0, steps):
         model.backward(_loss(model, kind, step, model.replica))
         norms.append(model.clip(0.5))
         update.step()
+    if folder:
+        model.save(folder, steps)
     state = model.state_dict()
     model.load_state_dict(state)
     again = model.state_dict()
@@ -79,12 +85,13 @@ def split(world: World, kind: str, line: str, steps: int) -> dict[str, Any]:
     return {"norms": norms, "state": {name: t.numpy() for name, t in state.items()}}
 
 
-def whole(kind: str, dp: int, steps: int) -> dict[str, Any]:
-    """Do the same on one process with plain torch."""
+def whole(kind: str, replicas: int | tuple[int, ...], steps: int) -> dict[str, Any]:
+    """Do the same on one process with plain torch; with several numbers of replicas, the steps with each in turn."""
     module = make(kind, 0)
     update = torch.optim.AdamW(module.parameters(), lr=0.01)
     norms = []
-    for step in range(steps):
+    turns = (replicas,) if isinstance(replicas, int) else replicas
+    for step, dp in enumerate(dp for dp in turns for _ in range(steps)):
         update.zero_grad()
         for replica in range(dp):
             (_loss(module, kind, step, replica) / dp).backward()

@@ -33,6 +33,7 @@ from phalanx.cli.pipeline import pipeline
 from phalanx.cli.place import place
 from phalanx.cli.plan import plan
 from phalanx.cli.predict import predict
+from phalanx.cli.quiz import quiz
 from phalanx.cli.read import read
 from phalanx.cli.root import OneLineErrors
 from phalanx.cli.serve_plan import serve_plan
@@ -68,6 +69,7 @@ app.command()(explain)
 app.command()(lint)
 for _tables in (scaling, memory, comm, roofline, cases):
     app.command()(_tables)
+app.command()(quiz)
 app.command()(verify)
 app.command()(observe)
 app.command()(compare)

@@ -18,7 +18,8 @@ def compare(
         list[str],
         typer.Argument(
             metavar="A B [C]",
-            help="Plans, runs' folders or strategies such as tp=8,zero=1; or an observed.json and a plan.",
+            help="Plans, runs' folders, configurations of other frameworks, or strategies such as tp=8,zero=1; or an "
+            "observed.json and a plan.",
             show_default=False,
         ),
     ],
@@ -31,7 +32,7 @@ def compare(
     precision: Precision = None,
     as_json: Json = False,
 ) -> None:
-    """Compare plans or strategies: time by term, memory by part, and the settings that differ.
+    """Compare plans, configurations or strategies: time by term, memory by part, and the settings that differ.
 
     A strategy is that of the first plan's question, or of --model, --cluster, --gpus, --batch and --seq. Of an
     observed program and a plan: where its step differs, in collectives, bytes, FLOPs and memory.

@@ -11,8 +11,10 @@ import typer
 from phalanx.cli.terminal import FAILED, console, print_json
 
 if TYPE_CHECKING:
+    from phalanx.commands.question import Asked
     from phalanx.plan.explain.observed import PricedRank
     from phalanx.schedule.observation import Observation
+    from phalanx.spec.files.plan import Plan
 
 
 def observation_in(path: Path | None) -> Observation | None:
@@ -66,6 +68,73 @@ def show_lint(o: Observation, cluster: str | None, others: dict[str, object], as
         print(f"{o.program}: " + (counted(len(findings), "finding") if findings else "nothing found"))
     if findings:
         raise typer.Exit(FAILED)
+
+
+def show_better(o: Observation, asked: Asked, headroom: float, out: Path, as_json: bool) -> None:
+    """Print what would make an observed program faster: what to change in it, with the communication that each costs,
+    and with a model, a batch and a sequence length the best strategy of a stack on its ranks. Raises InputError."""
+    from phalanx.plan.explain.observed import priced
+    from phalanx.plan.explain.observed_lint import lint
+    from phalanx.plan.question import cluster_named
+    from phalanx.report.observe import finding
+    from phalanx.report.observed_price import figures
+    from phalanx.spec.errors import InputError
+
+    named = {"--model": asked.model, "--batch": asked.batch, "--seq": asked.seq}
+    missing = [name for name, value in named.items() if value is None]
+    if 0 < len(missing) < len(named):
+        raise InputError(missing[0], None, "is missing", f"name all of {', '.join(named)}, or none")
+    cluster = cluster_named(str(asked.cluster))(o.world)
+    findings, ranks = lint(o, cluster), priced(o, cluster)
+    plan = None if missing else _searched(o, asked, headroom, out)
+    if as_json:
+        best = None
+        if plan is not None:
+            best = {"strategy": str(plan.strategy), **plan.prediction, "options": plan.options.changed()}
+        rows = [_as_json(p) for p in ranks]
+        found = [asdict(f) for f in findings]
+        print_json({"program": o.program, "now": rows, "findings": found, "better": best})
+        return
+    screen = console()
+    screen.print(figures(ranks))
+    for f in findings:
+        print(finding(f))
+    if not findings:
+        print("nothing found in the program itself")
+    if plan is None:
+        print(f"{', '.join(named)} let its strategies be searched too")
+        return
+    from phalanx.report.style import seconds, size
+
+    mesh = ", ".join(f"{axis}={n}" for axis, n in o.axes.items()) or "no named axis"
+    p = plan.prediction
+    screen.print(
+        f"the program's mesh: {mesh}; better under {p['stack']}: {plan.strategy}: "
+        f"{seconds(p['step_time_s'])} a step, MFU {p['mfu']:.1%}, {size(p['memory_bytes'])} a GPU, "
+        "by fitted formulas (the program's own figures above are bounds)",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _searched(o: Observation, asked: Asked, headroom: float, out: Path) -> Plan:
+    """Search the strategies of a stack (by default FSDP2 by hand) on a program's ranks, and write the best as a plan.
+    Raises InputError."""
+    from dataclasses import replace
+
+    from phalanx.cli.terminal import announce, require_writable
+    from phalanx.commands.priced_plan import plan_of
+    from phalanx.commands.question import read
+    from phalanx.plan.search.planner import answer
+    from phalanx.spec.files import plan as plans
+
+    require_writable("--out", out)
+    question = read(replace(asked, stack=asked.stack or "fsdp2"), True)
+    a = answer(lambda n: replace(question.pricing_on(n), headroom=headroom), o.world)
+    plan = plan_of(a.pricing, a.best.priced, a.best.run, a.best.mfu, str(asked.cluster), question.precision)
+    plans.write(plan, out)
+    announce(f"plan: {out}")
+    return plan
 
 
 def _as_json(p: PricedRank) -> dict[str, Any]:

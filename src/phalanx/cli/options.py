@@ -31,8 +31,8 @@ Plan = Annotated[
     Path | None,
     typer.Argument(
         metavar="PLAN.json",
-        help="A plan written by `phalanx plan`, or a run's folder; without one, name the model, the cluster and the "
-        "rest with options.",
+        help="A plan written by `phalanx plan`, a run's folder, or another framework's configuration; without one, "
+        "name the model, the cluster and the rest with options.",
     ),
 ]
 StrategyLine = Annotated[

@@ -2,6 +2,7 @@
 
 phalanx plan JOB.toml                                                  priced exactly, for our own runtime
 phalanx plan --model M --cluster C --gpus N --batch B --seq S          estimated, for any stack
+phalanx plan --from run.sh --cluster C                                 what to change in a configuration (improve.py)
 """
 
 from __future__ import annotations
@@ -284,37 +285,10 @@ def _one(r: RankedStrategy, a: Answer, goal: Goal | None) -> dict[str, Any]:
 
 def _plan(a: Answer, cluster: str, precision: str) -> Plan:
     """Return the best strategy as a plan that `train`, `verify`, `explain` and `lint` read."""
-    from dataclasses import asdict
+    from phalanx.commands.priced_plan import plan_of
 
-    from phalanx.spec.files.job_file import ClusterChoice
-    from phalanx.spec.files.plan import Plan
-    from phalanx.spec.job import Train
-
-    p, best = a.pricing, a.ranked[0]
-    from_file = cluster.lower().endswith(".toml")
-    chosen = ClusterChoice(file=cluster) if from_file else ClusterChoice(preset=cluster, nodes=p.cluster.nodes)
-    choices: dict[str, Any] = {
-        "stack": p.stack,
-        "precision": precision,
-        "transport": "auto",
-        "collectives": [],
-        "bucket": None,
-        "chunks": {"blocks": list(best.run.blocks), "imbalance": best.run.imbalance},
-        "peak_flops_per_s": float(p.system.peak_bf16),
-        "rates_origin": "estimated",
-        "tokens": "",
-        "cluster": asdict(chosen),
-    }
-    prediction = {
-        "stack": p.stack,
-        "step_time_s": best.seconds,
-        "memory_bytes": int(best.priced.bytes_),
-        "mfu": best.mfu,
-        "bubble_fraction": best.run.bubble / best.seconds,
-        "terms_s": best.priced.terms,
-        "memory_terms": best.priced.memory_terms,
-    }
-    return Plan(p.model, p.cluster, p.job, best.strategy, Train(), choices, prediction, p.extra)
+    best = a.ranked[0]
+    return plan_of(a.pricing, best.priced, best.run, best.mfu, cluster, precision)
 
 
 def plan(
@@ -359,6 +333,15 @@ def plan(
             "options of the stack, such as 'first_moment=bfloat16'.",
         ),
     ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            help="Another framework's configuration (phalanx read): find what to change in it, and what each change "
+            "brings; or an observed.json.",
+        ),
+    ] = None,
     headroom: Annotated[
         float, typer.Option("--headroom", help="Share of a device's memory that a strategy must leave free.")
     ] = HEADROOM,
@@ -377,11 +360,42 @@ def plan(
 ) -> None:
     """Find the fastest strategy for a job on its cluster, or for a model on a cluster that need not exist here.
 
-    Name a job file, or --model, --cluster, --gpus, --batch and --seq. The result is written as a plan.
+    Name a job file, or --model, --cluster, --gpus, --batch and --seq, or --from FILE and --cluster. The result is
+    written as a plan.
     """
     with exit_on_error():
         from phalanx.spec.errors import InputError
 
+        if source is not None:
+            from phalanx.cli.improve import improve
+
+            others = {
+                "JOB.toml": job,
+                "--set": overrides,
+                "--choices": choices or None,
+                "--tokens": tokens,
+                "--price": price,
+                "--deadline": deadline,
+                "--front": front or None,
+                "--objective": None if objective == "throughput" else objective,
+            }
+            improve(
+                source,
+                model,
+                cluster,
+                gpus,
+                batch,
+                seq,
+                strategy,
+                stack,
+                precision,
+                where,
+                headroom,
+                out,
+                others,
+                as_json,
+            )
+            return
         if model is not None:
             from phalanx.commands.question import Asked, fixed, read
 

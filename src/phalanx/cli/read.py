@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.options import Gpus, Json
+from phalanx.cli.options import Batch, Cluster, Gpus, Json, Model, Seq
 from phalanx.cli.show import show_notes
-from phalanx.cli.terminal import console, exit_on_error, print_json
+from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_writable
 
 
 def read(
@@ -30,17 +30,41 @@ def read(
             "nanotron or maxtext.",
         ),
     ] = None,
+    model: Model = None,
+    cluster: Cluster = None,
+    batch: Batch = None,
+    seq: Seq = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="plan.json", help="Also write it as a plan, priced on --cluster."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Read another framework's configuration: its layout, what became of every key, and its mistakes.
 
-    `predict`, `explain`, `lint`, `comm`, `roofline` and `memory` take such a file too, with --cluster. Nothing in it
-    is run.
+    `predict`, `explain`, `lint`, `comm`, `roofline`, `memory`, `compare` and `verify` take such a file too, with
+    --cluster, and `plan --from` improves it. Nothing in it is run.
     """
     with exit_on_error():
         from phalanx.commands.read import read as run
+        from phalanx.spec.errors import InputError
 
         reading = run(paths, kind, gpus)
+        if out is not None:
+            from phalanx.commands.priced_plan import plan_of_configuration
+            from phalanx.commands.question import Asked
+            from phalanx.spec.files import plan as plans
+
+            require_writable("--out", out)
+            made, notes = plan_of_configuration(reading, paths[0], Asked(None, model, cluster, gpus, batch, seq))
+            plans.write(made, out)
+            announce(f"plan: {out}")
+            show_notes(tuple(note for note in notes if note not in reading.notes))
+        else:
+            given = {"--model": model, "--cluster": cluster, "--batch": batch, "--seq": seq}
+            for name, value in given.items():
+                if value is not None:
+                    raise InputError(name, value, "is for the plan that --out writes", "add --out plan.json")
         if as_json:
             print_json(reading.as_json())
             return
@@ -48,8 +72,8 @@ def read(
         from phalanx.report.read import keys, layout
 
         show_notes(reading.notes)
-        out = console()
-        out.print(layout(reading.configuration, " ".join(map(str, paths))))
-        out.print(keys(reading.configuration))
+        screen = console()
+        screen.print(layout(reading.configuration, " ".join(map(str, paths))))
+        screen.print(keys(reading.configuration))
         for m in reading.mistakes:
-            out.print(f"{m.name}: {m.key} {m.problem}; {m.mend} ({m.source})", highlight=False, soft_wrap=True)
+            screen.print(f"{m.name}: {m.key} {m.problem}; {m.mend} ({m.source})", highlight=False, soft_wrap=True)

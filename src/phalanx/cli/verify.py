@@ -21,8 +21,9 @@ def verify(
     path: Annotated[
         Path | None,
         typer.Argument(
-            metavar="PLAN.json|RUN|JOB.toml",
-            help="A plan, a run's folder, or a job file; without one, name the model, the cluster and the rest.",
+            metavar="PLAN.json|RUN|JOB.toml|FILE",
+            help="A plan, a run's folder, a job file, or another framework's configuration; without one, name the "
+            "model, the cluster and the rest.",
             show_default=False,
         ),
     ] = None,

@@ -15,9 +15,11 @@ from typing import Any
 
 from phalanx.commands.export import TARGETS
 from phalanx.commands.question import Asked, Question, read
+from phalanx.commands.read import is_configuration
 from phalanx.formats.training.subject import subject
 from phalanx.plan.explain.exact import ExactExplanation
 from phalanx.spec.errors import InputError
+from phalanx.spec.files import plan as plans
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import Train
 from phalanx.spec.strategy.spec import Strategy, format_field
@@ -44,16 +46,38 @@ class Side:
 
 
 def sides(names: Sequence[str], asked: Asked) -> list[Side]:
-    """Price plans (files or folders) and strategies (lines). `asked`: what options say. Raises InputError."""
+    """Price plans and configurations (files or folders) and strategies (lines). `asked`: what options say. Raises
+    InputError."""
     if not 2 <= len(names) <= 3:
         raise InputError("compare", len(names), "is not two or three things", "name two or three plans or strategies")
     files = [name for name in names if _is_file(name)]
-    base = replace(asked, source=Path(files[0])) if files and asked.model is None else asked
+    foreign = {name for name in files if is_configuration(Path(name))}
+    planned = [name for name in files if name not in foreign]
+    on = asked.cluster or (_cluster_of(Path(planned[0])) if planned and foreign else None)
+
+    def question(name: str, strategy: str | None = None) -> Question:
+        given = replace(asked, source=Path(name), strategy=strategy)
+        if name in foreign:
+            return read(replace(given, cluster=on))
+        return read(replace(given, cluster=None, batch=None, seq=None, model=None) if foreign else given)
+
     result = []
     for name in names:
-        question = read(replace(asked, source=Path(name)) if _is_file(name) else replace(base, strategy=name))
-        result.append(_side(name, question))
+        of_file = question(name) if name in files else question(files[0], name) if _has_base(files, asked) else None
+        result.append(_side(name, of_file or read(replace(asked, strategy=name))))
     return result
+
+
+def _has_base(files: Sequence[str], asked: Asked) -> bool:
+    """Whether a strategy's line is about the first file, rather than about what options name."""
+    return bool(files) and (asked.model is None or is_configuration(Path(files[0])))
+
+
+def _cluster_of(path: Path) -> str | None:
+    """Return the cluster that a plan was made for, by name or TOML file."""
+    plan = plans.read(path / "plan.json" if path.is_dir() else path)
+    choice = plan.choices.get("cluster") or {}
+    return choice.get("file") or choice.get("preset")
 
 
 def _is_file(name: str) -> bool:

@@ -56,7 +56,7 @@ def export(plan: Plan, to: str, by: str = "torchrun") -> Export:
     own = str(plan.choices.get("stack", ""))
     x = subject(plan, stack_named(own if own in target.stacks else target.stacks[0]))
     p = target.program(x)
-    files = {"train.sh": train_sh(p, x.gpus_per_node), **p.files}
+    files = {"train.sh": train_sh(p, x.gpus_per_node, x.nodes), **p.files}
     return Export(p, files | start(task(x, p, files)), by)
 
 

@@ -32,6 +32,7 @@ from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.job_file import build, make_strategy
 from phalanx.spec.files.plan import Plan
+from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy import spec as strategies
 from phalanx.spec.strategy.spec import Strategy
@@ -64,6 +65,11 @@ class Asked:
     """Conditions on the strategies of a search, and options of the stack (plan/search/limits.py)."""
     compared: bool = False
     """Whether it is asked of all stacks, of which some may not have an option."""
+    options: StackOptions = AS_RELEASED
+    """Options that a configuration sets; those of `where` come on top."""
+    job: Job | None = None
+    """Optimizer and clipping of a configuration."""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,7 +130,8 @@ class Question:
     def heading(self) -> str:
         """The line that every output begins with: whose step it is, in which numbers, and where dp is from."""
         how = "exactly, as our own runtime runs it" if self.exact else "by fitted formulas"
-        return f"stack {self.stack}, priced {how}; precision {self.precision}; {self.dp_rule}"
+        options = f"; {self.pricing.extra}" if self.exact is None and self.pricing.extra.changed() else ""
+        return f"stack {self.stack}, priced {how}; precision {self.precision}; {self.dp_rule}{options}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the key `question` of every command's JSON."""
@@ -140,6 +147,7 @@ class Question:
             "dp_rule": self.dp_rule,
             "stack": self.stack,
             "precision": self.precision,
+            "options": {} if self.exact else self.pricing.extra.changed(),
         }
 
 
@@ -179,15 +187,20 @@ def _of_options(asked: Asked, searched: bool) -> Question:
     wanted, options = conditions(asked.where) if asked.where else ((), AS_RELEASED)
     if not asked.compared:
         _require_options(stack, options)
+    options = StackOptions(**asked.options.changed() | options.changed())
 
     def pricing_on(count: int) -> Pricing:
-        return replace(_in_precision(larger(count), precision), wanted=wanted, extra=options)
+        pricing = replace(_in_precision(larger(count), precision), wanted=wanted, extra=options)
+        if asked.job is None:
+            return pricing
+        job = replace(pricing.job, optimizer=asked.job.optimizer, clip=asked.job.clip)
+        return replace(pricing, job=job)
 
     strategy, rule = (None, "dp searched") if searched else strategy_on(asked.strategy or "", gpus)
     if strategy is not None:
         pricing = pricing_on(gpus)
         check(strategy, model, pricing.job, None)
-    return Question(str(asked.model), pricing_on, gpus, strategy, rule, stack, precision, tuple(notes))
+    return Question(str(asked.model), pricing_on, gpus, strategy, rule, stack, precision, (*asked.notes, *notes))
 
 
 def _of_plan(asked: Asked) -> Question:

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from phalanx.formats.read import files
 from phalanx.formats.read.configuration import Config, Configuration, Layout, count, shown
+from phalanx.formats.read.folder import FILES
 from phalanx.formats.read.lints import Mistake, lint
 from phalanx.plan import question as names
 from phalanx.plan.explain.lint import Finding
 from phalanx.spec.errors import InputError
+from phalanx.spec.job import Job, Optimizer, Precision
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.spec import FIELDS, Strategy, format_field
+from phalanx.spec.strategy.stack_options import StackOptions
 
 _DEFAULT_ZERO = {"torchtitan": 3, "maxtext": 3, "nemo": 1, "hf": 0, "megatron": 0, "deepspeed": 0, "accelerate": 0}
 """ZeRO where a file leaves it open: what its framework does by itself."""
 _RECOMPUTED = {"none", "selective", "full"}
 _PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
+_COMPUTE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_UNPRICED = ("bucket", "prefetch", "grad_sync", "reshard")
+_OF_STAGES = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer")
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,8 @@ class Reading:
     configuration: Configuration
     mistakes: tuple[Mistake, ...]
     notes: tuple[str, ...]
+    config: Config
+    """The tables as the file has them."""
 
     @property
     def layout(self) -> Layout:
@@ -46,8 +54,9 @@ class Reading:
             "kind": c.kind,
             "stack": c.stack,
             "world": fields.pop("world"),
-            "strategy": fields,
-            "job": job,
+            "strategy": fields | dict(c.fields),
+            "options": dict(c.options),
+            "job": job | _plain(c.job),
             "model": c.sizes or c.model_name or None,
             "understood": {shown(key): meaning for key, meaning in c.understood.items()},
             "without_effect": [shown(key) for key in c.without_effect],
@@ -58,6 +67,11 @@ class Reading:
         }
 
 
+def _plain(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return optimizer and clip as JSON has them; the compute type stands under `precision`."""
+    return {name: value for name, value in job.items() if name != "compute"}
+
+
 def read(paths: Sequence[Path], kind: str | None = None, gpus: int | None = None) -> Reading:
     """Read a configuration; `gpus`: its ranks, where it leaves them open. Raises InputError."""
     if gpus is not None:
@@ -66,7 +80,7 @@ def read(paths: Sequence[Path], kind: str | None = None, gpus: int | None = None
     stated = found.layout.world
     if gpus is not None and stated is not None and stated != gpus:
         found = files.READERS[found.kind](config, gpus)
-    return Reading(found, tuple(lint(config, found)), _notes(found, config))
+    return Reading(found, tuple(lint(config, found)), _notes(found, config), config)
 
 
 def _notes(c: Configuration, config: Config) -> tuple[str, ...]:
@@ -109,21 +123,43 @@ def strategy_of(c: Configuration, gpus: int) -> Strategy:
         "virtual": virtual if pp > 1 else 1,
         "micro_batch": s.micro_batch or 1,
         "recompute": recompute,
+        **c.fields,
     }
     if pp > 1:
-        fields["schedule"] = "interleaved" if virtual > 1 else s.schedule or "1f1b"
+        fields["schedule"] = s.schedule or ("interleaved" if virtual > 1 else "1f1b")
+    if dp == 1 or pp == 1:
+        fields.pop("order", None)
     return Strategy(**fields)
+
+
+def options_of(c: Configuration, s: Strategy) -> StackOptions:
+    """Return the options that a configuration sets; those of a pipeline's stages where there is one. Raises
+    InputError for a value that an option has not."""
+    return StackOptions(**{n: v for n, v in c.options.items() if s.pp > 1 or n not in _OF_STAGES})
+
+
+def job_of(c: Configuration, batch: int, seq: int) -> Job:
+    """Return the job of a configuration: what it says of optimizer, clipping and types, else a Job's defaults.
+    Raises InputError."""
+    compute = _COMPUTE.get(str(c.job.get("compute") or c.layout.precision), "bfloat16")
+    job = Job(batch, seq, Precision(compute))  # type: ignore[arg-type]
+    if "optimizer" in c.job:
+        job = replace(job, optimizer=Optimizer(**c.job["optimizer"]))
+    return replace(job, clip=c.job["clip"]) if "clip" in c.job else job
 
 
 def model_of(c: Configuration, named: str | None) -> tuple[ModelSpec, list[str]]:
     """Return the model of a configuration, by --model or by the sizes that it states. Raises InputError."""
     if named is not None:
         return names.model_named(named)
+    if c.spec is not None:
+        return c.spec, []
     sizes = c.sizes
     needed = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
     missing = [name for name in needed if count(sizes.get(name)) is None]
-    if missing:
-        reason = f"the file leaves {', '.join(missing)} open"
+    if missing or c.open_model:
+        named_only = f"the file names {c.model_name} and leaves its sizes open" if c.model_name else ""
+        reason = c.open_model or named_only or f"the file leaves {', '.join(missing)} open"
         raise InputError("--model", None, reason, "name a preset or a config.json")
     if experts := sizes.get("num_experts"):
         reason = f"the file has {experts} experts, and sizes alone do not make a mixture of experts"
@@ -147,8 +183,8 @@ def findings_in(path: Path, gpus: int | None) -> list[Finding]:
 
 def is_configuration(path: Path) -> bool:
     """Whether a file is another framework's configuration, not a plan, a run's folder or an observation."""
-    if path.is_dir() or not path.is_file() or path.suffix == ".py":
-        return False
+    if path.is_dir():
+        return not (path / "plan.json").exists() and any((path / name).is_file() for name in FILES)
     try:
         config = files.document(path)
     except InputError:
@@ -160,14 +196,28 @@ def is_configuration(path: Path) -> bool:
     return files.kind_of(config) is not None
 
 
-def asked_by(path: Path, asked: Any) -> Any:
-    """Return the question that a configuration asks: an `Asked` with the file's model, batch, sequence length,
-    strategy, stack and precision, where its options do not say otherwise. Raises InputError."""
-    reading = read([path], None, asked.gpus)
-    c, s = reading.configuration, reading.layout
-    gpus = asked.gpus or s.world
-    if gpus is None:
+def gpus_of(reading: Reading, gpus: int | None, path: Path) -> int:
+    """Return how many ranks a configuration is asked for. Raises InputError where it leaves them open."""
+    if gpus is None and reading.layout.world is None:
         raise InputError("--gpus", None, f"is missing: {path} leaves the number of ranks open", "say how many")
+    return gpus or reading.layout.world or 1
+
+
+def _priceable(s: Strategy) -> tuple[Strategy, list[str]]:
+    """Return a strategy with the fields that have a price under published stacks, and what is said of the others."""
+    changed = [n for n in _UNPRICED if getattr(s, n) != FIELDS[n].default]
+    said = ", ".join(f"{n}={format_field(getattr(s, n))}" for n in changed)
+    notes = [f"{said} of the file has no price of its own here: the stack's is taken"] if changed else []
+    defaults: dict[str, Any] = {n: FIELDS[n].default for n in changed}
+    return replace(s, **defaults), notes
+
+
+def asked_by(path: Path, asked: Any, reading: Reading | None = None) -> Any:
+    """Return the question that a configuration asks: an `Asked` with the file's model, job, strategy, options, stack
+    and precision, where its options do not say otherwise. `reading`: the file, read. Raises InputError."""
+    reading = reading or read([path], None, asked.gpus)
+    c, s = reading.configuration, reading.layout
+    gpus = gpus_of(reading, asked.gpus, path)
     strategy = strategy_of(c, gpus)
     if asked.batch is None and c.kind == "megatron" and s.global_batch is None:
         raise InputError(
@@ -176,15 +226,26 @@ def asked_by(path: Path, asked: Any) -> Any:
     batch = asked.batch or s.global_batch or (s.micro_batch or 1) * (s.accumulation or 1) * strategy.dp
     if asked.seq is None and s.seq is None:
         raise InputError("--seq", None, f"is missing: {path} leaves the sequence length open", "say how long")
-    model = asked.model if asked.model is not None else model_of(c, None)[0]
+    seq = asked.seq or s.seq or 1
+    model, notes = (asked.model, []) if asked.model is not None else model_of(c, None)
+    options = options_of(c, strategy)
+    strategy, unpriced = _priceable(strategy)
+    notes = [*notes, *unpriced]
+    # What the options say of products is said once: by them.
+    own = c.job.get("compute") if options.products != "auto" else s.precision
+    if own not in (None, *_PRECISIONS):
+        notes = [*notes, f"products in {own} are priced as the device's 16-bit ones"]
     return replace(
         asked,
         source=None,
         model=model,
         gpus=gpus,
         batch=batch,
-        seq=asked.seq or s.seq,
+        seq=seq,
         strategy=asked.strategy or str(strategy),
         stack=asked.stack or c.stack,
-        precision=asked.precision or _PRECISIONS.get(s.precision or ""),
+        precision=asked.precision or _PRECISIONS.get(str(own)),
+        options=options,
+        job=job_of(c, batch, seq),
+        notes=(*asked.notes, *reading.notes, *notes),
     )

@@ -14,11 +14,13 @@ from typing import Any
 
 from phalanx.commands.plan import decide, with_strategy
 from phalanx.commands.question import OWN_STACK, Asked, read, strategy_on
+from phalanx.commands.read import asked_by, is_configuration
 from phalanx.commands.this_machine import Announce
 from phalanx.cost.step.expand import expand
 from phalanx.plan.auto.bucket_size import has_buckets
 from phalanx.plan.auto.transport import allowed
 from phalanx.plan.explain.program_traffic import differing_axes
+from phalanx.plan.question import cluster_named, model_named
 from phalanx.plan.search.best_first import price
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.schedule.event import Event
@@ -33,7 +35,7 @@ from phalanx.spec.files import job_file
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.cluster_toml import cluster_from_toml
 from phalanx.spec.files.job_file import ClusterChoice, JobFile
-from phalanx.spec.job import Job
+from phalanx.spec.job import Job, Precision
 from phalanx.spec.model import spec as models
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.legality import require_runnable
@@ -84,6 +86,10 @@ def target(asked: Asked, overrides: Sequence[str], announce: Announce) -> Target
         if overrides:
             raise InputError("--set", overrides[0], "is about a job file", "leave it out, or name a job file")
         return _of_options(asked)
+    if is_configuration(path):
+        if overrides:
+            raise InputError("--set", overrides[0], "is about a job file", "leave it out, or name a job file")
+        return _of_configuration(path, asked)
     for name, value in (("--model", asked.model), ("--batch", asked.batch), ("--seq", asked.seq)):
         if value is not None:
             raise InputError(name, value, f"is already set by {path}", "leave it out; --set changes a job's fields")
@@ -126,6 +132,32 @@ def _of_options(asked: Asked) -> Target:
     if priced.reason:
         notes.append(f"on {p.cluster.name} this strategy is rejected: {priced.reason}")
     return Target(p.model, p.job, priced.strategy, None, tuple(notes))
+
+
+def _of_configuration(path: Path, asked: Asked) -> Target:
+    """Return what to verify for a configuration of another framework: our runtime's program of its strategy.
+
+    Raises InputError for what our runtime has not."""
+    question = asked_by(path, asked)
+    stack, options = question.stack, question.options
+    strategy, _ = strategy_on(question.strategy, question.gpus)
+    model = question.model if isinstance(question.model, ModelSpec) else model_named(str(question.model))[0]
+    job = replace(question.job, precision=Precision("float16" if question.precision == "fp16" else "bfloat16"))
+    models.require_runnable(model)
+    require_runnable(strategy, job)
+    check(strategy, model, job, None)
+    notes = list(question.notes)
+    if options.changed():
+        notes.append(f"options of {stack} are not verified, our runtime has none of them: {options}")
+    if asked.cluster is not None:
+        on = cluster_named(asked.cluster)(question.gpus)
+        priced = price(model, on, job, strategy)
+        strategy = priced.strategy
+        notes += [f"on {on.name} this strategy is rejected: {priced.reason}"] if priced.reason else []
+    about = (
+        f"our own runtime's program of this strategy; {stack}'s own program is not run (phalanx observe does that)"
+    )
+    return Target(model, job, strategy, None, tuple(notes), None, about)
 
 
 def run(target: Target, announce: Announce) -> Verification:

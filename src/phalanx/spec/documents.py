@@ -6,7 +6,7 @@ import csv
 import json
 import lzma
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -86,6 +86,28 @@ def read_json(path: Path, field: str) -> Any:
         _refuse(path, field, "JSON", error)
 
 
+_MOST = 1_000_000  # values that a document stands for
+
+
+def require_finite(content: Any) -> None:
+    """Require that tables which may refer to each other stand for few values, and none holds itself. Raises
+    ValueError."""
+    counted: dict[int, int] = {}
+
+    def count(table: Any) -> int:
+        known = counted.get(id(table))
+        if known == 0:
+            raise ValueError("a table in it holds itself")
+        if known is None:
+            counted[id(table)] = 0
+            counted[id(table)] = known = 1 + sum(count(part) if _parts(part) else 1 for part in _parts(table))
+            if known > _MOST:
+                raise ValueError(f"its references make more than {_MOST:,} values of it")
+        return known
+
+    count(content)
+
+
 def require_shallow(content: T) -> T:
     """Return a document that is nested `_DEEPEST` deep at most, so that functions may call themselves for its parts,
     and that holds no number too long to be printed (hexadecimal ones pass the limit of int()).
@@ -102,7 +124,7 @@ def require_shallow(content: T) -> T:
     raise RecursionError
 
 
-def _parts(table: Any) -> Iterable[Any]:
+def _parts(table: Any) -> Collection[Any]:
     return table.values() if isinstance(table, dict) else table if isinstance(table, list) else ()
 
 

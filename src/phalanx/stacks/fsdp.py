@@ -215,6 +215,12 @@ TORCHTITAN = Stack(
     rules=(
         *offload_rules(f"{_CONFIGS}:70"),
         Rule(
+            "cp>1, zero=0",
+            "fully_shard runs over dp_shard x cp, so ranks of cp always shard",
+            "use zero=3",
+            "torchtitan/distributed/parallel_dims.py:645",
+        ),
+        Rule(
             "zero=2, pp>1",
             "with a pipeline parameters stay gathered at level 3 already",
             "use zero=3",

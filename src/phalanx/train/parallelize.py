@@ -204,7 +204,7 @@ def make_pipeline(
         layers.inner,
         schedule,
         view.place,
-        view.stream_shape,
+        [view.stream_shape] * (schedule.chunks - 1),
         DTYPES[view.job.precision.compute],
         engine,
         run,

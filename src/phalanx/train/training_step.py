@@ -27,7 +27,7 @@ from torch import Tensor
 
 from phalanx.nn.weight_source import Weights
 from phalanx.runtime.checkpoint import manifest
-from phalanx.runtime.checkpoint.boxes import Part
+from phalanx.runtime.checkpoint.boxes import Part, full_part
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Now
 from phalanx.runtime.data_parallel import logical_state, replica_check
@@ -245,7 +245,8 @@ class Training:
         return loss, int(tokens)
 
     def _evaluate(self, batch: Tensor) -> Tensor:
-        return self.pipeline.evaluate(batch, stages.stream(self.spec, self.job, self.strategy, batch.shape[-2]))
+        shape = stages.stream(self.spec, self.job, self.strategy, batch.shape[-2])
+        return self.pipeline.evaluate(batch, [shape] * (self.pipeline.schedule.chunks - 1))
 
     def compare_replicas(self) -> None:
         """Compare what several ranks hold, all ranks together. Raises ReplicasDiffer if bits differ."""
@@ -271,7 +272,7 @@ class Training:
         self.skipped = about.get("skipped", 0)
         if self.loss_scale and about.get("loss_scale"):
             self.loss_scale = LossScale(**about["loss_scale"])
-        rest = logical_state.buffers(self.model)
+        rest = [full_part(name, t) for name, t in logical_state.buffers(self.model).items()]
         logical_state.load(self.engine, self.masters, self.optimizer, folder, step, rest, split=self.split)
         for name, weight in self.weights.items():
             if self.masters[name] is not weight:

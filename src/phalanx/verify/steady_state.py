@@ -89,8 +89,8 @@ class Steady(Pipeline):
         self._repeat(steady, m)
         last = chunk == self.schedule.chunks - 1
         if not last:
-            self._meter.live -= prod(self.shape) * self.dtype.itemsize  # the record counts it already
-            self._here["F", chunk, m] = torch.empty(self.shape, dtype=self.dtype)
+            self._meter.live -= prod(self.shapes[chunk]) * self.dtype.itemsize  # the record counts it already
+            self._here["F", chunk, m] = torch.empty(self.shapes[chunk], dtype=self.dtype)
         self._repeated[chunk, m] = inputs
         self._meter.live = live + steady.change
         return torch.zeros((), dtype=torch.float64) if last else None
@@ -111,7 +111,7 @@ class Steady(Pipeline):
         if kind == "I":
             self._weights_due[chunk, m] = []
         if chunk:
-            self._here["B", chunk, m] = torch.empty(self.shape, dtype=self.dtype)
+            self._here["B", chunk, m] = torch.empty(self.shapes[chunk - 1], dtype=self.dtype)
         self._meter.live = live + steady.change
 
     def _weights(self, action: Action, last: bool) -> None:

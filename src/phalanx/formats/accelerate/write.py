@@ -37,7 +37,8 @@ def program(x: Subject) -> Program:
     if s.grad_sync == "micro":
         more["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     given = trainer.arguments(x, **more)
-    given["gradient_checkpointing"] = False  # accelerate.yaml does it
+    if s.zero >= 2:
+        given["gradient_checkpointing"] = False  # accelerate.yaml does it
     given["bf16"] = given["fp16"] = False
     variables: tuple[Variable, ...] = ()
     if s.zero >= 2 and x.model.parameter_count > 5e9:

@@ -280,6 +280,9 @@ def variables(x: Subject) -> tuple[Variable, ...]:
     if x.stack.name == "megatron-fsdp":
         why = "Several hardware queues: FSDP's gathers run beside products (Megatron-LM stops where it is 1)."
         result.append(Variable("CUDA_DEVICE_MAX_CONNECTIONS", "8", why))
+    if x.options.document:
+        why = "Mean tokens of a document, which the price assumes and no argument states; phalanx read takes it."
+        result.append(Variable("PHALANX_ASSUMES", f"document={x.options.document}", why))
     why = "Segments that grow, so that unequal micro-batches and the optimizer's buffers do not fragment memory."
     result.append(Variable("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", why))
     return tuple(result)

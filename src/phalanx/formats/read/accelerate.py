@@ -5,13 +5,39 @@ from __future__ import annotations
 
 from typing import Any
 
-from phalanx.formats.read.configuration import Config, Configuration, Keys, Layout, count, divided, product, truth
+from phalanx.formats.read.configuration import (
+    Config,
+    Configuration,
+    Keys,
+    Layout,
+    count,
+    divided,
+    number,
+    product,
+    truth,
+)
 
 _STRATEGIES = {
     "1": 3, "FULL_SHARD": 3, "2": 2, "SHARD_GRAD_OP": 2, "3": 0, "NO_SHARD": 0,
     "4": 3, "HYBRID_SHARD": 3, "5": 2, "HYBRID_SHARD_ZERO2": 2,
 }  # fmt: skip
 _TYPES = {"no": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "False": "fp32"}
+
+
+def arguments_job(keys: Keys, at: str) -> dict[str, Any]:
+    """Return optimizer and clipping of TrainingArguments, by their defaults (AdamW, no decay, norm 1)."""
+
+    def of(name: str, default: float) -> float:
+        return number(keys.take(f"{at}{name}", "job.optimizer"), default)
+
+    return {
+        "optimizer": {
+            "betas": (of("adam_beta1", 0.9), of("adam_beta2", 0.999)),
+            "eps": of("adam_epsilon", 1e-8),
+            "weight_decay": of("weight_decay", 0.0),
+        },
+        "clip": of("max_grad_norm", 1.0),
+    }
 
 
 def sharding(keys: Keys, table: str = "fsdp_config") -> tuple[int | None, dict[str, str | None], str | None]:
@@ -33,9 +59,21 @@ def sharding(keys: Keys, table: str = "fsdp_config") -> tuple[int | None, dict[s
     return zero, {"param": device, "optimizer": device}, recompute
 
 
+def _trainer(keys: Keys) -> tuple[int | None, int | None, dict[str, Any], dict[str, Any]]:
+    """Return (micro-batch, accumulation, job, fields of Strategy) of TrainingArguments beside accelerate's file."""
+    job = arguments_job(keys, "")
+    micro = count(keys.take("per_device_train_batch_size", "strategy.micro_batch"))
+    steps = count(keys.take("gradient_accumulation_steps", "accumulation"))
+    each = "accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
+    fields = {"grad_sync": "micro"} if truth(keys.take(each, "strategy.grad_sync")) else {}
+    return micro, steps, job, fields
+
+
 def read(config: Config, world: int | None = None) -> Configuration:
     """Read accelerate's file, or axolotl's."""
-    keys = Keys(config)
+    given = config.get("training_arguments")
+    keys = Keys({name: value for name, value in config.items() if name != "training_arguments"})
+    part = Keys(given if isinstance(given, dict) else {})
     how = str(keys.take("distributed_type", "stack", "")).upper()
     world = world or count(keys.take("num_processes", "world"))
     axolotl = "base_model" in config or "micro_batch_size" in config
@@ -75,7 +113,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         zero = 0
     own_deepspeed = how == "DEEPSPEED" and zero is not None
     if (
-        not mesh and not axolotl and (fsdp or own_deepspeed or how == "MULTI_GPU")
+        not mesh and not axolotl and (fsdp or own_deepspeed or how in ("MULTI_GPU", "NO"))
     ):  # only a parallelism_config has other axes
         tp = cp = 1
     named = keys.take("mixed_precision", "job.precision")
@@ -89,6 +127,18 @@ def read(config: Config, world: int | None = None) -> Configuration:
         type_ = "bf16" if truth(bf16) else "fp16" if truth(fp16) else type_
         again = truth(keys.take("gradient_checkpointing", "strategy.recompute"))
         recompute = "full" if again else recompute or ("none" if again is False else None)
+    job: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
+    if part.config:
+        micro, steps, job, fields = _trainer(part)
+        if truth(part.take("gradient_checkpointing", "strategy.recompute")):
+            recompute = "full"
+    options: dict[str, Any] = {}
+    if fsdp and (offload or {}).get("param") == "cpu":
+        options = {"parameter_offload": True, "optimizer_offload": 1.0}
+    gathers = ("parallelism_config.parallelism_config_cp_comm_strategy", "parallelism_config.cp_comm_strategy")
+    if keys.first(gathers, "options.context") == "allgather":
+        options["context"] = "all_gather"
     replicas = divided(world, product(tp or 1, cp or 1)) if tp is not None and not axolotl else None
     shard = sizes["dp_shard"] if mesh else None
     layout = Layout(
@@ -108,4 +158,22 @@ def read(config: Config, world: int | None = None) -> Configuration:
     )
     name = str(keys.take("base_model", "model", "") or "")
     quiet, open_, unknown = keys.rest("accelerate")
-    return Configuration("accelerate", stack, layout, keys.understood, quiet, open_, unknown, {}, name)
+    theirs = part.rest("hf")
+    beside = "training_arguments."
+    keys.understood |= {beside + k: v for k, v in part.understood.items()}
+    quiet, open_ = (*quiet, *(beside + k for k in theirs[0])), (*open_, *(beside + k for k in theirs[1]))
+    unknown |= {beside + k: v for k, v in theirs[2].items()}
+    return Configuration(
+        "accelerate",
+        stack,
+        layout,
+        keys.understood,
+        quiet,
+        open_,
+        unknown,
+        {},
+        name,
+        options=options,
+        fields=fields,
+        job=job | {"compute": type_ or "fp32"},
+    )

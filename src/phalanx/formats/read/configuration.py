@@ -16,6 +16,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from phalanx.spec.model.spec import ModelSpec
+
 Config = Mapping[str, Any]
 _MATTERS = (
     *("overlap", "bucket", "offload", "compile", "recompute", "parallel", "shard", "fp8", "float8", "fp4", "mxfp"),
@@ -27,6 +29,9 @@ MOST = 10**12
 _LOOKED_UP, _LONGEST = 100, 80
 """Unknown keys of which the nearest name is looked for, and characters of the longest: each is held against all of a
 framework's."""
+
+_ENVIRONMENT = ("NCCL_", "CUDA_", "NVTE_", "TORCH_NCCL", "UCX_", "FSDP_", "PYTORCH_")
+"""Beginnings of environment variables that may change time or memory."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,16 @@ class Configuration:
     model: Mapping[str, Any] = field(default_factory=dict)
     """Sizes that the file states, by the names of a Hugging Face config.json; empty if it names none."""
     model_name: str = ""
+    spec: ModelSpec | None = None
+    """The model, where the file states all of it."""
+    open_model: str = ""
+    """Why there is no `spec`: what the file leaves open, or what no ModelSpec has."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of StackOptions that the file sets."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of Strategy that the file sets and a Layout has not."""
+    job: Mapping[str, Any] = field(default_factory=dict)
+    """What the file says of the job beside its layout: optimizer (fields of Optimizer), clip, compute (bf16, ...)."""
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -130,8 +145,10 @@ class Keys:
         unknown: dict[str, str] = {}
         for path, leaf in self._untaken(self.config, known):
             name = _plain(leaf)
-            if name in megatron_effects().get("known", ()) and kind == "megatron":
-                quiet.append(path)
+            if path.startswith("env."):  # variables of a script: no loader reads them as its keys
+                (open_ if leaf.startswith(_ENVIRONMENT) else quiet).append(path)
+            elif ".params." in path or (name in megatron_effects().get("known", ()) and kind == "megatron"):
+                quiet.append(path)  # of any optimizer or scheduler; without effect by its source
             elif name not in known:
                 near = len(unknown) < _LOOKED_UP and len(name) <= _LONGEST
                 unknown[path] = _nearest(name, kind) if near else ""
@@ -224,6 +241,16 @@ def _states(value: Any) -> bool:
     if isinstance(value, float):
         return 0 <= value < 1e15
     return isinstance(value, bool | str) or (isinstance(value, int) and 0 <= value <= MOST)
+
+
+def number(value: Any, default: float) -> float:
+    """Return a number, also written as text; the default for anything else, such as a variable of the shell."""
+    if isinstance(value, bool):
+        return default
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return default
 
 
 def truth(value: Any) -> bool | None:

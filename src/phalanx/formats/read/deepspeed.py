@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from phalanx.formats.read.configuration import Config, Configuration, Keys, Layout, count, divided, product, truth
+from phalanx.formats.deepspeed.keys import GRADIENT_BYTES, WORDS
+from phalanx.formats.read.configuration import (
+    Config,
+    Configuration,
+    Keys,
+    Layout,
+    count,
+    divided,
+    number,
+    product,
+    truth,
+)
 
 
 def offloaded(keys: Keys, at: str = "") -> dict[str, str | None]:
@@ -45,6 +56,44 @@ def precision(keys: Keys, at: str = "") -> str | None:
     return found
 
 
+def beyond(keys: Keys, at: str = "") -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return (options, fields of Strategy, job) of DeepSpeed's table below a path."""
+    z = f"{at}zero_optimization"
+    where = offloaded(keys, at)
+    options: dict[str, Any] = {}
+    if where["optimizer"] != "none":
+        options["optimizer_offload"] = number(keys.take(f"{z}.offload_optimizer.ratio", "options"), 1.0)
+    if where["param"] != "none":
+        options["parameter_offload"] = True
+    for key, (field, words) in WORDS.items():
+        if (word := words.get(str(keys.take(at + key, field)))) is not None:
+            options[field.removeprefix("options.")] = word
+    if truth(keys.take(f"{at}bf16.bf16_optimizer_states", "options.first_moment")):
+        options |= {"first_moment": "bfloat16", "second_moment": "bfloat16"}
+        keys.take(f"{at}bf16.bf16_master_weights_and_grads", "options.first_moment")
+    kind = str(keys.take(f"{at}optimizer.type", "job.optimizer", "") or "")
+    if kind.lower() == "muon":
+        options["optimizer"] = "muon"
+    size = count(keys.take(f"{z}.reduce_bucket_size", "strategy.bucket"))
+    fields: dict[str, Any] = {"bucket": size * GRADIENT_BYTES / 2**20} if size else {}
+    job: dict[str, Any] = {}
+    if (clip := keys.take(f"{at}gradient_clipping", "job.clip")) not in (None, "auto"):
+        job["clip"] = number(clip, 0.0)
+    betas = keys.take(f"{at}optimizer.params.betas", "job.optimizer.betas")
+    if isinstance(betas, list) and len(betas) == 2 and "auto" not in betas:
+        job["optimizer"] = {
+            "betas": tuple(number(b, 0.9) for b in betas),
+            "eps": number(keys.take(f"{at}optimizer.params.eps", "job.optimizer.eps"), 1e-8),
+            "weight_decay": number(keys.take(f"{at}optimizer.params.weight_decay", "job.optimizer"), 0.01),
+        }
+    return options, fields, job
+
+
+def shard(keys: Keys, at: str = "") -> int | None:
+    """Return how many ranks share one state (MiCS), None where all do."""
+    return count(keys.take(f"{at}zero_optimization.mics_shard_size", "strategy.shard"))
+
+
 def read(config: Config, world: int | None = None) -> Configuration:
     """Read DeepSpeed's table, or GPT-NeoX's options with the same keys."""
     keys = Keys(config)
@@ -82,8 +131,11 @@ def read(config: Config, world: int | None = None) -> Configuration:
         steps = divided(whole, product(micro, replicas))
     if whole is None:
         whole = product(micro, steps, replicas)
+    options, fields, job = beyond(keys)
     layout = Layout(
         world=world,
+        shard=shard(keys),
+        ulysses=cp,
         dp=replicas,
         tp=tp,
         pp=pp,
@@ -98,4 +150,16 @@ def read(config: Config, world: int | None = None) -> Configuration:
         offload=where,
     )
     quiet, open_, unknown = keys.rest("megatron" if neox else "deepspeed")
-    return Configuration("deepspeed", "deepspeed", layout, keys.understood, quiet, open_, unknown, model)
+    return Configuration(
+        "deepspeed",
+        "deepspeed",
+        layout,
+        keys.understood,
+        quiet,
+        open_,
+        unknown,
+        model,
+        options=options,
+        fields=fields,
+        job=job | {"compute": type_},
+    )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import yaml  # type: ignore[import-untyped]
 from phalanx.formats.read import (
     accelerate,
     deepspeed,
+    folder,
     hugging_face,
     maxtext,
     megatron,
@@ -21,10 +23,11 @@ from phalanx.formats.read import (
     nemo,
     shell,
     torchtitan,
+    torchtitan_python,
     yaml_tables,
 )
 from phalanx.formats.read.configuration import Config, Configuration
-from phalanx.spec.documents import read_text, require_shallow
+from phalanx.spec.documents import read_text, require_finite, require_shallow
 from phalanx.spec.errors import InputError, nearest
 
 LARGEST = 2**20
@@ -49,6 +52,8 @@ def read(paths: Sequence[Path], kind: str | None = None, world: int | None = Non
     `world`: ranks, where the file leaves them open. Raises InputError for a file that is none."""
     if kind is not None and kind not in READERS:
         raise InputError("--kind", kind, "is not a kind of configuration", nearest(kind, READERS))
+    if len(paths) == 1 and paths[0].is_dir():
+        return _folder(paths[0], kind, world)
     tables = [document(path) for path in paths]
     kinds = [kind if kind and i == 0 else kind_of(table) for i, table in enumerate(tables)]
     config, chosen = tables[0], kinds[0]
@@ -65,23 +70,40 @@ def read(paths: Sequence[Path], kind: str | None = None, world: int | None = Non
     return READERS[chosen](config, world), config
 
 
+def _folder(path: Path, kind: str | None, world: int | None) -> tuple[Configuration, Config]:
+    """Read a folder with a program: its configuration, with the model and the sequence length of files beside it."""
+    found, config = folder.tables(path, document)
+    if kind not in (None, found):
+        raise InputError("--kind", kind, f"{path} holds a configuration of {found}", "leave it out")
+    c = READERS[found](config, world)
+    seq = c.layout.seq or folder.sequence_in(path)
+    model = c.spec or (folder.model_in(path) if found in ("hf", "accelerate") else None)
+    return replace(c, layout=replace(c.layout, seq=seq), spec=model, open_model="" if model else c.open_model), config
+
+
+def named(path: Path) -> tuple[Path, str]:
+    """Split `config_registry.py::llama3_8b` into a file and the function of it that is meant."""
+    file, _, function = str(path).partition(".py::")
+    return (Path(f"{file}.py"), function) if function else (path, "")
+
+
 def document(path: Path) -> dict[str, Any]:
     """Return a file's tables. Raises InputError where it cannot be read."""
-    suffix = path.suffix.lower()
-    if suffix == ".py":
-        raise InputError(
-            "file", str(path), "is Python, which is not run", "name the file of its settings, or its command"
-        )
+    path, function = named(path)
     text = read_text(path, "file", LARGEST)
+    suffix = path.suffix.lower()
     try:
-        if suffix == ".toml":
-            value: Any = tomllib.loads(text)
+        if suffix == ".py":
+            value: Any = torchtitan_python.tables(text, str(path), function)
+        elif suffix == ".toml":
+            value = tomllib.loads(text)
         elif suffix == ".json" or text.lstrip().startswith("{"):
             value = json.loads(text)
         elif suffix in (".yaml", ".yml"):
             value = yaml_tables.parse(text)
         else:
             value = shell.read(text)
+        require_finite(value)
         value = _texts(require_shallow(value))
     except RecursionError:
         raise InputError("file", str(path), "is nested too deep") from None

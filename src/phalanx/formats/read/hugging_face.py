@@ -3,9 +3,20 @@ training_args.py)."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from phalanx.formats.read import deepspeed
-from phalanx.formats.read.accelerate import sharding
-from phalanx.formats.read.configuration import Config, Configuration, Keys, Layout, count, product, truth
+from phalanx.formats.read.accelerate import arguments_job, sharding
+from phalanx.formats.read.configuration import (
+    Config,
+    Configuration,
+    Keys,
+    Layout,
+    count,
+    divided,
+    product,
+    truth,
+)
 
 _WORDS = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "hybrid_shard_zero2": 2, "no_shard": 0}
 
@@ -34,8 +45,17 @@ def read(config: Config, world: int | None = None) -> Configuration:
     stack = "accelerate"
     path = keys.take(f"{at}deepspeed", "stack")
     inner = config.get("deepspeed_json") if nested else path if isinstance(path, dict) else None
+    tp = cp = 1
+    options: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
+    shard: int | None = None
+    job = arguments_job(keys, at)
     if isinstance(inner, dict):
         part = Keys(inner)
+        tp = count(part.take("tensor_parallel.autotp_size", "strategy.tp")) or 1
+        cp = count(part.take("sequence_parallel_size", "strategy.cp")) or 1
+        options, fields, stated = deepspeed.beyond(part)
+        job, shard = job | stated, deepspeed.shard(part)
         zero, offload = deepspeed.stage(part), deepspeed.offloaded(part)
         type_ = type_ or (deepspeed.precision(part) if deepspeed.precision(part) != "fp32" else None)
         base = "deepspeed_json" if nested else f"{at}deepspeed"
@@ -58,13 +78,18 @@ def read(config: Config, world: int | None = None) -> Configuration:
             zero, offload, _ = sharding(keys, f"{at}fsdp_config")
         elif not words and f"{at}fsdp_config" not in keys.understood:
             zero = None
+    replicas = divided(world, tp * cp)
     layout = Layout(
         world=world,
-        dp=world,
+        dp=replicas,
+        tp=tp if tp > 1 else None,
+        cp=cp if cp > 1 else None,
+        ulysses=cp,
+        shard=shard,
         zero=zero,
         micro_batch=micro,
         accumulation=steps,
-        global_batch=product(micro, steps, world),
+        global_batch=product(micro, steps, replicas),
         seq=count(keys.first((f"{at}max_seq_length", f"{at}model_max_length", f"{at}max_seq_len"), "job.seq")),
         precision=type_,
         recompute="full" if again else None,
@@ -72,4 +97,17 @@ def read(config: Config, world: int | None = None) -> Configuration:
     )
     name = str(keys.take(f"{at}model_name_or_path", "model", "") or "")
     quiet, open_, unknown = keys.rest("hf")
-    return Configuration("hf", stack, layout, keys.understood, quiet, open_, unknown, {}, name)
+    return Configuration(
+        "hf",
+        stack,
+        layout,
+        keys.understood,
+        quiet,
+        open_,
+        unknown,
+        {},
+        name,
+        options=options,
+        fields=fields,
+        job=job | {"compute": type_ or "fp32"},
+    )

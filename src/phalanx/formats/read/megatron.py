@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from phalanx.formats.megatron import layout as pipelines
+from phalanx.formats.read import megatron_model as shaped
+from phalanx.formats.read import megatron_options as beyond
 from phalanx.formats.read.configuration import Config, Configuration, Keys, Layout, count, divided, product, truth
 from phalanx.spec.errors import InputError
+from phalanx.spec.strategy import stack_options
 
 _SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 _MODEL = {
@@ -56,10 +59,10 @@ def read(config: Config, world: int | None = None) -> Configuration:
     layers = count(flag("num_layers", "model.num_hidden_layers"))
     per_stage = count(flag("num_layers_per_virtual_pipeline_stage", "strategy.virtual"))
     stages = count(flag("num_virtual_stages_per_pipeline_rank", "strategy.virtual"))
-    counted = [
-        truth(flag(f"account_for_{n}_in_pipeline_split", f"options.{n}_as_layer")) for n in ("embedding", "loss")
-    ]
-    spread = None if layers is None else layers + sum(map(bool, counted))
+    experts = count(flag("num_experts", "model.experts"))
+    extra = beyond.options(flag, experts is not None, cp)
+    ends = sum(bool(extra.get(f"{n}_as_layer")) for n in ("embedding", "loss"))
+    spread = None if layers is None else layers + ends
     virtual = stages or divided(divided(spread, pp), per_stage) if (stages or per_stage) else 1
     blocks, written = None, flag("pipeline_model_parallel_layout", "strategy.layers")
     if isinstance(written, str):
@@ -105,15 +108,19 @@ def read(config: Config, world: int | None = None) -> Configuration:
     )
     modules = flag("recompute_modules", "strategy.recompute")
     recomputed = _recomputed(recompute, method, count(number), modules)
-    fp8 = flag("fp8_format", "options.products") or flag("fp8", "options.products")
     named = (
         "bf16" if truth(flag("bf16", "job.precision")) else "fp16" if truth(flag("fp16", "job.precision")) else "fp32"
     )
-    offload = truth(flag("optimizer_cpu_offload", "offload.optimizer")) or truth(flag("cpu_optimizer", "offload"))
+    offload = extra.get("optimizer_offload") or truth(flag("cpu_optimizer", "offload"))
     sp = truth(flag("sequence_parallel", "strategy.sp", False))
     flag("use_mcore_models", "stack")
     keys.take("env.CUDA_DEVICE_MAX_CONNECTIONS", "environment")
+    assumed = keys.take("env.PHALANX_ASSUMES", "options")  # of the data, which no flag states
+    extra |= stack_options.parse(str(assumed)) if assumed else {}
     model = {theirs: flag(ours, f"model.{theirs}") for ours, theirs in _MODEL.items()}
+    spec, why = shaped.model(flag)
+    etp = count(flag("expert_tensor_parallel_size", "strategy.etp"))
+    narrow = "bfloat16" in (extra.get("gradients"), extra.get("reduce"))
     layout = Layout(
         world=world,
         dp=dp,
@@ -121,7 +128,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         pp=pp,
         cp=cp,
         ep=ep,
-        etp=count(flag("expert_tensor_parallel_size", "strategy.etp")),
+        etp=etp or (tp if experts else None),
         zero=zero,
         shard=divided(dp, instances) if instances and instances > 1 else None,
         layers=blocks,
@@ -136,14 +143,29 @@ def read(config: Config, world: int | None = None) -> Configuration:
         accumulation=divided(whole, product(micro, dp)) if whole else 1 if dp and not later else None,
         global_batch=whole or (None if later else product(micro, dp)),
         seq=count(flag("seq_length", "job.seq")) or count(flag("encoder_seq_length", "job.seq")),
-        precision="fp8" if fp8 else named,
+        precision="fp8" if str(extra.get("products")).startswith("float8") else named,
         recompute=recompute,
         offload={"optimizer": "cpu" if offload else "none", "param": "none"},
     )
     stack = "megatron-fsdp" if custom or fsdp2 else "megatron-core"
     model = {name: value for name, value in model.items() if value is not None}
+    fields, job = beyond.fields(flag, 2 if narrow else 4), beyond.job(flag) | {"compute": named}
     quiet, open_, unknown = keys.rest("megatron")
-    return Configuration("megatron", stack, layout, keys.understood, quiet, open_, unknown, model)
+    return Configuration(
+        "megatron",
+        stack,
+        layout,
+        keys.understood,
+        quiet,
+        open_,
+        unknown,
+        model,
+        spec=spec,
+        open_model=why,
+        options=extra,
+        fields=fields,
+        job=job,
+    )
 
 
 def _recomputed(kind: str, method: Any, number: int | None, modules: Any) -> str:

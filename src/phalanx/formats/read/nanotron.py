@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from phalanx.formats.read.configuration import Config, Configuration, Keys, Layout, count, product, truth
+from typing import Any
 
+from phalanx.formats.nanotron.keys import KEY
+from phalanx.formats.read.configuration import Config, Configuration, Keys, Layout, count, number, product, truth
+from phalanx.spec.errors import InputError
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec
+
+_SIZES = {field.removeprefix("model."): key.rpartition(".")[2] for field, key in KEY.items() if "model." in field}
+_ABSENT = object()
 _TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 _ENGINES = {"1f1b": "1f1b", "afab": "gpipe"}
 
@@ -38,5 +46,70 @@ def read(config: Config, world: int | None = None) -> Configuration:
     )
     model = keys.take("model.model_config", "model")
     taken = dict(model) if isinstance(model, dict) else {}
+    spec, why = _model(taken)
+    options, fields, job = _options(keys, zero), _fields(keys), _job(keys)
     quiet, open_, unknown = keys.rest("nanotron")
-    return Configuration("nanotron", "nanotron", layout, keys.understood, quiet, open_, unknown, taken)
+    return Configuration(
+        "nanotron",
+        "nanotron",
+        layout,
+        keys.understood,
+        quiet,
+        open_,
+        unknown,
+        taken,
+        spec=spec,
+        open_model=why,
+        options=options,
+        fields=fields,
+        job=job | {"compute": layout.precision or "bf16"},
+    )
+
+
+def _model(sizes: dict[str, Any]) -> tuple[ModelSpec | None, str]:
+    """Return the model of nanotron's LlamaConfig or Qwen2Config, or None with what is missing."""
+    names = ("hidden", "ffn", "layers", "heads", "kv_heads", "max_seq", "vocab", "norm_eps", "rope_theta", "tied")
+    given = {n: sizes[_SIZES[n]] for n in names if sizes.get(_SIZES[n]) is not None}
+    missing = [_SIZES[n] for n in ("hidden", "ffn", "layers", "heads", "vocab") if n not in given]
+    if missing:
+        return None, f"model.model_config leaves {', '.join(missing)} open"
+    family = "qwen2" if sizes.get("is_qwen2_config") else "llama"
+    defaults = {"max_seq": 2048, "norm_eps": 1e-6, "rope_theta": 10_000.0, "tied": False}
+    try:
+        fields: dict[str, Any] = complete({"family": family, **defaults, **given})
+        fields |= {name: float(fields[name]) for name in ("norm_eps", "rope_theta")}
+        return ModelSpec(**fields), ""
+    except (InputError, TypeError, ValueError) as error:
+        return None, f"model.model_config cannot be read: {error}"
+
+
+def _options(keys: Keys, zero: Any) -> dict[str, Any]:
+    """Return what is beyond the strategy: gradients in bf16, asynchronous tensor parallelism."""
+    options: dict[str, Any] = {}
+    if truth(keys.take("optimizer.accumulate_grad_in_fp32", "options.gradients")) is False:
+        options["gradients"] = "bfloat16"
+    if truth(keys.take("parallelism.tp_linear_async_communication", "options.tp_overlap")):
+        options["tp_overlap"] = "async"
+    return options
+
+
+def _fields(keys: Keys) -> dict[str, Any]:
+    size = count(keys.take(KEY["strategy.bucket"], "strategy.bucket"))
+    return {"bucket": float(size)} if size else {}
+
+
+def _job(keys: Keys) -> dict[str, Any]:
+    """Return optimizer and clipping."""
+
+    def of(field: str, default: float) -> float:
+        return number(keys.take(KEY[field], field), default)
+
+    clip = keys.take(KEY["job.clip"], "job.clip", _ABSENT)
+    return {
+        "optimizer": {
+            "betas": (of("job.optimizer.betas.0", 0.9), of("job.optimizer.betas.1", 0.95)),
+            "eps": of("job.optimizer.eps", 1e-8),
+            "weight_decay": of("job.optimizer.weight_decay", 0.01),
+        },
+        "clip": 1.0 if clip is _ABSENT else number(clip, 0.0),  # null: none
+    }

@@ -35,7 +35,7 @@ def read(text: str) -> dict[str, Any]:
     script = Script(text.replace("\r\n", "\n"))
     parsed = [_command(words) for words in script.commands]
     parsed += [_command(v) for v in script.arrays()]
-    best = max(parsed, key=lambda one: len(one[1]), default=({}, {}))
+    best = max(parsed, key=lambda one: (len(one[1]), len(one[0])), default=({}, {}))
     return {"launch": best[0], "env": {n: _value(v) for n, v in script.exported.items()}, "args": best[1]}
 
 

@@ -47,3 +47,21 @@ FLAVORS: dict[tuple[str, int, int, int], tuple[str, str]] = {
     ("gpt_oss", 36, 2880, 201088): ("gpt_oss", "120b"),
 }
 """torchtitan's models, (module, flavor), by (family, layers, hidden, vocab): it has no others of these families."""
+PRESETS = {
+    ("llama3", "8B"): "llama3-8b",
+    ("llama3", "70B"): "llama3-70b",
+    ("llama3", "405B"): "llama3-405b",
+    ("qwen3", "32B"): "qwen3-32b",
+    ("qwen3", "30B-A3B"): "qwen3-30b-a3b",
+    ("deepseek_v3", "236B"): "deepseek-v2",
+    ("deepseek_v3", "671B"): "deepseek-v3",
+    ("gpt_oss", "20b"): "gpt-oss-20b",
+    ("gpt_oss", "120b"): "gpt-oss-120b",
+}
+"""The preset (spec/model/presets.py) of each of these models."""
+CONVERTERS = {
+    "Float8LinearConverter": "float8-block",
+    "MXFP8LinearConverter": "float8-mx",
+    "NVFP4LinearConverter": "float4",
+}
+"""Products that a converter of a model's linear layers makes."""

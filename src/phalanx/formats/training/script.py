@@ -42,8 +42,9 @@ def _array(groups: Iterable[Group]) -> str:
     return "".join((*lines, ")\n"))
 
 
-def train_sh(p: Program, per_node: int) -> str:
+def train_sh(p: Program, per_node: int, nodes: int = 1) -> str:
     """Write train.sh. `per_node`: ranks of a node."""
+    first = "${MASTER_ADDR:-127.0.0.1}" if nodes == 1 else "${MASTER_ADDR:?is the address of the first node}"
     parts = [
         "#!/bin/bash\n",
         comment(f"{p.title}: the ranks of one node. Written by phalanx export."),
@@ -69,8 +70,8 @@ def train_sh(p: Program, per_node: int) -> str:
             parts.append(f"export {v.name}={shlex.quote(v.value)}\n")
     parts.append(
         "\n# Set by the launcher on every node.\n"
-        f"NNODES=${{NNODES:-1}} NODE_RANK=${{NODE_RANK:-0}} NPROC_PER_NODE=${{NPROC_PER_NODE:-{per_node}}}\n"
-        "MASTER_ADDR=${MASTER_ADDR:-127.0.0.1} MASTER_PORT=${MASTER_PORT:-29500}\n"
+        f"NNODES=${{NNODES:-{nodes}}} NODE_RANK=${{NODE_RANK:-0}} NPROC_PER_NODE=${{NPROC_PER_NODE:-{per_node}}}\n"
+        f"MASTER_ADDR={first} MASTER_PORT=${{MASTER_PORT:-29500}}\n"
     )
     if p.arguments:
         parts.append("\n" + _array(p.groups))

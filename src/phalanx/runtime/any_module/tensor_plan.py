@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,9 +26,39 @@ from torch.autograd.function import once_differentiable
 
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.model.spec import Parameter
+from phalanx.spec.strategy.split import ParameterBox
 
 STYLES = ("colwise", "rowwise", "colwise_gather_output", "embedding_rowwise", "replicated_with_grad_allreduce")
 _SAME = {"colwise_rep": "colwise_gather_output"}  # its older name
+
+
+@dataclass(frozen=True)
+class SplitNames:
+    """What a plan made of a module's tensors, as rank `index` of tp sees it: `dims` has the dim in which each split
+    one is split, `shapes` the shape of this rank's part of every tensor."""
+
+    tp: int
+    index: int
+    dims: Mapping[str, int]
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def unsplit(self) -> bool:
+        """Whether every rank holds everything."""
+        return self.tp == 1
+
+    def box(self, fqn: str) -> ParameterBox:
+        """The box of the whole tensor that this rank holds."""
+        own, dim = self.shapes[fqn], self.dims.get(fqn)
+        whole = tuple(n * self.tp if i == dim else n for i, n in enumerate(own))
+        offsets = tuple(n * self.index if i == dim else 0 for i, n in enumerate(own))
+        return ParameterBox(Parameter(fqn, whole, "column", ""), own, offsets, own, 1 if dim is not None else self.tp)
+
+    def part(self, fqn: str, whole: Tensor) -> Tensor:
+        """This rank's part of a whole tensor."""
+        dim = self.dims.get(fqn)
+        return whole if dim is None else whole.chunk(self.tp, dim)[self.index]
 
 
 def published_plan(module: nn.Module) -> dict[str, str]:

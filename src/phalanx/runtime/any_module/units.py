@@ -73,6 +73,25 @@ def find_units(module: nn.Module, chosen: Sequence[nn.Module] | None) -> dict[st
     return units
 
 
+def cut_chunks(
+    trained: dict[str, nn.Parameter],
+    units: dict[str, nn.Module],
+    s: Strategy,
+    precision: Precision,
+    chunks: Sequence[Sequence[str]],
+) -> tuple[tuple[Bucket, ...], list[list[int]]]:
+    """Fill buckets that cross no chunk of a pipeline rank; `chunks`: the names of the children of each. Returns the
+    buckets in the order of the backward pass, and those of each chunk."""
+    buckets: list[Bucket] = []
+    of_chunks: list[list[int]] = []
+    for children in reversed(chunks):
+        own = {name: p for name, p in trained.items() if name.partition(".")[0] in children}
+        cut = cut_buckets(own, {n: m for n, m in units.items() if n in children}, s, precision)
+        of_chunks.insert(0, [len(buckets) + i for i in range(len(cut))])
+        buckets += [replace(b, index=len(buckets) + i) for i, b in enumerate(cut)]
+    return tuple(buckets), of_chunks
+
+
 def cut_buckets(
     trained: dict[str, nn.Parameter], units: dict[str, nn.Module], s: Strategy, precision: Precision
 ) -> tuple[Bucket, ...]:

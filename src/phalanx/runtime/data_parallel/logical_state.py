@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Call
 from phalanx.runtime.data_parallel.engine import DataParallel
 from phalanx.spec.model.spec import is_head_copy
-from phalanx.spec.strategy.split import Split
+from phalanx.spec.strategy.split import ParameterBox, Split
 
 OPTIONAL = "compression."
 """The prefix of what checkpoints of other strategies may lack: residuals then start from zero."""
@@ -36,11 +37,24 @@ OWN_RANKS = 8
 the gradients. Of more ranks the sum alone is saved."""
 
 
+class Boxes(Protocol):
+    """Which box of each logical parameter a rank holds: the Split of a decoder, or what a plan of names made of any
+    module (runtime/any_module/tensor_plan.py). `index`: the rank's coordinate along tp."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def unsplit(self) -> bool: ...
+
+    def box(self, fqn: str) -> ParameterBox: ...
+
+
 def owned(
-    engine: DataParallel, masters: dict[str, Tensor], optimizer: torch.optim.Optimizer, split: Split | None = None
+    engine: DataParallel, masters: dict[str, Tensor], optimizer: torch.optim.Optimizer, split: Boxes | None = None
 ) -> Iterator[Part]:
-    """Yield the parts that this rank saves; those of all ranks together are the state, each element once. All ranks
-    together."""
+    """Yield the parts that this rank saves; those of all ranks together are the state, each element once. With the
+    Split of a decoder its buffers are among them. All ranks together."""
     comm, grid = engine.comm, engine.comm.mesh
 
     def shared(parts: Iterable[Part], axis: str) -> Iterator[Part]:
@@ -56,7 +70,7 @@ def owned(
         yield from shared(mine, whole_on if engine.zero == 0 else shards_on)
     yield from shared(_compression(engine), grid.gradient_axis)
     yield from _own_residuals(engine)
-    if split is not None:
+    if isinstance(split, Split):
         alike = (full_part(name, t) for name, t in buffers(engine.module).items())
         yield from shared(alike, grid.name("dp_replicate", "dp_shard", "cp", "tp"))
 
@@ -71,14 +85,14 @@ def _held(
     engine: DataParallel,
     masters: dict[str, Tensor],
     optimizer: torch.optim.Optimizer,
-    split: Split | None,
+    split: Boxes | None,
     copies: bool = True,
 ) -> Iterator[tuple[bool, Part]]:
     """Yield (whether it begins with its parameter's first element, part) of this rank's masters and their optimizer
     states. Without `copies`, parts that an earlier rank of tp or of the pipeline holds too are left out."""
     pieces = {piece.parameter.fqn: piece for piece, _, _ in engine.pieces()} if engine.zero else {}
     for name, master in masters.items():
-        if not copies and split is not None and is_head_copy(split.spec, name):
+        if not copies and isinstance(split, Split) and is_head_copy(split.spec, name):
             continue
         shape, start, within = tuple(master.shape), 0, None
         if name in pieces:
@@ -203,15 +217,15 @@ def load(
     optimizer: torch.optim.Optimizer,
     folder: Path,
     step: int,
-    rest: dict[str, Tensor] | None = None,
-    split: Split | None = None,
+    rest: Iterable[Part] = (),
+    split: Boxes | None = None,
 ) -> None:
-    """Load a checkpoint, and the tensors of `rest` by name; all ranks together. With zero=0 the caller casts weights
+    """Load a checkpoint, and the parts of `rest` with it; all ranks together. With zero=0 the caller casts weights
     of another type than the masters. Raises CheckpointError."""
     # An all-gather of the initial weights may be in flight, in the memory that is read into.
     engine.wait_parameters(list(engine.parameters))
     parts = [part for _, part in _held(engine, masters, optimizer, split)]
-    parts += [full_part(name, tensor) for name, tensor in (rest or {}).items()]
+    parts += rest
     c = engine.compressor
     if c is None:
         store.load(folder, step, parts)

@@ -8,8 +8,8 @@ decides what runs when (schedule/pipeline/schedules.py).
     I, W   the same in two parts: gradients of inputs, then the deferred gradients of weights
            (autograd/deferred_weight_grads.py)
 
-Every rank has the tokens of its replica, so only the stream travels, in a shape that all ranks know beforehand. A
-chunk's autograd graph begins and ends in nodes that hold no tensor: its output is freed when it has been sent, its
+Every rank has the micro-batches of its replica, so only the stream travels, in shapes that all ranks know beforehand.
+A chunk's autograd graph begins and ends in nodes that hold no tensor: its output is freed when it has been sent, its
 input in the first block's backward pass.
 """
 
@@ -40,8 +40,10 @@ SCHEDULE = "schedule"
 """The track of a timeline that shows the passes of the schedule."""
 Box = list[Tensor]
 """Carries one gradient between two autograd graphs; whoever takes it out holds the only reference."""
-RunChunk = Callable[[Tensor, Tensor | None, int], Tensor]
+RunChunk = Callable[[Any, Tensor | None, int], Tensor]
 """(micro-batch, stream or None, local chunk) -> the stream, or from the last chunk the summed loss, ()."""
+Shapes = Sequence[tuple[int, ...]]
+"""The shape of the stream behind each chunk but the last."""
 
 
 class _Begin(torch.autograd.Function):
@@ -84,7 +86,7 @@ class _InFlight:
 
 
 class Pipeline:
-    """One rank of a pipeline. `place`: its index along pp; `shape`: of the stream between chunks; `run`: the forward
+    """One rank of a pipeline. `place`: its index along pp; `shapes`: of the stream between chunks; `run`: the forward
     pass of a micro-batch through a local chunk; `chunks`: the numbers of the local chunks, in order; `now`: the pass
     that is running."""
 
@@ -94,14 +96,14 @@ class Pipeline:
         inner: LayerComm,
         schedule: PipelineSchedule,
         place: int,
-        shape: tuple[int, ...],
+        shapes: Shapes,
         dtype: torch.dtype,
         engine: DataParallel,
         run: RunChunk,
         deferred: DeferredGradients | None,
     ) -> None:
         self.comm, self.inner, self.schedule, self.place, self.engine = comm, inner, schedule, place, engine
-        self.shape, self.dtype, self._deferred = shape, dtype, deferred
+        self.shapes, self.dtype, self._deferred = shapes, dtype, deferred
         self._method = weakref.WeakMethod(run)  # weak: its owner holds this pipeline, and must stay collectable
         self._names = {id(p): name for name, p in engine.parameters.items()}
         self.actions = schedule.actions[place]
@@ -119,7 +121,7 @@ class Pipeline:
         self._leaving: dict[tuple[Phase, int], tuple[Tensor, Handle]] = {}
         self._weights_due: dict[tuple[int, int], Left] = {}  # deferred gradients of weights
 
-    def step(self, micro_batches: Sequence[Tensor], seed: float) -> Tensor:
+    def step(self, micro_batches: Sequence[Any], seed: float) -> Tensor:
         """Run all passes of a step, from the gradient `seed` of each loss. Returns the sum of the losses, (), fp64: 0
         on ranks without the head. Raises ValueError if the number of micro-batches is not the schedule's."""
         try:
@@ -127,7 +129,7 @@ class Pipeline:
         finally:
             self._clear()  # after an error, graphs without a backward pass would never be collected
 
-    def _step(self, micro_batches: Sequence[Tensor], seed: float) -> Tensor:
+    def _step(self, micro_batches: Sequence[Any], seed: float) -> Tensor:
         if len(micro_batches) != self.schedule.micro_batches:
             raise ValueError(f"{len(micro_batches)} micro-batches, the schedule is of {self.schedule.micro_batches}")
         total = torch.zeros((), dtype=torch.float64, device=self.comm.world.device)
@@ -155,7 +157,7 @@ class Pipeline:
             self._sent(*way)
         return total
 
-    def _run(self, batch: Tensor, x: Tensor | None, chunk: int) -> Tensor:
+    def _run(self, batch: Any, x: Tensor | None, chunk: int) -> Tensor:
         run = self._method()
         assert run is not None
         return run(batch, x, chunk)
@@ -165,7 +167,7 @@ class Pipeline:
         chunk = f" of chunk {action.chunk}" if self.schedule.chunks > 1 else ""
         self.comm.status.now(f"{what}{chunk} of micro-batch {action.micro_batch}")
 
-    def _forward(self, action: Action, batch: Tensor) -> Tensor | None:
+    def _forward(self, action: Action, batch: Any) -> Tensor | None:
         _, chunk, m = action
         self._begins(action, "forward")
         self.engine.forward(m)
@@ -235,7 +237,8 @@ class Pipeline:
         way: Phase = "F" if kind.endswith("F") else "B"
         onward = 1 if way == "F" else -1
         if kind.startswith("RECV"):
-            tensor = torch.empty(self.shape, dtype=self.dtype, device=self.comm.world.device)
+            shape = self.shapes[min(chunk, chunk - onward)]
+            tensor = torch.empty(shape, dtype=self.dtype, device=self.comm.world.device)
             peer = self.schedule.rank_of[chunk - onward]
             self._arriving[way, chunk, m] = tensor, self.comm.receive(tensor, peer, way, chunk, m)
             return
@@ -251,8 +254,8 @@ class Pipeline:
         if (way, chunk) in self._leaving:
             self._leaving.pop((way, chunk))[1].wait()
 
-    def evaluate(self, batch: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Run a batch, whose stream has this shape, through all chunks; all pipeline ranks together. Returns the
+    def evaluate(self, batch: Any, shapes: Shapes) -> Tensor:
+        """Run a batch, whose stream has these shapes, through all chunks; all pipeline ranks together. Returns the
         summed loss, (), fp64: 0 on ranks without the head."""
         loss = torch.zeros((), dtype=torch.float64, device=self.comm.world.device)
         x = None
@@ -261,7 +264,7 @@ class Pipeline:
                 continue
             before, after = (self._rank_of(c, rank) for c in (chunk - 1, chunk + 1))
             if before != rank:
-                x = torch.empty(shape, dtype=self.dtype, device=self.comm.world.device)
+                x = torch.empty(shapes[chunk - 1], dtype=self.dtype, device=self.comm.world.device)
                 self.comm.receive(x, before, "F", chunk, 0).wait()
             x = self._run(batch, x, self.chunks.index(chunk))
             if after != rank:

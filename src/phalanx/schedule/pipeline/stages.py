@@ -70,11 +70,9 @@ def schedule(s: Strategy, micro_batches: int) -> PipelineSchedule:
     return insert_sends(build(name, s.pp, micro_batches, s.virtual if s.virtual > 1 else None))
 
 
-def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> None:
-    """Require that the strategy fits this model, batch and number of ranks (None: any), pipeline included. Raises
-    InputError otherwise."""
-    legality.check(strategy, model, job, world)
-    s = strategy
+def require_chunks(s: Strategy) -> None:
+    """Require that the fields of a pipeline agree: none of them without one, and as many chunks per rank as the
+    schedule has. Raises InputError otherwise."""
     if s.pp == 1:
         for name in ("virtual", "schedule", "layers"):
             if getattr(s, name) != getattr(Strategy, name):
@@ -89,6 +87,16 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
     if not facts.takes_virtual and s.virtual > 1:
         has = "always has two chunks per rank" if facts.v_shaped else "has one chunk per rank"
         raise InputError("strategy.virtual", s.virtual, f"{s.schedule} {has}", "leave it out, or use interleaved")
+
+
+def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> None:
+    """Require that the strategy fits this model, batch and number of ranks (None: any), pipeline included. Raises
+    InputError otherwise."""
+    legality.check(strategy, model, job, world)
+    s = strategy
+    require_chunks(s)
+    if s.pp == 1:
+        return
     n = len(rank_of(s))
     if model.layers < n - 2:  # embed and head may be alone
         each = f" ({n // s.pp} per rank)" if n > s.pp else ""
@@ -104,6 +112,7 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
                 reason = "leaves a chunk without blocks that has neither the embedding nor the head"
             remedy = f"give {n} chunks {model.layers} blocks in all, or leave it out"
             raise InputError("strategy.layers", s.layers, reason, remedy)
+    facts = SCHEDULES[s.schedule]
     refusal = facts.refusal(s.pp, s.accumulation(job))  # about a number that no field of a strategy gives
     if refusal:
         why, remedy = refusal

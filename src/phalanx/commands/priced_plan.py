@@ -1,0 +1,55 @@
+"""Strategies that a stack's formulas priced, and configurations that were read, as plans."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from phalanx.commands.question import Asked, read
+from phalanx.commands.read import Reading, asked_by
+from phalanx.plan.search.column_pricing import Pricing
+from phalanx.plan.search.priced import PricedStrategy
+from phalanx.plan.search.refine import PipelineRun
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import ClusterChoice
+from phalanx.spec.files.plan import Plan
+from phalanx.spec.job import Train
+
+
+def plan_of_configuration(reading: Reading, path: Path, asked: Asked) -> tuple[Plan, tuple[str, ...]]:
+    """Return a configuration that was read as a plan, priced on a cluster, with notes for the user. Raises
+    InputError for what it leaves open and `asked` does not say."""
+    if asked.cluster is None:
+        raise InputError("--cluster", None, "is missing: a plan is for one", "e.g. dgx-h100")
+    q = read(asked_by(path, asked, reading))
+    x = q.subject
+    return plan_of(q.pricing, x.priced, x.run, x.mfu, asked.cluster, q.precision), q.notes
+
+
+def plan_of(p: Pricing, priced: PricedStrategy, run: PipelineRun, mfu: float, cluster: str, precision: str) -> Plan:
+    """Return a priced strategy as a plan. `cluster`: its name or TOML file, as a user gave it."""
+    from_file = cluster.lower().endswith(".toml")
+    chosen = ClusterChoice(file=cluster) if from_file else ClusterChoice(preset=cluster, nodes=p.cluster.nodes)
+    choices: dict[str, Any] = {
+        "stack": p.stack,
+        "precision": precision,
+        "transport": "auto",
+        "collectives": [],
+        "bucket": None,
+        "chunks": {"blocks": list(run.blocks), "imbalance": run.imbalance},
+        "peak_flops_per_s": float(p.system.peak_bf16),
+        "rates_origin": "estimated",
+        "tokens": "",
+        "cluster": asdict(chosen),
+    }
+    prediction = {
+        "stack": p.stack,
+        "step_time_s": priced.seconds,
+        "memory_bytes": int(priced.bytes_),
+        "mfu": mfu,
+        "bubble_fraction": run.bubble / priced.seconds,
+        "terms_s": priced.terms,
+        "memory_terms": priced.memory_terms,
+    }
+    return Plan(p.model, p.cluster, p.job, priced.strategy, Train(), choices, prediction, p.extra)

@@ -1,0 +1,142 @@
+"""torchtitan's configurations of 0.3, which are Python: functions that return a `Trainer.Config`. Nothing is run.
+
+What is followed: keyword arguments of `....Config(...)`, names and attributes that a function sets
+(`config.training.steps = 10`), calls of other functions of the file without arguments, numbers and lists. Anything
+else (an environment variable, a call of the library) leaves its key open.
+"""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from pathlib import Path
+from typing import Any
+
+from phalanx.spec.errors import InputError, nearest
+
+_OPEN = object()
+"""Stands for a value that only a running program has."""
+_DEPTH = 20
+_CALLS = 1000
+"""Calls of functions of the file that are followed: each may make ten of the one before it."""
+
+
+def tables(text: str, name: str, function: str) -> dict[str, Any]:
+    """Return the tables that a function of a module sets; without a name, those of its only configuration.
+
+    Raises InputError for a file that has none, or several of which none is named."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of an escape that is none
+            module = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise InputError("file", name, f"cannot be parsed: {type(error).__name__}") from error
+    functions = {f.name: f for f in module.body if isinstance(f, ast.FunctionDef)}
+    found = [n for n, f in functions.items() if not n.startswith("_") and _returns_config(f, functions)]
+    if not found:
+        reason = "is Python, which is not run, and no function of it returns a Trainer.Config"
+        raise InputError("file", name, reason, "name the file of its settings, or its command")
+    if not function and len(found) > 1:
+        shown = ", ".join(found[:4]) + (", ..." if len(found) > 4 else "")
+        raise InputError("file", name, f"has {len(found)} configurations ({shown})", f"name one: {name}::{found[0]}")
+    if function and function not in functions:
+        raise InputError("file", f"{name}::{function}", "has no such function", nearest(function, found))
+    result = _Reader(functions, _modules(module, Path(name))).value_of(function or found[0])
+    if not isinstance(result, dict):
+        raise InputError("file", f"{name}::{function}", "returns no Trainer.Config that can be read")
+    return result
+
+
+def _returns_config(f: ast.FunctionDef, functions: dict[str, ast.FunctionDef]) -> bool:
+    """Whether a function's signature or body says that it returns a Trainer.Config."""
+    if f.returns is not None and ast.unparse(f.returns).endswith("Trainer.Config"):
+        return True
+    returned = [x.value for x in ast.walk(f) if isinstance(x, ast.Return) and isinstance(x.value, ast.Call)]
+    return any(ast.unparse(call.func).endswith("Trainer.Config") for call in returned)
+
+
+def _modules(module: ast.Module, path: Path) -> dict[str, str]:
+    """Return the module of torchtitan.models that each imported name is from, such as llama3."""
+    result: dict[str, str] = {}
+    for line in module.body:
+        if isinstance(line, ast.ImportFrom):
+            own = path.absolute().parent.name if line.level else ""
+            source = (line.module or own).rpartition(".")[2]
+            result |= {a.asname or a.name: source for a in line.names}
+    return result
+
+
+class _Reader:
+    """Follows the functions of one module. `modules`: where imported names are from."""
+
+    def __init__(self, functions: dict[str, ast.FunctionDef], modules: dict[str, str]) -> None:
+        self.functions, self.modules, self.depth, self.calls = functions, modules, 0, 0
+
+    def value_of(self, name: str) -> Any:
+        """Return what a function without arguments returns."""
+        self.depth += 1
+        self.calls += 1
+        if self.depth > _DEPTH:
+            raise InputError("file", name, "calls itself")
+        if self.calls > _CALLS:
+            raise InputError("file", name, f"is reached by more than {_CALLS:,} calls")
+        values: dict[str, Any] = {}
+        result: Any = _OPEN
+        for line in self.functions[name].body:
+            if isinstance(line, ast.Assign) and len(line.targets) == 1:
+                self._assign(line.targets[0], self._evaluate(line.value, values), values)
+            elif isinstance(line, ast.Return) and line.value is not None:
+                result = self._evaluate(line.value, values)
+                break
+        self.depth -= 1
+        return result
+
+    def _assign(self, target: ast.expr, value: Any, values: dict[str, Any]) -> None:
+        path: list[str] = []
+        while isinstance(target, ast.Attribute):
+            path.insert(0, target.attr)
+            target = target.value
+        if not isinstance(target, ast.Name):
+            return
+        at, names = values, [target.id, *path]
+        for name in names[:-1]:
+            at = at.setdefault(name, {})
+            if not isinstance(at, dict):
+                return
+        if value is _OPEN:
+            at.pop(names[-1], None)
+        else:
+            at[names[-1]] = value
+
+    def _evaluate(self, x: ast.expr, values: dict[str, Any]) -> Any:
+        if isinstance(x, ast.Constant):
+            return x.value
+        if isinstance(x, ast.Name):
+            return values.get(x.id, _OPEN)
+        if isinstance(x, ast.List | ast.Tuple):
+            items = [self._evaluate(item, values) for item in x.elts]
+            return [item for item in items if item is not _OPEN]
+        if isinstance(x, ast.UnaryOp) and isinstance(x.op, ast.USub):
+            value = self._evaluate(x.operand, values)
+            return -value if isinstance(value, int | float) else _OPEN
+        if isinstance(x, ast.BinOp) and isinstance(x.op, ast.Mult):
+            pair = [self._evaluate(side, values) for side in (x.left, x.right)]
+            return pair[0] * pair[1] if all(type(n) is int and abs(n) < 10**9 for n in pair) else _OPEN
+        return self._call(x, values) if isinstance(x, ast.Call) else _OPEN
+
+    def _call(self, x: ast.Call, values: dict[str, Any]) -> Any:
+        """Follow a call: of a configuration's class, of the model's registry, or of a function of the file."""
+        called = ast.unparse(x.func)
+        last = called.rpartition(".")[2]
+        given = {k.arg: self._evaluate(k.value, values) for k in x.keywords if k.arg}
+        given = {name: value for name, value in given.items() if value is not _OPEN}
+        if called in self.functions and not x.args and not x.keywords:
+            return self.value_of(called)
+        if last == "model_registry" and x.args:
+            flavor = self._evaluate(x.args[0], values)
+            return {"module": self.modules.get(last, ""), **({} if flavor is _OPEN else {"flavor": flavor}), **given}
+        if last == "Config" and called != "Trainer.Config":
+            owner = called.split(".")[-2] if "." in called else called
+            kind = "class" if owner.endswith("AC") else "converter" if owner.endswith("Converter") else ""
+            return {**({kind: f"{owner}.Config"} if kind else {}), **given}
+        return given if last.endswith("Config") or last.startswith("default_") else _OPEN

@@ -1,0 +1,343 @@
+"""A parallelized module: what a training loop calls, and in which order.
+
+    backward(loss, last)    a micro-batch; with the last of a step gradients are reduced over the replicas
+    step(batches, loss)     all micro-batches of a step: the same loop, or the schedule of a pipeline (stages.py)
+    clip, norm              of the whole gradient
+    optimizer.step()        attached: reads the reduced gradients, spreads the new weights, makes buffers alike
+    state_dict, save, load  the state, whatever the layout (state.py)
+
+Collectives are the engine's (runtime/data_parallel/engine.py), of split layers, and those of the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.runtime.any_module import state as states
+from phalanx.runtime.any_module.stages import Loss, Stages
+from phalanx.runtime.any_module.state import State
+from phalanx.runtime.any_module.tensor_plan import SplitNames
+from phalanx.runtime.any_module.units import cut_buckets, cut_chunks
+from phalanx.runtime.checkpoint.async_saver import agree_on_newest
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.comm.dtypes import DTYPES
+from phalanx.runtime.data_parallel.engine import DataParallel
+from phalanx.schedule.pipeline.stages import rank_of
+from phalanx.spec.errors import InputError
+from phalanx.spec.job import Precision
+from phalanx.spec.strategy.spec import Strategy
+
+_WHOLE_TENSORS = ("LBFGS", "Adafactor", "Muon")
+"""Optimizers of torch whose update of an element depends on others, so that they need unsharded tensors."""
+
+
+class Parallel(nn.Module):
+    """A module that trains in parallel. Call it like the module; `module` is what this rank has of it: the module
+    itself, or in a pipeline a Sequential of this rank's children.
+
+    As of any nn.Module there are train, eval, modules, buffers; `parameters`, `state_dict` and `load_state_dict` are
+    those of the training state below. It is moved, cast and frozen before it is parallelized, not after.
+
+    `dims`: the dims in which a plan split parameters over tp; `cut`: the children of each chunk of a pipeline, and
+    the entire module without memory."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        strategy: Strategy,
+        precision: Precision,
+        comm: Comm,
+        units: dict[str, nn.Module],
+        average: bool,
+        buffers: Literal["rank 0", "average"] = "rank 0",
+        dims: Mapping[str, int] | None = None,
+        cut: tuple[tuple[tuple[str, ...], ...], nn.Module] | None = None,
+    ) -> None:
+        super().__init__()
+        self.module, self.strategy, self.comm = module, strategy, comm
+        self.training = module.training
+        self._buffers_follow = buffers
+        self._share = 1 / strategy.dp if average else 1.0
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        compute, master = DTYPES[precision.compute], DTYPES[precision.master_dtype]
+        place = comm.mesh.place(comm.world.rank)
+        shapes = {name: tuple(t.shape) for name, t in module.state_dict().items()}
+        split = SplitNames(strategy.tp, place["tp"], dict(dims or {}), shapes)
+        initial = {name: p.data for name, p in trained.items()}
+        for name, p in trained.items():
+            p.data = initial[name].to(compute)
+        if cut is None:
+            filled, of_chunks = cut_buckets(trained, units, strategy, precision), None
+        else:
+            ranks = rank_of(strategy)
+            local = [names for names, rank in zip(cut[0], ranks, strict=True) if rank == place["pp"]]
+            filled, of_chunks = cut_chunks(trained, units, strategy, precision, local)
+        engine = DataParallel(module, filled, precision, comm, strategy, units, of_chunks)
+        masters: dict[str, Tensor] = {}
+        if strategy.effective_zero == 0:
+            separate = master != compute
+            masters = {n: initial[n].to(master, copy=True) if separate else p for n, p in trained.items()}
+            self._gradients = dict(engine.gradients())
+        else:
+            engine.start(lambda piece: initial[piece.parameter.fqn].view(-1)[piece.start : piece.stop])
+            self._gradients = {}
+            for piece, own, gradient in engine.pieces():
+                masters[piece.parameter.fqn], self._gradients[piece.parameter.fqn] = own, gradient
+        apart: dict[str, Tensor] = {
+            n: p for n, p in trained.items() if strategy.effective_zero == 0 and masters[n] is not p
+        }
+        # Other names of the same parameters, as tied weights have in a state_dict.
+        by_id = {id(p): n for n, p in trained.items()}
+        everything = module.named_parameters(remove_duplicate=False)
+        names = {n: by_id[id(p)] for n, p in everything if id(p) in by_id}
+        whole: dict[str, Tensor] = {}
+        everywhere: frozenset[str] = frozenset(names)
+        if cut is not None:
+            whole = dict(cut[1].state_dict())
+            anywhere = cut[1].named_parameters(remove_duplicate=False)
+            everywhere = frozenset(n for n, p in anywhere if p.requires_grad)
+        self._state = State(module, comm, strategy, engine, master, masters, apart, names, split, whole, everywhere)
+        self._engine, self._masters = engine, masters
+        children = {n: m for n, m in module.named_children()} if cut is not None else {}
+        # Not a submodule: the children are those of `module`, and the skeleton is nobody's.
+        self._stages = None if cut is None else Stages(comm, strategy, cut[0], children, cut[1], engine, compute)
+        self._empty = torch.zeros(0, dtype=master)  # what a rank without any element gives its optimizer
+        self._micro_batch = -1  # none of this step yet
+        self._complete = self._failed = self._allocating = False
+        # The module's own state_dict reads weights, whose all-gather may be in flight.
+        module.register_state_dict_pre_hook(lambda *_: self.synchronize())
+        self._optimizer: torch.optim.Optimizer | None = None
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the world."""
+        return self.comm.world.rank
+
+    @property
+    def replica(self) -> int:
+        """The index of this rank's share of the data, of `strategy.dp`."""
+        return self.comm.mesh.replica(self.rank)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module. Raises RuntimeError in a pipeline, of which a rank has a part."""
+        if self._stages is not None:
+            raise RuntimeError("a rank of a pipeline has a part of the module: use model.step or model.evaluate")
+        return self.module(*args, **kwargs)
+
+    def _apply(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("a parallelized module is not moved or cast, for its memory is the engine's: do so before")
+
+    def requires_grad_(self, requires_grad: bool = True) -> Any:
+        """Refuse: what is trained was decided when the module was parallelized."""
+        raise RuntimeError("parameters are frozen before a module is parallelized, not after")
+
+    def named_parameters(  # type: ignore[override]
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield what this rank updates, by the module's names: the parameters (or their masters) with zero=0, else
+        its flat piece of each, in the master type. Parameters of which it holds nothing are left out."""
+        start = f"{prefix}." if prefix else ""
+        yield from ((start + name, p) for name, p in self._masters.items() or [("nothing", self._empty)])
+
+    def parameters(self, recurse: bool = True) -> list[Tensor]:  # type: ignore[override]
+        """Return the tensors of `named_parameters`, to make an optimizer for."""
+        return [p for _, p in self.named_parameters()]
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Make the steps of an optimizer use the reduced gradients and gather the new weights; return it. It must be
+        made for `parameters()`, and with zero >= 1 treat every element by itself. Raises InputError."""
+        known = {id(p) for p in self.parameters()}
+        name = type(optimizer).__name__
+        if self.strategy.effective_zero and name in _WHOLE_TENSORS:
+            raise InputError(
+                "optimizer", name, f"looks at whole tensors, and zero={self.strategy.zero} shards them", "use zero=0"
+            )
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if held != known:
+            what = "holds tensors that this model does not update" if held - known else "does not hold all parameters"
+            raise InputError("optimizer", name, what, "make it for model.parameters()")
+        if self._optimizer is not None:
+            raise InputError("optimizer", name, "is the second one for this model", "attach one")
+        optimizer.register_step_pre_hook(lambda *_: self._before_update())
+        optimizer.register_step_post_hook(lambda *_: self._after_update())
+        self._optimizer = optimizer
+        return optimizer
+
+    def backward(self, loss: Tensor, last: bool = True) -> None:
+        """Run the backward pass of a micro-batch. After the `last` of a step, gradients are complete and reduced over
+        the replicas, ready for `clip` and the optimizer. Raises RuntimeError if an earlier pass failed."""
+        if self._stages is not None:
+            raise RuntimeError("a pipeline runs forward and backward passes in its own order: use model.step")
+        self._may_begin()
+        self._failed = True
+        engine = self._engine
+        if self._micro_batch < 0 or self._complete:
+            engine.begin()
+            self._micro_batch, self._complete = -1, False
+        self._micro_batch += 1
+        engine.backward(self._micro_batch, last)
+        self.comm.status.now(f"backward of micro-batch {self._micro_batch}")
+        (loss * self._share if self._share != 1 else loss).backward()
+        if last:
+            engine.finish()
+            self._complete = True
+        else:
+            engine.settle()
+        self._failed = False
+
+    def step(self, micro_batches: Sequence[tuple[Tensor, Any]], loss: Loss) -> float:
+        """Run forward and backward passes of a step's micro-batches, (input, target) each, those of this replica;
+        after it gradients are complete, as after `backward(loss, last=True)`. `loss(output, target)` returns a
+        scalar, and the gradient is that of their sum, averaged over the replicas. All ranks of a pipeline get the
+        same micro-batches, of one shape, in tensors. Returns the sum of the losses of this replica."""
+        if not len(micro_batches):
+            raise InputError("micro_batches", None, "has none", "a step needs at least one")
+        if self._stages is None:
+            total = 0.0
+            for i, (x, target) in enumerate(micro_batches):
+                value = loss(self(x), target)
+                self.backward(value, last=i == len(micro_batches) - 1)
+                total += float(value.detach())
+            return total
+        self._may_begin()
+        self._stages.require(micro_batches)  # before anything is sent, so that it may be tried again
+        self._failed = True
+        total = float(self._stages.step(micro_batches, loss, self._share))
+        self._micro_batch, self._complete, self._failed = len(micro_batches) - 1, True, False
+        return total
+
+    @torch.no_grad()
+    def evaluate(self, x: Tensor, target: Any, loss: Loss) -> float:
+        """Return the loss of one batch, without gradients; all ranks of a replica together, with zero=3 all ranks."""
+        if self._stages is None:
+            return float(loss(self(x), target))
+        return float(self._stages.evaluate(x, target, loss))
+
+    def _may_begin(self) -> None:
+        if self._optimizer is None:
+            raise RuntimeError(
+                "no optimizer is attached, so that no step would change a weight: "
+                "optimizer = model.attach(torch.optim.AdamW(model.parameters(), lr=...))"
+            )
+        if self._failed:
+            raise RuntimeError("an earlier backward pass failed half-way: ranks may be out of step; start again")
+
+    @torch.no_grad()
+    def norm(self) -> float:
+        """Return the 2-norm of the gradient, over all ranks' shares; all ranks together."""
+        self._require_complete("the norm of the gradient")
+        if self.strategy.tp > 1:
+            return self._split_norm()
+        square = self._engine.norm_square()
+        if self.strategy.gradients_differ_by_rank:
+            over = "world" if self.strategy.effective_zero else "pp"
+            self.comm.all_reduce(square, over, unit="metrics", phase="opt").wait()
+        return float(square.sqrt())
+
+    def _split_norm(self) -> float:
+        """Return the norm where layers are split: of what all tp ranks hold, each counts its tp-th part."""
+        s = self.strategy
+        square = torch.zeros((), dtype=torch.float64, device=self.comm.world.device)
+        for name, gradient in self._gradients.items():
+            square += gradient.double().square().sum() / (1 if name in self._state.split.dims else s.tp)
+        square /= s.dp_replicate if s.effective_zero else s.dp
+        self.comm.all_reduce(square, "world", unit="metrics", phase="opt").wait()
+        return float(square.sqrt())
+
+    @torch.no_grad()
+    def clip(self, most: float) -> float:
+        """Scale the gradient to a norm of at most `most`; return the norm before. All ranks together."""
+        norm = self.norm()
+        self._engine.scale(min(1.0, most / (norm + 1e-6)))
+        return norm
+
+    def _require_complete(self, what: str) -> None:
+        if not self._complete:
+            raise RuntimeError(f"{what} is wanted before backward(loss, last=True) has ended the step")
+
+    def synchronize(self) -> None:
+        """Wait for the weights, before reading them outside of a forward pass: with zero=1 and 2 their all-gather may
+        be in flight since the last update. (With zero=3 the module holds none; see `state_dict`.)"""
+        if self.strategy.effective_zero in (1, 2):
+            self._engine.wait_parameters(list(self._engine.parameters))
+
+    @torch.no_grad()
+    def _before_update(self) -> None:
+        self._require_complete("an update")
+        for name, p in self.module.named_parameters():
+            if p.requires_grad and name not in self._engine.parameters:
+                raise RuntimeError(f"{name} was frozen when the module was parallelized, and cannot be trained now")
+        for name, master in self._masters.items():
+            gradient = self._gradients[name]
+            master.grad = gradient if gradient.dtype == master.dtype else gradient.to(master.dtype)
+
+    @torch.no_grad()
+    def _after_update(self) -> None:
+        for master in self._masters.values():
+            master.grad = None
+        self._state.weights_follow()
+        if not self._allocating:
+            self._engine.updated()
+            states.make_buffers_alike(self._state, self._buffers_follow)
+        self._micro_batch, self._complete = -1, False
+
+    def state_dict(  # type: ignore[override]
+        self, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
+    ) -> dict[str, Tensor]:
+        """Return the entire module's state_dict, unsharded, parameters in the master type; all ranks together."""
+        result: dict[str, Tensor] = {} if destination is None else destination
+        for name, t in states.state_dict(self._state).items():
+            result[prefix + name] = t
+        return result
+
+    def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True, assign: bool = False) -> None:
+        """Load an unsharded state_dict of the entire module. Raises InputError, before anything changes, if names or
+        shapes are not the module's."""
+        if not strict or assign:
+            raise InputError("load_state_dict", None, "is always strict, and copies", "leave strict and assign out")
+        states.load_state_dict(self._state, state)
+
+    def save(self, folder: str | Path, step: int, keep: int = 2) -> None:
+        """Write a checkpoint of parameters, optimizer state, residuals of compression, frozen parameters and buffers;
+        it can be loaded with any strategy. The newest `keep` are kept. All ranks together."""
+        optimizer = self._attached()
+        states.make_buffers_alike(self._state, self._buffers_follow)
+        states.save(self._state, optimizer, Path(folder), step, keep)
+
+    def load(self, folder: str | Path) -> int:
+        """Load the newest intact checkpoint and return its step, 0 if there is none; all ranks together. Raises
+        CheckpointError."""
+        optimizer = self._attached()
+        step = agree_on_newest(Path(folder), self.comm)
+        if step is None:
+            return 0
+        self._allocate_state()
+        states.load(self._state, optimizer, Path(folder), step)
+        return step
+
+    def _attached(self) -> torch.optim.Optimizer:
+        if self._optimizer is None:
+            raise RuntimeError("a checkpoint has the optimizer's state: attach an optimizer first")
+        return self._optimizer
+
+    def _allocate_state(self) -> None:
+        """Make the optimizer allocate its state, which most do in their first step, by a step that changes
+        nothing. Ranks do so by themselves: one without any element has no state, whatever it steps."""
+        optimizer = self._optimizer
+        assert optimizer is not None
+        if optimizer.state:
+            return
+        rates = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
+        self._engine.begin()
+        self._complete = self._allocating = True
+        optimizer.step()
+        self._allocating = False
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate

@@ -1,0 +1,174 @@
+"""The state of a parallelized module, whatever its layout: its unsharded state_dict, and checkpoints.
+
+    state_dict    gathered over the shards of ZeRO, the tp ranks of split layers, the stages of a pipeline
+    checkpoint    parameters and optimizer state as runtime/data_parallel/logical_state.py names them; frozen
+                  parameters and buffers as rest.<name>. Names and shapes are the whole module's: any layout reads it
+
+All of it is called by all ranks together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.runtime.any_module.tensor_plan import SplitNames, gathered_over_tp
+from phalanx.runtime.checkpoint.async_saver import Saver
+from phalanx.runtime.checkpoint.boxes import Part, full_part, share
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.data_parallel import logical_state
+from phalanx.runtime.data_parallel.engine import DataParallel
+from phalanx.spec.errors import InputError
+from phalanx.spec.strategy.spec import Strategy
+
+
+@dataclass(frozen=True)
+class State:
+    """What a rank holds of a module, and how that is cut.
+
+    `masters`: what this rank updates, by name; `weights`: parameters apart from their masters; `names`: of every name
+    of a trained parameter here, the name it is known by; `whole`: the state_dict of the entire module, without
+    memory, in a pipeline, where a rank has a part of it (else empty); `trained`: its trained names."""
+
+    module: nn.Module
+    comm: Comm
+    strategy: Strategy
+    engine: DataParallel
+    master_dtype: torch.dtype
+    masters: dict[str, Tensor]
+    weights: dict[str, Tensor]
+    names: dict[str, str]
+    split: SplitNames
+    whole: Mapping[str, Tensor]
+    trained: Collection[str]
+
+    @property
+    def alike(self) -> str:
+        """The axis over the ranks that hold the same part of the module."""
+        grid = self.comm.mesh
+        return "world" if self.strategy.pp == 1 else grid.name("dp_replicate", "dp_shard", "cp", "tp")
+
+    def weights_follow(self) -> None:
+        """Copy the masters into the weights that stand apart from them."""
+        for name, weight in self.weights.items():
+            weight.copy_(self.masters[name])
+
+    def place(self, name: str) -> str:
+        """The name under which the plan and the engine know a tensor of the state_dict."""
+        return self.names.get(name, name)
+
+
+@torch.no_grad()
+def state_dict(state: State) -> dict[str, Tensor]:
+    """Return the entire module's state_dict, unsharded, parameters in the master type; all ranks together."""
+    engine, comm = state.engine, state.comm
+    unsharded = dict(state.masters) if state.strategy.effective_zero == 0 else {}
+    for b in engine.buckets if state.strategy.effective_zero else ():
+        assert b.master is not None
+        unsharded |= b.views(engine.gather_bucket(b, b.master))
+    own: dict[str, Tensor] = {}
+    for name, t in state.module.state_dict().items():
+        known = state.place(name)
+        full = unsharded.get(known, t)
+        dim = state.split.dims.get(known)
+        own[name] = (full if dim is None else gathered_over_tp(full, dim, comm)).detach().clone()
+    if not state.whole:
+        return own
+    return {name: _from_its_stage(state, name, like, own.get(name)) for name, like in state.whole.items()}
+
+
+def _from_its_stage(state: State, name: str, like: Tensor, own: Tensor | None) -> Tensor:
+    """Return a tensor that one stage holds, on all of them: the others add zeros to it."""
+    dtype = state.master_dtype if name in state.trained else like.dtype
+    carried = dtype if dtype.is_floating_point else torch.int64
+    zeros = torch.zeros(like.shape, dtype=carried, device=state.comm.world.device)
+    sent = zeros if own is None else own.to(carried).contiguous()
+    state.comm.all_reduce(sent, "pp", unit="state", phase="opt").wait()
+    return sent.to(dtype)
+
+
+@torch.no_grad()
+def load_state_dict(state: State, given: Mapping[str, Tensor]) -> None:
+    """Load an unsharded state_dict of the entire module. Raises InputError, before anything changes, if names or
+    shapes are not the module's."""
+    own = state.module.state_dict()
+    expected = state.whole or own
+    for name in sorted(expected.keys() ^ given.keys()):
+        raise InputError("state_dict", name, "is missing" if name in expected else "is not in the module")
+    for name, t in expected.items():
+        shape = tuple(t.shape) if state.whole else state.split.box(name).parameter.shape
+        if tuple(given[name].shape) != shape:
+            actual = tuple(given[name].shape)
+            raise InputError("state_dict", name, f"has the shape {actual}, the module's is {shape}")
+    mine = {name: state.split.part(state.place(name), given[name]) for name in own}
+    for name in own.keys() - state.names.keys():
+        own[name].copy_(mine[name])
+    if state.strategy.effective_zero == 0:
+        for name, master in state.masters.items():
+            master.copy_(mine[name])
+    for piece, master, _ in state.engine.pieces() if state.strategy.effective_zero else ():
+        master.copy_(mine[piece.parameter.fqn].reshape(-1)[piece.start : piece.stop])
+    state.weights_follow()
+    state.engine.updated()
+
+
+def save(state: State, optimizer: torch.optim.Optimizer, folder: Path, step: int, keep: int) -> None:
+    """Write a checkpoint; all ranks together."""
+    saver = Saver(folder, state.comm, keep)
+    mine = logical_state.owned(state.engine, state.masters, optimizer, _boxes(state))
+    axis = state.alike if state.split.unsplit else state.comm.mesh.name("dp_replicate", "dp_shard", "cp")
+    rest = share(_rest(state, copies=False), state.comm.index(axis), state.comm.size(axis))
+    saver.save(step, (*mine, *rest), {})
+    saver.wait()
+
+
+@torch.no_grad()
+def load(state: State, optimizer: torch.optim.Optimizer, folder: Path, step: int) -> None:
+    """Load the checkpoint of a step, into an optimizer whose state is allocated; all ranks together."""
+    rest = _rest(state, copies=True)
+    logical_state.load(state.engine, state.masters, optimizer, folder, step, rest, _boxes(state))
+    state.weights_follow()
+
+
+def _boxes(state: State) -> SplitNames | None:
+    return None if state.split.unsplit else state.split
+
+
+def _rest(state: State, copies: bool) -> Iterator[Part]:
+    """Yield frozen parameters and buffers; without `copies`, what an earlier rank of tp has too is left out."""
+    for name, t in state.module.state_dict().items():
+        if name in state.names:
+            continue
+        t = t if copies else t.contiguous()
+        box = state.split.box(name)
+        if state.split.unsplit:
+            yield full_part(f"rest.{name}", t)
+        elif copies or not state.split.index % box.copies:
+            yield Part(f"rest.{name}", box.parameter.shape, 0, t.detach().view(-1), (box.offsets, box.sizes))
+
+
+def make_buffers_alike(state: State, how: Literal["rank 0", "average"]) -> None:
+    """Give the ranks that hold the same part of a module the buffers of the first of them, or the mean of
+    floating-point ones, one collective for each type. Where ranks saw other batches, as in BatchNorm, they differ."""
+    ranks = state.comm.size(state.alike)
+    if ranks == 1:
+        return
+    by_type: dict[torch.dtype, list[Tensor]] = {}
+    for buffer in state.module.buffers():
+        if buffer.numel():
+            by_type.setdefault(buffer.dtype, []).append(buffer)
+    for dtype, own in by_type.items():
+        flat = torch.cat([buffer.reshape(-1) for buffer in own])
+        flat = flat if dtype.is_floating_point else flat.to(torch.int64)
+        averaged = how == "average" and dtype.is_floating_point
+        if not averaged and state.comm.index(state.alike):
+            flat.zero_()  # so that the sum is what the first rank has
+        state.comm.all_reduce(flat, state.alike, unit="buffers", phase="opt").wait()
+        flat = flat / ranks if averaged else flat
+        for buffer, new in zip(own, flat.split([b.numel() for b in own]), strict=True):
+            buffer.copy_(new.view(buffer.shape))

@@ -1,0 +1,39 @@
+"""What an export can hold of a plan: a field or option that changes none of its files is at its default."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from phalanx.commands.export import TARGETS, export
+from phalanx.formats.training.subject import subject
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.plan import Plan
+from phalanx.spec.strategy.spec import FIELDS, Strategy
+from phalanx.spec.strategy.stack_options import StackOptions
+from phalanx.stacks.stack import Stack
+
+
+def canonical(plan: Plan, to: str, stack: Stack) -> tuple[Strategy, StackOptions]:
+    """Return the strategy and the options of a plan as reading its export must give them."""
+    x = subject(plan, stack)
+    written, s, options = _files(plan, to), x.s, x.options.changed()
+    for name in ("grad_sync", "reshard", "bucket"):
+        if getattr(s, name) != FIELDS[name].default:
+            other = replace(s, **{name: FIELDS[name].default})
+            s = other if _files(replace(plan, strategy=other), to) == written else s
+    for name in list(options):
+        other = {n: v for n, v in options.items() if n != name}
+        same = replace(plan, options=StackOptions(**other))
+        options = other if _files(same, to) == written else options
+    return s, StackOptions(**options)
+
+
+def _files(plan: Plan, to: str) -> dict[str, str] | None:
+    """Return an export's files without comments; None where it is refused."""
+    try:
+        files = export(plan, to).files
+    except InputError:
+        return None
+    assert to in TARGETS
+    return {name: re.sub(r"(?m)^\s*#.*\n", "", text) for name, text in files.items()}
