@@ -40,10 +40,21 @@ _RUNS = (
 )
 
 
-@pytest.mark.parametrize("content", [*configurations._HOSTILE_YAML, *configurations._HOSTILE_SHELL])
-def test_a_small_file_stands_for_little_and_runs_nothing(tmp_path: Path, content: bytes) -> None:
-    """Each of these took gigabytes, minutes or a traceback in a reader that trusts its file."""
-    path = tmp_path / ("c.yaml" if content in configurations._HOSTILE_YAML else "c.sh")
+_HOSTILE = [
+    (content, name)
+    for contents, name in (
+        (configurations._HOSTILE_YAML, "c.yaml"),
+        (configurations._HOSTILE_SHELL, "c.sh"),
+        (configurations._HOSTILE_PYTHON, "c.py"),
+    )
+    for content in contents
+]
+
+
+@pytest.mark.parametrize(("content", "name"), _HOSTILE)
+def test_a_small_file_stands_for_little_and_runs_nothing(tmp_path: Path, content: bytes, name: str) -> None:
+    """Most of these took gigabytes, minutes or a traceback in a reader that trusts its file."""
+    path = tmp_path / name
     path.write_bytes(content)
     start = time.process_time()
     with suppress(InputError):

@@ -372,12 +372,12 @@ def _readers(kind: str, pool_is_quick: bool) -> tuple[tuple[str, ...], ...]:
         "metrics": (("experts", "show", "runs/f", "--json"), ("experts", "show", "runs/f")),
     }
     priced = ("--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "2048", "--model", "llama2-7b")
-    for name in (*configurations.KINDS, "script", "YAML"):
+    for name in (*configurations.KINDS, "script", "YAML", "Python"):
         file = _CONFIGURATION[name]
         quick[f"{name} configuration"] = (
             ("read", file, "--json"),
             ("read", file, "--gpus", "16"),
-            ("read", file, *(() if name in ("script", "YAML") else ("--kind", name))),
+            ("read", file, *(() if name in ("script", "YAML", "Python") else ("--kind", name))),
             ("predict", file, *priced, "--json"),
             ("lint", file, "--gpus", "16"),
         )
@@ -390,7 +390,7 @@ def _readers(kind: str, pool_is_quick: bool) -> tuple[tuple[str, ...], ...]:
 _CONFIGURATION = {
     **dict.fromkeys(("deepspeed", "hf"), "c.json"),
     **dict.fromkeys(("nanotron", "maxtext", "nemo", "accelerate", "YAML"), "c.yaml"),
-    **{"torchtitan": "c.toml", "megatron": "c.yaml", "script": "c.sh"},
+    **{"torchtitan": "c.toml", "megatron": "c.yaml", "script": "c.sh", "Python": "c.py"},
 }
 """The file in which a kind of configuration comes."""
 _TRACED = [w for o, v in _SERVED.items() if o not in ("--input", "--output") for w in (o, v)]
@@ -424,6 +424,7 @@ def file_cases(draw: st.DrawFn, plans: tuple[Any, ...], quick: bool) -> Case:
         "metrics": ((listings.METRICS,), "runs/f/metrics.jsonl"),
         "script configuration": ((configurations.SCRIPT,), "c.sh"),
         "YAML configuration": ((configurations.YAML,), "c.yaml"),
+        "Python configuration": ((configurations.PYTHON,), "c.py"),
     }
     if not quick:
         texts["requests"] = ((listings.REQUESTS,), "q.csv")
@@ -437,7 +438,7 @@ def file_cases(draw: st.DrawFn, plans: tuple[Any, ...], quick: bool) -> Case:
         content = draw(st.sampled_from(valid))
         for _ in range(draw(st.integers(1, 2))):
             how = files.damaged(content) | files.reworded(content)
-            if content in (configurations.SCRIPT, configurations.YAML):
+            if content in (configurations.SCRIPT, configurations.YAML, configurations.PYTHON):
                 how = how | configurations.hostile(content) | configurations.hostile(content)
             content = draw(how)
     else:

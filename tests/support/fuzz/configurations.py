@@ -47,6 +47,35 @@ parallelism_config:
   parallelism_config_tp_size: 2
 """
 
+PYTHON = b"""from torchtitan.models.llama3 import model_registry
+from torchtitan.trainer import Trainer
+
+
+def llama3_8b() -> Trainer.Config:
+    return Trainer.Config(
+        model_spec=model_registry("8B"),
+        training=TrainingConfig(local_batch_size=1, seq_len=8192, steps=1000),
+        parallelism=ParallelismConfig(data_parallel_shard_degree=8, tensor_parallel_degree=2),
+        activation_checkpoint=SelectiveAC.Config(),
+    )
+"""
+
+_HOSTILE_PYTHON = (
+    b"def a() -> Trainer.Config:\n    c = Trainer.Config(x=1)\n    c.c = c\n    c.d = c\n    return c\n",
+    b"def f0():\n    return [1] \n"
+    + b"".join(b"def f%d():\n    return [%s]\n" % (i, b",".join([b"f%d()" % (i - 1)] * 9)) for i in range(1, 12))
+    + b"def a() -> Trainer.Config:\n    return Trainer.Config(x=f11())\n",
+    b"def a() -> Trainer.Config:\n    b = [1]\n"
+    + b"".join(b"    b = [%s]\n" % b",".join([b"b"] * 9) for _ in range(12))
+    + b"    return Trainer.Config(training=TrainingConfig(steps=b))\n",
+    b"def a() -> Trainer.Config:\n    return a()\n",
+    b"def a() -> Trainer.Config:\n    return Trainer.Config(training=TrainingConfig(steps=0x" + b"f" * 5000 + b"))\n",
+    b"def a() -> Trainer.Config:\n    return Trainer.Config(training=TrainingConfig(steps=b'x', y=1j, z=...))\n",
+    b"x = " + b"(" * 5000 + b"1" + b")" * 5000 + b"\n",
+    b"x = " + b"-" * 50_000 + b"1\n",
+    b"x = '\\d'\n",
+    b"__import__('os').system('touch ran')\n",
+)
 _HOSTILE_YAML = (
     b"a: &a [x,x,x,x,x,x,x,x,x]\n"
     + b"".join(b"%c: &%c [%s]\n" % (n, n, b",".join([b"*%c" % (n - 1)] * 9)) for n in range(ord("b"), ord("j"))),
@@ -100,6 +129,6 @@ def trees(kind: str) -> st.SearchStrategy[Any]:
 
 def hostile(content: bytes) -> st.SearchStrategy[bytes]:
     """Put lines that stress YAML or a shell before or behind a text."""
-    lines = st.sampled_from(_HOSTILE_YAML if content is YAML else _HOSTILE_SHELL)
+    lines = st.sampled_from({YAML: _HOSTILE_YAML, PYTHON: _HOSTILE_PYTHON}.get(content, _HOSTILE_SHELL))
     named = words().map(lambda w: f"{w.strip()}: {w}\n".encode("utf-8", "replace"))
     return (lines | lines | named).flatmap(lambda line: st.sampled_from((content + line, line + content, line)))
