@@ -156,7 +156,7 @@ def test_time_of_data_parallel_flows_is_that_of_its_term():
 
 def test_the_data_axis_is_compute_bound_from_its_critical_batch_on():
     """At the critical batch intensity is the ridge; above it the regime changes."""
-    for batch, regime in ((64, "communication-bound"), (16384, "compute-bound")):
+    for batch, regime in ((64, "communication dominates"), (16384, "compute-bound")):
         (dp,) = explanation.axes(_subject(("llama3-8b", 64, batch, 128), "dp=64,zero=1"))
         assert dp.regime == regime
         assert dp.critical_batch == pytest.approx(batch * dp.ridge / dp.intensity)

@@ -13,10 +13,12 @@ from xml.etree import ElementTree
 import pytest
 from support.in_process_cli import phalanx
 
+from phalanx.plan.explain.regimes import regime
 from phalanx.plan.question import cluster_named, model_named, pricing_by_gpus
-from phalanx.plan.tables import textbook
-from phalanx.plan.tables.roofline import ridges
+from phalanx.plan.tables import switch_levels, textbook
+from phalanx.plan.tables.roofline import level_of, levels_of, ridges
 from phalanx.plan.tables.scaling import by_batch, by_gpus, sensitivity
+from phalanx.spec.cluster.presets import preset
 
 
 @pytest.mark.parametrize(
@@ -71,6 +73,70 @@ def test_ridges_are_dense_and_of_one_direction():
     assert rows["dgx-a100"][3] == pytest.approx(153.0, abs=0.1)
 
 
+def test_bytes_of_a_parameter_by_kind():
+    """M1: 12, 16, 18 and 20 are four policies; each is the sum of its kinds, and ZeRO shards them in turn."""
+    rows = textbook.kinds(1e9, 16).rows
+    assert [row[0] for row in rows] == [12, 16, 18, 20]
+    for total, *kinds, in_all, _ in rows:
+        assert (sum(kinds), in_all) == (total, total)
+    assert textbook.zero_bytes(1.0, 1, 4, 12) == 2 + 2 + 8 / 4
+    assert textbook.savings((8,), 16).rows[0][1:] == pytest.approx((2.909, 4.267, 8), abs=1e-3)
+
+
+@pytest.mark.parametrize(("rate", "tokens"), [(450e9, 1319), (50e9, 11873)])
+def test_the_smallest_batch_for_ninety_percent(rate, tokens):
+    """M35: 0.9 of the ridge over 1.5 FLOP a byte and token, whatever the model."""
+    for params in (7e9, 70e9):
+        sheet = textbook.intensity(params, 1, (tokens,), 989.4e12, rate, "links")
+        assert sheet.rows[0][-1] == pytest.approx(0.9, abs=1e-3)
+        assert f"90 % from {tokens:,} tokens" in sheet.note
+
+
+def test_four_regimes():
+    assert [regime(r) for r in (0.1, 0.2, 0.79, 0.8, 1.19, 1.2)] == [
+        "communication dominates",
+        "communication-bound",
+        "communication-bound",
+        "balanced",
+        "balanced",
+        "compute-bound",
+    ]
+
+
+def test_levels_of_switches_carry_what_their_links_do():
+    cluster = preset("sites-h100", 32)
+    rows = {row[0]: row for row in switch_levels.sheet(cluster).rows}
+    assert len(rows) == len(cluster.tiers)
+    for tier in cluster.tiers:
+        _, blocks, ranks, rate, carried, bisection, over = rows[tier.name]
+        assert bisection == carried / 2
+        assert carried * over == pytest.approx(ranks * rate)
+        if tier.uplink_bandwidth_bytes_per_s_per_direction is not None:
+            assert carried <= blocks * tier.uplink_bandwidth_bytes_per_s_per_direction
+
+
+def test_memory_levels_grow_outwards_and_an_operator_is_held_in_one():
+    for name in ("dgx-h100", "dgx-a100", "pcie-l4", "dgx-b200"):
+        levels = levels_of(preset(name, 1))
+        assert [level[0] for level in levels] == ["registers", "L1", "L2", "HBM"]
+        assert levels[2][1] < levels[3][1]
+        assert level_of(1.0, levels) == "registers"
+        assert level_of(1e20, levels) == "HBM"
+
+
+def test_scaling_loses_to_its_causes():
+    """Efficiency is what computing in pieces, communication, bubble and imbalance leave, to a step of the first."""
+    sheet = by_gpus(_question(64), (8, 32), weak=False)
+    assert [c.name for c in sheet.columns][7:] == [
+        "communication", "bubble", "imbalance", "computing", "GPU-hours a billion tokens"
+    ]  # fmt: skip
+    first, second = sheet.rows
+    step, kept = second[3], 1 - sum(second[7:11])
+    useful = first[3] * (1 - sum(first[7:10])) * 8 / 32  # a rank's computing, were it as fast as in the first row
+    assert step * kept == pytest.approx(useful)
+    assert second[11] / first[11] == pytest.approx(first[5] / second[5])
+
+
 def _question(batch: int):
     return pricing_by_gpus(model_named("llama3-8b")[0], cluster_named("dgx-h100"), batch, 8192, "megatron-core")
 
@@ -121,7 +187,7 @@ _STRATEGY = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "-
             "--model",
             "llama3-8b",
             "--gpus",
-            "8,16",
+            "8",
             "--batch",
             "64",
             "--seq",
@@ -176,7 +242,7 @@ def test_tables_are_drawn(tmp_path):
         (("comm", "plan.json", "--batch", "8"), "--batch = 8: is already set by the plan.json"),
         (("explain", "plan.json", "--model", "gpt2"), "--model = 'gpt2': is already set by the plan.json"),
         (("memory", "--params", "many"), "write 25M"),
-        (("memory", "--params", "7B", "--bytes-per-parameter", "12"), "use 16, 18 or 20"),
+        (("memory", "--params", "7B", "--bytes-per-parameter", "14"), "use 12, 16, 18 or 20"),
         (("scaling", "--model", "llama3-8b"), "--gpus"),
         (("scaling", "--model", "llama3-8b", "--gpus", "x", "--batch", "8", "--seq", "64"), "not a list of numbers"),
         (("comm", "--model", "llama3-8b"), "--cluster"),

@@ -25,12 +25,19 @@ def clusters(
 
         specs = [preset(n, nodes) for n in ([name] if name else PRESETS)]
         if as_json:
-            print_json([asdict(spec) for spec in specs])
+            from phalanx.plan.tables.switch_levels import sheet as levels
+
+            print_json([{**asdict(spec), "levels": levels(spec).records()} for spec in specs])
             return
 
         from phalanx.report.clusters import sources, table
 
         out = console()
         out.print(table(specs))
-        for line in sources(specs[0]) if name else ():
-            out.print(line, highlight=False, soft_wrap=True)
+        if name:
+            from phalanx.plan.tables.switch_levels import sheet as levels
+            from phalanx.report.sheets import drawn
+
+            out.print(drawn(levels(specs[0])))
+            for line in sources(specs[0]):
+                out.print(line, highlight=False, soft_wrap=True)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.options import Json
+from phalanx.cli.options import Csv, Json
 from phalanx.cli.terminal import FAILED, console, exit_on_error, in_progress, print_json
 
 collectives = typer.Typer(no_args_is_help=True, help="Show, prove and compare algorithms of collective operations.")
@@ -18,31 +18,61 @@ Operation = Annotated[
 
 @collectives.command("show")
 def collectives_show(
-    algorithm: Annotated[str, typer.Argument(help="Algorithm: ring, rabenseifner, binomial, bruck, ...")],
+    algorithm: Annotated[
+        str | None,
+        typer.Argument(help="Algorithm: ring, rabenseifner, binomial, ...; none with --as.", show_default=False),
+    ] = None,
     op: Operation = "all_reduce",
     ranks: Annotated[
         int, typer.Option(help="Number of ranks; at most 26, because contributions are drawn as letters.")
     ] = 4,
     root: Annotated[int, typer.Option(help="Root rank of a broadcast, reduce, scatter or gather.")] = 0,
+    composition: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            metavar="OP[:ALGORITHM]+OP[:ALGORITHM]|dual[:ALGORITHM]",
+            help="Compose it of others, such as reduce_scatter+all_gather, or turn its dual backwards.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Step through an algorithm: which rank sends which chunk to which, and what each rank then holds."""
-    from phalanx.schedule.collectives.registry import build
-    from phalanx.spec.errors import InputError
+    from phalanx.schedule.collectives.compositions import composed
+    from phalanx.schedule.collectives.proof import prove
+    from phalanx.schedule.collectives.registry import ALGORITHMS, build
+    from phalanx.spec.errors import InputError, nearest
 
     with exit_on_error():
         from phalanx.report.collectives import MOST_DRAWN, rounds, steps
 
         if ranks > MOST_DRAWN:
             raise InputError("--ranks", ranks, "is too many to draw", f"use at most {MOST_DRAWN}")
-        schedule = build(op, algorithm, ranks, ranks, root, tiers=_square(ranks))
+        if (algorithm is None) == (composition is None):
+            known = nearest(op, ALGORITHMS) if op not in ALGORITHMS else f"{op} has {', '.join(ALGORITHMS[op])}"
+            raise InputError("algorithm", algorithm, "give an algorithm, or --as", known)
+        if composition is not None:
+            if ranks < 1:
+                raise InputError("--ranks", ranks, "must be at least 1")
+            schedule = composed(op, composition, ranks, ranks, root)
+        else:
+            schedule = build(op, str(algorithm), ranks, ranks, root, tiers=_square(ranks))
         if as_json:
-            print_json({"op": op, "algorithm": algorithm, "ranks": ranks, "rounds": list(rounds(schedule))})
+            name = composition or algorithm
+            print_json({"op": op, "algorithm": name, "ranks": ranks, "rounds": list(rounds(schedule))})
             return
         out = console()
         for title, table in steps(schedule):
             out.print(title, highlight=False)
             out.print(table)
+        cost = prove(schedule)
+        most = cost.sent / max(1, schedule.size)
+        out.print(
+            f"proved: {schedule.op} by {schedule.algorithm}; {_counted(cost.rounds, 'round')}, "
+            f"{_counted(cost.messages, 'message')}, at most {most:.4g} of the buffer sent by a rank",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 @collectives.command("prove")
@@ -72,6 +102,71 @@ def collectives_prove(
             raise typer.Exit(FAILED)
 
 
+@collectives.command("reduce")
+def collectives_reduce(
+    algorithm: Annotated[str, typer.Argument(help="Algorithm: ring, rabenseifner, binomial, ...")],
+    function: Annotated[
+        str,
+        typer.Option(
+            "--with",
+            metavar="NAME|MODULE:FUNCTION",
+            help="sum, product, min, max, gcd, and, or, xor; or a function of two tensors, of your own.",
+        ),
+    ],
+    op: Operation = "all_reduce",
+    ranks: Annotated[int, typer.Option(help="Number of local ranks, 1 to 8.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """Prove an algorithm for a reduction of your own, and run it: on local ranks, against one process."""
+    from phalanx.schedule.errors import Unproved
+
+    with exit_on_error():
+        from phalanx.commands.own_reduction import run
+
+        try:
+            result = run(op, algorithm, function, ranks, _square(ranks))
+        except Unproved as error:
+            print(f"{function} under {algorithm} {op}: {error}")
+            raise typer.Exit(FAILED) from None
+        algebra = "associative and commutative" if result.needs.commutative else "associative"
+        if as_json:
+            print_json({"needs": algebra, "elements": result.elements, "wrong": result.wrong})
+        else:
+            order = ", ".join(map(str, result.needs.example))
+            print(f"{algorithm} {op} needs a function that is {algebra}: it combines ranks in the order {order}")
+            print(f"{function} has that on drawn integers (a search for a counterexample, no proof)")
+            print(f"run on {ranks} ranks: {result.wrong:,} of {result.elements:,} elements differ from one process")
+        if result.wrong:
+            raise typer.Exit(FAILED)
+
+
+@collectives.command("bound")
+def collectives_bound(
+    ranks: Annotated[int, typer.Option(help="Number of ranks, 2 to 5.")] = 4,
+    as_json: Json = False,
+) -> None:
+    """Search everything that a few ranks can do for the least that an all-reduce must send."""
+    from phalanx.schedule.collectives.gossip import fewest_messages
+
+    with exit_on_error():
+        bound = fewest_messages(ranks)
+        if as_json:
+            print_json({"ranks": ranks, "messages": bound.messages, "sent_share": bound.sent_share})
+            return
+        least = bound.messages
+        out = console()
+        out.print(
+            f"{least} messages = 2 (P-1) are the fewest that leave the sum of an element on all {ranks} ranks: with "
+            f"fewer, {bound.states:,} states can be reached, and none has it\n"
+            "why: until a first rank has the whole sum, each of the P-1 others has sent at least once; after that "
+            "each of them has yet to receive it\n"
+            f"so {ranks} ranks send {least} n bytes in all, and some rank at least 2 n (P-1)/P = "
+            f"{bound.sent_share:g} n; a ring sends just that",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
 @collectives.command("table")
 def collectives_table(
     op: Operation = "all_reduce",
@@ -85,7 +180,11 @@ def collectives_table(
             help="A preset (`phalanx clusters`), a cluster's TOML file, or local: ranks of this machine, as measured."
         ),
     ] = "dgx-h100",
+    symbols: Annotated[
+        bool, typer.Option("--symbols", help="Show the formulas of all algorithms instead, in symbols.")
+    ] = False,
     as_json: Json = False,
+    as_csv: Csv = False,
 ) -> None:
     """Compare all algorithms of an operation on a cluster: rounds, bytes, time, and how far from the lower bound."""
     from dataclasses import asdict
@@ -98,6 +197,12 @@ def collectives_table(
         from phalanx.spec.cluster import presets as clusters
         from phalanx.spec.files.cluster_toml import cluster_from_toml
 
+        if symbols:
+            from phalanx.cli.tables import print_sheets
+            from phalanx.plan.tables.collectives import formulas
+
+            print_sheets([formulas()], as_json, as_csv)
+            return
         if cluster == "local":
             _show_measured(op, int(parse_bytes(size)), ranks, as_json)
             return
@@ -143,6 +248,10 @@ def _show_measured(op: str, size: int, ranks: int, as_json: bool) -> None:
     out.print("auto takes, by size of the buffer:", highlight=False)
     for line in choices(chosen):
         out.print(f"  {line}", highlight=False)
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
 def _square(p: int) -> tuple[int, ...]:

@@ -114,7 +114,7 @@ def memory(
         int,
         typer.Option(
             "--bytes-per-parameter",
-            help="Bytes of state per parameter: 16 (weight 2, gradient 2, master and moments 12), 18 or 20.",
+            help="Bytes of state per parameter: 16 (weight 2, gradient 2, master and moments 12), 12, 18 or 20.",
         ),
     ] = 16,
     card: Annotated[float, typer.Option("--card", help="Memory of a GPU in GB.")] = 80.0,
@@ -159,6 +159,7 @@ def memory(
         if spec is not None:
             degrees = [t for t in (1, 2, 4, 8, 16) if spec.heads % t == 0]
             sheets.append(textbook.activations(spec, micro_batch, seq or spec.max_seq, degrees))
+        sheets += [textbook.kinds(count, policy), textbook.savings(_RANKS, policy)]
         print_sheets(sheets, as_json, as_csv, plot)
         if spec is None:
             announce(f"note: {textbook.FOLLOWS}")
@@ -295,11 +296,27 @@ def roofline(
 
 def cases(
     rules: Annotated[bool, typer.Option("--rules", help="Examine the usual rules of thumb instead.")] = False,
+    tree: Annotated[
+        bool,
+        typer.Option("--tree", help="Draw the usual tree of decisions; with --model and so on, mark a job's path."),
+    ] = False,
+    model: Model = None,
+    cluster: Cluster = None,
+    gpus: Gpus = None,
+    batch: Batch = None,
+    seq: Seq = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
     """Compare the strategies of published trainings, as measured and as predicted, with what a search chooses."""
     with exit_on_error():
+        if tree:
+            _draw_tree(model, cluster, gpus, batch, seq)
+            return
+        if any(value is not None for value in (model, cluster, gpus, batch, seq)):
+            from phalanx.spec.errors import InputError
+
+            raise InputError("--model", model, "goes with --tree alone", "add --tree, or leave the job out")
         from phalanx.plan.tables import case_studies as studied
         from phalanx.plan.tables import rules_of_thumb as taught
 
@@ -309,6 +326,30 @@ def cases(
             results = in_progress(map(studied.study, studied.CASES), f"of {len(studied.CASES)} trainings studied")
             sheet = studied.sheet(list(results))
         print_sheets([sheet], as_json, as_csv)
+
+
+def _draw_tree(model: str | None, cluster: str | None, gpus: int | None, batch: int | None, seq: int | None) -> None:
+    """Print the tree of decisions, with a job's path if one is given. Raises InputError for half a job."""
+    from phalanx.plan import question
+    from phalanx.plan.explain import decision_tree
+    from phalanx.spec.errors import InputError
+
+    asked = {"--model": model, "--cluster": cluster, "--gpus": gpus, "--batch": batch, "--seq": seq}
+    path = None
+    if any(value is not None for value in asked.values()):
+        missing = next((name for name, value in asked.items() if value is None), None)
+        if missing:
+            raise InputError(
+                missing, None, "is missing", "a path needs --model, --cluster, --gpus, --batch and --seq"
+            )
+        question.require_counts(("--gpus", gpus or 0), ("--batch", batch or 0), ("--seq", seq or 0))
+        spec, _ = question.model_named(str(model))
+        there = question.cluster_named(str(cluster))(int(gpus or 0))
+        path, _leaf = decision_tree.walk(
+            decision_tree.facts(spec, there, int(gpus or 0), int(batch or 0), int(seq or 0))
+        )
+    for line in decision_tree.drawn(path):
+        print(line)
 
 
 def _training(params: str, tokens: str | None, tflops: float, gpus: str) -> Sheet:

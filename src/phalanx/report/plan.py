@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 
 from phalanx.plan.budget import Goal
+from phalanx.plan.explain import decision_tree
 from phalanx.plan.search.fewer_gpus import Offer
 from phalanx.plan.search.planner import Answer
 from phalanx.plan.search.refine import RankedStrategy
@@ -75,6 +76,8 @@ def lines(a: Answer, goal: Goal | None = None) -> Iterable[str]:
         f"{p.model.family} decoder, {p.model.parameter_count:,} parameters, on {a.gpus} x {device.name} of "
         f"{p.cluster.name}; a step of {job.global_batch} x {job.seq} tokens"
     )
+    asked = decision_tree.facts(p.model, p.cluster, a.gpus, job.global_batch, job.seq)
+    yield f"the usual tree (cases --tree) says: {decision_tree.sentence(asked)}"
     yield f"{a.evaluated:,} legal strategies in {a.seconds:.2f} s: {a.examined:,} priced one by one, others bounded"
     if a.fewer:
         few, fewer_step = a.fewer.gpus, seconds(a.fewer.seconds)

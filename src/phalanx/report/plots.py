@@ -29,7 +29,7 @@ class _Panel:
 
 def svg(sheets: Iterable[Sheet]) -> str:
     """Return all panels as one SVG, two side by side. Raises InputError if no table can be plotted."""
-    panels = [panel for sheet in sheets for panel in _panels(sheet)]
+    panels = [panel for sheet in sheets if sheet.charted for panel in _panels(sheet)]
     if not panels:
         raise InputError("--plot", None, "has nothing to draw: these tables have words in their first column")
     wide = _WIDE + _LEGEND

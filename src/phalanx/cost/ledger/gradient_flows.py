@@ -185,7 +185,7 @@ def tied_embedding(shape: Shape, layout: Layout, how: Sharding, types: Types) ->
     """Return the all-reduce of a tied embedding's gradient between the first and the last pipeline rank."""
     size = np.ceil(shape.vocab / layout.tp) * shape.hidden / np.maximum(how.shards, 1) * types.accumulated
     count = 1.0 * ((np.asarray(shape.tied) > 0) & (np.asarray(layout.pp) > 1) & (np.asarray(layout.v_shaped) == 0))
-    stride = layout.pp_stride * (layout.pp - 1)
+    stride = layout.pp_stride * layout.pp / 2  # in a node wherever the whole pipeline is
     return Flow(
         "embed", "all_reduce", "tied embedding", "rank", np.where(count, 2.0, 1.0), stride, size, {"B": count}
     )

@@ -100,6 +100,10 @@ class AnalyticSubject:
         """Bytes that the fullest rank needs, and bytes that it may have."""
         return float(self.priced.bytes_), self.priced.usable
 
+    def exposed_seconds(self, axis: str) -> float:
+        """Return the seconds of a step in which nothing hides an axis's communication."""
+        return self.priced.terms.get(axis, 0.0)
+
     @property
     def tensor_parallel(self) -> float:
         """Tensor-parallel communication as a share of the step."""

@@ -94,12 +94,16 @@ class ExactSubject:
         """Bytes that the fullest rank needs, and bytes that it may have."""
         return float(self.chosen.prediction.memory_bytes), self.cluster.device.usable_bytes
 
+    def exposed_seconds(self, axis: str) -> float:
+        """Return the seconds that an axis's collectives take in a step, none of them hidden, as those of tp are."""
+        grid = mesh(self.strategy)
+        times = (measured.seconds(self.cluster, grid, e.op, axis, 1, e.bytes) for e in self._events if e.axis == axis)
+        return float(sum(times))
+
     @property
     def tensor_parallel(self) -> float:
         """Tensor-parallel communication as a share of the step."""
-        grid = mesh(self.strategy)
-        times = (measured.seconds(self.cluster, grid, e.op, "tp", 1, e.bytes) for e in self._events if e.axis == "tp")
-        return float(sum(times)) / self.comparable_seconds
+        return self.exposed_seconds("tp") / self.comparable_seconds
 
     @property
     def bubble(self) -> float:

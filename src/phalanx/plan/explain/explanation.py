@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from phalanx.plan.explain import operators
 from phalanx.plan.explain.analytic import AnalyticSubject
+from phalanx.plan.explain.regimes import regime
 from phalanx.plan.explain.traffic import term_of
 from phalanx.plan.search import why_not as reasons
 from phalanx.plan.search.priced import COMMUNICATION, PricedStrategy
@@ -30,8 +31,8 @@ class Axis:
 
     @property
     def regime(self) -> str:
-        """Whether the axis is compute-bound or communication-bound."""
-        return "compute-bound" if self.intensity >= self.ridge else "communication-bound"
+        """One of the four regimes of communication (regimes.py)."""
+        return regime(self.intensity / self.ridge)
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,9 @@ class LintSubject(Protocol):
     def memory(self) -> tuple[float, int]:
         """Bytes that the fullest rank needs, and bytes that it may have."""
 
+    def exposed_seconds(self, axis: str) -> float:
+        """Return the seconds of a step in which nothing hides an axis's communication."""
+
     @property
     def tensor_parallel(self) -> float:
         """Tensor-parallel communication as a share of the step."""
@@ -118,7 +121,7 @@ def _wide_tp(x: LintSubject) -> Iterator[Finding]:
     """Report a tp that spans more ranks than the fastest links join."""
     s, node = x.strategy, x.cluster.ranks_per_node
     fast = x.cluster.tiers[0].ranks
-    if s.tp > 1 and not mesh(s).within("tp", min(fast, node)):
+    if s.tp > 1 and not mesh(s).within("tp", min(fast, node)) and not (s.tp < node and node % s.tp):  # `_straddling`
         order = "/".join([*(axis for axis in s.order.split("/") if axis != "tp"), "tp"])
         narrow = s.tp <= min(fast, node)
         yield Finding(
@@ -138,15 +141,32 @@ def _straddling(x: LintSubject) -> Iterator[Finding]:
     if 1 < s.tp < node and node % s.tp and s.world > node:
         yield Finding(
             "straddling",
-            f"groups of tp={s.tp} do not divide a node of {node}: some lie on two nodes",
-            f"tp a divisor of {node}",
+            f"groups of tp={s.tp} do not divide a node of {node}: some lie on two nodes{_costs_now(x, 'tp')}",
+            f"tp a divisor of {node}{_inside(x, node)}",
         )
     elif s.cp > 1 and 1 < inner < node and node % inner and s.world > node:
         yield Finding(
             "straddling",
-            f"groups of cp x tp = {inner} do not divide a node of {node}: some lie on two nodes",
+            f"groups of cp x tp = {inner} do not divide a node of {node}: some lie on two nodes{_costs_now(x, 'cp')}",
             f"cp x tp a divisor of {node}",
         )
+
+
+def _costs_now(x: LintSubject, axis: str) -> str:
+    """Say how long an axis's exposed communication takes; "" where nothing of it is exposed."""
+    seconds = x.exposed_seconds(axis)
+    return f", and its communication takes {seconds:.3g} s of a step of {x.comparable_seconds:.3g}" if seconds else ""
+
+
+def _inside(x: LintSubject, node: int) -> str:
+    """Say what a step takes with tp the next divisor of a node, where the same number of GPUs allows it."""
+    s = x.strategy
+    for tp in (t for t in range(s.tp, 0, -1) if node % t == 0):
+        ranks = s.dp * s.tp
+        if ranks % tp or (p := x.alternative(replace(s, tp=tp, dp=ranks // tp, shard=None))) is None:
+            continue
+        return f": tp={tp},dp={ranks // tp} takes {p.seconds:.3g} s"
+    return ""
 
 
 def _few_micro_batches(x: LintSubject) -> Iterator[Finding]:

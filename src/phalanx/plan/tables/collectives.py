@@ -10,6 +10,8 @@ from functools import cache
 from phalanx.cost.collectives.closed_form import best_segments, closed_form
 from phalanx.cost.collectives.critical_path import Costs, costs, lower_bound
 from phalanx.cost.collectives.critical_path import seconds as path_seconds
+from phalanx.cost.collectives.symbols import FORMULAS
+from phalanx.plan.tables.table import Sheet, columns
 from phalanx.schedule.collectives.ir import Schedule
 from phalanx.schedule.collectives.registry import ALGORITHMS, SEGMENTED, build
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -115,6 +117,20 @@ def compare(op: str, size_bytes: float, ranks: int, cluster: ClusterSpec) -> Com
         for t in cluster.tiers[:tiers_used]
     ]
     return Comparison(tuple(sorted(rows, key=lambda r: r.seconds)), tuple(winners), tuple(crossovers))
+
+
+def formulas() -> Sheet:
+    """Tabulate the published formula of every algorithm that has one, in symbols."""
+    rows = [(op, name, f.latency, f.sent, f.reduced, f.condition or "any p") for (op, name), f in FORMULAS.items()]
+    return Sheet(
+        "time of a collective = messages x alpha + bytes sent x beta + bytes added x gamma",
+        columns("operation", "algorithm", "messages (alpha)", "bytes sent (beta)", "bytes added (gamma)", "for"),
+        rows,
+        "on the critical path; p ranks, n bytes of the whole (gathered) buffer, m segments, lg: logarithm to base 2, "
+        "rounded up where p may be any. Thakur et al. 2005, Rabenseifner 2004, Sanders, Speck & Träff 2009. No "
+        "all-reduce sends less than 2 n (p-1)/p: `phalanx collectives bound`",
+        keys=2,
+    )
 
 
 def _by_formula(op: str, n: float, ranks: int, cluster: ClusterSpec) -> Comparison:

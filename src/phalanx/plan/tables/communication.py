@@ -5,8 +5,9 @@ from __future__ import annotations
 from phalanx.plan.explain.analytic import AnalyticSubject
 from phalanx.plan.explain.exact import ExactSubject
 from phalanx.plan.explain.program_traffic import program_flows
-from phalanx.plan.explain.traffic import job_flows, term_of
+from phalanx.plan.explain.traffic import Flow, job_flows, term_of
 from phalanx.plan.tables.table import Sheet, columns
+from phalanx.spec.cluster.spec import ClusterSpec
 
 
 def sheet(x: AnalyticSubject) -> Sheet:
@@ -35,6 +36,7 @@ def sheet(x: AnalyticSubject) -> Sheet:
                 row.job or None,
                 f.seconds,
                 visibility,
+                _bound(f, x.pricing.cluster),
             )
         )
     node = x.pricing.cluster.ranks_per_node
@@ -56,13 +58,23 @@ def sheet(x: AnalyticSubject) -> Sheet:
             ("all ranks", "bytes"),
             ("alone", "s"),
             "hidden",
+            "bound by",
         ),
         rows,
         "payload: the buffer of one operation as nccl-tests counts it; sent, over the network: by one rank, "
         "a ring's bytes on the wire; all ranks: what the job sends, once for all rows of an operation; alone: "
-        f"without overlap. Busiest link: {busiest}",
+        "without overlap; bound by latency where a message (a ring's: the payload over the group) is smaller than "
+        f"n* = alpha x rate of its links. Busiest link: {busiest}",
         keys=3,
     )
+
+
+def _bound(f: Flow, cluster: ClusterSpec) -> str:
+    """Return whether an operation's messages are bound by "latency" or "bandwidth" on their links."""
+    tier = next(t for t in cluster.tiers if t.name == f.tier)
+    message = f.payload if f.op == "send" else f.payload / f.ranks
+    crossover = tier.latency_s * tier.bandwidth_bytes_per_s_per_gpu_per_direction
+    return "latency" if message < crossover else "bandwidth"
 
 
 def exact_sheet(x: ExactSubject) -> Sheet:

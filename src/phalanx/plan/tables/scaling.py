@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.planner import best_on
-from phalanx.plan.search.priced import price
+from phalanx.plan.search.priced import COMMUNICATION, PricedStrategy, price
 from phalanx.plan.tables.table import Sheet, columns
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster.spec import GIB
@@ -23,20 +23,33 @@ def by_gpus(question: Question, gpus: Sequence[int], weak: bool) -> Sheet:
     one asked for)."""
     asked, most = question(gpus[-1]).job.global_batch, gpus[-1]
     rows: list[tuple[object, ...]] = []
-    base = 0.0
+    base = computing = 0.0
     for n in gpus:
         p = question(n)
         batch = asked * n // most if weak else asked
         if not batch:
-            rows.append((n, 0, "less than a sequence", None, None, None, None))
+            rows.append((n, 0, "less than a sequence", *(None,) * (len(_SCALED) - 3)))
             continue
         p = replace(p, job=replace(p.job, global_batch=batch))
-        rows.append(_row(p, n, batch, base))
-        rate = rows[-1][4]
-        if not base and isinstance(rate, float):
-            base = rate / n
-            rows[-1] = _row(p, n, batch, base)
-    note = "efficiency: tokens/s per GPU over that of the first row that fits"
+        best = best_on(p, n)
+        row = _row(p, n, batch, base, best)
+        if best is None:
+            rows.append((*row, *(None,) * (len(_SCALED) - len(row))))
+            continue
+        if not base:
+            base = batch * p.job.seq / best[1] / n
+            computing = _computing(best[0]) * n / batch
+            row = _row(p, n, batch, base, best)
+        terms, step = best[0].terms, sum(best[0].terms.values())
+        exposed = sum(terms.get(name, 0.0) for name in COMMUNICATION) / step
+        slower = (_computing(best[0]) - computing * batch / n) / step
+        hours = n * best[1] / 3600 / (batch * p.job.seq) * 1e9
+        rows.append((*row, exposed, terms.get("bubble", 0.0) / step, terms.get("head", 0.0) / step, slower, hours))
+    note = (
+        "efficiency: tokens/s per GPU over that of the first row that fits; lost, as shares of the step, to exposed "
+        "communication, the bubble, the slowest stage, and computing: what a sequence's computing takes longer than "
+        "in the first row, in smaller pieces or with more repeated (negative: less)"
+    )
     above = [(n, row) for n, row in zip(gpus, rows, strict=True) if isinstance(row[5], float) and row[5] > _MORE]
     if above:
         first = next(n for n, row in zip(gpus, rows, strict=True) if row[4] is not None)
@@ -44,7 +57,7 @@ def by_gpus(question: Question, gpus: Sequence[int], weak: bool) -> Sheet:
     title = "strong scaling: one batch on more GPUs"
     if weak:
         title = f"weak scaling: the batch grows with the GPUs, to {asked:,}"
-    return Sheet(title, _COLUMNS, rows, note)
+    return Sheet(title, _SCALED, rows, note)
 
 
 def _why_above(p: Pricing, first: int, n: int, row: tuple[object, ...]) -> str:
@@ -81,8 +94,26 @@ _COLUMNS = columns(
 )
 
 
-def _row(p: Pricing, gpus: int, batch: int, base: float) -> tuple[object, ...]:
-    best = best_on(p, gpus)
+_SCALED = (
+    *_COLUMNS,
+    *columns(
+        ("communication", "share"),
+        ("bubble", "share"),
+        ("imbalance", "share"),
+        ("computing", "share"),
+        ("GPU-hours a billion tokens", "count"),
+    ),
+)
+
+
+def _computing(p: PricedStrategy) -> float:
+    """Return the seconds of a step that a rank computes."""
+    return sum(value for name, value in p.terms.items() if name not in (*COMMUNICATION, "bubble", "head"))
+
+
+def _row(
+    p: Pricing, gpus: int, batch: int, base: float, best: tuple[PricedStrategy, float, float] | None
+) -> tuple[object, ...]:
     if best is None:
         return (gpus, batch, "nothing fits or divides", None, None, None, None)
     priced, seconds, mfu = best
@@ -93,7 +124,8 @@ def _row(p: Pricing, gpus: int, batch: int, base: float) -> tuple[object, ...]:
 def by_batch(question: Question, gpus: int, batches: Sequence[int]) -> Sheet:
     """Tabulate efficiency against the batch; the critical batch is the smallest with 90 % of the best rate."""
     p = question(gpus)
-    rows = [_row(replace(p, job=replace(p.job, global_batch=b)), gpus, b, 0.0) for b in batches]
+    asked = [replace(p, job=replace(p.job, global_batch=b)) for b in batches]
+    rows = [_row(q, gpus, b, 0.0, best_on(q, gpus)) for q, b in zip(asked, batches, strict=True)]
     best = max((row[4] for row in rows if row[4] is not None), default=None)  # type: ignore[type-var]
     with_efficiency, critical = [], None
     for row in rows:

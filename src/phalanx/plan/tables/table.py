@@ -36,6 +36,8 @@ class Sheet:
     """A number, a word or None for each column."""
     note: str = ""
     """Conventions and sources."""
+    charted: bool = True
+    """Whether `--plot` draws it."""
     keys: int = 1
     """Columns that say what a row is about: repeated where a table is too wide for its terminal and is cut in two."""
 

@@ -1,7 +1,8 @@
 """The textbook's tables of memory and traffic, for a model or only a number of parameters.
 
 State per parameter in mixed precision with Adam (Rajbhandari et al. 2020): weight 2, gradient 2, master copy and two
-moments 12 bytes: 16 in all; 18 if gradients are kept in fp32, 20 if in both types. Over P ranks
+moments 12 bytes: 16 in all; 18 if gradients are kept in fp32, 20 if in both types, 12 without the master copy. Over P
+ranks
 
     ZeRO-0  16        ZeRO-1  4 + 12/P        ZeRO-2  2 + 14/P        ZeRO-3  16/P
 
@@ -15,14 +16,78 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from phalanx.plan.budget import large_number
+from phalanx.plan.explain.regimes import MEANING, regime
 from phalanx.plan.tables.table import Sheet, columns
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.spec import ModelSpec
 
-_POLICIES = {16: (2, 2, 12), 18: (2, 4, 12), 20: (2, 6, 12)}
-"""Bytes of weight, gradient and optimizer state per parameter, keyed by their sum."""
+
+@dataclass(frozen=True)
+class Policy:
+    """Bytes that a parameter takes, by kind, in mixed precision with Adam."""
+
+    weight: int
+    gradient: int
+    master: int
+    moments: int
+    what: str
+
+    @property
+    def kinds(self) -> tuple[int, int, int]:
+        """(weight, gradient, optimizer's state), which ZeRO-3, 2 and 1 shard."""
+        return (self.weight, self.gradient, self.master + self.moments)
+
+
+POLICIES = {
+    12: Policy(2, 2, 0, 8, "no master copy: an update below 1/512 of a bf16 weight is lost"),
+    16: Policy(2, 2, 4, 8, "master copy in fp32, gradients as they are sent"),
+    18: Policy(2, 4, 4, 8, "gradients kept and added in fp32"),
+    20: Policy(2, 6, 4, 8, "gradients in both types"),
+}
+"""By their sum."""
+
+
+def kinds(params: float, policy: int) -> Sheet:
+    """Tabulate the bytes of a parameter by kind: of every policy, and for `params` what `policy` is in all."""
+    rows = [
+        (total, p.weight, p.gradient, p.master, p.moments, total * params / 1e9, p.what)
+        for total, p in POLICIES.items()
+    ]
+    return Sheet(
+        f"bytes of a parameter by kind; {policy} are taken above",
+        columns(
+            "bytes",
+            ("weight", "count"),
+            ("gradient", "count"),
+            ("master", "count"),
+            ("two moments", "count"),
+            ("in all", "GB"),
+            "policy",
+        ),
+        rows,
+        "bf16 weights, Adam's moments in fp32 (Rajbhandari et al. 2020). In fp32 alone: 4 + 4 + 0 + 8, also 16",
+        charted=False,
+    )
+
+
+def savings(ranks: Sequence[int], policy: int) -> Sheet:
+    """Tabulate how many times less state a rank has at each level of ZeRO."""
+    rows = []
+    for p in ranks:
+        whole = zero_bytes(1.0, 0, p, policy)
+        rows.append((p, *(whole / zero_bytes(1.0, zero, p, policy) for zero in (1, 2, 3))))
+    weight, gradient, _ = POLICIES[policy].kinds
+    limits = f"{policy / (weight + gradient):.3g}, {policy / weight:.3g} and P"
+    return Sheet(
+        f"how many times less state a rank has, {policy} bytes a parameter",
+        columns("P", ("ZeRO-1", "count"), ("ZeRO-2", "count"), ("ZeRO-3", "count")),
+        rows,
+        f"{limits} are limits for many ranks, which the first two never reach",
+        charted=False,
+    )
 
 
 def counted(text: str, field: str = "--params") -> float:
@@ -36,9 +101,9 @@ def counted(text: str, field: str = "--params") -> float:
 
 def zero_bytes(params: float, zero: int, ranks: int, policy: int = 16) -> float:
     """Return the bytes of model state on a rank at a level of ZeRO. Raises InputError for an unknown policy."""
-    if policy not in _POLICIES:
-        raise InputError("--bytes-per-parameter", policy, "is not known", "use 16, 18 or 20")
-    weight, gradient, rest = _POLICIES[policy]
+    if policy not in POLICIES:
+        raise InputError("--bytes-per-parameter", policy, "is not known", "use 12, 16, 18 or 20")
+    weight, gradient, rest = POLICIES[policy].kinds
     parts = ((rest, 1), (gradient, 2), (weight, 3))
     return params * sum(part / ranks if zero >= least else part for part, least in parts)
 
@@ -124,15 +189,21 @@ def intensity(params: float, seq: int, batches: Sequence[int], peak: float, rate
     ridge = peak / rate
     for b in batches:
         ratio = 6 * params * b * seq / (2 * params * 2)
-        regime = "compute-bound" if ratio >= ridge else "communication-bound"
-        rows.append((b, ratio, ridge, regime, min(1.0, ratio / ridge)))
+        rows.append((b, ratio, ridge, ratio / ridge, regime(ratio / ridge), min(1.0, ratio / ridge)))
     return Sheet(
         f"{params:,.0f} parameters, sequences of {seq:,} on each rank, over {link} of {rate / 1e9:g} GB/s",
-        columns("batch per rank", ("FLOP/byte", "count"), ("ridge", "count"), "regime", ("efficiency", "share")),
+        columns(
+            "batch per rank",
+            ("FLOP/byte", "count"),
+            ("ridge", "count"),
+            ("ratio", "count"),
+            "regime",
+            ("efficiency", "share"),
+        ),
         rows,
         "6 N FLOP a token over 2 N gradients of 2 bytes each, as a ring of many ranks sends them; efficiency: if "
         "compute and communication overlap perfectly, so that the longer of the two is the step; critical batch "
-        f"{ridge / (1.5 * seq):.3f} sequences",
+        f"{ridge / (1.5 * seq):.3f} sequences; 90 % from {0.9 * ridge / 1.5:,.0f} tokens on each rank; {MEANING}",
     )
 
 

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from phalanx.runtime.comm.reductions import Combine
 from phalanx.runtime.comm.transport import Handle, combine
 from phalanx.schedule.collectives.rank_program import Piece, Step
 from phalanx.schedule.event import Reduction
@@ -92,7 +93,7 @@ class Executor:
     def __init__(self, over: dist.ProcessGroup, grouped: bool) -> None:
         self._over, self._grouped, self._staging = over, grouped, _Staging()
 
-    def run(self, steps: Sequence[Step], memory: Memory, reduction: Reduction, like: Tensor) -> None:
+    def run(self, steps: Sequence[Step], memory: Memory, reduction: Reduction | Combine, like: Tensor) -> None:
         """Run one rank's program to its end. `like` is a tensor of the type and device of the data."""
         if self._grouped:
             self._run_grouped(steps, memory, reduction, like)
@@ -108,7 +109,9 @@ class Executor:
             flight.send(i, step)
         flight.land()
 
-    def _run_grouped(self, steps: Sequence[Step], memory: Memory, reduction: Reduction, like: Tensor) -> None:
+    def _run_grouped(
+        self, steps: Sequence[Step], memory: Memory, reduction: Reduction | Combine, like: Tensor
+    ) -> None:
         staging = self._staging
         for step in steps:
             arriving = [(m, staging.acquire(m.pieces, like)) for m in step.receives]
@@ -129,7 +132,7 @@ class _Flight:
     """The messages of one rank's program that are under way: receives in the order of their rounds, and sends."""
 
     def __init__(
-        self, over: dist.ProcessGroup, staging: _Staging, memory: Memory, reduction: Reduction, like: Tensor
+        self, over: dist.ProcessGroup, staging: _Staging, memory: Memory, reduction: Reduction | Combine, like: Tensor
     ) -> None:
         self._over, self._staging, self._memory, self._reduction, self._like = over, staging, memory, reduction, like
         self._most = max(1, SEGMENT // like.dtype.itemsize)
@@ -209,7 +212,9 @@ class _Flight:
         self._sends.remove(moving)
 
 
-def _place(pieces: Sequence[Piece], staged: Tensor, reduces: bool, memory: Memory, reduction: Reduction) -> None:
+def _place(
+    pieces: Sequence[Piece], staged: Tensor, reduces: bool, memory: Memory, reduction: Reduction | Combine
+) -> None:
     at = 0
     for low, high in pieces:
         here, part = memory(low, high), staged[at : at + high - low]

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from phalanx.runtime.comm.reductions import Combine
 from phalanx.schedule.event import Reduction
 
 
@@ -127,9 +128,11 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
     return low.storage_offset() + low.numel() > high.storage_offset()
 
 
-def combine(reduction: Reduction, out: Tensor, a: Tensor, b: Tensor) -> None:
+def combine(reduction: Reduction | Combine, out: Tensor, a: Tensor, b: Tensor) -> None:
     """Compute out = a (+) b elementwise; an average is a sum until `conclude`."""
-    if reduction in ("sum", "avg"):
+    if callable(reduction):
+        out.copy_(reduction(a, b))
+    elif reduction in ("sum", "avg"):
         torch.add(a, b, out=out)
     elif reduction == "min":
         torch.minimum(a, b, out=out)

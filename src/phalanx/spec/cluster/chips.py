@@ -51,6 +51,10 @@ class Chip:
     """Its share of the host's memory bandwidth: of two sockets with eight channels of DDR5-4800, an eighth."""
     processors: int | None = None
     """Streaming multiprocessors, where the chip has fewer than its generation."""
+    l1_bytes_per_processor: float = 256 * 1024
+    """Level-1 cache and shared memory of a multiprocessor; its registers are 256 KiB on all of these chips."""
+    l2_bytes: float = 50 * MIB
+    """Level-2 cache: whitepapers; of Blackwell as its driver reports it."""
 
     def flops_per_s(self) -> dict[DType, float]:
         """Return the dense FLOP/s of every type that has a published figure."""
@@ -80,6 +84,8 @@ class Chip:
 _V100 = Chip(
     device="V100-SXM2-32GB",
     generation="volta",
+    l1_bytes_per_processor=128 * 1024,
+    l2_bytes=6 * MIB,
     memory_bytes=32510 * MIB,
     bandwidth_bytes_per_s=900e9,
     half=125e12,
@@ -96,6 +102,8 @@ _V100 = Chip(
 _A100 = Chip(
     device="A100-SXM4-80GB",
     generation="ampere",
+    l1_bytes_per_processor=192 * 1024,
+    l2_bytes=40 * MIB,
     memory_bytes=81920 * MIB,
     bandwidth_bytes_per_s=2.039e12,
     half=312e12,
@@ -124,6 +132,7 @@ _H100 = Chip(
 _B200 = Chip(
     device="B200-SXM-180GB",
     generation="blackwell",
+    l2_bytes=126 * MIB,
     memory_bytes=183359 * MIB,
     bandwidth_bytes_per_s=7.7e12,
     half=2250e12,
@@ -203,6 +212,8 @@ CHIPS: dict[str, Chip] = {
     "A10": Chip(
         device="A10-24GB",
         generation="ampere-gddr",
+        l1_bytes_per_processor=128 * 1024,
+        l2_bytes=6 * MIB,
         memory_bytes=23028 * MIB,
         bandwidth_bytes_per_s=600e9,
         half=125e12,
@@ -216,6 +227,8 @@ CHIPS: dict[str, Chip] = {
     "L4": Chip(
         device="L4-24GB",
         generation="ada",
+        l1_bytes_per_processor=128 * 1024,
+        l2_bytes=48 * MIB,
         memory_bytes=23034 * MIB,
         bandwidth_bytes_per_s=300e9,
         half=121e12,
@@ -230,6 +243,8 @@ CHIPS: dict[str, Chip] = {
     "L40S": Chip(
         device="L40S-48GB",
         generation="ada",
+        l1_bytes_per_processor=128 * 1024,
+        l2_bytes=96 * MIB,
         memory_bytes=46068 * MIB,
         bandwidth_bytes_per_s=864e9,
         half=362e12,
@@ -244,6 +259,7 @@ CHIPS: dict[str, Chip] = {
     "H20": replace(
         _H100,
         device="H20-96GB",
+        l2_bytes=60 * MIB,
         memory_bytes=97871 * MIB,
         bandwidth_bytes_per_s=4.0e12,
         half=148e12,
@@ -257,6 +273,8 @@ CHIPS: dict[str, Chip] = {
     "RTX-PRO-6000": Chip(
         device="RTX-PRO-6000-96GB",
         generation="blackwell-gddr",
+        l1_bytes_per_processor=128 * 1024,
+        l2_bytes=128 * MIB,
         memory_bytes=97887 * MIB,
         bandwidth_bytes_per_s=1.597e12,
         half=503.8e12,
@@ -271,6 +289,8 @@ CHIPS: dict[str, Chip] = {
     "RTX-4090": Chip(
         device="RTX-4090-24GB",
         generation="ada",
+        l1_bytes_per_processor=128 * 1024,
+        l2_bytes=72 * MIB,
         memory_bytes=24564 * MIB,
         bandwidth_bytes_per_s=1.008e12,
         half=165.2e12,

@@ -1,0 +1,48 @@
+"""A rank that runs one collective schedule with a reduction of the user's own, and writes down what it then holds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from phalanx.runtime.comm.reductions import named
+from phalanx.runtime.comm.schedule_executor import Executor
+from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.launch import run_rank
+from phalanx.runtime.process.world import ALONE, group
+from phalanx.schedule.collectives.rank_program import program
+from phalanx.schedule.collectives.registry import build
+
+
+def contribution(rank: int, size: int) -> torch.Tensor:
+    """Return what a rank contributes: (size,) int64 in -9..9, drawn from its number."""
+    return torch.from_numpy(np.random.default_rng(rank).integers(-9, 10, size))
+
+
+def main() -> None:
+    """Run as a launched rank: argument {algorithm, op, size, function, out}."""
+    asked = json.loads(sys.argv[1])
+    world = worlds.external() or ALONE
+
+    def work() -> None:
+        buffer = contribution(world.rank, asked["size"])
+        tiers = tuple(asked["tiers"])
+        schedule = build(asked["op"], asked["algorithm"], world.size, asked["size"], tiers=tiers)
+        if world.size > 1:
+            executor = Executor(group(tuple(range(world.size))), grouped=False)
+            steps = program(schedule, world.rank)
+            executor.run(steps, lambda low, high: buffer[low:high], named(asked["function"]), buffer)
+        mine = schedule.end.rank == world.rank
+        ends = zip(schedule.end.offset[mine].tolist(), schedule.end.length[mine].tolist(), strict=True)
+        held = {str(low): buffer[low : low + length].tolist() for low, length in ends}
+        (Path(asked["out"]) / f"{world.rank}.json").write_text(json.dumps(held))
+
+    run_rank(world, 60.0, work)
+
+
+if __name__ == "__main__":
+    main()

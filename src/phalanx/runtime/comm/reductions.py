@@ -1,0 +1,43 @@
+"""Reductions by name: torch's, those of Python's `operator`, or MODULE:FUNCTION of the user's own."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from phalanx.spec.errors import InputError, nearest
+
+Combine = Callable[[Tensor, Tensor], Tensor]
+"""Combines two tensors of equal shape elementwise."""
+NAMED: dict[str, Combine] = {
+    "sum": torch.add,
+    "product": torch.mul,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "gcd": torch.gcd,
+    "and": torch.bitwise_and,
+    "or": torch.bitwise_or,
+    "xor": torch.bitwise_xor,
+}
+
+
+def named(text: str) -> Combine:
+    """Return a reduction by name. MODULE:FUNCTION is imported, from the working directory too. Raises InputError."""
+    if text in NAMED:
+        return NAMED[text]
+    module, colon, function = text.partition(":")
+    if not colon:
+        raise InputError("--with", text, "is not a reduction", nearest(text, NAMED) or "or write MODULE:FUNCTION")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError("--with", text, f"cannot be imported: {error}", "write MODULE:FUNCTION") from None
+    if not callable(found):
+        raise InputError("--with", text, "is not a function", "name a function of two tensors")
+    return found  # type: ignore[no-any-return]

@@ -1,0 +1,83 @@
+"""Reductions other than sums: which algebra a schedule asks of the function that combines two contributions.
+
+The proof counts contributions, so it holds for any function that does not care about brackets and order: an
+associative and commutative one. A rank that adds computes f(what it has, what arrives). `operands` follows the order
+of the contributions through a schedule: where every result reads 0, 1, ..., p-1, associativity is enough (a binomial
+tree, say), else the function must be commutative too (a ring starts each chunk at another rank).
+
+A function is examined on drawn integers: it cannot be proved associative so, but it is refused with a counterexample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from phalanx.schedule.collectives.ir import Schedule
+from phalanx.schedule.collectives.proof import prove, run
+from phalanx.schedule.errors import Unproved
+
+Combine = Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], npt.NDArray[np.int64]]
+"""Combines two arrays of equal shape elementwise."""
+_DRAWN = 512
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a schedule asks of a reduction."""
+
+    commutative: bool
+    """Some result has the contributions in another order than that of the ranks."""
+    example: tuple[int, ...]
+    """The order in which one result has them: the first that is not 0, 1, ..., else that one."""
+
+
+def operands(schedule: Schedule) -> list[tuple[int, ...]]:
+    """Return the order of contributions in every result that differs from another, after proving the schedule.
+
+    Raises Unproved."""
+    prove(schedule)
+    symbolic = run(schedule)
+    atoms = len(symbolic.edges) - 1
+    held: list[list[tuple[int, ...]]] = [[() for _ in range(atoms)] for _ in range(schedule.ranks)]
+    for rank, atom in np.argwhere(symbolic.positions(schedule.start)).tolist():
+        held[rank][atom] = (rank,)
+    for number in range(schedule.rounds):
+        before = [list(row) for row in held]
+        for i in np.nonzero(schedule.round == number)[0]:
+            source, destination = int(schedule.source[i]), int(schedule.destination[i])
+            for atom in range(*symbolic.span(int(schedule.offset[i]), int(schedule.length[i])).indices(atoms)[:2]):
+                sent = before[source][atom]
+                held[destination][atom] = held[destination][atom] + sent if schedule.reduces[i] else sent
+    ends = np.argwhere(symbolic.positions(schedule.end)).tolist()
+    return list(dict.fromkeys(held[rank][atom] for rank, atom in ends))
+
+
+def needs(schedule: Schedule) -> Needs:
+    """Return what a reducing schedule asks of its function. Raises Unproved."""
+    orders = operands(schedule)
+    moved = [order for order in orders if order != tuple(range(schedule.ranks))]
+    return Needs(bool(moved), (moved or orders)[0])
+
+
+def examine(combine: Combine, needed: Needs, seed: int = 0) -> None:
+    """Require of a function, on drawn integers, the algebra that a schedule needs.
+
+    Raises Unproved with a counterexample."""
+    draw = np.random.default_rng(seed)
+    a, b, c = draw.integers(-9, 10, (3, _DRAWN))
+    left, right = combine(combine(a, b), c), combine(a, combine(b, c))
+    if (left != right).any():
+        i = int(np.argmax(left != right))
+        x, y, z = a[i], b[i], c[i]
+        raise Unproved(f"not associative: f(f({x}, {y}), {z}) = {left[i]}, but f({x}, f({y}, {z})) = {right[i]}")
+    if needed.commutative and (combine(a, b) != combine(b, a)).any():
+        i = int(np.argmax(combine(a, b) != combine(b, a)))
+        order = ", ".join(map(str, needed.example[:8]))
+        raise Unproved(
+            f"not commutative: f({a[i]}, {b[i]}) = {combine(a, b)[i]}, but f({b[i]}, {a[i]}) = {combine(b, a)[i]}; "
+            f"this algorithm combines ranks in the order {order}"
+        )

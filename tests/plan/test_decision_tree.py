@@ -1,0 +1,64 @@
+"""The tree of decisions: every leaf is reached by a job, and a job's path is marked and said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.in_process_cli import phalanx
+
+from phalanx.plan.explain.decision_tree import Facts, drawn, facts, leaves, sentence, walk
+from phalanx.plan.question import model_named
+from phalanx.spec.cluster.presets import preset
+
+_SMALL = Facts(1e9, 0, 2048, 8.0, 64, 8, 80 * 2**30, 50e9, sites=False)
+JOBS = {
+    "replicas": replace(_SMALL, serving=True),
+    "tp=T": replace(_SMALL, parameters=70e9, serving=True),
+    "tp=T,pp=P": replace(_SMALL, parameters=700e9, serving=True),
+    "pp=P": replace(_SMALL, sites=True),
+    "dp,zero=1,ep=E,pp=P": replace(_SMALL, parameters=671e9, experts=256),
+    "dp,zero=1,ep=E": replace(_SMALL, parameters=47e9, experts=8),
+    "dp,zero=1,tp=T,cp=C": replace(_SMALL, seq=131072),
+    "dp": _SMALL,
+    "dp,zero=3": replace(_SMALL, parameters=13e9, gpus=8),
+    "dp,zero=1,tp=T,sp=1,pp=P": replace(_SMALL, parameters=175e9),
+    "dp,zero=3 ": replace(_SMALL, parameters=13e9),
+    "dp,zero=1,tp=T,sp=1": replace(_SMALL, parameters=13e9, sequences=0.5),
+    "tp=T,pp=P or zero=3,shard=T": replace(_SMALL, parameters=13e9, network_bytes_per_s=3e9),
+}
+
+
+def test_every_leaf_can_be_reached() -> None:
+    reached = [walk(job)[1] for job in JOBS.values()]
+    assert [leaf.line for leaf in reached] == [line.strip() for line in JOBS]
+    assert {id(leaf) for leaf in reached} == {id(leaf) for leaf in leaves()}
+
+
+def test_the_facts_of_presets() -> None:
+    mixtral = facts(model_named("mixtral-8x7b")[0], preset("dgx-h100", 8), 64, 256, 4096)
+    assert (mixtral.experts, mixtral.node, mixtral.network_bytes_per_s, mixtral.sites) == (8, 8, 50e9, False)
+    assert facts(model_named("llama3-8b")[0], preset("sites-h100", 32), 256, 256, 4096).sites
+    assert facts(model_named("llama3-8b")[0], preset("ethernet-a100", 8), 64, 256, 4096).network_bytes_per_s < 20e9
+
+
+@pytest.mark.parametrize("line", JOBS)
+def test_a_path_is_marked_from_the_root_to_its_leaf(line: str) -> None:
+    path, leaf = walk(JOBS[line])
+    marked = [text for text in drawn(path) if "->" in text or "=> " in text]
+    assert len(marked) == len(path) + 1
+    assert marked[-1].endswith(f"=> {leaf.rule}  [{leaf.line}]")
+    assert sentence(JOBS[line]).endswith(leaf.rule)
+    assert not any("->" in text or "=>" in text for text in drawn())
+
+
+def test_the_command_draws_it(tmp_path: Path) -> None:
+    job = ("--model", "llama3-70b", "--cluster", "dgx-h100", "--gpus", "64", "--batch", "512", "--seq", "8192")
+    code, out, _ = phalanx(tmp_path, "cases", "--tree", *job)
+    assert code == 0
+    assert "=> ZeRO-3 (FSDP) or ZeRO-1 with what fits" in out
+    assert "--batch: is missing" in phalanx(tmp_path, "cases", "--tree", *job[:6])[2]
+    assert "goes with --tree alone" in phalanx(tmp_path, "cases", *job)[2]
+    wide = max(map(len, phalanx(tmp_path, "cases", "--tree")[1].splitlines()))
+    assert wide <= 170
