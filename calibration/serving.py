@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from calibration.robust import minimise
 from phalanx.cost.serving import engines
 from phalanx.cost.serving.engines import FIELDS, EngineConstants
 from phalanx.validate.serving import LEFT_OUT, Case, Columns, cases, columns, loaded, priced, scorable
@@ -90,29 +91,7 @@ class Problem:
 
     def fit(self, x: Floats, steps: int = 25, near: float = 0.04) -> Floats:
         """Return x after at most so many Gauss-Newton steps from it."""
-        w, damping = self.weights, 1e-2
-
-        def cost(r: Floats, x: Floats) -> float:
-            return float((w * np.sqrt(r**2 + near**2)).sum() + 0.5 * ((x / self.spread) ** 2).sum())
-
-        r = self.residuals(x)
-        now = cost(r, x)
-        for _ in range(steps):
-            jacobian = self.jacobian(x, r)
-            each = w / np.sqrt(r**2 + near**2)
-            a = jacobian.T @ (each[:, None] * jacobian) + np.diag(1 / self.spread**2)
-            g = jacobian.T @ (each * r) + x / self.spread**2
-            before = now
-            for _ in range(8):
-                tried = x - np.clip(np.linalg.solve(a + damping * np.diag(np.diag(a)), g), -0.6, 0.6)
-                s = self.residuals(tried)
-                if cost(s, tried) < now:
-                    x, r, now, damping = tried, s, cost(s, tried), damping / 4
-                    break
-                damping *= 5
-            if before - now < 1e-4 * before:
-                break
-        return x
+        return minimise(self.residuals, self.jacobian, x, self.spread, self.weights, steps, near)
 
 
 def free_fields() -> list[str]:

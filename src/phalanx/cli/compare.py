@@ -41,7 +41,7 @@ def compare(
     with exit_on_error():
         from phalanx.spec.errors import InputError
 
-        observed = [observation_in(Path(name)) if Path(name).is_file() else None for name in what]
+        observed = [observation_in(Path(name)) for name in what]
         if any(o is not None for o in observed):
             if len(what) != 2 or observed[0] is None or observed[1] is not None:
                 reason = "an observed program is compared with one plan"

@@ -46,7 +46,7 @@ def train(
     from phalanx.spec.errors import InputError
     from phalanx.spec.files import plan as plans
 
-    with exit_on_error():
+    with exit_on_error(speaks=True):
         overrides = list(overrides or ()) + ([f"strategy={strategy}"] if strategy else [])
         require_torch()
         from phalanx.runs.resume import resumed

@@ -45,10 +45,21 @@ def validate(
             "(TTFT). With --runs: your own runs, in the columns of the ones that ship.",
         ),
     ] = False,
+    kernels: Annotated[
+        bool,
+        typer.Option(
+            "--kernels",
+            help="Score the kernel model: products, attention, experts and all-reduces in a node that were measured "
+            "alone on seven chips, also by constants fitted without the chip.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Predict every published run that is fully specified, and show how far off the predictions are."""
     with exit_on_error():
+        if kernels:
+            _score_kernels(runs is not None or rows is not None or choices or serving, as_json)
+            return
         if serving:
             _score_serving(runs, rows, choices, as_json)
             return
@@ -80,6 +91,26 @@ def validate(
         if summary["replaced_stacks"]:
             out.print(replaced_stacks(summary))
         out.print(reasons(summary))
+
+
+def _score_kernels(others: bool, as_json: bool) -> None:
+    """Score the kernel model and print it. Raises InputError where `others`: another option is given beside it."""
+    from phalanx.spec.errors import InputError
+    from phalanx.validate.kernels import kernel_scores
+
+    if others:
+        raise InputError("--kernels", None, "scores the measured kernels that ship", "leave the other options out")
+    summary = kernel_scores()
+    if as_json:
+        print_json(summary)
+        return
+
+    from phalanx.report import validate_kernels as report
+
+    out = console()
+    out.print(report.kinds(summary))
+    out.print(report.chips(summary))
+    out.print(report.notes(summary), highlight=False)
 
 
 def _score_serving(runs: Path | None, rows: str | None, choices: bool, as_json: bool) -> None:

@@ -128,7 +128,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         pp=pp,
         cp=cp,
         ep=ep,
-        etp=etp or (tp if experts else None),
+        etp=(etp or tp) if experts else None,
         zero=zero,
         shard=divided(dp, instances) if instances and instances > 1 else None,
         layers=blocks,
@@ -181,6 +181,7 @@ def _recomputed(kind: str, method: Any, number: int | None, modules: Any) -> str
 def _ulysses(kind: Any, sizes: Any, cp: int | None) -> int | None:
     """Return the part of context parallelism that exchanges heads."""
     kind = kind[0] if isinstance(kind, list) and kind else kind
-    if kind == "a2a+p2p" and isinstance(sizes, list) and sizes:
-        return count(sizes[0])
+    parts = sizes if isinstance(sizes, list) else str(sizes or "").split()
+    if kind == "a2a+p2p" and parts:
+        return count(parts[0])
     return cp if kind == "a2a" else 1

@@ -1,0 +1,155 @@
+"""Attention kernels (FlashAttention, Dao 2023), of prompts and in decoding, with latents too (DeepSeek-V2, 2024).
+
+Prompts: tiles of 128 queries of a head against all keys that they see, on P processors, in waves:
+
+    t = start + waves (P 2 x 128 keys (d + dv) / (share FLOP/s) + tile) + bytes / (share bytes/s)
+
+Decoding: each request and key head reads its cache, cut into parts of some keys so that all processors
+read:
+
+    t = start + waves tile + (read^p + compute^p)^(1/p)      read: bytes of cache / (share bytes/s)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from phalanx.cost.hardware.columns import Column
+from phalanx.cost.kernels.chip import KernelChip
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Heads of a rank: queries, keys, and their sizes. With latents: one key head, of which values are a part."""
+
+    heads: Column
+    kv_heads: Column
+    key_dim: Column
+    value_dim: Column
+    cached: Column
+    """Elements of a token's cache: kv_heads x (key_dim + value_dim), or of the latent."""
+    window: Column = 0.0
+    """Keys that a query sees; 0: all before it."""
+
+
+@dataclass(frozen=True)
+class PromptConstants:
+    """What attention of prompts reaches on a generation of chips."""
+
+    rate16: Column = 0.6
+    """Share of FLOP/s, of 16 bits and of 8."""
+    rate8: Column = 0.5
+    memory: Column = 0.8
+    idle: Column = 0.5
+    """Share of the last wave's idle processors that stay idle."""
+    tile_s: Column = 3e-6
+    """Seconds of a tile beside its products: loading queries, rescaling, writing."""
+    narrow: Column = 0.3
+    """Exponent of heads under 128 wide: softmax is done per key, whatever the width."""
+    wide: Column = 0.3
+    """Exponent of heads over 128 wide, which need smaller tiles."""
+    fill: Column = 300.0
+    """Keys that starting and ending a tile's loop is worth."""
+    rows: Column = 64.0
+    """Rows of a tile that are worked on, where there are fewer queries."""
+
+
+@dataclass(frozen=True)
+class DecodeConstants:
+    """What attention reaches in decoding on a generation of chips."""
+
+    memory: Column = 0.8
+    """Share of memory bandwidth."""
+    parallel: Column = 0.3
+    """Exponent by which the rate falls where fewer processors read than there are."""
+    tile_s: Column = 2e-6
+    """Seconds of a part beside its reads."""
+    keys: Column = 256.0
+    """The least keys of a part."""
+    idle: Column = 0.5
+    rate16: Column = 0.4
+    rows: Column = 16.0
+    """Rows of a tensor core's tile: query heads of one key head are padded to them."""
+    sharpness: Column = 2.0
+
+
+@dataclass(frozen=True)
+class AttentionLibrary:
+    """What one library's kernels differ by. Factors are of the chip's constants."""
+
+    start_s: Column = 6e-6
+    """Seconds of launching, and of kernels beside it."""
+    rate: Column = 1.0
+    """Of the rate of 16 bits; in decoding, of memory's."""
+    rate8: Column = 1.0
+    tile: Column = 1.0
+    """Of `tile_s`."""
+    cache8_s: Column = 1e-6
+    """Seconds added where the cache is in 8 bits."""
+    cache8: Column = 1.0
+    """Factor of time there."""
+
+
+def _wide(waves: Any, idle: Any) -> Any:
+    return waves + idle * (np.ceil(waves) - waves)
+
+
+def pairs_of(tokens: Any, past: Any, window: Any) -> Any:
+    """Return pairs of queries and keys of one prompt's `tokens` after `past`, under a causal mask and a window."""
+    w = np.where(window > 0, window, past + tokens)
+    short = np.clip(w - past, 0, tokens)  # queries that see all before them
+    return short * past + short * (short + 1) / 2 + (tokens - short) * w
+
+
+def prompt_attention_s(
+    prompts: Any,
+    tokens: Any,
+    past: Any,
+    x: Heads,
+    chip: KernelChip,
+    c: PromptConstants,
+    lib: AttentionLibrary,
+    bytes_: Any = (2.0, 2.0),
+) -> Any:
+    """Return seconds of `prompts` of `tokens` each, after `past` cached ones. `bytes_`: of a query's and a
+    cached element; queries of 8 bits are multiplied in 8."""
+    query, cache = bytes_
+    d = x.key_dim
+    share = np.where(query < 2, c.rate8 * chip.fp8 * lib.rate8, c.rate16 * chip.half * lib.rate)
+    share = share * np.where(d < 128, (d / 128) ** c.narrow, np.where(d > 128, (128 / d) ** c.wide, 1.0))
+    both = d + x.value_dim
+    waves = _wide(prompts * np.maximum(x.heads * np.ceil(tokens / 128), 1) / chip.processors, c.idle)
+    keys = pairs_of(tokens, past, x.window) / tokens + c.fill * np.minimum(1, tokens / 128)
+    tile = 2 * 128 * np.minimum(1, (tokens + c.rows) / (128 + c.rows)) * keys * both
+    compute = waves * (chip.processors * tile / share + c.tile_s * lib.tile)
+    moved = prompts * (cache * (past + tokens) * x.cached + 2 * tokens * x.heads * both)
+    read = moved / (chip.memory_bytes_per_s * c.memory)
+    narrow = cache < 2
+    return lib.start_s + np.where(narrow, lib.cache8_s, 0.0) + (compute + read) * np.where(narrow, lib.cache8, 1.0)
+
+
+def decode_attention_s(
+    sequences: Any,
+    context: Any,
+    x: Heads,
+    chip: KernelChip,
+    c: DecodeConstants,
+    lib: AttentionLibrary,
+    cache: Any = 2.0,
+) -> Any:
+    """Return seconds of a token of each of some sequences, with `context` tokens each. `cache`: bytes an element."""
+    seen = np.where(x.window > 0, np.minimum(x.window, context), context)
+    moved = sequences * (seen * x.cached * cache + 2 * x.heads * (x.key_dim + x.value_dim))
+    units = sequences * x.kv_heads
+    parts = np.maximum(1.0, np.minimum(chip.processors / units, seen / c.keys))
+    waves = units * parts / chip.processors
+    lost = np.where(waves > 1, _wide(waves, c.idle) / waves, np.minimum(waves, 1.0) ** -c.parallel)
+    narrow = cache < 2
+    read = moved / (chip.memory_bytes_per_s * c.memory * lib.rate) * np.where(narrow, lib.cache8, 1.0) * lost
+    rows = np.maximum(x.heads / x.kv_heads, c.rows)
+    compute = 2 * units * rows * seen * (x.key_dim + x.value_dim) / (chip.half * c.rate16)
+    body = (read**c.sharpness + compute**c.sharpness) ** (1 / c.sharpness)
+    return lib.start_s + np.where(narrow, lib.cache8_s, 0.0) + c.tile_s * lib.tile * waves + body

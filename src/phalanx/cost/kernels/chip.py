@@ -1,0 +1,93 @@
+"""What kernels read of a chip's datasheet, and the constants that say what they reach of it.
+
+A constant is common to all chips, times a factor of the chip's generation; a library's constants are common to all
+chips. They are fitted on kernels that were measured alone (`python -m calibration.kernels`), in logarithms, with
+priors that pull factors to 1: a chip of a generation that nobody measured gets the common ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from phalanx.cost.hardware.columns import Column
+from phalanx.cost.kernels.fitted import CHIPS as FITTED_CHIPS
+from phalanx.cost.kernels.fitted import LIBRARIES as FITTED_LIBRARIES
+from phalanx.spec.cluster.chips import CHIPS
+from phalanx.spec.errors import InputError, nearest
+
+COMMON = "common"
+T = TypeVar("T")
+_SAME = {"blackwell-ultra": "blackwell"}
+_PROCESSORS = {
+    **dict.fromkeys(("volta",), 80),
+    **dict.fromkeys(("ampere",), 108),
+    **dict.fromkeys(("ampere-gddr",), 72),
+    **dict.fromkeys(("hopper",), 132),
+    **dict.fromkeys(("ada",), 128),
+    **dict.fromkeys(("blackwell", "blackwell-ultra"), 148),
+    "blackwell-gddr": 188,
+}
+_CACHE_BYTES = {
+    "volta": 6e6,
+    "ampere": 40e6,
+    "ampere-gddr": 6e6,
+    "hopper": 50e6,
+    "ada": 72e6,
+    "blackwell": 126e6,
+    "blackwell-ultra": 126e6,
+    "blackwell-gddr": 128e6,
+}
+"""Level-2 cache: NVIDIA's architecture whitepapers."""
+
+
+@dataclass(frozen=True)
+class KernelChip:
+    """A chip's datasheet as kernels read it: rates in FLOP/s and bytes/s."""
+
+    half: Column
+    fp8: Column
+    fp4: Column
+    memory_bytes_per_s: Column
+    processors: Column
+    """Streaming multiprocessors."""
+    cache_bytes: Column
+    """Of the level-2 cache."""
+    link_bytes_per_s: Column
+    """Of NVLink in one direction, or of PCIe."""
+
+
+def kernel_chip(name: str) -> KernelChip:
+    """Return a chip as kernels read it. Raises InputError for an unknown name."""
+    if name not in CHIPS:
+        raise InputError("chip", name, "is not a chip that Phalanx knows", nearest(name, CHIPS))
+    x = CHIPS[name]
+    return KernelChip(
+        x.half,
+        x.fp8,
+        x.fp4,
+        x.bandwidth_bytes_per_s,
+        float(x.processors or _PROCESSORS[x.generation]),
+        _CACHE_BYTES[x.generation],
+        x.link_bytes_per_s,
+    )
+
+
+def generation_of(name: str) -> str:
+    """Return whose constants a chip has: its generation, or one that has the same kernels."""
+    generation = CHIPS[name].generation
+    return _SAME.get(generation, generation)
+
+
+def constants(kind: type[T], kernel: str, generation: str) -> T:
+    """Return the constants of a kernel, such as `product`, on a generation of chips."""
+    rows = FITTED_CHIPS[kernel]
+    return kind(**rows.get(generation, rows[COMMON]))
+
+
+def library(kind: type[T], kernel: str, name: str) -> T:
+    """Return the constants of a library's kernel. Raises InputError for one that was not measured."""
+    rows = FITTED_LIBRARIES[kernel]
+    if name not in rows:
+        raise InputError("library", name, f"has no measured kernels of kind {kernel}", nearest(name, rows))
+    return kind(**rows[name])
