@@ -60,7 +60,7 @@ def waterfall(title: str, terms: dict[str, float], names: dict[str, str]) -> Sec
         for name in shown
     ]
     steps.append({"name": "the step", "value": total, "text": seconds(total), "kind": "total"})
-    rows = [(str(s["name"]), str(s["text"]), f"{float(s['value']) / total:.1%}") for s in steps]  # type: ignore[arg-type]
+    rows = [(str(s["name"]), str(s["text"]), f"{float(s['value']) / total:.1%}") for s in steps]
     return Section(
         title,
         "waterfall",
