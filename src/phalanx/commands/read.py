@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.formats.read import files
-from phalanx.formats.read.configuration import Config, Configuration, Layout, shown
+from phalanx.formats.read.configuration import Config, Configuration, Layout, count, shown
 from phalanx.formats.read.folder import FILES
 from phalanx.formats.read.lints import Mistake, lint
 from phalanx.plan import question as names
@@ -59,7 +59,7 @@ class Reading:
             "strategy": fields | dict(c.fields),
             "options": dict(c.options),
             "job": job | _plain(c.job),
-            "model": dict(c.model) or c.model_name or None,
+            "model": c.sizes or c.model_name or None,
             "understood": {shown(key): meaning for key, meaning in c.understood.items()},
             "without_effect": [shown(key) for key in c.without_effect],
             "not_modelled": [shown(key) for key in c.not_modelled],
@@ -158,9 +158,9 @@ def model_of(c: Configuration, named: str | None) -> tuple[ModelSpec, list[str]]
         return names.model_named(named)
     if c.spec is not None:
         return c.spec, []
-    sizes = dict(c.model)
+    sizes = c.sizes
     needed = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
-    missing = [name for name in needed if not sizes.get(name)]
+    missing = [name for name in needed if count(sizes.get(name)) is None]
     if missing or c.open_model:
         named_only = f"the file names {c.model_name} and leaves its sizes open" if c.model_name else ""
         reason = c.open_model or named_only or f"the file leaves {', '.join(missing)} open"

@@ -32,6 +32,7 @@ _MAY_FAIL = (
     "import",
     "generate",
     "export-weights",
+    "compare",
 )
 _SIGNED = re.compile(r"error|difference|deviation|bias|gap|off|loss|slack|gain|saved|change|value|low|high|grad")
 

@@ -32,6 +32,8 @@ _BLOCKS = {
 }
 """Classes that FSDP wraps, and what the names of their models have in them."""
 
+_AXES = 16
+"""More than any mesh has: a product of more sizes is none."""
 _ALIKE = 0.82
 """How alike a name has to be to one that exists to be a slip of it."""
 
@@ -88,9 +90,10 @@ def _typo(c: Config, x: Configuration) -> Found:
         return
     for key, near in x.unknown.items():
         name = key.rpartition(".")[2]
+        if not near or key.startswith("_"):
+            continue
         shortened = set(name.split("_")) < set(near.split("_")) and len(name.split("_")) > 2
-        alike = SequenceMatcher(None, name, near).ratio() > _ALIKE
-        if near and not key.startswith("_") and (alike or shortened):
+        if shortened or SequenceMatcher(None, name, near).ratio() > _ALIKE:
             yield key, "is no key of the framework, which ignores it", f"did you mean {near}"
 
 
@@ -113,7 +116,7 @@ def _mesh(c: Config, x: Configuration) -> Found:
         )
     mesh = c.get("parallelism_config")
     if x.kind == "accelerate" and isinstance(mesh, Mapping):
-        sizes = [count(v) or 1 for k, v in mesh.items() if str(k).endswith("_size")]
+        sizes = [count(v) or 1 for k, v in mesh.items() if str(k).endswith("_size")][:_AXES]
         if math.prod(sizes) != world:
             yield (
                 "parallelism_config",
@@ -152,7 +155,7 @@ def _few_micro_batches(c: Config, x: Configuration) -> Found:
 def _no_axis_to_shard(c: Config, x: Configuration) -> Found:
     mesh = c.get("parallelism_config")
     if x.kind == "accelerate" and str(c.get("distributed_type")).upper() == "FSDP" and isinstance(mesh, Mapping):
-        sharded = [count(v) or 1 for k, v in mesh.items() if "dp_shard" in k or "_cp_" in f"{k}"]
+        sharded = [count(v) or 1 for k, v in mesh.items() if "dp_shard" in k or "_cp_" in k][:_AXES]
         if math.prod(sharded) == 1 and (x.layout.tp or 1) > 1:
             yield (
                 "parallelism_config",

@@ -8,6 +8,7 @@ else (an environment variable, a call of the library) leaves its key open.
 from __future__ import annotations
 
 import ast
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from phalanx.spec.errors import InputError, nearest
 _OPEN = object()
 """Stands for a value that only a running program has."""
 _DEPTH = 20
+_CALLS = 1000
+"""Calls of functions of the file that are followed: each may make ten of the one before it."""
 
 
 def tables(text: str, name: str, function: str) -> dict[str, Any]:
@@ -23,7 +26,9 @@ def tables(text: str, name: str, function: str) -> dict[str, Any]:
 
     Raises InputError for a file that has none, or several of which none is named."""
     try:
-        module = ast.parse(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of an escape that is none
+            module = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError("file", name, f"cannot be parsed: {type(error).__name__}") from error
     functions = {f.name: f for f in module.body if isinstance(f, ast.FunctionDef)}
@@ -65,13 +70,16 @@ class _Reader:
     """Follows the functions of one module. `modules`: where imported names are from."""
 
     def __init__(self, functions: dict[str, ast.FunctionDef], modules: dict[str, str]) -> None:
-        self.functions, self.modules, self.depth = functions, modules, 0
+        self.functions, self.modules, self.depth, self.calls = functions, modules, 0, 0
 
     def value_of(self, name: str) -> Any:
         """Return what a function without arguments returns."""
         self.depth += 1
+        self.calls += 1
         if self.depth > _DEPTH:
             raise InputError("file", name, "calls itself")
+        if self.calls > _CALLS:
+            raise InputError("file", name, f"is reached by more than {_CALLS:,} calls")
         values: dict[str, Any] = {}
         result: Any = _OPEN
         for line in self.functions[name].body:
