@@ -384,6 +384,9 @@ def _readers(kind: str, pool_is_quick: bool) -> tuple[tuple[str, ...], ...]:
     slow = {"job file": (("train", "j.toml", "--json"), ("parity", "j.toml", "--steps", "1", "--json"))}
     slow |= {"plan.json": (("train", "p.json", "--json"), ("export", "p.json", "--to", "megatron", "--out", "x"))}
     slow |= {"requests": (("serve-plan", *_TRACED, "--json"),)}
+    for name, file in _CONFIGURATION.items():
+        line = ("plan", "--from", file, "--cluster", "dgx-h100", "--gpus", "16", "--out", "y.json", "--json")
+        slow[f"{name} configuration"] = (line, ("compare", file, "tp=2", "--cluster", "dgx-h100", "--gpus", "16"))
     return quick[kind] if pool_is_quick else (*quick.get(kind, ()), *slow.get(kind, ()))
 
 
