@@ -35,6 +35,7 @@ from phalanx.cli.plan import plan
 from phalanx.cli.predict import predict
 from phalanx.cli.quiz import quiz
 from phalanx.cli.read import read
+from phalanx.cli.report import report
 from phalanx.cli.root import OneLineErrors
 from phalanx.cli.serve_plan import serve_plan
 from phalanx.cli.sweep import sweep
@@ -73,6 +74,7 @@ app.command()(quiz)
 app.command()(verify)
 app.command()(observe)
 app.command()(compare)
+app.command()(report)
 app.command()(measure)
 app.command("serve-plan")(serve_plan)
 app.command()(read)

@@ -35,6 +35,7 @@ def collectives_show(
             help="Compose it of others, such as reduce_scatter+all_gather, or turn its dual backwards.",
         ),
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Step through an algorithm: which rank sends which chunk to which, and what each rank then holds."""
     from phalanx.schedule.collectives.compositions import composed
@@ -43,7 +44,7 @@ def collectives_show(
     from phalanx.spec.errors import InputError, nearest
 
     with exit_on_error():
-        from phalanx.report.collectives import MOST_DRAWN, steps
+        from phalanx.report.collectives import MOST_DRAWN, rounds, steps
 
         if ranks > MOST_DRAWN:
             raise InputError("--ranks", ranks, "is too many to draw", f"use at most {MOST_DRAWN}")
@@ -56,6 +57,10 @@ def collectives_show(
             schedule = composed(op, composition, ranks, ranks, root)
         else:
             schedule = build(op, str(algorithm), ranks, ranks, root, tiers=_square(ranks))
+        if as_json:
+            name = composition or algorithm
+            print_json({"op": op, "algorithm": name, "ranks": ranks, "rounds": list(rounds(schedule))})
+            return
         out = console()
         for title, table in steps(schedule):
             out.print(title, highlight=False)

@@ -22,6 +22,7 @@ from phalanx.cli.options import (
     OptionalJob,
     OptionalStack,
     Precision,
+    Report,
     Seq,
     Set,
     StrategyLine,
@@ -54,6 +55,7 @@ def _plan_model(
     deadline: float | None,
     front: bool,
     out: Path,
+    report: Path | None,
     as_json: bool,
 ) -> None:
     """Search all legal strategies for a model on a cluster, write and show the best. Raises InputError."""
@@ -89,6 +91,7 @@ def _plan_model(
     if deadline is not None and not tokens:
         raise InputError("--tokens", None, "is missing: --deadline is about a whole training", "e.g. 300B")
     require_writable("--out", out)
+    require_writable("--report", report)
     show_notes(asked.notes)
 
     def pricing(count: int) -> Pricing:
@@ -114,6 +117,12 @@ def _plan_model(
 
     plans.write(_plan(result, cluster, asked.precision), out)
     announce(f"plan: {out}")
+    if report is not None:
+        from phalanx.plan.explain.analytic import AnalyticSubject
+        from phalanx.report.html.plan import report as page_of
+
+        report.write_text(page_of(result, goal, AnalyticSubject(pricing, result.best.strategy, gpus)))
+        announce(f"report: {report}")
     whole: ConditionCost | None = None
     each: tuple[ConditionCost, ...] = ()
     if result.pricing.wanted:
@@ -356,6 +365,7 @@ def plan(
         ),
     ] = False,
     out: Annotated[Path, typer.Option("--out", help="File to write the plan to.")] = Path("plan.json"),
+    report: Report = None,
     as_json: Json = False,
 ) -> None:
     """Find the fastest strategy for a job on its cluster, or for a model on a cluster that need not exist here.
@@ -378,6 +388,7 @@ def plan(
                 "--deadline": deadline,
                 "--front": front or None,
                 "--objective": None if objective == "throughput" else objective,
+                "--report": report,
             }
             improve(
                 source,
@@ -411,14 +422,22 @@ def plan(
                 Asked(None, model, cluster, gpus, batch, seq, None, named, precision, limits, compared), True
             )
             if compared:
-                only = {"--tokens": tokens, "--price": price, "--deadline": deadline, "--front": front or None}
+                only = {
+                    "--tokens": tokens,
+                    "--price": price,
+                    "--deadline": deadline,
+                    "--front": front or None,
+                    "--report": report,
+                }
                 for name, given in only.items():
                     if given is not None:
                         raise InputError(name, given, "is about one stack", "name it with --stack, or leave this out")
                 fastest = _compare_stacks(asked, headroom, as_json)
                 announce(f"no plan is written; --stack {fastest} writes the fastest")
                 return
-            _plan_model(asked, str(cluster), tokens, price, objective, headroom, deadline, front, out, as_json)
+            _plan_model(
+                asked, str(cluster), tokens, price, objective, headroom, deadline, front, out, report, as_json
+            )
             return
         of_model = {
             "--cluster": cluster,
@@ -434,6 +453,7 @@ def plan(
             "--objective": None if objective == "throughput" else objective,
             "--headroom": None if headroom == HEADROOM else headroom,
             "--deadline": deadline,
+            "--report": report,
         }
         for name, given in of_model.items():
             if given is not None:

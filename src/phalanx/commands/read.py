@@ -26,6 +26,8 @@ _DEFAULT_ZERO = {"torchtitan": 3, "maxtext": 3, "nemo": 1, "hf": 0, "megatron": 
 _RECOMPUTED = {"none", "selective", "full"}
 _PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
 _COMPUTE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_CONFLICTS = ("both-halves", "two-engines", "types-disagree", "batches-disagree")
+"""Lints of settings that contradict each other, of which a price would have to choose one."""
 _UNPRICED = ("bucket", "prefetch", "grad_sync", "reshard")
 _OF_STAGES = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer")
 
@@ -88,6 +90,8 @@ def _notes(c: Configuration, config: Config) -> tuple[str, ...]:
     notes = []
     if s.zero is None and c.kind in _DEFAULT_ZERO:
         notes.append(f"zero is left open: {_DEFAULT_ZERO[c.kind]} is what {c.stack} does by itself")
+    if c.kind == "torchtitan" and "job" in config:
+        notes.append("it is of a torchtitan before 0.3: 0.3, the nearest release that is known, is taken")
     if s.world is None:
         notes.append("the number of ranks is left open: --gpus says it")
     if s.recompute not in (None, *_RECOMPUTED):
@@ -217,6 +221,9 @@ def asked_by(path: Path, asked: Any, reading: Reading | None = None) -> Any:
     and precision, where its options do not say otherwise. `reading`: the file, read. Raises InputError."""
     reading = reading or read([path], None, asked.gpus)
     c, s = reading.configuration, reading.layout
+    for m in reading.mistakes:
+        if m.name in _CONFLICTS:
+            raise InputError(f"{path}: {m.key}", None, f"{m.problem} ({m.source})", m.mend)
     gpus = gpus_of(reading, asked.gpus, path)
     strategy = strategy_of(c, gpus)
     if asked.batch is None and c.kind == "megatron" and s.global_batch is None:

@@ -107,6 +107,8 @@ def document(path: Path) -> dict[str, Any]:
         value = _texts(require_shallow(value))
     except RecursionError:
         raise InputError("file", str(path), "is nested too deep") from None
+    except InputError:
+        raise
     except (ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())[:160] or "it holds a number of more than 4,200 digits"
         raise InputError("file", str(path), f"cannot be parsed: {reason}") from error
