@@ -77,7 +77,7 @@ def compared(predicted: dict[str, Any], recorded: Any) -> list[Comparison]:
         ("peak memory", "memory_bytes", recorded.get("memory_bytes"), "memory"),
     ]
     return [
-        Comparison(name, float(predicted[key]), float(measured) if _is_amount(measured) else None, text)
+        Comparison(name, float(predicted[key]), float(measured) if measured is not None and _is_amount(measured) else None, text)
         for name, key, measured, text in rows
         if key in predicted
     ]
