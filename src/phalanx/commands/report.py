@@ -37,6 +37,10 @@ def _is_amount(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e18
 
 
+def _amount(value: Any) -> float | None:
+    return float(value) if _is_amount(value) else None
+
+
 def _is_loss(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and abs(value) < 1e18)
 
@@ -77,7 +81,7 @@ def compared(predicted: dict[str, Any], recorded: Any) -> list[Comparison]:
         ("peak memory", "memory_bytes", recorded.get("memory_bytes"), "memory"),
     ]
     return [
-        Comparison(name, float(predicted[key]), float(measured) if measured is not None and _is_amount(measured) else None, text)
+        Comparison(name, float(predicted[key]), _amount(measured), text)
         for name, key, measured, text in rows
         if key in predicted
     ]
