@@ -411,6 +411,8 @@ def test_bad_files_get_one_line(tmp_path: Path, content: str, words: tuple[str, 
     ("script", "words", "said"),
     [
         ("run --num-layers 32 --hidden-size", ("read",), "--hidden-size: has no value"),
+        ("run --num-layers 32 --hidden-size", ("predict",), "--hidden-size: has no value"),
+        ("run --num-layers 32 --hidden-size 'abc", ("lint",), "a quote in command line 1 that does not end"),
         ("run --num-layers 32 --hidden-size 'abc", ("read",), "a quote in command line 1 that does not end"),
         (SCRIPT + " --fp16", ("predict",), "and fp16 are both on"),
         (
@@ -472,6 +474,11 @@ def longer() -> Trainer.Config:
     config.parallelism.data_parallel_replicate_degree = 2
     config.model_spec = model_registry("70B", converters=[Float8LinearConverter.Config(recipe_name="rowwise")])
     return config
+
+def elsewhere() -> Trainer.Config:
+    config = made(llama3_70b())
+    config.training.seq_len = 4096
+    return config
 """
 
 
@@ -489,7 +496,12 @@ def test_torchtitans_python_is_read_and_not_run(tmp_path: Path) -> None:
     )
     assert code == 0, err
     assert json.loads(out)["question"]["options"] == {"products": "float8-block"}
-    for name, said in (("registry.py", "has 2 configurations"), ("registry.py::longr", "did you mean longer")):
+    wrong = (
+        ("registry.py", "has 3 configurations"),
+        ("registry.py::longr", "did you mean longer"),
+        ("registry.py::elsewhere", "starts from made(...), which the file does not hold"),
+    )
+    for name, said in wrong:
         code, _, err = phalanx(tmp_path, "read", name)
         assert (code, said in err) == (2, True), err
     assert not (tmp_path / "ran").exists()
