@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -241,7 +242,7 @@ class Verification:
 
 def _frame(records: Sequence[Mapping[str, Any]]) -> Any:
     try:
-        import pandas
+        pandas = import_module("pandas")
     except ModuleNotFoundError:
         raise ImportError("to_pandas needs pandas: pip install pandas") from None
     return pandas.DataFrame.from_records(list(records))
