@@ -133,7 +133,7 @@ def test_what_cannot_be_shown_is_said(here: Path, words: tuple[str, ...], said: 
     broken = here / "runs" / "broken"
     broken.mkdir(exist_ok=True)
     shutil.copy(here / "plan.json", broken)
-    (broken / "metrics.jsonl").write_text('{"step": "one"}\n')
+    (broken / "metrics.jsonl").write_text('{"step": 1}\n')
     code, _, err = phalanx(here, *words)
     assert (code, err.count("\n")) == (2, 1)
     assert said in err
