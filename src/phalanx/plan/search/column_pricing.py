@@ -12,6 +12,7 @@ import numpy.typing as npt
 from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.analytic.memory import Memory, allocatable_bytes, memory
 from phalanx.cost.analytic.option_effects import effective, extended, laid_out
+from phalanx.cost.analytic.precision import typed
 from phalanx.cost.analytic.stacks import Profile, capabilities, capabilities_of, profile
 from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column
@@ -79,7 +80,7 @@ class Pricing:
     @cached_property
     def profile(self) -> Profile:
         """Constants and policies of the software stack."""
-        return effective(profile(self.stack), shape(self.model), self.extra)
+        return effective(typed(profile(self.stack), self.job), shape(self.model), self.extra)
 
     @cached_property
     def options(self) -> Options:
