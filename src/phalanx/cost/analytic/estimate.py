@@ -202,7 +202,7 @@ def priced(model: Shape, how: Layout, on: System, by: Profile) -> Estimate:
         result,
         memory(model, how, by, result.ahead),
         model_flops(model, how),
-        hardware_flops(model, how),
+        hardware_flops(model, how, by.policy),
         active_params(model),
         model,
         how,
