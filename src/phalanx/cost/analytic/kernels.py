@@ -23,8 +23,6 @@ from phalanx.cost.ledger.rank_layout import Layout
 
 # Tiles of cuBLAS's kernels for 2-byte types, and the share of the best that each reaches on a large product.
 _TILES = ((256, 128, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 64, 0.60))
-_SMOOTH = 0.7
-"""Share of the last wave's idle processors that stays idle; split inner sizes and uneven tiles use the rest."""
 
 
 def product_s(
@@ -35,9 +33,7 @@ def product_s(
     best: Column = np.inf
     for a, b, share in _TILES:
         tiles = batch * np.ceil(m / a) * np.ceil(n / b)
-        waves = tiles / system.processors
-        waves = waves + _SMOOTH * (np.ceil(waves) - waves)
-        best = np.minimum(best, waves * (a * b / share))
+        best = np.minimum(best, np.ceil(tiles / system.processors) * (a * b / share))
     seconds = best * (2 * (k + system.gemm_half)) * system.processors / rate
     traffic = e * batch * (m * k + k * n + m * n)
     return np.maximum(seconds, traffic / (system.memory_bytes_per_s * system.memory))
