@@ -43,7 +43,7 @@ def observe(
     as_json: Json = False,
 ) -> None:
     """Run a program as one rank of each kind, on tensors without content, and show what one training step does."""
-    with exit_on_error():
+    with exit_on_error(speaks=True):
         require_torch()
         require_writable("--out", out)
         from phalanx.commands.observe import axes_of, program, ranks_of
