@@ -92,7 +92,7 @@ class Pricing:
         row = self.row
         can = capabilities(self.stack) if row is None else capabilities_of(row)
         flash = bool(np.all(self.profile.flash))
-        lacked = where.parse(can.conditions, FIELDS, WORDS, "stack") if can.conditions else ()
+        lacked = where.parse(can.conditions, tuple(FIELDS), WORDS, "stack") if can.conditions else ()
         kinds_ = kinds.searched(row, self.model, flash, bool(np.all(self.profile.per_op)))
         rates = {t.bandwidth_bytes_per_s_per_gpu_per_direction for t in self.cluster.tiers}
         return Options(
