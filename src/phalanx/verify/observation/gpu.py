@@ -117,7 +117,7 @@ class Module:
         pass
 
     def get_rng_state(self, device: object = None) -> torch.Tensor:
-        return torch.zeros(16, dtype=torch.uint8)
+        return torch.default_generator.get_state()  # of the host's generator, by its size
 
     def set_rng_state(self, state: object, device: object = None) -> None:
         pass
@@ -227,7 +227,7 @@ class Redirect(TorchFunctionMode):
             return func(*args, **kwargs) if out is None else out
         if func == _SET_DATA and NAME in (args[0].device.type, args[1].device.type):
             return _moved(*args)
-        if func is torch.Tensor.record_stream or func is torch.Tensor.pin_memory:
+        if func is torch.Tensor.pin_memory:
             return args[0]
         if any(type(a) in (str, torch.device) for a in args):
             args = tuple(self._here(a) if type(a) in (str, torch.device) else a for a in args)
