@@ -11,6 +11,7 @@ A step ends where the next begins: with the first forward pass of a module after
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import weakref
@@ -184,7 +185,8 @@ class Position:
 OWN = (
     str(Path(torch.__file__).parent),
     str(Path(__file__).parent.parent.parent),
-    typing_extensions.__file__,  # whose wrappers torch puts around what it deprecates
+    typing_extensions.__file__,  # wrappers around what is deprecated
+    contextlib.__file__,  # and around what runs in a context
     "<frozen ",
     "<string>",
 )

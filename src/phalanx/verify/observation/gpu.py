@@ -222,6 +222,10 @@ class Redirect(TorchFunctionMode):
         if func is torch.Tensor.cuda:
             self.redirected()
             return args[0].to(self.device)
+        if func is torch.Tensor.type and len(args) == 1 and not kwargs:  # libraries compare the name
+            return func(*args).replace(f"torch.{NAME}.", "torch.cuda.")
+        if func is torch.tensor and args and isinstance(args[0], list | tuple):
+            args = (_read(args[0]), *args[1:])
         if func is F.scaled_dot_product_attention:
             out = _attention(*args, **kwargs)
             return func(*args, **kwargs) if out is None else out
@@ -236,6 +240,15 @@ class Redirect(TorchFunctionMode):
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
         return func(*args, **kwargs)
+
+
+def _read(data: Any) -> Any:
+    """Return nested lists with the values of the tensors in them: torch.tensor() reads them below every mode."""
+    if isinstance(data, torch.Tensor):
+        return data.item() if data.dim() == 0 else data
+    if isinstance(data, list | tuple) and any(isinstance(x, list | tuple | torch.Tensor) for x in data):
+        return [_read(x) for x in data]
+    return data
 
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]

@@ -220,7 +220,7 @@ def imagined_gpus(per_node: int, redirected: Callable[[], None]) -> Iterator[gpu
         stack.enter_context(patch.object(device_mesh.DeviceMesh, "__init__", mesh))
         stack.enter_context(patch.object(torch.amp.autocast_mode.autocast, "__init__", autocast))
         stack.enter_context(autocast_of_gpu.cached())
-        hooked = DistributedDataParallel._check_comm_hook
+        hooked: Callable[..., None] = DistributedDataParallel._check_comm_hook
 
         def checked(self: Any, hook: Any) -> None:
             """DDP has its bf16 hook on CUDA with NCCL alone."""
