@@ -116,7 +116,8 @@ def case_of(row: Row) -> Case:
     if closed:
         isl, osl = isl * _MEAN_LENGTH, osl * _MEAN_LENGTH
     poll = 1.0 if name != "sglang" or not closed or apart else _POLLS[clients >= _POLLS_FROM]
-    load = Load(clients, isl, osl, data.memory_bytes, float(not closed), poll)
+    at_once = float(row["load_pattern"] == "burst_inferred")
+    load = Load(clients, isl, osl, data.memory_bytes, float(not closed), at_once, poll)
     return Case(
         row, name, release_of(name, row["framework_version"]), shape, rates, load, prefill, decode, workers, apart
     )

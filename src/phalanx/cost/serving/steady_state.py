@@ -43,6 +43,8 @@ class Load:
     """Of a GPU."""
     same_length: Column
     """1: all requests have one length, so that they come in waves."""
+    at_once: Column
+    """1: all requests are sent at once, and none after them: a prompt waits for half of the others."""
     poll_steps: Column
     """Steps between two looks at what arrived; 1: the engine looks before each step."""
 
@@ -63,6 +65,11 @@ def prompt_batch(x: Split, load: Load, sequences: Any, context: Any) -> tuple[Ba
     return Batch(tokens / chunks, pairs / chunks, x.attention_dp * together, sequences, context), chunks, together
 
 
+def _waits(c: EngineConstants, load: Load) -> Any:
+    """Share of all concurrent prompts that the mean prompt waits for."""
+    return np.where(load.at_once > 0, 0.5, np.where(load.same_length > 0, c.wave, c.burst))
+
+
 def slots(m: Shape, x: Split, load: Load) -> Any:
     """Requests whose caches fit at once, at their mean length: at least one per group of attention."""
     room = SHARE * (load.memory_bytes - weight_bytes(m, x) - WORKSPACE)
@@ -74,7 +81,7 @@ def aggregated(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, load: Lo
     """Return (seconds per output token, seconds to first token) where a worker does both."""
     most = np.minimum(load.concurrency, slots(m, x, load))
     delay = np.where(load.same_length > 0, c.wave_interference, c.interference)
-    waits = np.where(load.same_length > 0, c.wave, c.burst)
+    waits = _waits(c, load)
     batch, none = most, 0.0 * most
     for _ in range(4):
         context = batch * (load.input + load.output / 2)
@@ -118,7 +125,7 @@ def disaggregated(
         waiting = 0.5 * (waiting + rate * first)
         batch = 0.5 * (batch + np.minimum(rate * load.output * step, room))
     first = np.maximum(first, total / rate - load.output * step)
-    waits = np.where(load.same_length > 0, c.wave, c.burst)
+    waits = _waits(c, load)
     transfer = m.cache * m.attention_layers * xp.cache_bytes * load.input / chip.net_bytes_per_s
     ttft = c.first_s + first + transfer + c.first_steps * step + waits * total * own / servers
     return step, ttft
