@@ -66,8 +66,6 @@ class EngineConstants:
     """Load of the busiest of many ranks of experts, over the mean."""
     link: Column = 0.8
     """Share of a link's rate."""
-    interference: Column = 1.0
-    """Share of a prompt's seconds by which it delays sequences that decode."""
     first_s: Column = 10e-3
     """Seconds before a request's first step: parsing, tokenising, the HTTP response."""
     first_steps: Column = 5.0
@@ -76,9 +74,6 @@ class EngineConstants:
     """Share of all concurrent prompts that the mean prompt waits for where lengths differ: clients start at once."""
     wave: Column = 0.15
     """The same where all requests have one length: they end together, so that clients return in waves."""
-    wave_interference: Column = 0.8
-    """`interference` there: prompts come together, and delay sequences less."""
-
 
 FIELDS = tuple(f.name for f in fields(EngineConstants))
 

@@ -70,6 +70,16 @@ def _waits(c: EngineConstants, load: Load) -> Any:
     return np.where(load.at_once > 0, 0.5, np.where(load.same_length > 0, c.wave, c.burst))
 
 
+def _burst_s(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, load: Load, most: Any) -> Any:
+    """Seconds of a prompt in steps that are full of prompts, and decode nothing."""
+    none = 0.0 * most
+    together = np.clip(most / x.attention_dp, 1.0, np.maximum(STEP_TOKENS / load.input, 1.0))
+    tokens = load.input * together * x.attention_dp
+    chunks = np.ceil(load.input / STEP_TOKENS)
+    batch = Batch(tokens / chunks, tokens / chunks * (load.input + 1) / 2, together, none, none)
+    return chunks * _seconds(m, x, chip, c, batch) / together / x.attention_dp
+
+
 def slots(m: Shape, x: Split, load: Load) -> Any:
     """Requests whose caches fit at once, at their mean length: at least one per group of attention."""
     room = SHARE * (load.memory_bytes - weight_bytes(m, x) - WORKSPACE)
@@ -80,17 +90,18 @@ def slots(m: Shape, x: Split, load: Load) -> Any:
 def aggregated(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, load: Load) -> tuple[Any, Any]:
     """Return (seconds per output token, seconds to first token) where a worker does both."""
     most = np.minimum(load.concurrency, slots(m, x, load))
-    delay = np.where(load.same_length > 0, c.wave_interference, c.interference)
     waits = _waits(c, load)
     batch, none = most, 0.0 * most
+    burst = _burst_s(m, x, chip, c, load, most)
     for _ in range(4):
         context = batch * (load.input + load.output / 2)
         decode = _seconds(m, x, chip, c, Batch(none, none, none, batch, context))
         beside, chunks, together = prompt_batch(x, load, batch, context)
         mixed = chunks * _seconds(m, x, chip, c, beside)
         added = np.maximum(mixed - chunks * decode, 0.0) / x.attention_dp / together
-        tpot = decode + delay * batch * added / load.output
-        first = mixed + waits * batch * added + (load.poll_steps - 1) / 2 * tpot
+        others = np.maximum(batch - 1, 0.0)
+        tpot = decode + (1 - waits) * others * added / load.output
+        first = mixed + waits * others * burst + (load.poll_steps - 1) / 2 * tpot
         batch = 0.5 * batch + 0.5 * np.maximum(
             most * load.output * tpot / (load.output * tpot + first), np.minimum(most, 1.0)
         )
