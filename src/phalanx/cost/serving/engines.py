@@ -68,6 +68,10 @@ class EngineConstants:
     """Share of a link's rate."""
     first_s: Column = 10e-3
     """Seconds before a request's first step: parsing, tokenising, the HTTP response."""
+    token_s: Column = 3e-6
+    """Seconds per token of a prompt before its first step: tokenising, hashing the blocks of its cache."""
+    balance_steps: Column = 5.0
+    """Decoding steps that a prompt waits, where attention is data parallel, for prompts of the other groups."""
     first_steps: Column = 5.0
     """Decoding steps that pass before the first token leaves the server."""
     burst: Column = 0.05

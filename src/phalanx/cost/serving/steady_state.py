@@ -26,7 +26,7 @@ from phalanx.cost.serving.shape import Shape
 from phalanx.cost.serving.step import Batch, ChipRates, Split, cache_per_gpu, step_parts, weight_bytes
 
 STEP_TOKENS = 8192
-"""Tokens of prompts that a step takes at most: the default of engines on GPUs of 80 GB and more."""
+"""Of a Load where nothing else is known: the default of engines on GPUs of 80 GB and more."""
 SHARE, WORKSPACE = 0.9, 4 * 2**30
 """Of the memory that weights leave, what caches take; bytes of activations, graphs and libraries on a GPU."""
 
@@ -45,6 +45,8 @@ class Load:
     """1: all requests have one length, so that they come in waves."""
     at_once: Column
     """1: all requests are sent at once, and none after them: a prompt waits for half of the others."""
+    step_tokens: Column
+    """Tokens of prompts that a step takes at most."""
     poll_steps: Column
     """Steps between two looks at what arrived; 1: the engine looks before each step."""
 
@@ -58,8 +60,8 @@ def prompt_batch(x: Split, load: Load, sequences: Any, context: Any) -> tuple[Ba
 
     A step takes the prompts that came in during the last one, as far as its tokens go; long prompts go in chunks.
     """
-    chunks = np.ceil(load.input / STEP_TOKENS)
-    together = np.clip(sequences / load.output / x.attention_dp, 1.0, np.maximum(STEP_TOKENS / load.input, 1.0))
+    chunks = np.ceil(load.input / load.step_tokens)
+    together = np.clip(sequences / load.output / x.attention_dp, 1.0, np.maximum(load.step_tokens / load.input, 1.0))
     tokens = load.input * x.attention_dp * together
     pairs = tokens * (load.input + 1) / 2
     return Batch(tokens / chunks, pairs / chunks, x.attention_dp * together, sequences, context), chunks, together
@@ -73,9 +75,9 @@ def _waits(c: EngineConstants, load: Load) -> Any:
 def _burst_s(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, load: Load, most: Any) -> Any:
     """Seconds of a prompt in steps that are full of prompts, and decode nothing."""
     none = 0.0 * most
-    together = np.clip(most / x.attention_dp, 1.0, np.maximum(STEP_TOKENS / load.input, 1.0))
+    together = np.clip(most / x.attention_dp, 1.0, np.maximum(load.step_tokens / load.input, 1.0))
     tokens = load.input * together * x.attention_dp
-    chunks = np.ceil(load.input / STEP_TOKENS)
+    chunks = np.ceil(load.input / load.step_tokens)
     batch = Batch(tokens / chunks, tokens / chunks * (load.input + 1) / 2, together, none, none)
     return chunks * _seconds(m, x, chip, c, batch) / together / x.attention_dp
 
@@ -105,7 +107,8 @@ def aggregated(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, load: Lo
         batch = 0.5 * batch + 0.5 * np.maximum(
             most * load.output * tpot / (load.output * tpot + first), np.minimum(most, 1.0)
         )
-    ttft = c.first_s + first + c.first_steps * tpot
+    balance = np.where(x.attention_dp > 1, c.balance_steps, 0.0)
+    ttft = c.first_s + c.token_s * load.input + first + (c.first_steps + balance) * tpot
     return tpot, ttft + (load.concurrency - most) / most * (load.output * tpot + first)
 
 
@@ -138,5 +141,5 @@ def disaggregated(
     first = np.maximum(first, total / rate - load.output * step)
     waits = _waits(c, load)
     transfer = m.cache * m.attention_layers * xp.cache_bytes * load.input / chip.net_bytes_per_s
-    ttft = c.first_s + first + transfer + c.first_steps * step + waits * total * own / servers
+    ttft = c.first_s + c.token_s * load.input + first + transfer + c.first_steps * step + waits * total * own / servers
     return step, ttft
