@@ -34,6 +34,8 @@ class EngineConstants:
     """The same, added by choosing tokens for sparse attention."""
     eager_layer_s: Column = 250e-6
     """Seconds that the CPU needs to launch a layer without graphs."""
+    latent_eager_s: Column = 1e-3
+    """The same, added by latent attention, whose prompts take some twenty kernels more."""
     hop_s: Column = 3e-6
     """Of a small all-reduce in an NVLink domain, per doubling of its ranks."""
     net_hop_s: Column = 9e-6

@@ -134,7 +134,7 @@ def step_parts(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, b: Batch
     out["host"] = c.host_s + 0.0 * every
     gpu = sum(out[part] for part in ("projections", "mlp", "experts", "prompt attention", "cache", "collectives"))
     gpu = gpu + out["other"]
-    eager = np.where(b.tokens > 0, m.layers * c.eager_layer_s, 0.0)
+    eager = np.where(b.tokens > 0, m.layers * (c.eager_layer_s + m.latent * c.latent_eager_s), 0.0)
     out["other"] = out["other"] + (gpu**4 + eager**4) ** 0.25 - gpu
     return out
 
