@@ -81,6 +81,13 @@ class EngineConstants:
     wave: Column = 0.15
     """The same where all requests have one length: they end together, so that clients return in waves."""
 
+    def way(self, input: float, attention_dp: int) -> tuple[float, float]:
+        """Return (seconds, decoding steps) between a prompt's sending and its first token's receipt, beside its own
+        steps and those before it."""
+        steps = self.first_steps + (self.balance_steps if attention_dp > 1 else 0.0)
+        return float(self.first_s + self.token_s * input), float(steps)
+
+
 FIELDS = tuple(f.name for f in fields(EngineConstants))
 
 

@@ -3,10 +3,14 @@
 C clients send a prompt of I tokens and wait for O tokens, again and again. With B sequences in a batch, t(B) seconds
 of a decoding step at the mean context I + O/2, and T_p those that a prompt adds to the steps that compute it,
 
-    TPOT = t(B) + w B T_p / O                       while a sequence makes O tokens, B prompts come in
-    F    = T_1 + f B T_p + (p - 1) / 2 TPOT         T_1: the prompt's own step; others' before it; looks every p steps
+    F    = T_1 + f (B - 1) T_b + (p - 1) / 2 TPOT   T_1: the prompt's own step; others' before it; looks every p steps
+    TPOT = t(B) + (1 - f) (B - 1) T_p / O           in a cycle each of the others' prompts is computed once: either
+                                                    before this one (f), or while it decodes
     B    = S O TPOT / (O TPOT + F)                  of the S = min(C, slots) requests, those that decode
     TTFT = t_0 + F + s TPOT + (C - S) / S (O TPOT + F)      s TPOT: tokens leave in intervals; slots: caches that fit
+
+T_b: of a prompt in steps full of prompts, as at the start, when all clients send at once. f is 1/2 where no request
+follows the first of each client, and less where each sends several.
 
 Where other workers compute prompts, both are stations of a closed network (Bard 1979; Schweitzer 1979): X requests/s,
 
@@ -23,7 +27,15 @@ import numpy as np
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.serving.engines import EngineConstants
 from phalanx.cost.serving.shape import Shape
-from phalanx.cost.serving.step import Batch, ChipRates, Split, cache_per_gpu, step_parts, weight_bytes
+from phalanx.cost.serving.step import (
+    Batch,
+    ChipRates,
+    Split,
+    cache_per_gpu,
+    cached_tokens,
+    step_parts,
+    weight_bytes,
+)
 
 STEP_TOKENS = 8192
 """Of a Load where nothing else is known: the default of engines on GPUs of 80 GB and more."""
@@ -85,7 +97,7 @@ def _burst_s(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, load: Load
 def slots(m: Shape, x: Split, load: Load) -> Any:
     """Requests whose caches fit at once, at their mean length: at least one per group of attention."""
     room = SHARE * (load.memory_bytes - weight_bytes(m, x) - WORKSPACE)
-    each = cache_per_gpu(m, x) * m.attention_layers / x.pp * (load.input + load.output / 2)
+    each = cache_per_gpu(m, x) * m.attention_layers / x.pp * cached_tokens(m, load.input + load.output / 2)
     return np.maximum(room / each, 1.0) * x.attention_dp
 
 
@@ -141,5 +153,7 @@ def disaggregated(
     first = np.maximum(first, total / rate - load.output * step)
     waits = _waits(c, load)
     transfer = m.cache * m.attention_layers * xp.cache_bytes * load.input / chip.net_bytes_per_s
-    ttft = c.first_s + c.token_s * load.input + first + transfer + c.first_steps * step + waits * total * own / servers
+    ttft = (
+        c.first_s + c.token_s * load.input + first + transfer + c.first_steps * step + waits * total * own / servers
+    )
     return step, ttft

@@ -186,6 +186,12 @@ def cache_per_gpu(m: Shape, x: Split) -> Any:
     return m.cache * x.cache_bytes / shards
 
 
+def cached_tokens(m: Shape, length: Any) -> Any:
+    """Tokens of a request whose cache is kept, as a mean over layers: layers with a window keep no more than it."""
+    local = m.window_layers / np.maximum(m.attention_layers, 1)
+    return length * (1 - local) + np.minimum(length, m.window) * local
+
+
 def weight_bytes(m: Shape, x: Split) -> Any:
     """Bytes of weights on the GPU that has most."""
     split = (m.attention / x.tp + m.mlp / (x.tp * x.attention_dp)) * x.weight_bytes
