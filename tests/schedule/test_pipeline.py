@@ -234,7 +234,7 @@ def test_the_command_draws_compares_and_writes(tmp_path: Path) -> None:
     for words, said in (
         (("show", "1fb1"), "no such schedule; did you mean 1f1b"),
         (("show", "1f1b", "--ranks", "0"), "ranks = 0: must be at least 1"),
-        (("show", "missing.csv"), "missing.csv': cannot be read"),
+        (("show", "missing.csv"), "missing.csv': no such file"),
         (("show", "1f1b", "--costs", "1,2"), "is not three numbers"),
         (("show", "1f1b", "--virtual", "0"), "virtual = 0: must be at least 1"),
         (("show", "1f1b", "--ranks", "100000"), "forward passes are too many to follow"),

@@ -199,6 +199,7 @@ def pipeline_prove(
             "--slots", help="Read the cells of CSV files as time slots: no pass may come before what it needs."
         ),
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Prove schedules: every pass runs once and after what it needs, with no deadlock even if sends block."""
     from phalanx.schedule.errors import Unproved
@@ -207,7 +208,7 @@ def pipeline_prove(
     from phalanx.schedule.pipeline.torch_csv import cells
     from phalanx.spec.errors import InputError
 
-    refused = False
+    found = []
     with exit_on_error():
         others = [name for name in names or SCHEDULES if not name.endswith(".csv")]
         if slots and others:
@@ -221,12 +222,18 @@ def pipeline_prove(
                     prove_slots(schedule, cells(Path(name)))
                 proof = prove(schedule)
             except Unproved as error:
-                refused = True
-                print(f"{schedule.name}: {error}")
+                found.append({"schedule": schedule.name, "proved": False, "reason": str(error)})
+                if not as_json:
+                    print(f"{schedule.name}: {error}")
                 continue
-            live = ", ".join(map(str, proof.peak))
-            print(f"{schedule.name}: proved; {proof.messages} messages; live at most, by rank: {live}")
-        if refused:
+            row = {"messages": proof.messages, "live_by_rank": list(proof.peak)}
+            found.append({"schedule": schedule.name, "proved": True, **row})
+            if not as_json:
+                live = ", ".join(map(str, proof.peak))
+                print(f"{schedule.name}: proved; {proof.messages} messages; live at most, by rank: {live}")
+        if as_json:
+            print_json(found)
+        if not all(row["proved"] for row in found):
             raise typer.Exit(FAILED)
 
 

@@ -51,7 +51,7 @@ def cluster_of(text: str, nodes: int | None, leaf: int | None) -> SharedCluster:
     if leaf is not None and leaf < 1:
         raise InputError("--leaf", leaf, "must be at least 1 node")
     described: ClusterSpec | None = None
-    if re.fullmatch(r"\d+x\d+(,\d+x\d+)*", text):
+    if re.fullmatch(r"[0-9]{1,9}x[0-9]{1,9}(,[0-9]{1,9}x[0-9]{1,9})*", text):
         pairs = [tuple(map(int, part.split("x"))) for part in text.split(",")]
         if any(n < 1 or not 1 <= size <= 256 for n, size in pairs) or sum(n for n, _ in pairs) > 100_000:
             raise InputError("--cluster", text, "needs 1 to 100,000 nodes of 1 to 256 GPUs")

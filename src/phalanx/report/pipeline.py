@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from phalanx.cost.step.terms import terms
 from phalanx.report.style import seconds, size
 from phalanx.schedule.layout import Layout
 from phalanx.schedule.pipeline.sends import strip_sends
+from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
 from phalanx.spec.strategy.mesh import mesh
@@ -134,14 +134,17 @@ def of_run(folder: Path) -> tuple[PricedSchedule, PricedSchedule]:
         raise InputError("run", str(folder), "has no trace.json", "it is written in a run's third step")
     ranks = mesh(s).group_of(0, "pp")
     spans: dict[int, Spans] = {rank: {} for rank in ranks}
-    for event in json.loads(path.read_text())["traceEvents"]:
-        if event.get("cat") == "schedule" and event["pid"] in spans:
-            action = event["args"]
-            start = event["ts"] / 1e6
-            spans[event["pid"]][action["kind"], action["chunk"], action["micro_batch"]] = (
-                start,
-                start + event["dur"] / 1e6,
-            )
+    try:
+        for event in read_json(path, "run")["traceEvents"]:
+            if event.get("cat") == "schedule" and event["pid"] in spans:
+                action = event["args"]
+                start = event["ts"] / 1e6
+                spans[event["pid"]][action["kind"], action["chunk"], action["micro_batch"]] = (
+                    start,
+                    start + event["dur"] / 1e6,
+                )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError("run", str(folder), f"its trace.json is damaged ({error!r})", "train it again") from None
     layout = Layout(plan.model, plan.job, s)
     views = layout.stage_views()
     predicted = price_pipeline(views, [terms(view) for view in views], plan.cluster).priced

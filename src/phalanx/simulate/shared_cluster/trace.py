@@ -10,14 +10,14 @@ elastic job can run as well), `plan` (a plan.json, whose speed follows from the 
 from __future__ import annotations
 
 import csv
-import lzma
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from phalanx.simulate.shared_cluster.jobs import TraceJob
-from phalanx.spec.documents import read_text
+from phalanx.spec.documents import csv_of, read_packed
 from phalanx.spec.errors import InputError
 
 _ALIASES = {"submit": ("submit", "timestamp"), "gpus": ("gpus", "num_gpus"), "duration": ("duration",)}
@@ -51,11 +51,13 @@ def read(path: Path, widest: int, plan_of: PlanReader, skip_bad: bool = False) -
 
     Raises InputError naming the first bad row, unless `skip_bad`; and for a file without a usable row.
     """
-    try:
-        text = _unpacked(path) if path.suffix == ".xz" else read_text(path, "--trace", _LARGEST)
-    except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError) as error:
-        raise InputError("--trace", str(path), f"cannot be read ({error})") from None
-    rows = csv.DictReader(text.splitlines())
+    with csv_of(path, "--trace"):
+        return _read(
+            csv.DictReader(read_packed(path, "--trace", _LARGEST).splitlines()), path, widest, plan_of, skip_bad
+        )
+
+
+def _read(rows: csv.DictReader[str], path: Path, widest: int, plan_of: PlanReader, skip_bad: bool) -> Trace:
     names = rows.fieldnames or []
     missing = [name for name in ("submit", "gpus") if not any(a in names for a in _ALIASES[name])]
     by_plan = "plan" in names
@@ -86,15 +88,6 @@ def read(path: Path, widest: int, plan_of: PlanReader, skip_bad: bool = False) -
 
 _LARGEST = 2**28
 """Bytes of the largest trace."""
-
-
-def _unpacked(path: Path) -> str:
-    """The text of an .xz file, up to the largest size."""
-    with lzma.open(path) as file:
-        content = file.read(_LARGEST + 1)
-    if len(content) > _LARGEST:
-        raise InputError("--trace", str(path), f"unpacks to more than {_LARGEST // 2**20} MiB")
-    return content.decode()
 
 
 def _job(row: Mapping[str, str | None], line: int, widest: int, plan_of: PlanReader) -> TraceJob:
@@ -152,7 +145,7 @@ def _time(row: Mapping[str, str | None], name: str) -> float:
     text = _field(row, name)
     try:
         return datetime.fromisoformat(text).timestamp() if not _is_number(text) else _number(row, name)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(name, text or None, "is no time", "write seconds, or 2017-10-09 07:01:55") from None
@@ -171,7 +164,12 @@ def _widths(row: Mapping[str, str | None]) -> tuple[tuple[int, float], ...]:
     pairs: list[tuple[int, float]] = []
     for part in text.split(";") if text else ():
         width, colon, speed = part.partition(":")
-        if not colon or not width.strip().isdigit() or not _is_number(speed) or not 0 < float(speed) <= 1:
+        if (
+            not colon
+            or not re.fullmatch("[0-9]{1,9}", width.strip())
+            or not _is_number(speed)
+            or not 0 < float(speed) <= 1
+        ):
             raise InputError("widths", text, "does not list GPUs and speeds above 0, at most 1", "write 2:0.3;4:0.55")
         pairs.append((int(width), float(speed)))
     return tuple(sorted(pairs))
