@@ -24,7 +24,8 @@ def simulate(
         Path,
         typer.Option(
             metavar="JOBS.csv",
-            help="Jobs, plain or .xz: submit, gpus and duration; or plan and steps. Also priority, limit, widths, min_gpus.",
+            help="Jobs, plain or .xz: submit, gpus and duration; or plan and steps. "
+            "Also priority, limit, widths, min_gpus.",
         ),
     ],
     on: Annotated[

@@ -43,7 +43,11 @@ class Policy:
     @property
     def title(self) -> str:
         """The name with the rule, for people."""
-        return f"{self.name}, {self.rule}" + (", elastic" if self.elastic else "") + (", preempting" if self.preempt else "")
+        return (
+            f"{self.name}, {self.rule}"
+            + (", elastic" if self.elastic else "")
+            + (", preempting" if self.preempt else "")
+        )
 
 
 Key = tuple[float, float, float, int]
