@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from support.in_process_cli import phalanx
 
-from phalanx.commands.read import strategy_of
+from phalanx.commands.read import read, strategy_of
+from phalanx.commands.release import release_named
 from phalanx.formats.read import files, shell
 from phalanx.formats.read.configuration import Layout, names
 from phalanx.formats.read.lints import LINTS, lint
@@ -306,6 +307,7 @@ def test_a_script_is_read_and_not_run() -> None:
         ("run --g 5 2>&1 | tee log", {"g": 5}),
         ("run --l 1 2 3 --g ${1:-3} > out.txt", {"l": [1, 2, 3], "g": 3}),
         ("run --g `nproc` --h $(nproc)", {"g": "$", "h": "$"}),
+        ("cat <<'EOF' > f\nit isn't --a 1 --b 2 --c 3\nEOF\nrun --g 5", {"g": 5}),
     ],
 )
 def test_words_of_a_shell(text: str, args: dict[str, Any]) -> None:
@@ -342,6 +344,58 @@ def test_words_of_a_shell(text: str, args: dict[str, Any]) -> None:
 def test_megatron_layouts_follow_validate_args(args: dict[str, Any], fixed: dict[str, Any]) -> None:
     s = files.READERS["megatron"]({"args": args}, 8).layout
     assert {name: getattr(s, name) for name in fixed} == fixed
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "strategy", "options"),
+    [
+        (
+            "maxtext",
+            {
+                "ici_fsdp_parallelism": -1,
+                "ici_tensor_parallelism": 4,
+                "per_device_batch_size": 0.5,
+                "remat_policy": "full",
+                "quantization": "te_fp8_currentscaling",
+                "optimizer_memory_host_offload": True,
+                "mu_dtype": "bfloat16",
+            },
+            "dp=16,zero=3,tp=4,micro_batch=2,recompute=full",
+            {"products": "float8", "first_moment": "bfloat16", "optimizer_offload": 1.0},
+        ),
+        (
+            "nemo",
+            {
+                "model": {
+                    "tensor_model_parallel_size": 2,
+                    "context_parallel_size": 2,
+                    "cp_comm_type": "all_gather",
+                    "num_moe_experts": 8,
+                    "moe_token_dispatcher_type": "flex",
+                    "cross_entropy_loss_fusion": True,
+                    "micro_batch_size": 2,
+                }
+            },
+            "dp=16,zero=1,tp=2,cp=2,micro_batch=2",
+            {"context": "all_gather", "dispatch": "deepep", "cross_entropy": "fused"},
+        ),
+        (
+            "deepspeed",
+            {
+                "train_micro_batch_size_per_gpu": 4,
+                "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}},
+                "communication_data_type": "bf16",
+            },
+            "dp=64,zero=3,micro_batch=4",
+            {"optimizer_offload": 0.5, "reduce": "bfloat16"},
+        ),
+    ],
+)
+def test_options_beyond_the_strategy(
+    kind: str, config: dict[str, Any], strategy: str, options: dict[str, Any]
+) -> None:
+    c = files.READERS[kind](config, 64)
+    assert (str(strategy_of(c, 64)), dict(c.options)) == (strategy, options)
 
 
 def test_experts_are_never_priced_as_a_dense_model(tmp_path: Path) -> None:
@@ -403,6 +457,127 @@ def test_bad_files_get_one_line(tmp_path: Path, content: str, words: tuple[str, 
     code, out, err = phalanx(tmp_path, *words)
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert said in err
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "said"),
+    [
+        ("run --num-layers 32 --hidden-size", ("read",), "--hidden-size: has no value"),
+        ("run --num-layers 32 --hidden-size", ("predict",), "--hidden-size: has no value"),
+        ("run --num-layers 32 --hidden-size 'abc", ("lint",), "a quote in command line 1 that does not end"),
+        ("run --num-layers 32 --hidden-size 'abc", ("read",), "a quote in command line 1 that does not end"),
+        (SCRIPT + " --fp16", ("predict",), "and fp16 are both on"),
+        (
+            SCRIPT + " --num-layers-per-virtual-pipeline-stage 5 --num-virtual-stages-per-pipeline-rank 2",
+            ("read",),
+            "both say how many chunks",
+        ),
+        (SCRIPT.replace("--vocab-size 128256", ""), ("predict",), "the file leaves --padded-vocab-size open"),
+        (SCRIPT.replace("--nnodes $NODES", "--nnodes $MORE"), ("predict",), "--gpus: is missing"),
+        (SCRIPT, ("predict", "--stack", "megatronn-0.3"), "is not a software stack"),
+        (SCRIPT, ("verify", "--set", "job.seq=8"), "is about a job file"),
+    ],
+)
+def test_half_and_contradicting_command_lines_get_one_line(
+    tmp_path: Path, script: str, words: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "run.sh").write_text(script.rstrip("\n").replace("selective\n ", "selective "))
+    more = ("--cluster", "dgx-h100") if words[0] == "predict" else ()
+    code, out, err = phalanx(tmp_path, words[0], "run.sh", *words[1:], *more)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert said in err
+
+
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [
+        ("megatron-core-0.13", "megatron-core-0.14"),
+        ("megatron-core-0.20", "megatron-core"),
+        ("torchtitan-0.2.1", "torchtitan"),
+        ("nemo-24.09", "nemo-24.11"),
+        ("megatron-bridge-25.10", "megatron-bridge-25.11"),
+    ],
+)
+def test_the_nearest_release_is_taken_and_said(name: str, taken: str) -> None:
+    stack, said = release_named(name)
+    assert stack == taken
+    assert "the nearest release, is taken" in said
+    for known in (taken, "phalanx", "nobody-1.2"):
+        assert release_named(known) == (known, "")
+
+
+REGISTRY = """
+from torchtitan.components.quantization import Float8LinearConverter
+from torchtitan.config import ParallelismConfig, TrainingConfig
+from torchtitan.distributed.activation_checkpoint import FullAC
+from torchtitan.models.llama3 import model_registry
+from torchtitan.trainer import Trainer
+
+def llama3_70b() -> Trainer.Config:
+    spec = model_registry("70B")
+    open("ran", "w")
+    return Trainer.Config(
+        model_spec=spec, training=TrainingConfig(local_batch_size=2 * 4, global_batch_size=64, seq_len=8192),
+        parallelism=ParallelismConfig(tensor_parallel_degree=8), activation_checkpoint=FullAC.Config())
+
+def longer() -> Trainer.Config:
+    config = llama3_70b()
+    config.training.seq_len = 4096
+    config.parallelism.data_parallel_replicate_degree = 2
+    config.model_spec = model_registry("70B", converters=[Float8LinearConverter.Config(recipe_name="rowwise")])
+    return config
+
+def elsewhere() -> Trainer.Config:
+    config = made(llama3_70b())
+    config.training.seq_len = 4096
+    return config
+"""
+
+
+def test_torchtitans_python_is_read_and_not_run(tmp_path: Path) -> None:
+    (tmp_path / "registry.py").write_text(REGISTRY)
+    c = read([tmp_path / "registry.py::llama3_70b"], None, 64).configuration
+    assert str(strategy_of(c, 64)) == "dp=8,zero=3,tp=8,sp=1,micro_batch=8,recompute=full"
+    c = read([tmp_path / "registry.py::longer"], None, 64).configuration
+    assert str(strategy_of(c, 64)) == "dp=8,zero=3,shard=4,tp=8,sp=1,micro_batch=8,recompute=full"
+    assert (c.layout.seq, dict(c.options)) == (4096, {"products": "float8-block"})
+    assert c.spec is not None
+    assert c.spec.layers == 80
+    code, out, err = phalanx(
+        tmp_path, "predict", "registry.py::longer", "--gpus", "64", "--cluster", "dgx-h100", "--json"
+    )
+    assert code == 0, err
+    assert json.loads(out)["question"]["options"] == {"products": "float8-block"}
+    wrong = (
+        ("registry.py", "has 3 configurations"),
+        ("registry.py::longr", "did you mean longer"),
+        ("registry.py::elsewhere", "starts from made(...), which the file does not hold"),
+    )
+    for name, said in wrong:
+        code, _, err = phalanx(tmp_path, "read", name)
+        assert (code, said in err) == (2, True), err
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_configuration_is_verified_as_our_own_program(tmp_path: Path) -> None:
+    small = {
+        "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 64, "is_llama_config": True,
+    }  # fmt: skip
+    config = {
+        "parallelism": {"dp": 2, "pp": 1, "tp": 2, "tp_mode": "REDUCE_SCATTER"},
+        "tokens": {"sequence_length": 32, "micro_batch_size": 1, "batch_accumulation_per_replica": 2},
+        "optimizer": {"zero_stage": 1, "accumulate_grad_in_fp32": False},
+        "model": {"model_config": small, "dtype": "bfloat16"},
+    }
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    code, out, err = phalanx(tmp_path, "verify", "config.yaml", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["proved"]
+    assert found["strategy"] == "dp=2,zero=1,tp=2,sp=1"
+    assert "nanotron's own program is not run" in found["about"]
+    assert "gradients=bfloat16" in " ".join(found["notes"])
 
 
 def test_what_does_not_divide_the_ranks_is_refused() -> None:

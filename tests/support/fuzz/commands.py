@@ -115,6 +115,7 @@ QUICK: tuple[tuple[tuple[str, ...], Options], ...] = (
     (("lint", "observed.json"), {"--cluster": "dgx-h100"}),
     (("serve-plan", "serving.json"), {"--launch": "engine", "--json": None}),
     (("experts", "show", "runs/e"), {"--json": None}),
+    (("report", "runs/e"), {"--out": "page.html"}),
     (("validate",), {"--serving": None, "--runs": "served.csv", "--json": None}),
 )
 """Commands that take a moment: words, and options with values that are right."""
@@ -369,7 +370,13 @@ def _readers(kind: str, pool_is_quick: bool) -> tuple[tuple[str, ...], ...]:
             ("serve-plan", "v.json", "--launch", "dynamo"),
         ),
         "served runs": (("validate", "--serving", "--runs", "v.csv", "--json"),),
-        "metrics": (("experts", "show", "runs/f", "--json"), ("experts", "show", "runs/f")),
+        "metrics": (
+            ("experts", "show", "runs/f", "--json"),
+            ("experts", "show", "runs/f"),
+            ("report", "runs/f", "--out", "page.html"),
+        ),
+        "timeline": (("report", "runs/g", "--out", "page.html"),),
+        "record": (("report", "runs/g", "--out", "page.html"),),
     }
     priced = ("--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "2048", "--model", "llama2-7b")
     for name in (*configurations.KINDS, "script", "YAML", "Python"):
@@ -384,6 +391,9 @@ def _readers(kind: str, pool_is_quick: bool) -> tuple[tuple[str, ...], ...]:
     slow = {"job file": (("train", "j.toml", "--json"), ("parity", "j.toml", "--steps", "1", "--json"))}
     slow |= {"plan.json": (("train", "p.json", "--json"), ("export", "p.json", "--to", "megatron", "--out", "x"))}
     slow |= {"requests": (("serve-plan", *_TRACED, "--json"),)}
+    for name, file in _CONFIGURATION.items():
+        line = ("plan", "--from", file, "--cluster", "dgx-h100", "--gpus", "16", "--out", "y.json", "--json")
+        slow[f"{name} configuration"] = (line, ("compare", file, "tp=2", "--cluster", "dgx-h100", "--gpus", "16"))
     return quick[kind] if pool_is_quick else (*quick.get(kind, ()), *slow.get(kind, ()))
 
 
@@ -410,6 +420,8 @@ def file_cases(draw: st.DrawFn, plans: tuple[Any, ...], quick: bool) -> Case:
         "free GPUs": (st.just(listings.FREE), files.as_json, "f.json"),
         "observed.json": (st.just(listings.observation()), files.as_json, "o.json"),
         "serving.json": (st.sampled_from(listings.serving_plan()), files.as_json, "v.json"),
+        "timeline": (st.just(listings.TIMELINE), files.as_json, "runs/g/trace.json"),
+        "record": (st.just(listings.RECORD), files.as_json, "runs/g/recorded.json"),
     }
     for name in configurations.KINDS:
         write = files.as_toml if name == "torchtitan" else files.as_json

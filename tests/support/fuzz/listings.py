@@ -64,6 +64,9 @@ METRICS = b"".join(
         {
             "step": step,
             "loss": 5.0 - step,
+            "step_time_s": 0.1,
+            "tokens_per_s": 2560.0,
+            "mem_bytes": 10**6,
             "expert_tokens": {"0": [3, 5, 4, 4], "1": [8, 0, 4, 4]},
             "expert_dropped": 0.01 * step,
         }
@@ -71,6 +74,27 @@ METRICS = b"".join(
     + b"\n"
     for step in range(1, 4)
 )
+TIMELINE: Any = {
+    "traceEvents": [
+        {"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "rank 0"}},
+        *(
+            {
+                "name": name,
+                "ph": "X",
+                "ts": 10.0 * i,
+                "dur": 8.0,
+                "pid": 0,
+                "tid": 0,
+                "cat": kind,
+                "args": {"op": name},
+            }
+            for i, (name, kind) in enumerate(
+                [("forward", "compute"), ("backward", "compute"), ("all_reduce", "comm")]
+            )
+        ),
+    ]
+}
+RECORD: Any = {"step_time_s": 0.1, "memory_bytes": 10**6, "timeline": {"exposed_communication_s": 0.01}, "events": []}
 PROGRAM = b"""import torch
 
 layer = torch.nn.Linear(8, 8)

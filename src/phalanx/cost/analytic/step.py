@@ -528,7 +528,13 @@ def _adapters(shape: Shape, layout: Layout, system: System, profile: Profile) ->
     """Return seconds of a block's adapters in both passes: three times their forward FLOPs."""
     if not np.any(shape.adapters):
         return 0.0
-    return 6 * layout.tokens * shape.adapters / layout.tp / (system.peak_bf16 * system.gemm * profile.gemm)
+    return (
+        6
+        * layout.tokens
+        * shape.adapters
+        / layout.tp
+        / (system.peak(layout.activation_bytes) * system.gemm * profile.gemm)
+    )
 
 
 def _offloaded(

@@ -5,12 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from phalanx.formats.megatron import layout as pipelines
+from phalanx.formats.megatron.flags import FIELDS
 from phalanx.formats.read import megatron_model as shaped
 from phalanx.formats.read import megatron_options as beyond
 from phalanx.formats.read.configuration import Config, Configuration, Keys, Layout, count, divided, product, truth
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy import stack_options
 
+_SWITCHES = (
+    "strategy.sp",
+    "model.qk_norm",
+    "options.embedding_as_layer",
+    "options.loss_as_layer",
+)
 _SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 _MODEL = {
     "num_layers": "num_hidden_layers",
@@ -33,6 +40,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     micro-batch for each replica, no ZeRO without --use-distributed-optimizer."""
     args = config["args"] if isinstance(config.get("args"), dict) else config
     at = "args." if args is not config else ""
+    _require_values(args)
     keys = Keys(config)
 
     def flag(name: str, meaning: str, default: Any = None) -> Any:
@@ -166,6 +174,28 @@ def read(config: Config, world: int | None = None) -> Configuration:
         fields=fields,
         job=job,
     )
+
+
+_NUMBERS = {flag.lstrip("-") for flag, field in FIELDS.items() if not field.startswith(_SWITCHES)}
+"""Flags that take a value."""
+_VIRTUAL = (
+    "num-layers-per-virtual-pipeline-stage",
+    "num-virtual-stages-per-pipeline-rank",
+    "pipeline-model-parallel-layout",
+)
+"""Of these at most one is taken (validate_args)."""
+
+
+def _require_values(args: Config) -> None:
+    """Require a value of every flag that takes one, and one word for the chunks of a pipeline. Raises InputError."""
+    for name, value in args.items():
+        if value is True and str(name).replace("_", "-") in _NUMBERS:
+            raise InputError(f"--{name}", None, "has no value: is the command line cut short?", f"write --{name} N")
+    given = [name for name in _VIRTUAL if args.get(name, args.get(name.replace("-", "_"))) is not None]
+    if len(given) > 1:
+        value = args.get(given[1], args.get(given[1].replace("-", "_")))
+        reason = f"and --{given[0]} both say how many chunks a pipeline rank has"
+        raise InputError(f"--{given[1]}", value, reason, "leave one of them out")
 
 
 def _recomputed(kind: str, method: Any, number: int | None, modules: Any) -> str:

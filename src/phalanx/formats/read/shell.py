@@ -83,6 +83,9 @@ class Script:
                 name = assignment[1]
                 self.variables[name] = (self.variables.get(name, []) if assignment[2] else []) + values
                 self._spend(len(self.variables[name]))
+            elif document := re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1").match(self._text, self._at):
+                self._at = document.end()
+                self._skip_document(document[2])
             elif redirected := re.compile(r"\d*[<>]+&?\d*[ \t]*|&>+[ \t]*").match(self._text, self._at):
                 self._at = redirected.end()
                 if not redirected[0].rstrip()[-1:].isdigit():  # `> file`, not `2>&1`
@@ -99,6 +102,21 @@ class Script:
                 if self._words > _MOST:
                     raise InputError("script", None, f"has more than {_MOST:,} words", "is it the right file?")
         self._end(words)
+
+    def _skip_document(self, word: str) -> None:
+        """Take the lines of a here-document, up to the one that is `word`, out of what is still to be read."""
+        line = self._find("\n")
+        end = re.compile(rf"^\s*{re.escape(word)}[ \t]*$", re.M).search(self._text, line)
+        self._spend(len(self._text) // 8)  # what is copied
+        if end is not None:
+            self._text = self._text[:line] + self._text[end.end() :]
+
+    def _unclosed(self, at: int) -> InputError:
+        line = self._text.count("\n", 0, at) + 1
+        reason = f"has a quote in command line {line} that does not end"
+        return InputError(
+            "script", self._text[at : at + 20].split("\n")[0], reason, "is it cut short? close the quote"
+        )
 
     def _find(self, text: str) -> int:
         at = self._text.find(text, self._at)
@@ -149,7 +167,8 @@ class Script:
             some = True
             if c == "'":
                 end = self._text.find("'", self._at + 1)
-                end = len(self._text) if end < 0 else end
+                if end < 0:
+                    raise self._unclosed(self._at)
                 parts[-1] += self._text[self._at + 1 : end]
                 self._at = end + 1
                 quoted_value = True
@@ -186,6 +205,7 @@ class Script:
         return [p for p in parts if p or quoted_value]
 
     def _double(self, parts: list[str]) -> None:
+        opened = self._at - 1
         while self._at < len(self._text) and self._text[self._at] != '"':
             c = self._text[self._at]
             if c == "\\":
@@ -205,6 +225,8 @@ class Script:
                 parts[-1] += plain[0]
                 self._at = plain.end()
             _require_short(parts[-1])
+        if self._at >= len(self._text):
+            raise self._unclosed(opened)
         self._at += 1
 
     def _variable(self) -> list[str]:
