@@ -263,7 +263,7 @@ def test_a_job_in_two_groups_of_a_dragonfly_has_their_links_or_half_of_all():
         cluster, topology = of_leaves(node, names, [i // 2 for i in range(18)], 2, wiring)
         two = np.arange(32)  # two groups of nine, entire
         seconds.append(_job(job, cluster).seconds(topology, two[None], _NOBODY)[0])
-    assert seconds[1] > 1.2 * seconds[0]
+    assert seconds[1] > 1.1 * seconds[0]
 
 
 def test_three_tiers_are_placed_close_to_their_bound():

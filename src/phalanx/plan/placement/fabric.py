@@ -1,8 +1,8 @@
 """What the wiring of a fabric adds to the price of a placement: rails, and the direct links between groups.
 
 Rails: GPU i of every host under a leaf is at switch i. Two ranks of different index meet over NVLink in a host that
-has a GPU of the job at both indices (NCCL's PXN: the message changes its rail before it leaves). Hosts on which the job
-has no index in common, {0-3} here and {4-7} there, cannot: what they send each other goes one tier further out.
+has a GPU of the job at both indices (NCCL's PXN: the message changes its rail before it leaves). Hosts on which the
+job has no index in common, {0-3} here and {4-7} there, cannot: what they send each other goes one tier further out.
 
 Dragonfly (Kim, Dally, Scott, Abts, ISCA 2008): every two of G groups are joined by global links; a group's uplink U
 is all of its own. A job in s groups has U (s-1) / (G-1) on minimal routes. Valiant's routes lead over a third group,
@@ -26,7 +26,7 @@ def between_groups(reached: Ints, groups: int) -> Floats:
 
 
 def on_rails(topology: Topology, leaves: Ints, gpus: Ints) -> Ints:
-    """Return the block of every rank under leaves of rails, (placements, world): ranks under one leaf are in one block
+    """Return the block of every rank under leaves of rails, (placements, world): ranks under a leaf are in one block
     if rails, or NVLink in hosts of the job, lead from one to the other. `leaves`: of each GPU; `gpus`: those of each
     placement, (placements, world)."""
     rails = int(topology.index.max()) + 1

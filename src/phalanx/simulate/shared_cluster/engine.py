@@ -270,7 +270,7 @@ class _Simulation:
         return self.policy.name == "las" and first and self.running[other].attained >= THRESHOLD
 
     def _preempt_for(self, number: int) -> Chosen:
-        """Stop jobs that a waiting one may stop, so that it can start; return its nodes, none if that is not enough."""
+        """Stop jobs that a waiting one may stop, so that it can start; return its nodes, none if none do."""
         shape, largest = self.nodes.shape(self.jobs[number].gpus), self.nodes.largest
         if self.mixed:
             room = list(self.nodes.free)

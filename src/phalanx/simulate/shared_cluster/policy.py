@@ -43,11 +43,8 @@ class Policy:
     @property
     def title(self) -> str:
         """The name with the rule, for people."""
-        return (
-            f"{self.name}, {self.rule}"
-            + (", elastic" if self.elastic else "")
-            + (", preempting" if self.preempt else "")
-        )
+        more = [word for word, on in (("elastic", self.elastic), ("preempting", self.preempt)) if on]
+        return ", ".join([self.name, self.rule, *more])
 
 
 Key = tuple[float, float, float, int]
@@ -55,8 +52,8 @@ Key = tuple[float, float, float, int]
 
 
 def key(policy: Policy, job: TraceJob, number: int, attained: float) -> Key:
-    """Return a waiting job's place in the order of a policy, after its priority; `attained`: GPU-seconds of service so
-    far."""
+    """Return a waiting job's place in the order of a policy, after its priority; `attained`: GPU-seconds of service
+    so far."""
     if policy.name == "smallest":
         return (-job.priority, job.gpus, job.planned, number)
     if policy.name == "las":

@@ -3,8 +3,9 @@
 Columns, by name: `submit` or `timestamp` (seconds, or a date and time as 2017-10-09 07:01:55), `gpus` or
 `num_gpus`, and `duration` (s), or `end` (as `submit`: the end of the job's run, which then began when it was
 submitted). Optional: `limit` (s, by which schedulers plan), `widths` (`2:0.3;4:0.55`: GPUs and speed at which an
-elastic job can run as well), `priority` (a whole number, the higher the sooner; 0), `plan` (a plan.json, whose speed follows from the placement) with `steps`, and
-`min_gpus` (the planner finds the speeds of narrower widths). Others are ignored.
+elastic job can run as well), `priority` (a whole number, the higher the sooner; 0), `plan` (a plan.json, whose speed
+follows from the placement) with `steps`, and `min_gpus` (the planner finds the speeds of narrower widths). Others are
+ignored.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ from phalanx.spec.ranges import Bytes, Count, Name, Range, Ranks, Rate, Seconds,
 Origin = Literal["measured", "published", "estimated"]
 """Where numbers come from."""
 Wiring = Literal["tree", "rails", "pairs"]
-"""tree: switches that all ranks below can reach. rails: a switch for each GPU index of the hosts below, so that GPUs of
-different index meet over NVLink in a host, or else one tier further out. pairs: links between every two blocks below, as
-the global links between the groups of a dragonfly; a block's uplink is all of its links together."""
+"""tree: switches that all ranks below can reach. rails: a switch for each GPU index of the hosts below, so that GPUs
+of different index meet over NVLink in a host, or else one tier further out. pairs: links between every two blocks
+below, as the global links between the groups of a dragonfly; a block's uplink is all of its links together."""
 GIB = 2**30
 TRUSTED = 0.2
 """The largest median relative error of a fit whose line is used."""
