@@ -3,8 +3,8 @@
 Small cases (few ways to deal the ranks to blocks of the innermost tier) are tried in full, which is exact: GPUs of
 one block are alike, but for those on rails, which are dealt one by one. Else orders of the mesh's axes, as nested
 blocks carved from the free GPUs (carve.py), are priced, on all free GPUs and on selections of them: as many of each
-host as an even share needs, multiples of the axes on each host and under each switch, the same indices everywhere. Beside the
-answer stands a bound that no placement can beat, from what each axis can at best have together.
+host as an even share needs, multiples of the axes on each host and under each switch, the same indices everywhere.
+Beside the answer stands a bound that no placement can beat, from what each axis can at best have together.
 
 The bound: if every rank has at least a ranks of its tp group, b of its data-parallel group and c of its pipeline in
 its block, the block holds at least a x b x c ranks; blocks with as many free GPUs must hold the world.

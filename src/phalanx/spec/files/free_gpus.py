@@ -5,8 +5,8 @@
      "leaves": {"leaf0": "node[0-15]", "leaf1": "node[16-31]"}, "oversubscription": 2,
      "wiring": "rails"}
 
-`leaves`, `oversubscription` and `wiring` (tree, rails, pairs: Tier.wiring) may be left out. GPUs are numbered on their
-node from 0.
+`leaves`, `oversubscription` and `wiring` (tree, rails, pairs: Tier.wiring) may be left out. GPUs are numbered on
+their node from 0.
 """
 
 from __future__ import annotations
