@@ -33,10 +33,10 @@ def vulnerable(pinned: dict[str, Version], advisories: str) -> list[str]:
     found = []
     for line in advisories.splitlines():
         if line and not line.startswith("#"):
-            name, mended, advisory = line.split()
+            name, mended, advisory, source = line.split()
             version = pinned.get(normalised(name))
             if version is not None and version < Version(mended):
-                found.append(f"{name} {version}: {advisory}, mended in {mended}")
+                found.append(f"{name} {version}: {advisory}, mended in {mended} ({source})")
     return found
 
 

@@ -12,6 +12,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "ZeRO-3": ("dp=4,zero=3,micro_batch=1",),
     "HSDP": ("dp=4,zero=2,shard=2,micro_batch=1",),
     "compressed": ("dp=2,compression=topk:0.1:nofeedback,micro_batch=2",),
+    "error feedback": ("dp=2,zero=1,compression=int8,micro_batch=2",),
+    "PowerSGD": ("dp=3,compression=powersgd:2,micro_batch=2",),
     "tensor": ("tp=2,sp=1,micro_batch=2",),
     "ring attention": ("cp=2,micro_batch=2",),
     "Ulysses": ("cp=2,ulysses=2,micro_batch=2",),
@@ -21,7 +23,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "data, pipeline": ("dp=2,zero=1,pp=2,micro_batch=2",),
     "experts": ("dp=2,ep=2,micro_batch=2", *MOE),
 }
-"""Strategies, each with settings that it needs. Error feedback is left out: a resumed run splits residuals evenly."""
+"""Strategies, each with settings that it needs."""
 
 PHASES = {
     "start": ("start-up", 1),

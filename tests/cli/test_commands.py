@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from support.forked_cli import Launcher
 from support.forked_cli import phalanx as forked
 from support.in_process_cli import phalanx
 from support.quick_runs import JOB, TEXT, at_work, rows, wait_for_step
 
+from phalanx.cli.app import app
 from phalanx.commands.train import outcome
 from phalanx.runs.resume import resumed
 from phalanx.runtime.process import status
@@ -512,3 +514,13 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_every_command_that_answers_has_json() -> None:
+    def missing(command: Any, name: str) -> list[str]:
+        inside = getattr(command, "commands", None)
+        if inside is not None:
+            return [found for key, child in inside.items() for found in missing(child, f"{name} {key}".strip())]
+        return [] if any("--json" in p.opts for p in command.params) else [name]
+
+    assert missing(typer.main.get_command(app), "") == ["pipeline csv", "lab run"]

@@ -63,6 +63,7 @@ def test_c1_c2_c11_state_by_zero_stage(params, ranks, gb):
 
 
 def test_c11_optimizer_alone_is_12_bytes_and_70b_take_14_cards():
+    assert textbook.zero_bytes(70e9, 0, 1) == pytest.approx(1120e9)
     assert textbook.zero_bytes(70e9, 0, 1) - 4 * 70e9 == pytest.approx(840e9)
     assert textbook.cards(textbook.zero_bytes(70e9, 0, 1), 80e9) == 14
 
@@ -77,6 +78,13 @@ def test_g3_activations_of_gpt3(tmp_path):
     found = json.loads(phalanx(tmp_path, "memory", "--model", "gpt3-175b", "--json")[1])[1]["rows"][0]
     assert found["none_GB"] == pytest.approx(275.41, abs=0.005)
     assert found["none_GB"] / 96 == pytest.approx(2.869, abs=5e-4)
+    # Of tp 1, 8 and 8 with sp: without scores; all; and what full recomputation keeps.
+    rows = json.loads(phalanx(tmp_path, "memory", "--model", "gpt3-175b", "--json")[1])[1]["rows"]
+    shown = {(r["tp"], r["sp"]): r for r in rows}
+    assert shown[1, "no"]["selective_GB"] == pytest.approx(82.14, abs=0.005)
+    assert shown[8, "no"]["none_GB"] == pytest.approx(55.57, abs=0.005)
+    assert shown[8, "yes"]["none_GB"] == pytest.approx(34.43, abs=0.005)
+    assert shown[1, "no"]["full_GB"] == pytest.approx(4.83, abs=0.005)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +114,7 @@ def test_g23_g28_parameters(tmp_path, model, parameters, active):
         (25e6, 1024, 200e9, 0.1, 0.5e-3),  # G13
         (340e6, 1024, 200e9, 1.36, 6.8e-3),
         (1.5e9, 1024, 200e9, 6, 30e-3),
-        (7e9, 1024, 200e9, 28, 0.14),
+        (7e9, 1024, 200e9, 28, 140e-3),
         (70e9, 1024, 200e9, 280, 1.4),
         (0.5e9, 2, 450e9, 1, 2.22e-3),  # G14
         (5e9, 8, 50e9, 17.5, 0.35),  # C4
@@ -119,7 +127,8 @@ def test_g4_g5_g13_g14_c4_c5_gradients(params, ranks, rate, gb, seconds):
 
 def test_g6_c8_c9_of_a_cluster_of_1024():
     (row,) = textbook.gradient_traffic(175e9, (1024,), 25e9).rows
-    assert row[4] == pytest.approx(716.8, rel=1e-3)
+    assert row[4] == pytest.approx(716.1, abs=0.05)
+    assert row[4] * 1024 / 1023 == pytest.approx(716.8, abs=0.05)  # the limit: 2 x gradients x ranks
     assert (row[3], row[6]) == pytest.approx((28, 42), rel=2e-3)
     assert textbook.gradient_traffic(175e9 / 64, (8,), 25e9).rows[0][1] == pytest.approx(5.47, abs=0.005)
 
@@ -144,9 +153,9 @@ def test_g15_g16_intensity(tmp_path):
 
 
 def test_g17_share_of_communication():
-    for compute, share in ((10.0, 0.359), (3.0, 0.651)):
+    for compute, percent in ((10, 35.9), (3, 65.1)):
         p = PricedStrategy(Strategy(), compute + 5.6, 0.0, {"matmul": compute, "dp": 5.6}, {}, 1)
-        assert p.communication == pytest.approx(share, abs=5e-4)
+        assert 100 * p.communication == pytest.approx(percent, abs=0.05)
 
 
 def test_g24_years_of_one_gpu():
@@ -204,7 +213,7 @@ def _sent(
 
 def test_g19_c3_c7_tensor_parallelism_of_gpt3(tmp_path):
     one = _sent(tmp_path, "gpt3-175b", "tp=8", 1)["tp"]
-    assert one["times"] == 4 * 96
+    assert one["times"] == 4 * 96 == 384
     assert one["sent_bytes"] == pytest.approx(33.82e9, rel=1e-3)
     assert one["sent_bytes"] / 96 == pytest.approx(352.32e6, rel=1e-4)
     many = _sent(tmp_path, "gpt3-175b", "tp=8,micro_batch=32", 32)["tp"]
@@ -234,7 +243,7 @@ def test_g11_g19_c7_messages_of_a_pipeline(tmp_path):
 def test_c15_all_to_all_of_mixtral(tmp_path):
     # Tokens to experts; their results, as many bytes, have the second row.
     row = _sent(tmp_path, "mixtral-8x7b", "dp=8,ep=8", 8, cluster="dgx-h100", seq=4096)["ep"]
-    assert 2 * row["sent_bytes"] / 32 == pytest.approx(234.9e6, rel=1e-3)
+    assert 2 * row["sent_bytes"] / 32 == pytest.approx(234.9e6, rel=1e-3)  # 235 MB: 4,096 tokens a rank
 
 
 @pytest.mark.parametrize(
@@ -246,7 +255,7 @@ def test_c15_all_to_all_of_mixtral(tmp_path):
         ("1f1b", 4, 64, None, (3, 67)),
         ("1f1b", 8, 64, None, (7, 71)),
         ("1f1b", 8, 32, None, (7, 39)),
-        ("naive", 4, 8, None, (3, 4)),  # G8
+        ("naive", 4, 8, None, (75, 100)),  # G8
         ("interleaved", 4, 4, 2, (3, 11)),  # G9
         ("interleaved", 4, 8, 2, (3, 19)),
     ],
@@ -257,11 +266,11 @@ def test_g7_g8_g9_bubbles(schedule, ranks, micro_batches, virtual, bubble):
     assert found.bubble_fraction == pytest.approx(float(Fraction(*bubble)))
 
 
-@pytest.mark.parametrize(("ranks", "micro_batches", "over", "share"), [(4, 16, 0.1875, 0.158), (16, 4, 3.75, 0.789)])
+@pytest.mark.parametrize(("ranks", "micro_batches", "over", "share"), [(4, 16, 18.75, 15.8), (16, 4, 375, 78.9)])
 def test_g25_bubble_over_work_and_of_the_step(ranks, micro_batches, over, share):
     found = price(build("1f1b", ranks, micro_batches), Costs.equal(ranks))
-    assert found.bubble_overhead == pytest.approx(over)
-    assert found.bubble_fraction == pytest.approx(share, abs=5e-4)
+    assert 100 * found.bubble_overhead == pytest.approx(over)
+    assert 100 * found.bubble_fraction == pytest.approx(share, abs=0.05)
 
 
 def test_g22_worlds_are_products():
@@ -294,7 +303,7 @@ def test_g12_reductions():
         assert found[rank, offset] == [10, 20, 30][offset]
 
 
-def test_g27_all_to_all_transposes_and_a_ring_takes_three_and_three():
+def test_g27_all_to_all_transposes_and_a_ring_takes_three_and_three(tmp_path):
     blocks = np.full((4, 16), np.nan)
     for rank in range(4):
         blocks[rank, 4 * rank : 4 * rank + 4] = [10 * rank + to for to in range(4)]
@@ -304,6 +313,9 @@ def test_g27_all_to_all_transposes_and_a_ring_takes_three_and_three():
     ring = collective("all_reduce", "ring", 4, 4)
     assert ring.rounds == 6
     assert [bool(ring.reduces[ring.round == n].all()) for n in range(6)] == [True] * 3 + [False] * 3
+    shown = json.loads(phalanx(tmp_path, "collectives", "show", "ring", "--ranks", "4", "--json")[1])["rounds"]
+    between = shown[3]["holds"]  # what the command shows after the first three rounds
+    assert [[chunk for chunk in range(4) if len(between[r][chunk]) == 4] for r in range(4)] == [[r] for r in range(4)]
 
 
 def _joined(inner: float, outer: float, outer_rate: float = 50e9, nodes: int = 8) -> ClusterSpec:
@@ -361,6 +373,7 @@ def test_c21_a_job_of_four_waits_though_eight_are_free(tmp_path):
     packed = json.loads(phalanx(tmp_path, *line)[1])["policies"][0]
     assert packed["queue"]["quantiles"][-1] == 50 * 60
     assert packed["fragmented"] == 4 * 50 * 60
+    assert packed["fragmented"] / 3600 == pytest.approx(3.3, abs=0.05)
     scattered = json.loads(phalanx(tmp_path, *line, "--placement", "scatter")[1])["policies"][0]
     assert scattered["queue"]["quantiles"][-1] == 0
     # As taught, with four free on each node, it starts at once.
@@ -372,7 +385,7 @@ def test_c21_a_job_of_four_waits_though_eight_are_free(tmp_path):
 
 @pytest.mark.parametrize(
     ("strategy", "apart", "together", "loss"),
-    [("tp=4,micro_batch=2,recompute=full", 13.6, 9.5, 0.30), ("dp=2,zero=1,tp=2,sp=1", 6.5, 6.5, 0.007)],
+    [("tp=4,micro_batch=2,recompute=full", 13.6, 9.5, 30), ("dp=2,zero=1,tp=2,sp=1", 6.5, 6.5, 0.7)],
 )
 def test_c21_what_scattering_costs(tmp_path, strategy, apart, together, loss):
     words = "plan --model llama3-8b --cluster dgx-h100 --gpus 4 --batch 32 --seq 8192 --out p4.json"
@@ -382,4 +395,4 @@ def test_c21_what_scattering_costs(tmp_path, strategy, apart, together, loss):
     answer = json.loads(phalanx(tmp_path, *line)[1])
     assert answer["step_time_s"] == pytest.approx(apart, abs=0.1)
     assert answer["empty_cluster_s"] == pytest.approx(together, abs=0.1)
-    assert 1 - answer["empty_cluster_s"] / answer["step_time_s"] == pytest.approx(loss, abs=0.01)
+    assert 100 * (1 - answer["empty_cluster_s"] / answer["step_time_s"]) == pytest.approx(loss, abs=1)

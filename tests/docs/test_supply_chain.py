@@ -41,8 +41,9 @@ def test_an_old_pin_is_vulnerable() -> None:
     assert AUDIT["vulnerable"](pinned, advisories) == []
     old = AUDIT["pins"]("torch==2.9.1\nJinja2==3.1.5\n")
     assert AUDIT["vulnerable"](old, advisories) == [
-        "torch 2.9.1: CVE-2026-24747, mended in 2.10.0",
-        "jinja2 3.1.5: CVE-2025-27516, mended in 3.1.6",
+        "torch 2.9.1: CVE-2026-24747, mended in 2.10.0 (GHSA-63cw-57p8-fm3p)",
+        "torch 2.9.1: CVE-2025-3001, mended in 2.10.0 (bnnr-team/bnnr#293)",
+        "jinja2 3.1.5: CVE-2025-27516, mended in 3.1.6 (GHSA-cpwx-vrp4-4pq7)",
     ]
 
 

@@ -187,7 +187,7 @@ _STRATEGY = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "-
             "--model",
             "llama3-8b",
             "--gpus",
-            "8,16",
+            "8",
             "--batch",
             "64",
             "--seq",

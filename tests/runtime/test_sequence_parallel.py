@@ -30,6 +30,7 @@ from phalanx.runtime.process.world import ALONE, World
 from phalanx.schedule.layers.tensor import chunks
 from phalanx.schedule.layout import Layout
 from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.legality import check
@@ -149,6 +150,20 @@ def test_a_block_keeps_its_share_and_no_more(family: str) -> None:
     for tp in (2, 4):
         assert kept(tp, True) * tp == kept(1, False)
         assert kept(tp, False) * tp > 1.15 * kept(1, False)
+
+
+def test_a_block_of_llama_keeps_what_the_page_says() -> None:
+    """docs/model_parallel.md: a block of llama3-8b at 8,192 tokens in bf16."""
+    spec = make_model({"preset": "llama3-8b"}, Path())[0]
+
+    def mib(tp: int, sp: bool) -> float:
+        local = local_model(spec, Strategy(tp=tp))
+        kept = footprint.footprint(local, "blocks", 8192, 8192, Job(1, 8192), "bfloat16", tp, sp).kept
+        return float(kept) / 2**20
+
+    assert mib(1, False) == pytest.approx(1089, abs=0.5)
+    assert mib(8, False) == pytest.approx(360, abs=0.5)
+    assert mib(8, True) == pytest.approx(136, abs=0.5)
 
 
 @pytest.mark.parametrize(

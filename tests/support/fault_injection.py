@@ -194,6 +194,24 @@ def resumed_while_weights_travel(
     return results, differ
 
 
+def resumed_with_residuals(
+    world: World, spec: ModelSpec, job: Job, strategy: Strategy, folder: Path, most: int
+) -> tuple[list[StepResult], list[StepResult]]:
+    """Save a training under error feedback after two steps, where up to `most` ranks save their own residuals; return
+    its next three steps and those of another training that loads the checkpoint."""
+    with patch.object(logical_state, "OWN_RANKS", most):
+        goes_on, resumed = (Training(spec, job, strategy, Comm(world, mesh(strategy)), seed) for seed in (0, 1))
+        for i in range(2):
+            goes_on.step(batches(world, spec, job, strategy, i), 1e-2)
+        saver = Saver(folder, goes_on.comm, 1)
+        saver.save(2, goes_on.owned(), {})
+        saver.wait()
+        resumed.load(folder, 2)
+    steps = [[t.step(batches(world, spec, job, strategy, i), 1e-2) for i in (2, 3, 4)] for t in (goes_on, resumed)]
+    goes_on.comm.barrier()
+    return steps[0], steps[1]
+
+
 def odd_passes_while_weights_travel(world: World, line: str, depth: int) -> dict[str, Any]:
     """Run `awkward_module.odd_passes` with late all-gathers."""
     with patch.object(parallelize, "Comm", Late):

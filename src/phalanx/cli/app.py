@@ -19,6 +19,7 @@ from phalanx.cli.cluster import cluster
 from phalanx.cli.clusters import clusters
 from phalanx.cli.collectives import collectives
 from phalanx.cli.compare import compare
+from phalanx.cli.doctor import doctor
 from phalanx.cli.experts import experts
 from phalanx.cli.explain import explain, lint
 from phalanx.cli.export import export
@@ -35,11 +36,12 @@ from phalanx.cli.plan import plan
 from phalanx.cli.predict import predict
 from phalanx.cli.quiz import quiz
 from phalanx.cli.read import read
+from phalanx.cli.report import report
 from phalanx.cli.root import OneLineErrors
 from phalanx.cli.serve_plan import serve_plan
 from phalanx.cli.sweep import sweep
 from phalanx.cli.tables import cases, comm, memory, roofline, scaling
-from phalanx.cli.terminal import INTERRUPTED
+from phalanx.cli.terminal import INTERRUPTED, Screened
 from phalanx.cli.train import train
 from phalanx.cli.validate import validate
 from phalanx.cli.verify import verify
@@ -73,6 +75,8 @@ app.command()(quiz)
 app.command()(verify)
 app.command()(observe)
 app.command()(compare)
+app.command()(report)
+app.command()(doctor)
 app.command()(measure)
 app.command("serve-plan")(serve_plan)
 app.command()(read)
@@ -98,6 +102,8 @@ def main() -> None:
     """Run the command line. Interrupted, the process ends without the seconds that the teardown of torch may take."""
     # Imported modules live to the end; rescanning them at every collection costs a quick command a fifth of its time.
     gc.set_threshold(50_000)
+    if sys.stdout is not None and sys.stdout.isatty():
+        sys.stdout = Screened(sys.stdout)
     try:
         app()
     except SystemExit as end:

@@ -10,7 +10,7 @@ from phalanx.cli.options import Csv, Json
 from phalanx.cli.terminal import FAILED, console, exit_on_error, in_progress, print_json
 
 collectives = typer.Typer(no_args_is_help=True, help="Show, prove and compare algorithms of collective operations.")
-_MOST_PROVED = 128
+_MOST_PROVED = 48
 Operation = Annotated[
     str, typer.Option("--op", help="Operation: all_reduce, all_gather, reduce_scatter, broadcast, ...")
 ]
@@ -35,6 +35,7 @@ def collectives_show(
             help="Compose it of others, such as reduce_scatter+all_gather, or turn its dual backwards.",
         ),
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Step through an algorithm: which rank sends which chunk to which, and what each rank then holds."""
     from phalanx.schedule.collectives.compositions import composed
@@ -43,7 +44,7 @@ def collectives_show(
     from phalanx.spec.errors import InputError, nearest
 
     with exit_on_error():
-        from phalanx.report.collectives import MOST_DRAWN, steps
+        from phalanx.report.collectives import MOST_DRAWN, rounds, steps
 
         if ranks > MOST_DRAWN:
             raise InputError("--ranks", ranks, "is too many to draw", f"use at most {MOST_DRAWN}")
@@ -56,6 +57,10 @@ def collectives_show(
             schedule = composed(op, composition, ranks, ranks, root)
         else:
             schedule = build(op, str(algorithm), ranks, ranks, root, tiers=_square(ranks))
+        if as_json:
+            name = composition or algorithm
+            print_json({"op": op, "algorithm": name, "ranks": ranks, "rounds": list(rounds(schedule))})
+            return
         out = console()
         for title, table in steps(schedule):
             out.print(title, highlight=False)
@@ -83,7 +88,7 @@ def collectives_prove(
         if max_ranks < 1:
             raise InputError("--max-ranks", max_ranks, "must be at least 1")
         if max_ranks > _MOST_PROVED:
-            reason = "takes hours: an algorithm that holds for 1 to 33 ranks has no new case beyond"
+            reason = "takes minutes: an algorithm that holds for 1 to 33 ranks has no new case beyond"
             raise InputError("--max-ranks", max_ranks, reason, f"use at most {_MOST_PROVED}")
         results = list(in_progress(sweep(max_ranks), "schedules proved"))
         refused = [line for line in results if line is not None]

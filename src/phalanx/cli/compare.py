@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.observed import observation_in, show_differences
-from phalanx.cli.options import Batch, Cluster, Gpus, Json, Model, OptionalStack, Precision, Seq
-from phalanx.cli.terminal import console, exit_on_error, print_json
+from phalanx.cli.options import Batch, Cluster, Gpus, Json, Model, OptionalStack, Precision, Report, Seq
+from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_writable
 
 
 def compare(
@@ -30,6 +30,7 @@ def compare(
     seq: Seq = None,
     stack: OptionalStack = None,
     precision: Precision = None,
+    report: Report = None,
     as_json: Json = False,
 ) -> None:
     """Compare plans, configurations or strategies: time by term, memory by part, and the settings that differ.
@@ -40,7 +41,7 @@ def compare(
     with exit_on_error():
         from phalanx.spec.errors import InputError
 
-        observed = [observation_in(Path(name)) if Path(name).is_file() else None for name in what]
+        observed = [observation_in(Path(name)) for name in what]
         if any(o is not None for o in observed):
             if len(what) != 2 or observed[0] is None or observed[1] is not None:
                 reason = "an observed program is compared with one plan"
@@ -49,8 +50,9 @@ def compare(
             return
         from phalanx.commands.compare import differing, sides
         from phalanx.commands.question import Asked
-        from phalanx.report import compare as report
+        from phalanx.report import compare as tables
 
+        require_writable("--report", report)
         asked = Asked(None, model, cluster, gpus, batch, seq, None, stack, precision)
         found = sides(what, asked)
         rows = differing([side.settings for side in found])
@@ -63,8 +65,13 @@ def compare(
             )
             return
         screen = console()
-        for line in report.legend(found):
+        if report is not None:
+            from phalanx.report.html.comparison import report as page_of
+
+            report.write_text(page_of(found, rows))
+            announce(f"report: {report}")
+        for line in tables.legend(found):
             screen.print(line, highlight=False, soft_wrap=True)
-        for grid in (report.figures(found), report.time(found), report.memory(found)):
+        for grid in (tables.figures(found), tables.time(found), tables.memory(found)):
             screen.print(grid)
-        screen.print(report.settings(rows, len(found)) if rows else "no setting differs")
+        screen.print(tables.settings(rows, len(found)) if rows else "no setting differs")

@@ -64,7 +64,7 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Continue texts with the newest checkpoint of a run, or with Hugging Face weights."""
-    with exit_on_error():
+    with exit_on_error(speaks=True):
         require_torch()
         from phalanx.commands.generate import generate as run_it
         from phalanx.infer.sampling import Sampling

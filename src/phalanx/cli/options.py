@@ -95,4 +95,10 @@ ServedCache = Annotated[
 # How results are printed.
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON; progress goes to stderr.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print the tables as CSV, one after the other.")]
-Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.svg", help="Also draw the tables as an SVG.")]
+Report = Annotated[
+    Path | None,
+    typer.Option("--report", metavar="FILE.html", help="Also write a report: one HTML file that needs nothing else."),
+]
+Plot = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE.svg|html", help="Also draw the tables, as an SVG or a page.")
+]

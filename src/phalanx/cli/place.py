@@ -50,7 +50,7 @@ def place(
         from phalanx.commands.place import answer, job_of_plan, launch_files
         from phalanx.commands.topology import leaves_of
         from phalanx.spec.errors import InputError
-        from phalanx.spec.files.plan import write_json
+        from phalanx.spec.files.plan import write_json, write_text
 
         require_writable("--plot", plot)
         if launcher and not out:
@@ -62,7 +62,7 @@ def place(
             out.mkdir(parents=True, exist_ok=True)
             write_json(out / "placement.json", _as_json(a))
             for name, text in files.items():
-                (out / name).write_text(text)
+                write_text(out / name, text)
             announce(f"written: {', '.join(str(out / name) for name in ('placement.json', *files))}")
         if plot:
             from phalanx.report.mesh_svg import nodes_svg

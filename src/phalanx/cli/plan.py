@@ -22,6 +22,7 @@ from phalanx.cli.options import (
     OptionalJob,
     OptionalStack,
     Precision,
+    Report,
     Seq,
     Set,
     StrategyLine,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from phalanx.plan.search.fewer_gpus import Offer
     from phalanx.plan.search.planner import Answer
     from phalanx.plan.search.refine import RankedStrategy
-    from phalanx.spec.files.plan import Plan
     from phalanx.spec.job import Job
 
 
@@ -54,6 +54,7 @@ def _plan_model(
     deadline: float | None,
     front: bool,
     out: Path,
+    report: Path | None,
     as_json: bool,
 ) -> None:
     """Search all legal strategies for a model on a cluster, write and show the best. Raises InputError."""
@@ -89,6 +90,7 @@ def _plan_model(
     if deadline is not None and not tokens:
         raise InputError("--tokens", None, "is missing: --deadline is about a whole training", "e.g. 300B")
     require_writable("--out", out)
+    require_writable("--report", report)
     show_notes(asked.notes)
 
     def pricing(count: int) -> Pricing:
@@ -110,10 +112,18 @@ def _plan_model(
     if goal is not None and deadline is not None:
         _require_in_time(goal, result, deadline)
 
+    from phalanx.commands.priced_plan import plan_of
     from phalanx.spec.files import plan as plans
 
-    plans.write(_plan(result, cluster, asked.precision), out)
+    best = result.best
+    plans.write(plan_of(result.pricing, best.priced, best.run, best.mfu, cluster, asked.precision), out)
     announce(f"plan: {out}")
+    if report is not None:
+        from phalanx.plan.explain.analytic import AnalyticSubject
+        from phalanx.report.html.plan import report as page_of
+
+        report.write_text(page_of(result, goal, AnalyticSubject(pricing, result.best.strategy, gpus)))
+        announce(f"report: {report}")
     whole: ConditionCost | None = None
     each: tuple[ConditionCost, ...] = ()
     if result.pricing.wanted:
@@ -283,14 +293,6 @@ def _one(r: RankedStrategy, a: Answer, goal: Goal | None) -> dict[str, Any]:
     return row
 
 
-def _plan(a: Answer, cluster: str, precision: str) -> Plan:
-    """Return the best strategy as a plan that `train`, `verify`, `explain` and `lint` read."""
-    from phalanx.commands.priced_plan import plan_of
-
-    best = a.ranked[0]
-    return plan_of(a.pricing, best.priced, best.run, best.mfu, cluster, precision)
-
-
 def plan(
     job: OptionalJob = None,
     strategy: StrategyLine = None,
@@ -356,6 +358,7 @@ def plan(
         ),
     ] = False,
     out: Annotated[Path, typer.Option("--out", help="File to write the plan to.")] = Path("plan.json"),
+    report: Report = None,
     as_json: Json = False,
 ) -> None:
     """Find the fastest strategy for a job on its cluster, or for a model on a cluster that need not exist here.
@@ -378,6 +381,7 @@ def plan(
                 "--deadline": deadline,
                 "--front": front or None,
                 "--objective": None if objective == "throughput" else objective,
+                "--report": report,
             }
             improve(
                 source,
@@ -411,14 +415,22 @@ def plan(
                 Asked(None, model, cluster, gpus, batch, seq, None, named, precision, limits, compared), True
             )
             if compared:
-                only = {"--tokens": tokens, "--price": price, "--deadline": deadline, "--front": front or None}
+                only = {
+                    "--tokens": tokens,
+                    "--price": price,
+                    "--deadline": deadline,
+                    "--front": front or None,
+                    "--report": report,
+                }
                 for name, given in only.items():
                     if given is not None:
                         raise InputError(name, given, "is about one stack", "name it with --stack, or leave this out")
                 fastest = _compare_stacks(asked, headroom, as_json)
                 announce(f"no plan is written; --stack {fastest} writes the fastest")
                 return
-            _plan_model(asked, str(cluster), tokens, price, objective, headroom, deadline, front, out, as_json)
+            _plan_model(
+                asked, str(cluster), tokens, price, objective, headroom, deadline, front, out, report, as_json
+            )
             return
         of_model = {
             "--cluster": cluster,
@@ -434,6 +446,7 @@ def plan(
             "--objective": None if objective == "throughput" else objective,
             "--headroom": None if headroom == HEADROOM else headroom,
             "--deadline": deadline,
+            "--report": report,
         }
         for name, given in of_model.items():
             if given is not None:

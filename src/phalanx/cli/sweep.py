@@ -25,7 +25,7 @@ def sweep(
 
     The job's own strategy is not used. Ctrl-C ends it with what was measured.
     """
-    with exit_on_error():
+    with exit_on_error(speaks=True):
         require_writable("--plot", plot)
         require_torch()
         from phalanx.commands.sweep import sheet

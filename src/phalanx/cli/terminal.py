@@ -5,14 +5,17 @@ Exit codes: 0 done; 1 a check or a rank failed; 2 the input was wrong; 130 inter
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import typer
 
@@ -20,17 +23,67 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 T = TypeVar("T")
-_QUIET_S = 5.0  # a command that takes longer shows progress
+_QUIET_S = 5.0  # a loop that takes longer shows progress
+_SILENT_S = 10.0  # a command that says nothing for longer shows that it works
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 
+_OF_INPUT = {
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP),
+    *(errno.EROFS, errno.ENXIO, errno.EINVAL),
+}
+"""What the system says of a name that was given, rather than of the machine's state."""
+
+
+def _named(error: OSError) -> str:
+    """Write what the system said as `file = name: reason`, without its number."""
+    from phalanx.spec.errors import InputError
+
+    reason = (error.strerror or str(error) or type(error).__name__).lower()
+    return reason if error.filename is None else str(InputError("file", str(error.filename), reason))
+
+
+class _Said:
+    """What was announced last, and when."""
+
+    text = ""
+    at = 0.0
+
+
 @contextmanager
-def exit_on_error() -> Iterator[None]:
-    """Turn an expected error into one line on stderr and an exit code; anything else keeps its traceback."""
+def _signs_of_life() -> Iterator[None]:
+    """Whenever nothing was announced for `_SILENT_S`, say on stderr what is going on, and for how long."""
+    ended = threading.Event()
+    _Said.text, _Said.at = "", time.monotonic()
+
+    def watch() -> None:
+        while not ended.wait(_SILENT_S / 10):
+            text, since = _Said.text, time.monotonic() - _Said.at
+            if since >= _SILENT_S * (1 + spoken.get(text, 0)):
+                spoken[text] = spoken.get(text, 0) + 1
+                what = text.removesuffix(" ...") or "working"
+                print(printable(f"{what}: {since:.0f} s so far ..."), file=sys.stderr, flush=True)
+
+    spoken: dict[str, int] = {}
+    thread = threading.Thread(target=watch, name="signs of life", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextmanager
+def exit_on_error(speaks: bool = False) -> Iterator[None]:
+    """Turn an expected error into one line on stderr and an exit code; anything else keeps its traceback.
+
+    Meanwhile say every ten seconds what goes on, unless the command `speaks` for itself."""
     from phalanx.spec.errors import InputError
 
     try:
-        yield
+        with nullcontext() if speaks or os.environ.get("RANK", "0") != "0" else _signs_of_life():
+            yield
     except InputError as error:
         announce(f"error: {error}")
         raise typer.Exit(WRONG_INPUT) from None
@@ -40,8 +93,8 @@ def exit_on_error() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        announce(f"error: {error}")
-        raise typer.Exit(FAILED) from None
+        announce(f"error: {_named(error)}")
+        raise typer.Exit(WRONG_INPUT if error.errno in _OF_INPUT else FAILED) from None
     except RuntimeError as error:
         # By name, because importing them would import torch. Any other RuntimeError is a bug and shows its trace.
         if type(error).__name__ not in ("RankFailure", "CheckpointError", "ReplicasDiffer", "LabError"):
@@ -76,7 +129,7 @@ def require_writable(option: str, file: Path | None) -> None:
 
 def console() -> Console:
     """Return a console as wide as the terminal, or 120 columns where output is no terminal; no table that it prints
-    breaks a word."""
+    breaks a word, and names from files are no markup."""
     from rich.console import Console
     from rich.table import Table
 
@@ -88,11 +141,35 @@ def console() -> Console:
         def print(self, *objects: Any, **options: Any) -> None:
             """Print as a console does; a table alone is fitted."""
             if len(objects) == 1 and isinstance(objects[0], Table) and not options:
-                print_fitted(Console(width=self.width, file=self.file), objects[0])
+                print_fitted(Console(width=self.width, file=self.file, markup=False, emoji=False), objects[0])
             else:
                 super().print(*objects, **options)
 
-    return Screen(width=None if sys.stdout.isatty() else 120)
+    return Screen(width=None if sys.stdout.isatty() else 120, markup=False, emoji=False)
+
+
+_CONTROL = re.compile("(\x1b\\[[0-9;]*m)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Return a text with control characters written out, but for ends of lines and colours: a terminal shows what a
+    file holds, and does not obey it."""
+    return _CONTROL.sub(lambda m: m[1] or m[0].encode("unicode_escape").decode(), text)
+
+
+class Screened:
+    """A terminal's stream, to which nothing is written that is not printable."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text, its control characters written out."""
+        self._stream.write(printable(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def in_progress(items: Iterable[T], what: str) -> Iterator[T]:
@@ -107,7 +184,8 @@ def in_progress(items: Iterable[T], what: str) -> Iterator[T]:
 
 def announce(text: str) -> None:
     """Print a line of progress, a note or an error to stderr."""
-    print(text, file=sys.stderr, flush=True)
+    _Said.text, _Said.at = text, time.monotonic()
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 def print_json(content: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -45,7 +46,7 @@ def train(
     from phalanx.spec.errors import InputError
     from phalanx.spec.files import plan as plans
 
-    with exit_on_error():
+    with exit_on_error(speaks=True):
         overrides = list(overrides or ()) + ([f"strategy={strategy}"] if strategy else [])
         require_torch()
         from phalanx.runs.resume import resumed
@@ -83,6 +84,7 @@ def train(
         sample = ""
         if not as_json:
             show_outcome(outcome)
+        _write_report(outcome.folder)
         if not interrupted:
             try:
                 sample = write_sample(outcome.folder)
@@ -100,6 +102,19 @@ def train(
         if world is not None:
             _end(code)
         raise typer.Exit(code)
+
+
+def _write_report(folder: Path) -> None:
+    """Write the run's page into its folder; what keeps it from being written ends no run."""
+    from phalanx.commands.report import NAME, of_run
+    from phalanx.spec.errors import InputError
+    from phalanx.spec.files.plan import write_text
+
+    try:
+        write_text(folder / NAME, of_run(folder))
+        announce(f"report: {os.path.relpath(folder / NAME)}")
+    except (InputError, OSError) as error:
+        announce(f"note: no report, {error}")
 
 
 def _end(code: int) -> NoReturn:

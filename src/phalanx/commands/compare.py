@@ -7,6 +7,7 @@ side's stack; where it has no export, or the stack refuses the strategy, the fie
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -81,7 +82,7 @@ def _cluster_of(path: Path) -> str | None:
 
 def _is_file(name: str) -> bool:
     """Whether a word names a file: it exists, or has no `=`, as every strategy has."""
-    return Path(name).exists() or "=" not in name
+    return "=" not in name or os.path.exists(name)
 
 
 def _side(name: str, q: Question) -> Side:

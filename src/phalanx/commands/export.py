@@ -17,7 +17,7 @@ from phalanx.formats.training.program import Program
 from phalanx.formats.training.script import train_sh
 from phalanx.formats.training.subject import Subject, subject
 from phalanx.spec.errors import InputError, nearest
-from phalanx.spec.files.plan import Plan
+from phalanx.spec.files.plan import Plan, write_text
 from phalanx.stacks.registry import stack_named
 
 
@@ -74,7 +74,7 @@ def write(e: Export, folder: Path) -> list[Path]:
     paths = []
     for name, text in e.files.items():
         path = folder / name
-        path.write_text(text)
+        write_text(path, text)
         if name.endswith(".sh"):
             path.chmod(0o755)
         paths.append(path)

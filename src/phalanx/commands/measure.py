@@ -13,6 +13,7 @@ from phalanx.plan.auto import transport
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit
+from phalanx.spec.documents import read_text
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import compute_type
 
@@ -81,8 +82,5 @@ def from_nccl_tests(files: Sequence[Path], preset: str, op: str) -> ClusterSpec:
 
     fits = []
     for file in files:
-        try:
-            fits.append(read(file.read_text(), str(file), op))
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError("--nccl-tests", str(file), f"cannot be read ({error})") from None
+        fits.append(read(read_text(file, "--nccl-tests"), str(file), op))
     return replace(clusters.preset(preset, max(fit.hosts for fit in fits)), collectives=tuple(fits))

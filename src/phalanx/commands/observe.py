@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -74,7 +75,7 @@ def axes_of(line: str | None, world: int) -> dict[str, int]:
     axes: dict[str, int] = {}
     for part in (line or "").split(",") if line else ():
         name, equals, size = part.partition("=")
-        if not equals or not size.isdigit() or not name or int(size) < 1:
+        if not equals or not re.fullmatch("[0-9]{1,9}", size) or not name or int(size) < 1:
             raise InputError("--mesh", line, "is no list of axes", "write it as pp=8,dp=8,tp=8, outermost first")
         axes[name.strip()] = int(size)
     product = 1

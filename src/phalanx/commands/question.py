@@ -20,6 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from phalanx.commands.release import release_named
 from phalanx.cost.analytic.estimate import Estimate, estimate, require_modelled
 from phalanx.plan import question as names
 from phalanx.plan.explain.analytic import AnalyticSubject
@@ -153,6 +154,9 @@ class Question:
 
 def read(asked: Asked, searched: bool = False) -> Question:
     """Read a question from options or a plan; `searched`: its strategy is to be found. Raises InputError."""
+    if asked.stack is not None:
+        stack, note = release_named(asked.stack)
+        asked = replace(asked, stack=stack, notes=(*asked.notes, *([note] if note else [])))
     if asked.source is None:
         return _of_options(asked, searched)
     from phalanx.commands import read as configurations
@@ -241,7 +245,7 @@ def _of_plan(asked: Asked) -> Question:
         return replace(_in_precision(larger(count), precision), extra=saved.options)
 
     check(strategy, saved.model, saved.job, None)
-    return Question(about, pricing_on, gpus, strategy, rule, stack, precision, (), saved)
+    return Question(about, pricing_on, gpus, strategy, rule, stack, precision, asked.notes, saved)
 
 
 def _require_options(stack: str, options: StackOptions) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.formats.read import files
-from phalanx.formats.read.configuration import Config, Configuration, Layout, shown
+from phalanx.formats.read.configuration import Config, Configuration, Layout, count, shown
 from phalanx.formats.read.folder import FILES
 from phalanx.formats.read.lints import Mistake, lint
 from phalanx.plan import question as names
@@ -26,6 +26,8 @@ _DEFAULT_ZERO = {"torchtitan": 3, "maxtext": 3, "nemo": 1, "hf": 0, "megatron": 
 _RECOMPUTED = {"none", "selective", "full"}
 _PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
 _COMPUTE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_CONFLICTS = ("both-halves", "two-engines", "types-disagree", "batches-disagree")
+"""Lints of settings that contradict each other, of which a price would have to choose one."""
 _UNPRICED = ("bucket", "prefetch", "grad_sync", "reshard")
 _OF_STAGES = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer")
 
@@ -57,7 +59,7 @@ class Reading:
             "strategy": fields | dict(c.fields),
             "options": dict(c.options),
             "job": job | _plain(c.job),
-            "model": dict(c.model) or c.model_name or None,
+            "model": c.sizes or c.model_name or None,
             "understood": {shown(key): meaning for key, meaning in c.understood.items()},
             "without_effect": [shown(key) for key in c.without_effect],
             "not_modelled": [shown(key) for key in c.not_modelled],
@@ -88,6 +90,8 @@ def _notes(c: Configuration, config: Config) -> tuple[str, ...]:
     notes = []
     if s.zero is None and c.kind in _DEFAULT_ZERO:
         notes.append(f"zero is left open: {_DEFAULT_ZERO[c.kind]} is what {c.stack} does by itself")
+    if c.kind == "torchtitan" and "job" in config:
+        notes.append("it is of a torchtitan before 0.3: 0.3, the nearest release that is known, is taken")
     if s.world is None:
         notes.append("the number of ranks is left open: --gpus says it")
     if s.recompute not in (None, *_RECOMPUTED):
@@ -154,9 +158,9 @@ def model_of(c: Configuration, named: str | None) -> tuple[ModelSpec, list[str]]
         return names.model_named(named)
     if c.spec is not None:
         return c.spec, []
-    sizes = dict(c.model)
+    sizes = c.sizes
     needed = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
-    missing = [name for name in needed if not sizes.get(name)]
+    missing = [name for name in needed if count(sizes.get(name)) is None]
     if missing or c.open_model:
         named_only = f"the file names {c.model_name} and leaves its sizes open" if c.model_name else ""
         reason = c.open_model or named_only or f"the file leaves {', '.join(missing)} open"
@@ -182,18 +186,21 @@ def findings_in(path: Path, gpus: int | None) -> list[Finding]:
 
 
 def is_configuration(path: Path) -> bool:
-    """Whether a file is another framework's configuration, not a plan, a run's folder or an observation."""
+    """Whether a file is another framework's configuration, not a plan, a run's folder or an observation. Raises
+    InputError for a script, YAML or Python that cannot be read: it can be nothing else."""
     if path.is_dir():
         return not (path / "plan.json").exists() and any((path / name).is_file() for name in FILES)
     try:
         config = files.document(path)
     except InputError:
+        if files.named(path)[0].suffix.lower() in (".sh", ".sbatch", ".yaml", ".yml", ".py"):
+            raise
         return False
     if "version" in config and ("strategy" in config or "ranks" in config):
         return False
     if path.suffix.lower() == ".toml" and files.kind_of(config) != "torchtitan":  # a job file of ours
         return False
-    return files.kind_of(config) is not None
+    return files.kind_in(path, config) is not None
 
 
 def gpus_of(reading: Reading, gpus: int | None, path: Path) -> int:
@@ -217,6 +224,9 @@ def asked_by(path: Path, asked: Any, reading: Reading | None = None) -> Any:
     and precision, where its options do not say otherwise. `reading`: the file, read. Raises InputError."""
     reading = reading or read([path], None, asked.gpus)
     c, s = reading.configuration, reading.layout
+    for m in reading.mistakes:
+        if m.name in _CONFLICTS:
+            raise InputError(f"{path}: {m.key}", None, f"{m.problem} ({m.source})", m.mend)
     gpus = gpus_of(reading, asked.gpus, path)
     strategy = strategy_of(c, gpus)
     if asked.batch is None and c.kind == "megatron" and s.global_batch is None:

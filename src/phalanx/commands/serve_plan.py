@@ -99,7 +99,7 @@ def layout(text: str) -> ServingLayout:
         name, _, value = part.strip().partition("=")
         if name not in degrees:
             raise InputError("--layout", text, f"{name!r} is not a degree", nearest(name, degrees))
-        if not value.isdigit() or not 1 <= int(value) <= 10**6:
+        if not re.fullmatch("[0-9]{1,9}", value) or not 1 <= int(value) <= 10**6:
             raise InputError("--layout", text, f"{name} must be a whole number, at least 1")
         degrees[name] = int(value)
     width = degrees["tp"] * degrees["dp"]

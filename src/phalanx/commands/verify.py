@@ -6,7 +6,6 @@ Without one, buckets have torch DDP's default size.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -30,6 +29,7 @@ from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.byte_sizes import write_bytes
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file
 from phalanx.spec.files import plan as plans
@@ -226,7 +226,7 @@ def _measured(record: Path) -> tuple[int | None, tuple[str, ...]]:
     if not record.exists():
         return None, ()
     try:
-        peak = json.loads(record.read_text())["memory_bytes"]
+        peak = read_json(record, "recorded")["memory_bytes"]
         if isinstance(peak, int) and peak > 0:
             return peak, ()
         why = f"memory_bytes is {peak!r}"

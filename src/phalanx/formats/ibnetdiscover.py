@@ -17,11 +17,13 @@ import re
 
 from phalanx.spec.cluster.topology import SwitchTree
 from phalanx.spec.errors import InputError
+from phalanx.spec.files.hostlist import require_host_name
 
 _SWITCH = re.compile(r'^Switch\s+\d+\s+"(S-[0-9a-fA-F]+)"\s*#\s*"([^"]*)"')
 _PORT = re.compile(
-    r'^\[\d+\](?:\[[^\]]*\])?\s+"([SHR]-[0-9a-fA-F]+)"\[\d+\]\S*\s*#\s*"([^"]*)".*?(\d+)x([A-Z0-9]+)\s*$'
+    r'^\[\d+\](?:\[[^\]]*\])?\s+"([SHR]-[0-9a-fA-F]+)"\[\d+\]\S*\s*#\s*"([^"]*)".*?\b([0-9]{1,2})x([A-Z0-9]+)\s*$'
 )
+_LONGEST = 4096  # characters of a line
 _LANE_GBIT = {"SDR": 2.0, "DDR": 4.0, "QDR": 8.0, "FDR10": 10.0, "FDR": 13.64, "EDR": 25.0, "HDR": 50.0}
 _LANE_GBIT |= {"NDR": 100.0, "XDR": 200.0}
 """Gb/s of data in one direction of one lane."""
@@ -34,6 +36,8 @@ def read_topology(text: str, where: str) -> tuple[SwitchTree, float]:
     peers: dict[str, dict[str, float]] = {}  # switch -> switch -> bytes/s
     switch = ""
     for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > _LONGEST:
+            raise InputError(f"{where} line {number}", None, f"has more than {_LONGEST:,} characters")
         record = _SWITCH.match(line)
         if record:
             switch = record[1]
@@ -53,7 +57,8 @@ def read_topology(text: str, where: str) -> tuple[SwitchTree, float]:
             elif (
                 peer.startswith("H-") and description.strip() and not description.startswith("Mellanox Technologies")
             ):
-                of = hosts.setdefault(description.split()[0], {})
+                host = require_host_name(description.split()[0], f"{where} line {number}")
+                of = hosts.setdefault(host, {})
                 of[switch] = of.get(switch, 0.0) + rate
     if not hosts:
         raise InputError(where, None, "has no switch with hosts", "write it with: ibnetdiscover > FILE")

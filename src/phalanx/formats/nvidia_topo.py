@@ -18,6 +18,7 @@ from phalanx.spec.cluster.spec import ClusterSpec, Tier
 from phalanx.spec.errors import InputError, nearest
 
 _CLOSE = ("PIX", "PXB", "PHB")
+_MOST = 256  # GPUs of a host
 _PCIE, _SOCKETS = 25e9, 25e9  # bytes/s, as the presets of PCIe nodes have it
 
 
@@ -44,10 +45,15 @@ def read_matrix(text: str, where: str) -> GpuTopology:
         raise InputError(where, None, "has no line of GPU names", "write it with: nvidia-smi topo -m > FILE")
     names = re.findall(r"\b(?:GPU\d+|NIC\d+|mlx\w+)\b", lines[head])
     gpus = [name for name in names if name.startswith("GPU")]
+    if len(gpus) > _MOST:
+        raise InputError(where, len(gpus), "is more GPUs than a host has", f"at most {_MOST} are read")
+    by_name: dict[str, list[str]] = {}
+    for line in lines[head + 1 :]:
+        if words := line.split(maxsplit=len(gpus) + 1):
+            by_name.setdefault(words[0], words)
     rows: list[tuple[str, ...]] = []
     for i, name in enumerate(gpus):
-        words = next((line.split() for line in lines[head + 1 :] if line.split()[:1] == [name]), None)
-        cells = words[1 : 1 + len(gpus)] if words else []
+        cells = by_name.get(name, [])[1 : 1 + len(gpus)]
         wrong = next((c for c in cells if not re.fullmatch(r"X|NV\d+|PIX|PXB|PHB|NODE|SYS", c)), None)
         if len(cells) < len(gpus) or wrong is not None or cells[i] != "X":
             raise InputError(
@@ -63,10 +69,10 @@ def cluster(topology: GpuTopology, device: str, nodes: int, port_gbit: float | N
     """Return a cluster of `nodes` such hosts, whose NICs have `port_gbit` Gb/s each. Raises InputError."""
     if device not in CHIPS:
         raise InputError("--device", device, "is not a chip that Phalanx knows", nearest(device, CHIPS))
-    if nodes > 1 and (port_gbit is None or port_gbit <= 0):
-        raise InputError(
-            "--port-gbit", port_gbit, "is needed for several nodes", "say the Gb/s of a NIC, such as 400"
-        )
+    if nodes > 1 and port_gbit is None:
+        raise InputError("--port-gbit", None, "is needed for several nodes", "say the Gb/s of a NIC, such as 400")
+    if port_gbit is not None and not 0 < port_gbit <= 1e6:
+        raise InputError("--port-gbit", port_gbit, "is not the Gb/s of a NIC", "such as 400")
     chip, count = CHIPS[device], len(topology.links)
     said = "nvidia-smi topo -m; rate"
     if topology.nvlink and count > 1:

@@ -10,11 +10,12 @@ SLURM_HOSTFILE with `srun --distribution=arbitrary`: one host name a line, for r
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 
 from phalanx.spec.cluster.topology import SwitchTree
 from phalanx.spec.errors import InputError
-from phalanx.spec.files.hostlist import compress, expand
+from phalanx.spec.files.hostlist import compress, expand, require_host_name
 
 _KEYS = ("switchname", "nodes", "switches", "linkspeed", "blockname", "blocksizes")
 
@@ -89,9 +90,10 @@ def host_file(hosts: Sequence[str]) -> str:
 def launch(hosts: Sequence[str], gpus: Sequence[int], switches: int, host_file_name: str) -> str:
     """Write a batch script that starts each rank on its host and GPU.
 
-    `hosts`, `gpus`: of each rank; `switches`: leaf switches that the ranks are under.
+    `hosts`, `gpus`: of each rank; `switches`: leaf switches that the ranks are under. Raises InputError for a name
+    that no host has.
     """
-    names = list(dict.fromkeys(hosts))
+    names = [require_host_name(name, "hosts") for name in dict.fromkeys(hosts)]
     return f"""#!/bin/bash
 #SBATCH --nodes={len(names)}
 #SBATCH --nodelist={compress(sorted(names))}
@@ -100,7 +102,7 @@ def launch(hosts: Sequence[str], gpus: Sequence[int], switches: int, host_file_n
 # Rank r runs on line r of the host file; the distribution of tasks is ours, not Slurm's.
 export SLURM_HOSTFILE="$PWD/{host_file_name}"
 GPUS=({" ".join(map(str, gpus))})
-export MASTER_ADDR={hosts[0]} MASTER_PORT=29500 WORLD_SIZE={len(hosts)}
+export MASTER_ADDR={shlex.quote(hosts[0])} MASTER_PORT=29500 WORLD_SIZE={len(hosts)}
 export GPUS_OF_RANKS="${{GPUS[*]}}"
 srun --distribution=arbitrary bash -c '
   gpus=($GPUS_OF_RANKS)

@@ -6,6 +6,7 @@ placement can be started with it only if every node has ranks in a row, and as m
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from phalanx.spec.errors import InputError
@@ -28,7 +29,7 @@ def commands(hosts: Sequence[str], gpus: Sequence[int]) -> str:
         )
         raise InputError("--for", "torchrun", reason, "use --for slurm, which places ranks one by one")
     cases = "\n".join(
-        f"  {name}) node={node} gpus={','.join(str(gpus[rank]) for rank in ranks[name])} ;;"
+        f"  {shlex.quote(name)}) node={node} gpus={','.join(str(gpus[rank]) for rank in ranks[name])} ;;"
         for node, name in enumerate(names)
     )
     return f"""#!/bin/bash
@@ -39,5 +40,5 @@ case "$(hostname -s)" in
 esac
 export CUDA_VISIBLE_DEVICES=$gpus
 exec torchrun --nnodes={len(names)} --node-rank=$node --nproc-per-node={sizes.pop()} \\
-  --master-addr={names[0]} --master-port=29500 "$@"
+  --master-addr={shlex.quote(names[0])} --master-port=29500 "$@"
 """

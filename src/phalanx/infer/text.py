@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,6 +19,7 @@ from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPE_NAMES
 from phalanx.runtime.process.world import World
 from phalanx.schedule.generation.scheduler import Limits, Request, Scheduler
+from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.job_file import make_model
@@ -164,9 +164,8 @@ def _ends(folder: Path) -> tuple[int, ...]:
     """Return the tokens that end a text, as the folder's generation_config.json or config.json says; none without."""
     for name in ("generation_config.json", "config.json"):
         try:
-            content: Any = json.loads((folder / name).read_text())
-            end = content["eos_token_id"]
-        except (OSError, ValueError, KeyError, TypeError):
+            end = read_json(folder / name, "config")["eos_token_id"]
+        except (InputError, KeyError, TypeError):
             continue
         ends = end if isinstance(end, list) else [end]
         return tuple(e for e in ends if isinstance(e, int))

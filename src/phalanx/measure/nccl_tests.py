@@ -45,7 +45,7 @@ def read(text: str, name: str, op: str = "") -> CollectiveFit:
     for line in text.splitlines():
         words = line.split()
         # size count type redop root, then time algbw busbw wrong twice; without validation, wrong may be N/A
-        if len(words) >= 11 and words[0].isdigit() and words[1].isdigit():
+        if len(words) >= 11 and all(re.fullmatch("[0-9]{1,18}", w) for w in words[:2]):
             try:
                 size, seconds = int(words[0]), float(words[-4]) * 1e-6
             except ValueError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from rich import box
@@ -25,6 +26,24 @@ def steps(schedule: Schedule) -> Iterator[tuple[str, Table]]:
     for number, counts in symbolic.states():
         title = "start" if number == 0 else f"round {number} of {schedule.rounds}"
         yield f"{title}{_messages(schedule, symbolic, number - 1)}", holdings(symbolic, counts)
+
+
+def rounds(schedule: Schedule) -> Iterator[dict[str, Any]]:
+    """Yield the start and every round as plain data: `sends` (source, destination, chunk, whether it is added), and
+    `holds`: for each rank and chunk the ranks whose contributions are in it."""
+    symbolic = run(schedule)
+    for number, counts in symbolic.states():
+        found = np.nonzero(schedule.round == number - 1)[0]
+        row, chunk = atoms(symbolic.edges, schedule.offset[found], schedule.length[found])
+        columns = (schedule.source[found][row], schedule.destination[found][row], chunk, schedule.reduces[found][row])
+        names = ("source", "destination", "chunk", "adds")
+        yield {
+            "round": number,
+            "sends": [
+                dict(zip(names, values, strict=True)) for values in zip(*(c.tolist() for c in columns), strict=True)
+            ],
+            "holds": [[np.nonzero(of_chunk)[0].tolist() for of_chunk in of_rank] for of_rank in counts],
+        }
 
 
 def _messages(s: Schedule, symbolic: Run, number: int) -> str:

@@ -10,6 +10,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from phalanx.spec.errors import InputError
+
 STRETCHES = 8
 """Into how many stretches of steps a run is divided at most."""
 _LEVELS = "▁▂▃▄▅▆▇█"
@@ -30,10 +32,14 @@ class Stretch:
 
 
 def stretches(rows: Sequence[Mapping[str, Any]]) -> list[Stretch]:
-    """Divide a run's rows of metrics.jsonl that report experts into at most `STRETCHES` stretches."""
+    """Divide a run's rows of metrics.jsonl that report experts into at most `STRETCHES` stretches.
+
+    Raises InputError for rows that do not count."""
     reporting = [row for row in rows if "expert_tokens" in row]
     if not reporting:
         return []
+    for row in reporting:
+        _require_counts(row, reporting[0]["expert_tokens"])
     size = -(-len(reporting) // STRETCHES)
     result = []
     for start in range(0, len(reporting), size):
@@ -45,6 +51,23 @@ def stretches(rows: Sequence[Mapping[str, Any]]) -> list[Stretch]:
         dropped = sum(row["expert_dropped"] for row in part) / len(part)
         result.append(Stretch(part[0]["step"], part[-1]["step"], chosen, dropped))
     return result
+
+
+def _require_counts(row: Mapping[str, Any], first: Any) -> None:
+    """Require that a row counts the tokens of as many experts as the first one. Raises InputError."""
+    tokens, dropped = row["expert_tokens"], row.get("expert_dropped")
+    alike = (
+        isinstance(tokens, dict)
+        and isinstance(first, dict)
+        and tokens.keys() == first.keys() != set()
+        and all(_are_counts(counts) and len(counts) == len(first[block]) for block, counts in tokens.items())
+    )
+    if not alike or not isinstance(dropped, int | float) or not 0 <= dropped <= 1:
+        raise InputError("run", f"step {row['step']}", "metrics.jsonl does not count the tokens of its experts")
+
+
+def _are_counts(counts: Any) -> bool:
+    return isinstance(counts, list) and counts != [] and all(type(n) is int and 0 <= n < 2**53 for n in counts)
 
 
 def busiest(chosen: Sequence[int]) -> float:

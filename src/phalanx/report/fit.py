@@ -8,7 +8,6 @@ from itertools import accumulate
 
 from rich.console import Console, RenderableType
 from rich.table import Column, Table
-from rich.text import Text
 
 _FOLD = 24
 """A comma-separated word longer than this, such as a strategy, may be broken after a comma."""
@@ -77,7 +76,7 @@ def _narrowed(table: Table, columns: list[int], least: list[int], most: list[int
 
 def _widths(column: Column) -> tuple[int, int]:
     """Return the least width of a column, its longest word or number with unit, and its longest line."""
-    head, *cells = (Text.from_markup(str(part)).plain for part in (column.header, *column.cells))
+    head, *cells = (str(part) for part in (column.header, *column.cells))
     lines = [line for text in (head, *cells) for line in text.splitlines()]
     # A number stays beside its unit.
     whole = [line for text in cells for line in text.splitlines()] if column.justify == "right" else []

@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from phalanx.spec.documents import read_text, require_shallow
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan
 from phalanx.spec.files.plan import Plan
@@ -74,16 +75,23 @@ def move_aside(folder: Path) -> None:
 def metrics(folder: Path) -> list[dict[str, Any]]:
     """Read the lines of a run's metrics.jsonl, leaving out a half-written last line. Raises InputError."""
     try:
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-    except OSError as error:
-        raise InputError("run", str(folder), f"has no metrics ({error})", "name a folder as runs/NAME") from None
+        lines = read_text(folder / "metrics.jsonl", "run").split("\n")
+    except InputError as error:
+        raise InputError(
+            "run", str(folder), f"has no metrics: {error.reason}", "name a folder as runs/NAME"
+        ) from None
     rows = []
-    for i, line in enumerate(lines):
+    last = len(lines) - 1 - (lines[-1] == "")
+    for i, line in enumerate(lines[: last + 1]):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            if i + 1 < len(lines):
+            row = require_shallow(json.loads(line))
+        except (ValueError, RecursionError):
+            if i < last:
                 raise InputError("run", str(folder), f"line {i + 1} of metrics.jsonl is not JSON") from None
+            continue
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            raise InputError("run", str(folder), f"line {i + 1} of metrics.jsonl is no step of a run")
+        rows.append(row)
     return rows
 
 

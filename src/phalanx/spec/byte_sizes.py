@@ -12,7 +12,7 @@ _SCALE = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "KI": 2**10, "MI": 2**
 def parse_bytes(text: str, field: str = "--bytes") -> float:
     """Parse `4096`, `100MB`, `64KiB` or `1.5 GiB` into bytes. Raises InputError naming `field`; 0 is no size."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", text.strip(), re.IGNORECASE)
-    if not match or float(match[1]) <= 0:
+    if not match or not 0 < float(match[1]) < 1e18:
         raise InputError(field, text, "is not a size", "write 4096, 100MB or 64KiB")
     return float(match[1]) * _SCALE[(match[2] or "").upper()]
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import lzma
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -14,6 +17,7 @@ T = TypeVar("T")
 LARGEST = 2**26
 """Bytes of the largest document that is read: 64 MiB."""
 _DEEPEST = 64  # tables in tables; ours have 5
+_LONGEST_BITS = 14_000  # of a number: 4,214 digits
 
 
 def read_text(path: Path, field: str, largest: int = LARGEST) -> str:
@@ -38,11 +42,37 @@ def read_text(path: Path, field: str, largest: int = LARGEST) -> str:
         raise InputError(field, str(path), f"is not the name of a file ({error})") from None
 
 
+def read_packed(path: Path, field: str, largest: int = LARGEST) -> str:
+    """Return the text of a file that may be compressed by xz, which can make a thousand bytes of one. Raises
+    InputError."""
+    if path.suffix != ".xz":
+        return read_text(path, field, largest)
+    try:
+        if not path.is_file():
+            raise InputError(field, str(path), "is not a regular file" if path.exists() else "no such file")
+        with lzma.open(path) as file:
+            content = file.read(largest + 1)
+        if len(content) > largest:
+            raise InputError(field, str(path), f"unpacks to more than {largest // 2**20} MiB")
+        return content.decode()
+    except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError) as error:
+        raise InputError(field, str(path), f"cannot be read ({error})") from None
+
+
+@contextmanager
+def csv_of(path: Path, field: str) -> Iterator[None]:
+    """Turn what the csv module refuses (a NUL, a field of more than 128 KiB) into an InputError of that file."""
+    try:
+        yield
+    except csv.Error as error:
+        raise InputError(field, str(path), f"is not CSV ({error})") from None
+
+
 def read_toml(path: Path, field: str) -> dict[str, Any]:
     """Return the tables of a TOML file. Raises InputError."""
     text = read_text(path, field)
     try:
-        return _shallow(tomllib.loads(text))
+        return require_shallow(tomllib.loads(text))
     except (ValueError, RecursionError) as error:
         _refuse(path, field, "TOML", error)
 
@@ -51,25 +81,50 @@ def read_json(path: Path, field: str) -> Any:
     """Return the content of a JSON file. Raises InputError."""
     text = read_text(path, field)
     try:
-        return _shallow(json.loads(text))
+        return require_shallow(json.loads(text))
     except (ValueError, RecursionError) as error:
         _refuse(path, field, "JSON", error)
 
 
-def _shallow(content: T) -> T:
-    """Return a document that is nested `_DEEPEST` deep at most, so that functions may call themselves for its parts.
+_MOST = 1_000_000  # values that a document stands for
 
-    Raises RecursionError for any other.
+
+def require_finite(content: Any) -> None:
+    """Require that tables which may refer to each other stand for few values, and none holds itself. Raises
+    ValueError."""
+    counted: dict[int, int] = {}
+
+    def count(table: Any) -> int:
+        known = counted.get(id(table))
+        if known == 0:
+            raise ValueError("a table in it holds itself")
+        if known is None:
+            counted[id(table)] = 0
+            counted[id(table)] = known = 1 + sum(count(part) if _parts(part) else 1 for part in _parts(table))
+            if known > _MOST:
+                raise ValueError(f"its references make more than {_MOST:,} values of it")
+        return known
+
+    count(content)
+
+
+def require_shallow(content: T) -> T:
+    """Return a document that is nested `_DEEPEST` deep at most, so that functions may call themselves for its parts,
+    and that holds no number too long to be printed (hexadecimal ones pass the limit of int()).
+
+    Raises RecursionError or ValueError for any other.
     """
     level: list[Any] = [content]
     for _ in range(_DEEPEST):
+        if any(isinstance(part, int) and part.bit_length() > _LONGEST_BITS for part in level):
+            raise ValueError
         level = [part for table in level for part in _parts(table)]
         if not level:
             return content
     raise RecursionError
 
 
-def _parts(table: Any) -> Iterable[Any]:
+def _parts(table: Any) -> Collection[Any]:
     return table.values() if isinstance(table, dict) else table if isinstance(table, list) else ()
 
 

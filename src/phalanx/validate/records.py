@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
-import lzma
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 
+from phalanx.spec.documents import csv_of, read_packed
 from phalanx.spec.errors import InputError
 
 FOLDER = Path(__file__).parent / "data"
@@ -78,14 +79,10 @@ class Row:
 
 def load(path: Path, needed: tuple[str, ...] = ("source_family", "gpu", "gpus", "model")) -> list[Row]:
     """Read all rows of a CSV file. Raises InputError if it cannot be read, or lacks one of the columns `needed`."""
-    try:
-        opened = lzma.open if path.suffix == ".xz" else open
-        with opened(path, "rt", newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            rows = [Row(cells) for cells in reader]
-            columns = reader.fieldnames or []
-    except (OSError, UnicodeDecodeError, csv.Error, lzma.LZMAError) as error:
-        raise InputError("--runs", str(path), f"cannot be read ({error})") from None
+    with csv_of(path, "--runs"):
+        reader = csv.DictReader(StringIO(read_packed(path, "--runs"), newline=""))
+        rows = [Row(cells) for cells in reader]
+        columns = reader.fieldnames or []
     missing = [c for c in needed if c not in columns]
     if missing:
         raise InputError("--runs", str(path), f"has no column {missing[0]}", "see the files that ship with phalanx")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from phalanx.spec.files.cluster_toml import to_toml
 from support.fitted_cluster import laptop
-from support.fuzz import files
+from support.fuzz import configurations, files, listings
 from support.fuzz.commands import Case, cases
 from support.fuzz.rule import Outcome, verdict
 from support.in_process_cli import phalanx
@@ -96,6 +97,23 @@ def prepared(folder: Path) -> Path:
     (folder / "schedule.csv").write_bytes(files.SCHEDULE)
     (folder / "runs.csv").write_bytes(files.RUNS)
     (folder / "nccl.txt").write_bytes(files.NCCL)
+    for name, content in (
+        ("topology.conf", listings.TOPOLOGY),
+        ("topo.txt", listings.TOPO),
+        ("free.json", files.as_json(listings.FREE)),
+        ("jobs.csv", listings.JOBS),
+        ("requests.csv", listings.REQUESTS),
+        ("served.csv", listings.SERVED),
+        ("observed.json", files.as_json(listings.observation())),
+        ("serving.json", files.as_json(listings.serving_plan()[0])),
+        ("program.py", listings.PROGRAM),
+        ("run.sh", configurations.SCRIPT),
+        ("fsdp.yaml", configurations.YAML),
+    ):
+        (folder / name).write_bytes(content)
+    for name in ("e", "f", "g"):
+        (folder / "runs" / name).mkdir(parents=True)
+        (folder / "runs" / name / "metrics.jsonl").write_bytes(listings.METRICS)
     (folder / "config.json").write_bytes(files.as_json({"model_type": "llama", **files.LLAMA}))
     for words in (
         ("plan", "job.toml"),
@@ -117,6 +135,8 @@ def prepared(folder: Path) -> Path:
     ):
         code, _, err = phalanx(folder, *words)
         assert code == 0, err
+    for name in ("e", "f", "g"):
+        shutil.copy(folder / "plan.json", folder / "runs" / name)
     return folder
 
 

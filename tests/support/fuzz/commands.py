@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from support.fuzz import files
+from support.fuzz import configurations, files, listings
 from support.fuzz.leaves import WORDS
 
 Options = dict[str, str | None]  # None: a flag
@@ -88,6 +88,35 @@ QUICK: tuple[tuple[tuple[str, ...], Options], ...] = (
     (("measure",), {"--nccl-tests": "nccl.txt", "--preset": "dgx-h100", "--op": "all_reduce", "--json": None}),
     (("validate",), {"--runs": "runs.csv", "--rows": "own", "--json": None}),
     (("verify", "job.toml"), {"--strategy": "dp=2,zero=1", "--json": None}),
+    (
+        ("place", "m.json"),
+        {"--free": "free.json", "--no-search": None, "--for": "slurm", "--out": "p", "--json": None},
+    ),
+    (("place", "m.json"), {"--free": "free.json", "--no-search": None, "--topology": "topology.conf"}),
+    (
+        ("cluster", "simulate"),
+        {
+            **{"--trace": "jobs.csv", "--cluster": "4x8", "--policy": "easy", "--placement": "topology"},
+            **{"--leaf": "2", "--restart-s": "60", "--oversubscription": "2", "--json": None},
+        },
+    ),
+    (("cluster", "simulate"), {"--trace": "jobs.csv", "--cluster": "dgx-h100", "--nodes": "4", "--elastic": None}),
+    (
+        ("cluster", "read", "topology.conf"),
+        {"--like": "dgx-h100", "--out": "read.toml", "--slurm": "read.conf", "--json": None},
+    ),
+    (("cluster", "read", "topo.txt"), {"--device": "H100", "--nodes": "2", "--port-gbit": "400", "--out": "r.toml"}),
+    (("read", "run.sh"), {"--gpus": "16", "--json": None}),
+    (("read", "fsdp.yaml"), {"--kind": "accelerate"}),
+    (("predict", "run.sh"), {"--cluster": "dgx-h100", "--gpus": "16", "--json": None}),
+    (("export", "m.json"), {"--to": "megatron", "--out": "exported", "--launcher": "slurm", "--json": None}),
+    (("compare", "m.json", "tp=4"), {"--stack": "megatron-core", "--json": None}),
+    (("explain", "observed.json"), {"--cluster": "dgx-h100", "--json": None}),
+    (("lint", "observed.json"), {"--cluster": "dgx-h100"}),
+    (("serve-plan", "serving.json"), {"--launch": "engine", "--json": None}),
+    (("experts", "show", "runs/e"), {"--json": None}),
+    (("report", "runs/e"), {"--out": "page.html"}),
+    (("validate",), {"--serving": None, "--runs": "served.csv", "--json": None}),
 )
 """Commands that take a moment: words, and options with values that are right."""
 
@@ -126,6 +155,15 @@ SLOW: tuple[tuple[tuple[str, ...], Options], ...] = (
     (("experts", "show", "."), {"--json": None}),
     (("lab", "run", "--", "true"), {"--hosts": "2", "--ranks": "1", "--rate": "1gbit"}),
     (("plan", "job.toml"), {"--set": "cluster.ranks=3", "--json": None}),
+    (("plan",), {"--from": "run.sh", "--cluster": "dgx-h100", "--gpus": "16", "--json": None}),
+    (("place", "m.json"), {"--free": "free.json", "--for": "torchrun", "--out": "p", "--stack": "megatron-core"}),
+    (("validate",), {"--choices": None, "--runs": "runs.csv", "--json": None}),
+    (("serve-plan",), {**_SERVED, "--trace": "requests.csv", "--requests": "20", "--json": None}),
+    (
+        ("observe", "--", "python", "program.py"),
+        {"--world": "4", "--ranks": "0,1", "--mesh": "dp=4", "--node": "4", "--step": "2", "--json": None},
+    ),
+    (("sweep", "job.toml"), {"--steps": "3", "--set": "train.data=none.txt", "--json": None}),
 )
 """Commands that search, or start ranks."""
 
@@ -308,10 +346,65 @@ def _readers(kind: str, pool_is_quick: bool) -> tuple[tuple[str, ...], ...]:
         ),
         "measured runs": (("validate", "--runs", "r.csv", "--json"),),
         "nccl-tests": (("measure", "--nccl-tests", "n.txt", "--json"),),
+        "free GPUs": (
+            ("place", "m.json", "--free", "f.json", "--no-search", "--json"),
+            ("place", "m.json", "--free", "f.json", "--no-search", "--for", "slurm", "--out", "q"),
+        ),
+        "topology": (
+            ("cluster", "read", "t.conf", "--like", "dgx-h100", "--out", "r.toml", "--slurm", "r.conf", "--json"),
+            ("cluster", "read", "t.conf", "--device", "H100", "--nodes", "2", "--port-gbit", "400", "--json"),
+            ("place", "m.json", "--free", "free.json", "--topology", "t.conf", "--no-search"),
+        ),
+        "jobs": (
+            ("cluster", "simulate", "--trace", "t.csv", "--cluster", "4x8", "--json"),
+            ("cluster", "simulate", "--trace", "t.csv", "--cluster", "4x8", "--elastic", "--skip-bad"),
+        ),
+        "observed.json": (
+            ("explain", "o.json", "--cluster", "dgx-h100", "--json"),
+            ("lint", "o.json", "--cluster", "dgx-h100", "--json"),
+            ("comm", "o.json", "--cluster", "dgx-h100"),
+            ("compare", "o.json", "m.json", "--json"),
+        ),
+        "serving.json": (
+            ("serve-plan", "v.json", "--launch", "engine", "--json"),
+            ("serve-plan", "v.json", "--launch", "dynamo"),
+        ),
+        "served runs": (("validate", "--serving", "--runs", "v.csv", "--json"),),
+        "metrics": (
+            ("experts", "show", "runs/f", "--json"),
+            ("experts", "show", "runs/f"),
+            ("report", "runs/f", "--out", "page.html"),
+        ),
+        "timeline": (("report", "runs/g", "--out", "page.html"),),
+        "record": (("report", "runs/g", "--out", "page.html"),),
     }
+    priced = ("--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "2048", "--model", "llama2-7b")
+    for name in (*configurations.KINDS, "script", "YAML", "Python"):
+        file = _CONFIGURATION[name]
+        quick[f"{name} configuration"] = (
+            ("read", file, "--json"),
+            ("read", file, "--gpus", "16"),
+            ("read", file, *(() if name in ("script", "YAML", "Python") else ("--kind", name))),
+            ("predict", file, *priced, "--json"),
+            ("lint", file, "--gpus", "16"),
+        )
     slow = {"job file": (("train", "j.toml", "--json"), ("parity", "j.toml", "--steps", "1", "--json"))}
-    slow |= {"plan.json": (("train", "p.json", "--json"),)}
-    return quick[kind] if pool_is_quick else (*quick[kind], *slow.get(kind, ()))
+    slow |= {"plan.json": (("train", "p.json", "--json"), ("export", "p.json", "--to", "megatron", "--out", "x"))}
+    slow |= {"requests": (("serve-plan", *_TRACED, "--json"),)}
+    for name, file in _CONFIGURATION.items():
+        line = ("plan", "--from", file, "--cluster", "dgx-h100", "--gpus", "16", "--out", "y.json", "--json")
+        slow[f"{name} configuration"] = (line, ("compare", file, "tp=2", "--cluster", "dgx-h100", "--gpus", "16"))
+    return quick[kind] if pool_is_quick else (*quick.get(kind, ()), *slow.get(kind, ()))
+
+
+_CONFIGURATION = {
+    **dict.fromkeys(("deepspeed", "hf"), "c.json"),
+    **dict.fromkeys(("nanotron", "maxtext", "nemo", "accelerate", "YAML"), "c.yaml"),
+    **{"torchtitan": "c.toml", "megatron": "c.yaml", "script": "c.sh", "Python": "c.py"},
+}
+"""The file in which a kind of configuration comes."""
+_TRACED = [w for o, v in _SERVED.items() if o not in ("--input", "--output") for w in (o, v)]
+_TRACED += ["--trace", "q.csv", "--requests", "20"]
 
 
 @st.composite
@@ -323,17 +416,43 @@ def file_cases(draw: st.DrawFn, plans: tuple[Any, ...], quick: bool) -> Case:
         "job file": (files.jobs(), files.as_toml, "j.toml"),
         "plan.json": (st.sampled_from(plans), files.as_json, "p.json"),
     }
-    texts = {
-        "schedule": (files.SCHEDULE, "s.csv"),
-        "measured runs": (files.RUNS, "r.csv"),
-        "nccl-tests": (files.NCCL, "n.txt"),
+    trees |= {
+        "free GPUs": (st.just(listings.FREE), files.as_json, "f.json"),
+        "observed.json": (st.just(listings.observation()), files.as_json, "o.json"),
+        "serving.json": (st.sampled_from(listings.serving_plan()), files.as_json, "v.json"),
+        "timeline": (st.just(listings.TIMELINE), files.as_json, "runs/g/trace.json"),
+        "record": (st.just(listings.RECORD), files.as_json, "runs/g/recorded.json"),
     }
-    kind = draw(st.sampled_from(("cluster file", "config.json", "job file", "plan.json") * 3 + tuple(texts)))
+    for name in configurations.KINDS:
+        write = files.as_toml if name == "torchtitan" else files.as_json
+        trees[f"{name} configuration"] = (configurations.trees(name), write, _CONFIGURATION[name])
+    texts = {
+        "schedule": ((files.SCHEDULE,), "s.csv"),
+        "measured runs": ((files.RUNS,), "r.csv"),
+        "nccl-tests": ((files.NCCL,), "n.txt"),
+        "topology": ((listings.TOPOLOGY, listings.IBNETDISCOVER, listings.TOPO), "t.conf"),
+        "jobs": ((listings.JOBS,), "t.csv"),
+        "served runs": ((listings.SERVED,), "v.csv"),
+        "metrics": ((listings.METRICS,), "runs/f/metrics.jsonl"),
+        "script configuration": ((configurations.SCRIPT,), "c.sh"),
+        "YAML configuration": ((configurations.YAML,), "c.yaml"),
+        "Python configuration": ((configurations.PYTHON,), "c.py"),
+    }
+    if not quick:
+        texts["requests"] = ((listings.REQUESTS,), "q.csv")
+    often = ("cluster file", "config.json", "job file", "plan.json") * 3 + (
+        "script configuration",
+        "YAML configuration",
+    )
+    kind = draw(st.sampled_from(often + tuple(texts) + tuple(trees)))
     if kind in texts:
-        text, name = texts[kind]
-        content = text
+        valid, name = texts[kind]
+        content = draw(st.sampled_from(valid))
         for _ in range(draw(st.integers(1, 2))):
-            content = draw(files.damaged(content) | files.reworded(content))
+            how = files.damaged(content) | files.reworded(content)
+            if content in (configurations.SCRIPT, configurations.YAML, configurations.PYTHON):
+                how = how | configurations.hostile(content) | configurations.hostile(content)
+            content = draw(how)
     else:
         tree, write, name = trees[kind]
         content = write(draw(tree.flatmap(files.mistaken)))

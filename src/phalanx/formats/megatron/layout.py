@@ -11,6 +11,9 @@ from itertools import groupby
 
 from phalanx.spec.errors import InputError
 
+_LONGEST = 100_000
+"""Letters of the longest layout."""
+
 
 def written(blocks: tuple[int, ...], mtp: int = 0) -> str:
     """Write the blocks of each chunk as a layout, `mtp` depths of multi-token prediction before the loss."""
@@ -26,9 +29,15 @@ def written(blocks: tuple[int, ...], mtp: int = 0) -> str:
 
 def read(layout: str, where: str = "--pipeline-model-parallel-layout") -> tuple[tuple[int, ...], int]:
     """Read a layout: (blocks of each chunk, depths of multi-token prediction). Raises InputError."""
-    text = layout.replace(",", "")
-    text = re.sub(r"\(([^()]*)\)\*(\d+)", lambda m: m[1] * int(m[2]), text)
-    text = re.sub(r"([EtmL|])\*(\d+)", lambda m: m[1] * int(m[2]), text)
+    text = _repeated(_repeated(layout.replace(",", ""), r"\(([^()]*)\)"), r"([EtmL|])")
     if not re.fullmatch(r"E[t|]*[m|]*L", text):
         raise InputError(where, layout, "is no pipeline layout", "e.g. Et*3|(t*4|)*6t*4L")
     return tuple(chunk.count("t") for chunk in text.split("|")), text.count("m")
+
+
+def _repeated(text: str, what: str) -> str:
+    """Write out `what` as often as the `*n` behind it says; the text as it is where that is too long for a layout."""
+    pattern = what + r"\*([0-9]{1,5})"
+    if len(text) + sum(len(m[1]) * int(m[2]) for m in re.finditer(pattern, text)) > _LONGEST:
+        return text
+    return re.sub(pattern, lambda m: m[1] * int(m[2]), text)

@@ -8,6 +8,7 @@ and the nearest name is said. A value of None is one that the file leaves open.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -23,6 +24,11 @@ _MATTERS = (
     *("reshard", "prefetch", "precision", "dtype", "attention_backend", "fusion", "fused", "cuda_graph", "lora"),
 )
 """Parts of names of keys that change memory or time; one that no reader takes is listed as not modelled."""
+MOST = 10**12
+"""The largest count that is one: products of a few stay finite."""
+_LOOKED_UP, _LONGEST = 100, 80
+"""Unknown keys of which the nearest name is looked for, and characters of the longest: each is held against all of a
+framework's."""
 
 _ENVIRONMENT = ("NCCL_", "CUDA_", "NVTE_", "TORCH_NCCL", "UCX_", "FSDP_", "PYTORCH_")
 """Beginnings of environment variables that may change time or memory."""
@@ -86,6 +92,12 @@ class Configuration:
     job: Mapping[str, Any] = field(default_factory=dict)
     """What the file says of the job beside its layout: optimizer (fields of Optimizer), clip, compute (bf16, ...)."""
 
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What the file states of its model: counts and other finite numbers, words and truth values."""
+        counted = {name: count(value) or value for name, value in self.model.items()}
+        return {name: value for name, value in counted.items() if _states(value)}
+
 
 @cache
 def names(kind: str) -> frozenset[str]:
@@ -138,7 +150,8 @@ class Keys:
             elif ".params." in path or (name in megatron_effects().get("known", ()) and kind == "megatron"):
                 quiet.append(path)  # of any optimizer or scheduler; without effect by its source
             elif name not in known:
-                unknown[path] = _nearest(name, kind)
+                near = len(unknown) < _LOOKED_UP and len(name) <= _LONGEST
+                unknown[path] = _nearest(name, kind) if near else ""
             elif any(part in name for part in _MATTERS):
                 open_.append(path)
             else:
@@ -155,7 +168,7 @@ class Keys:
             if (
                 isinstance(value, Mapping)
                 and value
-                and (has or not get_close_matches(_plain(str(name)), known, 1, 0.85))
+                and (has or len(name) > _LONGEST or not get_close_matches(_plain(str(name)), known, 1, 0.85))
             ):
                 yield from self._untaken(value, known, f"{path}.")
             else:
@@ -213,15 +226,21 @@ def shown(key: str) -> str:
 
 
 def count(value: Any) -> int | None:
-    """Return a positive whole number, also written as text or with separators; None for anything else."""
+    """Return a positive whole number up to MOST, also written as text or with separators; None for anything else."""
     if isinstance(value, bool):
         return None
     if isinstance(value, str):
         text = value.replace("_", "").replace(",", "").strip()
-        value = int(text) if text.isdigit() else None
+        value = int(text) if re.fullmatch("[0-9]{1,15}", text) else None
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return value if isinstance(value, int) and value > 0 else None
+    return value if isinstance(value, int) and 0 < value <= MOST else None
+
+
+def _states(value: Any) -> bool:
+    if isinstance(value, float):
+        return 0 <= value < 1e15
+    return isinstance(value, bool | str) or (isinstance(value, int) and 0 <= value <= MOST)
 
 
 def number(value: Any, default: float) -> float:

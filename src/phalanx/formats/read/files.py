@@ -24,12 +24,16 @@ from phalanx.formats.read import (
     shell,
     torchtitan,
     torchtitan_python,
+    yaml_tables,
 )
 from phalanx.formats.read.configuration import Config, Configuration
+from phalanx.spec.documents import read_text, require_finite, require_shallow
 from phalanx.spec.errors import InputError, nearest
 
-LARGEST = 4 * 2**20
+LARGEST = 2**20
 """Bytes of the largest file that is read."""
+MOST_KEYS = 5_000
+"""Keys of the largest configuration that is read: what is near an unknown one is looked for among hundreds."""
 READERS: dict[str, Callable[[Config, int | None], Configuration]] = {
     "megatron": megatron.read,
     "nemo": nemo.read,
@@ -51,7 +55,7 @@ def read(paths: Sequence[Path], kind: str | None = None, world: int | None = Non
     if len(paths) == 1 and paths[0].is_dir():
         return _folder(paths[0], kind, world)
     tables = [document(path) for path in paths]
-    kinds = [kind if kind and i == 0 else kind_of(table) for i, table in enumerate(tables)]
+    kinds = [kind if kind and i == 0 else kind_in(paths[i], table) for i, table in enumerate(tables)]
     config, chosen = tables[0], kinds[0]
     if len(tables) > 1:
         if len(tables) > 2 or "hf" not in kinds or "deepspeed" not in kinds:
@@ -86,34 +90,52 @@ def named(path: Path) -> tuple[Path, str]:
 def document(path: Path) -> dict[str, Any]:
     """Return a file's tables. Raises InputError where it cannot be read."""
     path, function = named(path)
-    try:
-        if path.stat().st_size > LARGEST:
-            raise InputError("file", str(path), f"has {path.stat().st_size:,} bytes", f"at most {LARGEST:,} are read")
-        if not path.is_file():
-            raise InputError("file", str(path), "is no file")
-        text = path.read_text()
-    except OSError as error:
-        raise InputError("file", str(path), (error.strerror or "cannot be read").lower()) from error
-    except UnicodeDecodeError as error:
-        raise InputError("file", str(path), "is no text") from error
+    text = read_text(path, "file", LARGEST)
     suffix = path.suffix.lower()
     try:
         if suffix == ".py":
-            return torchtitan_python.tables(text, str(path), function)
-        if suffix == ".toml":
-            return tomllib.loads(text)
-        if suffix == ".json" or text.lstrip().startswith("{"):
+            value: Any = torchtitan_python.tables(text, str(path), function)
+        elif suffix == ".toml":
+            value = tomllib.loads(text)
+        elif suffix == ".json" or text.lstrip().startswith("{"):
             value = json.loads(text)
         elif suffix in (".yaml", ".yml"):
-            value = yaml.safe_load(text)
+            value = yaml_tables.parse(text)
         else:
-            return shell.read(text)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())[:160]
+            value = shell.read(text)
+        require_finite(value)
+        value = _texts(require_shallow(value))
+    except RecursionError:
+        raise InputError("file", str(path), "is nested too deep") from None
+    except InputError:
+        raise
+    except (ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())[:160] or "it holds a number of more than 4,200 digits"
         raise InputError("file", str(path), f"cannot be parsed: {reason}") from error
     if not isinstance(value, dict):
         raise InputError("file", str(path), "is no table of settings")
+    if (keys := _count(value)) > MOST_KEYS:
+        raise InputError("file", str(path), f"has {keys:,} keys", f"at most {MOST_KEYS:,} are read")
     return value
+
+
+def _texts(value: Any) -> Any:
+    """Return tables whose keys are texts, and whose values are those of JSON: YAML and TOML have dates too."""
+    if isinstance(value, dict):
+        return {str(name): _texts(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_texts(inner) for inner in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _count(value: Any) -> int:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return (len(value) if isinstance(value, dict) else 0) + sum(map(_count, parts))
+
+
+def kind_in(path: Path, config: Config) -> str | None:
+    """Return the framework of a file's tables: Python is torchtitan's, others say it by their keys."""
+    return "torchtitan" if named(path)[0].suffix == ".py" else kind_of(config)
 
 
 def kind_of(config: Config) -> str | None:

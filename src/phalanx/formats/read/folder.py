@@ -10,14 +10,17 @@ config.yaml              nanotron's
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from phalanx.spec.documents import read_text
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.model.spec import ModelSpec
 
+_LARGEST = 2**20  # bytes of a train.py
 Document = Callable[[Path], dict[str, Any]]
 FILES = ("train.sh", "ds_config.json", "accelerate.yaml", "config.yaml", "phalanx_plan.py")
 """Names of which a folder with a configuration has one."""
@@ -56,8 +59,10 @@ def sequence_in(folder: Path) -> int | None:
     """Return the number that train.py calls SEQ; None where it has none."""
     path = folder / "train.py"
     try:
-        body = ast.parse(path.read_text()).body if path.is_file() else []
-    except (OSError, ValueError, SyntaxError, RecursionError):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of an escape that is none
+            body = ast.parse(read_text(path, "file", _LARGEST)).body if path.is_file() else []
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
         return None
     for line in body:
         if isinstance(line, ast.Assign) and isinstance(line.value, ast.Constant):

@@ -7,14 +7,14 @@ each; a corrected twin of every case yields nothing (tests/formats/test_read.py)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import Any
 
+from phalanx.formats.read import megatron_lints as megatron
 from phalanx.formats.read.configuration import Config, Configuration, Keys, count, product, truth
+from phalanx.formats.read.megatron_lints import Found, arg, arguments
 
-Found = Iterator[tuple[str, str, str]]
 _BLOCKS = {
     "GPT2Block": "gpt2",
     "LlamaDecoderLayer": "llama",
@@ -32,6 +32,8 @@ _BLOCKS = {
 }
 """Classes that FSDP wraps, and what the names of their models have in them."""
 
+_AXES = 16
+"""More than any mesh has: a product of more sizes is none."""
 _ALIKE = 0.82
 """How alike a name has to be to one that exists to be a slip of it."""
 
@@ -45,15 +47,6 @@ class Mistake:
     problem: str
     mend: str
     source: str
-
-
-def _args(config: Config) -> Mapping[str, Any]:
-    args = config.get("args")
-    return args if isinstance(args, Mapping) else config
-
-
-def _arg(config: Config, name: str) -> Any:
-    return Keys(_args(config)).take(name, "")
 
 
 def _deepspeed_batch(c: Config, x: Configuration) -> Found:
@@ -97,9 +90,10 @@ def _typo(c: Config, x: Configuration) -> Found:
         return
     for key, near in x.unknown.items():
         name = key.rpartition(".")[2]
+        if not near or key.startswith("_"):
+            continue
         shortened = set(name.split("_")) < set(near.split("_")) and len(name.split("_")) > 2
-        alike = SequenceMatcher(None, name, near).ratio() > _ALIKE
-        if near and not key.startswith("_") and (alike or shortened):
+        if shortened or SequenceMatcher(None, name, near).ratio() > _ALIKE:
             yield key, "is no key of the framework, which ignores it", f"did you mean {near}"
 
 
@@ -122,7 +116,7 @@ def _mesh(c: Config, x: Configuration) -> Found:
         )
     mesh = c.get("parallelism_config")
     if x.kind == "accelerate" and isinstance(mesh, Mapping):
-        sizes = [count(v) or 1 for k, v in mesh.items() if str(k).endswith("_size")]
+        sizes = [count(v) or 1 for k, v in mesh.items() if str(k).endswith("_size")][:_AXES]
         if math.prod(sizes) != world:
             yield (
                 "parallelism_config",
@@ -161,7 +155,7 @@ def _few_micro_batches(c: Config, x: Configuration) -> Found:
 def _no_axis_to_shard(c: Config, x: Configuration) -> Found:
     mesh = c.get("parallelism_config")
     if x.kind == "accelerate" and str(c.get("distributed_type")).upper() == "FSDP" and isinstance(mesh, Mapping):
-        sharded = [count(v) or 1 for k, v in mesh.items() if "dp_shard" in k or "_cp_" in f"{k}"]
+        sharded = [count(v) or 1 for k, v in mesh.items() if "dp_shard" in k or "_cp_" in k][:_AXES]
         if math.prod(sharded) == 1 and (x.layout.tp or 1) > 1:
             yield (
                 "parallelism_config",
@@ -179,6 +173,8 @@ def _wrapped_class(c: Config, x: Configuration) -> Found:
         Keys(table).first(("fsdp_transformer_layer_cls_to_wrap", "transformer_layer_cls_to_wrap"), "") or ""
     )
     family = _BLOCKS.get(wrapped)
+    if name.rpartition("/")[2].startswith(("falcon-e", "falcon3")):  # Llamas by their blocks
+        name = "llama"
     if family and family not in name.replace("-", ""):
         yield (
             "fsdp_transformer_layer_cls_to_wrap",
@@ -195,7 +191,7 @@ def _text_for_truth(c: Config, x: Configuration) -> Found:
 
 
 def _recomputes_gathers(c: Config, x: Configuration) -> Found:
-    args, words = _args(c), str(_arg(c, "fsdp") or "")
+    args, words = arguments(c), str(arg(c, "fsdp") or "")
     if "full_shard" in words and truth(args.get("gradient_checkpointing")):
         yield (
             "gradient_checkpointing",
@@ -209,7 +205,7 @@ def _types_disagree(c: Config, x: Configuration) -> Found:
     if not isinstance(inner, Mapping):
         return
     for name in ("fp16", "bf16"):
-        table, own = inner.get(name), truth(_arg(c, name))
+        table, own = inner.get(name), truth(arg(c, name))
         enabled = truth(table.get("enabled")) if isinstance(table, Mapping) else None
         if own is not None and enabled is not None and own != enabled:
             yield f"deepspeed.{name}.enabled", f"is {enabled}, and TrainingArguments have {name}={own}", '"auto"'
@@ -222,7 +218,7 @@ def _batches_disagree(c: Config, x: Configuration) -> Found:
             ("train_micro_batch_size_per_gpu", "per_device_train_batch_size"),
             ("gradient_accumulation_steps", "gradient_accumulation_steps"),
         ):
-            a, b = count(inner.get(theirs)), count(_arg(c, ours))
+            a, b = count(inner.get(theirs)), count(arg(c, ours))
             if a and b and a != b:
                 yield f"deepspeed.{theirs}", f"is {a}, and TrainingArguments have {b}", '"auto"'
     if x.kind == "nemo":
@@ -238,45 +234,6 @@ def _both_engines(c: Config, x: Configuration) -> Found:
         yield "fsdp", "is asked for beside deepspeed, and only one of them can shard", "one of the two"
 
 
-def _sp_alone(c: Config, x: Configuration) -> Found:
-    if x.kind in ("megatron", "nemo") and x.layout.tp == 1 and truth(_arg(c, "sequence_parallel")):
-        yield (
-            "sequence-parallel",
-            "needs tensor parallelism: with 1 rank it is turned off, or refused",
-            "leave it out, or tp over 1",
-        )
-
-
-def _connections(c: Config, x: Configuration) -> Found:
-    env = c.get("env")
-    value = count(env.get("CUDA_DEVICE_MAX_CONNECTIONS")) if isinstance(env, Mapping) else None
-    if x.stack == "megatron-fsdp" and value == 1:
-        yield (
-            "CUDA_DEVICE_MAX_CONNECTIONS",
-            "1 lets FSDP's gathers wait behind compute, and Megatron refuses it",
-            "leave it out",
-        )
-
-
-def _connections_for_tp(c: Config, x: Configuration) -> Found:
-    env, s = c.get("env"), x.layout
-    given = isinstance(env, Mapping) and "CUDA_DEVICE_MAX_CONNECTIONS" in env
-    overlapping = (s.tp or 1) > 1 and bool(truth(_arg(c, "sequence_parallel")))
-    if (
-        x.kind == "megatron"
-        and x.stack == "megatron-core"
-        and "args" in c
-        and overlapping
-        and not given
-        and c.get("launch")
-    ):
-        yield (
-            "CUDA_DEVICE_MAX_CONNECTIONS",
-            "is not 1: collectives of tensor parallelism may start after the products they overlap",
-            "export CUDA_DEVICE_MAX_CONNECTIONS=1",
-        )
-
-
 def _global_batch(c: Config, x: Configuration) -> Found:
     s = x.layout
     each = product(s.micro_batch, s.dp)
@@ -289,7 +246,7 @@ def _global_batch(c: Config, x: Configuration) -> Found:
 
 
 def _both_halves(c: Config, x: Configuration) -> Found:
-    on = [truth(_arg(c, n)) for n in ("bf16", "fp16")]
+    on = [truth(arg(c, n)) for n in ("bf16", "fp16")]
     for table in (c, c.get("deepspeed_json")):
         if isinstance(table, Mapping) and all(
             isinstance(table.get(n), Mapping) and truth(table[n].get("enabled")) for n in ("fp16", "bf16")
@@ -316,62 +273,24 @@ def _offload_without_shards(c: Config, x: Configuration) -> Found:
         yield "offload_optimizer", "has no effect at stage 0", "stage 1 or more"
 
 
-def _stages_of_layers(c: Config, x: Configuration) -> Found:
-    layers, s = count(_arg(c, "num_layers")), x.layout
-    chunks = (s.pp or 1) * (s.virtual or 1)
-    uneven = any(
-        _arg(c, n)
-        for n in (
-            "decoder_first_pipeline_num_layers",
-            "decoder_last_pipeline_num_layers",
-            "pipeline_model_parallel_layout",
-            "account_for_embedding_in_pipeline_split",
-            "account_for_loss_in_pipeline_split",
-        )
-    )
-    if x.kind == "megatron" and layers and (s.pp or 1) > 1 and layers % chunks and not uneven:
-        yield (
-            "num-layers",
-            f"{layers} do not divide into {chunks} chunks of the pipeline",
-            "a multiple, or --pipeline-model-parallel-layout",
-        )
+def _older_sharding(c: Config, x: Configuration) -> Found:
+    table = c.get("fsdp_config")
+    if isinstance(table, Mapping) and count(Keys(table).first(("fsdp_version", "version"), "")) == 2:
+        said = Keys(table).first(("fsdp_reshard_after_forward", "reshard_after_forward"), "") is not None
+        for name in ("fsdp_sharding_strategy", "sharding_strategy"):
+            if name in table and not said:
+                yield name, "is of FSDP1, and FSDP2 does not read it", "fsdp_reshard_after_forward: true or false"
 
 
-def _heads(c: Config, x: Configuration) -> Found:
-    heads, tp = count(_arg(c, "num_attention_heads")), x.layout.tp or 1
-    if x.kind == "megatron" and heads and heads % tp:
-        yield "tensor-model-parallel-size", f"{tp} does not divide {heads} attention heads", "a divisor of the heads"
-
-
-def _experts(c: Config, x: Configuration) -> Found:
-    experts, ep = count(_arg(c, "num_experts")), x.layout.ep or 1
-    if x.kind == "megatron" and ep > 1 and experts and experts % ep:
-        yield "expert-model-parallel-size", f"{ep} does not divide {experts} experts", "a divisor of the experts"
-
-
-def _experts_without_sp(c: Config, x: Configuration) -> Found:
-    experts = count(_arg(c, "num_experts"))
-    if x.kind == "megatron" and experts and (x.layout.tp or 1) > 1 and not truth(_arg(c, "sequence_parallel")):
-        yield (
-            "sequence-parallel",
-            "is required by experts under tensor parallelism in training",
-            "--sequence-parallel",
-        )
-
-
-def _recompute_halves(c: Config, x: Configuration) -> Found:
-    if x.kind == "megatron" and _arg(c, "recompute_method") and _arg(c, "recompute_granularity") == "selective":
-        yield (
-            "recompute-method",
-            "is for full granularity; selective recomputation is refused with it",
-            "leave it out",
-        )
-    if x.kind == "megatron" and _arg(c, "recompute_granularity") == "full" and not _arg(c, "recompute_method"):
-        yield (
-            "recompute-granularity",
-            "full needs a --recompute-method",
-            "--recompute-method uniform --recompute-num-layers 1",
-        )
+def _quoted_truth(c: Config, x: Configuration) -> Found:
+    """A text that is not empty is true: "false" enables."""
+    for base, table in (("", c), ("deepspeed.", c.get("deepspeed_json"))):
+        for name in ("fp16", "bf16", "bfloat16"):
+            inner = table.get(name) if isinstance(table, Mapping) else None
+            enabled = inner.get("enabled") if isinstance(inner, Mapping) else None
+            if isinstance(enabled, str) and enabled.lower() in ("true", "false"):
+                plain = enabled.lower()
+                yield f"{base}{name}.enabled", f'is the text "{enabled}", which is true', f"{plain} without quotes"
 
 
 LINTS: dict[str, tuple[Callable[[Config, Configuration], Found], str]] = {
@@ -389,18 +308,27 @@ LINTS: dict[str, tuple[Callable[[Config, Configuration], Found], str]] = {
     "types-disagree": (_types_disagree, "shibing624/MedicalGPT#191"),
     "batches-disagree": (_batches_disagree, "huggingface/transformers#27830, NVIDIA-NeMo/Megatron-Bridge#5386"),
     "two-engines": (_both_engines, "axolotl-ai-cloud/axolotl#1388"),
-    "sp-without-tp": (_sp_alone, "NVIDIA/Megatron-LM#5768"),
-    "connections-with-fsdp": (_connections, "ROCm/Megatron-LM#91"),
-    "connections-for-tp": (_connections_for_tp, "megatron/training/arguments.py, validate_args"),
-    "both-halves": (_both_halves, "deepspeed/runtime/config.py; megatron/training/arguments.py"),
-    "offload-without-shards": (_offload_without_shards, "deepspeed/runtime/zero/config.py"),
-    "uneven-stages": (_stages_of_layers, "megatron/core/transformer/transformer_block.py"),
-    "uneven-heads": (_heads, "megatron/core/transformer/transformer_config.py"),
-    "uneven-experts": (_experts, "megatron/core/transformer/transformer_config.py"),
-    "experts-without-sp": (_experts_without_sp, "megatron/training/arguments.py, validate_args"),
-    "recompute-halves": (_recompute_halves, "megatron/core/transformer/transformer_config.py"),
+    "sp-without-tp": (megatron.sp_alone, "NVIDIA/Megatron-LM#5768"),
+    "connections-with-fsdp": (megatron.connections, "ROCm/Megatron-LM#91"),
+    "connections-for-tp": (megatron.connections_for_tp, "NVIDIA/Megatron-LM#533"),
+    "both-halves": (_both_halves, "Snowflake-AI-Research/Arctic-Platform#78"),
+    "offload-without-shards": (_offload_without_shards, "deepspeedai/DeepSpeed#1403"),
+    "uneven-stages": (megatron.stages_of_layers, "NVIDIA/Megatron-LM#1304, #468"),
+    "uneven-heads": (megatron.heads, "NVIDIA/Megatron-LM#5755, modelscope/ms-swift#8219"),
+    "uneven-experts": (megatron.experts, "pytorch/torchtitan#4258"),
+    "experts-without-sp": (megatron.experts_without_sp, "NVIDIA/Megatron-LM#1587"),
+    "recompute-halves": (megatron.recompute_halves, "NVIDIA/Megatron-LM#1487"),
+    "groups-alone": (megatron.groups_alone, "NVIDIA/Megatron-LM#1401"),
+    "expert-ranks": (megatron.expert_mesh, "NVIDIA-NeMo/Megatron-Bridge#546, NVIDIA-NeMo/Speech#14838"),
+    "one-queue-idle": (megatron.one_queue_idle, "NVIDIA/Megatron-LM#1468"),
+    "gather-without-reduce": (megatron.gather_without_reduce, "NVIDIA/Megatron-LM#646"),
+    "interleaved-on-two": (megatron.interleaved_on_two, "NVIDIA/Megatron-LM#750"),
+    "ends-without-pipeline": (megatron.ends_without_pipeline, "NVIDIA/Megatron-LM#1778"),
+    "experts-on-one-queue": (megatron.experts_on_one_queue, "NVIDIA/Megatron-LM#2180"),
+    "older-sharding": (_older_sharding, "huggingface/accelerate#3394"),
+    "quoted-truth": (_quoted_truth, "hiyouga/LlamaFactory#3493"),
 }
-"""Name -> (lint, the issue, or the code that refuses it)."""
+"""Name -> (lint, its issue)."""
 
 
 def lint(config: Config, read: Configuration) -> list[Mistake]:

@@ -5,12 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from phalanx.formats.megatron import layout as pipelines
+from phalanx.formats.megatron.flags import FIELDS
 from phalanx.formats.read import megatron_model as shaped
 from phalanx.formats.read import megatron_options as beyond
 from phalanx.formats.read.configuration import Config, Configuration, Keys, Layout, count, divided, product, truth
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy import stack_options
 
+_SWITCHES = (
+    "strategy.sp",
+    "model.qk_norm",
+    "options.embedding_as_layer",
+    "options.loss_as_layer",
+)
 _SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 _MODEL = {
     "num_layers": "num_hidden_layers",
@@ -33,6 +40,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     micro-batch for each replica, no ZeRO without --use-distributed-optimizer."""
     args = config["args"] if isinstance(config.get("args"), dict) else config
     at = "args." if args is not config else ""
+    _require_values(args)
     keys = Keys(config)
 
     def flag(name: str, meaning: str, default: Any = None) -> Any:
@@ -128,7 +136,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         pp=pp,
         cp=cp,
         ep=ep,
-        etp=etp or (tp if experts else None),
+        etp=(etp or tp) if experts else None,
         zero=zero,
         shard=divided(dp, instances) if instances and instances > 1 else None,
         layers=blocks,
@@ -168,6 +176,28 @@ def read(config: Config, world: int | None = None) -> Configuration:
     )
 
 
+_NUMBERS = {flag.lstrip("-") for flag, field in FIELDS.items() if not field.startswith(_SWITCHES)}
+"""Flags that take a value."""
+_VIRTUAL = (
+    "num-layers-per-virtual-pipeline-stage",
+    "num-virtual-stages-per-pipeline-rank",
+    "pipeline-model-parallel-layout",
+)
+"""Of these at most one is taken (validate_args)."""
+
+
+def _require_values(args: Config) -> None:
+    """Require a value of every flag that takes one, and one word for the chunks of a pipeline. Raises InputError."""
+    for name, value in args.items():
+        if value is True and str(name).replace("_", "-") in _NUMBERS:
+            raise InputError(f"--{name}", None, "has no value: is the command line cut short?", f"write --{name} N")
+    given = [name for name in _VIRTUAL if args.get(name, args.get(name.replace("-", "_"))) is not None]
+    if len(given) > 1:
+        value = args.get(given[1], args.get(given[1].replace("-", "_")))
+        reason = f"and --{given[0]} both say how many chunks a pipeline rank has"
+        raise InputError(f"--{given[1]}", value, reason, "leave one of them out")
+
+
 def _recomputed(kind: str, method: Any, number: int | None, modules: Any) -> str:
     """Return what is recomputed as a Strategy writes it."""
     if kind == "full" and (method == "block" or (number or 1) > 1):
@@ -181,6 +211,7 @@ def _recomputed(kind: str, method: Any, number: int | None, modules: Any) -> str
 def _ulysses(kind: Any, sizes: Any, cp: int | None) -> int | None:
     """Return the part of context parallelism that exchanges heads."""
     kind = kind[0] if isinstance(kind, list) and kind else kind
-    if kind == "a2a+p2p" and isinstance(sizes, list) and sizes:
-        return count(sizes[0])
+    parts = sizes if isinstance(sizes, list) else str(sizes or "").split()
+    if kind == "a2a+p2p" and parts:
+        return count(parts[0])
     return cp if kind == "a2a" else 1

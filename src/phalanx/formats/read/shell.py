@@ -42,6 +42,13 @@ def read(text: str) -> dict[str, Any]:
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MOST = 200_000
 """Words of the longest script."""
+_WORK = 2**24
+"""Characters and words that variables may add up to: each can be twice the one before it."""
+_LONGEST = 2**17
+"""Characters of the longest word."""
+_PLAIN = re.compile(r"""[^ \t\r\n;|)&<>'"\\$`]+""")
+_QUOTED = re.compile(r"""[^"\\$]+""")
+_ARRAY = re.compile(r"\$\{\w+\[@\]")
 _MARK = "$"
 """Stands where a value is open."""
 
@@ -53,8 +60,14 @@ class Script:
         self.variables: dict[str, list[str]] = {k: [v] for k, v in (given or {}).items()}
         self.exported: dict[str, str] = {}
         self.commands: list[list[str]] = []
-        self._text, self._at, self._words = text.replace("\\\n", " "), 0, 0
+        self._text, self._at, self._words, self._work = text.replace("\\\n", " "), 0, 0, 0
         self._run()
+
+    def _spend(self, work: int) -> None:
+        """Count what an expansion copies. Raises InputError for a script whose variables grow without end."""
+        self._work += work
+        if self._work > _WORK:
+            raise InputError("script", None, f"its variables make more than {_WORK:,} characters of it")
 
     def _run(self) -> None:
         words: list[str] = []
@@ -69,6 +82,10 @@ class Script:
                 values = self._array()
                 name = assignment[1]
                 self.variables[name] = (self.variables.get(name, []) if assignment[2] else []) + values
+                self._spend(len(self.variables[name]))
+            elif document := re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1").match(self._text, self._at):
+                self._at = document.end()
+                self._skip_document(document[2])
             elif redirected := re.compile(r"\d*[<>]+&?\d*[ \t]*|&>+[ \t]*").match(self._text, self._at):
                 self._at = redirected.end()
                 if not redirected[0].rstrip()[-1:].isdigit():  # `> file`, not `2>&1`
@@ -86,6 +103,21 @@ class Script:
                     raise InputError("script", None, f"has more than {_MOST:,} words", "is it the right file?")
         self._end(words)
 
+    def _skip_document(self, word: str) -> None:
+        """Take the lines of a here-document, up to the one that is `word`, out of what is still to be read."""
+        line = self._find("\n")
+        end = re.compile(rf"^\s*{re.escape(word)}[ \t]*$", re.M).search(self._text, line)
+        self._spend(len(self._text) // 8)  # what is copied
+        if end is not None:
+            self._text = self._text[:line] + self._text[end.end() :]
+
+    def _unclosed(self, at: int) -> InputError:
+        line = self._text.count("\n", 0, at) + 1
+        reason = f"has a quote in command line {line} that does not end"
+        return InputError(
+            "script", self._text[at : at + 20].split("\n")[0], reason, "is it cut short? close the quote"
+        )
+
     def _find(self, text: str) -> int:
         at = self._text.find(text, self._at)
         return len(self._text) if at < 0 else at
@@ -93,13 +125,15 @@ class Script:
     def _end(self, words: list[str]) -> None:
         """Note the assignments at a command's start, and the command behind them if there is one."""
         exports = bool(words) and words[0] in ("export", "declare", "typeset", "readonly", "local")
-        rest = words[1:] if exports else words
+        at = int(exports)
         names = []
-        while rest and (match := re.match(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)\Z", rest[0], re.S)):
+        while at < len(words) and (match := re.match(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)\Z", words[at], re.S)):
             before = " ".join(self.variables.get(match[1], [])) if match[2] else ""
             self.variables[match[1]] = [before + match[3]]
+            self._spend(len(before))
             names.append(match[1])
-            rest = rest[1:]
+            at += 1
+        rest = words[at:]
         if (exports and words[0] == "export") or rest:  # of a command: its environment alone
             self.exported |= {name: self.variables[name][0] for name in names}
         if rest and not exports:
@@ -133,7 +167,8 @@ class Script:
             some = True
             if c == "'":
                 end = self._text.find("'", self._at + 1)
-                end = len(self._text) if end < 0 else end
+                if end < 0:
+                    raise self._unclosed(self._at)
                 parts[-1] += self._text[self._at + 1 : end]
                 self._at = end + 1
                 quoted_value = True
@@ -159,23 +194,25 @@ class Script:
                 self._at = (len(self._text) if end < 0 else end) + 1
                 parts[-1] += _MARK
             else:
-                parts[-1] += c
-                self._at += 1
+                plain = _PLAIN.match(self._text, self._at)
+                assert plain is not None  # all other characters are above
+                parts[-1] += plain[0]
+                self._at = plain.end()
+            _require_short(parts[-1])
         if not some:
             self._at += 1
             return []
         return [p for p in parts if p or quoted_value]
 
     def _double(self, parts: list[str]) -> None:
+        opened = self._at - 1
         while self._at < len(self._text) and self._text[self._at] != '"':
             c = self._text[self._at]
             if c == "\\":
                 parts[-1] += self._text[self._at + 1 : self._at + 2]
                 self._at += 2
             elif c == "$":
-                listed = (
-                    self._text.startswith(("${", "$@"), self._at) and "[@]" in self._text[self._at : self._find("}")]
-                )
+                listed = _ARRAY.match(self._text, self._at)
                 values = self._variable()
                 if listed and values:
                     parts[-1] += values[0]
@@ -183,12 +220,22 @@ class Script:
                 else:
                     parts[-1] += " ".join(values)
             else:
-                parts[-1] += c
-                self._at += 1
+                plain = _QUOTED.match(self._text, self._at)
+                assert plain is not None  # all other characters are above
+                parts[-1] += plain[0]
+                self._at = plain.end()
+            _require_short(parts[-1])
+        if self._at >= len(self._text):
+            raise self._unclosed(opened)
         self._at += 1
 
     def _variable(self) -> list[str]:
         """Read `$NAME`, `${NAME...}`, `$((...))` or `$(...)` and return its words."""
+        values = self._expanded()
+        self._spend(len(values) + sum(map(len, values)))
+        return values
+
+    def _expanded(self) -> list[str]:
         text, at = self._text, self._at
         if text.startswith("$((", at):
             end = text.find("))", at)
@@ -226,6 +273,9 @@ class Script:
         if how in (":-", "-", ":=", "="):
             if known and (how[0] != ":" or "".join(value or [])):
                 return value or []
+            if not set("$`'\"\\;|&<>()#\n") & set(rest):  # nothing to expand
+                return [rest.split()[0]] if rest.split() else [""]
+            self._spend(sum(len(values) + 1 for values in self.variables.values()) + len(rest))
             return Script(f"X={rest}", self._plain()).variables["X"]
         if how is None or how in ("?", ":?"):
             return value if value is not None else ([] if listed else [_MARK])
@@ -241,15 +291,24 @@ class Script:
 
     def _arithmetic(self, text: str) -> str:
         def named(match: re.Match[str]) -> str:
-            return "".join(self.variables.get(match[1], [_MARK]))
+            value = "".join(self.variables.get(match[1], [_MARK]))
+            return value if len(value) <= 20 else _MARK
 
+        self._spend(100)  # what parsing costs
+        if len(text) > 200:
+            return _MARK
         filled = re.sub(r"\$?\{?([A-Za-z_][A-Za-z0-9_]*)\}?", named, text)
-        if _MARK in filled or len(filled) > 200:
+        if not re.fullmatch(r"[0-9 \t\n()+*/%-]{1,200}", filled):
             return _MARK
         try:
             return str(_evaluate(ast.parse(filled.strip().replace("/", "//"), mode="eval").body))
         except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
             return _MARK
+
+
+def _require_short(word: str) -> None:
+    if len(word) > _LONGEST:
+        raise InputError("script", None, f"has a word of more than {_LONGEST:,} characters")
 
 
 _OPERATORS: dict[type[ast.operator], Any] = {
@@ -290,9 +349,10 @@ def _flags(words: list[str]) -> dict[str, Any]:
             name = "" if equals else name
         elif name:
             held = result[name]
-            result[name] = (
-                _value(word) if held is True else [*(held if isinstance(held, list) else [held]), _value(word)]
-            )
+            if isinstance(held, list):
+                held.append(_value(word))
+            else:
+                result[name] = _value(word) if held is True else [held, _value(word)]
         elif re.match(r"^[A-Za-z_][\w.]*=", word):
             key, _, value = word.partition("=")
             result[key] = _value(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from phalanx.spec.errors import InputError
 from phalanx.spec.files.serving import ServingPlan
 
 _PUBLISHED = {
@@ -32,9 +33,12 @@ _OWN_FP8 = ("deepseek-v3",)  # published in fp8
 def weights_of(plan: ServingPlan) -> tuple[str, str]:
     """Return (what to load, a note for the user or nothing).
 
-    A preset's published weights, or the folder of the config.json that was planned for.
+    A preset's published weights, or the folder of the config.json that was planned for. Raises InputError for a name
+    that a command line would take for an option.
     """
     name = plan.model_name
+    if name.startswith("-"):
+        raise InputError("model_name", name, "would be read as an option", "name a preset, or the config.json's path")
     where = _PUBLISHED.get(name, name.removesuffix("/config.json") if name.endswith("config.json") else name)
     if plan.weights in ("int4", "nvfp4"):
         return where, f"{plan.weights} needs a checkpoint that was quantised so: put its name for {where}"

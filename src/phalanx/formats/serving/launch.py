@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from dataclasses import dataclass, field
 
+from phalanx.spec.errors import InputError
 from phalanx.spec.files.serving import ServingPlan, Workers
+
+_MOST = 4096
 
 
 @dataclass(frozen=True)
@@ -24,14 +29,18 @@ class Command:
     def line(self) -> str:
         """Write it for a shell, an option and its value to a line."""
         devices = f"CUDA_VISIBLE_DEVICES={','.join(map(str, self.gpus))} " if self.gpus else ""
-        parts: list[str] = [devices + " ".join(self.program)]
+        parts: list[str] = [devices + " ".join(map(_quoted, self.program))]
         for word in self.options:
-            quoted = f"'{word}'" if any(c in word for c in ' {}"$') else word
             if word.startswith("--"):
-                parts.append(quoted)
+                parts.append(_quoted(word))
             else:
-                parts[-1] += f" {quoted}"
+                parts[-1] += f" {_quoted(word)}"
         return " \\\n  ".join(parts)
+
+
+def _quoted(word: str) -> str:
+    """Write a word for a shell: a blank such as $NODE_RANK or $HEAD:5000 is filled in by it, nothing else is."""
+    return f'"{word}"' if re.fullmatch(r"\$(NODE_RANK|HEAD)(:[0-9]+)?", word) else shlex.quote(word)
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,12 @@ class Place:
 
 
 def places(plan: ServingPlan, first_port: int = 8000) -> list[Place]:
-    """Place the workers on nodes in order: a worker that fits one node stays in it."""
+    """Place the workers on nodes in order: a worker that fits one node stays in it. Raises InputError for more than
+    anybody starts by hand."""
+    if (count := sum(workers.count for workers in plan.workers)) > _MOST:
+        raise InputError(
+            "workers", count, f"are more than {_MOST:,}, and each has a launch line", "plan a part of them"
+        )
     placed: list[Place] = []
     node = used = 0
     for workers in plan.workers:

@@ -5,6 +5,7 @@ It reads NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, which a launcher sets o
 
 from __future__ import annotations
 
+import re
 import shlex
 import textwrap
 from collections.abc import Iterable
@@ -15,7 +16,8 @@ _WIDTH = 100
 
 
 def comment(text: str, indent: str = "") -> str:
-    """Write a text as lines of shell or YAML comments."""
+    """Write a text as lines of shell or YAML comments; what ends a line in either ends none of them."""
+    text = "".join(c if c.isprintable() else " " for c in text)
     return "".join(f"{indent}# {line}\n" for line in textwrap.wrap(text, _WIDTH - len(indent) - 2))
 
 
@@ -29,7 +31,7 @@ def words(setting: Setting) -> str:
 
 def _word(value: object) -> str:
     text = f"{value:.12g}" if isinstance(value, float) else str(value)
-    return f'"{text}"' if text.startswith("$") else shlex.quote(text)
+    return f'"{text}"' if re.fullmatch(r"\$[A-Z_]+", text) else shlex.quote(text)  # a blank, or a word
 
 
 def _array(groups: Iterable[Group]) -> str:

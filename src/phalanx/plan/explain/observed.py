@@ -19,8 +19,9 @@ import numpy as np
 from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.collectives.nccl_model import collective_s, message_s
 from phalanx.cost.hardware.system import System
-from phalanx.schedule.observation import Observation, Observed, RankObservation, from_json
+from phalanx.schedule.observation import Observation, Observed, RankObservation
 from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.documents import read_text, require_shallow
 from phalanx.spec.errors import InputError
 
 _ALIKE = {"broadcast": "all_gather", "reduce": "reduce_scatter", "gather": "all_gather", "scatter": "reduce_scatter"}
@@ -65,15 +66,17 @@ class PricedRank:
 def read(path: Path) -> Observation | None:
     """Read an observation from a file; None where the file is something else. Raises InputError for a damaged one."""
     try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
+        text = read_text(path, "observation")
+        if '"observation"' not in text:
+            return None
+        content = require_shallow(json.loads(text))
+    except (ValueError, RecursionError):
         return None
     if not isinstance(content, dict) or content.get("kind") != "observation":
         return None
-    try:
-        return from_json(content)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise InputError("observation", str(path), f"is damaged: {error}", "observe the program again") from None
+    from phalanx.schedule.observation_file import checked  # pydantic takes a moment
+
+    return checked(content, text, str(path))
 
 
 def priced(o: Observation, cluster: ClusterSpec) -> tuple[PricedRank, ...]:
@@ -100,7 +103,7 @@ def _flows(r: RankObservation, cluster: ClusterSpec, system: System) -> list[Obs
         counts[e.op, e.axis, _ends(o, r.rank), e.dtype, e.bytes] += 1
     result = []
     for (op, axis, ranks, dtype, n), count in counts.items():
-        stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+        stride = abs(ranks[1] - ranks[0]) if len(ranks) > 1 else 1
         if op in ("send", "recv"):
             seconds = message_s(n, stride, system) if op == "send" else 0.0
         else:

@@ -15,7 +15,8 @@ import numpy as np
 from phalanx.cost.analytic.kernels import Passes
 from phalanx.cost.ledger.flops import model_flops
 from phalanx.cost.ledger.pipeline_formulas import makespan
-from phalanx.cost.pipeline_time import Costs
+from phalanx.cost.pipeline_time import Costs, PricedSchedule
+from phalanx.cost.pipeline_time import price as price_schedule
 from phalanx.plan.search import branch_and_bound, space
 from phalanx.plan.search.branch_and_bound import FAMILIES, Exploration
 from phalanx.plan.search.column_pricing import Pricing
@@ -25,6 +26,7 @@ from phalanx.plan.search.space import ORDERS, SEARCHED, of
 from phalanx.schedule.partition.balance import Units, explain, partition
 from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.given_layout import given_blocks
+from phalanx.schedule.pipeline.schedules import build as build_schedule
 from phalanx.spec.strategy.spec import Strategy
 
 _PIPELINED = ("matmul", "attention", "memory", "tp", "cp", "ep", "recompute", "launch", "head", "bubble")
@@ -99,6 +101,19 @@ def run(pricing: Pricing, strategies: Sequence[Strategy]) -> list[PipelineRun]:
         given = given_blocks(s, pricing.extra, len(plain))
         runs.append(_run(s, s.accumulation(pricing.job), passes, heads[i], given))
     return runs
+
+
+def timeline(pricing: Pricing, s: Strategy, blocks: tuple[int, ...], micro_batches: int) -> PricedSchedule:
+    """Return when each pass of a pipeline's first `micro_batches` micro-batches runs, without the transfers between
+    stages. `blocks`: the number of blocks of each chunk."""
+    step = pricing.step(of([s]))
+    kinds = [_rows(passes, 1)[0] for _, passes in step.blocks]
+    experts = pricing.model.experts
+    plain = [experts is None or i in experts.dense_layers for i in range(sum(blocks))]
+    passes = [kinds[0] if dense else kinds[-1] for dense in plain]
+    return price_schedule(
+        build_schedule(s.schedule, s.pp, micro_batches, s.virtual), _costs(passes, _rows(step.head, 1)[0], blocks)
+    )
 
 
 def _rows(passes: Passes, count: int) -> list[tuple[float, float]]:

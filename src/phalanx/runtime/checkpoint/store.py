@@ -63,7 +63,7 @@ def steps(folder: Path) -> list[int]:
 def written(folder: Path) -> list[int]:
     """Return the steps of all of a folder's checkpoints, ascending, damaged ones included."""
     names = (p.name.removeprefix("step-") for p in folder.glob("step-*"))
-    return sorted(int(name) for name in names if name.isdigit())
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def newest(folder: Path) -> Path | None:
@@ -223,7 +223,8 @@ def give_up(part: Path, rank: int, why: str) -> None:
     """Mark a rank as failed, and remove what it has written: the disk may be full."""
     with suppress(OSError):
         (part / container.file_of(rank)).unlink(missing_ok=True)
-        (part / f".failed-{rank}").write_text(why)
+        (part / f".why-{rank}").write_text(why)
+        os.replace(part / f".why-{rank}", part / f".failed-{rank}")  # others look for it all the time
 
 
 def sweep(folder: Path) -> None:

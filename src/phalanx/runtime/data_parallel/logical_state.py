@@ -4,6 +4,8 @@
     optimizer.<fqn>.<state>       exp_avg, exp_avg_sq, momentum_buffer, ...; step
     buffers.<fqn>                 buffers that the model learns without gradients
     compression.<fqn>.kept        the residual of the gradient, summed over the ranks; split evenly on load
+    compression.own.<layout>...   the residuals of each rank as they were, of up to OWN_RANKS ranks: the same layout
+                                  goes on with them, to the bit
     compression.<fqn>.q<rank>     PowerSGD's factor; compression.draws: the number of reductions so far
 
 Of a parameter split over tp, ep and etp each rank has a box. Parts are views of live memory: a rank saves from there,
@@ -12,6 +14,7 @@ and loads into it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
@@ -29,6 +32,9 @@ from phalanx.spec.strategy.split import ParameterBox, Split
 
 OPTIONAL = "compression."
 """The prefix of what checkpoints of other strategies may lack: residuals then start from zero."""
+OWN_RANKS = 8
+"""The most ranks of the data axis that save their own residuals too: together they are as large as that many times
+the gradients. Of more ranks the sum alone is saved."""
 
 
 class Boxes(Protocol):
@@ -63,6 +69,7 @@ def owned(
         mine = (p for first, p in _held(engine, of, optimizer, split, copies=False) if first or p.shape)
         yield from shared(mine, whole_on if engine.zero == 0 else shards_on)
     yield from shared(_compression(engine), grid.gradient_axis)
+    yield from _own_residuals(engine)
     if isinstance(split, Split):
         alike = (full_part(name, t) for name, t in buffers(engine.module).items())
         yield from shared(alike, grid.name("dp_replicate", "dp_shard", "cp", "tp"))
@@ -190,6 +197,19 @@ def _compression(engine: DataParallel) -> Iterator[Part]:
             yield full_part(f"{OPTIONAL}{name}.q{q.shape[1]}", q)
 
 
+def _own_residuals(engine: DataParallel) -> list[Part]:
+    """Return this rank's residuals, and first a mark that they are there: its value is 1. Empty without error
+    feedback, or over more than OWN_RANKS ranks."""
+    c, comm = engine.compressor, engine.comm
+    kept = [] if c is None else [(b.name, i, t) for b in engine.buckets for i, t in enumerate(c.kept(b))]
+    if not kept or comm.size(comm.mesh.gradient_axis) > OWN_RANKS:
+        return []
+    layout = hashlib.sha256(f"{engine.strategy} {comm.world.size}".encode()).hexdigest()[:16]
+    mine = f"{OPTIONAL}own.{layout}.rank{comm.world.rank}"
+    mark = full_part(mine, torch.ones(1, dtype=torch.int64))
+    return [mark, *(full_part(f"{mine}.{name}.{i}", t) for name, i, t in kept)]
+
+
 @torch.no_grad()
 def load(
     engine: DataParallel,
@@ -219,9 +239,13 @@ def load(
         if b.name in kept:
             parts += [full_part(f"{OPTIONAL}{name}.kept", view) for name, view in b.views(kept[b.name]).items()]
         parts += [full_part(f"{OPTIONAL}{name}.q{q.shape[1]}", q) for name, q in c.factors(b).items()]
-    store.load(folder, step, parts, OPTIONAL)
+    own = _own_residuals(engine)
+    for part in own[:1]:
+        part.data.zero_()
+    store.load(folder, step, [*parts, *own], OPTIONAL)
     c.draws = int(draws)
+    resumes = bool(own) and bool(own[0].data.all())  # this layout's own residuals are in place
     for b in engine.buckets:
-        if b.name in kept:
+        if b.name in kept and not resumes:
             c.set_residual(b, kept[b.name].div_(engine.comm.size(engine.comm.mesh.gradient_axis)))
     engine.updated()

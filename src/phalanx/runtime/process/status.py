@@ -183,7 +183,7 @@ def read(folder: Path) -> dict[int, Status]:
 def _parsed(rank: int, page: bytes) -> Status | None:
     """Parse a page that may have been read while it was written: what is inconsistent is left out."""
     lines = page[_ABOUT:].split(b"\0")[0].decode(errors="replace").split("\n")
-    if len(page) < _SIZE or len(lines) < 2 or not lines[0].isdigit():
+    if len(page) < _SIZE or len(lines) < 2 or not lines[0].isdecimal():
         return None
     groups = [tuple(map(int, line.split(","))) for line in lines[2:]]
     (count,) = _WORD.unpack_from(page, 0)

@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from phalanx.schedule.pipeline.schedules import Action, PipelineSchedule
+from phalanx.spec.documents import read_text
 from phalanx.spec.errors import InputError
 
-_ACTION = re.compile(r"(\d+)(F|I|B|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)")
+_LARGEST = 2**24  # bytes of a schedule
+_ACTION = re.compile(r"([0-9]{1,9})(F|I|B|W|SEND_F|RECV_F|SEND_B|RECV_B)([0-9]{1,9})")
 _PAIR = re.compile(r"\((.*)\)OVERLAP_F_B")
 _FSDP = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD)\d*")
 
@@ -45,10 +47,7 @@ def from_csv(path: Path) -> PipelineSchedule:
 
 def cells(path: Path) -> list[list[list[Action]]]:
     """Return the actions of every cell of every line of a CSV file, empty where a rank idles. Raises InputError."""
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError("schedule", str(path), f"cannot be read: {error}") from None
+    text = read_text(path, "schedule", _LARGEST)
     return [
         [list(_actions(cell.strip(), f"{path}, line {line}, cell {at}")) for at, cell in enumerate(row.split(","), 1)]
         for line, row in enumerate(text.rstrip("\n").split("\n"), 1)

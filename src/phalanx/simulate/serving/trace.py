@@ -8,13 +8,14 @@ Columns, by name: `arrival` (or `timestamp`: seconds, or a date and time), `inpu
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 
 from phalanx.simulate.serving.requests import Requests
-from phalanx.spec.documents import read_text
+from phalanx.spec.documents import csv_of, read_packed
 from phalanx.spec.errors import InputError
 
 _NAMES = {
@@ -29,7 +30,11 @@ _LARGEST = 2**28
 
 def read(path: Path) -> Requests:
     """Read a trace. Raises InputError that names the row and the column."""
-    rows = csv.reader(read_text(path, "--trace", _LARGEST).splitlines())
+    with csv_of(path, "--trace"):
+        return _read(csv.reader(read_packed(path, "--trace", _LARGEST).splitlines()), path)
+
+
+def _read(rows: Iterator[list[str]], path: Path) -> Requests:
     header = [name.strip().lower() for name in next(rows, [])]
     places: dict[str, int] = {}
     for column, names in _NAMES.items():
@@ -51,9 +56,9 @@ def read(path: Path) -> Requests:
                 raise InputError(
                     where, text, "is not a number" if column != "arrival" else "is neither seconds nor a date"
                 )
-            least = 1 if column in ("input", "output") else 0
-            if column != "priority" and not least <= value < 1e12:
-                reason = "must not be negative" if value < 0 else f"must be from {least} to 1e12"
+            least = 1 if column in ("input", "output") else -1e12 if column == "priority" else 0
+            if not least <= value < 1e12:
+                reason = "must not be negative" if least == 0 and value < 0 else f"must be from {least:g} to 1e12"
                 raise InputError(where, text, reason)
             if column != "arrival" and value != int(value):
                 raise InputError(where, text, "is not a whole number")
@@ -79,6 +84,6 @@ def _number(text: str, column: str) -> float | None:
     if column == "arrival":
         try:
             return datetime.fromisoformat(text[:26]).timestamp()
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
     return None

@@ -3,21 +3,22 @@
 Columns, by name: `submit` or `timestamp` (seconds, or a date and time as 2017-10-09 07:01:55), `gpus` or
 `num_gpus`, and `duration` (s), or `end` (as `submit`: the end of the job's run, which then began when it was
 submitted). Optional: `limit` (s, by which schedulers plan), `widths` (`2:0.3;4:0.55`: GPUs and speed at which an
-elastic job can run as well), `plan` (a plan.json, whose speed follows from the placement) with `steps`, and
-`min_gpus` (the planner finds the speeds of narrower widths). Others are ignored.
+elastic job can run as well), `priority` (a whole number, the higher the sooner; 0), `plan` (a plan.json, whose speed
+follows from the placement) with `steps`, and `min_gpus` (the planner finds the speeds of narrower widths). Others are
+ignored.
 """
 
 from __future__ import annotations
 
 import csv
-import lzma
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 from phalanx.simulate.shared_cluster.jobs import TraceJob
-from phalanx.spec.documents import read_text
+from phalanx.spec.documents import csv_of, read_packed
 from phalanx.spec.errors import InputError
 
 _ALIASES = {"submit": ("submit", "timestamp"), "gpus": ("gpus", "num_gpus"), "duration": ("duration",)}
@@ -51,11 +52,13 @@ def read(path: Path, widest: int, plan_of: PlanReader, skip_bad: bool = False) -
 
     Raises InputError naming the first bad row, unless `skip_bad`; and for a file without a usable row.
     """
-    try:
-        text = _unpacked(path) if path.suffix == ".xz" else read_text(path, "--trace", _LARGEST)
-    except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError) as error:
-        raise InputError("--trace", str(path), f"cannot be read ({error})") from None
-    rows = csv.DictReader(text.splitlines())
+    with csv_of(path, "--trace"):
+        return _read(
+            csv.DictReader(read_packed(path, "--trace", _LARGEST).splitlines()), path, widest, plan_of, skip_bad
+        )
+
+
+def _read(rows: csv.DictReader[str], path: Path, widest: int, plan_of: PlanReader, skip_bad: bool) -> Trace:
     names = rows.fieldnames or []
     missing = [name for name in ("submit", "gpus") if not any(a in names for a in _ALIASES[name])]
     by_plan = "plan" in names
@@ -78,7 +81,7 @@ def read(path: Path, widest: int, plan_of: PlanReader, skip_bad: bool = False) -
         raise InputError("--trace", str(path), "has no job" + (" that can be used" if skipped else ""))
     first = min(job.submit for job in parsed)
     jobs = sorted(
-        (TraceJob(j.row, j.submit - first, j.duration, j.gpus, j.limit, j.widths, j.plan, j.tokens) for j in parsed),
+        (replace(j, submit=j.submit - first) for j in parsed),
         key=lambda job: (job.submit, job.row),
     )
     return Trace(tuple(jobs), tuple(skipped))
@@ -86,15 +89,6 @@ def read(path: Path, widest: int, plan_of: PlanReader, skip_bad: bool = False) -
 
 _LARGEST = 2**28
 """Bytes of the largest trace."""
-
-
-def _unpacked(path: Path) -> str:
-    """The text of an .xz file, up to the largest size."""
-    with lzma.open(path) as file:
-        content = file.read(_LARGEST + 1)
-    if len(content) > _LARGEST:
-        raise InputError("--trace", str(path), f"unpacks to more than {_LARGEST // 2**20} MiB")
-    return content.decode()
 
 
 def _job(row: Mapping[str, str | None], line: int, widest: int, plan_of: PlanReader) -> TraceJob:
@@ -122,7 +116,15 @@ def _job(row: Mapping[str, str | None], line: int, widest: int, plan_of: PlanRea
     limit = _number(row, "limit", 0.0)
     if limit and limit < duration:
         raise InputError("limit", limit, f"is shorter than the duration, {duration:g} s")
-    return TraceJob(line, submit, duration, gpus, limit, tuple(w for w in widths if w[0] < gpus), plan, tokens)
+    priority = _number(row, "priority", 0.0)
+    if priority != int(priority) or abs(priority) > _MOST_URGENT:
+        raise InputError("priority", priority, f"is not a whole number of at most {_MOST_URGENT:,}")
+    own = tuple(w for w in widths if w[0] < gpus)
+    return TraceJob(line, submit, duration, gpus, limit, own, plan, int(priority), tokens)
+
+
+_MOST_URGENT = 10**6
+"""The largest priority, either way."""
 
 
 def _field(row: Mapping[str, str | None], name: str) -> str:
@@ -152,7 +154,7 @@ def _time(row: Mapping[str, str | None], name: str) -> float:
     text = _field(row, name)
     try:
         return datetime.fromisoformat(text).timestamp() if not _is_number(text) else _number(row, name)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(name, text or None, "is no time", "write seconds, or 2017-10-09 07:01:55") from None
@@ -171,7 +173,12 @@ def _widths(row: Mapping[str, str | None]) -> tuple[tuple[int, float], ...]:
     pairs: list[tuple[int, float]] = []
     for part in text.split(";") if text else ():
         width, colon, speed = part.partition(":")
-        if not colon or not width.strip().isdigit() or not _is_number(speed) or not 0 < float(speed) <= 1:
+        if (
+            not colon
+            or not re.fullmatch("[0-9]{1,9}", width.strip())
+            or not _is_number(speed)
+            or not 0 < float(speed) <= 1
+        ):
             raise InputError("widths", text, "does not list GPUs and speeds above 0, at most 1", "write 2:0.3;4:0.55")
         pairs.append((int(width), float(speed)))
     return tuple(sorted(pairs))

@@ -2,29 +2,32 @@
 
     {"free": {"node0": "0-7", "node[1-3]": "0,2-3", "node4": [5, 6]},
      "nodes": "node[0-31]",                                 all nodes in physical order; else node0, node1, ...
-     "leaves": {"leaf0": "node[0-15]", "leaf1": "node[16-31]"}, "oversubscription": 2}
+     "leaves": {"leaf0": "node[0-15]", "leaf1": "node[16-31]"}, "oversubscription": 2,
+     "wiring": "rails"}
 
-`leaves` and `oversubscription` may be left out. GPUs are numbered on their node from 0.
+`leaves`, `oversubscription` and `wiring` (tree, rails, pairs: Tier.wiring) may be left out. GPUs are numbered on
+their node from 0.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from phalanx.spec.cluster.presets import resized
-from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.cluster.spec import ClusterSpec, Wiring
 from phalanx.spec.cluster.topology import Ints, Topology, of_cluster, of_leaves
 from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files.hostlist import expand
 
-_KEYS = ("free", "nodes", "leaves", "oversubscription")
+_KEYS = ("free", "nodes", "leaves", "oversubscription", "wiring")
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +54,7 @@ def read(path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] |
         leaves = _leaves(content["leaves"])
     names = _names(content, cluster, leaves)
     if len(set(names)) < len(names):
-        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        twice = next(name for name, n in Counter(names).items() if n > 1)
         raise InputError("--free nodes", twice, "is named twice")
     if leaves is not None:
         under = {name: i for i, hosts in enumerate(leaves.values()) for name in hosts}
@@ -59,9 +62,14 @@ def read(path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] |
         if missing is not None:
             raise InputError("--free leaves", missing, "is under no leaf")
         over = content.get("oversubscription", 1.0)
-        if not isinstance(over, int | float) or over < 1:
-            raise InputError("--free oversubscription", over, "must be a number from 1")
-        cluster, topology = of_leaves(cluster, names, [under[name] for name in names], float(over))
+        if not isinstance(over, int | float) or not 1 <= over <= 1e6:
+            raise InputError("--free oversubscription", over, "must be a number from 1 to 1,000,000")
+        wiring = content.get("wiring", "tree")
+        if wiring not in get_args(Wiring):
+            raise InputError("--free wiring", wiring, "is not a wiring", nearest(str(wiring), get_args(Wiring)))
+        cluster, topology = of_leaves(cluster, names, [under[name] for name in names], float(over), wiring)
+    elif wired := next((key for key in ("oversubscription", "wiring") if key in content), None):
+        raise InputError(f"--free {wired}", content[wired], "needs leaves", 'add "leaves": {"leaf0": "node[0-15]"}')
     else:
         cluster = resized(cluster, len(names))
         topology = of_cluster(cluster, names)
@@ -99,9 +107,11 @@ def _leaves(table: Any) -> dict[str, list[str]]:
 
 def _indices(gpus: Any, host: str, node: int) -> list[int]:
     """GPU indices as a list, or as text such as 0,2-3."""
-    if isinstance(gpus, str) and re.fullmatch(r"\s*\d+(-\d+)?\s*(,\s*\d+(-\d+)?\s*)*", gpus):
-        bounds = [tuple(map(int, part.split("-"))) for part in gpus.split(",")]
-        indices = [i for part in bounds for i in range(part[0], min(part[-1], 2**16) + 1)]
+    if isinstance(gpus, str) and re.fullmatch(r"\s*[0-9]+(-[0-9]+)?\s*(,\s*[0-9]+(-[0-9]+)?\s*)*", gpus):
+        # Numbers beyond any node are all the same: too large.
+        bounds = [tuple(int(n.strip()[:9]) for n in part.split("-")) for part in gpus.split(",")]
+        past = next((n for part in bounds for n in part if n >= node), None)
+        indices = [past] if past is not None else sorted({i for a, *b in bounds for i in range(a, max([a, *b]) + 1)})
     elif isinstance(gpus, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in gpus):
         indices = gpus
     else:

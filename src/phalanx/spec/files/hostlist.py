@@ -1,6 +1,9 @@
 """Slurm's host lists: `node[01-04,07],login` for node01 node02 node03 node04 node07 login.
 
 Grammar: names separated by commas; brackets hold numbers and ranges, with leading zeros kept (slurm, hostlist.c).
+
+Names stand in scripts that are written for launchers, so they are those that hosts and switches can have: letters,
+digits, `_`, `-` and `.` (RFC 1123, with the `_` that Slurm takes), and nothing that a shell would run.
 """
 
 from __future__ import annotations
@@ -11,6 +14,14 @@ from collections.abc import Iterable
 from phalanx.spec.errors import InputError
 
 _MOST = 2**17
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
+
+
+def require_host_name(name: str, field: str) -> str:
+    """Return a name that a host or switch can have. Raises InputError for any other."""
+    if not _NAME.fullmatch(name):
+        raise InputError(field, name, "is not the name of a host", "letters, digits, `_`, `-` and `.`")
+    return name
 
 
 def expand(text: str, field: str = "hosts") -> list[str]:
@@ -19,7 +30,7 @@ def expand(text: str, field: str = "hosts") -> list[str]:
         raise InputError(field, text, "has a bracket without its partner", "write node[01-04]")
     names: list[str] = []
     for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
-        names += _one(part.strip(), field)
+        names += [require_host_name(name, field) for name in _one(part.strip(), field)]
         if len(names) > _MOST:
             raise InputError(field, text, f"has more than {_MOST:,} names")
     return names
@@ -32,14 +43,19 @@ def _one(text: str, field: str) -> list[str]:
     head, inside, tail = match.groups()
     numbers: list[str] = []
     for piece in inside.split(","):
-        bounds = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", piece)
+        bounds = re.fullmatch(r"\s*([0-9]{1,18})(?:-([0-9]{1,18}))?\s*", piece)
         if bounds is None or int(bounds[2] or bounds[1]) < int(bounds[1]):
             raise InputError(field, text, f"{piece!r} is not a range of numbers", "write node[01-04]")
         first, last = int(bounds[1]), int(bounds[2] or bounds[1])
         if last - first > _MOST:
             raise InputError(field, text, f"has more than {_MOST:,} names")
         numbers += [str(n).zfill(len(bounds[1])) for n in range(first, last + 1)]
-    return [f"{head}{number}{rest}" for number in numbers for rest in _one(tail, field) or [""]]
+        if len(numbers) > _MOST:
+            raise InputError(field, text, f"has more than {_MOST:,} names")
+    tails = _one(tail, field) or [""]
+    if len(numbers) * len(tails) > _MOST:
+        raise InputError(field, text, f"has more than {_MOST:,} names")
+    return [f"{head}{number}{rest}" for number in numbers for rest in tails]
 
 
 def compress(names: Iterable[str]) -> str:

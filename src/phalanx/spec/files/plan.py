@@ -18,6 +18,7 @@ from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file
 from phalanx.spec.files.job_file import ClusterChoice, JobFile, build
+from phalanx.spec.files.plan_records import require_typed
 from phalanx.spec.files.versions import VERSION, current
 from phalanx.spec.job import Job, Train
 from phalanx.spec.model.families import family_of
@@ -69,6 +70,7 @@ def from_dict(content: Any, where: str) -> Plan:
     if not isinstance(content, dict) or "version" not in content:
         raise InputError("plan", where, "is not a plan.json")
     plan = build(Plan, current(content, content["version"], "plan", where), "plan")
+    require_typed(plan.choices, plan.prediction)
     family_of(plan.model.family)
     return plan
 
@@ -135,7 +137,12 @@ def model_of(folder: Path) -> ModelSpec:
 
 def write_json(path: Path, content: Any) -> None:
     """Write JSON atomically: a reader sees the old file or the new one, never a part."""
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text atomically. A link at `path` is replaced, not followed."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.unlink(missing_ok=True)  # it may be a link
-    part.write_text(json.dumps(content, indent=1) + "\n")
+    part.write_text(text)
     os.replace(part, path)

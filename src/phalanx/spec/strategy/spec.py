@@ -105,7 +105,7 @@ class Strategy:
         if self.sp and self.tp == 1:
             raise InputError("strategy.sp", 1, "sequence parallelism runs over the tp ranks", "use tp >= 2")
         recomputation.parse(self.recompute)
-        if not re.fullmatch(r"auto|\d+(/\d+)*", self.layers):
+        if not re.fullmatch(r"auto|[0-9]{1,9}(/[0-9]{1,9})*", self.layers):
             raise InputError(
                 "strategy.layers", self.layers, "does not list the blocks of each chunk", "write 7/9/9/7, or use auto"
             )

@@ -36,7 +36,7 @@ _OPS: dict[str, Callable[[Any, Any], Any]] = {
 }
 _SPLIT = re.compile(r"(<=|>=|!=|==|=|<|>)")
 _MEMBER = re.compile(r"([a-z_]+)\s+(not\s+)?in\s*\(([^()]*)\)")
-_TOKEN = re.compile(r"\s*([a-z_][a-z_0-9]*|\d+|[*%+-])")
+_TOKEN = re.compile(r"\s*([a-z_][a-z_0-9]*|[0-9]{1,18}|[*%+-])")
 
 
 @dataclass(frozen=True)

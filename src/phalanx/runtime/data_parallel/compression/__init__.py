@@ -47,6 +47,10 @@ class Compressor(Protocol):
         """Set this rank's residual of a bucket, (padded,)."""
         ...
 
+    def kept(self, b: FlatBucket) -> list[Tensor]:
+        """Return the tensors that hold this rank's residuals of a bucket, live; none without error feedback."""
+        ...
+
     def forget(self) -> None:
         """Reset residuals and factors, after a step whose gradients were not finite."""
         ...

@@ -49,6 +49,9 @@ class FullBucketCompressor:
     def set_residual(self, b: FlatBucket, kept: Tensor) -> None:
         self._kept[b.name].copy_(kept)
 
+    def kept(self, b: FlatBucket) -> list[Tensor]:
+        return [self._kept[b.name]] if self.c.feedback else []
+
     def forget(self) -> None:
         for kept in self._kept.values():
             kept.zero_()

@@ -137,6 +137,10 @@ class Quantised:
         if b.name in self._across:
             self._across[b.name].set_residual(torch.zeros_like(self._across[b.name].first))
 
+    def kept(self, b: FlatBucket) -> list[Tensor]:
+        exchanges = [self._reduces[b.name], *([self._across[b.name]] if b.name in self._across else [])]
+        return [t for e in exchanges for t in (e.first, e.second) if t.numel()]
+
     def forget(self) -> None:
         for exchange in (*self._reduces.values(), *self._across.values()):
             exchange.first.zero_()

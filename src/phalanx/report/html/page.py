@@ -1,0 +1,120 @@
+"""One HTML file that needs nothing else: text, tables and charts, light and dark, for screens, phones and paper.
+
+Charts are drawn by Observable Plot (with d3), shipped inside: one grammar for bars, timelines, scatter plots on
+logarithmic axes and lines, as SVG, which prints, scales and can be read out; canvas libraries (uPlot) do not, and
+Vega-Lite or Plotly are three to ten times as large. Every chart has its numbers in a table below it, so the page says
+all without scripts too. The data lie in the page as JSON, `document.getElementById("data")`, with a version.
+
+Text of a user (names, strategies) reaches the page escaped, or as JSON in which no tag can close; a content security
+policy forbids every request.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from html import escape
+from importlib.resources import files
+from typing import Any, Literal
+
+VERSION = 1
+Kind = Literal["text", "table", "waterfall", "stack", "scatter", "lines", "timeline", "svg"]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of a page.
+
+    `columns` and `rows` are the numbers, as text; `chart` is what report.js draws of them, by `kind`:
+
+        waterfall  {"unit", "steps": [{"name", "value", "kind"}]}       bars that add up to the last
+        stack      {"unit", "limit": {"name", "value"}, "bars": [{"bar", "part", "value"}]}
+        scatter    {"x", "y", "log", "points": [{"x", "y", "series", "label"}], "roofs": [{"x1", "y1", "x2", "y2"}]}
+        lines      {"x", "y", "series": [{"name", "points": [[x, y], ...]}]}
+        timeline   {"unit", "rows": [{"row", "start", "end", "kind", "label"}]}
+        svg        no chart: `svg` is drawn as it is
+    """
+
+    title: str
+    kind: Kind
+    note: str = ""
+    text: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    rows: Sequence[Sequence[str]] = ()
+    chart: Mapping[str, Any] = field(default_factory=dict)
+    svg: str = ""
+
+
+def page(title: str, about: str, sections: Sequence[Section], data: Mapping[str, Any] | None = None) -> str:
+    """Return the page. `about`: what it is of, "plan", "run", ...; `data`: more to keep beside the sections."""
+    drawn = [s for s in sections if s.chart]
+    held = {
+        "version": VERSION,
+        "about": about,
+        "title": title,
+        "charts": [{"id": _id(s), **asdict(s)["chart"], "kind": s.kind} for s in drawn],
+        **(data or {}),
+    }
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src 'unsafe-inline'; "
+        "style-src 'unsafe-inline'; img-src data:\">"
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{escape(title)}</title><style>{_asset('report.css')}</style>"
+    )
+    links = "".join(f'<li><a href="#{_id(s)}">{escape(s.title)}</a></li>' for s in sections)
+    scripts = "".join(f"<script>{_asset(name)}</script>" for name in _SCRIPTS) if drawn else ""
+    return (
+        f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n'
+        f'<a class="skip" href="#main">Skip to the content</a><header><h1>{escape(title)}</h1></header>'
+        f'<nav aria-label="Sections"><ul>{links}</ul></nav>\n<main id="main">\n'
+        + "\n".join(_section(s) for s in sections)
+        + '\n</main>\n<footer>Phalanx; the data of this page are JSON in the element "data".</footer>\n'
+        f'<script type="application/json" id="data">{_json(held)}</script>\n{scripts}</body></html>\n'
+    )
+
+
+_SCRIPTS = ("d3.min.js", "plot.umd.min.js", "report.js")
+
+
+def _section(s: Section) -> str:
+    parts = [
+        f'<section id="{_id(s)}" aria-labelledby="{_id(s)}-title"><h2 id="{_id(s)}-title">{escape(s.title)}</h2>'
+    ]
+    parts += [f"<p>{escape(line)}</p>" for line in s.text]
+    if s.chart:
+        parts.append(f'<figure data-chart="{_id(s)}" role="img" aria-label="{escape(s.title)}"></figure>')
+    if s.svg:
+        parts.append(f'<figure class="svg">{s.svg}</figure>')
+    if s.rows:
+        table = _table(s)
+        parts.append(f"<details><summary>The numbers</summary>{table}</details>" if s.chart or s.svg else table)
+    if s.note:
+        parts.append(f'<p class="note">{escape(s.note)}</p>')
+    return "".join([*parts, "</section>"])
+
+
+def _table(s: Section) -> str:
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in s.columns)
+    rows = "".join(f"<tr>{''.join(_cell(value) for value in row)}</tr>" for row in s.rows)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+
+def _cell(value: str) -> str:
+    number = bool(value) and value.lstrip("+-")[:1].isdigit() and len(value) < 24
+    return f"<td{' class=number' if number else ''}>{escape(value)}</td>"
+
+
+def _id(s: Section) -> str:
+    return "".join(c if c.isalnum() else "-" for c in s.title.lower())
+
+
+def _json(data: Mapping[str, Any]) -> str:
+    """Return JSON in which no element of HTML can begin or end."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _asset(name: str) -> str:
+    return files("phalanx.report.html").joinpath("assets", name).read_text()

@@ -1,0 +1,241 @@
+"""The report of a plan: the answer, time, memory, what else there was, layout, pipeline, rooflines."""
+
+from __future__ import annotations
+
+from phalanx.plan.budget import Goal
+from phalanx.plan.explain import explanation, operators
+from phalanx.plan.explain.analytic import AnalyticSubject
+from phalanx.plan.placement.placement import in_order
+from phalanx.plan.search.planner import Answer
+from phalanx.plan.search.priced import COMMUNICATION
+from phalanx.plan.search.refine import RankedStrategy, timeline
+from phalanx.plan.search.why_not import TERM_NAMES
+from phalanx.report.html.page import Section, page
+from phalanx.report.mesh_svg import nodes_svg
+from phalanx.report.plan import lines
+from phalanx.report.style import seconds, size
+from phalanx.spec.cluster.spec import GIB
+
+_COMPUTING = ("matmul", "attention", "memory", "recompute", "launch", "optimizer", "other")
+_MOST_PASSES = 480
+"""Passes of a pipeline that are drawn: more are no longer told apart."""
+_MOST_RANKS = 1024
+"""Ranks whose places are drawn; of more, the first of them."""
+
+
+def report(a: Answer, goal: Goal | None, x: AnalyticSubject) -> str:
+    """Return the page of a search's answer. `x`: its best strategy as a subject of explanations."""
+    best, p = a.best, a.pricing
+    title = (
+        f"{p.model.family} of {p.model.parameter_count / 1e9:.3g} B parameters on {a.gpus} GPUs of {p.cluster.name}"
+    )
+    answer, *rest = lines(a, goal)
+    sections = [
+        Section("The answer", "text", text=(answer, *rest)),
+        waterfall("Time of a step", best.priced.terms, TERM_NAMES),
+        _memory(a),
+        _front(a),
+        _neighbours(x),
+        _layout(best, a),
+        *([_pipeline(best, a)] if best.strategy.pp > 1 else []),
+        _roofline(x),
+        _axes(x),
+        _rejected(a),
+    ]
+    return page(title, "plan", sections, {"strategy": str(best.strategy), "terms_s": best.priced.terms})
+
+
+def waterfall(title: str, terms: dict[str, float], names: dict[str, str]) -> Section:
+    """Draw how a step adds up: computing first, then what is lost to others."""
+    order = [name for name in _COMPUTING if name in terms] + [name for name in terms if name not in _COMPUTING]
+    shown = [name for name in order if abs(terms[name]) > 1e-3 * sum(terms.values())]
+    total = sum(terms.values())
+    steps = [
+        {
+            "name": names.get(name, name),
+            "value": terms[name],
+            "text": seconds(terms[name]),
+            "kind": "computing" if name in _COMPUTING else "communication" if name in COMMUNICATION else "waiting",
+        }
+        for name in shown
+    ]
+    steps.append({"name": "the step", "value": total, "text": seconds(total), "kind": "total"})
+    rows = [(str(s["name"]), str(s["text"]), f"{float(s['value']) / total:.1%}") for s in steps]
+    return Section(
+        title,
+        "waterfall",
+        "from pure computing to the step; communication as far as nothing hides it",
+        columns=("", "takes", "of the step"),
+        rows=rows,
+        chart={"unit": "seconds", "steps": steps},
+    )
+
+
+def memory(title: str, bars: dict[str, dict[str, float]], limit: tuple[str, float], note: str) -> Section:
+    """Draw memory by part, a bar for each strategy or rank, against a limit."""
+    chart = [
+        {"bar": bar, "part": part, "value": value / GIB, "text": size(value)}
+        for bar, parts in bars.items()
+        for part, value in parts.items()
+        if value > 1e-3 * limit[1]
+    ]
+    rows = [(bar, part, size(value)) for bar, parts in bars.items() for part, value in parts.items() if value]
+    name, most = limit
+    return Section(
+        title,
+        "stack",
+        note,
+        columns=("", "part", "takes"),
+        rows=rows,
+        chart={"unit": "GiB", "bars": chart, "limit": {"name": f"{name}: {size(most)}", "value": most / GIB}},
+    )
+
+
+def _memory(a: Answer) -> Section:
+    bars = {"chosen": a.best.priced.memory_terms}
+    bars |= {r.family: r.priced.memory_terms for r in a.families if r.strategy != a.best.strategy}
+    note = (
+        "of the fullest rank at its fullest instant: of the chosen strategy, and of the fastest of each other family"
+    )
+    return memory("Memory by part", bars, ("usable", float(a.pricing.cluster.device.usable_bytes)), note)
+
+
+def _front(a: Answer) -> Section:
+    points, rows = [], []
+    series: dict[str, tuple[RankedStrategy, ...]] = {
+        "front of time and memory": a.front,
+        "best of its family": a.families,
+        "among the best": a.ranked[1:],
+        "chosen": (a.best,),
+    }
+    for name, some in series.items():
+        for r in some:
+            label = f"{r.strategy}\n{seconds(r.seconds)}, {size(r.priced.bytes_)}, MFU {r.mfu:.1%}"
+            points.append({"x": r.seconds, "y": r.priced.bytes_ / GIB, "series": name, "label": label})
+            rows.append((name, str(r.strategy), seconds(r.seconds), size(r.priced.bytes_), f"{r.mfu:.1%}"))
+    usable = a.pricing.cluster.device.usable_bytes
+    return Section(
+        "Time against memory",
+        "scatter",
+        f"dashed: {size(usable)} usable; hover, or open the numbers, for strategies",
+        columns=("", "strategy", "step", "memory", "MFU"),
+        rows=rows,
+        chart={"x": "seconds a step", "y": "GiB", "points": points, "limit": {"value": usable / GIB}},
+    )
+
+
+def _neighbours(x: AnalyticSubject) -> Section:
+    rows = [(what, seconds(p.seconds), size(p.bytes_), reason) for what, p, reason in explanation.why_not(x)]
+    return Section("Why not its neighbours", "table", columns=("change", "step", "memory", "why not"), rows=rows)
+
+
+def _layout(best: RankedStrategy, a: Answer) -> Section:
+    placed = in_order(best.strategy, a.pricing.cluster)
+    axis = next((name for name, count in reversed(placed.mesh.axes) if count > 1), placed.mesh.axes[-1][0])
+    note = f"nodes, GPUs and ranks; colours: groups of {axis}. `phalanx mesh --rank R` outlines a rank's groups"
+    return Section("The layout", "svg", note, svg=nodes_svg(placed, axis))
+
+
+def _pipeline(best: RankedStrategy, a: Answer) -> Section:
+    s, m = best.strategy, best.strategy.accumulation(a.pricing.job)
+    per_micro_batch = 2 * s.pp * s.virtual
+    least = 2 * s.pp if s.schedule == "interleaved" else s.pp
+    drawn = min(m, max(least, _MOST_PASSES // per_micro_batch // s.pp * s.pp))
+    priced = timeline(a.pricing, s, best.run.blocks, drawn)
+    rows = [
+        {
+            "row": f"rank {rank}",
+            "start": start,
+            "end": end,
+            "kind": _PASSES[action.kind],
+            "label": f"{_PASSES[action.kind]} of chunk {action.chunk}, micro-batch {action.micro_batch}",
+            "short": str(action.micro_batch),
+        }
+        for rank, (actions, times) in enumerate(zip(priced.schedule.actions, priced.times, strict=True))
+        for action, (start, end) in zip(actions, times, strict=True)
+    ]
+    few = f"the first {drawn} of {m} micro-batches" if drawn < m else f"all {m} micro-batches"
+    return Section(
+        "The pipeline over time",
+        "timeline",
+        f"{few} of {s.schedule}, without messages between stages; a gap is bubble",
+        columns=("rank", "blocks", "busy", "idle"),
+        rows=[
+            (str(rank), ", ".join(_blocks(best, rank)), seconds(busy), seconds(priced.makespan - busy))
+            for rank, busy in enumerate(priced.work)
+        ],
+        chart={"unit": "seconds", "rows": rows, "labelled": len(rows) <= 400},
+    )
+
+
+_PASSES = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}
+
+
+def _blocks(best: RankedStrategy, rank: int) -> list[str]:
+    from phalanx.schedule.pipeline.stages import rank_of
+
+    owners = rank_of(best.strategy)
+    return [str(count) for chunk, count in enumerate(best.run.blocks) if owners[chunk] == rank]
+
+
+def _roofline(x: AnalyticSubject) -> Section:
+    found = operators.training(x.pricing, x.strategy)
+    peak, memory_rate = float(x.pricing.system.peak_bf16), float(x.pricing.system.memory_bytes_per_s)
+    ridge = peak / memory_rate
+    low, high = min(o.intensity for o in found) / 2, max(*(o.intensity for o in found), ridge) * 2
+    points = [
+        {
+            "x": o.intensity,
+            "y": o.flops / o.seconds / 1e12,
+            "series": f"bound by {o.bound}",
+            "label": f"{o.name}, {o.shape}: {o.flops / o.seconds / 1e12:.3g} TFLOP/s, {seconds(o.seconds)}",
+        }
+        for o in found
+    ]
+    roofs = [
+        {"x1": low, "y1": low * memory_rate / 1e12, "x2": ridge, "y2": peak / 1e12},
+        {"x1": ridge, "y1": peak / 1e12, "x2": high, "y2": peak / 1e12},
+    ]
+    return Section(
+        "The compute roofline",
+        "scatter",
+        f"operators of a block, forward; the ridge is at {ridge:,.0f} FLOP per byte of memory",
+        columns=("operator", "size", "FLOP per byte", "TFLOP/s", "takes", "bound by"),
+        rows=[
+            (
+                o.name,
+                o.shape,
+                f"{o.intensity:,.1f}",
+                f"{o.flops / o.seconds / 1e12:,.1f}",
+                seconds(o.seconds),
+                o.bound,
+            )
+            for o in found
+        ],
+        chart={
+            "x": "FLOP per byte of memory",
+            "y": "TFLOP/s",
+            "log": True,
+            "points": points,
+            "roofs": roofs,
+        },
+    )
+
+
+def _axes(x: AnalyticSubject) -> Section:
+    rows = [
+        (a.axis, a.tier, size(a.sent), f"{a.intensity:,.0f}", f"{a.ridge:,.0f}", a.regime, seconds(a.exposed_s))
+        for a in explanation.axes(x)
+    ]
+    return Section(
+        "The communication roofline",
+        "table",
+        "by axis, of one rank and step",
+        columns=("axis", "links", "sent", "FLOP per byte", "ridge", "regime", "exposed"),
+        rows=rows,
+    )
+
+
+def _rejected(a: Answer) -> Section:
+    rows = [(r.family, str(r.priced.strategy), r.reason) for r in a.rejected[:24]]
+    return Section("Rejected", "table", columns=("family", "strategy", "why not"), rows=rows)

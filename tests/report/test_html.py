@@ -1,0 +1,206 @@
+"""Reports: whole, closed, small, harmless whatever a user's text is, and drawn without an error by a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fuzz import listings
+from support.in_process_cli import phalanx
+
+from phalanx.report.html.page import Section, page
+from phalanx.report.html.proof import observation
+from phalanx.schedule.observation import from_json
+
+QUESTION = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "8192")
+_VOID = ("meta", "br")
+
+
+class _Nesting(HTMLParser):
+    """Checks that every tag is closed in its order, and collects what a page asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.asks: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.asks += [value or "" for name, value in attrs if name in ("src", "href", "action", "data")]
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.asks += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def _checked(text: str) -> dict[str, Any]:
+    """Return the data of a page, after checks that hold of every page."""
+    nesting = _Nesting()
+    nesting.feed(text)
+    assert nesting.open == []
+    assert all(ask.startswith("#") for ask in nesting.asks)
+    assert "default-src 'none'" in text
+    assert len(text) < 3_000_000
+    found = re.search(r'id="data">(.*?)</script>', text, re.S)
+    assert found is not None
+    return json.loads(found[1])
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reports")
+    strategy = ("--strategy", "pp=4,virtual=2,schedule=interleaved")
+    assert phalanx(folder, "plan", *QUESTION, *strategy, "--report", "plan.html")[0] == 0
+    assert phalanx(folder, "compare", "plan.json", "tp=8,zero=1", "--report", "compare.html")[0] == 0
+    run = folder / "runs" / "one"
+    run.mkdir(parents=True)
+    shutil.copy(folder / "plan.json", run)
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _steps(30)) + '{"step": 3')
+    spans = [
+        {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": "rank 0"}},
+        {
+            "ph": "X",
+            "pid": 0,
+            "name": "forward a",
+            "cat": "compute",
+            "ts": 10.0,
+            "dur": 5.0,
+            "args": {"op": "forward"},
+        },
+        {"ph": "X", "pid": 0, "name": "all_reduce", "cat": "nccl", "ts": 12.0, "dur": 9.0, "args": {}},
+    ]
+    (run / "trace.json").write_text(json.dumps({"traceEvents": spans}))
+    (run / "recorded.json").write_text(json.dumps({"step_time_s": 2.0, "memory_bytes": 2**30, "timeline": None}))
+    assert phalanx(folder, "report", "runs/one")[0] == 0
+    for name in ("memory", "comm"):
+        assert phalanx(folder, name, "--params", "7B", "--plot", f"{name}.html")[0] == 0
+    assert (
+        phalanx(folder, "scaling", *QUESTION[:4], "--gpus", "8,16", *QUESTION[6:], "--plot", "scaling.html")[0] == 0
+    )
+    small = ("--model", "gpt2", "--cluster", "dgx-h100", "--gpus", "2", "--batch", "2", "--seq", "64")
+    assert phalanx(folder, "verify", *small, "--strategy", "tp=2", "--report", "verify.html")[0] == 0
+    return folder
+
+
+def _steps(count: int) -> Iterator[dict[str, float]]:
+    for i in range(count):
+        yield {"step": i + 1, "loss": 9 / (i + 1), "step_time_s": 2.0, "tokens_per_s": 5e3, "mem_bytes": 2**30}
+
+
+PAGES = ("plan.html", "compare.html", "runs/one/report.html", "memory.html", "comm.html", "scaling.html")
+WITHOUT_CHARTS = ("verify.html",)
+
+
+@pytest.mark.parametrize("name", [*PAGES, *WITHOUT_CHARTS])
+def test_a_page_is_whole_and_asks_for_nothing(here: Path, name: str) -> None:
+    data = _checked((here / name).read_text())
+    assert data["version"] == 1
+    assert bool(data["charts"]) == (name in PAGES)
+
+
+def test_tables_are_drawn_with_what_adds_up(here: Path) -> None:
+    charts = _checked((here / "memory.html").read_text())["charts"]
+    assert [c["kind"] for c in charts] == ["lines", "stack"]
+    totals: dict[str, float] = {}
+    for bar in charts[1]["bars"]:
+        totals[bar["bar"]] = totals.get(bar["bar"], 0.0) + bar["value"]
+    assert totals == {f"{n} bytes": n for n in (12, 16, 18, 20)}
+
+
+def test_a_proof_shows_both_sides(here: Path) -> None:
+    text = (here / "verify.html").read_text()
+    assert _checked(text)["proved"] is True
+    cells = re.findall(r"<tr><td>all_reduce</td><td>tp</td>(.*?)</tr>", text)
+    predicted, recorded, *sizes = re.findall(r">([\d,]+)<", cells[0])
+    assert predicted == recorded
+    assert sizes[0] == sizes[1]
+
+
+def test_an_observed_program_is_shown() -> None:
+    text = observation(from_json(listings.observation()))
+    data = _checked(text)
+    assert {c["kind"] for c in data["charts"]} == {"stack"}
+    assert "What could be better" in text
+
+
+def test_a_plan_adds_up(here: Path) -> None:
+    data = _checked((here / "plan.html").read_text())
+    steps = data["charts"][0]["steps"]
+    shown = sum(step["value"] for step in steps[:-1])
+    assert shown == pytest.approx(steps[-1]["value"], rel=0.01)  # terms below a thousandth are not drawn
+    assert sum(data["terms_s"].values()) == pytest.approx(steps[-1]["value"])
+    pipeline = next(c for c in data["charts"] if c["kind"] == "timeline")
+    assert {row["row"] for row in pipeline["rows"]} == {f"rank {i}" for i in range(4)}
+    busy: dict[str, float] = {}
+    for row in sorted(pipeline["rows"], key=lambda row: row["start"]):
+        assert row["start"] >= busy.get(row["row"], 0.0) - 1e-9  # a rank does one thing at a time
+        busy[row["row"]] = row["end"]
+    assert data["strategy"] == json.loads((here / "plan.json").read_text())["strategy"] or data["strategy"]
+
+
+def test_a_run_shows_the_predicted_step_over_the_measured(here: Path) -> None:
+    data = _checked((here / "runs/one/report.html").read_text())
+    rows = data["charts"][-1]["rows"]
+    assert {row["row"] for row in rows} >= {"rank 0", "rank 0, communication"}
+    assert "9.000" not in (here / "runs/one/report.html").read_text().partition("Loss")[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("report", "runs/none"), "is no folder of a run; name one"),
+        (("report", "runs/broken"), "line 1 of metrics.jsonl is of no run of this version"),
+        (("report", "runs/one", "--out", "no/where.html"), "make its folder first"),
+        (("plan", *QUESTION, "--report", "no/where.html"), "make its folder first"),
+        (("plan", "job.toml", "--report", "x.html"), "--report = x.html: belongs to a plan of a --model"),
+    ],
+)
+def test_what_cannot_be_shown_is_said(here: Path, words: tuple[str, ...], said: str) -> None:
+    broken = here / "runs" / "broken"
+    broken.mkdir(exist_ok=True)
+    shutil.copy(here / "plan.json", broken)
+    (broken / "metrics.jsonl").write_text('{"step": 1}\n')
+    code, _, err = phalanx(here, *words)
+    assert (code, err.count("\n")) == (2, 1)
+    assert said in err
+
+
+def test_a_users_text_runs_nothing() -> None:
+    hostile = '</script><script>alert(1)</script><img src=x onerror="alert(1)">'
+    chart = {"unit": hostile, "steps": [{"name": hostile, "value": 1.0, "kind": "total", "text": hostile}]}
+    section = Section(hostile, "waterfall", hostile, (hostile,), (hostile,), [(hostile,)], chart)
+    text = page(hostile, hostile, [section], {hostile: hostile})
+    data = _checked(text)
+    assert data["title"] == hostile  # as data it is whole
+    assert "<img" not in text
+    assert text.count("<script") == 4  # the data and three of ours
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_browser_draws_every_chart(here: Path, name: str, tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium on this machine: the page's scripts cannot be run")
+    words = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    words += [
+        "--disable-component-update",
+        "--disable-sync",
+        f"--user-data-dir={tmp_path}",
+        "--enable-logging=stderr",
+    ]
+    words += ["--virtual-time-budget=3000", "--dump-dom", (here / name).as_uri()]
+    result = subprocess.run([browser, *words], capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in result.stderr, result.stderr
+    figures = re.findall(r"<figure data-chart.*?</figure>", result.stdout, re.S)
+    assert figures
+    assert all("<svg" in figure for figure in figures)

@@ -1,0 +1,134 @@
+"""Configurations of other frameworks: trees of real ones, and texts that stress their formats."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+from support.fuzz.leaves import words
+
+KINDS = ("torchtitan", "deepspeed", "nanotron", "maxtext", "nemo", "accelerate", "megatron", "hf")
+_EACH = 5  # real ones of a kind
+_CORPUS = Path(__file__).parents[2] / "formats" / "data" / "configurations.json.xz"
+
+SCRIPT = b"""#!/bin/bash
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+GPUS_PER_NODE=8
+NNODES=${NNODES:-2}
+WORLD_SIZE=$(($GPUS_PER_NODE * $NNODES))
+TP=4
+MODEL_ARGS=(
+    --num-layers 32 --hidden-size 4096 --num-attention-heads 32
+    --seq-length 2048 --max-position-embeddings 2048 --vocab-size 32000
+)
+EXTRA="--bf16 --sequence-parallel"
+torchrun --nproc_per_node $GPUS_PER_NODE --nnodes=$NNODES \\
+    pretrain_gpt.py "${MODEL_ARGS[@]}" $EXTRA --tensor-model-parallel-size ${TP} \\
+    --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout "Et*15|t*17L" \\
+    --micro-batch-size 1 --global-batch-size 64 --use-distributed-optimizer > log.txt 2>&1
+"""
+
+YAML = b"""compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+mixed_precision: bf16
+num_machines: 2
+num_processes: 16
+fsdp_config: &fsdp
+  fsdp_version: 2
+  fsdp_reshard_after_forward: true
+  fsdp_activation_checkpointing: false
+parallelism_config:
+  parallelism_config_dp_shard_size: 8
+  parallelism_config_tp_size: 2
+"""
+
+PYTHON = b"""from torchtitan.models.llama3 import model_registry
+from torchtitan.trainer import Trainer
+
+
+def llama3_8b() -> Trainer.Config:
+    return Trainer.Config(
+        model_spec=model_registry("8B"),
+        training=TrainingConfig(local_batch_size=1, seq_len=8192, steps=1000),
+        parallelism=ParallelismConfig(data_parallel_shard_degree=8, tensor_parallel_degree=2),
+        activation_checkpoint=SelectiveAC.Config(),
+    )
+"""
+
+_HOSTILE_PYTHON = (
+    b"def a() -> Trainer.Config:\n    c = Trainer.Config(x=1)\n    c.c = c\n    c.d = c\n    return c\n",
+    b"def f0():\n    return [1] \n"
+    + b"".join(b"def f%d():\n    return [%s]\n" % (i, b",".join([b"f%d()" % (i - 1)] * 9)) for i in range(1, 12))
+    + b"def a() -> Trainer.Config:\n    return Trainer.Config(x=f11())\n",
+    b"def a() -> Trainer.Config:\n    b = [1]\n"
+    + b"".join(b"    b = [%s]\n" % b",".join([b"b"] * 9) for _ in range(12))
+    + b"    return Trainer.Config(training=TrainingConfig(steps=b))\n",
+    b"def a() -> Trainer.Config:\n    return a()\n",
+    b"def a() -> Trainer.Config:\n    return Trainer.Config(training=TrainingConfig(steps=0x" + b"f" * 5000 + b"))\n",
+    b"def a() -> Trainer.Config:\n    return Trainer.Config(training=TrainingConfig(steps=b'x', y=1j, z=...))\n",
+    b"x = " + b"(" * 5000 + b"1" + b")" * 5000 + b"\n",
+    b"x = " + b"-" * 50_000 + b"1\n",
+    b"x = '\\d'\n",
+    b"__import__('os').system('touch ran')\n",
+)
+_HOSTILE_YAML = (
+    b"a: &a [x,x,x,x,x,x,x,x,x]\n"
+    + b"".join(b"%c: &%c [%s]\n" % (n, n, b",".join([b"*%c" % (n - 1)] * 9)) for n in range(ord("b"), ord("j"))),
+    b"a: &a [*a]\n",
+    b"m: &m {x: 1}\n"
+    + b"".join(
+        b"n%d: &n%d {<<: [%s]}\n" % (i, i, b",".join([b"*m" if not i else b"*n%d" % (i - 1)] * 9)) for i in range(9)
+    ),
+    b"x: !!python/object/apply:os.system ['true']\n",
+    b"x: !!timestamp no\n",
+    b"x: !!int ''\n",
+    b"x: !!float ''\n",
+    b"? [a, b]\n: 1\n",
+    b"x: 2024-99-99\n",
+    b"x: 1:30:99\n",
+    b"1: 2\nnull: 3\n2024-01-01: 4\n",
+    b"x: 0x" + b"f" * 5000 + b"\n",
+    b"<<: 3\n",
+    b"--- a\n--- b\n",
+)
+_HOSTILE_SHELL = (
+    b"A=xxxxxxxxxx\n" + b"A=$A$A\n" * 40,
+    b"A=(x x)\n" + b'A+=("${A[@]}")\n' * 40,
+    b"X=$(( " + b"(" * 150 + b"1" + b")" * 150 + b" ))\n",
+    b"X=${A:-" * 2000 + b"\n",
+    b'X="' + b"$(" * 3000 + b"\n",
+    b"X=$((9**9**9))\n",
+    b"torchrun x.py --num-layers \xc2\xb2\n",
+    b"torchrun x.py --num-layers " + b"9" * 5000 + b"\n",
+    b"torchrun x.py --tensor-model-parallel-size 0 --micro-batch-size -1\n",
+    b"torchrun x.py --pipeline-model-parallel-layout 'E(t|)*99999999999L'\n",
+    b"torchrun x.py --pipeline-model-parallel-layout 'E((t*99999)*99999)L'\n",
+    b"torchrun x.py --\x1b[31m 1 --[/red] 2\n",
+)
+
+
+@cache
+def _corpus() -> dict[str, list[Any]]:
+    rows = json.loads(lzma.decompress(_CORPUS.read_bytes()))["configurations"]
+    result = {}
+    for kind in KINDS:
+        own = [row["config"] for row in rows if row["kind"] == kind]
+        result[kind] = own[:: max(1, len(own) // _EACH)][:_EACH]
+    return result
+
+
+def trees(kind: str) -> st.SearchStrategy[Any]:
+    """Real configurations of a framework."""
+    return st.sampled_from(_corpus()[kind])
+
+
+def hostile(content: bytes) -> st.SearchStrategy[bytes]:
+    """Put lines that stress YAML or a shell before or behind a text."""
+    lines = st.sampled_from({YAML: _HOSTILE_YAML, PYTHON: _HOSTILE_PYTHON}.get(content, _HOSTILE_SHELL))
+    named = words().map(lambda w: f"{w.strip()}: {w}\n".encode("utf-8", "replace"))
+    return (lines | lines | named).flatmap(lambda line: st.sampled_from((content + line, line + content, line)))
