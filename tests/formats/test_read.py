@@ -346,6 +346,58 @@ def test_megatron_layouts_follow_validate_args(args: dict[str, Any], fixed: dict
     assert {name: getattr(s, name) for name in fixed} == fixed
 
 
+@pytest.mark.parametrize(
+    ("kind", "config", "strategy", "options"),
+    [
+        (
+            "maxtext",
+            {
+                "ici_fsdp_parallelism": -1,
+                "ici_tensor_parallelism": 4,
+                "per_device_batch_size": 0.5,
+                "remat_policy": "full",
+                "quantization": "te_fp8_currentscaling",
+                "optimizer_memory_host_offload": True,
+                "mu_dtype": "bfloat16",
+            },
+            "dp=16,zero=3,tp=4,micro_batch=2,recompute=full",
+            {"products": "float8", "first_moment": "bfloat16", "optimizer_offload": 1.0},
+        ),
+        (
+            "nemo",
+            {
+                "model": {
+                    "tensor_model_parallel_size": 2,
+                    "context_parallel_size": 2,
+                    "cp_comm_type": "all_gather",
+                    "num_moe_experts": 8,
+                    "moe_token_dispatcher_type": "flex",
+                    "cross_entropy_loss_fusion": True,
+                    "micro_batch_size": 2,
+                }
+            },
+            "dp=16,zero=1,tp=2,cp=2,micro_batch=2",
+            {"context": "all_gather", "dispatch": "deepep", "cross_entropy": "fused"},
+        ),
+        (
+            "deepspeed",
+            {
+                "train_micro_batch_size_per_gpu": 4,
+                "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}},
+                "communication_data_type": "bf16",
+            },
+            "dp=64,zero=3,micro_batch=4",
+            {"optimizer_offload": 0.5, "reduce": "bfloat16"},
+        ),
+    ],
+)
+def test_options_beyond_the_strategy(
+    kind: str, config: dict[str, Any], strategy: str, options: dict[str, Any]
+) -> None:
+    c = files.READERS[kind](config, 64)
+    assert (str(strategy_of(c, 64)), dict(c.options)) == (strategy, options)
+
+
 def test_experts_are_never_priced_as_a_dense_model(tmp_path: Path) -> None:
     experts = files.READERS["megatron"](shell.read(SCRIPT.replace("--bf16", "--bf16 --num-experts 8")), None).spec
     assert experts is not None
