@@ -4,8 +4,8 @@
     bridges of a NUMA node   SYS between NUMA nodes
 
 GPUs that reach each other by NVLink are one tier; where only some do, but NVLinks connect all, as in the cube mesh of
-DGX-1, a second tier is all of them. Else the tiers are those of PCIe: GPUs below one host bridge, then all of the host over
-the link between sockets.
+DGX-1, a second tier is all of them. Else the tiers are those of PCIe: GPUs below one host bridge, then all of the
+host over the link between sockets.
 """
 
 from __future__ import annotations
