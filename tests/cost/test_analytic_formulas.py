@@ -173,6 +173,10 @@ def test_groups_inside_a_node_do_not_meet_the_network() -> None:
     assert float(collective_s("all_reduce", 1e8, 8, 1, slow)) == float(collective_s("all_reduce", 1e8, 8, 1, fast))
     assert float(collective_s("all_reduce", 1e8, 16, 1, slow)) > float(collective_s("all_reduce", 1e8, 16, 1, fast))
     assert float(message_s(1e8, 4, slow)) < float(message_s(1e8, 8, slow))
+    sites = system_of(preset("sites-h100", 32))
+    assert (
+        float(message_s(1e8, 64, sites, 2)) < float(message_s(1e8, 64, sites, 4)) == float(message_s(1e8, 128, sites))
+    )
 
 
 def test_the_slowest_chunk_of_a_ring_leaves_every_node() -> None:

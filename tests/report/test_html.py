@@ -82,6 +82,11 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (run / "trace.json").write_text(json.dumps({"traceEvents": spans}))
     (run / "recorded.json").write_text(json.dumps({"step_time_s": 2.0, "memory_bytes": 2**30, "timeline": None}))
     assert phalanx(folder, "report", "runs/one")[0] == 0
+    for name in ("memory", "comm"):
+        assert phalanx(folder, name, "--params", "7B", "--plot", f"{name}.html")[0] == 0
+    assert (
+        phalanx(folder, "scaling", *QUESTION[:4], "--gpus", "8,16", *QUESTION[6:], "--plot", "scaling.html")[0] == 0
+    )
     small = ("--model", "gpt2", "--cluster", "dgx-h100", "--gpus", "2", "--batch", "2", "--seq", "64")
     assert phalanx(folder, "verify", *small, "--strategy", "tp=2", "--report", "verify.html")[0] == 0
     return folder
@@ -92,7 +97,7 @@ def _steps(count: int) -> Iterator[dict[str, float]]:
         yield {"step": i + 1, "loss": 9 / (i + 1), "step_time_s": 2.0, "tokens_per_s": 5e3, "mem_bytes": 2**30}
 
 
-PAGES = ("plan.html", "compare.html", "runs/one/report.html")
+PAGES = ("plan.html", "compare.html", "runs/one/report.html", "memory.html", "comm.html", "scaling.html")
 WITHOUT_CHARTS = ("verify.html",)
 
 
@@ -101,6 +106,15 @@ def test_a_page_is_whole_and_asks_for_nothing(here: Path, name: str) -> None:
     data = _checked((here / name).read_text())
     assert data["version"] == 1
     assert bool(data["charts"]) == (name in PAGES)
+
+
+def test_tables_are_drawn_with_what_adds_up(here: Path) -> None:
+    charts = _checked((here / "memory.html").read_text())["charts"]
+    assert [c["kind"] for c in charts] == ["lines", "stack"]
+    totals: dict[str, float] = {}
+    for bar in charts[1]["bars"]:
+        totals[bar["bar"]] = totals.get(bar["bar"], 0.0) + bar["value"]
+    assert totals == {f"{n} bytes": n for n in (12, 16, 18, 20)}
 
 
 def test_a_proof_shows_both_sides(here: Path) -> None:

@@ -128,7 +128,7 @@ class _Timer:
 def _seconds(flow: Flow, system: System) -> Column:
     """Return seconds of one of a flow's operations."""
     if flow.op == "send":
-        return message_s(flow.bytes, flow.stride, system) * (np.asarray(flow.ranks) > 1)
+        return message_s(flow.bytes, flow.stride, system, flow.chain) * (np.asarray(flow.ranks) > 1)
     return collective_s(flow.op, flow.bytes, flow.ranks, flow.stride, system)
 
 
