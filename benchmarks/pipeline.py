@@ -13,7 +13,9 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,9 +38,7 @@ from phalanx.runtime.process import world as worlds
 from phalanx.runtime.process.launch import run_rank
 from phalanx.runtime.process.world import ALONE, World
 from phalanx.schedule.pipeline import stages
-from phalanx.schedule.pipeline.schedules import SCHEDULES, Action
-from phalanx.schedule.pipeline.sends import strip_sends
-from phalanx.schedule.pipeline.simulate import run
+from phalanx.schedule.pipeline.schedules import SCHEDULES, Action, PipelineSchedule
 from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import Job
@@ -204,30 +204,87 @@ class Watched:
         return watched
 
 
-def idle(ours: Ours, batch: Tensor) -> tuple[float, float]:
-    """Return (measured, predicted) idle share of the ranks in a step.
+Spans = list[tuple[Action, float, float, float]]
+"""The passes of a rank: action, start, end, seconds waited for its message."""
 
-    The prediction prices the schedule with the measured seconds of its passes.
-    """
+
+@dataclass(frozen=True)
+class Idle:
+    """The idle share of the ranks in a step, and what explains it.
+
+    `expected`: the schedule with the median seconds of its passes; `uneven`: with the seconds that each pass took in
+    this step; `messages`: with the median time from the end of a pass to the start of one that waits for its message;
+    `measured`; `between`: the share of the ranks' time that is neither a pass nor a wait for a message: sends and
+    receives are issued there, and a send is awaited by the next of its kind."""
+
+    expected: float
+    uneven: float
+    messages: float
+    measured: float
+    between: float
+
+
+def idle(ours: Ours, batch: Tensor) -> Idle:
+    """Return the idle share of our ranks, the median over the watched steps, with its causes."""
     pipeline, world = ours.training.pipeline, ours.comm.world
     watched = Watched(pipeline)
-    shares = []
-    seconds: dict[str, list[list[float]]] = {k: [[] for _ in pipeline.schedule.rank_of] for k in "FBIW"}
+    steps: list[list[Spans]] = []
     for _ in range(WATCHED):
         watched.spans.clear()
         ours.comm.barrier()
         ours.step(batch)
-        gathered = ours.comm.gather_objects(watched.spans, "world")
-        spans = [span for own in gathered for span in own]
-        busy = sum(stop - start - waited for _, start, stop, waited in spans)
-        makespan = max(stop for _, _, stop, _ in spans) - min(start for _, start, _, _ in spans)
-        shares.append(1 - busy / (world.size * makespan))
-        for (kind, chunk, _), start, stop, waited in spans:
-            seconds[kind][chunk].append(stop - start - waited)
-    typical = {kind: [median(times or [0.0]) for times in own] for kind, own in seconds.items()}
-    times = run(strip_sends(pipeline.schedule), typical)
-    busy = sum(stop - start for own in times for start, stop in own)
-    return median(shares), 1 - busy / (world.size * max(own[-1][1] for own in times))
+        steps.append([list(own) for own in ours.comm.gather_objects(watched.spans, "world")])
+    took: dict[tuple[str, int], list[float]] = {}
+    late: list[float] = []
+    for ranks in steps:
+        ends = {action: stop for own in ranks for action, _, stop, _ in own}
+        for own in ranks:
+            for action, start, stop, waited in own:
+                took.setdefault(action[:2], []).append(stop - start - waited)
+                source = _source(action, pipeline.schedule)
+                if source is not None and start < ends[source] <= start + waited:
+                    late.append(start + waited - ends[source])
+    typical = {key: median(times) for key, times in took.items()}
+    transfer = median(late) if late else 0.0
+    shares: list[Idle] = []
+    for ranks in steps:
+        each = {action: stop - start - waited for own in ranks for action, start, stop, waited in own}
+        makespan = max(own[-1][2] for own in ranks) - min(own[0][1] for own in ranks)
+        expected = _idle_share(pipeline.schedule, {action: typical[action[:2]] for action in each}, 0.0)
+        uneven = _idle_share(pipeline.schedule, each, 0.0)
+        messages = _idle_share(pipeline.schedule, each, transfer)
+        measured = 1 - sum(each.values()) / (world.size * makespan)
+        gaps = sum(after[1] - before[2] for own in ranks for before, after in pairwise(own))
+        shares.append(Idle(expected, uneven, messages, measured, gaps / (world.size * makespan)))
+    return Idle(*(median(getattr(share, f.name) for share in shares) for f in fields(Idle)))
+
+
+def _source(action: Action, s: PipelineSchedule) -> Action | None:
+    """Return the pass of another rank whose message a pass needs."""
+    kind, chunk, m = action
+    before = chunk - 1 if kind == "F" else chunk + 1
+    if kind == "W" or not 0 <= before < s.chunks or s.rank_of[before] == s.rank_of[chunk]:
+        return None
+    back = "I" if any(a == ("I", before, m) for a in s.actions[s.rank_of[before]]) else "B"
+    return Action("F" if kind == "F" else back, before, m)  # type: ignore[arg-type]
+
+
+def _idle_share(s: PipelineSchedule, seconds: Mapping[Action, float], transfer: float) -> float:
+    """Return the idle share of a schedule whose every pass takes its own `seconds`."""
+    ends: dict[Action, float] = {}
+    at, now = [0] * s.ranks, [0.0] * s.ranks
+    passes = [[a for a in actions if a in seconds] for actions in s.actions]
+    while any(at[r] < len(passes[r]) for r in range(s.ranks)):
+        for r in range(s.ranks):
+            while at[r] < len(passes[r]):
+                action = passes[r][at[r]]
+                source = _source(action, s)
+                if source is not None and source not in ends:
+                    break
+                begin = now[r] if source is None else max(now[r], ends[source] + transfer)
+                ends[action] = now[r] = begin + seconds[action]
+                at[r] += 1
+    return 1 - sum(seconds.values()) / (s.ranks * max(now))
 
 
 def peak(program: Program, batch: Tensor) -> int:
@@ -265,7 +322,7 @@ def main() -> None:
             gc.collect()
             program = Ours(name, world)
             most = peak(program, batch)
-            results[f"{name}, idle"] = idle(program, batch)
+            results[f"{name}, idle"] = asdict(idle(program, batch))
             del program
             gc.collect()
             results[f"{name}, peak"] = most, peak(Theirs(name, world), batch)

@@ -191,7 +191,15 @@ class Runs:
         run, outside = self.here / "runs" / name, self.here / "outside"
         shutil.rmtree(outside, ignore_errors=True)
         outside.mkdir()
-        for file in ("metrics.jsonl", ".metrics.jsonl", "plan.json", "recorded.json", "trace.json", "tokenizer.json"):
+        for file in (
+            "metrics.jsonl",
+            ".metrics.jsonl",
+            "plan.json",
+            "recorded.json",
+            "trace.json",
+            "tokenizer.json",
+            "report.html",
+        ):
             content = (run / file).read_text() if (run / file).exists() else "{}"
             (outside / file).write_text(content)
             (run / file).unlink(missing_ok=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.forked_cli import phalanx
+from support.in_process_cli import phalanx as in_process
 from support.quick_runs import JOB, TEXT
 
 BRIEF = {"phalanx.measure.worker": "support.tiny_measurement"}
@@ -28,6 +29,47 @@ def test_measuring_and_training(tmp_path: Path, ranks: int, monkeypatch: pytest.
         code, out, err = phalanx(here, "train", "job.toml", "--strategy", line, "--json", *words, instead=BRIEF)
         assert code == 0, err
         assert json.loads(out)["last_step"] == 4
+    in_one = f"dp={ranks},zero=1"
+    sets = tuple(words)
+    for command in (
+        ("plan", "job.toml", "--out", "plan.json", "--set", "strategy=auto", *sets),
+        ("plan", "job.toml", "--strategy", in_one, "--choices", *sets),
+        ("explain", "plan.json"),
+        ("comm", "plan.json"),
+        ("verify", "job.toml", "--strategy", in_one, *sets),
+        ("collectives", "table", "--cluster", "local", "--ranks", str(ranks), "--bytes", "1000"),
+        ("mesh", "--strategy", in_one),
+    ):
+        code, _, err = in_process(here, *command)
+        assert code == 0, f"{command}: {err}"
+    code, out, err = in_process(here, "lint", "plan.json")
+    assert code in (0, 1), err
+    assert "error" not in err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 3, 5, 6, 7])
+def test_every_family_every_pipeline_parity_and_text(
+    tmp_path: Path, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What takes minutes: a sweep of all families, parity, generation."""
+    monkeypatch.setenv("PHALANX_CACHE", str(tmp_path / "cache"))
+    here = tmp_path / "work"
+    here.mkdir()
+    (here / "job.toml").write_text(JOB)
+    (here / "text.txt").write_text(TEXT)
+    sets = (f"cluster.ranks={ranks}", f"job.global_batch={2 * ranks}", "train.steps=4", "train.warmup=0")
+    words = [word for item in (*sets, "train.sample_tokens=0") for word in ("--set", item)]
+    for line in (("measure", "--ranks", str(ranks)), ("sweep", "job.toml", "--steps", "3", *words)):
+        code, _, err = phalanx(here, *line, instead=BRIEF)
+        assert code == 0, f"{line}: {err}"
+    line = ("parity", "job.toml", "--strategy", f"dp={ranks},zero=2", "--steps", "2", *words)
+    code, _, err = phalanx(here, *line)
+    assert code == 0, err
+    code, out, err = phalanx(here, "train", "job.toml", "--strategy", f"dp={ranks}", "--json", *words, instead=BRIEF)
+    assert code == 0, err
+    code, out, err = phalanx(here, "generate", json.loads(out)["run"], "--tokens", "4", "--strategy", f"dp={ranks}")
+    assert code == 0, err
 
 
 def test_what_an_interrupted_measurement_kept_is_not_measured_again(

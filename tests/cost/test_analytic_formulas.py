@@ -20,6 +20,7 @@ from phalanx.cost.ledger.compressed import SPARSE, Compressed
 from phalanx.cost.ledger.flops import forward_per_token, hardware_flops, model_flops
 from phalanx.cost.ledger.model_shape import shape
 from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, in_flight
+from phalanx.cost.ledger.policy import MEGATRON
 from phalanx.cost.ledger.rank_layout import layout
 from phalanx.cost.pipeline_time import Costs, price
 from phalanx.schedule.pipeline.schedules import SCHEDULES, build
@@ -38,7 +39,7 @@ LINES = (
     "dp=64,zero=1",
     "dp=64,zero=3,micro_batch=2",
     "dp=16,zero=1,tp=4,sp=1",
-    "dp=4,zero=2,tp=4,pp=4,recompute=full",
+    "dp=4,zero=1,tp=4,pp=4,recompute=full",
     "dp=4,tp=2,pp=8,virtual=2,schedule=interleaved,recompute=selective",
     "dp=8,zero=1,cp=8",
     "dp=32,zero=3,shard=8,tp=2,sp=1,recompute=every:2",
@@ -128,7 +129,7 @@ def test_flops_of_a_large_step_are_more_than_an_integer_holds() -> None:
         layout(Strategy(**parse("recompute=full")), Job(batch, 131072, Precision("bfloat16")), spec.layers)
         for batch in (1, 1024)
     )
-    for counted in (model_flops, hardware_flops):
+    for counted in (model_flops, lambda size, how: hardware_flops(size, how, MEGATRON)):
         assert float(counted(shape(spec), many)) == pytest.approx(1024 * float(counted(shape(spec), one_row)))
     assert float(model_flops(shape(spec), many)) > 2**63
 
@@ -172,6 +173,10 @@ def test_groups_inside_a_node_do_not_meet_the_network() -> None:
     assert float(collective_s("all_reduce", 1e8, 8, 1, slow)) == float(collective_s("all_reduce", 1e8, 8, 1, fast))
     assert float(collective_s("all_reduce", 1e8, 16, 1, slow)) > float(collective_s("all_reduce", 1e8, 16, 1, fast))
     assert float(message_s(1e8, 4, slow)) < float(message_s(1e8, 8, slow))
+    sites = system_of(preset("sites-h100", 32))
+    assert (
+        float(message_s(1e8, 64, sites, 2)) < float(message_s(1e8, 64, sites, 4)) == float(message_s(1e8, 128, sites))
+    )
 
 
 def test_the_slowest_chunk_of_a_ring_leaves_every_node() -> None:

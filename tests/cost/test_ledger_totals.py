@@ -1,4 +1,4 @@
-"""Drawn agreement: what the ledger says that our own stack sends equals the totals of its StepPrograms.
+"""Drawn agreement: what the ledger says that our own stack sends and computes equals the totals of its StepPrograms.
 
 By design they differ in these alone, each held by its own assertion:
 
@@ -7,6 +7,7 @@ By design they differ in these alone, each held by its own assertion:
     copies         where gradients are sharded, the shard with the most partial gradients sets the buffer's size
     routing        where tp does not divide tokens, a program's first rank routes one more than the average
     every:k        repeats the same share of blocks with and without experts in the ledger
+    ring           FLOPs count the whole square of attention; the program computes the rectangles under the mask
     metrics        the all-reduce of the loss and the stop flag, a few numbers a step
 """
 
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from support.sizes import examples
 from support.strategies import cases
 
+from phalanx.cost.ledger.flops import hardware_flops, model_flops, rank_flops
 from phalanx.cost.ledger.flow import Flow, Held, totals
 from phalanx.cost.ledger.gradient_flows import Types, gradient_flows, summed_copies, tied_embedding
 from phalanx.cost.ledger.layer_flows import boundaries, layer_flows, messages
@@ -29,6 +31,7 @@ from phalanx.cost.ledger.rank_layout import Layout, layout
 from phalanx.cost.ledger.sharding import sharding
 from phalanx.cost.step.terms import terms
 from phalanx.schedule.event import INSIDE
+from phalanx.schedule.layers.context import keys_per_query
 from phalanx.schedule.layout import Layout as StepLayout
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model.spec import ModelSpec
@@ -83,11 +86,28 @@ def program(case: Case) -> Totals:
     return result
 
 
+def flops_agree(case: Case) -> None:
+    """Hold products and attention against the program's: a rank of every stage together."""
+    model, job, s = case
+    _, sizes, how, held = ledger(case)
+    counted = rank_flops(sizes, how, PHALANX, held)
+    work = [t.work for view in StepLayout(model, job, s).stage_views() for t in terms(view)]
+    assert sum(w.gemm_flops for w in work) == pytest.approx(float(counted.products), rel=1e-12)
+    # Of a ring's rectangles, only those under the causal mask are computed.
+    computed = keys_per_query(job.seq, s.ring) / job.seq
+    assert sum(w.attention_flops for w in work) == pytest.approx(float(counted.attention) * computed, rel=1e-12)
+    if s.tp == 1 and not model.latent and not (model.experts and model.experts.capacity):
+        whole = float(model_flops(sizes, how))
+        repeated = float(hardware_flops(sizes, how, PHALANX))
+        assert repeated == pytest.approx(whole, rel=1e-9) if s.recompute == "none" else repeated > whole
+
+
 def agree(case: Case) -> None:
     """Hold the ledger against the program."""
     model, job, s = case
     s = replace(s, grad_sync=None, reshard=None)
     case = model, job, s
+    flops_agree(case)
     flows, _, how, held = ledger(case)
     copies = [f for f in flows if f.what == "copies"]
     of_ledger = totals([f for f in flows if f.what != "copies"], held, how.micro_batches)

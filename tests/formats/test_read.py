@@ -346,6 +346,58 @@ def test_megatron_layouts_follow_validate_args(args: dict[str, Any], fixed: dict
     assert {name: getattr(s, name) for name in fixed} == fixed
 
 
+@pytest.mark.parametrize(
+    ("kind", "config", "strategy", "options"),
+    [
+        (
+            "maxtext",
+            {
+                "ici_fsdp_parallelism": -1,
+                "ici_tensor_parallelism": 4,
+                "per_device_batch_size": 0.5,
+                "remat_policy": "full",
+                "quantization": "te_fp8_currentscaling",
+                "optimizer_memory_host_offload": True,
+                "mu_dtype": "bfloat16",
+            },
+            "dp=16,zero=3,tp=4,micro_batch=2,recompute=full",
+            {"products": "float8", "first_moment": "bfloat16", "optimizer_offload": 1.0},
+        ),
+        (
+            "nemo",
+            {
+                "model": {
+                    "tensor_model_parallel_size": 2,
+                    "context_parallel_size": 2,
+                    "cp_comm_type": "all_gather",
+                    "num_moe_experts": 8,
+                    "moe_token_dispatcher_type": "flex",
+                    "cross_entropy_loss_fusion": True,
+                    "micro_batch_size": 2,
+                }
+            },
+            "dp=16,zero=1,tp=2,cp=2,micro_batch=2",
+            {"context": "all_gather", "dispatch": "deepep", "cross_entropy": "fused"},
+        ),
+        (
+            "deepspeed",
+            {
+                "train_micro_batch_size_per_gpu": 4,
+                "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}},
+                "communication_data_type": "bf16",
+            },
+            "dp=64,zero=3,micro_batch=4",
+            {"optimizer_offload": 0.5, "reduce": "bfloat16"},
+        ),
+    ],
+)
+def test_options_beyond_the_strategy(
+    kind: str, config: dict[str, Any], strategy: str, options: dict[str, Any]
+) -> None:
+    c = files.READERS[kind](config, 64)
+    assert (str(strategy_of(c, 64)), dict(c.options)) == (strategy, options)
+
+
 def test_experts_are_never_priced_as_a_dense_model(tmp_path: Path) -> None:
     experts = files.READERS["megatron"](shell.read(SCRIPT.replace("--bf16", "--bf16 --num-experts 8")), None).spec
     assert experts is not None
@@ -411,6 +463,8 @@ def test_bad_files_get_one_line(tmp_path: Path, content: str, words: tuple[str, 
     ("script", "words", "said"),
     [
         ("run --num-layers 32 --hidden-size", ("read",), "--hidden-size: has no value"),
+        ("run --num-layers 32 --hidden-size", ("predict",), "--hidden-size: has no value"),
+        ("run --num-layers 32 --hidden-size 'abc", ("lint",), "a quote in command line 1 that does not end"),
         ("run --num-layers 32 --hidden-size 'abc", ("read",), "a quote in command line 1 that does not end"),
         (SCRIPT + " --fp16", ("predict",), "and fp16 are both on"),
         (
@@ -472,6 +526,11 @@ def longer() -> Trainer.Config:
     config.parallelism.data_parallel_replicate_degree = 2
     config.model_spec = model_registry("70B", converters=[Float8LinearConverter.Config(recipe_name="rowwise")])
     return config
+
+def elsewhere() -> Trainer.Config:
+    config = made(llama3_70b())
+    config.training.seq_len = 4096
+    return config
 """
 
 
@@ -489,7 +548,12 @@ def test_torchtitans_python_is_read_and_not_run(tmp_path: Path) -> None:
     )
     assert code == 0, err
     assert json.loads(out)["question"]["options"] == {"products": "float8-block"}
-    for name, said in (("registry.py", "has 2 configurations"), ("registry.py::longr", "did you mean longer")):
+    wrong = (
+        ("registry.py", "has 3 configurations"),
+        ("registry.py::longr", "did you mean longer"),
+        ("registry.py::elsewhere", "starts from made(...), which the file does not hold"),
+    )
+    for name, said in wrong:
         code, _, err = phalanx(tmp_path, "read", name)
         assert (code, said in err) == (2, True), err
     assert not (tmp_path / "ran").exists()

@@ -19,7 +19,7 @@ from phalanx.spec.job import Job, Precision
 from phalanx.spec.strategy.spec import Strategy
 
 
-def _pricing(model: str, nodes: int, batch: int, seq: int, stack: str = "megatron-core") -> Pricing:
+def _pricing(model: str, nodes: int, batch: int, seq: int, stack: str = "any") -> Pricing:
     spec, _ = make_model({"preset": model}, Path())
     return Pricing(spec, preset("dgx-a100", nodes), Job(batch, seq, Precision("bfloat16")), stack, free=True)
 

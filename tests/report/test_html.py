@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.fuzz import listings
 from support.in_process_cli import phalanx
 
 from phalanx.report.html.page import Section, page
+from phalanx.report.html.proof import observation
+from phalanx.schedule.observation import from_json
 
 QUESTION = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "8192")
 _VOID = ("meta", "br")
@@ -79,6 +82,13 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (run / "trace.json").write_text(json.dumps({"traceEvents": spans}))
     (run / "recorded.json").write_text(json.dumps({"step_time_s": 2.0, "memory_bytes": 2**30, "timeline": None}))
     assert phalanx(folder, "report", "runs/one")[0] == 0
+    for name in ("memory", "comm"):
+        assert phalanx(folder, name, "--params", "7B", "--plot", f"{name}.html")[0] == 0
+    assert (
+        phalanx(folder, "scaling", *QUESTION[:4], "--gpus", "8,16", *QUESTION[6:], "--plot", "scaling.html")[0] == 0
+    )
+    small = ("--model", "gpt2", "--cluster", "dgx-h100", "--gpus", "2", "--batch", "2", "--seq", "64")
+    assert phalanx(folder, "verify", *small, "--strategy", "tp=2", "--report", "verify.html")[0] == 0
     return folder
 
 
@@ -87,14 +97,40 @@ def _steps(count: int) -> Iterator[dict[str, float]]:
         yield {"step": i + 1, "loss": 9 / (i + 1), "step_time_s": 2.0, "tokens_per_s": 5e3, "mem_bytes": 2**30}
 
 
-PAGES = ("plan.html", "compare.html", "runs/one/report.html")
+PAGES = ("plan.html", "compare.html", "runs/one/report.html", "memory.html", "comm.html", "scaling.html")
+WITHOUT_CHARTS = ("verify.html",)
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [*PAGES, *WITHOUT_CHARTS])
 def test_a_page_is_whole_and_asks_for_nothing(here: Path, name: str) -> None:
     data = _checked((here / name).read_text())
     assert data["version"] == 1
-    assert data["charts"]
+    assert bool(data["charts"]) == (name in PAGES)
+
+
+def test_tables_are_drawn_with_what_adds_up(here: Path) -> None:
+    charts = _checked((here / "memory.html").read_text())["charts"]
+    assert [c["kind"] for c in charts] == ["lines", "stack"]
+    totals: dict[str, float] = {}
+    for bar in charts[1]["bars"]:
+        totals[bar["bar"]] = totals.get(bar["bar"], 0.0) + bar["value"]
+    assert totals == {f"{n} bytes": n for n in (12, 16, 18, 20)}
+
+
+def test_a_proof_shows_both_sides(here: Path) -> None:
+    text = (here / "verify.html").read_text()
+    assert _checked(text)["proved"] is True
+    cells = re.findall(r"<tr><td>all_reduce</td><td>tp</td>(.*?)</tr>", text)
+    predicted, recorded, *sizes = re.findall(r">([\d,]+)<", cells[0])
+    assert predicted == recorded
+    assert sizes[0] == sizes[1]
+
+
+def test_an_observed_program_is_shown() -> None:
+    text = observation(from_json(listings.observation()))
+    data = _checked(text)
+    assert {c["kind"] for c in data["charts"]} == {"stack"}
+    assert "What could be better" in text
 
 
 def test_a_plan_adds_up(here: Path) -> None:
@@ -133,7 +169,7 @@ def test_what_cannot_be_shown_is_said(here: Path, words: tuple[str, ...], said: 
     broken = here / "runs" / "broken"
     broken.mkdir(exist_ok=True)
     shutil.copy(here / "plan.json", broken)
-    (broken / "metrics.jsonl").write_text('{"step": "one"}\n')
+    (broken / "metrics.jsonl").write_text('{"step": 1}\n')
     code, _, err = phalanx(here, *words)
     assert (code, err.count("\n")) == (2, 1)
     assert said in err

@@ -31,7 +31,7 @@ _WAYS = [
 
 
 @st.composite
-def traces(draw, limits=True, elastic=False):
+def traces(draw, limits=True, elastic=False, urgent=False):
     sizes = draw(st.sampled_from([(4, 4), (4, 4, 4), (8, 8, 2), (2, 4, 4, 1)]))
     nodes = Nodes(sizes)
     jobs, submit = [], 0.0
@@ -41,7 +41,8 @@ def traces(draw, limits=True, elastic=False):
         limit = duration * draw(st.sampled_from([1.0, 1.0, 2.0, 5.0])) if limits else 0.0
         gpus = draw(st.integers(1, nodes.widest()))
         widths = ((gpus // 2, 0.6),) if elastic and gpus > 1 else ()
-        jobs.append(TraceJob(row + 2, submit, duration, gpus, limit, widths))
+        priority = draw(st.sampled_from([0, 0, 1, 5])) if urgent else 0
+        jobs.append(TraceJob(row + 2, submit, duration, gpus, limit, widths, priority=priority))
     return jobs, sizes
 
 
@@ -98,8 +99,62 @@ def test_nobody_starves_under_a_reservation(trace, name, rule):
     if name == "conservative" and rule == "scatter":
         rule = "topology"
     history = simulate(jobs, Nodes(sizes), Policy(name, rule))
+    _check_promises(history)
+
+
+def _check_promises(history):
+    most = max(job.priority for job in history.jobs)
     for number, start in history.promised.items():
-        assert min(run.start for run in history.runs if run.job == number) <= start + 1e-6
+        if history.jobs[number].priority == most:  # those below may be passed by jobs that arrive later
+            assert min(run.start for run in history.runs if run.job == number) <= start + 1e-6
+
+
+@given(traces(elastic=True, urgent=True), st.sampled_from(["first-fit", "best-fit", "scatter"]), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_nobody_of_the_highest_priority_starves_among_elastic_and_preempting_jobs(trace, rule, preempt):
+    jobs, sizes = trace
+    history = simulate(jobs, Nodes(sizes), Policy("easy", rule, elastic=True, preempt=preempt))
+    _check_promises(history)
+    _check(jobs, sizes, history)
+    most = max(job.priority for job in jobs)
+    assert all(not n or job.priority < most for n, job in zip(history.preempted, jobs, strict=True))
+
+
+@given(traces(limits=False, elastic=True, urgent=True), st.sampled_from(["fifo", "smallest", "las"]), st.booleans())
+@settings(max_examples=120, deadline=None)
+def test_priorities_keep_gangs_whole_and_what_is_stopped_ends(trace, name, preempt):
+    jobs, sizes = trace
+    history = simulate(jobs, Nodes(sizes), Policy(name, elastic=True, preempt=preempt))
+    _check(jobs, sizes, history)
+    if not preempt and name != "las":
+        assert sum(history.preempted) == 0
+
+
+def test_a_job_of_higher_priority_comes_first_and_stops_others_only_when_asked():
+    jobs = [
+        TraceJob(2, 0.0, 1000.0, 4),
+        TraceJob(3, 100.0, 50.0, 4),
+        TraceJob(4, 200.0, 50.0, 4, priority=3),
+    ]
+    waits = simulate(jobs, Nodes((4,)), Policy("fifo"))
+    assert (waits.finish[2], waits.finish[1]) == (1050.0, 1100.0)
+    stops = simulate(jobs, Nodes((4,)), Policy("fifo", restart_s=10.0, preempt=True))
+    assert stops.waited[2] == 0.0
+    assert stops.preempted == [1, 0, 0]
+    assert stops.finish[0] == 200 + 50 + 800 + 10
+
+
+def test_an_elastic_job_gives_up_gpus_for_who_waits_and_takes_them_again():
+    jobs = [TraceJob(2, 0.0, 1000.0, 4, widths=((1, 0.3), (2, 0.5))), TraceJob(3, 100.0, 200.0, 2)]
+    rigid = simulate(jobs, Nodes((4,)), Policy("fifo", restart_s=10.0))
+    assert rigid.waited[1] == 900.0
+    shared = simulate(jobs, Nodes((4,)), Policy("fifo", elastic=True, restart_s=10.0))
+    assert shared.waited[1] == 0.0
+    assert shared.resized == [2, 0]
+    # 100 s at full speed, 200 s at half, then what is left and two restarts.
+    assert shared.finish[0] == pytest.approx(300 + (1000 - 100 - 100 + 20))
+    soon = [TraceJob(2, 0.0, 105.0, 4, widths=((2, 0.5),)), jobs[1]]  # ends before it would have started again
+    assert simulate(soon, Nodes((4,)), Policy("fifo", elastic=True, restart_s=10.0)).resized == [0, 0]
 
 
 @given(traces())
@@ -204,6 +259,7 @@ def test_the_command_compares_policies(here):
         ("submit,duration,gpus\nyesterday,10,1", "is no time"),
         ("submit,duration,gpus,limit\n0,10,1,5", "is shorter than the duration"),
         ("submit,duration,gpus,widths\n0,10,4,2:1.5", "does not list GPUs and speeds"),
+        ("submit,duration,gpus,priority\n0,10,1,0.5", "row 2: priority = 0.5: is not a whole number"),
         ("submit,gpus\n0,1", "has columns submit, gpus; it needs"),
         ("submit,plan,steps\n0,p.json,10", "needs a cluster with links"),
     ],

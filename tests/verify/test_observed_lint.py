@@ -184,3 +184,25 @@ def test_the_command(tmp_path: Path) -> None:
     answered, _, err = phalanx(tmp_path, "lint", "observed.json", "--batch", "8")
     assert answered == 2
     assert "--batch" in err
+
+
+def test_what_would_be_better(tmp_path: Path) -> None:
+    """plan --from: the program's lints with their costs, and with a model the best strategy of its ranks."""
+    (tmp_path / "observed.json").write_text(json.dumps(to_json(observed("replicated", ("no_sync", False)))))
+    words = ("plan", "--from", "observed.json", "--cluster", "dgx-h100", "--json")
+    code, out, err = phalanx(tmp_path, *words)
+    assert code == 0, err
+    found = json.loads(out)
+    (reductions,) = [f for f in found["findings"] if f["name"] == "repeated-reductions"]
+    assert reductions["seconds"] > 0
+    assert found["better"] is None
+    code, out, err = phalanx(tmp_path, *words, "--model", "llama3-8b", "--batch", "64", "--seq", "2048")
+    assert code == 0, err
+    assert json.loads(out)["better"]["stack"] == "fsdp2"
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    world = 1
+    for axis in ("pp", "dp", "cp", "tp"):
+        world *= plan["strategy"][axis]
+    assert world == WORLD
+    code, _, err = phalanx(tmp_path, *words, "--model", "llama3-8b")
+    assert (code, "--batch: is missing" in err) == (2, True)

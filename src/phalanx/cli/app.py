@@ -19,6 +19,7 @@ from phalanx.cli.cluster import cluster
 from phalanx.cli.clusters import clusters
 from phalanx.cli.collectives import collectives
 from phalanx.cli.compare import compare
+from phalanx.cli.doctor import doctor
 from phalanx.cli.experts import experts
 from phalanx.cli.explain import explain, lint
 from phalanx.cli.export import export
@@ -75,6 +76,7 @@ app.command()(verify)
 app.command()(observe)
 app.command()(compare)
 app.command()(report)
+app.command()(doctor)
 app.command()(measure)
 app.command("serve-plan")(serve_plan)
 app.command()(read)

@@ -24,7 +24,8 @@ def simulate(
         Path,
         typer.Option(
             metavar="JOBS.csv",
-            help="Jobs, plain or .xz: submit, gpus and duration; or plan and steps. Also limit, widths, min_gpus.",
+            help="Jobs, plain or .xz: submit, gpus and duration; or plan and steps. "
+            "Also priority, limit, widths, min_gpus.",
         ),
     ],
     on: Annotated[
@@ -47,7 +48,14 @@ def simulate(
         typer.Option(help="first-fit, best-fit, topology or scatter; may be repeated. By default best-fit."),
     ] = None,
     elastic: Annotated[
-        bool, typer.Option("--elastic", help="Let jobs with widths start narrower, and widen when nobody waits.")
+        bool,
+        typer.Option(
+            "--elastic",
+            help="Let jobs with widths start narrower, give up GPUs for who waits, and widen when nobody does.",
+        ),
+    ] = False,
+    preempt: Annotated[
+        bool, typer.Option("--preempt", help="Let jobs of higher priority stop jobs of lower ones.")
     ] = False,
     restart_s: Annotated[float, typer.Option(help="Seconds that stopping and starting a job again costs.")] = 60.0,
     skip_bad: Annotated[
@@ -63,19 +71,16 @@ def simulate(
     phalanx cluster simulate --trace jobs.csv --cluster 60x8 --policy fifo --policy easy
     """
     with exit_on_error():
-        from phalanx.commands.cluster import cluster_of, policies_of, read_trace, run
+        from phalanx.commands.cluster import cluster_of, default_policies, policies_of, read_trace, run
         from phalanx.simulate.shared_cluster.outcome import outcome
-        from phalanx.simulate.shared_cluster.policy import POLICIES
 
         require_writable("--plot", plot)
-        chosen = policies_of(
-            policy or [p for p in POLICIES if not (elastic and p == "conservative")],
-            placement or ["best-fit"],
-            elastic,
-            restart_s,
-        )
+        rules = placement or ["best-fit"]
+        policies_of(policy or [], rules, elastic, restart_s, preempt)  # before a long trace is read
         shared = cluster_of(on, nodes, leaf)
         jobs, speed_of = read_trace(trace, shared, oversubscription, skip_bad)
+        names = policy or [p for p in default_policies(jobs, elastic) if not (preempt and p == "conservative")]
+        chosen = policies_of(names, rules, elastic, restart_s, preempt)
         if jobs.skipped:
             line, reason = jobs.skipped[0]
             announce(f"{len(jobs.skipped):,} bad rows skipped; the first, row {line}: {reason}")

@@ -10,7 +10,7 @@ from phalanx.cli.options import Csv, Json
 from phalanx.cli.terminal import FAILED, console, exit_on_error, in_progress, print_json
 
 collectives = typer.Typer(no_args_is_help=True, help="Show, prove and compare algorithms of collective operations.")
-_MOST_PROVED = 128
+_MOST_PROVED = 48
 Operation = Annotated[
     str, typer.Option("--op", help="Operation: all_reduce, all_gather, reduce_scatter, broadcast, ...")
 ]
@@ -88,7 +88,7 @@ def collectives_prove(
         if max_ranks < 1:
             raise InputError("--max-ranks", max_ranks, "must be at least 1")
         if max_ranks > _MOST_PROVED:
-            reason = "takes hours: an algorithm that holds for 1 to 33 ranks has no new case beyond"
+            reason = "takes minutes: an algorithm that holds for 1 to 33 ranks has no new case beyond"
             raise InputError("--max-ranks", max_ranks, reason, f"use at most {_MOST_PROVED}")
         results = list(in_progress(sweep(max_ranks), "schedules proved"))
         refused = [line for line in results if line is not None]

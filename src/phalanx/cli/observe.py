@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.options import Json
+from phalanx.cli.options import Json, Report
 from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_torch, require_writable
 
 
@@ -40,12 +40,14 @@ def observe(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="observed.json", help="Also write the observation to a file.")
     ] = None,
+    report: Report = None,
     as_json: Json = False,
 ) -> None:
     """Run a program as one rank of each kind, on tensors without content, and show what one training step does."""
     with exit_on_error(speaks=True):
         require_torch()
         require_writable("--out", out)
+        require_writable("--report", report)
         from phalanx.commands.observe import axes_of, program, ranks_of
         from phalanx.commands.observe import observe as run
         from phalanx.report.observe import tables
@@ -56,6 +58,11 @@ def observe(
         result = run(target, world, ranks_of(ranks, world), axes_of(mesh, world), node, step)
         if out is not None:
             write_json(out, to_json(result))
+        if report is not None:
+            from phalanx.report.html.proof import observation
+
+            report.write_text(observation(result))
+            announce(f"report: {report}")
         if as_json:
             print_json(to_json(result))
             return

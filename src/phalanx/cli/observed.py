@@ -102,7 +102,7 @@ def show_better(o: Observation, asked: Asked, headroom: float, out: Path, as_jso
     if not findings:
         print("nothing found in the program itself")
     if plan is None:
-        print(f"{', '.join(named)} let its strategies be searched too")
+        print("with --model, --batch and --seq the strategies of its ranks are searched too")
         return
     from phalanx.report.style import seconds, size
 

@@ -99,4 +99,6 @@ Report = Annotated[
     Path | None,
     typer.Option("--report", metavar="FILE.html", help="Also write a report: one HTML file that needs nothing else."),
 ]
-Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.svg", help="Also draw the tables as an SVG.")]
+Plot = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE.svg|html", help="Also draw the tables, as an SVG or a page.")
+]

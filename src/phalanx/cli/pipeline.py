@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from phalanx.schedule.pipeline.schedules import PipelineSchedule
 
 pipeline = typer.Typer(no_args_is_help=True, help="Draw, compare and prove pipeline schedules, or write them as CSV.")
+_MOST_COLUMNS = 10_000
 _MOST_PASSES = 30_000
 """Forward passes of chunks in a schedule that is proved or priced: 3 seconds of work."""
 Ranks = Annotated[int, typer.Option(help="Number of pipeline ranks.")]
@@ -111,6 +112,11 @@ def pipeline_show(
     virtual: Virtual = None,
     costs: CostLine = "1,1,1",
     transfer: Transfer = 0.0,
+    width: Annotated[
+        int | None,
+        typer.Option(help="Columns of the drawing; by default those of the terminal. Longer ones go on in panels."),
+    ] = None,
+    ascii_only: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters alone.")] = False,
     as_json: Json = False,
 ) -> None:
     """Draw schedules over time, on one scale, with their bubble and live activations.
@@ -118,6 +124,10 @@ def pipeline_show(
     Of a run, draw its traced step as measured and as predicted.
     """
     with _exit_on_unproved():
+        if width is not None and not 20 <= width <= _MOST_COLUMNS:
+            from phalanx.spec.errors import InputError
+
+            raise InputError("--width", width, "is no width of a drawing", f"use 20 to {_MOST_COLUMNS}")
         runs = [name for name in names if Path(name).is_dir()]
         schedules = [
             _priced(_schedule(n, ranks, micro_batches, virtual), costs, transfer) for n in names if n not in runs
@@ -131,7 +141,7 @@ def pipeline_show(
             print_json({"schedules": [_figures(p) for p in schedules], "runs": of_runs})
             return
 
-        from phalanx.report.pipeline import chart, summary
+        from phalanx.report.pipeline import chart, columns_per_second, summary
 
         out = console()
         # Times of runs are seconds, so each run has its own scale.
@@ -140,12 +150,12 @@ def pipeline_show(
             both = zip(("measured", "predicted"), pair, strict=True)
             groups.append([(f"{name}, {how} in {p.makespan:.3g} s", p) for how, p in both])
         for group in groups:
-            longest = max((p.makespan for _, p in group), default=0.0)
+            scale = columns_per_second([p for _, p in group], width or out.width) if group else 1.0
             for label, priced in group:
                 s = priced.schedule
                 title = f"{s.name}: {s.ranks} ranks, {s.micro_batches} micro-batches"
                 out.print(title + (f"; {label}" if label else ""), style="bold", highlight=False)
-                out.print(chart(priced, out.width, longest))
+                out.print(chart(priced, width or out.width, scale, "." if ascii_only else "·"), soft_wrap=True)
                 out.print(summary(priced), highlight=False)
                 out.print()
 

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from phalanx.plan.search.fewer_gpus import Offer
     from phalanx.plan.search.planner import Answer
     from phalanx.plan.search.refine import RankedStrategy
-    from phalanx.spec.files.plan import Plan
     from phalanx.spec.job import Job
 
 
@@ -113,9 +112,11 @@ def _plan_model(
     if goal is not None and deadline is not None:
         _require_in_time(goal, result, deadline)
 
+    from phalanx.commands.priced_plan import plan_of
     from phalanx.spec.files import plan as plans
 
-    plans.write(_plan(result, cluster, asked.precision), out)
+    best = result.best
+    plans.write(plan_of(result.pricing, best.priced, best.run, best.mfu, cluster, asked.precision), out)
     announce(f"plan: {out}")
     if report is not None:
         from phalanx.plan.explain.analytic import AnalyticSubject
@@ -290,14 +291,6 @@ def _one(r: RankedStrategy, a: Answer, goal: Goal | None) -> dict[str, Any]:
             "cost": goal.money(job, r.seconds),
         }
     return row
-
-
-def _plan(a: Answer, cluster: str, precision: str) -> Plan:
-    """Return the best strategy as a plan that `train`, `verify`, `explain` and `lint` read."""
-    from phalanx.commands.priced_plan import plan_of
-
-    best = a.ranked[0]
-    return plan_of(a.pricing, best.priced, best.run, best.mfu, cluster, precision)
 
 
 def plan(

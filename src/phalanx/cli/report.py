@@ -23,10 +23,11 @@ def report(
     """
     with exit_on_error():
         from phalanx.commands.report import NAME, of_run
+        from phalanx.spec.files.plan import write_text
 
         require_writable("--out", out)
         text = of_run(run)
         file = out or run / NAME
         require_writable("RUN", file)
-        file.write_text(text)
+        write_text(file, text)
         announce(f"report: {file}")

@@ -49,7 +49,7 @@ def _one_line(error: Any, words: Sequence[str]) -> str:
     reason = str(error.message).removeprefix("Input ").rstrip(".")
     reason = reason[:1].lower() + reason[1:]
     if name == "NoSuchOption":
-        options = {option for p in context.command.params for option in p.opts} if context else ()
+        options = {"--help", *(option for p in context.command.params for option in p.opts)} if context else ()
         return str(InputError(error.option_name, None, "no such option", nearest(error.option_name, options)))
     if name == "BadOptionUsage":
         return str(InputError(error.option_name, None, reason.partition("' ")[2] or reason, remedy))

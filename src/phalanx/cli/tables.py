@@ -417,15 +417,24 @@ def _counts(text: str) -> list[int]:
     return sorted({max(1, counts[0] // 2**k) for k in range(5)})
 
 
+def _drawing(sheets: list[Sheet], file: Path) -> str:
+    """Return tables drawn as the file's name asks: a page for .html, else an SVG. Raises InputError."""
+    if file.suffix.lower() == ".html":
+        from phalanx.report.html.sheets import report
+
+        return report(sheets)
+    from phalanx.report.plots import svg
+
+    return svg(sheets)
+
+
 def print_sheets(
     sheets: Iterable[Sheet], as_json: bool, as_csv: bool, plot: Path | None = None, asked: Question | None = None
 ) -> None:
     """Print sheets; `asked`: the question that they are about."""
     sheets = list(sheets)
     if plot is not None:
-        from phalanx.report.plots import svg
-
-        plot.write_text(svg(sheets))
+        plot.write_text(_drawing(sheets, plot))
         announce(f"wrote {plot}")
     if as_json:
         about = {} if asked is None else {"question": asked.as_json()}

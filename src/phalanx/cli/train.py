@@ -108,9 +108,10 @@ def _write_report(folder: Path) -> None:
     """Write the run's page into its folder; what keeps it from being written ends no run."""
     from phalanx.commands.report import NAME, of_run
     from phalanx.spec.errors import InputError
+    from phalanx.spec.files.plan import write_text
 
     try:
-        (folder / NAME).write_text(of_run(folder))
+        write_text(folder / NAME, of_run(folder))
         announce(f"report: {os.path.relpath(folder / NAME)}")
     except (InputError, OSError) as error:
         announce(f"note: no report, {error}")

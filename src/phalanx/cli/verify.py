@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.options import Batch, Gpus, Json, Model, Precision, Seq, Set, StrategyLine
-from phalanx.cli.terminal import FAILED, announce, console, exit_on_error, print_json, require_torch
+from phalanx.cli.options import Batch, Gpus, Json, Model, Precision, Report, Seq, Set, StrategyLine
+from phalanx.cli.terminal import FAILED, announce, console, exit_on_error, print_json, require_torch, require_writable
 
 if TYPE_CHECKING:
     from phalanx.commands.verify import Verification
@@ -49,13 +49,21 @@ def verify(
             help="Verify generation: prefill and decode of --batch requests a replica with --seq tokens each.",
         ),
     ] = False,
+    report: Report = None,
     as_json: Json = False,
 ) -> None:
     """Run one real training step of each class of ranks, on tensors without content, and compare it with the plan."""
     with exit_on_error():
         require_torch()
+        require_writable("--report", report)
         if serving:
-            others = (("PATH", path), ("--cluster", cluster), ("--gpus", gpus), ("--set", overrides))
+            others = (
+                ("PATH", path),
+                ("--cluster", cluster),
+                ("--gpus", gpus),
+                ("--set", overrides),
+                ("--report", report),
+            )
             _serving(model, strategy, batch, seq, precision, others, as_json)
             return
         from phalanx.commands.question import Asked
@@ -67,6 +75,11 @@ def verify(
         for note in subject.notes:
             announce(f"note: {note}")
         result = run(subject, announce)
+        if report is not None:
+            from phalanx.report.html.proof import verification
+
+            report.write_text(verification(to_json(result)))
+            announce(f"report: {report}")
         if as_json:
             print_json(to_json(result))
         else:

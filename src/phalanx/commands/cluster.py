@@ -156,7 +156,15 @@ def read_trace(
     return read(path, nodes.widest(), prices.facts, skip_bad), prices.speed
 
 
-def policies_of(names: Sequence[str], rules: Sequence[str], elastic: bool, restart_s: float) -> list[Policy]:
+def default_policies(trace: Trace, elastic: bool) -> list[str]:
+    """Name the policies that can run a trace: `conservative` keeps neither elastic jobs nor priorities."""
+    ordered = all(job.priority == trace.jobs[0].priority for job in trace.jobs)
+    return [name for name in POLICIES if name != "conservative" or (ordered and not elastic)]
+
+
+def policies_of(
+    names: Sequence[str], rules: Sequence[str], elastic: bool, restart_s: float, preempt: bool = False
+) -> list[Policy]:
     """Return every policy with every placement rule. Raises InputError for a name that is neither."""
     for name in names:
         if name not in POLICIES:
@@ -172,9 +180,14 @@ def policies_of(names: Sequence[str], rules: Sequence[str], elastic: bool, resta
         )
     if not 0 <= restart_s < float("inf"):
         raise InputError("--restart-s", restart_s, "must be 0 or more seconds")
-    return [Policy(name, rule, elastic, restart_s) for name in names for rule in rules]
+    if preempt and "conservative" in names:
+        raise InputError("--preempt", None, "reservations cannot be kept", "leave out conservative")
+    return [Policy(name, rule, elastic, restart_s, preempt) for name in names for rule in rules]
 
 
 def run(trace: Trace, shared: SharedCluster, policy: Policy, speed_of: SpeedOf | None) -> History:
-    """Simulate a trace under a policy."""
+    """Simulate a trace under a policy. Raises InputError for one that cannot run it."""
+    if policy.name not in default_policies(trace, policy.elastic):
+        reason = "reserves in the order of arrival, but jobs of the trace have priorities"
+        raise InputError("--policy", policy.name, reason, "use another policy")
     return simulate(trace.jobs, Nodes(shared.sizes, shared.leaf), policy, speed_of)

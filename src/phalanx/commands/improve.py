@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -121,13 +122,13 @@ def improve(reading: Reading, q: Question, headroom: float, cluster: str) -> Imp
     found = answer(pricing, q.gpus)
     s = found.best.strategy
     options = _as_in_file(prices, s, found.pricing.extra, own)
-    better = _needed(prices, now, prices.of(s, options))
+    words = _Settings(reading, q)
+    better = _needed(prices, now, _written(prices, words, now, prices.of(s, options)))
     refusal = ROWS[q.stack].refusal(q.strategy, own, facts(q.pricing.model, q.pricing.job, q.strategy))
     refused = "" if refusal is None else f"{refusal.field} = {refusal.value} {refusal.reason} ({refusal.source})"
     if now.fits and not refused and better.seconds > (1 - _WORTH) * now.seconds:
         return Improvement(now, now, (), None, found.evaluated, found.seconds)
     steps = _steps(prices, now, better)
-    words = _Settings(reading, q)
     changes, before = [], now
     for names, alone, reason, after in steps:
         changed = {n: (_value(before, n), _value(after, n)) for n in names if _value(before, n) != _value(after, n)}
@@ -189,6 +190,17 @@ def _as_in_file(prices: _Prices, s: Strategy, found: StackOptions, own: StackOpt
             if there.fits and there.seconds <= (1 + _WORTH) * prices.of(s, found).seconds:
                 found = other
     return found
+
+
+def _written(prices: _Prices, words: _Settings, now: State, better: State) -> State:
+    """Return a better state without options that stand in a program's code, where a configuration cannot set them."""
+    if words.of(now) is None:
+        return better
+    for name in _FREE:
+        if words.of(better) is None and _value(now, name) != _value(better, name):
+            with suppress(InputError):
+                better = _with(prices, better, now, (name,))
+    return better
 
 
 def _needed(prices: _Prices, now: State, better: State) -> State:
@@ -301,7 +313,7 @@ class _Settings:
             return None
         settings = {setting.key: _text(setting.value) for g in program.groups for setting in g.settings}
         given = program.files.get("training_arguments.json")
-        more = json.loads(given) if given else {}
+        more = json.loads(given) if given and self.c.kind != "deepspeed" else {}  # which has its own of these
         return settings | {name: _text(value) for name, value in more.items() if name not in settings}
 
     def edits(self, before: State, after: State, changed: Mapping[str, Any]) -> tuple[Edit, ...]:

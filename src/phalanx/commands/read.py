@@ -186,18 +186,21 @@ def findings_in(path: Path, gpus: int | None) -> list[Finding]:
 
 
 def is_configuration(path: Path) -> bool:
-    """Whether a file is another framework's configuration, not a plan, a run's folder or an observation."""
+    """Whether a file is another framework's configuration, not a plan, a run's folder or an observation. Raises
+    InputError for a script, YAML or Python that cannot be read: it can be nothing else."""
     if path.is_dir():
         return not (path / "plan.json").exists() and any((path / name).is_file() for name in FILES)
     try:
         config = files.document(path)
     except InputError:
+        if files.named(path)[0].suffix.lower() in (".sh", ".sbatch", ".yaml", ".yml", ".py"):
+            raise
         return False
     if "version" in config and ("strategy" in config or "ranks" in config):
         return False
     if path.suffix.lower() == ".toml" and files.kind_of(config) != "torchtitan":  # a job file of ours
         return False
-    return files.kind_of(config) is not None
+    return files.kind_in(path, config) is not None
 
 
 def gpus_of(reading: Reading, gpus: int | None, path: Path) -> int:

@@ -13,7 +13,7 @@ def release_named(name: str) -> tuple[str, str]:
 
     `megatron-core-0.13` is the framework `megatron-core` at a release that no row and no constants are of. A name of
     another form, or of no framework that is known, is returned as it is: whoever looks it up says what is near."""
-    asked = re.fullmatch(r"([a-z][a-z-]*?)[-_ ]?v?(\d+(?:\.\d+)*)", name)
+    asked = re.fullmatch(r"([a-z][a-z-]*?)[-_ ]?v?([0-9]{1,9}(?:\.[0-9]{1,9})*)", name)
     if name in ROWS or name in STACKS or asked is None:
         return name, ""
     releases = {known: of for known in (*ROWS, *STACKS) if (of := _release(known, asked[1])) is not None}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from phalanx.report.html.run import report
 from phalanx.report.train import Comparison
 from phalanx.runs.folder import metrics
+from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan
 
@@ -24,26 +24,64 @@ def of_run(folder: Path) -> str:
     made = plan.read(folder / "plan.json")
     steps = metrics(folder) if (folder / "metrics.jsonl").exists() else []
     for i, row in enumerate(steps):
-        numbers = ("step", "loss", "step_time_s", "tokens_per_s", "mem_bytes")
-        if not isinstance(row, dict) or not all(isinstance(row.get(key), int | float) for key in numbers):
+        numbers = ("step", "step_time_s", "tokens_per_s", "mem_bytes")
+        if not all(_is_amount(row.get(key)) for key in numbers) or not _is_loss(row.get("loss", "")):
             raise InputError("RUN", str(folder), f"line {i + 1} of metrics.jsonl is of no run of this version")
+    taken = [row for row in steps if row["loss"] is not None]  # the others were skipped
+    return report(
+        folder.name, made, taken, compared(made.prediction, _json(folder / "recorded.json")), _events(folder)
+    )
+
+
+def _is_amount(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e18
+
+
+def _amount(value: Any) -> float | None:
+    return float(value) if _is_amount(value) else None
+
+
+def _is_loss(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and abs(value) < 1e18)
+
+
+def _events(folder: Path) -> list[dict[str, Any]]:
+    """Return the events of a run's timeline that its page draws. Raises InputError for one that is none."""
     trace = _json(folder / "trace.json")
     events = trace.get("traceEvents", []) if isinstance(trace, dict) else trace or []
-    return report(folder.name, made, steps, compared(made.prediction, _json(folder / "recorded.json")), events)
+    try:
+        named = {e["pid"]: str(e["args"]["name"]) for e in events if e.get("name") == "process_name"}
+        spans = [e for e in events if e.get("ph") == "X"]
+        sound = all(
+            _is_amount(e["ts"])
+            and _is_amount(e["dur"])
+            and isinstance(e["name"], str)
+            and isinstance(e.get("args", {}), dict)
+            for e in spans
+        )
+        sound = sound and all(isinstance(pid, int) for pid in named)
+        return events if sound else _damaged(folder, "an event without a time")
+    except (KeyError, TypeError, AttributeError) as error:
+        return _damaged(folder, repr(error))
+
+
+def _damaged(folder: Path, why: str) -> NoReturn:
+    raise InputError("RUN", str(folder / "trace.json"), f"is no timeline ({why})", "is the run still writing it?")
 
 
 def compared(predicted: dict[str, Any], recorded: Any) -> list[Comparison]:
     """Return a run's step time, memory and its parts beside their predictions; none before the run has recorded."""
     if not isinstance(recorded, dict):
         return []
-    timeline = recorded.get("timeline") or {}
+    timeline = recorded.get("timeline")
+    timeline = timeline if isinstance(timeline, dict) else {}
     rows = [
         ("step time (median)", "step_time_s", recorded.get("step_time_s"), "s"),
         ("exposed communication", "exposed_communication_s", timeline.get("exposed_communication_s"), "s"),
         ("peak memory", "memory_bytes", recorded.get("memory_bytes"), "memory"),
     ]
     return [
-        Comparison(name, float(predicted[key]), None if measured is None else float(measured), text)
+        Comparison(name, float(predicted[key]), _amount(measured), text)
         for name, key, measured, text in rows
         if key in predicted
     ]
@@ -55,7 +93,4 @@ def _json(path: Path) -> Any:
         return None
     if path.stat().st_size > _MOST_BYTES:
         return None
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InputError("RUN", str(path), f"cannot be read ({error})", "is the run still writing it?") from None
+    return read_json(path, "RUN")

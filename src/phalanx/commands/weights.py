@@ -21,6 +21,7 @@ from phalanx.commands.this_machine import Announce
 from phalanx.runs.folder import RUNS, claim, move_aside
 from phalanx.runs.initial_weights import TOKENIZER, beside
 from phalanx.spec.byte_sizes import write_bytes
+from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file, plan
 from phalanx.spec.job import require_folder_name
@@ -122,7 +123,7 @@ def export_weights(
     base: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
     if (run / "config.json").exists():
         imported, _ = job_file.make_model({"config": str(run.absolute() / "config.json")}, run)
-        config = json.loads((run / "config.json").read_text())
+        config = read_json(run / "config.json", "config")
         config.pop("torch_dtype", None)
         # A run that started from these weights may be another model; it keeps their special tokens alone.
         same = _plain(imported) == _plain(spec)

@@ -73,6 +73,15 @@ _SMALL = _Sizes(
 )
 
 
+# A third of that work, of the same four shapes: what `--quick` times.
+_QUICK_LADDER = (
+    ((128, 4, 4, 512, 2048), ((8, 128),)),
+    ((192, 6, 3, 512, 2048), ((3, 128), (12, 128))),
+    ((256, 8, 8, 1024, 4096), ((1, 256),)),
+    ((512, 8, 4, 1408, 8192), ((2, 128),)),
+)
+
+
 def _sizes(dtype: DType, device: torch.device) -> _Sizes:
     return _SMALL if dtype == "float16" and device.type == "cpu" else _FULL
 
@@ -149,15 +158,21 @@ def _as_the_engine(place: torch.Tensor, p: torch.Tensor) -> None:
 
 
 def measure_points(
-    dtype: DType, device: torch.device, barrier: Callable[[], None], full_passes: Callable[[], None], rounds: int
+    dtype: DType,
+    device: torch.device,
+    barrier: Callable[[], None],
+    full_passes: Callable[[], None],
+    rounds: int,
+    quick: bool = False,
 ) -> list[Point]:
-    """Time the ladder on this rank, `rounds` times after one to warm up.
+    """Time the ladder on this rank, or a third of its work (`quick`), `rounds` times after one to warm up.
 
     `barrier` starts each shape together with the other ranks. `full_passes` is called now and then between shapes,
     so that what it times meets the same disturbances.
     """
     benches: list[_Bench] = []
-    for shape, batches in _sizes(dtype, device).ladder:
+    sizes = _sizes(dtype, device)
+    for shape, batches in _QUICK_LADDER if quick and sizes is _FULL else sizes.ladder:
         model = create(_spec(*shape), DTYPES[dtype], device)
         for p in model.parameters():
             torch.nn.init.normal_(p, std=0.02)

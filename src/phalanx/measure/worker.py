@@ -70,7 +70,8 @@ def measure_host(
             together = Comm(world, together.mesh, agreed(fits, together))
         parts.begin(f"kernels, {concurrent} rank{'s' * (concurrent > 1)} at once")
         # Longest where it matters most: in a run, all compute at once.
-        rounds = 1 if quick else 6 if concurrent == comm.world.size else 3
+        most, fewer = (2, 1) if quick else (6, 3)
+        rounds = most if concurrent == comm.world.size else fewer
         over = _all_reduce(fits, concurrent)
         rates.append(kernel_rates(together, dtype, threads, concurrent, over, rounds, quick))
         if kept is not None and rank == 0:
@@ -123,7 +124,7 @@ def kernel_rates(
     """
     device = together.world.device
     full = kernels.FullPasses(dtype, together)
-    points = kernels.measure_points(dtype, device, together.barrier, full.run, rounds)
+    points = kernels.measure_points(dtype, device, together.barrier, full.run, rounds, quick)
     forward, forward_error = kernels.fit(points, "F")
     backward, backward_error = kernels.fit(points, "B")
     return KernelRates(

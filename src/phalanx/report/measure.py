@@ -186,8 +186,10 @@ def rates(cluster: ClusterSpec) -> list[Table]:
             f"x {k.pass_slowdown:.2f}",
             f"{k.fit_error:.0%}" + (" (not to be trusted)" if k.fit_error > 0.2 else ""),
         )
-    links = empty_table("collectives: time of n bytes as alpha + n beta, crossover n* = alpha / beta")
-    for name in ("operation", "ranks", "over", "alpha", "ns/B", "n*", "16 MiB", "error"):
+    links = empty_table(
+        "collectives: alpha + n beta for n bytes, n* = alpha / beta; a second: calls of the smallest size"
+    )
+    for name in ("operation", "ranks", "over", "alpha", "a second", "ns/B", "n*", "16 MiB", "error"):
         links.add_column(name, justify="left" if name in ("operation", "over") else "right", no_wrap=True)
     for fit in cluster.collectives:
         links.add_row(
@@ -195,6 +197,7 @@ def rates(cluster: ClusterSpec) -> list[Table]:
             f"{fit.group_size} on {fit.hosts} hosts" if fit.hosts > 1 else str(fit.group_size),
             fit.way,
             seconds(fit.alpha_s),
+            f"{1 / fit.seconds(fit.points[0][0]):,.0f}" if fit.points else "-",
             f"{fit.beta_s_per_byte * 1e9:.3f}",
             size(fit.alpha_s / fit.beta_s_per_byte) if fit.beta_s_per_byte else "-",
             seconds(fit.seconds(2**24)),

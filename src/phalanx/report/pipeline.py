@@ -21,43 +21,76 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
 from phalanx.spec.strategy.mesh import mesh
 
-# Okabe and Ito's colours, which colour-blind people can tell; later chunks of a rank are underlined.
+# Colours of Okabe and Ito, which colour-blind people can tell; every second chunk of a rank is written small.
 _COLOURS = {"F": "on #56b4e9", "B": "on #e69f00", "I": "on #e69f00", "W": "on #009e73"}
-_IDLE = "·"
+_MOST_PANELS = 4
+"""Panels, one below the other, that a schedule is cut into before its blocks lose their numbers."""
 
 
-def chart(priced: PricedSchedule, width: int, longest: float) -> Text:
-    """Draw the Gantt chart of a schedule in at most `width` columns, scaled to fit a makespan of `longest`.
+def columns_per_second(schedules: Sequence[PricedSchedule], width: int) -> float:
+    """Return the one scale on which schedules are drawn: each block has room for its letter and micro-batch, unless
+    more than a few panels of `width` columns would be needed."""
+    longest = max(priced.makespan for priced in schedules)
+    wanted = 0.0
+    for priced in schedules:
+        shortest = min((end - start for own in priced.times for start, end in own), default=1.0)
+        wanted = max(wanted, max(2, len(str(priced.schedule.micro_batches - 1)) + 1) / shortest)
+    room = max(1, width - max(len(_label(p, p.schedule.ranks - 1)) for p in schedules))
+    return wanted if longest * wanted <= _MOST_PANELS * room else room / longest
 
-    A block shows its kind and micro-batch, or only its kind if it is too narrow."""
+
+def chart(priced: PricedSchedule, width: int, scale: float, idle: str = "·") -> Text:
+    """Draw the Gantt chart of a schedule in lines of at most `width` columns, in panels if it is longer.
+
+    A block shows its kind and micro-batch, or only its kind if it is too narrow. `idle`: a character."""
     s = priced.schedule
-    label = f"rank {s.ranks - 1} "
-    columns = max(1, width - len(label) - len(_beside(priced, 0)))
-    shortest = min((end - start for own in priced.times for start, end in own), default=1.0)
-    widest = max(2, len(str(s.micro_batches - 1)) + 1)  # a letter and a number in the shortest block
-    scale = min(columns / longest, widest / shortest)
-    end = round(priced.makespan * scale)
+    label = len(_label(priced, s.ranks - 1))
+    room, end = max(1, width - label), round(priced.makespan * scale)
+    room -= room % max(2, len(str(s.micro_batches - 1)) + 1) if room > 8 else 0  # so that no panel ends in a label
+    lines = [_line(priced, rank, scale, end, idle) for rank in range(s.ranks)]
     text = Text(no_wrap=True)
-    for rank, (own, times) in enumerate(zip(s.actions, priced.times, strict=True)):
-        text.append(f"rank {rank} ".ljust(len(label)))
-        drawn_to = 0
-        for action, (start, stop) in zip(own, times, strict=True):
-            left, right = round(start * scale), round(stop * scale)
-            text.append(_IDLE * (left - drawn_to), "dim")
-            second = " underline" if action.chunk >= s.ranks else ""
-            text.append(
-                _block(action.kind, action.micro_batch, right - left), f"black {_COLOURS[action.kind]}{second}"
-            )
-            drawn_to = max(drawn_to, right)
-        text.append(_IDLE * (end - drawn_to), "dim")
-        text.append(_beside(priced, rank) + "\n")
+    for start in range(0, end, room):
+        if start:
+            text.append(f"... from {start / end:.0%} of the step on\n", "dim")
+        for rank, line in enumerate(lines):
+            text.append(_label(priced, rank).ljust(label))
+            text.append_text(line[start : start + room])
+            beside = _beside(priced, rank)
+            last = start + room >= end
+            text.append((beside if last and end - start + len(beside) <= room else "") + "\n")
+            if last and end - start + len(beside) > room and rank == s.ranks - 1:
+                text.append(_all_beside(priced) + "\n")
     text.rstrip()
+    return text
+
+
+def _label(priced: PricedSchedule, rank: int) -> str:
+    return f"rank {rank} "
+
+
+def _line(priced: PricedSchedule, rank: int, scale: float, end: int, idle: str) -> Text:
+    """Draw one rank's passes from the first to the last column."""
+    s, text, drawn_to = priced.schedule, Text(no_wrap=True), 0
+    for action, (start, stop) in zip(s.actions[rank], priced.times[rank], strict=True):
+        left, right = round(start * scale), round(stop * scale)
+        text.append(idle * (left - drawn_to), "dim")
+        small = action.chunk // s.ranks % 2 == 1
+        kind = action.kind.lower() if small else action.kind
+        text.append(_block(kind, action.micro_batch, right - left), f"black {_COLOURS[action.kind]}")
+        drawn_to = max(drawn_to, right)
+    text.append(idle * (end - drawn_to), "dim")
     return text
 
 
 def _block(kind: str, micro_batch: int, width: int) -> str:
     label = f"{kind}{micro_batch}"
     return label.ljust(width) if len(label) <= width else kind * width
+
+
+def _all_beside(priced: PricedSchedule) -> str:
+    """Say what stands beside each rank's line where there is room, of all ranks."""
+    idle = " ".join(f"{1 - work / priced.makespan:.0%}" for work in priced.work)
+    return f"idle by rank: {idle}; live at most: {' '.join(map(str, priced.peak))}"
 
 
 def _beside(priced: PricedSchedule, rank: int) -> str:
@@ -69,9 +102,10 @@ def summary(priced: PricedSchedule) -> str:
     """Say in one sentence what a schedule costs."""
     s = priced.schedule
     of = "activations" if s.chunks == s.ranks else f"activations of a chunk, {s.chunks // s.ranks} chunks per rank"
+    small = "; small letters: every second chunk of a rank" if s.chunks > s.ranks else ""
     return (
         f"bubble fraction {priced.bubble_fraction:.1%} of the step, bubble overhead {priced.bubble_overhead:.1%} "
-        f"over the ideal; at most {max(priced.peak)} {of}; {priced.messages} messages"
+        f"over the ideal; at most {max(priced.peak)} {of}; {priced.messages} messages{small}"
     )
 
 

@@ -25,6 +25,11 @@ def layout(c: Configuration, title: str) -> Table:
         if value is not None:
             text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
             result.add_row(name, text, ", ".join(by_field.get(name, ())) or "what follows, or the default")
+    for name, value in {**c.fields, **c.options}.items():
+        result.add_row(name, str(value), ", ".join(by_field.get(name, ())) or "what follows, or the default")
+    named = f", named {c.model_name}" if c.model_name else ""
+    said = f"{c.spec.family}, {c.spec.parameter_count:,} parameters" if c.spec else f"open{named}: --model says it"
+    result.add_row("model", said, c.open_model)
     return result
 
 

@@ -35,9 +35,9 @@ def tables(outcomes: Sequence[Outcome]) -> Iterator[Table]:
             d = of(o)
             grid.add_row(o.policy, span(d.mean), *map(span, d.quantiles))
         yield grid
-    grid = table(
-        "", "policy", "makespan", "GPU use", "fragmented", "placement", "stopped", "tokens/s", left=("policy",)
-    )
+    resized = ("resized",) if any(o.resizes for o in outcomes) else ()
+    losses = ("fragmented", "placement", "stopped", *resized, "tokens/s")
+    grid = table("", "policy", "makespan", "GPU use", *losses, left=("policy",))
     grid.title = None
     for o in outcomes:
         grid.add_row(
@@ -47,6 +47,7 @@ def tables(outcomes: Sequence[Outcome]) -> Iterator[Table]:
             _gpu_hours(o.fragmented),
             _gpu_hours(o.placement),
             f"{o.preemptions:,}",
+            *([f"{o.resizes:,}"] if resized else []),
             f"{o.tokens_per_s:,.0f}" if o.tokens_per_s else "",
         )
     grid.caption = (

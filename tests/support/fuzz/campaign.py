@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -110,9 +111,9 @@ def prepared(folder: Path) -> Path:
         ("fsdp.yaml", configurations.YAML),
     ):
         (folder / name).write_bytes(content)
-    for name in ("e", "f"):
+    for name in ("e", "f", "g"):
         (folder / "runs" / name).mkdir(parents=True)
-    (folder / "runs" / "e" / "metrics.jsonl").write_bytes(listings.METRICS)
+        (folder / "runs" / name / "metrics.jsonl").write_bytes(listings.METRICS)
     (folder / "config.json").write_bytes(files.as_json({"model_type": "llama", **files.LLAMA}))
     for words in (
         ("plan", "job.toml"),
@@ -134,6 +135,8 @@ def prepared(folder: Path) -> Path:
     ):
         code, _, err = phalanx(folder, *words)
         assert code == 0, err
+    for name in ("e", "f", "g"):
+        shutil.copy(folder / "plan.json", folder / "runs" / name)
     return folder
 
 

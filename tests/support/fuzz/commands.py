@@ -110,11 +110,12 @@ QUICK: tuple[tuple[tuple[str, ...], Options], ...] = (
     (("read", "fsdp.yaml"), {"--kind": "accelerate"}),
     (("predict", "run.sh"), {"--cluster": "dgx-h100", "--gpus": "16", "--json": None}),
     (("export", "m.json"), {"--to": "megatron", "--out": "exported", "--launcher": "slurm", "--json": None}),
-    (("compare", "m.json", "tp=4"), {"--stack": "megatron-core", "--json": None}),
+    (("compare", "m.json", "tp=4"), {"--stack": "megatron-core", "--report": "c.html", "--json": None}),
     (("explain", "observed.json"), {"--cluster": "dgx-h100", "--json": None}),
     (("lint", "observed.json"), {"--cluster": "dgx-h100"}),
     (("serve-plan", "serving.json"), {"--launch": "engine", "--json": None}),
     (("experts", "show", "runs/e"), {"--json": None}),
+    (("report", "runs/e"), {"--out": "page.html"}),
     (("validate",), {"--serving": None, "--runs": "served.csv", "--json": None}),
 )
 """Commands that take a moment: words, and options with values that are right."""
@@ -128,6 +129,7 @@ SLOW: tuple[tuple[tuple[str, ...], Options], ...] = (
             "--price": "2.5",
             "--objective": "throughput",
             "--out": "p.json",
+            "--report": "p.html",
             "--json": None,
         },
     ),
@@ -157,7 +159,7 @@ SLOW: tuple[tuple[tuple[str, ...], Options], ...] = (
     (("plan",), {"--from": "run.sh", "--cluster": "dgx-h100", "--gpus": "16", "--json": None}),
     (("place", "m.json"), {"--free": "free.json", "--for": "torchrun", "--out": "p", "--stack": "megatron-core"}),
     (("validate",), {"--choices": None, "--runs": "runs.csv", "--json": None}),
-    (("serve-plan",), {**_SERVED, "--trace": "requests.csv", "--requests": "20", "--json": None}),
+    (("serve-plan",), {**_SERVED, "--trace": "requests.csv", "--requests": "60", "--json": None}),
     (
         ("observe", "--", "python", "program.py"),
         {"--world": "4", "--ranks": "0,1", "--mesh": "dp=4", "--node": "4", "--step": "2", "--json": None},
@@ -369,7 +371,13 @@ def _readers(kind: str, pool_is_quick: bool) -> tuple[tuple[str, ...], ...]:
             ("serve-plan", "v.json", "--launch", "dynamo"),
         ),
         "served runs": (("validate", "--serving", "--runs", "v.csv", "--json"),),
-        "metrics": (("experts", "show", "runs/f", "--json"), ("experts", "show", "runs/f")),
+        "metrics": (
+            ("experts", "show", "runs/f", "--json"),
+            ("experts", "show", "runs/f"),
+            ("report", "runs/f", "--out", "page.html"),
+        ),
+        "timeline": (("report", "runs/g", "--out", "page.html"),),
+        "record": (("report", "runs/g", "--out", "page.html"),),
     }
     priced = ("--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "2048", "--model", "llama2-7b")
     for name in (*configurations.KINDS, "script", "YAML", "Python"):
@@ -384,6 +392,9 @@ def _readers(kind: str, pool_is_quick: bool) -> tuple[tuple[str, ...], ...]:
     slow = {"job file": (("train", "j.toml", "--json"), ("parity", "j.toml", "--steps", "1", "--json"))}
     slow |= {"plan.json": (("train", "p.json", "--json"), ("export", "p.json", "--to", "megatron", "--out", "x"))}
     slow |= {"requests": (("serve-plan", *_TRACED, "--json"),)}
+    for name, file in _CONFIGURATION.items():
+        line = ("plan", "--from", file, "--cluster", "dgx-h100", "--gpus", "16", "--out", "y.json", "--json")
+        slow[f"{name} configuration"] = (line, ("compare", file, "tp=2", "--cluster", "dgx-h100", "--gpus", "16"))
     return quick[kind] if pool_is_quick else (*quick.get(kind, ()), *slow.get(kind, ()))
 
 
@@ -394,7 +405,7 @@ _CONFIGURATION = {
 }
 """The file in which a kind of configuration comes."""
 _TRACED = [w for o, v in _SERVED.items() if o not in ("--input", "--output") for w in (o, v)]
-_TRACED += ["--trace", "q.csv", "--requests", "20"]
+_TRACED += ["--trace", "q.csv", "--requests", "60"]
 
 
 @st.composite
@@ -410,6 +421,8 @@ def file_cases(draw: st.DrawFn, plans: tuple[Any, ...], quick: bool) -> Case:
         "free GPUs": (st.just(listings.FREE), files.as_json, "f.json"),
         "observed.json": (st.just(listings.observation()), files.as_json, "o.json"),
         "serving.json": (st.sampled_from(listings.serving_plan()), files.as_json, "v.json"),
+        "timeline": (st.just(listings.TIMELINE), files.as_json, "runs/g/trace.json"),
+        "record": (st.just(listings.RECORD), files.as_json, "runs/g/recorded.json"),
     }
     for name in configurations.KINDS:
         write = files.as_toml if name == "torchtitan" else files.as_json

@@ -53,7 +53,9 @@ GPU3\tNV18\tNV18\tNV18\t X \tSYS\t48-95
 NIC0\tPIX\tPXB\tSYS\tSYS\t X
 """
 JOBS = b"submit,gpus,duration,limit,widths\n0,8,3600,7200,2:0.3;4:0.55\n60,4,1800,,\n120,16,600,1200,8:0.6\n"
-REQUESTS = b"arrival,input,output,priority,reused\n0,1000,100,0,0\n5,800,120,1,400\n12.5,1200,90,0,0\n20,300,40,0,0\n"
+REQUESTS = b"arrival,input,output,priority,reused\n" + b"".join(
+    b"%d.5,%d,%d,%d,%d\n" % (2 * i, 300 + 50 * (i % 7), 20 + 3 * (i % 5), i % 2, 10 * (i % 3)) for i in range(60)
+)
 SERVED = (
     b"id,framework,gpu,model,mode,isl,osl,concurrency,ttft_ms,tpot_ms,tp,num_gpus,precision\n"
     b"a,vllm,H100,llama3-70b,aggregated,1000,1000,16,180,14.2,8,8,fp8\n"
@@ -64,6 +66,9 @@ METRICS = b"".join(
         {
             "step": step,
             "loss": 5.0 - step,
+            "step_time_s": 0.1,
+            "tokens_per_s": 2560.0,
+            "mem_bytes": 10**6,
             "expert_tokens": {"0": [3, 5, 4, 4], "1": [8, 0, 4, 4]},
             "expert_dropped": 0.01 * step,
         }
@@ -71,6 +76,27 @@ METRICS = b"".join(
     + b"\n"
     for step in range(1, 4)
 )
+TIMELINE: Any = {
+    "traceEvents": [
+        {"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "rank 0"}},
+        *(
+            {
+                "name": name,
+                "ph": "X",
+                "ts": 10.0 * i,
+                "dur": 8.0,
+                "pid": 0,
+                "tid": 0,
+                "cat": kind,
+                "args": {"op": name},
+            }
+            for i, (name, kind) in enumerate(
+                [("forward", "compute"), ("backward", "compute"), ("all_reduce", "comm")]
+            )
+        ),
+    ]
+}
+RECORD: Any = {"step_time_s": 0.1, "memory_bytes": 10**6, "timeline": {"exposed_communication_s": 0.01}, "events": []}
 PROGRAM = b"""import torch
 
 layer = torch.nn.Linear(8, 8)

@@ -96,8 +96,8 @@ def _wrong_numbers(case: Case, out: str) -> str:
             return "step time is not the sum of its terms"
         if result["fits"] != (result["memory_bytes"]["shown"] <= result["memory_bytes"]["usable"]):
             return "fits contradicts memory"
-    rows = (result["best"], *result.get("alternatives", ())) if case.words[0] == "plan" else ()
-    if any(row["step_time_s"] <= 0 for row in rows):
+    rows = (result.get("best"), *result.get("alternatives", ())) if case.words[0] == "plan" else ()
+    if any(row["step_time_s"] <= 0 for row in rows if row is not None):
         return "step time is not positive"
     return ""
 

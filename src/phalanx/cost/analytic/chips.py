@@ -93,6 +93,8 @@ def system(
         peak_bf16=chip.half,
         peak_fp8=chip.fp8,
         peak_fp4=chip.fp4,
+        peak_fp32=chip.single or chip.half,
+        peak_fp64=chip.double or chip.single or chip.half,
         memory_bytes_per_s=chip.bandwidth_bytes_per_s,
         memory_bytes=chip.memory_bytes,
         processors=chip.processors or g.processors,
@@ -169,6 +171,8 @@ def system_of(cluster: ClusterSpec, constants: Mapping[str, float] = CONSTANTS) 
         result,
         memory_bytes_per_s=device.memory_bandwidth_bytes_per_s,
         peak_bf16=device.dense_flops_per_s.get("bfloat16", base.peak_bf16),
+        peak_fp32=device.dense_flops_per_s.get("float32", base.peak_fp32),
+        peak_fp64=device.dense_flops_per_s.get("float64", base.peak_fp64),
     )
 
 

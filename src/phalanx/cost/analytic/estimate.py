@@ -15,6 +15,7 @@ from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.analytic.compression import Payment, payment
 from phalanx.cost.analytic.memory import Memory, allocatable_bytes, memory
 from phalanx.cost.analytic.option_effects import effective, extended, laid_out, require_priced
+from phalanx.cost.analytic.precision import typed
 from phalanx.cost.analytic.stacks import Profile, profile, require_runnable
 from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column, gather
@@ -122,8 +123,8 @@ def estimate(
     require_modelled(s, stack)
     require_priced(options, cluster.device.kind)
     how = laid_out_strategy(model, job, s, options, number_format)
-    size = shape(model)
-    result = priced(extended(size, options), how, system_of(cluster), effective(profile(stack), size, options))
+    size, by = shape(model), typed(profile(stack), job)
+    result = priced(extended(size, options), how, system_of(cluster), effective(by, size, options))
     if splits_backward(s):
         _run_schedule(result.step, s, model)
     return result
@@ -150,7 +151,7 @@ def estimate_placed(
     given |= {f"{axis}_stride": distances[axis] for axis in ("tp", "cp", "dp", "pp")}
     given["compressed"] = compressed_gradients(model, s)
     how = PlacedLayout(**given, data=distances["data"], expert=distances["expert"])
-    result = priced(shape(model), how, system, profile(stack))
+    result = priced(shape(model), how, system, typed(profile(stack), job))
     if splits_backward(s) and not np.ndim(result.seconds):
         _run_schedule(result.step, s, model)
     return result
@@ -191,7 +192,7 @@ def estimate_all(
     for s in strategies:
         require_modelled(s, stack)
     columns = gather([laid_out_strategy(model, job, s) for s in strategies])
-    return priced(shape(model), columns, system_of(cluster), profile(stack))
+    return priced(shape(model), columns, system_of(cluster), typed(profile(stack), job))
 
 
 def priced(model: Shape, how: Layout, on: System, by: Profile) -> Estimate:
@@ -201,7 +202,7 @@ def priced(model: Shape, how: Layout, on: System, by: Profile) -> Estimate:
         result,
         memory(model, how, by, result.ahead),
         model_flops(model, how),
-        hardware_flops(model, how),
+        hardware_flops(model, how, by.policy),
         active_params(model),
         model,
         how,

@@ -23,8 +23,6 @@ from phalanx.cost.ledger.rank_layout import Layout
 
 # Tiles of cuBLAS's kernels for 2-byte types, and the share of the best that each reaches on a large product.
 _TILES = ((256, 128, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 64, 0.60))
-_SMOOTH = 0.7
-"""Share of the last wave's idle processors that stays idle; split inner sizes and uneven tiles use the rest."""
 
 
 def product_s(
@@ -35,9 +33,7 @@ def product_s(
     best: Column = np.inf
     for a, b, share in _TILES:
         tiles = batch * np.ceil(m / a) * np.ceil(n / b)
-        waves = tiles / system.processors
-        waves = waves + _SMOOTH * (np.ceil(waves) - waves)
-        best = np.minimum(best, waves * (a * b / share))
+        best = np.minimum(best, np.ceil(tiles / system.processors) * (a * b / share))
     seconds = best * (2 * (k + system.gemm_half)) * system.processors / rate
     traffic = e * batch * (m * k + k * n + m * n)
     return np.maximum(seconds, traffic / (system.memory_bytes_per_s * system.memory))
@@ -48,7 +44,7 @@ def rate_of(layout: Layout, system: System, profile: Profile) -> Column:
     best = np.choose(
         np.asarray(layout.format, dtype=int),
         [
-            system.peak_bf16 * system.gemm,
+            system.peak(layout.activation_bytes) * system.gemm,
             system.peak_fp8 * system.gemm8 * profile.gemm8,
             system.peak_fp8 * system.gemm8 * profile.gemm8,
             system.peak_fp4 * system.gemm4 * profile.gemm8,
@@ -181,7 +177,7 @@ def attention(shape: Shape, layout: Layout, system: System, profile: Profile) ->
     long = layout.seq / (layout.seq + system.attention_half * ring)
     narrow = (np.minimum(shape.head_dim, 128) / 128) ** system.attention_narrow
     share = np.where(profile.portable > 0, system.portable_attention, system.attention)
-    best = system.peak_bf16 * share * profile.attention * long * narrow
+    best = system.peak(layout.activation_bytes) * share * profile.attention * long * narrow
     flash = flops * keys / best
     backward = np.where(profile.portable > 0, system.portable_backward, system.attention_backward)
     flash_back = 2.5 * flash / backward
@@ -193,7 +189,7 @@ def attention(shape: Shape, layout: Layout, system: System, profile: Profile) ->
     d = shape.head_dim
     batch = layout.micro_batch * heads
     s = layout.seq / layout.cp
-    rate = system.peak_bf16 * system.gemm * profile.gemm * _aligned(d, system.misaligned)
+    rate = system.peak(layout.activation_bytes) * system.gemm * profile.gemm * _aligned(d, system.misaligned)
     e = layout.activation_bytes
     scores = product_s(s, layout.seq, d, system, rate, e, batch) + product_s(s, d, layout.seq, system, rate, e, batch)
     passes = profile.score_bytes * pairs * layout.seq / (system.memory_bytes_per_s * system.memory)
@@ -228,9 +224,8 @@ def traffic(shape: Shape, layout: Layout, width: Column, system: System, profile
 def head(shape: Shape, layout: Layout, system: System, profile: Profile) -> tuple[Passes, Column]:
     """Return seconds of the logits over a rank's part of the vocabulary (never in 8 bits), and of the loss, both
     passes together."""
-    by = Products(
-        system, system.peak_bf16 * system.gemm * _tuned(system, profile), layout.activation_bytes, layout.frozen
-    )
+    e = layout.activation_bytes
+    by = Products(system, system.peak(e) * system.gemm * _tuned(system, profile), e, layout.frozen)
     vocab = shape.vocab / layout.tp
     products = by.linear(layout.tokens, vocab, shape.hidden)
     loss = profile.logit_bytes * layout.tokens * vocab / (system.memory_bytes_per_s * system.memory)

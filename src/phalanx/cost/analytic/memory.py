@@ -58,7 +58,8 @@ def _per_parameter(layout: Layout, profile: Profile, how: Sharding, shards: Colu
     three = profile.full_shard_bytes / shards + accumulated * (1 - how.reduces_each)
     sharded = np.where(how.parameters > 0, three, np.where(how.reduces_each > 0, two, one))
     unsharded = profile.whole_bytes + profile.replica_bytes * (layout.dp * layout.cp > 1)
-    return np.where(how.level == 0, unsharded, sharded)
+    # Experts of which a rank has the only copy have nothing to shard.
+    return np.where((how.level == 0) | ((shards <= 1) & (how.parameters == 0)), unsharded, sharded)
 
 
 _FOUR_BITS = FORMATS.index("float4")
@@ -295,12 +296,15 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
         # Two buffers of a block are under way to the host and back.
         resident = blocks - on_host + np.minimum(2.0, on_host) / np.maximum(in_flight, 1.0)
         activations = resident * in_flight * stored + np.where(loss_bytes >= recomputed, 0.0, recomputed)
-        ranks.append((state, np.maximum(activations + loss + gathered - idle, 0.0), gathered, loss, activations))
+        transient = activations + loss + gathered
+        # Activations lie where the update's temporaries will: of the state, these are not there at the peak.
+        held = state - np.minimum(idle, transient)
+        ranks.append((state, np.maximum(transient - idle, 0.0), gathered, loss, activations, held))
     if len(ranks) > 2:
         ranks[0] = _fuller(ranks[0], ranks.pop())
-    (state_a, transient_a, gathered_a, top_a, act_a), (state_b, transient_b, gathered_b, top_b, act_b) = ranks
+    (state_a, transient_a, gathered_a, top_a, act_a, held_a) = ranks[0]
+    (state_b, transient_b, gathered_b, top_b, act_b, held_b) = ranks[1]
     first_fuller = state_a + transient_a >= state_b + transient_b
-    state = np.where(first_fuller, state_a, state_b)
     steady = np.maximum(state_a, state_b) + constant
     peak = np.maximum(state_a + transient_a, state_b + transient_b) + constant
 
@@ -315,7 +319,7 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
     room_left = np.maximum(room - least, 0.0)
     first = np.maximum(least + np.where(waiting_a <= room_left, waiting_a, room_left / 2), state_a + constant)
     terms = {
-        "state": state,
+        "state": np.where(first_fuller, held_a, held_b),
         "activations": np.where(first_fuller, act_a, act_b),
         "logits": np.where(first_fuller, top_a, top_b),
         "gathered": np.where(first_fuller, gathered_a, gathered_b),

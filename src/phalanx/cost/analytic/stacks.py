@@ -202,6 +202,8 @@ class Stack:
     """Pipeline schedules that it runs; none: it has no pipeline."""
     ulysses: bool | None = None
     """Whether context parallelism may exchange tokens for heads."""
+    without: tuple[str, ...] | None = None
+    """What it has not, of _LATER."""
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,13 @@ class Capabilities:
     zero_in_pipeline: tuple[int, ...]
     schedules: tuple[str, ...]
     ulysses: bool
+    without: tuple[str, ...]
+
+    @property
+    def conditions(self) -> str:
+        """What holds of all strategies that it runs, beside the other fields (spec/strategy/where.py); "" if nothing
+        does."""
+        return ", ".join(_LATER[name] for name in self.without)
 
     def refusal(self, s: Strategy) -> tuple[str, object, str, str] | None:
         """Return (field, value, reason, mend) if the stack does not run a strategy, else None."""
@@ -220,6 +229,10 @@ class Capabilities:
             return "schedule", s.schedule, f"is not in the stack, which {has}", "use one of these, or pp=1"
         if s.ulysses > 1 and not self.ulysses:
             return "ulysses", s.ulysses, "is not in the stack, whose context parallelism is a ring", "leave it out"
+        used = {"sp": s.sp, "cp": s.cp > 1, "recompute": s.recompute.startswith("selective")}
+        for name in self.without:
+            if used[name]:
+                return name, getattr(s, name), "is newer than the stack", f"use {_LATER[name]}"
         levels = self.zero if s.pp == 1 else self.zero_in_pipeline
         if s.shards > 1 and s.zero not in levels:
             where = "with a pipeline" if s.pp > 1 and s.zero in self.zero else "at all"
@@ -228,6 +241,10 @@ class Capabilities:
         return None
 
 
+_LATER = {"sp": "sp=0", "cp": "cp=1", "recompute": "recompute not in (selective*)"}
+"""Ideas younger than some stacks, and what holds of strategies without them: sequence parallelism and selective
+recomputation (Korthikanti et al., May 2022; Megatron-LM v3.0), context parallelism (Megatron Core 0.4.0, December
+2023, CHANGELOG.md)."""
 _SCORES = {"flash": 0.0}
 _FP16_GRADIENTS = {"gradient_bytes": 2.0}
 _LATE = {"dp_overlap": 0.0, "gather_overlap": 0.0, "tp_overlap": 0.0, "pp_overlap": 0.0}
@@ -257,6 +274,7 @@ STACKS: dict[str, Stack] = {
         zero_in_pipeline=(0, 1, 2, 3),
         schedules=_MEGATRON_SCHEDULES,
         ulysses=True,
+        without=(),
     ),
     # Megatron-LM before flash attention and before overlap of gradients (Narayanan et al. 2021): fused softmax and
     # bias+GELU, gradients of fp16 reduced in fp16 after the last backward pass.
@@ -268,9 +286,11 @@ STACKS: dict[str, Stack] = {
         zero=(0,),
         zero_in_pipeline=(0,),
         ulysses=False,
+        without=("sp", "cp", "recompute"),
     ),
     "megatron-2021": Stack("megatron-2020"),
-    "megatron-2022": Stack("megatron-2021", zero=(0, 1), zero_in_pipeline=(0, 1)),
+    "megatron-2022": Stack("megatron-2021", zero=(0, 1), zero_in_pipeline=(0, 1), without=("cp",)),
+    # Forked from Megatron-LM of 2021 (bigscience-workshop/Megatron-DeepSpeed).
     "megatron-deepspeed-2022": Stack(
         "megatron-2021", policy=DEEPSPEED, zero=(0, 1, 2, 3), zero_in_pipeline=(0, 1), schedules=("1f1b",)
     ),
@@ -282,8 +302,12 @@ STACKS: dict[str, Stack] = {
     # layernorm_linear.py:469 (d0067d0).
     # Buckets: max(40e6, 1e6 dp) parameters (Megatron-LM d98e8a6,
     # megatron/core/distributed/distributed_data_parallel.py:134).
+    # Levels 2 and 3 are Megatron-FSDP's, which is combined with tp, ep and cp but not with a pipeline
+    # (docs/source/api-guide/custom_fsdp.md; NVIDIA/Megatron-LM issue 1455).
     "megatron-core": Stack(
-        "any", {"kept_cast": 1.0, "rank_bucket_bytes": 4e6, "kept_hidden": 8.0} | _PROBABILITIES_INSIDE
+        "any",
+        {"kept_cast": 1.0, "rank_bucket_bytes": 4e6, "kept_hidden": 8.0} | _PROBABILITIES_INSIDE,
+        zero_in_pipeline=(0, 1),
     ),
     # With dropout, which models of before 2023 and its tests have, and its masks.
     "megatron-core-dropout": Stack("megatron-core", {"kept_hidden": 10.0}),
@@ -291,14 +315,15 @@ STACKS: dict[str, Stack] = {
     "megatron-core-flash2": Stack("megatron-core-dropout", {"portable": 1.0}),
     # Without flash attention.
     "megatron-core-unfused": Stack("megatron-core-dropout", _SCORES),
-    "nemo-23.05": Stack("megatron-core-dropout"),
+    "nemo-23.05": Stack("megatron-core-dropout", zero=(0, 1), ulysses=False, without=("cp",)),
     "nemo-24.03": Stack("nemo-24.11"),
-    "nemo-24.11": Stack("megatron-core", _RECIPE | {"kept_routed": 4.0}),
+    # Megatron-FSDP came with Megatron Core 0.11, of March 2025.
+    "nemo-24.11": Stack("megatron-core", _RECIPE | {"kept_routed": 4.0}, zero=(0, 1)),
     # Its largest models reduce gradients in bf16 before its others do (NeMo-Framework-Launcher 26e42fa,
     # launcher_scripts/conf/training/nemotron/nemotron_340b.yaml:167, mixtral/mixtral_8x7b.yaml:153).
     "nemo-24.03-bf16": Stack("nemo-24.03", _BF16_GRADIENTS),
     "nemo-24.11-bf16": Stack("nemo-24.11", _BF16_GRADIENTS),
-    "nemo-25.02": Stack("nemo-24.11", _BF16_GRADIENTS),
+    "nemo-25.02": Stack("nemo-24.11", _BF16_GRADIENTS, zero=(0, 1, 2, 3)),
     "nemo-25.04": Stack("nemo-25.02"),
     "nemo-25.05": Stack("nemo-25.04"),
     "megatron-bridge-25.09": Stack("megatron-core", _RECIPE | _BF16_GRADIENTS | _PROBABILITIES_INSIDE),
@@ -434,7 +459,7 @@ def capabilities_of(row: Row) -> Capabilities:
     schedules = row.strategy["schedule"].values
     names = (tuple(SCHEDULES) if schedules is None else schedules) if has_pipeline else ()
     piped = [z for z in zero if names and _runs_in_pipeline(row, z, names[0])]
-    return Capabilities(tuple(zero), tuple(piped), names, row.strategy["ulysses"].allows(2))
+    return Capabilities(tuple(zero), tuple(piped), names, row.strategy["ulysses"].allows(2), ())
 
 
 def _runs_in_pipeline(row: Row, zero: int, schedule: str) -> bool:

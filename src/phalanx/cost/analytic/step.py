@@ -128,7 +128,7 @@ class _Timer:
 def _seconds(flow: Flow, system: System) -> Column:
     """Return seconds of one of a flow's operations."""
     if flow.op == "send":
-        return message_s(flow.bytes, flow.stride, system) * (np.asarray(flow.ranks) > 1)
+        return message_s(flow.bytes, flow.stride, system, flow.chain) * (np.asarray(flow.ranks) > 1)
     return collective_s(flow.op, flow.bytes, flow.ranks, flow.stride, system)
 
 
@@ -528,7 +528,13 @@ def _adapters(shape: Shape, layout: Layout, system: System, profile: Profile) ->
     """Return seconds of a block's adapters in both passes: three times their forward FLOPs."""
     if not np.any(shape.adapters):
         return 0.0
-    return 6 * layout.tokens * shape.adapters / layout.tp / (system.peak_bf16 * system.gemm * profile.gemm)
+    return (
+        6
+        * layout.tokens
+        * shape.adapters
+        / layout.tp
+        / (system.peak(layout.activation_bytes) * system.gemm * profile.gemm)
+    )
 
 
 def _offloaded(

@@ -19,6 +19,8 @@ messages (LL) and for large ones (Simple), which waits for a receiver's memory a
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from phalanx.cost.hardware.columns import Column
@@ -87,12 +89,18 @@ def _hop_s(tier: TierRates, chunk: Column, reduces: bool, system: System) -> Col
     return tier.hop_s + (bulk - tier.hop_s) * chunk / (chunk + half)
 
 
-def message_s(n: Column, stride: Column, system: System) -> Column:
-    """Return seconds of n bytes from one rank to the one `stride` away."""
+def message_s(n: Column, stride: Column, system: System, chain: Column = 1) -> Column:
+    """Return seconds of n bytes from one rank to the one `stride` away, over the slowest hop of a chain of so many
+    ranks, `stride` apart: one that is longer than a block leaves it somewhere, however close neighbours are.
+
+    In the innermost tier neighbours alone decide: of a chain over several nodes most hops stay inside, and the
+    constants of published runs (python -m calibration) are fitted to messages that are counted so.
+    """
     inner = system.tiers[0]
     result = _sent(n, inner, system)
-    for below, tier in zip(system.tiers, system.tiers[1:], strict=False):
-        result = np.where(stride >= below.ranks, _sent(n, tier, system), result)
+    for i, (below, tier) in enumerate(itertools.pairwise(system.tiers)):
+        leaves = (stride >= below.ranks) | ((stride * chain > below.ranks) if i else False)
+        result = np.where(leaves, _sent(n, tier, system), result)
     return result
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from phalanx.cost.hardware.columns import Column
 
 
@@ -32,6 +34,9 @@ class System:
     peak_bf16: Column
     peak_fp8: Column
     peak_fp4: Column
+    peak_fp32: Column
+    """Outside of tensor cores."""
+    peak_fp64: Column
     memory_bytes_per_s: Column
     memory_bytes: Column
     processors: Column
@@ -72,3 +77,10 @@ class System:
     """Of a GPU's link to its host, in one direction."""
     host_memory_bytes_per_s: Column = 77e9
     """One GPU's share of the host's memory bandwidth."""
+
+    def peak(self, element_bytes: Column) -> Column:
+        """Return the peak of products of elements of so many bytes: 2, 4 or 8."""
+        size = np.asarray(element_bytes)
+        if not np.any(size > 2):
+            return self.peak_bf16
+        return np.where(size > 4, self.peak_fp64, np.where(size > 2, self.peak_fp32, self.peak_bf16))

@@ -31,6 +31,9 @@ class Flow:
     counts: Mapping[str, Column]
     beside: Column = 0.0
     """Of B's operations, those whose result only a weight gradient reads, beside the product before it."""
+    chain: Column = 1.0
+    """Ranks of the chain that messages pass along, `stride` apart; the slowest hop sets the pace of them all. 1: the
+    stride is that of the slowest hop already."""
 
     def count(self, phases: str = "FBR") -> Column:
         """Return the operations of some phases."""

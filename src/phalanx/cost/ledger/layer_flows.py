@@ -132,7 +132,17 @@ def _core(shape: Shape, layout: Layout, unit: Unit) -> list[Flow]:
     twice = {"F": 1.0, "B": 1.0, "R": again}
     counts = {"F": hops, "B": 2 * hops, "R": again * hops}
     return [
-        Flow("ring", "send", "keys and values", unit, ring, layout.cp_stride * u, head * u * 2 * kv, counts),
+        Flow(
+            "ring",
+            "send",
+            "keys and values",
+            unit,
+            ring,
+            layout.cp_stride * u,
+            head * u * 2 * kv,
+            counts,
+            chain=layout.chain(ring),
+        ),
         Flow("ulysses", "all_to_all", "queries, keys, values", unit, u, layout.cp_stride, out, twice),
         Flow("ulysses", "all_to_all", "attention's results", unit, u, layout.cp_stride, back, twice),
     ]
@@ -200,6 +210,7 @@ def messages(shape: Shape, layout: Layout, policy: Policy, boundaries: Column) -
         layout.pp_stride,
         whole / parts,
         {"F": n, "B": n},
+        chain=layout.chain(layout.pp),
     )
 
 

@@ -43,13 +43,20 @@ class Policy:
     """1: collectives of sequence parallelism run in two halves, where each rank has equally many tokens of both."""
     sends_copies: Column = 0.0
     """1: a token goes to all etp ranks of its expert; 0: to one, and they gather."""
+    pads_core: Column = 0.0
+    """1: where values are narrower than keys, or wider, attention's core computes both at the wider width."""
     sends_counts: Column = 0.0
     """1: ranks tell each other in an all-to-all how many tokens come; and gather the choices of a sequence's tokens
     where one depends on others."""
 
 
 PHALANX = Policy(
-    zero3_gathers_in_pipeline=0.0, repeats_last=0.0, halves_stream=1.0, sends_copies=1.0, sends_counts=1.0
+    zero3_gathers_in_pipeline=0.0,
+    repeats_last=0.0,
+    halves_stream=1.0,
+    sends_copies=1.0,
+    sends_counts=1.0,
+    pads_core=1.0,
 )
 """Our runtime: gradients after every micro-batch at 2 and 3 (runtime/data_parallel/engine.py); with a pipeline,
 parameters once a step (Strategy.gathers_once). What layers send: schedule/layers/collectives.py."""

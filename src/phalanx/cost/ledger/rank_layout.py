@@ -100,6 +100,10 @@ class Layout:
         stride = _straddling(self.tp, self.tp_stride, node, self.world)
         return self if stride is None else replace(self, tp_stride=stride)
 
+    def chain(self, ranks: Column) -> Column:
+        """Return the ranks of a chain of neighbours whose stride is that between any two of them."""
+        return ranks
+
     @property
     def expert_stride(self) -> Column:
         """Distance in ranks to the rank with the next experts: ep x etp takes a stage's innermost ranks first, and
@@ -127,6 +131,10 @@ class PlacedLayout(Layout):
     def data_stride(self, node: Column) -> Column:
         """Return `data`, whatever the size of a node."""
         return self.data
+
+    def chain(self, ranks: Column) -> Column:
+        """Return 1: the strides of pipelines and rings are those of their slowest hops."""
+        return 1.0
 
     @property
     def expert_stride(self) -> Column:

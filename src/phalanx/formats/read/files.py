@@ -55,7 +55,7 @@ def read(paths: Sequence[Path], kind: str | None = None, world: int | None = Non
     if len(paths) == 1 and paths[0].is_dir():
         return _folder(paths[0], kind, world)
     tables = [document(path) for path in paths]
-    kinds = [kind if kind and i == 0 else kind_of(table) for i, table in enumerate(tables)]
+    kinds = [kind if kind and i == 0 else kind_in(paths[i], table) for i, table in enumerate(tables)]
     config, chosen = tables[0], kinds[0]
     if len(tables) > 1:
         if len(tables) > 2 or "hf" not in kinds or "deepspeed" not in kinds:
@@ -131,6 +131,11 @@ def _texts(value: Any) -> Any:
 def _count(value: Any) -> int:
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return (len(value) if isinstance(value, dict) else 0) + sum(map(_count, parts))
+
+
+def kind_in(path: Path, config: Config) -> str | None:
+    """Return the framework of a file's tables: Python is torchtitan's, others say it by their keys."""
+    return "torchtitan" if named(path)[0].suffix == ".py" else kind_of(config)
 
 
 def kind_of(config: Config) -> str | None:

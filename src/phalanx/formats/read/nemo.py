@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from phalanx.formats.read import megatron_options as beyond
 from phalanx.formats.read.configuration import Config, Configuration, Keys, Layout, count, divided, product, truth
 
 _PLACES = (
@@ -84,6 +85,16 @@ def read(config: Config, world: int | None = None) -> Configuration:
         precision="fp8" if fp8 else _TYPES.get(str(named).lower()) if named is not None else None,
         recompute=recompute,
     )
+
+    def flag(name: str, meaning: str, default: Any = None) -> Any:
+        value = of(meaning, name)
+        return default if value is None else value
+
+    experts = degree("model.experts", "num_moe_experts", "num_experts")
+    options = beyond.options(flag, experts is not None, cp)
+    for name, key in (("products", "fp8_recipe"), ("dispatch", "moe_token_dispatcher_type")):
+        if of(f"options.{name}", key) is None:  # the release's own, or inherited
+            options.pop(name, None)
     model = {
         theirs: of(f"model.{theirs}", ours)
         for ours, theirs in (
@@ -96,4 +107,6 @@ def read(config: Config, world: int | None = None) -> Configuration:
     }
     sizes = {name: value for name, value in model.items() if value is not None}
     quiet, open_, unknown = keys.rest("nemo")
-    return Configuration("nemo", "megatron-bridge", layout, keys.understood, quiet, open_, unknown, sizes)
+    return Configuration(
+        "nemo", "megatron-bridge", layout, keys.understood, quiet, open_, unknown, sizes, options=options
+    )

@@ -107,6 +107,7 @@ class Script:
         """Take the lines of a here-document, up to the one that is `word`, out of what is still to be read."""
         line = self._find("\n")
         end = re.compile(rf"^\s*{re.escape(word)}[ \t]*$", re.M).search(self._text, line)
+        self._spend(len(self._text) // 8)  # what is copied
         if end is not None:
             self._text = self._text[:line] + self._text[end.end() :]
 

@@ -1,8 +1,8 @@
 """torchtitan's configurations of 0.3, which are Python: functions that return a `Trainer.Config`. Nothing is run.
 
 What is followed: keyword arguments of `....Config(...)`, names and attributes that a function sets
-(`config.training.steps = 10`), calls of other functions of the file without arguments, numbers and lists. Anything
-else (an environment variable, a call of the library) leaves its key open.
+(`config.training.steps = 10`), calls of other functions of the file, numbers and lists. Anything else (an environment
+variable, a call of the library) leaves its key open.
 """
 
 from __future__ import annotations
@@ -72,21 +72,33 @@ class _Reader:
     def __init__(self, functions: dict[str, ast.FunctionDef], modules: dict[str, str]) -> None:
         self.functions, self.modules, self.depth, self.calls = functions, modules, 0, 0
 
-    def value_of(self, name: str) -> Any:
-        """Return what a function without arguments returns."""
+    def value_of(self, name: str, arguments: tuple[Any, ...] = (), named: dict[str, Any] | None = None) -> Any:
+        """Return what a function returns for these arguments; others have their defaults."""
         self.depth += 1
         self.calls += 1
         if self.depth > _DEPTH:
             raise InputError("file", name, "calls itself")
         if self.calls > _CALLS:
             raise InputError("file", name, f"is reached by more than {_CALLS:,} calls")
-        values: dict[str, Any] = {}
+        takes = self.functions[name].args
+        names = [a.arg for a in takes.args]
+        defaults = dict(zip(names[len(names) - len(takes.defaults) :], takes.defaults, strict=True))
+        values = {n: self._evaluate(x, {}) for n, x in defaults.items()}
+        values |= dict(zip(names, arguments, strict=False)) | (named or {})
+        values = {n: v for n, v in values.items() if v is not _OPEN}
         result: Any = _OPEN
+        unknown: dict[str, str] = {}
         for line in self.functions[name].body:
             if isinstance(line, ast.Assign) and len(line.targets) == 1:
-                self._assign(line.targets[0], self._evaluate(line.value, values), values)
+                target, value = line.targets[0], self._evaluate(line.value, values)
+                if isinstance(target, ast.Name) and value is _OPEN and isinstance(line.value, ast.Call):
+                    unknown[target.id] = ast.unparse(line.value.func)
+                self._assign(target, value, values)
             elif isinstance(line, ast.Return) and line.value is not None:
                 result = self._evaluate(line.value, values)
+                if isinstance(line.value, ast.Name) and line.value.id in unknown:
+                    reason = f"starts from {unknown[line.value.id]}(...), which the file does not hold"
+                    raise InputError("file", name, reason, "name the file of that configuration")
                 break
         self.depth -= 1
         return result
@@ -130,8 +142,8 @@ class _Reader:
         last = called.rpartition(".")[2]
         given = {k.arg: self._evaluate(k.value, values) for k in x.keywords if k.arg}
         given = {name: value for name, value in given.items() if value is not _OPEN}
-        if called in self.functions and not x.args and not x.keywords:
-            return self.value_of(called)
+        if called in self.functions:
+            return self.value_of(called, tuple(self._evaluate(a, values) for a in x.args), given)
         if last == "model_registry" and x.args:
             flavor = self._evaluate(x.args[0], values)
             return {"module": self.modules.get(last, ""), **({} if flavor is _OPEN else {"flavor": flavor}), **given}

@@ -141,7 +141,8 @@ class AnalyticSubject:
     @cached_property
     def hardware_flops(self) -> float:
         """FLOPs of a step that the chips compute, recomputation included, over all ranks."""
-        return float(hardware_flops(self.pricing.shape, self.pricing.layout(space.of([self.strategy])))[0])
+        x = self.pricing
+        return float(hardware_flops(x.shape, x.layout(space.of([self.strategy])), x.profile.policy)[0])
 
     @property
     def mfu(self) -> float:

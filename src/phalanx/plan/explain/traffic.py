@@ -153,6 +153,7 @@ def _of_rank(
             what,
             int(_number(same[0][0].ranks)),
             int(_number(same[0][0].stride)),
+            _number(same[0][0].chain),
             sum(n for _, n in same),
             size,
         )
@@ -181,7 +182,16 @@ def _number(column: Column) -> float:
 
 
 def _flow(
-    pricing: Pricing, s: Strategy, axis: str, op: str, what: str, ranks: int, stride: int, count: float, n: float
+    pricing: Pricing,
+    s: Strategy,
+    axis: str,
+    op: str,
+    what: str,
+    ranks: int,
+    stride: int,
+    chain: float,
+    count: float,
+    n: float,
 ) -> Flow:
     system, inner = pricing.system, pricing.system.tiers[0]
     if op == "send":
@@ -189,7 +199,7 @@ def _flow(
         if axis == "ring":
             # Only the last rank of a node sends to another one.
             network = n / max(1, int(together(ranks, stride, inner)))
-        seconds = message_s(n, stride, system)
+        seconds = message_s(n, stride, system, chain)
     else:
         per_node = int(together(ranks, stride, inner))
         nodes = -(-ranks // per_node)

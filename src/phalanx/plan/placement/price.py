@@ -6,7 +6,8 @@ crosses with two, and one split 4 + 4 with four. All groups of an axis wait for 
 the engine, the least m of every axis at every tier, and an axis has the distance R/m at which an even mesh on blocks
 of R ranks would have m of them together. A pipeline and a ring send to neighbours: their slowest hop counts.
 
-Uplinks that a block shares are divided among its GPUs in use, by this job or by others.
+Uplinks that a block shares are divided among its GPUs in use, by this job or by others. What rails and the direct
+links of a dragonfly add is in fabric.py.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.analytic.estimate import Estimate, estimate_placed
 from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.cost.hardware.system import System
+from phalanx.plan.placement.fabric import between_groups, on_rails
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.cluster.topology import Ints, Topology
 from phalanx.spec.job import Job
@@ -84,9 +86,10 @@ class PlacedJob:
 
     def parts(self, topology: Topology, gpus: Ints) -> Parts:
         """Return the smallest part of each axis for placements `gpus`, (placements, world)."""
+        tiers = zip(self.cluster.tiers, topology.blocks, strict=True)
+        blocks = [on_rails(topology, own, gpus) if tier.wiring == "rails" else own[gpus] for tier, own in tiers]
         return {
-            axis: np.stack([_smallest_part(blocks[gpus], groups) for blocks in topology.blocks])
-            for axis, groups in self.groups.items()
+            axis: np.stack([_smallest_part(own, groups) for own in blocks]) for axis, groups in self.groups.items()
         }
 
     def distances(self, parts: Mapping[str, Ints]) -> dict[str, Floats | float]:
@@ -132,15 +135,20 @@ class PlacedJob:
         placements). `busy`: GPUs that other jobs use."""
         tiers, factors = self.cluster.tiers, np.ones((len(self.cluster.tiers), len(gpus)))
         for i, tier in enumerate(tiers):
-            uplink = tier.uplink_bandwidth_bytes_per_s_per_direction
-            if uplink is None or i == 0:
+            tier_uplink = tier.uplink_bandwidth_bytes_per_s_per_direction
+            if tier_uplink is None or i == 0:
                 continue
+            uplink: Floats | float = tier_uplink
             below, rate = tiers[i - 1].ranks, tier.bandwidth_bytes_per_s_per_gpu_per_direction
             blocks = topology.blocks[i - 1]
             others = np.bincount(blocks[busy], minlength=int(blocks.max()) + 1)
             own = blocks[gpus]
             users = np.array([int((np.bincount(row, minlength=len(others)) + others)[row].max()) for row in own])
-            factors[i] = np.minimum(rate, uplink / users) / min(rate, uplink / below)
+            if tier.wiring == "pairs":
+                groups = len(others)
+                reached = np.array([len(set(row.tolist())) for row in own])
+                uplink = uplink * between_groups(reached, groups)
+            factors[i] = np.minimum(rate, uplink / users) / min(rate, tier_uplink / below)
         return factors
 
     def estimate(self, parts: Mapping[str, Ints], shares: Floats) -> Estimate:

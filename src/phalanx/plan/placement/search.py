@@ -1,9 +1,10 @@
 """The fastest placement of a job on free GPUs.
 
 Small cases (few ways to deal the ranks to blocks of the innermost tier) are tried in full, which is exact: GPUs of
-one block are alike. Else each order of the mesh's axes, as nested blocks carved from the free GPUs (carve.py), is
-priced, on all free GPUs and on as many of each host as an even share needs. Beside the answer stands a bound that no
-placement can beat, from what each axis can at best have together.
+one block are alike, but for those on rails, which are dealt one by one. Else orders of the mesh's axes, as nested
+blocks carved from the free GPUs (carve.py), are priced, on all free GPUs and on selections of them: as many of each
+host as an even share needs, multiples of the axes on each host and under each switch, the same indices everywhere.
+Beside the answer stands a bound that no placement can beat, from what each axis can at best have together.
 
 The bound: if every rank has at least a ranks of its tp group, b of its data-parallel group and c of its pipeline in
 its block, the block holds at least a x b x c ranks; blocks with as many free GPUs must hold the world.
@@ -12,7 +13,8 @@ its block, the block holds at least a x b x c ranks; blocks with as many free GP
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
 
@@ -58,13 +60,16 @@ def place(job: PlacedJob, topology: Topology, free: Ints, busy: Ints | None = No
         raise InputError("--free", len(free), f"{s} has {world} ranks, but {len(free)} GPUs are free")
     if busy is None:
         busy = np.setdiff1d(np.arange(topology.gpus), free)
-    blocks = _free_blocks(topology, free)
-    counts = [len(block.gpus) for block in blocks]
+    rails = any(tier.wiring == "rails" for tier in job.cluster.tiers)
+    blocks = _free_blocks(topology, free, rails)
+    dealt = [FreeBlock(b.scopes, b.gpus[i : i + 1]) for b in blocks for i in range(len(b.gpus))] if rails else blocks
+    counts = [len(block.gpus) for block in dealt]
     if _deals(counts, world) <= EXACT:
-        candidates = _deal_all(blocks, world)
+        candidates = _deal_all(dealt, world)
         exact = True
     else:
-        candidates = np.array(_carved(job, blocks))
+        sets = list(_on_common_rails(topology, blocks, world)) if rails else []
+        candidates = _searched(job, blocks, sets, lambda gpus: job.seconds(topology, gpus, busy))
         exact = False
     seconds = job.seconds(topology, candidates, busy)
     best = int(np.argmin(seconds))
@@ -73,10 +78,12 @@ def place(job: PlacedJob, topology: Topology, free: Ints, busy: Ints | None = No
     return Placed(placement, float(seconds[best]), float(bound), len(candidates), exact)
 
 
-def _free_blocks(topology: Topology, free: Ints) -> list[FreeBlock]:
-    """The free GPUs by block of the innermost tier, those with the most first."""
+def _free_blocks(topology: Topology, free: Ints, rails: bool = False) -> list[FreeBlock]:
+    """The free GPUs by block of the innermost tier, those with the most first; on rails, in a block first the indices
+    that are free on most hosts, so that parts of hosts meet."""
     inner = topology.blocks[0][free]
-    order = np.argsort(inner, kind="stable")
+    index = topology.index[free]
+    order = np.lexsort((-np.bincount(index)[index] if rails else free, inner))
     parts = np.split(free[order], np.flatnonzero(np.diff(inner[order])) + 1)
     scopes = topology.blocks[1:-1][::-1]
     blocks = [FreeBlock(tuple(scopes[:, part[0]].tolist()), part) for part in parts]
@@ -115,22 +122,69 @@ def _deal_all(blocks: Sequence[FreeBlock], world: int) -> Ints:
     return np.array(rows)
 
 
-def _carved(job: PlacedJob, blocks: Sequence[FreeBlock]) -> list[Ints]:
-    """Placements by each order of the axes, each on several selections of the free GPUs."""
+def _searched(
+    job: PlacedJob,
+    blocks: Sequence[FreeBlock],
+    sets: Sequence[list[FreeBlock]],
+    price: Callable[[Ints], Floats],
+) -> Ints:
+    """Placements by orders of the axes on selections of the free GPUs, those of `sets` among them: every order on all
+    free GPUs, the best orders on every selection, every order on the best selections. Shape (placements, world)."""
     axes = [(name, size) for name, size in job.mesh.axes if size > 1]
-    places = np.arange(job.strategy.world).reshape([size for _, size in axes])
-    selections = list(_selections(blocks, job.strategy.world, [size for _, size in axes]))
-    result: dict[bytes, Ints] = {}
-    for order in permutations(range(len(axes))):
-        sizes = _nested([axes[i][1] for i in reversed(order)])
-        ranks = places.transpose(order).reshape(-1)  # the ranks in the order of the nested blocks
-        for selection in selections:
-            gpus = carve(selection, sizes)
-            if gpus is not None:
-                placed = np.empty_like(gpus)
-                placed[ranks] = gpus
-                result[placed.tobytes()] = placed
-    return list(result.values())
+    orders = list(permutations(range(len(axes))))
+    selections = [*_selections(blocks, job.strategy.world, [size for _, size in axes]), *sets]
+    known: dict[tuple[int, int], tuple[Ints, float]] = {}
+
+    def carved(pairs: Iterable[tuple[int, int]]) -> None:
+        """Carve and price (order, selection)."""
+        new = [pair for pair in dict.fromkeys(pairs) if pair not in known]
+        gpus = [_carved(axes, orders[order], selections[which]) for order, which in new]
+        able = [k for k, each in enumerate(gpus) if each is not None]
+        if able:
+            prices = price(np.array([gpus[k] for k in able])).tolist()
+            known.update({new[k]: (gpus[k], seconds) for k, seconds in zip(able, prices, strict=True)})  # type: ignore[misc]
+
+    def fastest(which: int, count: int) -> list[int]:
+        """The first orders (0) or selections (1) among what was priced."""
+        ranked = sorted(known, key=lambda pair: (known[pair][1], pair))
+        return list(dict.fromkeys(pair[which] for pair in ranked))[:count]
+
+    carved((order, 0) for order in range(len(orders)))
+    carved((order, which) for order in fastest(0, _BEST) for which in range(len(selections)))
+    carved((order, which) for which in fastest(1, _BEST) for order in range(len(orders)))
+    distinct = {gpus.tobytes(): gpus for gpus, _ in known.values()}
+    return np.array(list(distinct.values()))
+
+
+_BEST = 2
+"""Orders that are tried on every selection, and selections that every order is tried on."""
+
+
+def _carved(axes: Sequence[tuple[str, int]], order: Sequence[int], selection: Sequence[FreeBlock]) -> Ints | None:
+    """Return the GPUs of the ranks of a mesh whose axes are nested in an order, carved from a selection."""
+    places = np.arange(math.prod(size for _, size in axes)).reshape([size for _, size in axes])
+    gpus = carve(selection, _nested([axes[i][1] for i in reversed(order)]))
+    if gpus is None:
+        return None
+    placed = np.empty_like(gpus)
+    placed[places.transpose(order).reshape(-1)] = gpus  # the ranks in the order of the nested blocks
+    return placed
+
+
+def _on_common_rails(topology: Topology, blocks: Sequence[FreeBlock], world: int) -> Iterator[list[FreeBlock]]:
+    """Yield selections of the GPUs at the same indices of every host, for the indices that are free on some host."""
+    weight: Counter[tuple[int, ...]] = Counter()
+    for block in blocks:
+        weight[tuple(sorted(topology.index[block.gpus].tolist()))] += len(block.gpus)
+    for indices, _ in weight.most_common(_RAIL_SETS):
+        kept = [FreeBlock(b.scopes, b.gpus[np.isin(topology.index[b.gpus], indices)]) for b in blocks]
+        selection = sorted((b for b in kept if len(b.gpus)), key=lambda b: -len(b.gpus))
+        if sum(len(b.gpus) for b in selection) >= world:
+            yield selection
+
+
+_RAIL_SETS = 16
+"""Sets of indices that are tried on rails, those of the most free GPUs first."""
 
 
 def _nested(sizes: Sequence[int]) -> list[int]:
@@ -167,6 +221,34 @@ def _selections(blocks: Sequence[FreeBlock], world: int, sizes: Sequence[int]) -
             if cap.sum() >= world and shape not in seen:
                 seen.add(shape)
                 yield selection
+    if len(blocks[0].scopes):
+        inner = {n for size in sizes for n in _nested([size]) if n <= len(blocks[0].gpus)}
+        for near, far in product(sorted(inner), [unit for unit in units if unit <= _UNDER]):
+            if far > near and far % near == 0:
+                selection = _in_multiples(blocks, near, far)
+                shape = tuple(len(block.gpus) for block in selection)
+                if sum(shape) >= world and shape not in seen:
+                    seen.add(shape)
+                    yield selection
+
+
+_UNDER = 256
+"""The largest multiple of GPUs that is tried under a switch."""
+
+
+def _in_multiples(blocks: Sequence[FreeBlock], near: int, far: int) -> list[FreeBlock]:
+    """A multiple of `near` GPUs of every block, and a multiple of `far`, which `near` divides, under each switch
+    above: what is over is left out of the blocks that have fewest."""
+    under: dict[tuple[int, ...], list[FreeBlock]] = {}
+    for block in blocks:
+        kept = len(block.gpus) // near * near
+        if kept:
+            under.setdefault(block.scopes, []).append(FreeBlock(block.scopes, block.gpus[:kept]))
+    result: list[FreeBlock] = []
+    for own in under.values():
+        total = sum(len(block.gpus) for block in own)
+        result += _first(sorted(own, key=lambda block: -len(block.gpus)), total // far * far)
+    return sorted(result, key=lambda block: -len(block.gpus))
 
 
 def _first(blocks: Sequence[FreeBlock], count: int) -> Iterator[FreeBlock]:
@@ -213,21 +295,36 @@ def _most_together(job: PlacedJob, axis: str, counts: Ints) -> int:
     chain = {"pp": job.strategy.pp, "ring": job.strategy.ring}.get(axis, size)
     if np.sum(counts // chain) * chain >= world:
         return size
-    for part in range(size // 2, 1, -1):
-        if counts[counts >= part].sum() >= world:
-            return part
-    return 1
+    return next((part for part in range(size // 2, 1, -1) if _room(counts, size, part) >= world), 1)
+
+
+def _room(counts: Ints, size: int, part: int) -> int:
+    """The most ranks that blocks with so many free GPUs hold, if every group of `size` has at least `part` ranks in
+    each block that it is in: then it has all of them there, or `part` to `size - part`, and k such parts are k x part
+    to k x (size - part) ranks."""
+    if part >= size:
+        return int(np.sum(counts // size) * size)
+    return int(np.minimum(counts, counts // part * (size - part)).sum())
 
 
 def _joint_parts(job: PlacedJob, counts: Ints) -> Iterator[dict[str, int]]:
     """Yield the parts that tp, data and pp can have at once in blocks with these numbers of free GPUs: of data the
     most for each of the others."""
-    capacity = max(n for n in sorted({*counts.tolist()}) if counts[counts >= n].sum() >= job.strategy.world)
     tp, data = (job.groups[axis].shape[1] if axis in job.groups else 1 for axis in ("tp", "data"))
     for stages, own in product({1, job.strategy.pp}, _parts_of(tp)):
+        capacity = _capacity(counts, tp, own, job.strategy.world)
         rest = max((m for m in _parts_of(data) if m * own * stages <= capacity), default=0)
         if rest:
             yield {"tp": own, "data": rest, "pp": 2 if stages > 1 else 1}
+
+
+def _capacity(counts: Ints, size: int, part: int, world: int) -> int:
+    """The largest n such that blocks with at least n free GPUs hold the world, with parts of groups of `size` no
+    smaller than `part`; 0 if there is none."""
+    for n in sorted({*counts.tolist()}, reverse=True):
+        if (enough := counts[counts >= n]).sum() >= world and _room(enough, size, part) >= world:
+            return int(n)
+    return 0
 
 
 def _parts_of(size: int) -> list[int]:

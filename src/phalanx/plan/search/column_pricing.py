@@ -12,6 +12,7 @@ import numpy.typing as npt
 from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.analytic.memory import Memory, allocatable_bytes, memory
 from phalanx.cost.analytic.option_effects import effective, extended, laid_out
+from phalanx.cost.analytic.precision import typed
 from phalanx.cost.analytic.stacks import Profile, capabilities, capabilities_of, profile
 from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column
@@ -27,13 +28,14 @@ from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy import where
 from phalanx.spec.strategy.recompute import encode
-from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.spec import FIELDS, Strategy
 from phalanx.spec.strategy.stack_options import AS_RELEASED, OPTION_FIELDS, StackOptions
 from phalanx.spec.strategy.where import Condition
 from phalanx.stacks import kinds
 from phalanx.stacks.registry import ROWS, facts
-from phalanx.stacks.stack import Stack, counted
+from phalanx.stacks.stack import WORDS, Stack, counted
 
 Floats = npt.NDArray[np.float64]
 _SLICE = 16_384
@@ -79,7 +81,7 @@ class Pricing:
     @cached_property
     def profile(self) -> Profile:
         """Constants and policies of the software stack."""
-        return effective(profile(self.stack), shape(self.model), self.extra)
+        return effective(typed(profile(self.stack), self.job), shape(self.model), self.extra)
 
     @cached_property
     def options(self) -> Options:
@@ -90,12 +92,14 @@ class Pricing:
         row = self.row
         can = capabilities(self.stack) if row is None else capabilities_of(row)
         flash = bool(np.all(self.profile.flash))
+        lacked = where.parse(can.conditions, tuple(FIELDS), WORDS, "stack") if can.conditions else ()
+        kinds_ = kinds.searched(row, self.model, flash, bool(np.all(self.profile.per_op)))
         rates = {t.bandwidth_bytes_per_s_per_gpu_per_direction for t in self.cluster.tiers}
         return Options(
             schedules=can.schedules,
-            recompute=kinds.searched(row, self.model, flash, bool(np.all(self.profile.per_op))),
+            recompute=tuple(k for k in kinds_ if "recompute" not in can.without or not k.startswith("selective")),
             orders=SEARCHED if len(rates) > 1 and self.stack != "phalanx" else SEARCHED[:1],
-            limits=Limits(row, self.wanted, self._constants),
+            limits=Limits(row, (*self.wanted, *lacked), self._constants),
             extra=self.extra,
             zero=can.zero,
             zero_in_pipeline=can.zero_in_pipeline,

@@ -57,7 +57,7 @@ def by_gpus(question: Question, gpus: Sequence[int], weak: bool) -> Sheet:
     title = "strong scaling: one batch on more GPUs"
     if weak:
         title = f"weak scaling: the batch grows with the GPUs, to {asked:,}"
-    return Sheet(title, _SCALED, rows, note)
+    return Sheet(title, _SCALED, rows, note, stacked=("communication", "bubble", "imbalance", "computing"))
 
 
 def _why_above(p: Pricing, first: int, n: int, row: tuple[object, ...]) -> str:

@@ -36,6 +36,10 @@ class Sheet:
     """A number, a word or None for each column."""
     note: str = ""
     """Conventions and sources."""
+    stacked: tuple[str, ...] = ()
+    """Columns whose numbers add up, which a page draws as one bar a row."""
+    stacked_unit: str = ""
+    """What they are counted in, where the columns have no unit."""
     charted: bool = True
     """Whether `--plot` draws it."""
     keys: int = 1

@@ -69,6 +69,8 @@ def kinds(params: float, policy: int) -> Sheet:
         ),
         rows,
         "bf16 weights, Adam's moments in fp32 (Rajbhandari et al. 2020). In fp32 alone: 4 + 4 + 0 + 8, also 16",
+        stacked=("weight", "gradient", "master", "two moments"),
+        stacked_unit="bytes a parameter",
         charted=False,
     )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from phalanx.simulate.shared_cluster import policy as policies
 from phalanx.simulate.shared_cluster.jobs import TraceJob
 from phalanx.simulate.shared_cluster.nodes import Held, Nodes
-from phalanx.simulate.shared_cluster.policy import DEPTH, THRESHOLD, Key, Policy
+from phalanx.simulate.shared_cluster.policy import DEPTH, MOST_SHRUNK, THRESHOLD, Key, Policy
 from phalanx.simulate.shared_cluster.reservations import Reservation, Timelines, earliest
 
 SpeedOf = Callable[[TraceJob, Held], float]
@@ -46,6 +46,8 @@ class History:
     """Seconds in which a job was neither running nor done."""
     preempted: list[int]
     """How often a job was stopped for another."""
+    resized: list[int]
+    """How often a running job changed its width."""
     runs: list[Run] = field(default_factory=list)
     fragmented: float = 0.0
     """GPU-seconds for which the first waiting job's GPUs were free, but not in the shape that it needs."""
@@ -88,7 +90,7 @@ class _Simulation:
     def __init__(self, jobs: Sequence[TraceJob], nodes: Nodes, policy: Policy, speed_of: SpeedOf | None) -> None:
         n = len(jobs)
         self.jobs, self.nodes, self.policy, self.speed_of = jobs, nodes, policy, speed_of
-        self.history = History(jobs, nodes, policy, [0.0] * n, [0.0] * n, [0] * n)
+        self.history = History(jobs, nodes, policy, [0.0] * n, [0.0] * n, [0] * n, [0] * n)
         self.active: dict[int, _Active] = {}
         self.running: dict[int, _Active] = {}
         self.waiting: dict[int, list[tuple[Key, int]]] = {}
@@ -108,6 +110,10 @@ class _Simulation:
         """Planned ends of running jobs, ascending."""
         self.second: list[int] = [0] * len(nodes.sizes)
         """las: GPUs of each node that run jobs of the second queue."""
+        self.lowest = min((job.priority for job in jobs), default=0)
+        self.mixed = any(job.priority != self.lowest for job in jobs)
+        self.shrinkable: set[int] = set()
+        """Running jobs that can run on fewer GPUs."""
 
     def run(self) -> History:
         """Handle all events and return the history."""
@@ -190,6 +196,8 @@ class _Simulation:
         state.planned_end = max(state.end, state.end + (job.planned - job.duration) / state.speed)
         state.version += 1
         self.running[number] = state
+        if self.policy.elastic and job.widths and job.widths[0][0] < state.width:
+            self.shrinkable.add(number)
         heapq.heappush(self.events, (state.end, _END, number, state.version))
         if self.timelines is not None:
             self.timelines.change(chosen, self.now, state.planned_end, -1)
@@ -206,6 +214,7 @@ class _Simulation:
     def _leave(self, number: int) -> None:
         """Take a job off its GPUs."""
         state, job = self.running.pop(number), self.jobs[number]
+        self.shrinkable.discard(number)
         ran = self.now - state.since
         if self.policy.name == "las" and state.attained >= THRESHOLD:
             self._second(state.held, -1)
@@ -249,11 +258,28 @@ class _Simulation:
         state.since = self.now
         self._second(state.held, 1)
 
+    def _may_stop(self, number: int, other: int) -> bool:
+        """Whether a waiting job may stop a running one: for its priority, or under `las` one of the second queue for
+        one of the first."""
+        own, running = self.jobs[number].priority, self.jobs[other].priority
+        if own < running:
+            return False
+        if own > running and self.policy.preempt:
+            return True
+        first = self.active[number].attained < THRESHOLD
+        return self.policy.name == "las" and first and self.running[other].attained >= THRESHOLD
+
     def _preempt_for(self, number: int) -> Chosen:
-        """Stop jobs of the second queue so that a job of the first can start; return its nodes, none if they do not
-        suffice."""
+        """Stop jobs that a waiting one may stop, so that it can start; return its nodes, none if none do."""
         shape, largest = self.nodes.shape(self.jobs[number].gpus), self.nodes.largest
-        room = [free + second for free, second in zip(self.nodes.free, self.second, strict=True)]
+        if self.mixed:
+            room = list(self.nodes.free)
+            for other, state in self.running.items():
+                if self._may_stop(number, other):
+                    for node, bits in state.held:
+                        room[node] += bits.bit_count()
+        else:
+            room = [free + second for free, second in zip(self.nodes.free, self.second, strict=True)]
         parts = [(largest, shape.entire), (shape.part, 1 if shape.part else 0)]
         chosen: Chosen = []
         for gpus, count in parts:
@@ -267,9 +293,11 @@ class _Simulation:
             chosen += [(n, gpus) for _, n in fitting[:count]]
         for node, gpus in chosen:
             victims = [
-                n for n, s in self.running.items() if s.attained >= THRESHOLD and any(at == node for at, _ in s.held)
+                n
+                for n, s in self.running.items()
+                if any(at == node for at, _ in s.held) and self._may_stop(number, n)
             ]
-            for victim in sorted(victims, key=lambda n: -self.jobs[n].submit):
+            for victim in sorted(victims, key=lambda n: (self.jobs[n].priority, -self.jobs[n].submit)):
                 if self.nodes.free[node] >= gpus:
                     break
                 self._stop(victim)
@@ -293,6 +321,61 @@ class _Simulation:
                     return chosen, speed
         return [], 0.0
 
+    def _shrink_for(self, number: int) -> tuple[Chosen, float]:
+        """Let running elastic jobs give up GPUs so that a waiting job can start; return its nodes and speed, none if
+        that does not suffice. The job gets the widest of its widths that can start, from as few others as possible:
+        first those that submitted last."""
+        job = self.jobs[number]
+        others = sorted((n for n in self.shrinkable if self._worth_shrinking(number, n)), reverse=True)[:MOST_SHRUNK]
+        for width, speed in ((job.gpus, 1.0), *reversed(job.widths)):
+            for count in range(1, len(others) + 1):
+                for narrowest in (False, True):
+                    chosen = self._shrunk(width, others[:count], narrowest)
+                    if chosen:
+                        return chosen, speed
+        return [], 0.0
+
+    def _worth_shrinking(self, number: int, other: int) -> bool:
+        """Whether a running job gives up GPUs for a waiting one: not if it has a higher priority, or ends before it
+        would have started again."""
+        job, state = self.jobs[other], self.running[other]
+        return job.priority <= self.jobs[number].priority and state.end - self.now > self.policy.restart_s
+
+    def _shrunk(self, width: int, others: Sequence[int], narrowest: bool) -> Chosen:
+        """Shrink all of these jobs, to their next or to their narrowest width, if `width` GPUs for another job are
+        then free in the right shape; return its nodes, and none if they are not."""
+        to: list[tuple[int, int, float]] = []
+        for other in others:
+            narrower = [w for w in self.jobs[other].widths if w[0] < self.running[other].width]
+            to.append((other, *(narrower[0] if narrowest else narrower[-1])))
+        freed = sum(self.running[n].width - w for n, w, _ in to)
+        if self.nodes.count + freed < width:
+            return []
+        held = [self.running[n].held for n in others]
+        for own in held:
+            self.nodes.give_back(own)
+        taken: list[Held] = []
+        places: list[Chosen] = []
+        for gpus in (width, *(w for _, w, _ in to)):
+            chosen = self.nodes.choose(gpus, self.policy.rule)
+            if not chosen:
+                break
+            places.append(chosen)
+            taken.append(self.nodes.take(chosen))
+        for own in taken:
+            self.nodes.give_back(own)
+        for own in held:
+            self.nodes.retake(own)
+        if len(places) <= len(to):
+            return []
+        for other, _, _ in to:
+            self._leave(other)
+        for (other, _, speed), chosen in zip(to, places[1:], strict=True):
+            self.active[other].left += self.policy.restart_s
+            self.history.resized[other] += 1
+            self._start(other, chosen, speed)
+        return places[0]
+
     def _widen(self) -> None:
         """Let elastic jobs that run narrower than they asked for use free GPUs, the longest waiting first."""
         for number in sorted(n for n, s in self.running.items() if s.width < self.jobs[n].gpus):
@@ -311,6 +394,7 @@ class _Simulation:
                 if chosen:
                     self._leave(number)
                     state.left += self.policy.restart_s
+                    self.history.resized[number] += 1
                     self._start(number, chosen, speed)
                     break
 
@@ -341,13 +425,21 @@ class _Simulation:
         chosen, speed = self.nodes.choose(self.jobs[number].gpus, self.policy.rule), 1.0
         if not chosen and self.policy.elastic and self.jobs[number].widths:
             chosen, speed = self._narrower(number)
-        if not chosen and self.policy.name == "las" and self.active[number].attained < THRESHOLD:
+        if not chosen and self._preempts(number):
             chosen, speed = self._preempt_for(number), 1.0
+        if not chosen and self.shrinkable:
+            chosen, speed = self._shrink_for(number)
         if not chosen:
             return False
         self._unwait(number)
         self._start(number, chosen, speed)
         return True
+
+    def _preempts(self, number: int) -> bool:
+        """Whether a waiting job may stop any other."""
+        if self.policy.preempt and self.jobs[number].priority > self.lowest:
+            return True
+        return self.policy.name == "las" and self.active[number].attained < THRESHOLD
 
     def _in_order(self, passing: bool) -> None:
         """Start jobs in their order. Where one cannot start, nobody passes it, or (`passing`) only jobs of other
@@ -375,7 +467,8 @@ class _Simulation:
 
     def _easy(self) -> None:
         while (head := self._first()) is not None and self._try(head):
-            pass
+            if head != self.reserved_for:  # it came before the job with the reservation, which must be made again
+                self.reserved_for = -1
         if head is None or not self.nodes.count:
             if head is not None:
                 self._reserve(head)

@@ -22,6 +22,8 @@ class TraceJob:
     """(GPUs, speed over that on `gpus`) at which an elastic job can also run, ascending; speed 1 is full speed."""
     plan: str = ""
     """Its plan.json, if its speed follows from its placement."""
+    priority: int = 0
+    """A job of higher priority comes before all of lower ones, whatever the policy."""
     tokens: float = field(default=0.0)
     """Tokens that it trains on, if known."""
 

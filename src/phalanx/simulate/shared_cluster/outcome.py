@@ -39,6 +39,8 @@ class Outcome:
     placement: float
     """What jobs took longer than on their best placement."""
     preemptions: int
+    resizes: int
+    """How often running jobs changed their width."""
     tokens_per_s: float
     """Over the makespan, of jobs with a plan."""
 
@@ -59,6 +61,7 @@ def outcome(history: History) -> Outcome:
         fragmented=history.fragmented,
         placement=history.placement,
         preemptions=sum(history.preempted),
+        resizes=sum(history.resized),
         tokens_per_s=sum(job.tokens for job in jobs) / span,
     )
 

@@ -3,8 +3,9 @@
 Columns, by name: `submit` or `timestamp` (seconds, or a date and time as 2017-10-09 07:01:55), `gpus` or
 `num_gpus`, and `duration` (s), or `end` (as `submit`: the end of the job's run, which then began when it was
 submitted). Optional: `limit` (s, by which schedulers plan), `widths` (`2:0.3;4:0.55`: GPUs and speed at which an
-elastic job can run as well), `plan` (a plan.json, whose speed follows from the placement) with `steps`, and
-`min_gpus` (the planner finds the speeds of narrower widths). Others are ignored.
+elastic job can run as well), `priority` (a whole number, the higher the sooner; 0), `plan` (a plan.json, whose speed
+follows from the placement) with `steps`, and `min_gpus` (the planner finds the speeds of narrower widths). Others are
+ignored.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -80,7 +81,7 @@ def _read(rows: csv.DictReader[str], path: Path, widest: int, plan_of: PlanReade
         raise InputError("--trace", str(path), "has no job" + (" that can be used" if skipped else ""))
     first = min(job.submit for job in parsed)
     jobs = sorted(
-        (TraceJob(j.row, j.submit - first, j.duration, j.gpus, j.limit, j.widths, j.plan, j.tokens) for j in parsed),
+        (replace(j, submit=j.submit - first) for j in parsed),
         key=lambda job: (job.submit, job.row),
     )
     return Trace(tuple(jobs), tuple(skipped))
@@ -115,7 +116,15 @@ def _job(row: Mapping[str, str | None], line: int, widest: int, plan_of: PlanRea
     limit = _number(row, "limit", 0.0)
     if limit and limit < duration:
         raise InputError("limit", limit, f"is shorter than the duration, {duration:g} s")
-    return TraceJob(line, submit, duration, gpus, limit, tuple(w for w in widths if w[0] < gpus), plan, tokens)
+    priority = _number(row, "priority", 0.0)
+    if priority != int(priority) or abs(priority) > _MOST_URGENT:
+        raise InputError("priority", priority, f"is not a whole number of at most {_MOST_URGENT:,}")
+    own = tuple(w for w in widths if w[0] < gpus)
+    return TraceJob(line, submit, duration, gpus, limit, own, plan, int(priority), tokens)
+
+
+_MOST_URGENT = 10**6
+"""The largest priority, either way."""
 
 
 def _field(row: Mapping[str, str | None], name: str) -> str:

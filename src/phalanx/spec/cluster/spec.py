@@ -19,6 +19,10 @@ from phalanx.spec.ranges import Bytes, Count, Name, Range, Ranks, Rate, Seconds,
 
 Origin = Literal["measured", "published", "estimated"]
 """Where numbers come from."""
+Wiring = Literal["tree", "rails", "pairs"]
+"""tree: switches that all ranks below can reach. rails: a switch for each GPU index of the hosts below, so that GPUs
+of different index meet over NVLink in a host, or else one tier further out. pairs: links between every two blocks
+below, as the global links between the groups of a dragonfly; a block's uplink is all of its links together."""
 GIB = 2**30
 TRUSTED = 0.2
 """The largest median relative error of a fit whose line is used."""
@@ -77,9 +81,14 @@ class Tier:
     uplink_bandwidth_bytes_per_s_per_direction: Rate | None = None
     """Bytes/s that all ranks of a block of the tier below, such as a host, share into this tier. None: every rank has
     a link of its own."""
+    wiring: Wiring = "tree"
+    """How the tier connects what is below it; `phalanx place` prices what follows for the GPUs of a job."""
 
     def __post_init__(self) -> None:
         require_ranges(self, f"cluster.tiers.{self.name}")
+        if self.wiring == "pairs" and self.uplink_bandwidth_bytes_per_s_per_direction is None:
+            field = f"cluster.tiers.{self.name}.uplink_bandwidth_bytes_per_s_per_direction"
+            raise InputError(field, None, 'is needed for wiring = "pairs"', "say what all links of a group carry")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.cluster.spec import ClusterSpec, Wiring
 
 Ints = npt.NDArray[np.int64]
 
@@ -72,12 +72,18 @@ def of_cluster(cluster: ClusterSpec, names: Sequence[str] = ()) -> Topology:
 
 
 def of_leaves(
-    cluster: ClusterSpec, names: Sequence[str], leaf: Sequence[int], oversubscription: float = 1.0
+    cluster: ClusterSpec,
+    names: Sequence[str],
+    leaf: Sequence[int],
+    oversubscription: float = 1.0,
+    wiring: Wiring = "tree",
 ) -> tuple[ClusterSpec, Topology]:
     """Return a cluster of equal hosts under leaf switches, host i under leaf[i], and its topology.
 
     The outermost tier of `cluster` becomes that of a leaf; above it comes a tier `spine` of the same links, which a
-    leaf's GPUs share: one link for `oversubscription` of them. The ClusterSpec has one host for each name.
+    leaf's GPUs share: one link for `oversubscription` of them. The ClusterSpec has one host for each name. `wiring`:
+    "rails" of the leaves, which are then a switch for each GPU index; "pairs" of the spine, whose leaves are then the
+    groups of a dragonfly.
     """
     node = cluster.ranks_per_node
     leaves = np.asarray(leaf, dtype=np.int64)
@@ -90,10 +96,11 @@ def of_leaves(
         name="spine",
         ranks=max(len(names) * node, largest),
         uplink_bandwidth_bytes_per_s_per_direction=rate * largest / oversubscription
-        if oversubscription > 1
+        if oversubscription > 1 or wiring == "pairs"
         else None,
+        wiring="pairs" if wiring == "pairs" else "tree",
     )
-    tiers = (*inner, replace(network, ranks=largest), spine)
+    tiers = (*inner, replace(network, ranks=largest, wiring="rails" if wiring == "rails" else "tree"), spine)
     described = replace(cluster, nodes=len(names), tiers=tiers)
     gpus = np.arange(len(names) * node, dtype=np.int64)
     blocks = [gpus // tier.ranks for tier in inner] + [leaves[gpus // node], np.zeros_like(gpus)]

@@ -2,9 +2,11 @@
 
     {"free": {"node0": "0-7", "node[1-3]": "0,2-3", "node4": [5, 6]},
      "nodes": "node[0-31]",                                 all nodes in physical order; else node0, node1, ...
-     "leaves": {"leaf0": "node[0-15]", "leaf1": "node[16-31]"}, "oversubscription": 2}
+     "leaves": {"leaf0": "node[0-15]", "leaf1": "node[16-31]"}, "oversubscription": 2,
+     "wiring": "rails"}
 
-`leaves` and `oversubscription` may be left out. GPUs are numbered on their node from 0.
+`leaves`, `oversubscription` and `wiring` (tree, rails, pairs: Tier.wiring) may be left out. GPUs are numbered on
+their node from 0.
 """
 
 from __future__ import annotations
@@ -14,18 +16,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from phalanx.spec.cluster.presets import resized
-from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.cluster.spec import ClusterSpec, Wiring
 from phalanx.spec.cluster.topology import Ints, Topology, of_cluster, of_leaves
 from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files.hostlist import expand
 
-_KEYS = ("free", "nodes", "leaves", "oversubscription")
+_KEYS = ("free", "nodes", "leaves", "oversubscription", "wiring")
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +64,12 @@ def read(path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] |
         over = content.get("oversubscription", 1.0)
         if not isinstance(over, int | float) or not 1 <= over <= 1e6:
             raise InputError("--free oversubscription", over, "must be a number from 1 to 1,000,000")
-        cluster, topology = of_leaves(cluster, names, [under[name] for name in names], float(over))
+        wiring = content.get("wiring", "tree")
+        if wiring not in get_args(Wiring):
+            raise InputError("--free wiring", wiring, "is not a wiring", nearest(str(wiring), get_args(Wiring)))
+        cluster, topology = of_leaves(cluster, names, [under[name] for name in names], float(over), wiring)
+    elif wired := next((key for key in ("oversubscription", "wiring") if key in content), None):
+        raise InputError(f"--free {wired}", content[wired], "needs leaves", 'add "leaves": {"leaf0": "node[0-15]"}')
     else:
         cluster = resized(cluster, len(names))
         topology = of_cluster(cluster, names)

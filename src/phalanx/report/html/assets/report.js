@@ -59,8 +59,13 @@
     lines: (c) => {
       const points = c.series.flatMap((s) => s.points.map(([x, y]) => ({ x, y, series: s.name })));
       return Plot.plot(base({
-        height: 300, marginLeft: 70, x: { label: c.x, grid: true }, y: { label: c.y, grid: true, zero: c.zero ?? false },
-        marks: [Plot.line(points, { x: "x", y: "y", stroke: "series", tip: true })],
+        height: 300, marginLeft: 70,
+        x: { label: c.x, grid: true, ...(c.logX ? { type: "log", tickFormat: power, ticks: 6 } : {}) },
+        y: { label: c.y, grid: true, zero: c.zero ?? false, ...(c.log ? { type: "log", tickFormat: power, ticks: 6 } : {}) },
+        marks: [
+          Plot.line(points, { x: "x", y: "y", stroke: "series", tip: true }),
+          ...(points.length < 100 ? [Plot.dot(points, { x: "x", y: "y", fill: "series", r: 3 })] : []),
+        ],
       }));
     },
     timeline: (c) => {

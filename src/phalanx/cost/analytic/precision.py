@@ -1,0 +1,74 @@
+"""What a job's number types and its optimizer change in a stack's constants, which are for AdamW in mixed precision.
+
+A parameter has a weight of w bytes, a gradient of a as it is accumulated and r as it is reduced (kept apart where
+they differ), a master of o where it is not the weight itself, and k moments of o: two of AdamW, one of SGD with
+momentum.
+
+    level 0   w + o + k o + a + r      1   w + a + r kept, o + k o sharded      3   (o + k o + a) / shards
+
+An update reads the gradient, reads and writes master and moments, and writes the weight: a + 2 o (1 + k) + w.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from phalanx.cost.analytic.stacks import Profile
+from phalanx.spec.job import DTYPE_BYTES, Job, Optimizer, Precision
+
+
+@dataclass(frozen=True)
+class _PerParameter:
+    """Bytes of one parameter: `weight`, accumulated `gradient`; `reduced`: the buffer of another type in which it is
+    reduced; `master`, with the optimizer's `moments`; `sent`: of a gradient on its way."""
+
+    weight: float
+    gradient: float
+    reduced: float
+    master: float
+    moments: float
+    sent: float
+
+    @property
+    def update(self) -> float:
+        """Bytes read and written by an update."""
+        return self.gradient + 2 * (self.master + self.moments) + self.weight * (self.master != self.weight)
+
+
+def _per_parameter(p: Precision, optimizer: Optimizer) -> _PerParameter:
+    weight, gradient, sent, master = (
+        float(DTYPE_BYTES[t]) for t in (p.compute, p.accumulate_dtype, p.reduce_dtype, p.master_dtype)
+    )
+    moments = 2 if optimizer.name == "adamw" else int(optimizer.betas[0] > 0)
+    return _PerParameter(
+        weight, gradient, sent * (p.reduce_dtype != p.accumulate_dtype), master, moments * master, sent
+    )
+
+
+_MIXED = _per_parameter(Precision("bfloat16"), Optimizer())
+
+
+def typed(by: Profile, job: Job) -> Profile:
+    """Return a stack's constants under the number types and the optimizer of a job: every count of bytes moved by its
+    distance from that of AdamW in mixed precision."""
+    own, usual = _per_parameter(job.precision, job.optimizer), _MIXED
+    if own == usual:
+        return by
+    # A master of the weight's own type is the weight, except at level 3, where the shards are the masters.
+    apart = job.precision.master_dtype != job.precision.compute
+    state = own.master * apart + own.moments
+    more_state = state - (usual.master + usual.moments)
+    more_weight, more_gradient = own.weight - usual.weight, own.gradient + own.reduced - usual.gradient
+    return replace(
+        by,
+        whole_bytes=by.whole_bytes + more_weight + more_gradient + more_state,
+        kept_bytes=by.kept_bytes + more_weight + more_gradient,
+        accumulated_bytes=by.accumulated_bytes + more_gradient,
+        shard_bytes=by.shard_bytes + more_state,
+        full_shard_bytes=by.full_shard_bytes
+        + (own.master + own.moments + own.gradient)
+        - (usual.master + usual.moments + usual.gradient),
+        gradient_bytes=by.gradient_bytes + own.sent - usual.sent,
+        parameter_bytes=by.parameter_bytes + more_weight,
+        optimizer_bytes=by.optimizer_bytes + own.update - usual.update,
+    )

@@ -1,0 +1,117 @@
+"""Reports of what was looked at without its GPUs: a proof of our own program, an observation of anybody's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from phalanx.plan.explain.observed_lint import lint
+from phalanx.report.html.page import Section, page
+from phalanx.report.observe import finding
+from phalanx.report.style import size
+from phalanx.schedule.observation import Observation, RankObservation, unit
+from phalanx.spec.cluster.spec import GIB
+
+
+def verification(v: Mapping[str, Any]) -> str:
+    """Return the page of a proof, from what `phalanx verify --json` prints."""
+    verdict = "proved" if v["proved"] else "NOT proved"
+    ranks = f"{v['world']:,} ranks, {v['micro_batches']} micro-batches in a step"
+    text = [
+        f"{verdict}: {v['about']}, {v['strategy']} on {ranks}",
+        *v["notes"],
+        *v["stale"],
+    ]
+    sections = [Section("The verdict", "text", text=tuple(text))]
+    for c in v["classes"]:
+        sections += _class(c)
+    return page(f"{v['strategy']}: {verdict}", "verification", sections, {"proved": v["proved"]})
+
+
+def _class(c: Mapping[str, Any]) -> list[Section]:
+    """Return the sections of one class of ranks: its traffic and memory, predicted and recorded."""
+    name = f"rank {c['rank']}, which stands for {c['rank_count']:,}"
+    differing = [d["message"] for d in c["differences"]] + ([c["failed"]] if c["failed"] else [])
+    text = (c["ranks"], *differing) if differing else (c["ranks"], f"equal to its plan, in {c['seconds']:.1f} s")
+    recorded = c["recorded"] or {"collectives": [], "state_bytes": 0, "peak_bytes": 0}
+    there = {(r["op"], r["axis"]): r for r in recorded["collectives"]}
+    rows = []
+    for p in c["predicted"]["collectives"]:
+        r = there.pop((p["op"], p["axis"]), {"count": 0, "bytes": 0})
+        rows.append((p["op"], p["axis"], f"{p['count']:,}", f"{r['count']:,}", f"{p['bytes']:,}", f"{r['bytes']:,}"))
+    rows += [(r["op"], r["axis"], "0", f"{r['count']:,}", "0", f"{r['bytes']:,}") for r in there.values()]
+    held = [
+        (what, f"{c['predicted'][key]:,}", f"{recorded[key]:,}")
+        for what, key in (("before the step", "state_bytes"), ("peak", "peak_bytes"))
+    ]
+    names = ("operation", "over", "predicted", "recorded", "bytes predicted", "bytes recorded")
+    return [
+        Section(f"Collectives of {name}", "table", text=text, columns=names, rows=rows),
+        Section(f"Memory of rank {c['rank']}", "table", columns=("bytes", "predicted", "recorded"), rows=held),
+    ]
+
+
+def observation(o: Observation) -> str:
+    """Return the page of an observed program."""
+    axes = ", ".join(f"{name} {n}" for name, n in o.axes.items())
+    about = f"{o.program}: {o.world:,} ranks{f' ({axes})' if axes else ''}, torch {o.torch}, device {o.device}"
+    notes = tuple(dict.fromkeys(note for r in o.ranks for note in r.notes))
+    sections = [
+        Section("The program", "text", text=(about, *notes)),
+        Section("What could be better", "text", text=tuple(map(finding, lint(o))) or ("Nothing was found.",)),
+    ]
+    for r in o.ranks:
+        sections += _rank(r)
+    return page(f"{o.program} on {o.world:,} ranks", "observation", sections)
+
+
+def _rank(r: RankObservation) -> list[Section]:
+    name = f"rank {r.rank}"
+    sent: Counter[tuple[str, str, str, int, str]] = Counter()
+    for c in r.communication:
+        e = c.event
+        sent[e.op, f"{e.axis} ({e.group_size})", e.phase, e.bytes, str(c.site)] += 1
+    traffic = [
+        (op, over, f"{count:,}", f"{bytes_:,}", phase, where)
+        for (op, over, phase, bytes_, where), count in sent.items()
+    ]
+    flops: Counter[tuple[str, str]] = Counter()
+    for (phase, module), n in r.flops.items():
+        flops[unit(module) or "(root)", "backward" if phase == "B" else "forward"] += n
+    bars = [{"bar": module, "part": phase, "value": n / 1e12} for (module, phase), n in flops.items()]
+    kinds: Counter[str] = Counter()
+    for h in r.holders:
+        kinds[h.kind] += h.bytes
+    held = [{"bar": name, "part": kind, "value": n / GIB, "text": size(n)} for kind, n in kinds.items()]
+    names = ("collective", "over", "count", "bytes each", "phase", "where")
+    return [
+        Section(f"Collectives of {name}", "table", r.are or "", columns=names, rows=traffic),
+        Section(
+            f"FLOPs of {name}",
+            "stack",
+            columns=("unit", "pass", "FLOP"),
+            rows=[(module, phase, f"{n:,}") for (module, phase), n in flops.items()],
+            chart={"unit": "TFLOP", "bars": bars} if bars else {},
+        ),
+        Section(
+            f"Memory of {name} at its peak",
+            "stack",
+            f"{size(r.peak)} in the {r.peak_phase} pass of {unit(r.peak_module) or 'the root'}",
+            columns=("held by", "bytes"),
+            rows=[(kind, f"{n:,}") for kind, n in kinds.most_common()],
+            chart={"unit": "GiB", "bars": held} if held else {},
+        ),
+        *_waits(r),
+    ]
+
+
+def _waits(r: RankObservation) -> list[Section]:
+    if not r.synchronisations:
+        return []
+    rows = [(s.call, f"{s.count:,}", s.phase, f"{s.site} {s.module}".strip()) for s in r.synchronisations]
+    return [
+        Section(
+            f"Where the host of rank {r.rank} waits", "table", columns=("call", "count", "phase", "where"), rows=rows
+        )
+    ]
