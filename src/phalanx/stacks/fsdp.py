@@ -136,7 +136,7 @@ _TITAN: Facts = {
     "micro_batch": (
         None,
         "training.local_batch_size",
-        "with a pipeline pipeline_parallel_microbatch_size; after 0.3.0 num_tokens_per_microbatch_per_dp_rank, in tokens",
+        "with a pipeline pipeline_parallel_microbatch_size; later num_tokens_per_microbatch_per_dp_rank",
     ),
     "recompute": (
         ("none", "selective", "full"),
