@@ -2,8 +2,8 @@
 
     python -m support.exports [--count 200] [--seed 1] [--only megatron] [--sources DIR] [--record]
 
-Environments are kept in .stacks/. `--sources` names a folder with the repositories of what PyPI has not: nanotron, MaxText,
-Megatron-Bridge and the Megatron-LM that it pins. `--record`
+Environments are kept in .stacks/. `--sources` names a folder with the repositories of what PyPI has not: nanotron,
+MaxText, Megatron-Bridge and the Megatron-LM that it pins. `--record`
 writes the schemas that the suite holds exports against (tests/formats/stack_schemas.json).
 """
 

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-"""Runs beside the sources of Megatron-Bridge and of the Megatron-LM that it pins: the exported pretrain_plan.py builds
-its ConfigContainer, which validates itself. Transformer Engine and what else needs a GPU is pretended."""
+"""Runs beside the sources of Megatron-Bridge and of the Megatron-LM that it pins: the exported pretrain_plan.py
+builds its ConfigContainer, which validates itself. Transformer Engine and what else needs a GPU is pretended."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # mypy: ignore-errors
 """Runs beside MaxText's sources: its MaxTextConfig, as maxtext.trainers.pre_train.train builds it.
 
-What its configuration imports and does not call (Cloud storage, Pathways, checkpoints) is pretended, and the devices are
-as many as the plan's."""
+What its configuration imports and does not call (Cloud storage, Pathways, checkpoints) is pretended, and the devices
+are as many as the plan's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,19 @@ from typing import Any
 
 from protocol import answer, pretend
 
-pretend("google", "orbax", "pathwaysutils", "flax", "tensorboardX", "absl", "optax", "grain", "datasets", "etils", "psutil")
+pretend(
+    "google",
+    "orbax",
+    "pathwaysutils",
+    "flax",
+    "tensorboardX",
+    "absl",
+    "optax",
+    "grain",
+    "datasets",
+    "etils",
+    "psutil",
+)
 
 
 def derive(case: dict[str, Any]) -> dict[str, Any]:

@@ -1,15 +1,16 @@
-"""The one table of Megatron-LM's flags and the keys of Megatron-Bridge's ConfigContainer, for reading and for writing.
+"""The one table of Megatron-LM's flags and the keys of Megatron-Bridge's ConfigContainer.
 
-Both configure the same Megatron-Core: a plan is written as flags (formats/megatron) and each flag as its key here; a
-reader may go the other way. Source: Megatron-Bridge 0.6, src/megatron/bridge/training/config.py:961 (ConfigContainer),
+Both configure the same Megatron-Core: a plan is written as flags (formats/megatron) and each flag as its key here;
+a reader may go the other way. Source: Megatron-Bridge 0.6, src/megatron/bridge/training/config.py:961,
 models/gpt_provider.py, training/mixed_precision.py, training/comm_overlap.py, peft/lora.py.
 """
 
 from __future__ import annotations
 
 _OF_MODEL = """
-    --num-layers --hidden-size --ffn-hidden-size --num-attention-heads --num-query-groups --kv-channels --normalization
-    --rotary-base --rotary-percent --rope-type --rotary-scaling-factor --mscale --mscale-all-dim --rope-scaling-factor
+    --num-layers --hidden-size --ffn-hidden-size --num-attention-heads --num-query-groups --kv-channels 
+    --normalization --rotary-base --rotary-percent --rope-type --rotary-scaling-factor --mscale --mscale-all-dim
+    --rope-scaling-factor
     --position-embedding-type --add-qkv-bias --attention-dropout --hidden-dropout --multi-latent-attention
     --q-lora-rank --kv-lora-rank --qk-head-dim --qk-pos-emb-head-dim --v-head-dim --moe-router-topk
     --moe-ffn-hidden-size --moe-shared-expert-intermediate-size --moe-layer-freq --moe-grouped-gemm

@@ -29,7 +29,9 @@ def program(x: Subject) -> Program:
     files = {"config.yaml": document(parts, head), "pretrain_plan.py": _PRETRAIN}
     blanks = tuple(b for b in megatron.blanks(x) if b.name != "MEGATRON")
     if x.options.lora:
-        blanks += (Blank("PRETRAINED", "A checkpoint of Megatron-Bridge whose weights the adapters leave as they are."),)
+        blanks += (
+            Blank("PRETRAINED", "A checkpoint of Megatron-Bridge whose weights the adapters leave as they are."),
+        )
     return Program(
         x.stack.title, parts, f"exec {TORCHRUN} \\\n  pretrain_plan.py", megatron.variables(x), blanks, files
     )
@@ -38,7 +40,9 @@ def program(x: Subject) -> Program:
 def _require_expressible(x: Subject) -> None:
     o, m = x.options, x.model
     if o.document:
-        reason = "Megatron-Bridge packs data of fine-tuning, which no plan names; data of pretraining it does not pack"
+        reason = (
+            "Megatron-Bridge packs data of fine-tuning, which no plan names; data of pretraining it does not pack"
+        )
         raise InputError("options.document", o.document, reason, "leave it out")
     if m.position == "learned" and m.max_seq != x.job.seq:
         reason = f"has no key there: a table of learned positions is as long as a sequence, {x.job.seq}"
@@ -46,7 +50,9 @@ def _require_expressible(x: Subject) -> None:
     if o.lora and m.latent is not None:
         raise InputError("options.lora", o.lora, "adapters of latent attention are not exported", "leave it out")
     if o.narrow_parameters == "on" and o.products == "auto":
-        raise InputError("options.narrow_parameters", "on", "needs products in 8 or 4 bits", "add e.g. products=float8")
+        raise InputError(
+            "options.narrow_parameters", "on", "needs products in 8 or 4 bits", "add e.g. products=float8"
+        )
 
 
 def groups(x: Subject) -> tuple[Group, ...]:
@@ -88,8 +94,9 @@ def _keyed(flag: Setting, x: Subject) -> list[Setting]:
     return settings
 
 
-_WITH_OTHERS = ("--swiglu", "--no-bias-gelu-fusion", "--window-size", "--grad-reduce-in-bf16", "--sft") + (
-    "--cross-entropy-loss-fusion",
+_WITH_OTHERS = (
+    *("--swiglu", "--no-bias-gelu-fusion", "--window-size", "--grad-reduce-in-bf16"),
+    *("--sft", "--cross-entropy-loss-fusion"),
 )
 """Flags that are written with others, below."""
 

@@ -1,6 +1,6 @@
 """The one table of MaxText's keys and Phalanx's fields, for reading and for writing (maxtext/configs/types.py).
 
-Degrees are products of a key inside a slice (ici, here a node) and one between slices (dcn), as write.py spreads them.
+Degrees are products of a key inside a slice (ici, here a node) and one between slices (dcn): write.py spreads them.
 """
 
 from __future__ import annotations

@@ -118,7 +118,9 @@ def groups(x: Subject) -> tuple[Group, ...]:
     """Return all keys, group by group."""
     m = x.model
     result = [
-        group("Base", "MaxText's defaults for all that is not below.", {"base_config": "base.yml", "hardware": "gpu"}),
+        group(
+            "Base", "MaxText's defaults for all that is not below.", {"base_config": "base.yml", "hardware": "gpu"}
+        ),
         group("Model", f"{m.family}, {m.parameter_count:,} parameters.", _model(m)),
         group(
             "Layout",
@@ -136,7 +138,9 @@ def groups(x: Subject) -> tuple[Group, ...]:
         group("Batch", reasons.batch(x), _batch(x)),
         group("Memory", reasons.recomputation(x), _memory(x)),
         group("Number types", reasons.precision(x), _types(x)),
-        group("Optimizer", "As the plan's job has it; learning rate and steps are blanks of train.sh.", _optimizer(x)),
+        group(
+            "Optimizer", "As the plan's job has it; learning rate and steps are blanks of train.sh.", _optimizer(x)
+        ),
         group(
             "Data",
             "Files and tokenizer are blanks of train.sh.",
@@ -194,7 +198,9 @@ def _degrees(x: Subject) -> dict[str, Any]:
         left //= inside
         table |= {f"ici_{axis}_parallelism": inside, f"dcn_{axis}_parallelism": degree // inside}
     if left > 1:
-        raise InputError("strategy", str(s), f"its axes do not fill nodes of {x.gpus_per_node} GPUs", "use other degrees")
+        raise InputError(
+            "strategy", str(s), f"its axes do not fill nodes of {x.gpus_per_node} GPUs", "use other degrees"
+        )
     table["shard_optimizer_over_data"] = s.zero == 1
     if s.cp > 1 and x.options.context != "auto":
         key, words = WORD["options.context"]
