@@ -10,6 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from support.fresh_process import in_fresh_process
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
@@ -91,6 +92,34 @@ def _pipeline() -> None:
         optimizer.step()
 
 
+def _unused() -> None:
+    """DDP that looks for unused parameters (pinned memory), with the hook that it has on CUDA alone."""
+    model = nn.ModuleDict({"used": nn.Linear(64, 64), "unused": nn.Linear(64, 64)}).cuda()
+    model.forward = model["used"].forward  # type: ignore[method-assign]
+    ddp = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
+    for _ in range(3):
+        ddp(torch.ones(2, 64, device="cuda")).sum().backward()
+        optimizer.step()
+
+
+def _skips_what_is_infinite() -> None:
+    """A step that is skipped if a gradient is not finite, as loss scaling does, by flags summed in place."""
+    layer = nn.Linear(64, 64).cuda()
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+    for _ in range(3):
+        layer(torch.ones(2, 64, device="cuda")).sum().backward()
+        wrong = torch.zeros(1, device="cuda")
+        for p in layer.parameters():
+            assert p.grad is not None
+            p.grad.record_stream(torch.cuda.current_stream())  # type: ignore[no-untyped-call]
+            wrong += torch.isfinite(p.grad.amax()).logical_not()
+        dist.all_reduce(wrong, op=dist.ReduceOp.MAX)
+        if not wrong.bool().item():
+            optimizer.step()
+
+
 def _observed() -> dict[str, Observation]:
     def recomputed(layer: nn.Module, x: Tensor) -> Tensor:
         out: Tensor = checkpoint(_grouped, layer, x, use_reentrant=False)
@@ -102,6 +131,8 @@ def _observed() -> dict[str, Observation]:
         "flexible": observe(_trained(_flexible), world=1),
         "experts": observe(_experts, world=4, ranks=[0]),
         "pipeline": observe(_pipeline, world=2),
+        "unused": observe(_unused, world=2, ranks=[0]),
+        "finite": observe(_skips_what_is_infinite, world=2, ranks=[1]),
     }
 
 
@@ -118,5 +149,8 @@ def test_programs_for_gpus_are_observed_without_one() -> None:
     # Tokens choose experts evenly: each rank gets as many rows as it sends.
     moved = [o.event.bytes for o in seen["experts"].ranks[0].communication if o.event.op == "all_to_all"]
     assert moved == [EXPERTS * 8, SEQ * CHOICES * 64 * 4]
+    sent = [(o.event.op, o.event.bytes, o.event.dtype) for o in seen["unused"].ranks[0].communication]
+    assert sent == [("all_reduce", 2 * 2 * (64 * 64 + 64), "bfloat16"), ("all_reduce", 4 * 4, "int32")]
+    assert [w.call for w in seen["finite"].ranks[0].synchronisations] == ["item"]
     messages = [o.event.op for o in seen["pipeline"].ranks[0].communication]
     assert sorted(messages) == ["recv"] * 4 + ["send"] * 4

@@ -11,6 +11,7 @@ A step ends where the next begins: with the first forward pass of a module after
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import weakref
@@ -22,6 +23,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+import typing_extensions
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -180,7 +182,14 @@ class Position:
         return Site() if place is None else Site(relative(place[0]), *place[1:])
 
 
-OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent.parent), "<frozen ", "<string>")
+OWN = (
+    str(Path(torch.__file__).parent),
+    str(Path(__file__).parent.parent.parent),
+    typing_extensions.__file__,  # wrappers around what is deprecated
+    contextlib.__file__,  # and around what runs in a context
+    "<frozen ",
+    "<string>",
+)
 
 
 def _outside(frame: FrameType | None) -> FrameType | None:
