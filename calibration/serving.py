@@ -30,7 +30,6 @@ ENGINES = ("vllm", "sglang", "trtllm", "trtllm 1.0")
 FIXED = frozenset({"index_layer_s", "net_hop_s"})
 HARDWARE = (
     *("memory", "cache", "gemm", "gemm8", "gemm4", "inner_half", "attention", "link", "hop_s", "expert_memory"),
-    *("wave_interference", "interference"),
 )
 """What chips and clients set more than the engine: kernels measured alone, and one protocol, give the start."""
 COMMON_SPREAD, ENGINE_SPREAD = {True: 0.25, False: 0.7}, {True: 0.08, False: 0.35}

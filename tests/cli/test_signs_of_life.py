@@ -17,14 +17,25 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_silence_is_broken(capsys: pytest.CaptureFixture[str]) -> None:
+    said = ""
+
+    def until(text: str, times: int = 1) -> None:
+        nonlocal said
+        deadline = time.monotonic() + 30  # a busy machine may let the other thread wait
+        while said.count(text) < times:
+            said += capsys.readouterr().err
+            assert time.monotonic() < deadline, said
+            time.sleep(0.01)
+
     with exit_on_error():
-        time.sleep(0.15)
+        until("working: ")
         announce("measuring ... (1 of 2)")
         announce("reading ...")
-        time.sleep(0.35)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[:3] == ["working: 0 s so far ...", "measuring ... (1 of 2)", "reading ..."]
-    assert 2 <= lines.count("reading: 0 s so far ...") <= 3
+        until("reading: ", 2)
+    assert said.splitlines()[0].startswith("working: ")
+    assert "measuring: " not in said  # what was said last goes on
+    assert all(line.endswith(" s so far ...") for line in said.splitlines() if ": " in line)
+    capsys.readouterr()
     time.sleep(0.15)
     assert capsys.readouterr().err == ""  # it ends with the command
 

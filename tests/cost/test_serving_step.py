@@ -127,7 +127,7 @@ def test_columns_are_priced_as_single_steps_are() -> None:
     assert both == pytest.approx(alone)
 
 
-LOAD = Load(32.0, 1024.0, 512.0, 143771 * 2**20, 0.0, 1.0)
+LOAD = Load(32.0, 1024.0, 512.0, 143771 * 2**20, 0.0, 0.0, 8192.0, 1.0)
 
 
 def test_prompts_delay_tokens_and_a_full_cache_delays_prompts() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from support.in_process_cli import phalanx
 
 from phalanx.formats import ibnetdiscover, kueue, nvidia_topo, slurm, torchrun
+from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.topology import SwitchTree
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.cluster_toml import cluster_from_toml
@@ -139,23 +140,43 @@ def test_matrices_of_gpus_become_tiers():
         nvidia_topo.read_matrix(_matrix(nvlink).replace("NV18", "MX", 1), "t")
 
 
-def _violations(schema, value, where="spec"):
+def _violations(schema, value, where=""):
     """What a value lacks of an OpenAPI schema; fields that the schema does not have count too: Kubernetes drops
-    them."""
-    kinds = {"object": dict, "array": list, "string": str}
+    them. Its rules in CEL are those of _RULES, by their message."""
+    kinds = {"object": dict, "array": list, "string": str, "integer": int}
     if not isinstance(value, kinds[schema["type"]]):
         return [f"{where}: is no {schema['type']}"]
+    broken = [
+        f"{where}: {rule['message']}"
+        for rule in schema.get("x-kubernetes-validations", ())
+        if "oldSelf" not in rule["rule"] and not _RULES[rule["message"]](value)
+    ]
     if schema["type"] == "string":
         fits = re.search(schema.get("pattern", ""), value) and len(value) <= schema.get("maxLength", 10**9)
         return [] if fits and len(value) >= schema.get("minLength", 0) else [f"{where}: {value}"]
     if schema["type"] == "array":
         inner = [v for i, x in enumerate(value) for v in _violations(schema["items"], x, f"{where}[{i}]")]
-        return inner + [f"{where}: length"] * (not schema.get("minItems", 0) <= len(value) <= schema["maxItems"])
-    missing = [f"{where}.{name}: missing" for name in schema.get("required", ()) if name not in value]
+        sized = schema.get("minItems", 0) <= len(value) <= schema["maxItems"]
+        return [*broken, *inner, *([] if sized else [f"{where}: length"])]
+    broken += [f"{where}.{name}: missing" for name in schema.get("required", ()) if name not in value]
+    if "properties" not in schema and "additionalProperties" not in schema:
+        return broken  # of metadata Kubernetes has its own schema
     for name, part in value.items():
         known = schema.get("properties", {}).get(name, schema.get("additionalProperties"))
-        missing += [f"{where}.{name}: unknown"] if known is None else _violations(known, part, f"{where}.{name}")
-    return missing
+        broken += [f"{where}.{name}: unknown"] if known is None else _violations(known, part, f"{where}.{name}")
+    return broken
+
+
+_HOST = "kubernetes.io/hostname"
+_RULES = {
+    "must be unique": lambda levels: len({str(level) for level in levels}) == len(levels),
+    "the kubernetes.io/hostname label can only be used at the lowest level of topology": lambda levels: (
+        _HOST not in [level.get("nodeLabel") for level in levels[:-1]]
+    ),
+    "at least one nodeLabel is required when topology is set": lambda spec: (
+        "topologyName" not in spec or spec.get("nodeLabels")
+    ),
+}
 
 
 def test_kueue_documents_follow_their_published_schemas():
@@ -164,15 +185,37 @@ def test_kueue_documents_follow_their_published_schemas():
     )
     topology, flavor, job = yaml.safe_load_all(text)
     for document in (topology, flavor):
-        schema = _SCHEMAS[f"{document['apiVersion']} {document['kind']}"]
-        assert _violations(schema, document["spec"]) == []
+        assert _violations(_SCHEMAS[f"{document['apiVersion']} {document['kind']}"], document) == []
     hosts = [level["nodeLabel"] for level in topology["spec"]["levels"]]
-    assert hosts.index("kubernetes.io/hostname") == len(hosts) - 1  # the schema's rule
     annotations = job["spec"]["template"]["metadata"]["annotations"]
     assert annotations == {"kueue.x-k8s.io/podset-required-topology": hosts[0]}
     assert "preferred" in json.dumps(kueue.job("gang", 4, 8, 2))
-    wrong = dict(topology["spec"], levels=[{"label": "x"}])
-    assert len(_violations(_SCHEMAS["kueue.x-k8s.io/v1alpha1 Topology"], wrong)) == 2
+    schema = _SCHEMAS["kueue.x-k8s.io/v1beta2 Topology"]
+    wrong = [{"label": "x"}], [{"nodeLabel": _HOST}, {"nodeLabel": "x"}], [{"nodeLabel": "x"}] * 2, []
+    assert [len(_violations(schema, topology | {"spec": {"levels": levels}})) for levels in wrong] == [2, 1, 1, 1]
+    assert len(_violations(_SCHEMAS["kueue.x-k8s.io/v1beta2 ResourceFlavor"], {"spec": {"topologyName": "A"}})) == 2
+
+
+def test_what_real_machines_printed_is_read():
+    """Outputs of tools that people published: two leaves of an EDR fabric (24 hosts and 12 uplinks each; GUIDs and
+    LIDs of hosts replaced), a DGX A100 (NVIDIA/nccl issue 1505), V100s in a cube mesh."""
+    data = Path(__file__).parent / "data"
+    tree, rate = ibnetdiscover.read_topology((data / "ibnetdiscover_edr.txt").read_text(), "ib")
+    assert [len(hosts) for hosts in tree.leaves.values()] == [24, 24]
+    assert (tree.oversubscription, rate) == (2.0, 12.5e9)
+    assert slurm.read_topology(slurm.write_topology(tree), "t").leaves == tree.leaves
+    dgx = nvidia_topo.read_matrix((data / "topo_dgx_a100.txt").read_text(), "t")
+    assert (len(dgx.links), dgx.nics, dgx.nvlink) == (8, 12, True)
+    cube = nvidia_topo.read_matrix((data / "topo_v100_cube_mesh.txt").read_text(), "t")
+    assert not cube.nvlink
+    own = nvidia_topo.cluster(cube, "V100", 1, None, "mine")
+    ours = preset("dgx-1v", 1)
+    assert [(t.ranks, t.bandwidth_bytes_per_s_per_gpu_per_direction) for t in own.tiers] == [
+        (t.ranks, t.bandwidth_bytes_per_s_per_gpu_per_direction)
+        for t in ours.tiers
+        if t.ranks in (4, 8) and "nvl" in t.name
+    ]
+    assert own.tiers[1].uplink_bandwidth_bytes_per_s_per_direction == 150e9
 
 
 def test_torchrun_refuses_what_it_cannot_number():

@@ -1,6 +1,7 @@
 """Kueue's topology-aware scheduling: a Topology, a ResourceFlavor with it, and the annotations of a job's pods.
 
-Schemas: kubernetes-sigs/kueue, config/components/crd/bases/kueue.x-k8s.io_{topologies,resourceflavors}.yaml. Kueue
+Schemas: kubernetes-sigs/kueue, config/components/crd/bases/kueue.x-k8s.io_{topologies,resourceflavors}.yaml, version
+v1beta2, at ff69552e79ad of August 2026 (v1beta1 is deprecated there, v1alpha1 is not served). Kueue
 places pods, not ranks: one pod takes a node's GPUs. `required` topology: all pods in one domain of that level;
 `preferred`: if there is one with room. Written as JSON documents, which YAML contains, so that no quoting can go
 wrong.
@@ -16,9 +17,9 @@ HOST_LABEL = "kubernetes.io/hostname"
 
 
 def topology(name: str) -> dict[str, Any]:
-    """Return a Topology of leaf switches and hosts. Kueue 0.14 and later also serve it as v1beta1."""
+    """Return a Topology of leaf switches and hosts."""
     return {
-        "apiVersion": "kueue.x-k8s.io/v1alpha1",
+        "apiVersion": "kueue.x-k8s.io/v1beta2",
         "kind": "Topology",
         "metadata": {"name": name},
         "spec": {"levels": [{"nodeLabel": LEAF_LABEL}, {"nodeLabel": HOST_LABEL}]},
@@ -28,7 +29,7 @@ def topology(name: str) -> dict[str, Any]:
 def resource_flavor(name: str, device: str) -> dict[str, Any]:
     """Return a ResourceFlavor of the nodes with a device, whose topology Kueue then follows."""
     return {
-        "apiVersion": "kueue.x-k8s.io/v1beta1",
+        "apiVersion": "kueue.x-k8s.io/v1beta2",
         "kind": "ResourceFlavor",
         "metadata": {"name": name},
         "spec": {"nodeLabels": {"nvidia.com/gpu.product": device}, "topologyName": name},

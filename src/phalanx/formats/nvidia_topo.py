@@ -3,14 +3,17 @@
     X self   NV# that many NVLinks   PIX one PCIe switch   PXB several   PHB the host bridge   NODE several host
     bridges of a NUMA node   SYS between NUMA nodes
 
-GPUs that reach each other by NVLink are one tier. Else the tiers are those of PCIe: GPUs below one host bridge,
-then all of the host over the link between sockets.
+GPUs that reach each other by NVLink are one tier; where only some do, but NVLinks connect all, as in the cube mesh of
+DGX-1, a second tier is all of them. Else the tiers are those of PCIe: GPUs below one host bridge, then all of the
+host over the link between sockets.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+
+import numpy as np
 
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.presets import of_datasheet
@@ -75,10 +78,8 @@ def cluster(topology: GpuTopology, device: str, nodes: int, port_gbit: float | N
         raise InputError("--port-gbit", port_gbit, "is not the Gb/s of a NIC", "such as 400")
     chip, count = CHIPS[device], len(topology.links)
     said = "nvidia-smi topo -m; rate"
-    if topology.nvlink and count > 1:
-        source = f"{said} of {device}'s datasheet, one direction"
-        tiers = [Tier("nvlink", count, 5e-6, chip.link_bytes_per_s, "published", source)]
-    else:
+    tiers = _nvlink_tiers(topology, chip.link_bytes_per_s, f"{said} of {device}'s datasheet, one direction")
+    if not tiers:
         below = _bridge(topology)
         tiers = [Tier("pcie", below, 1e-5, _PCIE, "estimated", f"{said} of PCIe 4.0 x16, one direction")]
         if below < count:
@@ -92,6 +93,33 @@ def cluster(topology: GpuTopology, device: str, nodes: int, port_gbit: float | N
         shared = host if nics < count else None
         tiers.append(Tier("network", count * nodes, 15e-6, each, "estimated", what, shared))
     return of_datasheet(name, chip.as_device(), count, nodes, tuple(tiers))
+
+
+def _nvlink_tiers(topology: GpuTopology, rate: float, source: str) -> list[Tier]:
+    """Return the tiers of NVLinks, of which a GPU with all of its links has `rate`: GPUs that all reach each other,
+    then all GPUs of the host; none if NVLinks do not connect them all."""
+    count = len(topology.links)
+    links = np.array([[int(link[2:]) if link.startswith("NV") else 0 for link in row] for row in topology.links])
+    reached = np.linalg.matrix_power((links > 0) + np.eye(count), count) > 0
+    if count < 2 or not reached.all():
+        return []
+    each = rate / links.sum(axis=1).max()
+
+    def blocks(size: int) -> list[slice]:
+        return [slice(start, start + size) for start in range(0, count, size)]
+
+    inner = next(
+        size
+        for size in range(count, 0, -1)
+        if count % size == 0 and all(np.sum(links[b, b] > 0) == size * (size - 1) for b in blocks(size))
+    )
+    inside = min(float(links[b, b].sum(axis=1).min()) for b in blocks(inner)) * each
+    tiers = [Tier("nvlink", inner, 5e-6, inside, "published", source)] if inner > 1 else []
+    if inner < count:
+        leaving = min(float(links[b].sum() - links[b, b].sum()) for b in blocks(inner)) * each
+        every = float(links.sum(axis=1).min()) * each
+        tiers.append(Tier("nvlink mesh", count, 5e-6, every, "estimated", source, max(leaving, every)))
+    return tiers
 
 
 def _bridge(topology: GpuTopology) -> int:

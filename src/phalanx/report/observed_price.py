@@ -35,11 +35,17 @@ def flows(ranks: Sequence[PricedRank]) -> Iterator[Table]:
 
 
 def differences(found: Sequence[Difference]) -> Table:
-    """Tabulate plan against program."""
-    grid = table(
-        "plan against program", "what", "plan", "program", "plan, total", "program, total", "", left=("what",)
-    )
+    """Tabulate plan against program, one observed rank after the other."""
+    head = ("rank", "what", "plan", "program", "plan, total", "program, total", "")
+    grid = table("plan against program", *head, left=("what",))
     for d in found:
         counts = (f"{d.plan_count:,}", f"{d.program_count:,}") if d.plan_count or d.program_count else ("", "")
-        grid.add_row(d.what, *counts, f"{d.plan_total:,}", f"{d.program_total:,}", "differs" if d.differs else "same")
+        grid.add_row(
+            str(d.rank),
+            d.what,
+            *counts,
+            f"{d.plan_total:,}",
+            f"{d.program_total:,}",
+            "differs" if d.differs else "same",
+        )
     return grid

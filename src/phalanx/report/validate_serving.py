@@ -23,7 +23,7 @@ def engines(scores: Mapping[str, Any]) -> Table:
             if not e["n"]:
                 continue
             other = scored.get("other_predictor_on_other_rows", {}).get(key)
-            floor = scored["floor"] if key == "tpot" else None
+            floor = scored["floor" if key == "tpot" else "ttft_floor"]
             table.add_row(
                 name if key == "tpot" else "",
                 shown,

@@ -15,7 +15,7 @@ from phalanx.cost.hardware.columns import gather
 from phalanx.cost.serving.engines import engine, release_of
 from phalanx.cost.serving.fitted_engines import FITTED
 from phalanx.cost.serving.shape import Shape, shape_of
-from phalanx.cost.serving.steady_state import Load, aggregated, disaggregated
+from phalanx.cost.serving.steady_state import STEP_TOKENS, Load, aggregated, disaggregated
 from phalanx.cost.serving.step import BYTES, ChipRates, Split, product_rate
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.errors import InputError, nearest
@@ -116,7 +116,10 @@ def case_of(row: Row) -> Case:
     if closed:
         isl, osl = isl * _MEAN_LENGTH, osl * _MEAN_LENGTH
     poll = 1.0 if name != "sglang" or not closed or apart else _POLLS[clients >= _POLLS_FROM]
-    load = Load(clients, isl, osl, data.memory_bytes, float(not closed), poll)
+    at_once = float(row["load_pattern"] == "burst_inferred")
+    stated = row.number("isl") or 0.0
+    budget = stated + clients + 64 if name == "trtllm" and closed and not apart else STEP_TOKENS
+    load = Load(clients, isl, osl, data.memory_bytes, float(not closed), at_once, budget, poll)
     return Case(
         row, name, release_of(name, row["framework_version"]), shape, rates, load, prefill, decode, workers, apart
     )

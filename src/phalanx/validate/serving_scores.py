@@ -73,15 +73,15 @@ def _pairs(use: Sequence[Case], tpot: Any, ttft: Any) -> list[Pair]:
     return out
 
 
-def floor(pairs: Sequence[Pair]) -> float | None:
+def floor(pairs: Sequence[Pair], quantity: str = "tpot") -> float | None:
     """Median absolute error in percent that no prediction by configuration can go below: of runs measured again in
     one configuration, the error of their median."""
     same: dict[tuple[object, ...], list[float]] = {}
     for p in pairs:
-        if p.tpot is not None:
+        if (value := getattr(p, quantity)) is not None:
             c = p.case
             key = (c.engine, c.shape, c.chip, c.load, c.prefill, c.decode, c.workers)
-            same.setdefault(key, []).append(p.tpot[1])
+            same.setdefault(key, []).append(value[1])
     off = []
     for values in same.values():
         apart = {round(np.log(v) / _SAME): v for v in values}.values()
@@ -106,6 +106,7 @@ def scores(pairs: Sequence[Pair], blind: Sequence[Pair], skipped: Sequence[tuple
             out[name][key]["left_out"] = {q: _errors(left, q) for q in ("tpot", "ttft")}
             if name == "by_engine":
                 out[name][key]["floor"] = floor(mine)
+                out[name][key]["ttft_floor"] = floor(mine, "ttft")
                 if key in OTHER_PREDICTOR:
                     out[name][key]["other_predictor_on_other_rows"] = {
                         q: {"n": n, "mape": mean, "median": median}

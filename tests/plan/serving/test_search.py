@@ -163,3 +163,32 @@ def test_a_copy_says_why_it_cannot_serve() -> None:
     assert "weights take 131.4 of 79.6 GiB" in Copy(big, ServingLayout(), "bf16", price).missing
     long = replace(big, longest=100_000)
     assert "the longest request 100,000" in Copy(long, ServingLayout(2, 1, 1, 2, 1), "bf16", price).missing
+
+
+def test_drafting_takes_time_and_nothing_where_nothing_is_drafted() -> None:
+    """A drafted token costs a pass of one block and the head; verifying k + 1 tokens is not all that a step does."""
+    search = Search(replace(_ASK, draft_tokens=3, acceptance=0.7))
+    copy = search.copy_of("bf16", ServingLayout(2, 1, 1, 2, 1))
+    free = Tabulated(partial(copy.pricing.seconds, copy.layout), 64, 1100, 1024, drafted=3)
+    for batch in (1, 8, 64):
+        drafts = copy.draft_s(batch)
+        step = float(copy.pricing.seconds(copy.layout, 0, 0, batch, batch * 1050))
+        assert 3 * step / _MODEL.layers < drafts < 0.5 * step  # three passes of one block of 32, and three heads
+        with_drafts = copy.table(64, 1024)
+        for at in (100, 1000):
+            assert with_drafts.decode(batch, batch * at)[0] - free.decode(batch, batch * at)[0] == pytest.approx(
+                drafts
+            )
+            mixed = [t.mixed(512, 512 * 256, batch, batch * at) for t in (with_drafts, free)]
+            assert mixed[0] - mixed[1] == pytest.approx(drafts)
+    assert Search(_ASK).copy_of("bf16", copy.layout).draft_s(8) == 0.0
+
+
+def test_a_window_leaves_room_for_more_requests() -> None:
+    """Mistral 7B's first release sees 4,096 tokens: a request of 16,384 takes a quarter of what it would without."""
+    model = replace(_MODEL, window=4096)
+    price = ServingPrice(model, _CLUSTER, "vllm", "bf16", "bf16")
+    x = ServingLayout()
+    assert price.cache_tokens(x, 4096) == price.cache_tokens(x) == price.cache_tokens(x, 100)
+    assert price.cache_tokens(x, 16384) == pytest.approx(4 * price.cache_tokens(x), rel=1e-4)
+    assert price.cache_bytes(16384) == price.cache_bytes(4096) == 4096 * price.cache_bytes_per_token

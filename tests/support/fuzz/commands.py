@@ -110,7 +110,7 @@ QUICK: tuple[tuple[tuple[str, ...], Options], ...] = (
     (("read", "fsdp.yaml"), {"--kind": "accelerate"}),
     (("predict", "run.sh"), {"--cluster": "dgx-h100", "--gpus": "16", "--json": None}),
     (("export", "m.json"), {"--to": "megatron", "--out": "exported", "--launcher": "slurm", "--json": None}),
-    (("compare", "m.json", "tp=4"), {"--stack": "megatron-core", "--json": None}),
+    (("compare", "m.json", "tp=4"), {"--stack": "megatron-core", "--report": "c.html", "--json": None}),
     (("explain", "observed.json"), {"--cluster": "dgx-h100", "--json": None}),
     (("lint", "observed.json"), {"--cluster": "dgx-h100"}),
     (("serve-plan", "serving.json"), {"--launch": "engine", "--json": None}),
@@ -129,6 +129,7 @@ SLOW: tuple[tuple[tuple[str, ...], Options], ...] = (
             "--price": "2.5",
             "--objective": "throughput",
             "--out": "p.json",
+            "--report": "p.html",
             "--json": None,
         },
     ),
@@ -158,7 +159,7 @@ SLOW: tuple[tuple[tuple[str, ...], Options], ...] = (
     (("plan",), {"--from": "run.sh", "--cluster": "dgx-h100", "--gpus": "16", "--json": None}),
     (("place", "m.json"), {"--free": "free.json", "--for": "torchrun", "--out": "p", "--stack": "megatron-core"}),
     (("validate",), {"--choices": None, "--runs": "runs.csv", "--json": None}),
-    (("serve-plan",), {**_SERVED, "--trace": "requests.csv", "--requests": "20", "--json": None}),
+    (("serve-plan",), {**_SERVED, "--trace": "requests.csv", "--requests": "60", "--json": None}),
     (
         ("observe", "--", "python", "program.py"),
         {"--world": "4", "--ranks": "0,1", "--mesh": "dp=4", "--node": "4", "--step": "2", "--json": None},
@@ -404,7 +405,7 @@ _CONFIGURATION = {
 }
 """The file in which a kind of configuration comes."""
 _TRACED = [w for o, v in _SERVED.items() if o not in ("--input", "--output") for w in (o, v)]
-_TRACED += ["--trace", "q.csv", "--requests", "20"]
+_TRACED += ["--trace", "q.csv", "--requests", "60"]
 
 
 @st.composite

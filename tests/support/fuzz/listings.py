@@ -53,7 +53,9 @@ GPU3\tNV18\tNV18\tNV18\t X \tSYS\t48-95
 NIC0\tPIX\tPXB\tSYS\tSYS\t X
 """
 JOBS = b"submit,gpus,duration,limit,widths\n0,8,3600,7200,2:0.3;4:0.55\n60,4,1800,,\n120,16,600,1200,8:0.6\n"
-REQUESTS = b"arrival,input,output,priority,reused\n0,1000,100,0,0\n5,800,120,1,400\n12.5,1200,90,0,0\n20,300,40,0,0\n"
+REQUESTS = b"arrival,input,output,priority,reused\n" + b"".join(
+    b"%d.5,%d,%d,%d,%d\n" % (2 * i, 300 + 50 * (i % 7), 20 + 3 * (i % 5), i % 2, 10 * (i % 3)) for i in range(60)
+)
 SERVED = (
     b"id,framework,gpu,model,mode,isl,osl,concurrency,ttft_ms,tpot_ms,tp,num_gpus,precision\n"
     b"a,vllm,H100,llama3-70b,aggregated,1000,1000,16,180,14.2,8,8,fp8\n"

@@ -34,6 +34,8 @@ class EngineConstants:
     """The same, added by choosing tokens for sparse attention."""
     eager_layer_s: Column = 250e-6
     """Seconds that the CPU needs to launch a layer without graphs."""
+    latent_eager_s: Column = 1e-3
+    """The same, added by latent attention, whose prompts take some twenty kernels more."""
     hop_s: Column = 3e-6
     """Of a small all-reduce in an NVLink domain, per doubling of its ranks."""
     net_hop_s: Column = 9e-6
@@ -66,18 +68,24 @@ class EngineConstants:
     """Load of the busiest of many ranks of experts, over the mean."""
     link: Column = 0.8
     """Share of a link's rate."""
-    interference: Column = 1.0
-    """Share of a prompt's seconds by which it delays sequences that decode."""
     first_s: Column = 10e-3
     """Seconds before a request's first step: parsing, tokenising, the HTTP response."""
+    token_s: Column = 3e-6
+    """Seconds per token of a prompt before its first step: tokenising, hashing the blocks of its cache."""
+    balance_steps: Column = 5.0
+    """Decoding steps that a prompt waits, where attention is data parallel, for prompts of the other groups."""
     first_steps: Column = 5.0
     """Decoding steps that pass before the first token leaves the server."""
     burst: Column = 0.05
     """Share of all concurrent prompts that the mean prompt waits for where lengths differ: clients start at once."""
     wave: Column = 0.15
     """The same where all requests have one length: they end together, so that clients return in waves."""
-    wave_interference: Column = 0.8
-    """`interference` there: prompts come together, and delay sequences less."""
+
+    def way(self, input: float, attention_dp: int) -> tuple[float, float]:
+        """Return (seconds, decoding steps) between a prompt's sending and its first token's receipt, beside its own
+        steps and those before it."""
+        steps = self.first_steps + (self.balance_steps if attention_dp > 1 else 0.0)
+        return float(self.first_s + self.token_s * input), float(steps)
 
 
 FIELDS = tuple(f.name for f in fields(EngineConstants))

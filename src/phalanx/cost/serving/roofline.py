@@ -15,7 +15,16 @@ from phalanx.cost.analytic.chips import chip_name
 from phalanx.cost.serving.engines import EngineConstants, engine
 from phalanx.cost.serving.layout import ServingLayout
 from phalanx.cost.serving.shape import Shape, shape_of
-from phalanx.cost.serving.step import BYTES, Batch, ChipRates, Split, all_reduce_s, product_rate, step_parts
+from phalanx.cost.serving.step import (
+    BYTES,
+    Batch,
+    ChipRates,
+    Split,
+    all_reduce_s,
+    cached_tokens,
+    product_rate,
+    step_parts,
+)
 from phalanx.cost.serving.step import weight_bytes as bytes_of_weights
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -88,10 +97,19 @@ class ServingPrice:
         """Bytes of weights on the GPU that has most."""
         return float(bytes_of_weights(self.shape, self.split(x)))
 
-    def cache_tokens(self, x: ServingLayout) -> int:
-        """Tokens whose cache one copy holds; 0 where weights leave no room."""
+    def cache_tokens(self, x: ServingLayout, length: int = 0) -> int:
+        """Tokens whose cache one copy holds; 0 where weights leave no room.
+
+        Of requests of `length` tokens: layers with a sliding window keep no more of each than the window, so that
+        more of them fit. 0: all tokens in all layers.
+        """
         room = self.cluster.device.memory_bytes * _SHARE - self.weight_bytes(x) - _WORKSPACE
-        return int(max(room, 0.0) / self.cache_bytes_per_gpu(x)) * x.attention_dp
+        kept = float(cached_tokens(self.shape, length)) / length if length else 1.0
+        return int(max(room, 0.0) / (self.cache_bytes_per_gpu(x) * kept)) * x.attention_dp
+
+    def cache_bytes(self, length: int) -> float:
+        """Bytes of a request's cache of `length` tokens, in all layers: of the whole model."""
+        return self.cache_bytes_per_token * float(cached_tokens(self.shape, length))
 
     def seconds(
         self, x: ServingLayout, tokens: Any, past: Any, sequences: Any, context: Any, uneven: float = 1.0

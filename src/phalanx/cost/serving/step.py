@@ -134,7 +134,7 @@ def step_parts(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, b: Batch
     out["host"] = c.host_s + 0.0 * every
     gpu = sum(out[part] for part in ("projections", "mlp", "experts", "prompt attention", "cache", "collectives"))
     gpu = gpu + out["other"]
-    eager = np.where(b.tokens > 0, m.layers * c.eager_layer_s, 0.0)
+    eager = np.where(b.tokens > 0, m.layers * (c.eager_layer_s + m.latent * c.latent_eager_s), 0.0)
     out["other"] = out["other"] + (gpu**4 + eager**4) ** 0.25 - gpu
     return out
 
@@ -184,6 +184,12 @@ def cache_per_gpu(m: Shape, x: Split) -> Any:
     """Bytes of a token's cache in one layer on a GPU that has it: heads split by tp, duplicated beyond."""
     shards = np.where(m.latent > 0, 1.0, np.minimum(x.tp, m.kv_heads))
     return m.cache * x.cache_bytes / shards
+
+
+def cached_tokens(m: Shape, length: Any) -> Any:
+    """Tokens of a request whose cache is kept, as a mean over layers: layers with a window keep no more than it."""
+    local = m.window_layers / np.maximum(m.attention_layers, 1)
+    return length * (1 - local) + np.minimum(length, m.window) * local
 
 
 def weight_bytes(m: Shape, x: Split) -> Any:

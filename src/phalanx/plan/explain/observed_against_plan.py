@@ -11,9 +11,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 from phalanx.cost.step.expand import expand
+from phalanx.cost.step.program import StepProgram
 from phalanx.schedule.event import Event
 from phalanx.schedule.layout import Layout
-from phalanx.schedule.observation import Observation
+from phalanx.schedule.observation import Observation, RankObservation
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan
 
@@ -22,8 +23,10 @@ _PHASES = {"F": "forward", "B": "backward", "I": "backward", "W": "backward", "o
 
 @dataclass(frozen=True)
 class Difference:
-    """One kind of event, or one quantity, in the plan and in the program: how many, and bytes or FLOPs in all."""
+    """One kind of event, or one quantity, of a rank in the plan and in the program: how many, and bytes or FLOPs in
+    all."""
 
+    rank: int
     what: str
     plan_count: int
     program_count: int
@@ -37,23 +40,26 @@ class Difference:
 
 
 def compare(o: Observation, plan: Plan) -> tuple[Difference, ...]:
-    """Compare the first observed rank with the same rank of a plan. Raises InputError where the worlds differ."""
+    """Compare every observed rank with the same rank of a plan. Raises InputError where the worlds differ."""
     world = plan.strategy.world
     if o.world != world:
         raise InputError("plan", str(plan.strategy), f"is for {world} ranks, the program was observed at {o.world}")
-    observed = o.ranks[0]
-    program = expand(Layout(plan.model, plan.job, plan.strategy).rank_view(observed.rank))
+    layout = Layout(plan.model, plan.job, plan.strategy)
+    return tuple(d for r in o.ranks for d in _of_rank(r, expand(layout.rank_view(r.rank))))
+
+
+def _of_rank(observed: RankObservation, program: StepProgram) -> tuple[Difference, ...]:
     result = []
     ours, theirs = _kinds(program.events), _kinds(tuple(x.event for x in observed.events))
     for kind in dict.fromkeys((*ours, *theirs)):
         (a, n), (b, m) = ours.get(kind, (0, 0)), theirs.get(kind, (0, 0))
         op, ranks, phase = kind
-        result.append(Difference(f"{op} of {ranks} ranks, {phase}", a, b, n, m))
+        result.append(Difference(observed.rank, f"{op} of {ranks} ranks, {phase}", a, b, n, m))
     for phase in ("F", "B"):
         flops = sum(e.flops for e in program.events if _PHASES[e.phase] == _PHASES[phase])
-        seen = sum(n for (p, _), n in observed.flops.items() if p == phase)
-        result.append(Difference(f"FLOPs, {_PHASES[phase]}", 0, 0, flops, seen))
-    result.append(Difference("peak of live bytes", 0, 0, program.peak_bytes, observed.peak))
+        seen = sum(n for (p, _), n in observed.flops.items() if _PHASES[p] == _PHASES[phase])
+        result.append(Difference(observed.rank, f"FLOPs, {_PHASES[phase]}", 0, 0, flops, seen))
+    result.append(Difference(observed.rank, "peak of live bytes", 0, 0, program.peak_bytes, observed.peak))
     return tuple(result)
 
 

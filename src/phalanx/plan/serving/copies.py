@@ -41,8 +41,8 @@ class Copy:
     _tables: dict[tuple[int, int], Tabulated] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.cache_tokens = self.pricing.cache_tokens(self.layout)
         q, device = self.question, self.pricing.cluster.device
+        self.cache_tokens = self.pricing.cache_tokens(self.layout, q.input + q.output)
         room = self.cache_tokens // self.layout.attention_dp
         if self.cache_tokens <= 0:
             held = self.pricing.weight_bytes(self.layout)
@@ -69,9 +69,20 @@ class Copy:
                 return self.pricing.seconds(x, tokens, past, sequences, context, uneven) + read
 
             self._tables[key] = Tabulated(
-                seconds, slots, q.longest, step_tokens, x.pp, x.attention_dp, q.draft_tokens
+                seconds, slots, q.longest, step_tokens, x.pp, x.attention_dp, q.draft_tokens, self.draft_s
             )
         return self._tables[key]
+
+    def draft_s(self, sequences: float) -> float:
+        """Seconds of drafting for this many sequences, one token after the other: each a pass through one block, as
+        EAGLE's and multi-token prediction's drafts are (Li et al. 2024; DeepSeek-V3), and the head."""
+        q = self.question
+        if not q.draft_tokens or not sequences:
+            return 0.0
+        parts = self.pricing.parts(self.layout, 0, 0, sequences, sequences * (q.input + q.output / 2))
+        head = float(parts["head"])
+        blocks = float(sum(parts.values())) - head - float(parts["host"])
+        return q.draft_tokens * (blocks / q.model.layers + head)
 
     def prefill_s(self, step_tokens: int) -> float:
         """Seconds of a prompt alone, in as many steps as it takes."""
@@ -124,5 +135,5 @@ class Copy:
 
     def way_s(self, tpot: float) -> float:
         """Seconds from a first token's computation until the user has it (cost/serving/engines.py)."""
-        c = self.pricing.constants
-        return float(c.first_s) + float(c.first_steps) * tpot
+        seconds, steps = self.pricing.constants.way(self.question.input, self.layout.attention_dp)
+        return seconds + steps * tpot

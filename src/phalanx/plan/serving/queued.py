@@ -64,7 +64,7 @@ def transfer(q: Question, copy: Copy) -> Transfer:
         rate = min(rate, tier.uplink_bandwidth_bytes_per_s_per_direction / q.cluster.ranks_per_node)
     # MLA's latents are whole on each rank of tp: one of them sends.
     senders = copy.layout.gpus if q.model.latent is None else copy.layout.pp * copy.layout.attention_dp
-    return Transfer(copy.pricing.cache_bytes_per_token, rate * senders, tier.latency_s)
+    return Transfer(copy.pricing.cache_bytes(q.input) / q.input, rate * senders, tier.latency_s)
 
 
 def queued(q: Question, c: Candidate, copy_of: CopyOf) -> Candidate:
@@ -81,7 +81,8 @@ def queued(q: Question, c: Candidate, copy_of: CopyOf) -> Candidate:
     stay = c.steady.ttft_s + c.steady.tpot_s * (q.output - 1)
     history = simulate(Deployment(tuple(specs), link), load(q, users, stay), q.seed)
     constants = copy_of(c.weights, c.groups[0].layout).pricing.constants
-    seen = outcome(history, way_s=float(constants.first_s), way_steps=float(constants.first_steps))
+    seconds, steps = constants.way(q.input, c.groups[0].layout.attention_dp if len(c.groups) == 1 else 1)
+    seen = outcome(history, way_s=seconds, way_steps=steps)
     if not together:
         scale = c.groups[0].count
         seen = replace(

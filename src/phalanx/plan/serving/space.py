@@ -22,6 +22,8 @@ def illegal(model: ModelSpec, x: ServingLayout, engine: EngineRow) -> str:
     width = x.tp * x.attention_dp
     if x.moe_tp * x.moe_ep != width:
         return f"moe_tp x moe_ep = {x.moe_tp} x {x.moe_ep} is not tp x attention_dp = {width}"
+    if model.ffn and model.ffn % x.tp:
+        return f"tp = {x.tp} does not divide the MLP's width {model.ffn}"
     if model.experts is None:
         if x.moe_ep > 1:
             return "the model has no experts to split by ep"

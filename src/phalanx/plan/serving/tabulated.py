@@ -9,6 +9,8 @@ for all but attention depends on n alone, and attention over prompts on the pair
 off two prices of n tokens of a prompt, after nothing and after a long past. Where groups attend apart, they are read
 off with the tokens spread evenly and with all in one group, and are linear between.
 
+With speculation a step also drafts, before it verifies: a pass of the draft for each drafted token.
+
 Under pipeline parallelism the sequences go round in pp groups, one per stage, and so do up to pp chunks of prompts: a
 step of all of them takes what one group takes through all stages.
 """
@@ -41,8 +43,17 @@ class Tabulated:
     """A StepPrice of one worker. `chunk`: the most tokens of a group that go through the stages at once."""
 
     def __init__(
-        self, seconds: Seconds, slots: int, longest: int, chunk: int, pp: int = 1, groups: int = 1, drafted: int = 0
+        self,
+        seconds: Seconds,
+        slots: int,
+        longest: int,
+        chunk: int,
+        pp: int = 1,
+        groups: int = 1,
+        drafted: int = 0,
+        draft_s: Callable[[float], float] | None = None,
     ) -> None:
+        self._draft_s = draft_s or (lambda sequences: 0.0)
         self.pp, self.groups, self.drafted, self.chunk = pp, groups, drafted, chunk * groups
         self.batches = grid(-(-slots // pp))
         self.contexts = np.concatenate(([0.0], np.geomspace(16, max(longest, 32), 16)))
@@ -65,7 +76,7 @@ class Tabulated:
         part = (each - self.batches[below]) / span if span else 0.0
         values = (1 - part) * self.decoding[below] + part * self.decoding[above]
         if self.drafted:  # verifying computes drafted + 1 tokens per sequence; attention reads the cache once
-            values = values - values[0] + self._per_tokens(each * (1 + self.drafted))[0]
+            values = values - values[0] + self._per_tokens(each * (1 + self.drafted))[0] + self._draft_s(each)
         row = (self.contexts * sequences).tolist(), values.tolist()
         self._rows[sequences] = row
         return row
@@ -99,13 +110,17 @@ class Tabulated:
         end = UNBOUNDED if i == len(edges) - 1 else math.ceil(edges[i])
         return values[i - 1] + slope * (context - edges[i - 1]), slope, end
 
+    def _drafting(self, sequences: int) -> float:
+        """Seconds of drafting for the sequences of one group of the pipeline."""
+        return self._draft_s(sequences / min(self.pp, sequences)) if self.drafted else 0.0
+
     def mixed(self, tokens: int, pairs: float, sequences: int, context: int, uneven: float = 1.0) -> float:
         """Return the seconds of a step that computes `tokens` of prompts beside `sequences` that decode."""
         chunks = min(self.pp, math.ceil(tokens * uneven / self.chunk))
         n, attention = tokens / chunks, 0.0
         if sequences:
             _, values = self._rows.get(sequences) or self._row(sequences)
-            attention = self.decode(sequences, context)[0] - values[0]
+            attention = self.decode(sequences, context)[0] - values[0] + self._drafting(sequences)
             verified = sequences * (1 + self.drafted) / min(self.pp, sequences)
             uneven = (n * uneven + verified) / (n + verified)
             n += verified

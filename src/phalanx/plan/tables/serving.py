@@ -50,7 +50,7 @@ def room(price: ServingPrice, seq: int, layouts: Sequence[ServingLayout]) -> She
     """Tabulate what a GPU holds by layout: weights, cache, and how many requests of `seq` tokens fit."""
     rows = []
     for x in layouts:
-        tokens = price.cache_tokens(x)
+        tokens = price.cache_tokens(x, seq)
         rows.append(
             (
                 f"tp={x.tp},pp={x.pp}" if x.attention_dp == 1 else f"tp={x.tp},dp={x.attention_dp},ep={x.moe_ep}",
@@ -75,7 +75,8 @@ def room(price: ServingPrice, seq: int, layouts: Sequence[ServingLayout]) -> She
             ("per GPU", "count"),
         ),
         rows,
-        "cache of a token: on a GPU that has it; KV heads are duplicated where tp is more than their number",
+        "cache of a token: on a GPU that has it, in all layers; KV heads are duplicated where tp is more than "
+        "their number. Layers with a window keep no more of a request than the window, so that more tokens fit",
     )
 
 

@@ -1,5 +1,7 @@
 """Models that are served, by their Hugging Face name: what a step's price depends on, from their config.json.
 
+`tests/spec/data/served_configs.json` holds what those files say of 44 of them; a test compares every row that it has.
+
 It holds mechanisms that Phalanx prices but does not run: gated linear attention beside full attention (Yang et al.
 2024), sparse attention over chosen tokens (DeepSeek-V3.2). Models that it runs become rows by `served_of`.
 """
@@ -133,6 +135,10 @@ _KIMI = _S(163840, 61, 7168, 64, 64, 192, 18432, **_moe(384, 8, 2048, 60, 2048),
 _GLM4 = _S(151552, 92, 5120, 96, 8, 128, 12288, **_moe(160, 8, 1536, 89, 1536))
 _MINIMAX = _S(200064, 62, 3072, 48, 8, 128, 0, wide_norm=1, **_moe(256, 8, 1536, 62))
 _INDEX = {"index_top": 2048, "index_dim": 128}
+_GLM5_LATENT = {"kv_rank": 512, "q_rank": 2048, "nope_dim": 192, "rope_dim": 64, "v_dim": 256}
+_GLM5 = _S(
+    154880, 78, 6144, 64, 64, 256, 12288, index_heads=32, **_moe(256, 8, 2048, 75, 2048), **_GLM5_LATENT, **_INDEX
+)
 
 SERVED: dict[str, ServedModel] = {
     "meta-llama/Llama-3.2-1B": _S(_LLAMA, 16, 2048, 32, 8, 64, 8192, tied=1),
@@ -153,7 +159,7 @@ SERVED: dict[str, ServedModel] = {
     "mistralai/Mistral-Small-24B": _S(131072, 40, 5120, 32, 8, 128, 32768),
     "mistralai/Mistral-Large": _S(32768, 88, 12288, 96, 8, 128, 28672),
     "mistralai/Mixtral-8x7B": _S(32000, 32, 4096, 32, 8, 128, 0, **_moe(8, 2, 14336, 32)),
-    "mistralai/Mixtral-8x22B": _S(32768, 56, 6144, 48, 8, 128, 0, **_moe(8, 2, 16384, 56)),
+    "mistralai/Mixtral-8x22B": _S(32000, 56, 6144, 48, 8, 128, 0, **_moe(8, 2, 16384, 56)),
     "Qwen/Qwen2.5-7B": _S(152064, 28, 3584, 28, 4, 128, 18944),
     "Qwen/Qwen2.5-14B": _S(152064, 48, 5120, 40, 8, 128, 13824),
     "Qwen/Qwen2.5-32B": _S(152064, 64, 5120, 40, 8, 128, 27648),
@@ -178,6 +184,8 @@ SERVED: dict[str, ServedModel] = {
     ),
     "Qwen/Qwen3.5-35B-A3B": _S(248320, 40, 2048, 16, 2, 256, 0, **_moe(256, 8, 512, 40, 512), **_linear(30, 16, 32)),
     "Qwen/Qwen3.5-27B": _S(248320, 64, 5120, 24, 4, 256, 17408, **_linear(48, 16, 48)),
+    "Qwen/Qwen3.6-35B-A3B": _S(248320, 40, 2048, 16, 2, 256, 0, **_moe(256, 8, 512, 40, 512), **_linear(30, 16, 32)),
+    "Qwen/Qwen3.6-27B": _S(248320, 64, 5120, 24, 4, 256, 17408, **_linear(48, 16, 48)),
     "openai/gpt-oss-20b": _S(_OSS, 24, 2880, 64, 8, 64, 0, window=128, window_layers=12, **_moe(32, 4, 2880, 24)),
     "openai/gpt-oss-120b": _S(_OSS, 36, 2880, 64, 8, 64, 0, window=128, window_layers=18, **_moe(128, 4, 2880, 36)),
     "deepseek-ai/DeepSeek-V3": _DEEPSEEK,
@@ -190,33 +198,28 @@ SERVED: dict[str, ServedModel] = {
     ),
     "moonshotai/Kimi-K2": _KIMI,
     "moonshotai/Kimi-K2.5": _KIMI,
+    "moonshotai/Kimi-K2.6": _KIMI,
+    "moonshotai/Kimi-K2.7-Code": _KIMI,
     "zai-org/GLM-4.5": _GLM4,
     "zai-org/GLM-4.6": _GLM4,
     "zai-org/GLM-4.7": _GLM4,
     "zai-org/GLM-4.5-Air": _S(151552, 46, 4096, 96, 8, 128, 10944, **_moe(128, 8, 1408, 45, 1408)),
-    "zai-org/GLM-5": _S(
-        154880,
-        78,
-        6144,
-        64,
-        64,
-        256,
-        12288,
-        **_moe(256, 8, 2048, 75, 2048),
-        kv_rank=512,
-        q_rank=2048,
-        nope_dim=192,
-        rope_dim=64,
-        v_dim=256,
-        index_heads=32,
-        **_INDEX,
-    ),
+    "zai-org/GLM-5": _GLM5,
+    "zai-org/GLM-5.1": _GLM5,
     "MiniMaxAI/MiniMax-M2": _MINIMAX,
     "MiniMaxAI/MiniMax-M2.1": _MINIMAX,
     "MiniMaxAI/MiniMax-M2.5": _MINIMAX,
+    "MiniMaxAI/MiniMax-M2.7": _MINIMAX,
+    "XiaomiMiMo/MiMo-7B": _S(151680, 36, 4096, 32, 8, 128, 11008),
+    # Keys of 192 and values of 128: 160 each. Its windows have 8 key heads, of which little is cached.
     "XiaomiMiMo/MiMo-V2-Flash": _S(
         152576, 48, 4096, 64, 4, 160, 16384, window=128, window_layers=39, **_moe(256, 8, 2048, 47)
     ),
+    # Full attention of Gemma 4 has fewer, wider key heads whose values are the keys; here it is as its windows'.
+    "google/gemma-4-26B-A4B": _S(
+        262144, 30, 2816, 16, 8, 256, 0, tied=1, window=1024, window_layers=25, **_moe(128, 8, 704, 30, 2112)
+    ),
+    "google/gemma-4-31B": _S(262144, 60, 5376, 32, 16, 256, 21504, tied=1, window=1024, window_layers=50),
     "google/gemma-3-12b": _S(262208, 48, 3840, 16, 8, 256, 15360, tied=1, window=1024, window_layers=40),
     "google/gemma-3-27b": _S(262208, 62, 5376, 32, 16, 128, 21504, tied=1, window=1024, window_layers=52),
     "microsoft/phi-4": _S(100352, 40, 5120, 40, 10, 128, 17920),
@@ -227,7 +230,7 @@ _TUNED = re.compile(
     r"-(instruct|thinking|chat|base|it|hf|fp8|fp4|nvfp4|mxfp4|awq|gptq|int4|w4a16|bf16|dynamic|terminus|exp|v0\.\d"
     r"|\d{4}|\d+e)(?=-|$)"
 )
-_SAME = {"llama-3.3": "llama-3.1", "r1-671b": "deepseek-r1", "meta-llama": "llama"}
+_SAME = {"llama-3.3": "llama-3.1", "r1-671b": "deepseek-r1", "meta-llama": "llama", "qwen3-vl": "qwen3"}
 
 
 def _plain(name: str) -> str:

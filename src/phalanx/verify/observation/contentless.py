@@ -42,6 +42,12 @@ class Contentless(AnyStep):
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
             return args[0].fake_device
+        if func is _aten.is_pinned.default:
+            return getattr(args[0], "_pinned", False)
+        if kwargs.get("pin_memory"):  # no allocator pins here; DDP's reducer asks whether it did
+            out = self.call(func, args, {**kwargs, "pin_memory": False})
+            out._pinned = True
+            return out
         if func.namespace == "c10d":
             return _completed(func, args)
         if func is torch.ops._c10d_functional.wait_tensor.default:

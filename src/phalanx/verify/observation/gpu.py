@@ -117,7 +117,7 @@ class Module:
         pass
 
     def get_rng_state(self, device: object = None) -> torch.Tensor:
-        return torch.zeros(16, dtype=torch.uint8)
+        return torch.default_generator.get_state()  # of the host's generator, by its size
 
     def set_rng_state(self, state: object, device: object = None) -> None:
         pass
@@ -222,12 +222,16 @@ class Redirect(TorchFunctionMode):
         if func is torch.Tensor.cuda:
             self.redirected()
             return args[0].to(self.device)
+        if func is torch.Tensor.type and len(args) == 1 and not kwargs:  # libraries compare the name
+            return func(*args).replace(f"torch.{NAME}.", "torch.cuda.")
+        if func is torch.tensor and args and isinstance(args[0], list | tuple):
+            args = (_read(args[0]), *args[1:])
         if func is F.scaled_dot_product_attention:
             out = _attention(*args, **kwargs)
             return func(*args, **kwargs) if out is None else out
         if func == _SET_DATA and NAME in (args[0].device.type, args[1].device.type):
             return _moved(*args)
-        if func is torch.Tensor.record_stream or func is torch.Tensor.pin_memory:
+        if func is torch.Tensor.pin_memory:
             return args[0]
         if any(type(a) in (str, torch.device) for a in args):
             args = tuple(self._here(a) if type(a) in (str, torch.device) else a for a in args)
@@ -236,6 +240,15 @@ class Redirect(TorchFunctionMode):
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
         return func(*args, **kwargs)
+
+
+def _read(data: Any) -> Any:
+    """Return nested lists with the values of the tensors in them: torch.tensor() reads them below every mode."""
+    if isinstance(data, torch.Tensor):
+        return data.item() if data.dim() == 0 else data
+    if isinstance(data, list | tuple) and any(isinstance(x, list | tuple | torch.Tensor) for x in data):
+        return [_read(x) for x in data]
+    return data
 
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]

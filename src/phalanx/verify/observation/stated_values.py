@@ -9,6 +9,7 @@ are taken.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,13 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 _aten = torch.ops.aten
 _KNOWN = {_aten.isnan.default: False, _aten.isinf.default: False, _aten.isfinite.default: True}
+_COMPARED = {
+    _aten.eq.Tensor: True,
+    _aten.ne.Tensor: False,
+    _aten.eq.Scalar: False,
+    _aten.ne.Scalar: True,
+}
+"""Results of comparing a tensor with itself, or with infinity: what isnan, isinf and isfinite are made of."""
 _FILLS = {
     "zeros": 0,
     "zeros_like": 0,
@@ -54,6 +62,8 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: li
     value: Any = None
     if func in _KNOWN:
         value = _KNOWN[func]
+    elif func in _COMPARED and _with_itself_or_infinity(args):
+        value = _COMPARED[func]
     elif out.numel() == 1 or not out.dtype.is_floating_point:
         if name in _FILLS:
             value = _FILLS[name]
@@ -74,6 +84,11 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: li
         del out._stated  # type: ignore[attr-defined]
 
 
+def _with_itself_or_infinity(args: tuple[Any, ...]) -> bool:
+    tensor, other = args[:2]
+    return other is tensor if isinstance(other, Tensor) else isinstance(other, float) and math.isinf(other)
+
+
 def _computed(
     func: Any,
     name: str,
@@ -90,7 +105,8 @@ def _computed(
         return None  # a mean says neither
     if name in _SAME and len(set(values)) == 1:
         return values[0]
-    if torch.Tag.pointwise not in func.tags or func._schema.is_mutable:
+    in_place = name.endswith("_") and not name.startswith("_")
+    if torch.Tag.pointwise not in func.tags or (func._schema.is_mutable and not in_place):
         return None
     if not all(float(value).is_integer() for value in values) and not tensors[0].dtype.is_floating_point:
         return None

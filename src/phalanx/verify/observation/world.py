@@ -15,11 +15,13 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh, distributed_c10d
+from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed import fake_pg
 
 from phalanx.spec.errors import InputError
 from phalanx.verify.observation import autocast as autocast_of_gpu
 from phalanx.verify.observation import gpu
+from phalanx.verify.observation.libraries import checks_of_libraries
 
 _KNOWN = {"nccl", "gloo", "mpi", "ucc", "xccl", "fake", "undefined", "hccl"}
 
@@ -60,6 +62,7 @@ def one_rank(
                 if hasattr(module, name):
                     stack.enter_context(patch.object(module, name, function))
         stack.enter_context(patch.object(dist.ProcessGroup, "_get_backend", _backend_of_host(dist.ProcessGroup)))
+        stack.enter_context(checks_of_libraries())
         # Releases of torch after 2.13 have it, and torchtitan 0.3 calls it.
         stack.enter_context(patch.object(dist, "set_timeout", answers["_set_pg_timeout"], create=True))
         yield
@@ -204,12 +207,30 @@ def imagined_gpus(per_node: int, redirected: Callable[[], None]) -> Iterator[gpu
         for name in dir(module):
             if name == "_lazy_init" or (not name.startswith("__") and name not in ("count", "waits", "live")):
                 value = getattr(module, name)
-                if hasattr(torch.cuda, name):
-                    stack.enter_context(patch.object(torch.cuda, name, value))
+                for place in (torch.cuda, torch.cuda.random, torch.cuda.memory):
+                    if hasattr(place, name):
+                        stack.enter_context(patch.object(place, name, value))
+        generators = tuple(torch.Generator() for _ in range(per_node))
+        stack.enter_context(patch.object(torch.cuda, "default_generators", generators))
         stack.enter_context(patch.object(torch.cuda.nccl, "version", lambda: (2, 27, 5)))
+        # Torch looks at the stream's type before a mode is asked.
+        stack.enter_context(patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None))
+        for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
+            stack.enter_context(patch.object(torch.cuda.nvtx, name, lambda *args, **kwargs: 0))
         stack.enter_context(patch.object(device_mesh.DeviceMesh, "__init__", mesh))
         stack.enter_context(patch.object(torch.amp.autocast_mode.autocast, "__init__", autocast))
         stack.enter_context(autocast_of_gpu.cached())
+        hooked: Callable[..., None] = DistributedDataParallel._check_comm_hook
+
+        def checked(self: Any, hook: Any) -> None:
+            """DDP has its bf16 hook on CUDA with NCCL alone."""
+            with (
+                patch.object(torch.version, "cuda", "12.8"),
+                patch.object(dist, "is_nccl_available", lambda: True),
+            ):
+                hooked(self, hook)
+
+        stack.enter_context(patch.object(DistributedDataParallel, "_check_comm_hook", checked))
         redirect = gpu.Redirect(redirected)
         for calls in (torch.autograd, torch.autograd.graph):
             stack.enter_context(patch.object(calls, "_engine_run_backward", _under(redirect)))
