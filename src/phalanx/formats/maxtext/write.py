@@ -172,7 +172,7 @@ def _latent(m: ModelSpec, x: Latent) -> dict[str, Any]:
     return table | {
         "rope_type": "yarn",
         "max_position_embeddings": m.max_seq,
-        "original_max_position_embeddings": int(r.original_max_seq),
+        "original_max_position_embeddings": int(r.original_max_seq or m.max_seq),
         "rope_factor": int(r.factor),
         "beta_fast": int(r.beta_fast),
         "beta_slow": int(r.beta_slow),
