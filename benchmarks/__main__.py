@@ -218,7 +218,7 @@ def bench_pipeline() -> Iterator[Result]:
             share = results[f"{case}, idle"]
             causes = (
                 f"{share['expected']:.1%} by the schedule, {share['uneven']:.1%} with passes as long as they were, "
-                f"{share['messages']:.1%} with the time of messages"
+                f"{share['messages']:.1%} with the time of messages, {share['between']:.1%} lies between passes"
             )
             shown = f"{share['measured']:.1%}; {causes}"
             kept = not alone or abs(share["measured"] - share["expected"]) <= 0.05

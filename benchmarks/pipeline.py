@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -209,16 +210,18 @@ Spans = list[tuple[Action, float, float, float]]
 
 @dataclass(frozen=True)
 class Idle:
-    """The idle share of the ranks in a step, and what explains it: each figure adds one cause to the one before.
+    """The idle share of the ranks in a step, and what explains it.
 
     `expected`: the schedule with the median seconds of its passes; `uneven`: with the seconds that each pass took in
     this step; `messages`: with the median time from the end of a pass to the start of one that waits for its message;
-    `measured`: what is left is waiting for sends, and what lies between passes."""
+    `measured`; `between`: the share of the ranks' time that is neither a pass nor a wait for a message: sends and
+    receives are issued there, and a send is awaited by the next of its kind."""
 
     expected: float
     uneven: float
     messages: float
     measured: float
+    between: float
 
 
 def idle(ours: Ours, batch: Tensor) -> Idle:
@@ -250,7 +253,9 @@ def idle(ours: Ours, batch: Tensor) -> Idle:
         expected = _idle_share(pipeline.schedule, {action: typical[action[:2]] for action in each}, 0.0)
         uneven = _idle_share(pipeline.schedule, each, 0.0)
         messages = _idle_share(pipeline.schedule, each, transfer)
-        shares.append(Idle(expected, uneven, messages, 1 - sum(each.values()) / (world.size * makespan)))
+        measured = 1 - sum(each.values()) / (world.size * makespan)
+        gaps = sum(after[1] - before[2] for own in ranks for before, after in pairwise(own))
+        shares.append(Idle(expected, uneven, messages, measured, gaps / (world.size * makespan)))
     return Idle(*(median(getattr(share, f.name) for share in shares) for f in fields(Idle)))
 
 

@@ -17,6 +17,7 @@ from phalanx.cost.analytic.stacks import STACKS, capabilities
 from phalanx.cost.ledger.policy import PHALANX
 from phalanx.cost.ledger.rank_layout import layout
 from phalanx.cost.ledger.sharding import sharding
+from phalanx.cost.memory.state import model_state
 from phalanx.cost.step.terms import terms
 from phalanx.schedule.layout import Layout as StepLayout
 from phalanx.spec.cluster.presets import preset
@@ -117,3 +118,23 @@ def test_no_level_of_zero_is_a_free_lunch(stack: str) -> None:
             # From 0 to a sharded optimizer less is sent: parameters come back in 2 bytes, gradients would in 4.
             if rows[i - 1].zero > 0 and held[i] < held[i - 1]:
                 assert sent[i] >= sent[i - 1] * (1 - 1e-9), (rows[i], stack)
+
+
+def test_the_state_of_experts_under_hsdp_is_the_runtime_s() -> None:
+    """They shard over the ranks with the same experts, 8 here, whatever the shards of all else are."""
+    model, s = make_model({"preset": "mixtral-8x7b"}, Path())[0], Strategy(**parse("dp=64,zero=3,shard=8,ep=8"))
+    job = Job(256, 4096, Precision("bfloat16"))
+    exact = model_state(StepLayout(model, job, s).stage_view())
+    own = exact.parameters + exact.master + exact.gradients + exact.optimizer
+    found = estimate(model, preset("dgx-h100", 8), job, s, "phalanx").memory.terms["state"]
+    assert float(found) == pytest.approx(own, rel=1e-3)
+
+
+def test_weak_scaling_is_nearly_flat() -> None:
+    """GPT-3 with eight times the replicas and sequences, as published (1.61 s for 128, 192 and 256 replicas)."""
+    model, line = make_model({"preset": "gpt3-175b"}, Path())[0], "zero=1,tp=8,sp=1,pp=8,recompute=selective"
+    steps = []
+    for dp in (64, 512):
+        job, s = Job(16 * dp, 2048, Precision("bfloat16")), Strategy(**parse(f"dp={dp},{line}"))
+        steps.append(float(estimate(model, preset("dgx-a100", 8 * dp), job, s, "megatron-core").seconds))
+    assert steps[0] < steps[1] < 1.01 * steps[0]

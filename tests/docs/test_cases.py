@@ -24,8 +24,8 @@ def test_the_page_has_the_commands_answers(tmp_path: Path, command: str) -> None
     assert case_tables.shown(command) == case_tables.table(command, rows)
     if command == "cases --rules":
         gpt3 = next(row for row in rows if row["rule"] == "beyond 100B: 3D")
-        assert round(100 * gpt3["costs"]) == 18
-        assert gpt3["because"] == "matrix products 6% less, the bubble 5% less"
+        assert round(100 * gpt3["costs"]) == 19
+        assert gpt3["because"] == "matrix products 7% less, the bubble 5% less"
 
 
 def _cells(command: str, row: str) -> list[str]:
@@ -38,12 +38,12 @@ def _seconds(cell: str) -> float:
 
 
 def test_the_prose_reads_the_tables() -> None:
-    """4 to 17 % faster; 111.1 GiB; 28 % longer."""
+    """4 to 16 % faster; 111.1 GiB; 28 % longer."""
     faster = []
     for name in ("LLaMA 7B", "LLaMA 13B", "LLaMA 33B", "LLaMA 65B", "LLaMA 2 70B"):
         cells = _cells("cases", name)
         faster.append(1 - _seconds(cells[5]) / _seconds(cells[2]))
-    assert (round(100 * min(faster)), round(100 * max(faster))) == (4, 17)
+    assert (round(100 * min(faster)), round(100 * max(faster))) == (4, 16)
     assert "needs 111.1 of" in _cells("cases", "DeepSeek-V2")[-1]
     assert _cells("cases --rules", "a layer does not fit")[-1] == "28 %"
 
@@ -61,5 +61,5 @@ def test_the_prose_about_llama_3() -> None:
     assert short == pytest.approx(12.6, abs=0.05)
     assert 100 * (at_8k / short - 1) == pytest.approx(31, abs=0.5)
     assert long == pytest.approx(15.4, abs=0.05)
-    assert 100 * (1 - at_128k / long) == pytest.approx(30, abs=0.5)
+    assert 100 * (1 - at_128k / long) == pytest.approx(29, abs=0.5)
     assert at_128k == pytest.approx(0.99 * 11.0, rel=0.005)  # 1 % below

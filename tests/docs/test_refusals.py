@@ -10,6 +10,8 @@ from support.in_process_cli import phalanx
 EXAMPLES = Path(__file__).parents[2] / "examples"
 JOB = f"plan {EXAMPLES / 'llama3_8b.toml'}"
 
+LLAMA = "--model llama-7b --gpus 8 --batch 8 --seq 2048"
+
 
 @pytest.mark.parametrize(
     ("page", "words", "named"),
@@ -26,6 +28,8 @@ JOB = f"plan {EXAMPLES / 'llama3_8b.toml'}"
         ("data_parallel", f"{JOB} --strategy dp=64,zero=3,compression=topk:0.01", "strategy.compression"),
         ("models", "verify --model gpt-oss-20b --cluster dgx-h100 --gpus 8 --batch 8 --seq 2048", "model.sinks"),
         ("models", f"{JOB} --set cluster.preset=dgx-1v", "job.precision.compute"),
+        ("models", f"predict {LLAMA} --cluster dgx-1v --strategy zero=3 --precision bf16", "--precision"),
+        ("models", f"plan {LLAMA} --cluster dgx-1v --precision bf16", "--precision"),
         ("jobs", f"{JOB} --set train.lr_scaling=linear", "train.lr_scaling"),
     ],
 )

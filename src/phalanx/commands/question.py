@@ -311,6 +311,8 @@ def _precision(name: str | None, cluster: ClusterSpec) -> str:
         return "bf16" if "bfloat16" in cluster.device.dense_flops_per_s else "fp16"
     if name not in PRECISIONS:
         raise InputError("--precision", name, "is not modelled", nearest(name, PRECISIONS))
+    if name == "bf16" and "bfloat16" not in cluster.device.dense_flops_per_s:
+        raise InputError("--precision", name, f"is a type that {cluster.device.name} lacks", "use fp16")
     return name
 
 

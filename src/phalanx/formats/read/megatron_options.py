@@ -57,14 +57,14 @@ def _products(flag: Flag) -> dict[str, Any]:
 
 
 def _state(flag: Flag) -> dict[str, Any]:
-    """Return types of gradients and of the optimizer's state, and what is on the host. The state's types take effect
-    with --use-precision-aware-optimizer alone."""
+    """Return types of gradients and of the optimizer's state, and what is on the host. Narrow types of
+    state take effect with --use-precision-aware-optimizer alone."""
     result: dict[str, Any] = {}
     aware = truth(flag("use_precision_aware_optimizer", "options.first_moment"))
     for name in ("exp-avg-dtype", "exp-avg-sq-dtype", "main-params-dtype", "main-grads-dtype"):
         field, words = WORDS[f"--{name}"]
         word = flag(name.replace("-", "_"), field)
-        if (aware or name == "main-grads-dtype") and word is not None:
+        if word is not None and (aware or name == "main-grads-dtype" or word == "fp32"):
             result[field.removeprefix("options.")] = words.get(str(word))
     if truth(flag("grad_reduce_in_bf16", "options.reduce")):
         result["reduce"] = "bfloat16"
