@@ -86,7 +86,7 @@ lock: $(VENV)/.dev
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python .ci/lock.py
 
 # Drawn exports before the parsers of the frameworks, each installed under .stacks/ (gigabytes; Python 3.12 for some).
-# nanotron is not on PyPI: make stacks SOURCES=folder/with/its/repository
+# Not on PyPI: make stacks SOURCES=folder/with/the/repositories/of nanotron, maxtext, Megatron-Bridge, Megatron-LM
 COUNT   ?= 200
 SOURCES ?= .stacks
 stacks: $(VENV)/.dev

@@ -15,6 +15,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from support.forked_cli import phalanx
 from support.rank_pool import Pool
 
+from phalanx.cli import terminal
+
+terminal._SILENT_S = 60.0  # as in support/preload.py
+
 # Time limits belong to benchmarks: this machine may be busy.
 # CI says what failed and leaves it to a person to find the smallest such case.
 phases = [p for p in hypothesis.Phase if not os.environ.get("CI") or p != hypothesis.Phase.shrink]

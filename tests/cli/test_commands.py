@@ -276,6 +276,22 @@ def test_torchrun_starts_the_same_file(here: Path) -> None:
     assert [r["loss"] for r in ours] == [r["loss"] for r in theirs]
 
 
+@pytest.mark.long
+@pytest.mark.usefixtures("whole")
+def test_torchrun_starts_generation(here: Path) -> None:
+    """The text is that of one process, and rank 0 alone speaks, also of a mistake."""
+    words = ("generate", "runs/whole", "--prompt", "the quick", "--tokens", "8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+    command += ["--rdzv-endpoint", "localhost:0", "-m", "phalanx", *words]
+    for line, code in ((("--strategy", "tp=2"), 0), ((), 1)):
+        done = subprocess.run([*command, *line], cwd=here, capture_output=True, text=True, timeout=180, check=False)
+        assert done.returncode == code, done.stderr
+        if not code:
+            assert done.stdout == phalanx(here, *words)[1]
+        else:
+            assert done.stderr.count("takes 1 ranks, torchrun or srun started 2") == 1
+
+
 def test_parity_from_the_command_line(here: Path) -> None:
     code, out, err = forked(here, "parity", "job.toml", "--strategy", "dp=2,micro_batch=4", "--steps", "3", "--json")
     assert code == 0, err
@@ -523,4 +539,5 @@ def test_every_command_that_answers_has_json() -> None:
             return [found for key, child in inside.items() for found in missing(child, f"{name} {key}".strip())]
         return [] if any("--json" in p.opts for p in command.params) else [name]
 
-    assert missing(typer.main.get_command(app), "") == ["pipeline csv", "lab run"]
+    # A program that is run, and two commands that write files.
+    assert sorted(missing(typer.main.get_command(app), "")) == ["lab run", "pipeline csv", "report"]

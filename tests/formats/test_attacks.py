@@ -197,6 +197,17 @@ def test_a_link_in_the_folder_of_an_export_is_replaced(tmp_path: Path, planned: 
     assert (tmp_path / "out" / "train.sh").read_text().startswith("#!/bin/bash")
 
 
+def test_a_link_in_a_runs_folder_is_replaced_by_its_page(tmp_path: Path, planned: dict[str, object]) -> None:
+    (tmp_path / "mine").write_text("kept")
+    (tmp_path / "plan.json").write_text(json.dumps(planned))
+    (tmp_path / "metrics.jsonl").write_bytes(listings.METRICS)
+    (tmp_path / "report.html").symlink_to(tmp_path / "mine")
+    code, _, err = phalanx(tmp_path, "report", ".")
+    assert code == 0, err
+    assert (tmp_path / "mine").read_text() == "kept"
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+
+
 def test_a_terminal_shows_what_a_file_holds_and_does_not_obey_it(tmp_path: Path) -> None:
     """An escape sequence of a key may set a window's title, or write what the next command will read."""
     assert printable("a\x1b]0;title\x07b\x1b[31mred\x1b[0m\n") == "a\\x1b]0;title\\x07b\x1b[31mred\x1b[0m\n"

@@ -5,6 +5,7 @@ import gc
 import torch._dynamo  # torch's optimizers import it when they are created
 
 import phalanx.cli.app
+import phalanx.cli.terminal
 import phalanx.commands.measure
 import phalanx.runtime.checkpoint.container
 import phalanx.runtime.process.agent
@@ -32,3 +33,5 @@ __all__ = [
 ]
 
 gc.freeze()  # imported modules stay: neither collections in ranks nor counts of live tensors need scan them
+
+phalanx.cli.terminal._SILENT_S = 60.0  # tests count lines, and on a busy machine all takes long

@@ -139,7 +139,7 @@ def test_an_observation_is_priced_and_compared(script: Path) -> None:
     for words, message in (
         (["predict", "observed.json"], "--cluster: is missing"),
         (["predict", "train.py", "--cluster", "dgx-h100"], "plan = 'train.py': is not JSON"),
-        (["compare", "train.py", "plan.json"], "plan = 'train.py': is not JSON"),
+        (["compare", "train.py", "plan.json"], "file = 'train.py': is Python, which is not run"),
     ):
         code, out, err = phalanx(script, *words)
         assert (code, out) == (2, ""), err

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from support.fresh_process import in_fresh_process
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleZBVZeroBubble
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
@@ -92,6 +92,22 @@ def _pipeline() -> None:
         optimizer.step()
 
 
+def _zero_bubble() -> None:
+    """Two stages on one rank of two, in a V; gradients of inputs and weights are computed apart."""
+    rank = dist.get_rank()
+    parts = [nn.Linear(64, 64).cuda() for _ in range(2)]
+    optimizer = torch.optim.SGD([p for part in parts for p in part.parameters()], 0.1)
+    stages = [PipelineStage(p, i, 4, torch.device("cuda")) for p, i in zip(parts, (rank, 3 - rank), strict=True)]
+    schedule = ScheduleZBVZeroBubble(stages, 4, loss_fn=lambda y, target: F.mse_loss(y, target))
+    for _ in range(3):
+        x = torch.randn(8, 64, device="cuda")
+        if rank == 0:
+            schedule.step(x, target=x, losses=[])
+        else:
+            schedule.step()
+        optimizer.step()
+
+
 def _unused() -> None:
     """DDP that looks for unused parameters (pinned memory), with the hook that it has on CUDA alone."""
     model = nn.ModuleDict({"used": nn.Linear(64, 64), "unused": nn.Linear(64, 64)}).cuda()
@@ -131,6 +147,7 @@ def _observed() -> dict[str, Observation]:
         "flexible": observe(_trained(_flexible), world=1),
         "experts": observe(_experts, world=4, ranks=[0]),
         "pipeline": observe(_pipeline, world=2),
+        "zero bubble": observe(_zero_bubble, world=2, ranks=[1]),
         "unused": observe(_unused, world=2, ranks=[0]),
         "finite": observe(_skips_what_is_infinite, world=2, ranks=[1]),
     }
@@ -149,6 +166,12 @@ def test_programs_for_gpus_are_observed_without_one() -> None:
     # Tokens choose experts evenly: each rank gets as many rows as it sends.
     moved = [o.event.bytes for o in seen["experts"].ranks[0].communication if o.event.op == "all_to_all"]
     assert moved == [EXPERTS * 8, SEQ * CHOICES * 64 * 4]
+    bubble = seen["zero bubble"].ranks[0]
+    by_phase = {phase: sum(n for (p, _), n in bubble.flops.items() if p == phase) for phase in "FBIW"}
+    assert by_phase["F"] == 4 * 2 * 2 * 2 * 64 * 64  # 4 micro-batches of 2 rows through 2 layers
+    assert by_phase["I"] == by_phase["W"] > 0
+    assert by_phase["I"] + by_phase["W"] + by_phase["B"] == 2 * by_phase["F"]
+    assert {o.event.op for o in bubble.events if o.event.phase == "W"} == {"weight_grad"}
     sent = [(o.event.op, o.event.bytes, o.event.dtype) for o in seen["unused"].ranks[0].communication]
     assert sent == [("all_reduce", 2 * 2 * (64 * 64 + 64), "bfloat16"), ("all_reduce", 4 * 4, "int32")]
     assert [w.call for w in seen["finite"].ranks[0].synchronisations] == ["item"]

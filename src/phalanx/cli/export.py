@@ -18,7 +18,7 @@ def export(
         typer.Option(
             "--to",
             metavar="FRAMEWORK",
-            help="Framework: megatron, torchtitan, deepspeed, accelerate or nanotron.",
+            help="Framework: megatron, bridge, torchtitan, deepspeed, accelerate, nanotron or maxtext.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; empty, or not there yet.")],

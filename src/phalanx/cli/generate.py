@@ -68,10 +68,18 @@ def generate(
         require_torch()
         from phalanx.commands.generate import generate as run_it
         from phalanx.infer.sampling import Sampling
+        from phalanx.runtime.process.world import external
         from phalanx.schedule.generation.scheduler import Limits
+        from phalanx.spec.errors import InputError
 
         sampling = Sampling(tokens, temperature, top_k, seed, top_p, not past_end)
         limits = Limits(slots, chunk, page, pages)
-        result = run_it(run, prompt or [], prompts, sampling, limits, strategy, precision, stream=not as_json)
-        if as_json:
+        world = external()
+        try:
+            result = run_it(run, prompt or [], prompts, sampling, limits, strategy, precision, not as_json, world)
+        except InputError:
+            if world is not None and world.rank:  # rank 0 says the same
+                raise typer.Exit(2) from None
+            raise
+        if as_json and (world is None or world.rank == 0):
             print_json(result)

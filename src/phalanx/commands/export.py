@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.formats.accelerate import write as accelerate
+from phalanx.formats.bridge import write as bridge
 from phalanx.formats.deepspeed import write as deepspeed
 from phalanx.formats.launchers.registry import launcher
 from phalanx.formats.launchers.task import task
+from phalanx.formats.maxtext import write as maxtext
 from phalanx.formats.megatron import write as megatron
 from phalanx.formats.nanotron import write as nanotron
 from phalanx.formats.torchtitan import write as torchtitan
@@ -32,10 +34,12 @@ class Target:
 
 TARGETS: dict[str, Target] = {
     "megatron": Target(("megatron-core", "megatron-core-0.14", "megatron-fsdp"), megatron.program),
+    "bridge": Target(("megatron-bridge",), bridge.program),
     "torchtitan": Target(("torchtitan",), torchtitan.program),
     "deepspeed": Target(("deepspeed",), deepspeed.program),
     "accelerate": Target(("accelerate",), accelerate.program),
     "nanotron": Target(("nanotron",), nanotron.program),
+    "maxtext": Target(("maxtext",), maxtext.program),
 }
 
 

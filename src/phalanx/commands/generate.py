@@ -11,7 +11,8 @@ from phalanx.cost.step.generation import generating
 from phalanx.infer.generate import experts_span_replicas
 from phalanx.infer.sampling import Sampling
 from phalanx.infer.text import answer, question
-from phalanx.infer.worker import over_ranks, printed
+from phalanx.infer.worker import as_rank, over_ranks, printed
+from phalanx.runtime.process.world import World
 from phalanx.schedule.generation.scheduler import Limits
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
@@ -31,14 +32,24 @@ def generate(
     line: str | None,
     precision: str | None,
     stream: bool,
+    world: World | None = None,
 ) -> dict[str, Any]:
-    """Continue the prompts and the lines of `file`; with `stream`, print texts as they come. Returns what `--json`
-    prints. Raises InputError, CheckpointError, RankFailure."""
+    """Continue the prompts and the lines of `file`; with `stream`, print texts as they come.
+
+    With `world` None on ranks that are launched here, otherwise as one of a `world` that torchrun or srun started.
+    Returns what `--json` prints. Raises InputError, CheckpointError, RankFailure.
+    """
     prompts = [*prompts, *_lines(file)] if file is not None else prompts or [_PROMPT]
     strategy = build(Strategy, parse(line), "strategy") if line else Strategy()
-    require_local(strategy.world, "strategy")
+    if world is None:
+        require_local(strategy.world, "strategy")
+    elif world.size != strategy.world:
+        reason = f"takes {strategy.world} ranks, torchrun or srun started {world.size}"
+        raise InputError("--strategy", str(strategy), reason, "start as many, or change the degrees")
     asked = question(run, prompts, how, strategy, limits, precision)
-    if strategy.world == 1:
+    if world is not None and world.size > 1:
+        added = as_rank(world, asked, prompts, stream)
+    elif strategy.world == 1:
         added = answer(asked, piece=printed(prompts) if stream else lambda request, text, last: None)
     else:
         added = over_ranks(asked, prompts, stream)

@@ -1,4 +1,5 @@
-"""Generation on local ranks: `python -m phalanx.infer.worker FILE`, a rank of it; FILE is what `over_ranks` wrote."""
+"""Generation on ranks: `python -m phalanx.infer.worker FILE`, which `over_ranks` launched with FILE; or `as_rank`,
+which torchrun or srun started."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from phalanx.infer.sampling import Sampling
 from phalanx.infer.text import Piece, Question, answer, question
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
-from phalanx.runtime.process.launch import launch, run_rank
+from phalanx.runtime.process.launch import launch, named, run_rank
+from phalanx.runtime.process.world import World
 from phalanx.schedule.generation.scheduler import Limits
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.strategy.mesh import mesh
@@ -33,6 +35,17 @@ def over_ranks(asked: Question, prompts: list[str], stream: bool) -> list[str]:
         write_json(file, content)
         launch("phalanx.infer.worker", str(file), asked.strategy.world, 1, None, _TIMEOUT_S)
         return list(json.loads(out.read_text()))
+
+
+def as_rank(world: World, asked: Question, prompts: list[str], stream: bool) -> list[str]:
+    """Answer a question as one rank of a world that torchrun or srun started. Raises RankFailure."""
+    with named(world):
+        worlds.join(world, _TIMEOUT_S)
+        comm = Comm(world, mesh(asked.strategy))
+        piece = printed(prompts) if stream and world.rank == 0 else lambda request, text, last: None
+        texts = answer(asked, comm, piece)
+        worlds.leave()
+        return texts
 
 
 def printed(prompts: list[str]) -> Piece:

@@ -11,6 +11,13 @@ from phalanx.plan.explain.observed_lint import ProgramFinding, lint
 from phalanx.report.style import seconds, size, table
 from phalanx.schedule.observation import Observation, RankObservation, unit
 
+_PASSES = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input gradient (I)",
+    "W": "weight gradient (W)",
+    "opt": "optimizer",
+}
 _ROWS = 40
 """Rows of a table at most; the JSON has all."""
 
@@ -73,19 +80,16 @@ def _flops(r: RankObservation) -> Table:
     for (phase, module), n in r.flops.items():
         totals[unit(module)] += n
         by_phase[phase, unit(module)] += n
-    grid = table("FLOPs of a step", "unit", "forward", "backward", left=("unit",))
+    phases = [p for p in _PASSES if p in ("F", "B") or any(q == p for q, _ in by_phase)]
+    grid = table("FLOPs of a step", "unit", *(_PASSES[p] for p in phases), left=("unit",))
     for name in list(totals)[:_ROWS]:
-        grid.add_row(name or "(root)", f"{by_phase['F', name]:.4g}", f"{by_phase['B', name]:.4g}")
-    grid.add_row(
-        "all",
-        f"{sum(n for (p, _), n in by_phase.items() if p == 'F'):.4g}",
-        f"{sum(n for (p, _), n in by_phase.items() if p == 'B'):.4g}",
-    )
+        grid.add_row(name or "(root)", *(f"{by_phase[p, name]:.4g}" for p in phases))
+    grid.add_row("all", *(f"{sum(n for (q, _), n in by_phase.items() if q == p):.4g}" for p in phases))
     return _cut(grid, len(totals))
 
 
 def _memory(r: RankObservation) -> Table:
-    where = {"F": "forward", "B": "backward", "opt": "optimizer"}.get(r.peak_phase, r.peak_phase)
+    where = _PASSES[r.peak_phase]
     grid = table(
         f"live bytes: peak {size(r.peak)} ({r.peak:,} B) in the {where} pass of {unit(r.peak_module) or 'the root'}",
         "held by",

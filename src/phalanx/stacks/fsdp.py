@@ -133,7 +133,11 @@ _TITAN: Facts = {
         "parallelism.pipeline_parallel_schedule = GPipe | 1F1B | Interleaved1F1B | ZBVZeroBubble | DualPipeV",
     ),
     "layers": (None, "parallelism.module_fqns_per_model_part"),
-    "micro_batch": (None, "training.num_tokens_per_microbatch_per_dp_rank = micro_batch x seq"),
+    "micro_batch": (
+        None,
+        "training.local_batch_size",
+        "with a pipeline pipeline_parallel_microbatch_size; later num_tokens_per_microbatch_per_dp_rank",
+    ),
     "recompute": (
         ("none", "selective", "full"),
         "activation_checkpoint = FullAC.Config | SelectiveAC.Config",

@@ -232,6 +232,15 @@ def rules(at: dict[str, str]) -> tuple[Rule, ...]:
         ),
         *(
             Rule(
+                f"zero=0, {condition}",
+                "is part of the precision-aware optimizer, which needs the distributed optimizer",
+                "use zero=1",
+                at["precision"],
+            )
+            for condition in ("gradients=bfloat16", "optimizer_offload>0")
+        ),
+        *(
+            Rule(
                 f"{option}=1, pp>1, counted_blocks%chunks>0",
                 "blocks, with the ends that count as blocks, must divide by pp x virtual",
                 "use another virtual or pp, or first_stage_layers and last_stage_layers",

@@ -185,7 +185,7 @@ _MAXTEXT: Facts = {
     "tp": (None, "ici_tensor_parallelism"),
     "sp": (None, "ici_tensor_sequence_parallelism"),
     "cp": (None, "ici_context_parallelism"),
-    "ulysses": (None, "context_parallel_strategy = ulysses | usp"),
+    "ulysses": ((1,), "", "context_parallel_strategy = ulysses and usp run on TPUs alone"),
     "ep": (None, "ici_expert_parallelism"),
     "etp": ((1,), ""),
     "pp": (None, "ici_pipeline_parallelism"),
@@ -208,7 +208,7 @@ _MAXTEXT_LINES = {
     "tp": f"{_TYPES}:1254",
     "sp": f"{_TYPES}:1255",
     "cp": f"{_TYPES}:1249",
-    "ulysses": f"{_TYPES}:1128",
+    "ulysses": f"{_TYPES}:4073",
     "ep": f"{_TYPES}:1258",
     "etp": f"{_TYPES}:1258",
     "pp": f"{_TYPES}:1257",
@@ -255,12 +255,6 @@ MAXTEXT = Stack(
     strategy=entries(_MAXTEXT, _MAXTEXT_LINES),
     options=entries(_MAXTEXT_OPTIONS, _MAXTEXT_OPTION_LINES),
     rules=(
-        Rule(
-            "ulysses>1, ring>1",
-            "a ring of all-to-alls (usp) runs on TPUs alone",
-            "use ulysses=cp, or ulysses=1",
-            f"{_TYPES}:3048",
-        ),
         *(
             Rule(
                 f"products={kind}, micro_batches>1, pp=1",

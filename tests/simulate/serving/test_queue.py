@@ -230,3 +230,13 @@ def test_the_way_to_the_user_is_in_ttft_alone() -> None:
     assert seen.ttft.p50 == pytest.approx(plain.ttft.p50 + 0.005 + 3 * plain.tpot.p50)
     assert seen.tpot == plain.tpot
     assert seen.latency.p50 == pytest.approx(plain.latency.p50 + 0.005)
+
+
+def test_every_chip_of_the_table_is_served_in_the_types_that_it_has() -> None:
+    """Each generation has a type at least, but Volta, which no engine serves; Blackwell with GDDR has all."""
+    from phalanx.simulate.serving.engines import NEEDS, require_types
+    from phalanx.spec.cluster.chips import CHIPS
+
+    for name, chip in CHIPS.items():
+        assert any(chip.generation in able for able in NEEDS.values()) == (chip.generation != "volta"), name
+    require_types("nvfp4", "fp8", CHIPS["RTX-PRO-6000"].generation, "RTX-PRO-6000")

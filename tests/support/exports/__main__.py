@@ -2,7 +2,8 @@
 
     python -m support.exports [--count 200] [--seed 1] [--only megatron] [--sources DIR] [--record]
 
-Environments are kept in .stacks/. nanotron is not on PyPI: `--sources` names a folder with its repository. `--record`
+Environments are kept in .stacks/. `--sources` names a folder with the repositories of what PyPI has not: nanotron,
+MaxText, Megatron-Bridge and the Megatron-LM that it pins. `--record`
 writes the schemas that the suite holds exports against (tests/formats/stack_schemas.json).
 """
 
@@ -33,6 +34,9 @@ class Environment:
     packages: tuple[tuple[str, ...], ...]
     source: str = ""
     """A repository to install from, where there is no package."""
+    paths: tuple[str, ...] = ()
+    """Folders of `--sources` that are imported as they are, where installing takes a GPU: what is missing is
+    pretended (protocol.py)."""
 
 
 _TORCH = ("torch==2.13.0", "numpy")
@@ -42,6 +46,12 @@ ENVIRONMENTS = {
     "torchtitan": Environment("python3.12", (_TORCH, ("torchtitan==0.3.0", "torchao"))),
     "deepspeed": Environment("python3.11", (*_HUGGING_FACE, ("deepspeed==0.19.0",))),
     "accelerate": Environment("python3.11", _HUGGING_FACE),
+    "bridge": Environment(
+        "python3.12",
+        (_TORCH, ("megatron-core==0.19.0", "transformers", "omegaconf", "hydra-core", "einops")),
+        paths=("Megatron-LM", "Megatron-Bridge/src"),
+    ),
+    "maxtext": Environment("python3.12", (("jax", "pydantic", "pyyaml", "jinja2", "numpy"),), paths=("maxtext/src",)),
     "nanotron": Environment("python3.11", (*_HUGGING_FACE, ("dacite", "datasets", "einops")), "nanotron"),
 }
 
@@ -50,10 +60,11 @@ def python_of(to: str, sources: Path | None) -> Path | None:
     """Return the Python of a framework's environment, made if it is not there; None where it cannot be."""
     wanted, folder = ENVIRONMENTS[to], ROOT / ".stacks" / to
     python = folder / "bin/python"
+    needed = (*((wanted.source,) if wanted.source else ()), *wanted.paths)
+    if needed and (sources is None or not all((sources / name).is_dir() for name in needed)):
+        return None
     if (folder / ".installed").exists():
         return python
-    if wanted.source and (sources is None or not (sources / wanted.source).is_dir()):
-        return None
     try:
         subprocess.run([wanted.python, "-m", "venv", folder], check=True, env=_with_pyenv(wanted.python))
     except (FileNotFoundError, subprocess.CalledProcessError):
@@ -89,18 +100,24 @@ def main() -> int:
             print(f"{to}: not installed (needs {ENVIRONMENTS[to].python}, and its sources where PyPI has none)")
             continue
         if options.record:
-            _record(to, python)
+            _record(to, python, _imports(to, options.sources))
         for stack in TARGETS[to].stacks:
             if stack == "megatron-core-0.14":
                 continue  # another release than the one installed
-            failed += _check(to, stack, python, options.count, options.seed)
+            failed += _check(to, stack, python, options.count, options.seed, _imports(to, options.sources))
     return int(failed > 0)
 
 
-def _check(to: str, stack: str, python: Path, count: int, seed: int) -> int:
+def _imports(to: str, sources: Path | None) -> dict[str, str]:
+    """Return the environment in which a framework's sources are imported, where they are not installed."""
+    paths = [str((sources or Path()) / name) for name in ENVIRONMENTS[to].paths]
+    return {**os.environ, **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})}
+
+
+def _check(to: str, stack: str, python: Path, count: int, seed: int, environment: dict[str, str]) -> int:
     drawn, subjects, refused = cases(to, ROWS[stack], count, seed)
     text = "\n".join(map(json.dumps, drawn))
-    run = subprocess.run([python, HERE / f"in_{to}.py"], input=text, capture_output=True, text=True)
+    run = subprocess.run([python, HERE / f"in_{to}.py"], input=text, capture_output=True, text=True, env=environment)
     answers = [json.loads(line) for line in run.stdout.splitlines()]
     wrong = Counter(a for a in answers if a)
     print(f"{to} as {stack}: {answers.count('')} of {count} accepted, {sum(refused.values())} refused by Phalanx")
@@ -112,10 +129,10 @@ def _check(to: str, stack: str, python: Path, count: int, seed: int) -> int:
     return count - answers.count("")
 
 
-def _record(to: str, python: Path) -> None:
+def _record(to: str, python: Path, environment: dict[str, str]) -> None:
     path = ROOT / "tests/formats/stack_schemas.json"
     known = json.loads(path.read_text()) if path.exists() else {}
-    run = subprocess.run([python, HERE / f"in_{to}.py", "--schema"], capture_output=True, text=True)
+    run = subprocess.run([python, HERE / f"in_{to}.py", "--schema"], capture_output=True, text=True, env=environment)
     if run.returncode:
         raise RuntimeError(run.stderr[-2000:])
     row = json.loads(run.stdout)

@@ -64,3 +64,31 @@ def fields_of(cls: Any, prefix: str) -> tuple[list[str], dict[str, list[Any]]]:
         f"{prefix}{n}": list(get_args(hints[n])) for n in names if str(get_origin(hints[n])) == "typing.Literal"
     }
     return [f"{prefix}{n}" for n in names], choices
+
+
+def pretend(*packages: str) -> None:
+    """Make packages importable that are not installed: their attributes are mocks, their versions high."""
+    import importlib.machinery
+    import importlib.util
+    from unittest.mock import MagicMock
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> Any:
+            if not any(name == m or name.startswith(f"{m}.") for m in missing):
+                return None
+            return importlib.machinery.ModuleSpec(name, Loader(), is_package=True)
+
+    class Loader:
+        @staticmethod
+        def create_module(spec: Any) -> Any:
+            module = MagicMock(name=spec.name)
+            module.__path__, module.__version__, module.__all__ = [], "99.0", []
+            return module
+
+        @staticmethod
+        def exec_module(module: Any) -> None:
+            pass
+
+    missing = {name for name in packages if importlib.util.find_spec(name) is None}
+    sys.meta_path.append(Finder())  # type: ignore[arg-type]

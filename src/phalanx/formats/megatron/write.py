@@ -189,7 +189,8 @@ def _types(x: Subject) -> tuple[Setting, ...]:
     o = x.options
     flag, recipes = WORD["options.products"]
     eight, four = o.products in recipes, o.products == "float4"
-    narrow = any(getattr(o, name) != "auto" for name in ("first_moment", "second_moment", "master"))
+    state = (o.first_moment, o.second_moment, o.master)
+    narrow = any(kind not in ("auto", "float32") for kind in state)
     offloaded = o.optimizer_offload > 0
     wide = o.gradients != "bfloat16" and o.reduce != "bfloat16" and x.compute != "fp32"
 

@@ -57,7 +57,7 @@ def _of_rank(observed: RankObservation, program: StepProgram) -> tuple[Differenc
         result.append(Difference(observed.rank, f"{op} of {ranks} ranks, {phase}", a, b, n, m))
     for phase in ("F", "B"):
         flops = sum(e.flops for e in program.events if _PHASES[e.phase] == _PHASES[phase])
-        seen = sum(n for (p, _), n in observed.flops.items() if p == phase)
+        seen = sum(n for (p, _), n in observed.flops.items() if _PHASES[p] == _PHASES[phase])
         result.append(Difference(observed.rank, f"FLOPs, {_PHASES[phase]}", 0, 0, flops, seen))
     result.append(Difference(observed.rank, "peak of live bytes", 0, 0, program.peak_bytes, observed.peak))
     return tuple(result)

@@ -27,6 +27,8 @@ _PADDING = 0.02
 """By how much a padded collective may exceed the elements that it carries, as a share."""
 _SMALL, _BUCKET, _FEW = 2**20, 25 * 2**20, 8
 """Reductions of less than 1 MiB on average are small, if there are 8 or more; DDP's default bucket is 25 MiB."""
+_PASS = {"F": "F", "B": "B", "I": "B", "W": "B", "opt": "opt"}
+"""Phases, with the parts of a backward pass as one."""
 _SHARE = 0.05
 """Traffic below this share of a step's bytes, and memory below this share of the peak, is not reported."""
 
@@ -72,7 +74,7 @@ class Subject:
     def _flows(self, op: str, phase: str, limit: int) -> list[Flow]:
         groups: dict[tuple[str, int], list[Observed]] = defaultdict(list)
         for o in self.rank.communication:
-            if o.event.op == op and o.event.phase == phase and o.event.group_size > 1:
+            if o.event.op == op and _PASS[o.event.phase] == phase and o.event.group_size > 1:
                 groups[o.event.axis, o.event.group_size].append(o)
         result = []
         for (_, size), events in groups.items():
@@ -144,7 +146,7 @@ def _repeated_gathers(x: Subject) -> Iterator[ProgramFinding]:
         again = [
             o
             for o in x.rank.communication
-            if o.event.op == "all_gather" and o.event.phase == "B" and o.event.axis == axis
+            if o.event.op == "all_gather" and _PASS[o.event.phase] == "B" and o.event.axis == axis
         ]
         once = flow.bytes // flow.rounds
         in_vain = flow.bytes - once + sum(o.event.bytes for o in again)

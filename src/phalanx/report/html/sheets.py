@@ -32,7 +32,8 @@ def _sections(sheet: Sheet) -> Iterator[Section]:
         series = [
             {"name": c.name, "points": points}
             for place, c in enumerate(sheet.columns)
-            if place and c.unit == unit and len(points := _points(sheet, place, c)) > 1
+            if place and c.unit == unit and c.name not in sheet.stacked
+            if len(points := _points(sheet, place, c)) > 1
         ]
         if series:
             chart = {"x": first.name, "y": _WHAT[unit], "series": series, "log": unit != "share", "logX": True}

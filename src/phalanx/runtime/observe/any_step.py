@@ -114,7 +114,7 @@ class AnyStep(TorchDispatchMode):
 
         hook = register_optimizer_step_pre_hook(self._before_optimizer)
         try:
-            with patch.object(torch.UntypedStorage, "resize_", resized), self:
+            with patch.object(torch.UntypedStorage, "resize_", resized), self.position.parts_of_backward(), self:
                 yield self
         finally:
             hook.remove()
@@ -290,7 +290,7 @@ class AnyStep(TorchDispatchMode):
         self.enough(ended)
 
 
-_OP = {"F": "forward", "B": "backward", "opt": "optimizer"}
+_OP = {"F": "forward", "B": "backward", "I": "input_grad", "W": "weight_grad", "opt": "optimizer"}
 
 
 def inner_tensors(tensor: Tensor | None) -> Iterator[Tensor]:

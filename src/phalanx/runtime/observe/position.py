@@ -1,9 +1,10 @@
 """Where in a training step a program is: phase, module, micro-batch, and the line that issued a call.
 
 forward     inside a module's call: the stack of modules that global hooks keep
-backward    inside autograd: the node that runs carries a sequence number, taken from a counter as the forward pass
-            created it; the module call during which the counter stood there is the node's. Nothing is hooked to
-            tensors, so nothing is kept alive longer than without us
+backward    inside autograd (B, or I and W where a pipeline computes gradients of inputs and weights apart): the
+            node that runs carries a sequence number, taken from a counter as the forward pass created it; the module
+            call during which the counter stood there is the node's. Nothing is hooked to tensors, so nothing is kept
+            alive longer than without us
 optimizer   inside step() of a torch optimizer, and everything between the last backward pass and it (clipping)
 
 A step ends where the next begins: with the first forward pass of a module after an optimizer's step.
@@ -16,15 +17,18 @@ import sys
 import threading
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import typing_extensions
 from torch import nn
+from torch.distributed.pipelining import stage as pipeline_stage
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -78,6 +82,7 @@ class Position:
         self._spans: dict[int, _Span] = {}
         self._after_backward = self._optimizing = self._stepped = False
         self._backward = OUTSIDE
+        self._part: Phase = "B"
         self._main = threading.get_ident()
         self.optimizers: dict[str, None] = {}
         self._hooks = [
@@ -86,6 +91,26 @@ class Position:
             register_optimizer_step_pre_hook(self._optimize),
             register_optimizer_step_post_hook(self._optimized),
         ]
+
+    @contextmanager
+    def parts_of_backward(self) -> Iterator[None]:
+        """Tell the passes apart in which zero-bubble schedules of torch's pipelines compute gradients: I of inputs,
+        W of weights (torch.distributed.pipelining.stage calls both)."""
+
+        def part(phase: Phase, name: str) -> Any:
+            run = getattr(pipeline_stage, name)
+
+            def runs(*args: Any, **kwargs: Any) -> Any:
+                before, self._part = self._part, phase
+                try:
+                    return run(*args, **kwargs)
+                finally:
+                    self._part = before
+
+            return patch.object(pipeline_stage, name, runs)
+
+        with part("I", "stage_backward_input"), part("W", "stage_backward_weight"):
+            yield
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -150,7 +175,7 @@ class Position:
         """Return the phase and the module's call that run now."""
         if torch._C._current_graph_task_id() != -1:
             self._after_backward = True
-            return "B", self._stack[-1] if self._stack else self.call()
+            return self._part, self._stack[-1] if self._stack else self.call()
         if self._stack:
             return "F", self._stack[-1]
         return ("opt" if self._optimizing or self._after_backward or self._stepped else "F"), OUTSIDE

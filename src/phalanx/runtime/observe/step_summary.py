@@ -168,7 +168,7 @@ def _kind(life: Life, began: int) -> str:
         return life.kind
     if life.born <= began:
         return "inputs, buffers and other"
-    return {"F": "activations", "B": "tensors of the backward pass", "opt": "tensors of the optimizer"}[life.phase]
+    return {"F": "activations", "opt": "tensors of the optimizer"}.get(life.phase, "tensors of the backward pass")
 
 
 def _by_kind(lives: list[Life], device: str, began: int) -> dict[str, int]:

@@ -44,8 +44,8 @@ ENGINES = {
 }
 """Every serving engine that Phalanx knows."""
 
-_FP8 = ("ada", "hopper", "blackwell", "blackwell-ultra")
-_FP4 = ("blackwell", "blackwell-ultra")
+_FP8 = ("ada", "hopper", "blackwell", "blackwell-ultra", "blackwell-gddr")
+_FP4 = ("blackwell", "blackwell-ultra", "blackwell-gddr")
 NEEDS = {
     "bf16": ("ampere", "ampere-gddr", *_FP8),
     "fp8": _FP8,
