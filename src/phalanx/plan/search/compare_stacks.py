@@ -22,6 +22,8 @@ from phalanx.stacks.stack import Stack
 
 _WORKERS = 4
 """Processes at most: more have nothing to do beside the longest search."""
+_HARMLESS = ("signs of life",)
+"""Threads that a fork may lose: they hold nothing that a search needs."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,25 @@ def compare(pricing: Callable[[str], Pricing], gpus: int) -> list[OfStack]:
 def _each(questions: list[list[Pricing]], gpus: int) -> Iterator[list[OfStack]]:
     """Search each group's strategies: in processes where this one has no other threads, which a fork would lose."""
     workers = min(_WORKERS, os.cpu_count() or 1)
-    if workers == 1 or threading.active_count() > 1 or "fork" not in get_all_start_methods():
+    others = [t for t in threading.enumerate() if t is not threading.main_thread() and t.name not in _HARMLESS]
+    if workers == 1 or others or "fork" not in get_all_start_methods():
         yield from (_of(group, gpus) for group in questions)
         return
-    with ProcessPoolExecutor(workers, get_context("fork")) as pool:
-        for answer in [pool.submit(_of, group, gpus) for group in questions]:
-            yield answer.result()
+    with ProcessPoolExecutor(workers, get_context("fork"), _take, (questions, gpus)) as pool:
+        yield from pool.map(_taken, range(len(questions)))
+
+
+_GIVEN: list[tuple[list[list[Pricing]], int]] = []
+"""In a worker: what it was forked with. Conditions of a question are functions, which no queue carries."""
+
+
+def _take(questions: list[list[Pricing]], gpus: int) -> None:
+    _GIVEN[:] = [(questions, gpus)]
+
+
+def _taken(index: int) -> list[OfStack]:
+    questions, gpus = _GIVEN[0]
+    return _of(questions[index], gpus)
 
 
 def _alike(one: Stack, other: Stack) -> bool:
