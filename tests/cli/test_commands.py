@@ -56,7 +56,15 @@ def test_a_run_from_job_to_comparison(here: Path, whole: dict[str, Any]) -> None
     assert abs(by_name["peak memory"]["error"]) < 0.03
     assert by_name["step time (median)"]["predicted"] > 0
     run = here / "runs" / "whole"
-    wanted = {"checkpoint", "metrics.jsonl", "plan.json", "recorded.json", "tokenizer.json", "trace.json"}
+    wanted = {
+        "checkpoint",
+        "metrics.jsonl",
+        "plan.json",
+        "recorded.json",
+        "report.html",
+        "tokenizer.json",
+        "trace.json",
+    }
     assert {p.name for p in run.iterdir()} == wanted
     assert [p.name for p in sorted((run / "checkpoint").iterdir())] == ["step-00000020", "step-00000030"]
     metrics = rows(run)
@@ -539,4 +547,5 @@ def test_every_command_that_answers_has_json() -> None:
             return [found for key, child in inside.items() for found in missing(child, f"{name} {key}".strip())]
         return [] if any("--json" in p.opts for p in command.params) else [name]
 
-    assert missing(typer.main.get_command(app), "") == ["pipeline csv", "lab run"]
+    # A program that is run, and two commands that write files.
+    assert sorted(missing(typer.main.get_command(app), "")) == ["lab run", "pipeline csv", "report"]

@@ -96,10 +96,12 @@ def flops_agree(case: Case) -> None:
     # Of a ring's rectangles, only those under the causal mask are computed.
     computed = keys_per_query(job.seq, s.ring) / job.seq
     assert sum(w.attention_flops for w in work) == pytest.approx(float(counted.attention) * computed, rel=1e-12)
-    if s.tp == 1 and not model.latent and not (model.experts and model.experts.capacity):
+    if s.tp == 1 and not model.latent and not model.experts:  # of experts the first rank has the most rows
         whole = float(model_flops(sizes, how))
         repeated = float(hardware_flops(sizes, how, PHALANX))
-        assert repeated == pytest.approx(whole, rel=1e-9) if s.recompute == "none" else repeated > whole
+        if s.recompute == "none":
+            assert repeated == pytest.approx(whole, rel=1e-9)
+        assert repeated >= whole * (1 - 1e-9)  # nothing is left out
 
 
 def agree(case: Case) -> None:

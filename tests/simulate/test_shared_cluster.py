@@ -144,6 +144,24 @@ def test_a_job_of_higher_priority_comes_first_and_stops_others_only_when_asked()
     assert stops.finish[0] == 200 + 50 + 800 + 10
 
 
+def test_a_reservation_is_made_again_when_a_job_of_higher_priority_has_passed():
+    jobs = [
+        TraceJob(2, 0.0, 100.0, 3),
+        TraceJob(3, 1.0, 50.0, 4, priority=1),
+        TraceJob(4, 2.0, 500.0, 1, priority=5),
+        TraceJob(5, 101.0, 200.0, 1),
+    ]
+    history = simulate(jobs, Nodes((4,)), Policy("easy"))
+    assert history.promised[1] == 502.0
+    assert history.finish[1] == 552.0
+    assert history.waited[3] == 0.0  # it ends before the reservation
+
+
+def test_least_attained_service_stops_nobody_of_a_higher_priority():
+    jobs = [TraceJob(2, 0.0, THRESHOLD, 4, priority=1), TraceJob(3, THRESHOLD / 2, 10.0, 4)]
+    assert simulate(jobs, Nodes((4,)), Policy("las")).preempted == [0, 0]
+
+
 def test_an_elastic_job_gives_up_gpus_for_who_waits_and_takes_them_again():
     jobs = [TraceJob(2, 0.0, 1000.0, 4, widths=((1, 0.3), (2, 0.5))), TraceJob(3, 100.0, 200.0, 2)]
     rigid = simulate(jobs, Nodes((4,)), Policy("fifo", restart_s=10.0))

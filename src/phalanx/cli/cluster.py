@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.options import Json
-from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_writable
+from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_drawing, require_writable
 
 cluster = typer.Typer(
     help="Shared clusters: simulate their jobs, read their topology; `phalanx clusters` lists the presets.",
@@ -74,7 +74,7 @@ def simulate(
         from phalanx.commands.cluster import cluster_of, default_policies, policies_of, read_trace, run
         from phalanx.simulate.shared_cluster.outcome import outcome
 
-        require_writable("--plot", plot)
+        require_drawing(plot, (".svg",))
         rules = placement or ["best-fit"]
         policies_of(policy or [], rules, elastic, restart_s, preempt)  # before a long trace is read
         shared = cluster_of(on, nodes, leaf)

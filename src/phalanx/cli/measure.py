@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phalanx.cli.options import Json
-from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_torch, require_writable
+from phalanx.cli.terminal import (
+    announce,
+    console,
+    exit_on_error,
+    print_json,
+    require_drawing,
+    require_torch,
+    require_writable,
+)
 
 if TYPE_CHECKING:
     from phalanx.spec.cluster.spec import ClusterSpec
@@ -57,7 +65,7 @@ def measure(
 
     with exit_on_error():
         require_writable("--out", out)
-        require_writable("--plot", plot)
+        require_drawing(plot, (".svg",))
         if nccl_tests:
             cluster = from_nccl_tests(nccl_tests, preset, op)
         else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phalanx.cli.options import Cluster, Json, StrategyLine
-from phalanx.cli.terminal import console, exit_on_error, print_json, require_writable
+from phalanx.cli.terminal import console, exit_on_error, print_json, require_drawing
 
 if TYPE_CHECKING:
     from phalanx.plan.placement.placement import Placement
@@ -45,7 +45,7 @@ def mesh(
         from phalanx.commands.mesh import placement
         from phalanx.plan.placement.placement import axis_names, groups_of
 
-        require_writable("--plot", plot)
+        require_drawing(plot, (".svg",))
         p = placement(source, strategy, cluster)
         _require_rank(rank, p)
         names = axis_names(p.mesh)

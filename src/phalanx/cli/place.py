@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phalanx.cli.options import Json, OptionalStack, StrategyLine
-from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_writable
+from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_drawing
 
 if TYPE_CHECKING:
     from phalanx.commands.place import PlaceAnswer
@@ -52,7 +52,7 @@ def place(
         from phalanx.spec.errors import InputError
         from phalanx.spec.files.plan import write_json, write_text
 
-        require_writable("--plot", plot)
+        require_drawing(plot, (".svg",))
         if launcher and not out:
             raise InputError("--out", None, "is missing: --for writes files", "name a folder")
         leaves = leaves_of(topology) if topology else None

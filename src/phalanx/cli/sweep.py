@@ -10,7 +10,7 @@ import typer
 from phalanx.cli.options import Csv, Job, Json, Plot, Set
 from phalanx.cli.show import show_notes
 from phalanx.cli.tables import print_sheets
-from phalanx.cli.terminal import FAILED, INTERRUPTED, announce, exit_on_error, require_torch, require_writable
+from phalanx.cli.terminal import FAILED, INTERRUPTED, announce, exit_on_error, require_drawing, require_torch
 
 
 def sweep(
@@ -26,7 +26,7 @@ def sweep(
     The job's own strategy is not used. Ctrl-C ends it with what was measured.
     """
     with exit_on_error(speaks=True):
-        require_writable("--plot", plot)
+        require_drawing(plot)
         require_torch()
         from phalanx.commands.sweep import sheet
         from phalanx.commands.sweep import sweep as run

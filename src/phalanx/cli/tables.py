@@ -29,7 +29,7 @@ from phalanx.cli.options import (
     StrategyLine,
 )
 from phalanx.cli.show import show_notes
-from phalanx.cli.terminal import announce, console, exit_on_error, in_progress, print_json, require_writable
+from phalanx.cli.terminal import announce, console, exit_on_error, in_progress, print_json, require_drawing
 
 if TYPE_CHECKING:
     from phalanx.commands.question import Asked, Question
@@ -68,7 +68,7 @@ def scaling(
 ) -> None:
     """Tabulate strong and weak scaling, efficiency by batch size, and the effect of the network and the device."""
     with exit_on_error():
-        require_writable("--plot", plot)
+        require_drawing(plot)
         from phalanx.plan import question
         from phalanx.plan.tables import scaling as tables
         from phalanx.spec.errors import InputError, nearest
@@ -132,7 +132,7 @@ def memory(
     Of a plan, or of --model with --cluster, --gpus, --batch, --seq and --strategy: the memory of that strategy.
     """
     with exit_on_error():
-        require_writable("--plot", plot)
+        require_drawing(plot)
         of_training = (plan, strategy, batch, stack, precision, params)
         if serving or weights or kv:
             from phalanx.cli.serving_tables import sheets as of_serving
@@ -213,7 +213,7 @@ def comm(
     Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy, or --params alone.
     """
     with exit_on_error():
-        require_writable("--plot", plot)
+        require_drawing(plot)
         of_training = (plan, strategy, batch, stack, precision, params)
         if serving or weights or kv:
             from phalanx.cli.serving_tables import sheets as of_serving
@@ -267,7 +267,7 @@ def roofline(
     To include a strategy name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy.
     """
     with exit_on_error():
-        require_writable("--plot", plot)
+        require_drawing(plot)
         of_training = (plan, strategy, batch, stack, precision, params)
         if serving or weights or kv:
             from phalanx.cli.serving_tables import sheets as of_serving

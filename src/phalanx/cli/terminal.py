@@ -127,6 +127,15 @@ def require_writable(option: str, file: Path | None) -> None:
         raise InputError(option, str(file), "cannot be written", remedy)
 
 
+def require_drawing(file: Path | None, kinds: tuple[str, ...] = (".svg", ".html")) -> None:
+    """Require that --plot's file can be written and is of a kind that is drawn. Raises InputError."""
+    from phalanx.spec.errors import InputError
+
+    if file is not None and file.suffix.lower() not in kinds:
+        raise InputError("--plot", str(file), "is of no kind that is drawn", f"name a {' or '.join(kinds)} file")
+    require_writable("--plot", file)
+
+
 def console() -> Console:
     """Return a console as wide as the terminal, or 120 columns where output is no terminal; no table that it prints
     breaks a word, and names from files are no markup."""

@@ -28,7 +28,8 @@ def nodes(p: Placement, axis: str, width: int) -> Text:
     hosts = list(p.ranks_by_host())
     cell = len(str(p.world - 1)) + 1
     label = max(len(p.topology.hosts[host]) for host, _ in hosts) + 1
-    per_line = max(1, min(max(len(ranks) for _, ranks in hosts), (width - label - 30) // cell))
+    beside = min(max(len(held(p, ranks)) for _, ranks in hosts[:NODES_SHOWN]) + 3, width - label - 4 * cell)
+    per_line = max(1, min(max(len(ranks) for _, ranks in hosts), (width - label - beside) // cell))
     out = Text(no_wrap=True)
     for host, ranks in hosts[:NODES_SHOWN]:
         for start in range(0, len(ranks), per_line):

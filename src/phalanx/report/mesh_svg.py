@@ -7,7 +7,7 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from phalanx.plan.placement.placement import Placement, axis_groups, axis_names
+from phalanx.plan.placement.placement import Placement, axis_groups
 from phalanx.report.mesh import COLOURS, cube, held
 
 NODES_DRAWN = 128
@@ -38,7 +38,6 @@ def nodes_svg(p: Placement, axis: str, rank: int | None = None) -> str:
         for j, r in enumerate(ranks.tolist()):
             x, y = left + 2 * _GAP + j % columns * (_GPU + _GAP), top + 20 + j // columns * (_GPU + _GAP)
             body += _gpu(p, r, x, y, COLOURS[group[r] % len(COLOURS)] if r in group else "#ffffff", strokes.get(r))
-    height = _TOP + -(-len(drawn) // per_row) * (high + 12) + 22 + 16 * len(axis_names(p.mesh))
     foot = [f"... and {len(hosts) - len(drawn):,} more nodes"] if len(hosts) > len(drawn) else []
     foot += [
         f"{row.axis}: {row.groups:,} groups of {row.size:,}, over " + ", ".join(row.tiers) for row in axis_groups(p)
@@ -50,7 +49,7 @@ def nodes_svg(p: Placement, axis: str, rank: int | None = None) -> str:
         peers = ", ".join(name for name, size in p.mesh.axes if size > 1)
         title += f"; outlined: rank {rank} (thickest) and its groups of {peers}"
     width = max(28 + min(per_row, len(drawn)) * (wide + 14), 7 * len(title))
-    return _svg(width, height + 16 * len(foot), title, body)
+    return _svg(width, lowest + 16 * len(foot), title, body)
 
 
 def _strokes(p: Placement, rank: int | None) -> dict[int, str]:
@@ -81,17 +80,19 @@ def _gpu(p: Placement, rank: int, x: float, y: float, fill: str, peer: str | Non
 
 def cube_svg(p: Placement, axis: str) -> str:
     """Draw the three largest axes as a cube of ranks in parallel projection: columns to the right, rows down, depth
-    to the back; coloured by the groups of `axis`."""
+    to the back, with its slices pulled apart so that every rank is seen; coloured by the groups of `axis`."""
     (depth, rows, columns), ranks = cube(p)
     group = {int(r): i for i, members in enumerate(p.mesh.groups(axis)) for r in members}
     d, h, w = ranks.shape
     step = _SIDE + 6
     body: list[str] = []
-    left, top = 70, 60 + d * step * 0.62
+    left, top = 40, 60 + d * _DEPTH
+    apart = w * step + 2 * _DEPTH  # from one slice to the next
+    body += [_edge(left, top, k, j, w, h, (d - 1) * apart) for k in (0, 1) for j in (0, 1) if d > 1]
     for i in reversed(range(d)):  # what is at the back is drawn first
         for j in reversed(range(h)):
             for k in range(w):
-                x, y = left + k * step + i * step * 0.62, top + j * step * 1.25 - i * step * 0.62
+                x, y = left + k * step + i * apart, top + j * step * 1.25 - i * _DEPTH
                 rank = int(ranks[i, j, k])
                 body += _small_cube(p, rank, x, y, COLOURS[group.get(rank, 0) % len(COLOURS)])
     bottom = top + h * step * 1.25 + 22
@@ -102,8 +103,17 @@ def cube_svg(p: Placement, axis: str) -> str:
     if d > 1:
         body.append(f'<text x="{left}" y="{bottom + 32}">{depth} 0 ... {d - 1}, to the back</text>')
     title = f"{p.strategy}: {' x '.join(str(n) for n in ranks.shape)} ranks, coloured by the groups of {axis}"
-    width = max(left + w * step + d * step * 0.62 + 40, 7 * len(title))
+    width = max(left + d * apart + 10, 7 * len(title))
     return _svg(width, bottom + 50, title, body)
+
+
+def _edge(left: float, top: float, right: int, low: int, w: int, h: int, apart: float) -> str:
+    """Draw an edge of the cube from its front to its back slice, behind both."""
+    step = _SIDE + 6
+    x, y = left + right * (w - 1) * step + _SIDE / 2, top + low * (h - 1) * step * 1.25 + _SIDE / 2
+    back = _DEPTH * apart / (w * step + 2 * _DEPTH)
+    ends = f'x1="{x:.1f}" y1="{y:.1f}" x2="{x + apart:.1f}" y2="{y - back:.1f}"'
+    return f'<line {ends} stroke="#999" stroke-dasharray="3 3"/>'
 
 
 def _small_cube(p: Placement, rank: int, x: float, y: float, fill: str) -> Iterator[str]:

@@ -22,7 +22,9 @@ def canonical(plan: Plan, to: str, stack: Stack) -> tuple[Strategy, StackOptions
         if getattr(s, name) != FIELDS[name].default:
             other = replace(s, **{name: FIELDS[name].default})
             s = other if _files(replace(plan, strategy=other), to) == written else s
-    for name in list(options):
+    for name in [*options, *options]:  # one may have been there for another
+        if name not in options:
+            continue
         other = {n: v for n, v in options.items() if n != name}
         same = replace(plan, options=StackOptions(**other))
         options = other if _files(same, to) == written else options

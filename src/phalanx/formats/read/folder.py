@@ -4,7 +4,8 @@ train.sh                 arguments of Megatron-LM; for the others how many nodes
 phalanx_plan.py          torchtitan's configuration, read as text
 ds_config.json           DeepSpeed's table, with training_arguments.json, config.json (the model) and train.py
 accelerate.yaml          accelerate's, with the same
-config.yaml              nanotron's
+config.yml               MaxText's
+config.yaml              nanotron's, or a ConfigContainer of Megatron-Bridge
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from phalanx.formats.read import bridge
 from phalanx.spec.documents import read_text
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import make_model
@@ -22,7 +24,7 @@ from phalanx.spec.model.spec import ModelSpec
 
 _LARGEST = 2**20  # bytes of a train.py
 Document = Callable[[Path], dict[str, Any]]
-FILES = ("train.sh", "ds_config.json", "accelerate.yaml", "config.yaml", "phalanx_plan.py")
+FILES = ("train.sh", "ds_config.json", "accelerate.yaml", "config.yaml", "config.yml", "phalanx_plan.py")
 """Names of which a folder with a configuration has one."""
 
 
@@ -42,8 +44,10 @@ def tables(folder: Path, document: Document) -> tuple[str, dict[str, Any]]:
         return "hf", {"launch": launch, "env": env, "args": arguments, "deepspeed_json": deepspeed}
     if accelerate := of("accelerate.yaml"):
         return "accelerate", {**accelerate, **({"training_arguments": arguments} if arguments else {})}
-    if nanotron := of("config.yaml"):
-        return "nanotron", nanotron
+    if config := of("config.yaml"):
+        return ("nemo", {**config, "launch": launch}) if bridge.is_container(config) else ("nanotron", config)
+    if maxtext := of("config.yml"):
+        return "maxtext", {**maxtext, **({"env": env} if env else {})}
     if started.get("args"):
         return "megatron", started
     raise InputError("file", str(folder), f"is a folder without any of {', '.join(FILES)}", "name the file")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from phalanx.formats.read import bridge
 from phalanx.formats.read import megatron_options as beyond
 from phalanx.formats.read.configuration import Config, Configuration, Keys, Layout, count, divided, product, truth
 
@@ -36,6 +37,8 @@ _TYPES = {
 def read(config: Config, world: int | None = None) -> Configuration:
     """Read a file of the family: each name is looked for where its releases have it. One that has Megatron's names
     and lacks a degree has 1."""
+    if bridge.is_container(config):
+        return bridge.read(config, world)
     keys = Keys(config)
 
     def of(meaning: str, *names: str) -> Any:
