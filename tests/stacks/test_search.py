@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from phalanx.commands.question import Asked, read
 from phalanx.plan.question import cluster_named, model_named, pricing_by_gpus
 from phalanx.plan.search import space
 from phalanx.plan.search.column_pricing import Pricing
+from phalanx.plan.search.compare_stacks import compare
 from phalanx.plan.search.condition_cost import condition_costs
 from phalanx.plan.search.limits import conditions
 from phalanx.plan.search.planner import answer, best_on
@@ -254,3 +256,22 @@ def test_options_are_in_the_plan_and_old_plans_are_read(tmp_path: Path) -> None:
     assert plans.from_dict(plain, "plan.json").options == StackOptions()
     with pytest.raises(InputError, match="no such field"):
         plans.from_dict(plain | {"options": {"mastr": "float16"}}, "plan.json")
+
+
+def test_stacks_side_by_side_are_what_each_finds_alone() -> None:
+    asked = pricing("megatron-core", line="tp<=2, zero<=1, pp<=2")
+    found = {f.name: f for f in compare(lambda name: replace(asked, stack=name), 16)}
+    assert set(found) == set(ROWS)
+    for name in ("megatron-core", "megatron-core-0.14", "megatron-bridge", "fsdp2"):
+        alone = best_on(replace(asked, stack=name), 16)
+        assert alone is not None
+        assert (found[name].best, found[name].seconds, found[name].mfu) == alone
+
+
+@pytest.mark.parametrize(("strategy", "says"), [("zero=3,tp=2", "strategy.zero = 3"), ("zero=1,tp=2", "")])
+def test_a_price_says_where_the_stack_does_not_run_the_strategy(strategy: str, says: str) -> None:
+    asked = Asked(None, "llama3-8b", "dgx-h100", 16, 64, 4096, strategy, "megatron-core")
+    question = read(asked)
+    assert question.refused.startswith(says)
+    assert bool(question.refused) == bool(says) == ("does not run it" in question.heading)
+    assert ("refused" in question.as_json()) == bool(says)

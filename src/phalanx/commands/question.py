@@ -38,7 +38,7 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy import spec as strategies
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
-from phalanx.stacks.registry import ROWS
+from phalanx.stacks.registry import ROWS, facts
 
 DEFAULT_STACK = "megatron-core"
 OWN_STACK = "phalanx"
@@ -132,7 +132,18 @@ class Question:
         """The line that every output begins with: whose step it is, in which numbers, and where dp is from."""
         how = "exactly, as our own runtime runs it" if self.exact else "by fitted formulas"
         options = f"; {self.pricing.extra}" if self.exact is None and self.pricing.extra.changed() else ""
-        return f"stack {self.stack}, priced {how}; precision {self.precision}; {self.dp_rule}{options}"
+        line = f"stack {self.stack}, priced {how}; precision {self.precision}; {self.dp_rule}{options}"
+        return f"{line}\n{self.stack} does not run it: {self.refused}" if self.refused else line
+
+    @cached_property
+    def refused(self) -> str:
+        """Why the stack's row refuses the strategy that is priced, in one line; "" if it runs it or has no row."""
+        row, s = ROWS.get(self.stack), self.strategy
+        if row is None or s is None or self.exact is not None:
+            return ""
+        p = self.pricing
+        refusal = row.refusal(s, p.extra, facts(p.model, p.job, s))
+        return "" if refusal is None else str(refusal.error(row.name))
 
     def as_json(self) -> dict[str, Any]:
         """Return the key `question` of every command's JSON."""
@@ -149,6 +160,7 @@ class Question:
             "stack": self.stack,
             "precision": self.precision,
             "options": {} if self.exact else self.pricing.extra.changed(),
+            **({"refused": self.refused} if self.refused else {}),
         }
 
 

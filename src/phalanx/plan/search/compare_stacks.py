@@ -1,45 +1,114 @@
-"""The same question under every stack that has a row: what each would run, and how long its step takes."""
+"""The same question under every stack that has a row: what each would run, and how long its step takes.
+
+Rows that differ in options alone, such as two releases, share the first pass of a search, which sets none; the groups
+are searched side by side in processes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import get_all_start_methods, get_context
 
 from phalanx.plan.search.column_pricing import Pricing
-from phalanx.plan.search.planner import best_on
+from phalanx.plan.search.planner import best_of, first_pass
 from phalanx.plan.search.priced import PricedStrategy
 from phalanx.spec.errors import InputError
 from phalanx.stacks.registry import ROWS
 from phalanx.stacks.stack import Stack
+
+_WORKERS = 4
+"""Processes at most: more have nothing to do beside the longest search."""
+_HARMLESS = ("signs of life",)
+"""Threads that a fork may lose: they hold nothing that a search needs."""
 
 
 @dataclass(frozen=True)
 class OfStack:
     """A stack's best strategy, its step in seconds and its MFU; or why it has none."""
 
-    row: Stack
+    name: str
     best: PricedStrategy | None = None
     seconds: float = float("inf")
     mfu: float = 0.0
     reason: str = ""
 
+    @property
+    def row(self) -> Stack:
+        """What the stack can do."""
+        return ROWS[self.name]
+
 
 def compare(pricing: Callable[[str], Pricing], gpus: int) -> list[OfStack]:
     """Return every stack's best strategy on so many GPUs, the fastest first. `pricing`: the question under a
     stack."""
-    found = [_of(row, pricing(name), gpus) for name, row in ROWS.items()]
-    return sorted(found, key=lambda f: f.seconds)
+    groups: list[list[str]] = []
+    for name, row in ROWS.items():
+        same = next((g for g in groups if _alike(ROWS[g[0]], row)), None)
+        groups.append([name]) if same is None else same.append(name)
+    questions = [[replace(pricing(name), stack=name) for name in group] for group in groups]
+    found = [answer for answers in _each(questions, gpus) for answer in answers]
+    return sorted(found, key=lambda f: (f.seconds, list(ROWS).index(f.name)))
 
 
-def _of(row: Stack, pricing: Pricing, gpus: int) -> OfStack:
-    for name, value in pricing.extra.changed().items():
-        if name not in row.options or not row.options[name].allows(value):
-            return OfStack(row, reason=f"has no {name}={value}")
+def _each(questions: list[list[Pricing]], gpus: int) -> Iterator[list[OfStack]]:
+    """Search each group's strategies: in processes where this one has no other threads, which a fork would lose."""
+    workers = min(_WORKERS, os.cpu_count() or 1)
+    others = [t for t in threading.enumerate() if t is not threading.main_thread() and t.name not in _HARMLESS]
+    if workers == 1 or others or "fork" not in get_all_start_methods():
+        yield from (_of(group, gpus) for group in questions)
+        return
+    with ProcessPoolExecutor(workers, get_context("fork"), _take, (questions, gpus)) as pool:
+        yield from pool.map(_taken, range(len(questions)))
+
+
+_GIVEN: list[tuple[list[list[Pricing]], int]] = []
+"""In a worker: what it was forked with. Conditions of a question are functions, which no queue carries."""
+
+
+def _take(questions: list[list[Pricing]], gpus: int) -> None:
+    _GIVEN[:] = [(questions, gpus)]
+
+
+def _taken(index: int) -> list[OfStack]:
+    questions, gpus = _GIVEN[0]
+    return _of(questions[index], gpus)
+
+
+def _alike(one: Stack, other: Stack) -> bool:
+    """Whether the first pass of a search is the same under two rows: they may differ in options alone."""
+    return (
+        one.constants == other.constants
+        and one.modules == other.modules
+        and all(other.strategy[field].values == entry.values for field, entry in one.strategy.items())
+        and [r.when for r in one.rules] == [r.when for r in other.rules]
+    )
+
+
+def _of(group: list[Pricing], gpus: int) -> list[OfStack]:
+    """Search once for rows that are alike, and set each one's options."""
+    rows = [ROWS[p.stack] for p in group]
+    lacking = [_lacking(row, p) for row, p in zip(rows, group, strict=True)]
+    first = next((p for p, reason in zip(group, lacking, strict=True) if not reason), None)
     try:
-        found = best_on(replace(pricing, stack=row.name), gpus)
+        explored = None if first is None else first_pass(first, gpus)
     except InputError as error:
-        return OfStack(row, reason=error.reason)
-    if found is None:
-        return OfStack(row, reason="nothing fits, or nothing is within the conditions")
-    best, seconds, mfu = found
-    return OfStack(row, best, seconds, mfu)
+        return [OfStack(row.name, reason=reason or error.reason) for row, reason in zip(rows, lacking, strict=True)]
+    answers = []
+    for row, p, reason in zip(rows, group, lacking, strict=True):
+        if reason or explored is None:
+            answers.append(OfStack(row.name, reason=reason or "nothing fits, or nothing is within the conditions"))
+        else:
+            answers.append(OfStack(row.name, *best_of(p, explored)))
+    return answers
+
+
+def _lacking(row: Stack, pricing: Pricing) -> str:
+    """Return which option of a question a row has not; "" if it has all."""
+    for option, value in pricing.extra.changed().items():
+        if option not in row.options or not row.options[option].allows(value):
+            return f"has no {option}={value}"
+    return ""

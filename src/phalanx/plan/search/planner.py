@@ -233,12 +233,21 @@ _FOR_OPTIONS = 6
 
 def best_on(pricing: Pricing, gpus: int) -> tuple[PricedStrategy, float, float] | None:
     """Return the best strategy on so many GPUs, its step time in seconds and its MFU; None if nothing fits."""
+    explored = first_pass(pricing, gpus)
+    return None if explored is None else best_of(pricing, explored)
+
+
+def first_pass(pricing: Pricing, gpus: int) -> Exploration | None:
+    """Return the strategies that the formulas choose on so many GPUs; None if nothing is legal or fits."""
     try:
         explored = branch_and_bound.explore(pricing, gpus, pricing.options, keep=1)
     except InputError:
         return None
-    if not len(explored.rows):
-        return None
+    return explored if len(explored.rows) else None
+
+
+def best_of(pricing: Pricing, explored: Exploration) -> tuple[PricedStrategy, float, float]:
+    """Return the best of a first pass by the second, with the options of the stack that make it faster."""
     rows = dict.fromkeys([int(explored.order[0]), *best_of_each_family(explored)])
     fastest = [explored.rows.strategy(int(row)) for row in explored.order[:_FOR_OPTIONS]]
     pricing = with_best_options(pricing, fastest)
