@@ -262,23 +262,6 @@ def pipeline(name: str, micro_batches: int = 4) -> None:
         optimizer.zero_grad()
 
 
-def context_parallel() -> None:
-    """torch's experimental context parallelism: attention over a ring, gradients over the same ranks."""
-    from torch.distributed.tensor.experimental import context_parallel as cp
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("cp",))
-    model = Model()
-    fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters())
-    for _ in range(STEPS):
-        tokens = torch.randint(0, VOCAB, (2, 8 * dist.get_world_size()))
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION), cp(mesh, buffers=[tokens], buffer_seq_dims=[1]):
-            _loss(model(tokens), tokens).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 PROGRAMS: dict[str, tuple[Callable[..., None], dict[str, Any], tuple[int, ...]]] = {
     "ddp": (ddp, {}, (2, 4)),
     "ddp, small buckets": (ddp, {"bucket_cap_mb": 0.02}, (2, 4)),
@@ -314,7 +297,6 @@ PROGRAMS: dict[str, tuple[Callable[..., None], dict[str, Any], tuple[int, ...]]]
         )
     },
     "ScheduleDualPipeV": (pipeline, {"name": "ScheduleDualPipeV", "micro_batches": 8}, (2, 4)),
-    "context parallel": (context_parallel, {}, (2, 4)),
 }
 
 
