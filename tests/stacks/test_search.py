@@ -245,8 +245,10 @@ def test_published_recipes_fit_as_they_did() -> None:
 
 def test_options_are_in_the_plan_and_old_plans_are_read(tmp_path: Path) -> None:
     p = pricing("megatron-core", line="first_moment=bfloat16, optimizer_offload=0.5, loss_as_layer=1")
-    choices = {"cluster": {"preset": "dgx-h100", "nodes": 2}, "stack": "megatron-core"}
-    plan = Plan(p.model, p.cluster, p.job, Strategy(dp=16), Train(), choices, {}, p.extra)
+    choices = {"cluster": {"preset": "dgx-h100", "nodes": 2}, "stack": "megatron-core", "tokens": ""}
+    choices |= {"transport": "auto", "peak_flops_per_s": 989e12}
+    prediction = {"step_time_s": 1.0, "memory_bytes": 1}
+    plan = Plan(p.model, p.cluster, p.job, Strategy(dp=16), Train(), choices, prediction, p.extra)
     plans.write(plan, tmp_path / "plan.json")
     assert plans.read(tmp_path / "plan.json").options == p.extra
     plain = plans.to_dict(replace(plan, options=StackOptions()))

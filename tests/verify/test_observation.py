@@ -138,7 +138,7 @@ def test_an_observation_is_priced_and_compared(script: Path) -> None:
     assert "reduce_scatter" in out
     for words, message in (
         (["predict", "observed.json"], "--cluster: is missing"),
-        (["predict", "train.py", "--cluster", "dgx-h100"], "plan = 'train.py': is not JSON"),
+        (["predict", "train.py", "--cluster", "dgx-h100"], "is Python, which is not run"),
         (["compare", "train.py", "plan.json"], "file = 'train.py': is Python, which is not run"),
     ):
         code, out, err = phalanx(script, *words)
@@ -170,7 +170,7 @@ def test_a_program_is_compared_with_a_plan() -> None:
                 (*events, *more),
                 flops,
                 {},
-                program.peak_bytes,
+                expand(Layout(spec, job, strategy).rank_view(number)).peak_bytes,
                 "B",
                 "",
                 (),
