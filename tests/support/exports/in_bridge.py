@@ -21,6 +21,7 @@ pretend("megatron.energon", "nltk", "timm", "open_clip", "mlflow", "PIL", "tenso
 def derive(case: dict[str, Any]) -> dict[str, Any]:
     """Build and validate; return what Megatron derives."""
     _a_gpu()
+    Path("PRETRAINED").mkdir()  # an adapter's checkpoint has to be there
     os.environ |= {"WORLD_SIZE": str(case["world"]), "RANK": "0", "LOCAL_RANK": "0"}
     sys.modules.pop("pretrain_plan", None)
     importlib.invalidate_caches()
