@@ -143,9 +143,9 @@ class Theirs:
         self.schedule.step(*inputs, target=targets, losses=losses, return_outputs=False)
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         square = torch.stack(torch._foreach_norm(gradients)).square().sum()
-        told = torch.stack([sum(losses, torch.zeros(())).detach(), square])
-        dist.all_reduce(told)
-        loss, square_there = told.tolist()
+        sums = torch.stack([sum(losses, torch.zeros(())).detach(), square])
+        dist.all_reduce(sums)
+        loss, square_there = sums.tolist()
         torch._foreach_mul_(gradients, min(1.0, self.job.clip / (square_there**0.5 + 1e-6)))
         self.optimizer.step()
         return float(loss)

@@ -177,10 +177,10 @@ def _in_words(counts: dict[str, int]) -> str:
 
 def main() -> None:
     """Observe every case and write the page and its data."""
-    found = [observe(case) for case in CASES]
-    about = {"torch": torch.__version__, "world": WORLD, "micro_batches": MICRO_BATCHES, "cases": found}
+    observations = [observe(case) for case in CASES]
+    about = {"torch": torch.__version__, "world": WORLD, "micro_batches": MICRO_BATCHES, "cases": observations}
     (_DOCS / "stacks_observed.json").write_text(json.dumps(about, indent=1) + "\n")
-    (_DOCS / "stacks_observed.md").write_text(page(found))
+    (_DOCS / "stacks_observed.md").write_text(page(observations))
 
 
 if __name__ == "__main__":

@@ -139,8 +139,8 @@ def main() -> None:
                 where[1][p.rows.kind + part] = rounded(table)
 
         put((chips, libraries), problem, x)
-        found = float(100 * np.median(np.abs(np.expm1(problem.residuals(x)))))
-        print(f"{kind}: median {found:.1f} %", flush=True)
+        percent = float(100 * np.median(np.abs(np.expm1(problem.residuals(x)))))
+        print(f"{kind}: median {percent:.1f} %", flush=True)
         for gpu in np.unique(rows.gpus):
             other = Problem(rows.only(rows.gpus != gpu))
             put(without.setdefault(str(gpu), ({}, {})), other, other.fit(steps=12))

@@ -54,12 +54,12 @@ def compare(
 
         require_writable("--report", report)
         asked = Asked(None, model, cluster, gpus, batch, seq, None, stack, precision)
-        found = sides(what, asked)
-        rows = differing([side.settings for side in found])
+        compared = sides(what, asked)
+        rows = differing([side.settings for side in compared])
         if as_json:
             print_json(
                 {
-                    "sides": [{**asdict(s), "strategy": str(s.strategy), "settings": None} for s in found],
+                    "sides": [{**asdict(s), "strategy": str(s.strategy), "settings": None} for s in compared],
                     "settings_that_differ": {name: values for name, values in rows},
                 }
             )
@@ -68,10 +68,10 @@ def compare(
         if report is not None:
             from phalanx.report.html.comparison import report as page_of
 
-            report.write_text(page_of(found, rows))
+            report.write_text(page_of(compared, rows))
             announce(f"report: {report}")
-        for line in tables.legend(found):
+        for line in tables.legend(compared):
             screen.print(line, highlight=False, soft_wrap=True)
-        for grid in (tables.figures(found), tables.time(found), tables.memory(found)):
+        for grid in (tables.figures(compared), tables.time(compared), tables.memory(compared)):
             screen.print(grid)
-        screen.print(tables.settings(rows, len(found)) if rows else "no setting differs")
+        screen.print(tables.settings(rows, len(compared)) if rows else "no setting differs")

@@ -92,8 +92,8 @@ def show_better(o: Observation, asked: Asked, headroom: float, out: Path, as_jso
         if plan is not None:
             best = {"strategy": str(plan.strategy), **plan.prediction, "options": plan.options.changed()}
         rows = [_as_json(p) for p in ranks]
-        found = [asdict(f) for f in findings]
-        print_json({"program": o.program, "now": rows, "findings": found, "better": best})
+        shown = [asdict(f) for f in findings]
+        print_json({"program": o.program, "now": rows, "findings": shown, "better": best})
         return
     screen = console()
     screen.print(figures(ranks))
@@ -157,10 +157,10 @@ def show_differences(o: Observation, plan: Path, as_json: bool) -> None:
     from phalanx.report.observed_price import differences
     from phalanx.spec.files import plan as plans
 
-    found = differences_of(o, plans.read(plan / "plan.json" if plan.is_dir() else plan))
+    differing = differences_of(o, plans.read(plan / "plan.json" if plan.is_dir() else plan))
     if as_json:
-        print_json([{**asdict(d), "differs": d.differs} for d in found])
+        print_json([{**asdict(d), "differs": d.differs} for d in differing])
     else:
-        console().print(differences(found))
-    if any(d.differs for d in found):
+        console().print(differences(differing))
+    if any(d.differs for d in differing):
         raise typer.Exit(FAILED)

@@ -218,7 +218,7 @@ def pipeline_prove(
     from phalanx.schedule.pipeline.torch_csv import cells
     from phalanx.spec.errors import InputError
 
-    found = []
+    proofs = []
     with exit_on_error():
         others = [name for name in names or SCHEDULES if not name.endswith(".csv")]
         if slots and others:
@@ -232,18 +232,18 @@ def pipeline_prove(
                     prove_slots(schedule, cells(Path(name)))
                 proof = prove(schedule)
             except Unproved as error:
-                found.append({"schedule": schedule.name, "proved": False, "reason": str(error)})
+                proofs.append({"schedule": schedule.name, "proved": False, "reason": str(error)})
                 if not as_json:
                     print(f"{schedule.name}: {error}")
                 continue
             row = {"messages": proof.messages, "live_by_rank": list(proof.peak)}
-            found.append({"schedule": schedule.name, "proved": True, **row})
+            proofs.append({"schedule": schedule.name, "proved": True, **row})
             if not as_json:
                 live = ", ".join(map(str, proof.peak))
                 print(f"{schedule.name}: proved; {proof.messages} messages; live at most, by rank: {live}")
         if as_json:
-            print_json(found)
-        if not all(row["proved"] for row in found):
+            print_json(proofs)
+        if not all(row["proved"] for row in proofs):
             raise typer.Exit(FAILED)
 
 

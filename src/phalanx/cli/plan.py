@@ -161,9 +161,9 @@ def _compare_stacks(asked: Question, headroom: float, as_json: bool) -> str:
     from phalanx.spec.errors import InputError
 
     base = replace(asked.pricing, headroom=headroom)
-    found = compare(lambda name: replace(base, stack=name), asked.gpus)
-    if found[0].best is None:
-        raise InputError("--stack", "all", f"no stack has an answer: {found[0].row.name} {found[0].reason}")
+    answers = compare(lambda name: replace(base, stack=name), asked.gpus)
+    if answers[0].best is None:
+        raise InputError("--stack", "all", f"no stack has an answer: {answers[0].row.name} {answers[0].reason}")
     if as_json:
         rows = [
             {
@@ -175,14 +175,14 @@ def _compare_stacks(asked: Question, headroom: float, as_json: bool) -> str:
                 "memory_bytes": None if f.best is None else int(f.best.bytes_),
                 "reason": f.reason,
             }
-            for f in found
+            for f in answers
         ]
         print_json({"question": asked.as_json() | {"stack": "all"}, "stacks": rows})
     else:
         from phalanx.report.stacks import stacks
 
-        console().print(stacks(found))
-    return found[0].row.name
+        console().print(stacks(answers))
+    return answers[0].row.name
 
 
 def _cheapest(offered: list[Offer], goal: Goal, job: Job, deadline: float | None) -> Offer:

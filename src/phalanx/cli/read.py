@@ -56,8 +56,8 @@ def read(
             from phalanx.spec.files import plan as plans
 
             require_writable("--out", out)
-            made, notes = plan_of_configuration(reading, paths[0], Asked(None, model, cluster, gpus, batch, seq))
-            plans.write(made, out)
+            read_plan, notes = plan_of_configuration(reading, paths[0], Asked(None, model, cluster, gpus, batch, seq))
+            plans.write(read_plan, out)
             announce(f"plan: {out}")
             show_notes(tuple(note for note in notes if note not in reading.notes))
         else:

@@ -178,15 +178,17 @@ def _launch(plan: ServingPlan, what: str, as_json: bool) -> None:
     if what == "dynamo":
         print(manifest(plan), end="")
         return
-    made = launch(plan)
+    launch_line = launch(plan)
     if as_json:
-        print_json(asdict(made))
+        print_json(asdict(launch_line))
         return
-    for name, content in made.files.items():
+    for name, content in launch_line.files.items():
         print(f"# {name}\n{content}")
-    for command in made.commands:
-        print(f"# {command.title}, node {command.node} ({made.engine} {made.version})\n{command.line()}\n")
-    for note in made.notes:
+    for command in launch_line.commands:
+        print(
+            f"# {command.title}, node {command.node} ({launch_line.engine} {launch_line.version})\n{command.line()}\n"
+        )
+    for note in launch_line.notes:
         announce(f"note: {note}")
 
 

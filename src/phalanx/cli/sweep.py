@@ -39,12 +39,12 @@ def sweep(
         file = job_file.load(Path(job), overrides or ())
         show_notes(file.notes)
         require_this_machine(file)
-        found = run(file, steps, announce)
-        for line, reason in found.refused:
+        swept = run(file, steps, announce)
+        for line, reason in swept.refused:
             announce(f"left out: {line}: {reason}")
-        if found.runs:
-            print_sheets([sheet(found, steps)], as_json, as_csv, plot)
-        if found.interrupted:
+        if swept.runs:
+            print_sheets([sheet(swept, steps)], as_json, as_csv, plot)
+        if swept.interrupted:
             raise typer.Exit(INTERRUPTED)
-        if any(r.differs for r in found.runs):
+        if any(r.differs for r in swept.runs):
             raise typer.Exit(FAILED)

@@ -156,8 +156,8 @@ def score_recipe(c: Case) -> RecipeScore:
     that cannot be run."""
     pricing, (theirs, _) = question(c), options_of(c.row, expert(c))
     own = price_expert(c, pricing)
-    found = best_on(pricing, c.strategy.world)
-    best = found[0] if found else None
+    winner = best_on(pricing, c.strategy.world)
+    best = winner[0] if winner else None
     return RecipeScore(
         question=question_name(c),
         family=c.row.family,

@@ -119,15 +119,15 @@ def improve(reading: Reading, q: Question, headroom: float, cluster: str) -> Imp
 
     prices = _Prices(q, pricing)
     now = prices.of(q.strategy, own)
-    found = answer(pricing, q.gpus)
-    s = found.best.strategy
-    options = _as_in_file(prices, s, found.pricing.extra, own)
+    searched = answer(pricing, q.gpus)
+    s = searched.best.strategy
+    options = _as_in_file(prices, s, searched.pricing.extra, own)
     words = _Settings(reading, q)
     better = _needed(prices, now, _written(prices, words, now, prices.of(s, options)))
     refusal = ROWS[q.stack].refusal(q.strategy, own, facts(q.pricing.model, q.pricing.job, q.strategy))
     refused = "" if refusal is None else f"{refusal.field} = {refusal.value} {refusal.reason} ({refusal.source})"
     if now.fits and not refused and better.seconds > (1 - _WORTH) * now.seconds:
-        return Improvement(now, now, (), None, found.evaluated, found.seconds)
+        return Improvement(now, now, (), None, searched.evaluated, searched.seconds)
     steps = _steps(prices, now, better)
     changes, before = [], now
     for names, alone, reason, after in steps:
@@ -136,10 +136,10 @@ def improve(reading: Reading, q: Question, headroom: float, cluster: str) -> Imp
         before = after
     from phalanx.commands.priced_plan import plan_of
 
-    best = replace(found.pricing, extra=better.options)
+    best = replace(searched.pricing, extra=better.options)
     x = AnalyticSubject(lambda _: best, better.strategy, q.gpus)
     plan = plan_of(best, x.priced, x.run, x.mfu, cluster, q.precision)
-    return Improvement(now, better, tuple(changes), plan, found.evaluated, found.seconds, refused)
+    return Improvement(now, better, tuple(changes), plan, searched.evaluated, searched.seconds, refused)
 
 
 class _Prices:
@@ -152,21 +152,21 @@ class _Prices:
     def of(self, s: Strategy, options: StackOptions, legal: bool = False) -> State:
         """Return the price. Raises InputError for a strategy that is not legal; with `legal`, also for one that the
         stack refuses."""
-        found = self.known.get((s, options))
-        if found is None:
+        price_or_error = self.known.get((s, options))
+        if price_or_error is None:
             try:
-                found = self._priced(s, options)
+                price_or_error = self._priced(s, options)
             except InputError as error:
-                found = error
-            self.known[s, options] = found
-        if isinstance(found, InputError):
-            raise found
+                price_or_error = error
+            self.known[s, options] = price_or_error
+        if isinstance(price_or_error, InputError):
+            raise price_or_error
         if legal:
             p = self.q.pricing
             refusal = ROWS[self.q.stack].refusal(s, options, facts(p.model, p.job, s))
             if refusal is not None:
                 raise refusal.error(self.q.stack)
-        return found
+        return price_or_error
 
     def _priced(self, s: Strategy, options: StackOptions) -> State:
         def on(count: int) -> Pricing:
@@ -177,19 +177,19 @@ class _Prices:
         return State(s, options, p.seconds, p.bytes_, p.fits, x.mfu, x.run.blocks)
 
 
-def _as_in_file(prices: _Prices, s: Strategy, found: StackOptions, own: StackOptions) -> StackOptions:
+def _as_in_file(prices: _Prices, s: Strategy, searched_options: StackOptions, own: StackOptions) -> StackOptions:
     """Return the options of a search, with each that the file sets kept where another is no better."""
     for name in _FREE:
         kept = getattr(own, name)
-        if kept != getattr(found, name):
-            other = StackOptions(**found.changed() | {name: kept})
+        if kept != getattr(searched_options, name):
+            other = StackOptions(**searched_options.changed() | {name: kept})
             try:
                 there = prices.of(s, other, legal=True)
             except InputError:
                 continue
-            if there.fits and there.seconds <= (1 + _WORTH) * prices.of(s, found).seconds:
-                found = other
-    return found
+            if there.fits and there.seconds <= (1 + _WORTH) * prices.of(s, searched_options).seconds:
+                searched_options = other
+    return searched_options
 
 
 def _written(prices: _Prices, words: _Settings, now: State, better: State) -> State:
@@ -245,14 +245,14 @@ def _best(
     prices: _Prices, state: State, better: State, tried: Sequence[tuple[int, ...]], left: Sequence[tuple[str, ...]]
 ) -> tuple[tuple[int, ...], State] | None:
     """Return the groups of `left`, of those tried, that bring most, and what they give; None where none is legal."""
-    found = []
+    candidates = []
     for chosen in tried:
         try:
             there = _with(prices, state, better, tuple(n for i in chosen for n in left[i]))
         except InputError:
             continue
-        found.append((not there.fits, there.seconds, chosen, there))
-    return min(found, key=lambda f: f[:3])[2:] if found else None
+        candidates.append((not there.fits, there.seconds, chosen, there))
+    return min(candidates, key=lambda f: f[:3])[2:] if candidates else None
 
 
 def _alone(prices: _Prices, now: State, better: State, names: tuple[str, ...]) -> tuple[State | None, str]:

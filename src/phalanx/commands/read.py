@@ -78,11 +78,11 @@ def read(paths: Sequence[Path], kind: str | None = None, gpus: int | None = None
     """Read a configuration; `gpus`: its ranks, where it leaves them open. Raises InputError."""
     if gpus is not None:
         names.require_counts(("--gpus", gpus))
-    found, config = files.read(paths, kind, gpus)
-    stated = found.layout.world
+    configuration, config = files.read(paths, kind, gpus)
+    stated = configuration.layout.world
     if gpus is not None and stated is not None and stated != gpus:
-        found = files.READERS[found.kind](config, gpus)
-    return Reading(found, tuple(lint(config, found)), _notes(found, config), config)
+        configuration = files.READERS[configuration.kind](config, gpus)
+    return Reading(configuration, tuple(lint(config, configuration)), _notes(configuration, config), config)
 
 
 def _notes(c: Configuration, config: Config) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ def of_run(folder: Path) -> str:
     """Return the page of a run that has ended, was interrupted or still trains. Raises InputError."""
     if not folder.is_dir():
         raise InputError("RUN", str(folder), "is no folder of a run", "name one, such as runs/NAME")
-    made = plan.read(folder / "plan.json")
+    trained = plan.read(folder / "plan.json")
     steps = metrics(folder) if (folder / "metrics.jsonl").exists() else []
     for i, row in enumerate(steps):
         numbers = ("step", "step_time_s", "tokens_per_s", "mem_bytes")
@@ -29,7 +29,7 @@ def of_run(folder: Path) -> str:
             raise InputError("RUN", str(folder), f"line {i + 1} of metrics.jsonl is of no run of this version")
     taken = [row for row in steps if row["loss"] is not None]  # the others were skipped
     return report(
-        folder.name, made, taken, compared(made.prediction, _json(folder / "recorded.json")), _events(folder)
+        folder.name, trained, taken, compared(trained.prediction, _json(folder / "recorded.json")), _events(folder)
     )
 
 

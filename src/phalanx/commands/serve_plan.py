@@ -229,8 +229,8 @@ def ask(
 def decide(asked: Asked) -> tuple[Answer, list[Neighbour]]:
     """Search, and judge the neighbours of the best. Raises InputError."""
     search = Search(asked.question, asked.layout)
-    found = answer(search)
-    return found, neighbours(search, found)
+    answered = answer(search)
+    return answered, neighbours(search, answered)
 
 
 def money(c: Candidate, price: float) -> float:
@@ -238,9 +238,9 @@ def money(c: Candidate, price: float) -> float:
     return price * c.gpus / 3600 / c.tokens_per_s * 1e6
 
 
-def cache_of(found: Answer) -> tuple[float, int]:
+def cache_of(answered: Answer) -> tuple[float, int]:
     """Return (bytes of KV cache per token of the whole model, requests of the load whose caches fit at once)."""
-    q, best = found.question, found.best
+    q, best = answered.question, answered.best
     group = best.groups[-1]
     per_token = ServingPrice(q.model, q.cluster, q.engine.name, best.weights, q.cache).cache_bytes_per_token
     return per_token, group.count * (group.cache_tokens // (q.input + q.output))
@@ -296,11 +296,11 @@ def as_plan(asked: Asked, c: Candidate) -> ServingPlan:
 
 def launch(plan: ServingPlan) -> Launch:
     """Return what starts a plan, checked against the arguments that the engine publishes. Raises InputError."""
-    made = _LAUNCH[plan.engine](plan)
-    for command in made.commands:
+    line = _LAUNCH[plan.engine](plan)
+    for command in line.commands:
         if command.checked_by and (problem := refused(command.checked_by, command.options)):
             raise InputError("launch", command.title, problem)
-    return made
+    return line
 
 
 def manifest(plan: ServingPlan) -> str:

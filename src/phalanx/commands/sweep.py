@@ -104,7 +104,7 @@ def sweep(file: JobFile, steps: int, announce: Announce) -> Sweep:
     return Sweep(tuple(runs), tuple(refused))
 
 
-def sheet(found: Sweep, steps: int) -> Sheet:
+def sheet(swept: Sweep, steps: int) -> Sheet:
     """Tabulate predicted and measured time and memory of every run."""
     rows = [
         (
@@ -117,7 +117,7 @@ def sheet(found: Sweep, steps: int) -> Sheet:
             run.measured_bytes,
             run.predicted_bytes / run.measured_bytes - 1,
         )
-        for number, run in enumerate(found.runs, 1)
+        for number, run in enumerate(swept.runs, 1)
     ]
     names = columns(
         ("no.", "count"),
@@ -131,7 +131,7 @@ def sheet(found: Sweep, steps: int) -> Sheet:
     )
     note = f"the median of {steps} steps; " + (
         "every recorded step equals its plan, event for event"
-        if not any(run.differs for run in found.runs)
-        else "recorded events differ from the plan of " + ", ".join(str(r.strategy) for r in found.runs if r.differs)
+        if not any(run.differs for run in swept.runs)
+        else "recorded events differ from the plan of " + ", ".join(str(r.strategy) for r in swept.runs if r.differs)
     )
     return Sheet("every family, as predicted and as measured", names, rows, note, keys=2)

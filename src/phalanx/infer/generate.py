@@ -84,7 +84,7 @@ class Generation:
             batches = tuple(b if b.slots else IDLING for b in batches)
         return batches
 
-    def step(self, told: Told = lambda request, token, last: None) -> Step:
+    def step(self, receive: Told = lambda request, token, last: None) -> Step:
         """Take one step; all ranks together."""
         step = Step(self.batches())
         mine = self.replica_index
@@ -104,7 +104,7 @@ class Generation:
             got = {slot.request: next(rest) for slot in one.slots if slot.samples}
             finished = of.advance(one, got)
             for request, token in got.items():
-                told(request, token, request in finished)
+                receive(request, token, request in finished)
         self.number += 1
         return step
 

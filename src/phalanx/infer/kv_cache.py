@@ -82,15 +82,15 @@ class PagedCache:
 
     def reads(self, window: int | None) -> tuple[Read, ...]:
         if window not in self._reads:
-            made, row = [], 0
+            parts, row = [], 0
             for slots, keys in reads(self._batch, window):
                 rows = slice(row, row := row + sum(s.new for s in slots))
-                made.append(
+                parts.append(
                     self._decode(slots, keys, rows, window)
                     if slots[0].decodes
                     else self._prefill(slots[0], rows, window)
                 )
-            self._reads[window] = tuple(made)
+            self._reads[window] = tuple(parts)
         return self._reads[window]
 
     def _decode(self, slots: Sequence[Slot], keys: int, rows: slice, window: int | None) -> Read:

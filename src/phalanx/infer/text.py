@@ -86,13 +86,13 @@ def answer(asked: Question, comm: Comm | None = None, piece: Piece = lambda requ
     """Generate, alone or all ranks of a world together; return each prompt with the text that continues it."""
     comm = comm or Comm(_Alone(0, 1, 0, 1), mesh(asked.strategy))
     weights = weights_of(asked.folder, asked.model)
-    told = Texts(tokenizer_of(asked.folder, asked.model), asked.requests, piece)
+    receiver = Texts(tokenizer_of(asked.folder, asked.model), asked.requests, piece)
     generation = Generation(
         asked.model, asked.strategy, comm, weights, asked.dtype, asked.requests, asked.how, asked.limits
     )
     while not generation.done:
-        generation.step(told)
-    return told.texts
+        generation.step(receiver)
+    return receiver.texts
 
 
 class _Alone(World):

@@ -94,13 +94,13 @@ def local_cluster(
     for path in (full, short) if not anew else ():
         if path.exists():
             try:
-                found = build(ClusterSpec, json.loads(path.read_text()), "cluster")
+                cluster = build(ClusterSpec, json.loads(path.read_text()), "cluster")
             except (json.JSONDecodeError, InputError):
                 announce(f"{path} is damaged; measuring again")
                 continue
             if path == short:
                 announce("note: this machine was measured quickly; `phalanx measure` measures it well")
-            return found
+            return cluster
     path = short if quick else full
     if not machine["torch"]:
         raise InputError(

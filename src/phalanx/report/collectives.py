@@ -33,9 +33,9 @@ def rounds(schedule: Schedule) -> Iterator[dict[str, Any]]:
     `holds`: for each rank and chunk the ranks whose contributions are in it."""
     symbolic = run(schedule)
     for number, counts in symbolic.states():
-        found = np.nonzero(schedule.round == number - 1)[0]
-        row, chunk = atoms(symbolic.edges, schedule.offset[found], schedule.length[found])
-        columns = (schedule.source[found][row], schedule.destination[found][row], chunk, schedule.reduces[found][row])
+        rows = np.nonzero(schedule.round == number - 1)[0]
+        row, chunk = atoms(symbolic.edges, schedule.offset[rows], schedule.length[rows])
+        columns = (schedule.source[rows][row], schedule.destination[rows][row], chunk, schedule.reduces[rows][row])
         names = ("source", "destination", "chunk", "adds")
         yield {
             "round": number,

@@ -60,12 +60,12 @@ def state(title: str, s: Priced) -> str:
     return f"{title}: {s.strategy}: {seconds(s.seconds)} a step, MFU {s.mfu:.1%}, {size(s.bytes_)} a GPU{room}"
 
 
-def changes(now: Priced, found: Sequence[Changed]) -> Table:
+def changes(now: Priced, changed: Sequence[Changed]) -> Table:
     """Tabulate settings, old and new, with what each change brings to step and memory alone and together."""
     grid = table(
         "what to change", "", "setting", "now", "better", "alone", "together", left=("setting", "now", "better")
     )
-    for number, c in enumerate(found, 1):
+    for number, c in enumerate(changed, 1):
         alone = _against(now, c.alone) if c.alone is not None else "not alone"
         rows = c.edits or [_Field(*item) for item in _fields(c.fields)]
         for i, e in enumerate(rows):
@@ -82,9 +82,9 @@ def changes(now: Priced, found: Sequence[Changed]) -> Table:
     return grid
 
 
-def reasons(found: Sequence[Changed]) -> list[str]:
+def reasons(changed: Sequence[Changed]) -> list[str]:
     """Say why changes cannot be made alone."""
-    return [f"{number} alone: {c.reason}" for number, c in enumerate(found, 1) if c.alone is None]
+    return [f"{number} alone: {c.reason}" for number, c in enumerate(changed, 1) if c.alone is None]
 
 
 class _Field:

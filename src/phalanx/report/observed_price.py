@@ -34,11 +34,11 @@ def flows(ranks: Sequence[PricedRank]) -> Iterator[Table]:
         yield grid
 
 
-def differences(found: Sequence[Difference]) -> Table:
+def differences(differing: Sequence[Difference]) -> Table:
     """Tabulate plan against program, one observed rank after the other."""
     head = ("rank", "what", "plan", "program", "plan, total", "program, total", "")
     grid = table("plan against program", *head, left=("what",))
-    for d in found:
+    for d in differing:
         counts = (f"{d.plan_count:,}", f"{d.program_count:,}") if d.plan_count or d.program_count else ("", "")
         grid.add_row(
             str(d.rank),

@@ -11,11 +11,11 @@ from phalanx.plan.search.condition_cost import ConditionCost
 from phalanx.report.style import between_fields, seconds, size, table
 
 
-def stacks(found: Sequence[OfStack]) -> Table:
+def stacks(answers: Sequence[OfStack]) -> Table:
     """Tabulate the best strategy of every stack, the fastest first."""
     grid = table("stacks", "stack", "strategy", "step", "over the best", "MFU", "memory", left=("stack", "strategy"))
-    least = found[0].seconds
-    for f in found:
+    least = answers[0].seconds
+    for f in answers:
         if f.best is None:
             grid.add_row(f.row.name, f.reason, "", "", "", "")
             continue

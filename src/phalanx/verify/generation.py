@@ -120,16 +120,16 @@ def _steps(view: RankView, of: dict[str, Batch], pages: int, page: int) -> list[
                 logits = replica.step(batch, [0] * batch.tokens, tables)
                 replica.share((), 0, sampled)
             del logits
-            found = list(differences(program.events, comm.recorder.events, exactly))
+            differing = list(differences(program.events, comm.recorder.events, exactly))
             unawaited = [handle.name for handle in comm.unawaited.values()]
             comm.unawaited.clear()
             if unawaited:
-                found.append(Difference("waits", "for every collective", f"none for {unawaited[0]}"))
+                differing.append(Difference("waits", "for every collective", f"none for {unawaited[0]}"))
             for what, ours, theirs in (
                 ("bytes of the KV cache", program.state.cache, replica.cache.nbytes),
                 ("live bytes when the step begins", program.state.total, follows.start),
             ):
                 if ours != theirs:
-                    found.append(Difference(what, f"{ours:,}", f"{theirs:,}"))
-            steps.append(ProvedStep(name, batch, program, replica.cache.nbytes, follows.start, tuple(found)))
+                    differing.append(Difference(what, f"{ours:,}", f"{theirs:,}"))
+            steps.append(ProvedStep(name, batch, program, replica.cache.nbytes, follows.start, tuple(differing)))
     return steps

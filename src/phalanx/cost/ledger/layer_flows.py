@@ -182,9 +182,9 @@ def _experts(shape: Shape, layout: Layout, policy: Policy) -> list[Flow]:
         for what in ("rows of an expert", "experts' results"):
             flows.append(Flow("etp", "all_gather", what, "experts", layout.etp, etp_stride, gathered, once))
     if np.any(policy.sends_counts):
-        told = policy.sends_counts
+        counts = policy.sends_counts
         size = count * layout.etp * COUNT_BYTES
-        forward = {"F": told, "R": told * layout.full}
+        forward = {"F": counts, "R": counts * layout.full}
         flows.append(Flow(axis, "all_to_all", "counts", "experts", ranks, stride, size, forward))
         sharing = layout.cp * layout.tp
         wide = np.where((np.asarray(shape.experts_choose) > 0) & (np.asarray(layout.activation_bytes) > 4), 2.0, 1.0)

@@ -153,13 +153,13 @@ def document(groups: Iterable[Group], head: str) -> str:
     """Write groups as YAML, a section for each part of ConfigContainer: what a group has of it, and the reason."""
     sections: dict[str, list[str]] = {}
     for g in groups:
-        begun = set[str]()
+        sections_so_far = set[str]()
         for s in g.settings:
             section, _, name = s.key.partition(".")
             lines = sections.setdefault(section, [])
-            if section not in begun:
+            if section not in sections_so_far:
                 lines.append(comment(f"{g.title}. {g.why}" if section == "model" else f"{g.title}.", "  "))
-                begun.add(section)
+                sections_so_far.add(section)
             lines.append(f"  {name}: {scalar(s.value)}\n")
     return comment(head) + "".join(f"\n{name}:\n{''.join(lines)}" for name, lines in sections.items())
 

@@ -37,9 +37,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     args |= _with_others(keys)
     if _LAYOUT in args:
         args.pop(_VIRTUAL, None)
-    found = megatron.read({"launch": config.get("launch", {}), "args": args}, world)
-    options = {**found.options, **_options(keys)}
-    meanings = {path.removeprefix("args."): meaning for path, meaning in found.understood.items()}
+    configuration = megatron.read({"launch": config.get("launch", {}), "args": args}, world)
+    options = {**configuration.options, **_options(keys)}
+    meanings = {path.removeprefix("args."): meaning for path, meaning in configuration.understood.items()}
     for path in list(keys.understood):
         flag = _FLAGS.get(path, "")
         if meaning := meanings.get(flag):
@@ -48,7 +48,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
             del keys.understood[path]
     quiet, unmodelled, unknown = keys.rest("nemo")
     return replace(
-        found,
+        configuration,
         kind="nemo",
         stack="megatron-bridge",
         understood=keys.understood,

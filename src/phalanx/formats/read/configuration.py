@@ -191,9 +191,9 @@ def _nearest(name: str, kind: str) -> str:
     if near := get_close_matches(name, known, 1, 0.85):
         return near[0]
     beginnings = {other[:length]: other for other in sorted(known, key=len, reverse=True)}
-    begun = get_close_matches(name, beginnings, 1, 0.85)
+    beginning = get_close_matches(name, beginnings, 1, 0.85)
     near = get_close_matches(name, known, 1, 0.75)
-    return beginnings[begun[0]] if begun and len(name) > 5 else near[0] if near else ""
+    return beginnings[beginning[0]] if beginning and len(name) > 5 else near[0] if near else ""
 
 
 def _plain(name: str) -> str:

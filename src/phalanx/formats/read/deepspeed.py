@@ -44,16 +44,16 @@ def stage(keys: Keys, at: str = "") -> int | None:
 
 def precision(keys: Keys, at: str = "") -> str | None:
     """Return the type of products: fp32 where neither table enables another."""
-    found: str | None = "fp32"
+    number_format: str | None = "fp32"
     for name, tables in (("fp16", ("fp16",)), ("bf16", ("bf16", "bfloat16"))):
         enabled = keys.first(tuple(f"{at}{t}.enabled" for t in tables), "job.precision")
         if enabled is None and any(isinstance(keys.config.get(t), dict) for t in tables) and not at:
             enabled = None
         if enabled is not None and truth(enabled) is None:
-            found = None if found == "fp32" else found
+            number_format = None if number_format == "fp32" else number_format
         elif truth(enabled):
-            found = name
-    return found
+            number_format = name
+    return number_format
 
 
 def beyond(keys: Keys, at: str = "") -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:

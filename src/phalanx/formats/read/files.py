@@ -72,12 +72,12 @@ def read(paths: Sequence[Path], kind: str | None = None, world: int | None = Non
 
 def _folder(path: Path, kind: str | None, world: int | None) -> tuple[Configuration, Config]:
     """Read a folder with a program: its configuration, with the model and the sequence length of files beside it."""
-    found, config = folder.tables(path, document)
-    if kind not in (None, found):
-        raise InputError("--kind", kind, f"{path} holds a configuration of {found}", "leave it out")
-    c = READERS[found](config, world)
+    kind_of, config = folder.tables(path, document)
+    if kind not in (None, kind_of):
+        raise InputError("--kind", kind, f"{path} holds a configuration of {kind_of}", "leave it out")
+    c = READERS[kind_of](config, world)
     seq = c.layout.seq or folder.sequence_in(path)
-    model = c.spec or (folder.model_in(path) if found in ("hf", "accelerate") else None)
+    model = c.spec or (folder.model_in(path) if kind_of in ("hf", "accelerate") else None)
     return replace(c, layout=replace(c.layout, seq=seq), spec=model, open_model="" if model else c.open_model), config
 
 

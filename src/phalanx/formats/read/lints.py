@@ -335,6 +335,6 @@ def lint(config: Config, read: Configuration) -> list[Mistake]:
     """Return the mistakes of a configuration, in the order of LINTS."""
     return [
         Mistake(name, key, problem, mend, source)
-        for name, (found, source) in LINTS.items()
-        for key, problem, mend in found(config, read)
+        for name, (examine, source) in LINTS.items()
+        for key, problem, mend in examine(config, read)
     ]

@@ -56,11 +56,13 @@ def read(config: Config, world: int | None = None) -> Configuration:
     micro, whole = _batch(keys, seq)
     offload = truth(keys.take("training.enable_cpu_offload", "offload"))
     mode = keys.take("activation_checkpoint.mode", "strategy.recompute")
-    made = str(keys.take("activation_checkpoint.class", "strategy.recompute", "") or "")  # of a 0.3 registry
+    recompute_class = str(
+        keys.take("activation_checkpoint.class", "strategy.recompute", "") or ""
+    )  # of a 0.3 registry
     if mode is None:
         none = "activation_checkpoint" in config and config["activation_checkpoint"] is None
         default = "none" if none else "selective"
-        mode = next((word for name, word in _RECOMPUTED.items() if made.startswith(name)), default)
+        mode = next((word for name, word in _RECOMPUTED.items() if recompute_class.startswith(name)), default)
         keys.take("activation_checkpoint", "strategy.recompute") if none else None
     schedule = keys.first(
         (f"{p}.pipeline_parallel_schedule", "experimental.pipeline_parallel_schedule"), "strategy.schedule"
@@ -150,12 +152,12 @@ def _model(keys: Keys) -> tuple[ModelSpec | None, dict[str, Any]]:
     if backend in ("deepep", "hybridep"):
         options["dispatch"] = backend
     converters = keys.first(("model_spec.converters", "model.converters"), "options.products")
-    for made in converters if isinstance(converters, list) else ():
-        named = str(made.get("converter", "") if isinstance(made, Mapping) else made).partition(".")[0]
+    for converter in converters if isinstance(converters, list) else ():
+        named = str(converter.get("converter", "") if isinstance(converter, Mapping) else converter).partition(".")[0]
         if named in CONVERTERS:
             options["products"] = CONVERTERS[named]
-        if named == "LoRAConverter" and isinstance(made, Mapping):
-            options["lora"] = count(made.get("rank")) or 8
+        if named == "LoRAConverter" and isinstance(converter, Mapping):
+            options["lora"] = count(converter.get("rank")) or 8
     return spec, options
 
 

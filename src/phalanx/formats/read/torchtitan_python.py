@@ -32,16 +32,18 @@ def tables(text: str, name: str, function: str) -> dict[str, Any]:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError("file", name, f"cannot be parsed: {type(error).__name__}") from error
     functions = {f.name: f for f in module.body if isinstance(f, ast.FunctionDef)}
-    found = [n for n, f in functions.items() if not n.startswith("_") and _returns_config(f, functions)]
-    if not found:
+    providers = [n for n, f in functions.items() if not n.startswith("_") and _returns_config(f, functions)]
+    if not providers:
         reason = "is Python, which is not run, and no function of it returns a Trainer.Config"
         raise InputError("file", name, reason, "name the file of its settings, or its command")
-    if not function and len(found) > 1:
-        shown = ", ".join(found[:4]) + (", ..." if len(found) > 4 else "")
-        raise InputError("file", name, f"has {len(found)} configurations ({shown})", f"name one: {name}::{found[0]}")
+    if not function and len(providers) > 1:
+        shown = ", ".join(providers[:4]) + (", ..." if len(providers) > 4 else "")
+        raise InputError(
+            "file", name, f"has {len(providers)} configurations ({shown})", f"name one: {name}::{providers[0]}"
+        )
     if function and function not in functions:
-        raise InputError("file", f"{name}::{function}", "has no such function", nearest(function, found))
-    result = _Reader(functions, _modules(module, Path(name))).value_of(function or found[0])
+        raise InputError("file", f"{name}::{function}", "has no such function", nearest(function, providers))
+    result = _Reader(functions, _modules(module, Path(name))).value_of(function or providers[0])
     if not isinstance(result, dict):
         raise InputError("file", f"{name}::{function}", "returns no Trainer.Config that can be read")
     return result

@@ -51,8 +51,8 @@ def alternatives(job: PlacedJob, topology: Topology, free: Ints) -> list[Alterna
     """
     world = job.strategy.world
     even = shape(job.cluster, topology, free, world)
-    found = answer(lambda _: Pricing(job.model, even, job.job, job.stack), world, keep=KEPT)
-    others = [replace(job, strategy=ranked.strategy) for ranked in found.ranked]
+    searched = answer(lambda _: Pricing(job.model, even, job.job, job.stack), world, keep=KEPT)
+    others = [replace(job, strategy=ranked.strategy) for ranked in searched.ranked]
     placed = [Alternative(other, place(other, topology, free)) for other in _distinct(others)]
     return sorted(placed, key=lambda a: a.placed.seconds)
 

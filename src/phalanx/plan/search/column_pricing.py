@@ -173,8 +173,8 @@ class Pricing:
             return None
         keys = np.stack([rows.pp, rows.virtual, rows.schedule], axis=1)
         keys, place = np.unique(keys, axis=0, return_inverse=True)
-        found = [self._ends(*key.tolist()) for key in keys]
-        columns = np.array(found, dtype=float)[place.reshape(-1)]
+        ends = [self._ends(*key.tolist()) for key in keys]
+        columns = np.array(ends, dtype=float)[place.reshape(-1)]
         return columns[:, 0], columns[:, 1], columns[:, 2]
 
     def _ends(self, pp: int, virtual: int, schedule: int) -> tuple[int, int, int]:

@@ -50,8 +50,8 @@ def compare(pricing: Callable[[str], Pricing], gpus: int) -> list[OfStack]:
         same = next((g for g in groups if _alike(ROWS[g[0]], row)), None)
         groups.append([name]) if same is None else same.append(name)
     questions = [[replace(pricing(name), stack=name) for name in group] for group in groups]
-    found = [answer for answers in _each(questions, gpus) for answer in answers]
-    return sorted(found, key=lambda f: (f.seconds, list(ROWS).index(f.name)))
+    answers_by_stack = [answer for answers in _each(questions, gpus) for answer in answers]
+    return sorted(answers_by_stack, key=lambda f: (f.seconds, list(ROWS).index(f.name)))
 
 
 def _each(questions: list[list[Pricing]], gpus: int) -> Iterator[list[OfStack]]:

@@ -47,8 +47,8 @@ def condition_costs(
 
 
 def _cost(pricing: Pricing, gpus: int, text: str, seconds: float) -> ConditionCost:
-    found = best_on(pricing, gpus)
-    if found is None:
+    alternative = best_on(pricing, gpus)
+    if alternative is None:
         return ConditionCost(text, None)
-    best, step, _ = found
+    best, step, _ = alternative
     return ConditionCost(text, max(seconds / step - 1, 0.0), best.strategy, step)

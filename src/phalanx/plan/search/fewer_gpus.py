@@ -29,15 +29,15 @@ class Offer:
 def offers(larger: Callable[[int], Pricing], most: int) -> list[Offer]:
     """Return the offers of `most` GPUs, a half, a quarter, ... where anything fits: the fastest first, each cheaper
     than all before it."""
-    found: list[Offer] = []
+    offered: list[Offer] = []
     n = most
     while n:
         best = best_on(larger(n), n)
         if best is not None:
-            found.append(Offer(n, best[0].strategy, best[1]))
+            offered.append(Offer(n, best[0].strategy, best[1]))
         n //= 2
     front: list[Offer] = []
-    for offer in sorted(found, key=lambda o: (o.seconds, o.gpus)):
+    for offer in sorted(offered, key=lambda o: (o.seconds, o.gpus)):
         if not front or offer.gpu_seconds < front[-1].gpu_seconds:
             front.append(offer)
     return front

@@ -187,13 +187,13 @@ class Search:
     def candidates(self) -> list[Candidate]:
         """Return all of them, with their steady state."""
         copies = list(self.copies())
-        found: list[Candidate] = []
+        priced_candidates: list[Candidate] = []
         if "aggregated" in self.q.modes:
             for copy in copies:
-                found += self.aggregated(copy)
+                priced_candidates += self.aggregated(copy)
         if "disaggregated" in self.q.modes:
-            found += self.disaggregated(copies)
-        return found
+            priced_candidates += self.disaggregated(copies)
+        return priced_candidates
 
     def simulate(self, c: Candidate) -> Candidate:
         """Return the candidate with its queue simulated."""

@@ -179,10 +179,10 @@ def _blocks(best: RankedStrategy, rank: int) -> list[str]:
 
 
 def _roofline(x: AnalyticSubject) -> Section:
-    found = operators.training(x.pricing, x.strategy)
+    priced = operators.training(x.pricing, x.strategy)
     peak, memory_rate = float(x.pricing.system.peak_bf16), float(x.pricing.system.memory_bytes_per_s)
     ridge = peak / memory_rate
-    low, high = min(o.intensity for o in found) / 2, max(*(o.intensity for o in found), ridge) * 2
+    low, high = min(o.intensity for o in priced) / 2, max(*(o.intensity for o in priced), ridge) * 2
     points = [
         {
             "x": o.intensity,
@@ -190,7 +190,7 @@ def _roofline(x: AnalyticSubject) -> Section:
             "series": f"bound by {o.bound}",
             "label": f"{o.name}, {o.shape}: {o.flops / o.seconds / 1e12:.3g} TFLOP/s, {seconds(o.seconds)}",
         }
-        for o in found
+        for o in priced
     ]
     roofs = [
         {"x1": low, "y1": low * memory_rate / 1e12, "x2": ridge, "y2": peak / 1e12},
@@ -210,7 +210,7 @@ def _roofline(x: AnalyticSubject) -> Section:
                 seconds(o.seconds),
                 o.bound,
             )
-            for o in found
+            for o in priced
         ],
         chart={
             "x": "FLOP per byte of memory",

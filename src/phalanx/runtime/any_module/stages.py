@@ -201,7 +201,7 @@ class Stages:
         key = (x.shape, x.dtype)
         if key not in self._shapes:
             stream: Any = torch.empty_like(x, device="meta")
-            found = []
+            stream_shapes = []
             for names in self.chunks[:-1]:
                 for name in names:
                     try:
@@ -214,8 +214,8 @@ class Stages:
                     what = stream.dtype if isinstance(stream, Tensor) else type(stream).__name__
                     reason = f"ends a chunk with {what}; between chunks travels one tensor of {self._dtype}"
                     raise InputError("cuts", names[-1], reason, "cut elsewhere")
-                found.append(tuple(stream.shape))
-            self._shapes[key] = found
+                stream_shapes.append(tuple(stream.shape))
+            self._shapes[key] = stream_shapes
         return self._shapes[key]
 
     def _run(self, batch: tuple[Tensor, Any], x: Tensor | None, chunk: int) -> Tensor:

@@ -35,9 +35,9 @@ def named(text: str) -> Combine:
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        found = getattr(importlib.import_module(module), function)
+        combine = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise InputError("--with", text, f"cannot be imported: {error}", "write MODULE:FUNCTION") from None
-    if not callable(found):
+    if not callable(combine):
         raise InputError("--with", text, "is not a function", "name a function of two tensors")
-    return found  # type: ignore[no-any-return]
+    return combine  # type: ignore[no-any-return]

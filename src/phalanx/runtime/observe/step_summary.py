@@ -145,22 +145,22 @@ class GroupNames:
 
 
 def _parameters() -> set[int]:
-    found: set[int] = set()
+    steps: set[int] = set()
     for x in gc.get_objects():
         if issubclass(type(x), nn.Parameter) or (issubclass(type(x), torch.Tensor) and x.__dict__.get("_is_param")):
-            found.update(t.untyped_storage()._cdata for t in inner_tensors(x))
-    return found
+            steps.update(t.untyped_storage()._cdata for t in inner_tensors(x))
+    return steps
 
 
 def _optimizer_state() -> set[int]:
-    found: set[int] = set()
+    steps: set[int] = set()
     for x in gc.get_objects():
         if issubclass(type(x), torch.optim.Optimizer):
             for state in x.state.values():
                 for value in state.values():
                     if isinstance(value, torch.Tensor):
-                        found.update(t.untyped_storage()._cdata for t in inner_tensors(value))
-    return found
+                        steps.update(t.untyped_storage()._cdata for t in inner_tensors(value))
+    return steps
 
 
 def _kind(life: Life, began: int) -> str:

@@ -50,13 +50,13 @@ def fewest_messages(ranks: int) -> Bound:
 
 def _after_a_message(state: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Return the states that one message can lead to."""
-    found = []
+    reached = []
     for sender, receiver in permutations(range(len(state)), 2):
         sent, held = state[sender], state[receiver]
-        found.append((*state[:receiver], sent, *state[receiver + 1 :]))
+        reached.append((*state[:receiver], sent, *state[receiver + 1 :]))
         if not sent & held:
-            found.append((*state[:receiver], sent | held, *state[receiver + 1 :]))
-    return found
+            reached.append((*state[:receiver], sent | held, *state[receiver + 1 :]))
+    return reached
 
 
 def _renamed(state: tuple[int, ...]) -> tuple[int, ...]:

@@ -38,9 +38,9 @@ def _read(rows: Iterator[list[str]], path: Path) -> Requests:
     header = [name.strip().lower() for name in next(rows, [])]
     places: dict[str, int] = {}
     for column, names in _NAMES.items():
-        found = next((header.index(name) for name in names if name in header), None)
-        if found is not None:
-            places[column] = found
+        place = next((header.index(name) for name in names if name in header), None)
+        if place is not None:
+            places[column] = place
         elif column in ("arrival", "input", "output"):
             reason = f"has no column {' or '.join(names)}"
             raise InputError("--trace", str(path), reason, "write arrival,input,output as its first line")

@@ -130,9 +130,9 @@ class Worker:
             self._cut(item, left)
         loading, passed = 0.0, []  # type: float, list[tuple[int, int, int]]
         while self.waiting and (self.waiting[0][2] or left[self.admissions % spec.groups] > 0):
-            if (found := self._admissible(passed)) is None:
+            if (admissible := self._admissible(passed)) is None:
                 break
-            request, with_tokens, seconds = found
+            request, with_tokens, seconds = admissible
             loading += seconds
             self._take(request, with_tokens, now)
             if with_tokens:  # its cache has come with it
@@ -437,14 +437,14 @@ class Worker:
         if request in self.decoding:
             begin, tokens, _, accepted = self.decoding[request]
             steps = self.step - begin
-            made = steps if accepted is None else int(accepted[steps - 1]) if steps else 0
+            generated = steps if accepted is None else int(accepted[steps - 1]) if steps else 0
             self._book(request, steps, -1)
             if accepted is not None:
                 self.grow[self.step : begin + len(accepted)] -= np.diff(accepted, prepend=0)[steps:]
             del self.decoding[request]
-            self.context -= tokens + 1 + made
-            s.produced[request] += made
-            self._release(request, tokens + made)
+            self.context -= tokens + 1 + generated
+            s.produced[request] += generated
+            self._release(request, tokens + generated)
         else:
             item = next(item for item in self.prefilling if item[0] == request)
             self.prefilling.remove(item)

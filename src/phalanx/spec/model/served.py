@@ -251,8 +251,8 @@ def served(*names: str) -> ServedModel:
     for name in names:
         if name in SERVED:
             return SERVED[name]
-        if (found := _BY_PLAIN.get(_plain(name))) is not None:
-            return SERVED[found]
+        if (shape := _BY_PLAIN.get(_plain(name))) is not None:
+            return SERVED[shape]
     raise InputError("model", names[0], "is not a served model that Phalanx knows", nearest(names[0], SERVED))
 
 

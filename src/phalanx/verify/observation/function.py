@@ -35,11 +35,11 @@ def observe(
     wants_mesh = bool(inspect.signature(step).parameters)
 
     def program() -> None:
-        made: tuple[Any, ...] = ()
+        arguments: tuple[Any, ...] = ()
         if wants_mesh:
             shape = tuple(axes.values()) or (world,)
-            made = (init_device_mesh("cuda", shape, mesh_dim_names=tuple(axes) or ("world",)),)
-        one = step(*made)
+            arguments = (init_device_mesh("cuda", shape, mesh_dim_names=tuple(axes) or ("world",)),)
+        one = step(*arguments)
         if callable(one):
             for _ in range(3):
                 one()

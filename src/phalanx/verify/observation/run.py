@@ -126,8 +126,8 @@ def _meaningless(error: BaseException) -> str:
 
 
 def _operation(message: str) -> tuple[str, ...]:
-    found = _OPERATION.search(message)
-    return found.groups() if found else (message.splitlines()[0],)
+    operation = _OPERATION.search(message)
+    return operation.groups() if operation else (message.splitlines()[0],)
 
 
 def place_of(error: BaseException) -> str:

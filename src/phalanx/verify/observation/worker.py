@@ -46,8 +46,8 @@ def main() -> None:
             else:
                 ranks = tuple(processes.observe(r) for r in task["ranks"])
             name = " ".join([script or f"-m {module}", *arguments])
-            found = Observation(name, world, processes.axes, processes.device, torch.__version__, ranks)
-        content = to_json(found)
+            observation = Observation(name, world, processes.axes, processes.device, torch.__version__, ranks)
+        content = to_json(observation)
     except Unobservable as error:
         content = {"error": str(error)}
     except KeyboardInterrupt:
