@@ -31,7 +31,7 @@ from phalanx.schedule.layers.tensor import chunks
 from phalanx.schedule.layout import Layout
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import make_model
-from phalanx.spec.job import Job
+from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.legality import check
 from phalanx.spec.strategy.mesh import mesh
@@ -158,7 +158,8 @@ def test_a_block_of_llama_keeps_what_the_page_says() -> None:
 
     def mib(tp: int, sp: bool) -> float:
         local = local_model(spec, Strategy(tp=tp))
-        kept = footprint.footprint(local, "blocks", 8192, 8192, Job(1, 8192), "bfloat16", tp, sp).kept
+        job = Job(1, 8192, Precision("bfloat16"))
+        kept = footprint.footprint(local, "blocks", 8192, 8192, job, "bfloat16", tp, sp).kept
         return float(kept) / 2**20
 
     assert mib(1, False) == pytest.approx(1089, abs=0.5)

@@ -105,6 +105,7 @@ def _launcher(
         tempfile.tempdir = None  # TMPDIR may differ here
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
         os.chdir(here)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
         _become(environment, *(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for path in said))
 
         def start(handler: SubprocessHandler, command: Sequence[str], environment: dict[str, str]) -> _Rank:

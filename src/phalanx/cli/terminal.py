@@ -131,9 +131,9 @@ def require_drawing(file: Path | None, kinds: tuple[str, ...] = (".svg", ".html"
     """Require that --plot's file can be written and is of a kind that is drawn. Raises InputError."""
     from phalanx.spec.errors import InputError
 
+    require_writable("--plot", file)
     if file is not None and file.suffix.lower() not in kinds:
         raise InputError("--plot", str(file), "is of no kind that is drawn", f"name a {' or '.join(kinds)} file")
-    require_writable("--plot", file)
 
 
 def console() -> Console:

@@ -7,11 +7,12 @@ are searched side by side in processes.
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_all_start_methods, get_context
+from multiprocessing import active_children, get_all_start_methods, get_context
 
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.planner import best_of, first_pass
@@ -62,7 +63,13 @@ def _each(questions: list[list[Pricing]], gpus: int) -> Iterator[list[OfStack]]:
         yield from (_of(group, gpus) for group in questions)
         return
     with ProcessPoolExecutor(workers, get_context("fork"), _take, (questions, gpus)) as pool:
-        yield from pool.map(_taken, range(len(questions)))
+        try:
+            yield from pool.map(_taken, range(len(questions)))
+        except BaseException:  # Ctrl-C above all: nobody waits for searches that nobody wants
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in active_children():
+                worker.kill()
+            raise
 
 
 _GIVEN: list[tuple[list[list[Pricing]], int]] = []
@@ -70,6 +77,7 @@ _GIVEN: list[tuple[list[list[Pricing]], int]] = []
 
 
 def _take(questions: list[list[Pricing]], gpus: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is this process's parent that ends it
     _GIVEN[:] = [(questions, gpus)]
 
 
