@@ -138,3 +138,6 @@ def test_a_reduction_of_ones_own_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "run on 2 ranks: 0 of 2,000 elements differ from one process" in said
     with pytest.raises(InputError, match="did you mean max"):
         named("maxx")
+    (tmp_path / "mine_broken.py").write_text("def f(:\n")
+    with pytest.raises(InputError, match="cannot be imported: invalid syntax"):
+        named("mine_broken:f")

@@ -76,6 +76,9 @@ def launch(plan: ServingPlan) -> Launch:
         written["disaggregated.yaml"] = "\n".join(lines) + "\n"
         router = Command("router", ("trtllm-serve", "disaggregated", "-c", "disaggregated.yaml"), ())
         commands.append(router)
+        notes.append(
+            "the router of disaggregated.yaml listens on every interface of its node, without authentication"
+        )
     elif len(commands) > 1:
         notes.append("several workers: put any HTTP load balancer that counts requests under way before them")
     return Launch("trtllm", published("trtllm").version, tuple(commands), written, tuple(notes))

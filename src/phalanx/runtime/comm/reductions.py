@@ -33,10 +33,10 @@ def named(text: str) -> Combine:
     if not colon:
         raise InputError("--with", text, "is not a reduction", nearest(text, NAMED) or "or write MODULE:FUNCTION")
     if "" not in sys.path:
-        sys.path.insert(0, "")
+        sys.path.append("")  # last: no file of this folder stands in for an installed module
     try:
         combine = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # the user's module, which may raise anything
         raise InputError("--with", text, f"cannot be imported: {error}", "write MODULE:FUNCTION") from None
     if not callable(combine):
         raise InputError("--with", text, "is not a function", "name a function of two tensors")
