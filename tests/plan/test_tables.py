@@ -189,7 +189,7 @@ _STRATEGY = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "-
             "--gpus",
             "8",
             "--batch",
-            "64",
+            "8",
             "--seq",
             "8192",
             "--devices",
