@@ -38,8 +38,8 @@ Chromium, since a library that rasterises would be a dependency for this alone; 
 
 Where a command's subject has a picture, its own `--plot FILE.svg|html|png` draws it for your model, cluster or run:
 `roofline`, `memory`, `comm`, `scaling`, `cases --tree`, `clusters [NAME]`, `collectives show` and `table`,
-`pipeline show`, `mesh`, `place`, `cluster simulate`, `measure`, `sweep`. A picture that `draw` knows takes the options
-that it depends on, and refuses others; `--json` gives what is drawn as data.
+`pipeline show`, `mesh`, `place`, `cluster simulate`, `measure`, `sweep`. A picture that `draw` knows takes what it
+depends on, and refuses other options; `--json` gives what is drawn as data.
 """
 
 
