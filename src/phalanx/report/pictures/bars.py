@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx.report.pictures.figure import Axis, Bars
-from phalanx.report.pictures.numbers import ticks
+from phalanx.report.pictures.numbers import short, ticks
 from phalanx.report.pictures.scene import DASHES, EDGE, WIDE, Scene, width, wrap
 
 _HIGH, _STEP = 16, 22
@@ -53,7 +53,7 @@ def draw(scene: Scene, panel: Bars) -> None:
     scene.path([(left, scene.y), (left + room, scene.y)], "o")
     end = 0.0
     for value in ticks(Axis(""), 0.0, _longest(panel)):
-        written = f"{value:,.6g}"
+        written = short(value, "count")
         x = left + value * scale
         scene.path([(x, scene.y), (x, scene.y + 4)], "o")
         if x - width(written, 11) / 2 > end:
