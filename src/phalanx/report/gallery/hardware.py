@@ -233,7 +233,9 @@ def switch_levels(cluster: str = "dgx-h100", gpus: int = 256) -> Picture:
             number = int(blocks) - 1 if k == 3 else k
             word = f"{'GPU' if below == 1 else 'block'} {number}"
             items.append(
-                Box(middle - 7, y + 3, 15, 3, (f"... {word}" if number > k else word,), 2 if innermost else None)
+                Box(
+                    middle - 7, y + 3, 15, 3, (f"... {word}"[-13:] if number > k else word,), 2 if innermost else None
+                )
             )
         y += 7
         if not innermost:

@@ -26,8 +26,8 @@ def draw(scene: Scene, panel: Bars) -> None:
     room = WIDE - EDGE - left - 10 - max(width(bar.text, 11) for bar in panel.bars)
     scale = room / _longest(panel)
     top = scene.y
-    if panel.limits:
-        scene.y += 18
+    limits = sorted(panel.limits, key=lambda limit: limit[1])
+    scene.y += 15 * len(limits) + (3 if limits else 0)
     ends: list[tuple[float, float, str]] = []
     for bar in panel.bars:
         if bar.heading:
@@ -41,17 +41,15 @@ def draw(scene: Scene, panel: Bars) -> None:
             x += value * scale
         ends.append((x + 6, scene.y + 13, bar.text))
         scene.y += _STEP
-    taken = left - 20
-    for name, value in sorted(panel.limits, key=lambda limit: limit[1]):
+    for row, (name, value) in enumerate(limits):
         x = left + value * scale
-        scene.path([(x, top + 16), (x, scene.y)], "a", 1, DASHES[4])
+        y = top + 15 * row
+        scene.path([(x, y + 16), (x, scene.y)], "a", 1, DASHES[4])
         wide = width(name, 11)
-        start = min(max(x - wide / 2, taken), WIDE - EDGE - wide)
-        scene.text(start, top + 12, name, "t", 11)
-        taken = start + wide + 10
+        scene.text(min(max(x - wide / 2, left), WIDE - EDGE - wide), y + 12, name, "t halo", 11)
     for x, y, written in ends:
         scene.text(x, y, written, "t halo", 11)
-    scene.path([(left, top + (16 if panel.limits else 0)), (left, scene.y)], "o")
+    scene.path([(left, top + 15 * len(limits)), (left, scene.y)], "o")
     scene.path([(left, scene.y), (left + room, scene.y)], "o")
     end = 0.0
     for value in ticks(Axis(""), 0.0, _longest(panel)):

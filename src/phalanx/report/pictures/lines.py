@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from phalanx.report.pictures.figure import Axis, Lines, Mark, Series
+from phalanx.report.pictures.figure import Axis, Lines, Mark, Rule, Series
 from phalanx.report.pictures.numbers import position, short, ticks
 from phalanx.report.pictures.scene import DASHES, EDGE, WIDE, Area, Scene, area_of, width, wrap
 
@@ -29,10 +29,18 @@ def _range(panel: Lines, axis: Axis, of: int) -> tuple[float, float]:
     return low, high
 
 
+def _inside(panel: Lines, xs: tuple[float, float], ys: tuple[float, float]) -> tuple[list[Mark], list[Rule]]:
+    """Return the marks and rules that lie within the axes."""
+    marks = [m for m in panel.marks if _within(m.x, panel.x, xs) and _within(m.y, panel.y, ys)]
+    along = {"x": (panel.x, xs), "y": (panel.y, ys)}
+    return marks, [r for r in panel.rules if _within(r.value, *along[r.axis])]
+
+
 def draw(scene: Scene, panel: Lines) -> None:
     """Draw the curves."""
     scene.heading(panel.head)
     xs, ys = _range(panel, panel.x, 0), _range(panel, panel.y, 1)
+    marks, rules = _inside(panel, xs, ys)
     marks_y = [(v, short(v, panel.y.unit)) for v in ticks(panel.y, *ys)]
     left = EDGE + 10 + max([width(text, 11) for _, text in marks_y] or [20])
     right, w = WIDE - EDGE - 20, WIDE - EDGE - 20 - left
@@ -71,12 +79,12 @@ def draw(scene: Scene, panel: Lines) -> None:
             if _within(point[0], panel.x, xs) and _within(point[1], panel.y, ys):
                 scene.dot(*at(*point), f"d{colour}")
     taken: list[Area] = []
-    apart: list[str] = []
-    for rule in panel.rules:
+    apart = [f"outside, {_named(mark, panel)}" for mark in panel.marks if mark not in marks]
+    for rule in rules:
         x, y = at(rule.value, ys[0])[0], at(xs[0], rule.value)[1]
         drawn += [(x, top + k) for k in range(0, h, 4)] if rule.axis == "x" else []
         drawn += [(left + k, y) for k in range(0, int(w), 4)] if rule.axis == "y" else []
-    for rule in panel.rules:
+    for rule in rules:
         x, y = at(rule.value, ys[0])[0] if rule.axis == "x" else left, at(xs[0], rule.value)[1]
         if rule.axis == "x":
             scene.path([(x, top), (x, bottom)], "o", 1, DASHES[4])
@@ -87,11 +95,11 @@ def draw(scene: Scene, panel: Lines) -> None:
             spots += [(right - 6 - k * 40, y + 13, "end") for k in range(14)]
         if not _write(scene, rule.label, spots, plot, taken, drawn, "m halo"):
             apart.append(f"dashed: {rule.label}")
-    for mark in panel.marks:
+    for mark in marks:
         scene.dot(*at(mark.x, mark.y), f"d{mark.colour}", 4.5)
         px, py = at(mark.x, mark.y)
         taken.append(Area(px - 4, py - 4, px + 4, py + 4))
-    for mark in panel.marks:
+    for mark in marks:
         if not _write(scene, mark.label, list(_around(*at(mark.x, mark.y))), plot, taken, drawn, "t halo"):
             apart.append(f"the dot at {_named(mark, panel)}")
     scene.text(left + w / 2, bottom + 33, panel.x.label, "m", 11, "middle")
@@ -168,7 +176,8 @@ def text(panel: Lines) -> list[str]:
         across = round(position(panel.x, *xs, x) * (_COLUMNS - 1))
         return _ROWS - 1 - round(position(panel.y, *ys, y) * (_ROWS - 1)), across
 
-    for rule in panel.rules:
+    marks, rules = _inside(panel, xs, ys)
+    for rule in rules:
         for k in range(_ROWS if rule.axis == "x" else _COLUMNS):
             row, column = cell(rule.value, ys[0]) if rule.axis == "x" else cell(xs[0], rule.value)
             if rule.axis == "x":
@@ -182,7 +191,7 @@ def text(panel: Lines) -> list[str]:
             steps = max(abs(r1 - r0), abs(c1 - c0), 1)
             for k in range(steps + 1):
                 grid[r0 + round((r1 - r0) * k / steps)][c0 + round((c1 - c0) * k / steps)] = _LETTERS[i]
-    for i, mark in enumerate(panel.marks):
+    for i, mark in enumerate(marks):
         row, column = cell(mark.x, mark.y)
         grid[row][column] = _MARKS[i % len(_MARKS)]
     names = [""] * _ROWS
@@ -201,8 +210,8 @@ def text(panel: Lines) -> list[str]:
     lines.append(" " * (wide + 2) + "".join(under).rstrip())
     lines.append(" " * (wide + 2) + panel.x.label)
     lines += [f"{_LETTERS[i]}: {s.name}" for i, s in enumerate(panel.series) if s.name]
-    lines += [f"{_MARKS[i % len(_MARKS)]}: {_named(mark, panel)}" for i, mark in enumerate(panel.marks)]
-    lines += [f"{'|' if rule.axis == 'x' else '-'}: {rule.label}" for rule in panel.rules]
+    lines += [f"{_MARKS[i % len(_MARKS)]}: {_named(mark, panel)}" for i, mark in enumerate(marks)]
+    lines += [f"{'|' if rule.axis == 'x' else '-'}: {rule.label}" for rule in rules]
     return lines
 
 
