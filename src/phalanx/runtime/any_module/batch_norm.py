@@ -28,7 +28,7 @@ def synchronise_batch_norms(module: nn.Module, comm: Comm) -> None:
         return
     for name, norm in module.named_modules():
         if isinstance(norm, _BatchNorm):
-            norm.forward = partial(_forward, norm, comm, axis, name)
+            norm.forward = partial(_forward, norm, comm, axis, name)  # type: ignore[method-assign]
 
 
 def _forward(norm: Any, comm: Comm, axis: str, unit: str, x: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ def _forward(norm: Any, comm: Comm, axis: str, unit: str, x: Tensor) -> Tensor:
     norm._check_input_dim(x)
     if not norm.training and norm.running_mean is not None:
         return nn.functional.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps)
-    y, mean, var, count = _Normalise.apply(x, comm, axis, unit, norm.eps)  # type: ignore[no-untyped-call]
+    y, mean, var, count = _Normalise.apply(x, comm, axis, unit, norm.eps)
     if norm.training and norm.running_mean is not None:
         with torch.no_grad():
             norm.num_batches_tracked.add_(1)
