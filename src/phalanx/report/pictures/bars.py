@@ -10,7 +10,7 @@ _HIGH, _STEP = 16, 22
 
 
 def _parts(panel: Bars) -> list[str]:
-    return list(dict.fromkeys(name for bar in panel.bars for name, _ in bar.parts))
+    return list(dict.fromkeys(name for bar in panel.bars for name, value in bar.parts if value)) or [""]
 
 
 def _longest(panel: Bars) -> float:
@@ -37,6 +37,8 @@ def draw(scene: Scene, panel: Bars) -> None:
         scene.text(left - 8, scene.y + 13, bar.label, anchor="end")
         x = left
         for name, value in bar.parts:
+            if not value:
+                continue
             scene.rect(x, scene.y + 1, value * scale, _HIGH, f"f{names.index(name) % 8} b", f"{bar.label}: {name}")
             x += value * scale
         ends.append((x + 6, scene.y + 13, bar.text))
@@ -77,7 +79,7 @@ def text(panel: Bars) -> list[str]:
         drawn, total = "", 0.0
         for name, value in bar.parts:
             total += value
-            drawn += letters[name] * (round(total * scale) - len(drawn))
+            drawn += letters.get(name, "") * (round(total * scale) - len(drawn))
         lines.append(f"{bar.label:>{wide}} |{drawn} {bar.text}")
     lines.append(f"{'':>{wide}}  {panel.unit}")
     if names != [""]:
