@@ -35,7 +35,7 @@ def routing(model: str = "mixtral-8x7b", seq: int = 4096) -> Picture:
     items: list[Box | Arrow | Label] = [Label(0, 0, "token")]
     wide = 72 // count
     items += [Label(8 + wide * e, 0, f"e{e}") for e in range(count)]
-    for t in range(_TOKENS):
+    for t in range(min(_TOKENS, seq)):
         items.append(Label(2, 1 + t, str(t)))
         for e in range(count):
             picked = e in chosen[t]
@@ -56,7 +56,7 @@ def routing(model: str = "mixtral-8x7b", seq: int = 4096) -> Picture:
     return Picture(
         f"Routing: each token goes to {small.top_k} of {count} experts",
         (
-            Diagram(tuple(items), f"The first {_TOKENS} tokens"),
+            Diagram(tuple(items), f"The first {min(_TOKENS, seq)} tokens"),
             Bars(
                 "tokens",
                 tuple(bars),
@@ -92,10 +92,10 @@ def moe_layer(model: str = "mixtral-8x7b", ranks: int = 4, seq: int = 4096) -> P
         experts = f"{r * here}-{(r + 1) * here - 1}" if here > 1 else str(r)
         items += [
             Box(0, y, 14, 4, ("router", f"{seq:,} tokens"), r),
-            Box(32, y, 16, 4, (f"experts {experts}", f"{int(rows.received):,} rows"), r),
+            Box(32, y, 17, 4, (f"experts {experts}", f"{int(rows.received):,} rows"), r),
             Box(66, y, 14, 4, ("weighted sum", f"{seq:,} tokens"), r),
         ]
-        items += [Arrow(((x, y + 1), (x + 2, y + 1))) for x in (14, 29, 48, 63)]
+        items += [Arrow(((x, y + 1), (to, y + 1))) for x, to in ((14, 16), (29, 31), (49, 50), (63, 65))]
     high = 5 * ranks - 1
     items += [Box(x, 2, 12, high, ("all-to-all",)) for x in (17, 51)]
     items += [Label(19, 0, "dispatch"), Label(53, 0, "combine")]

@@ -97,7 +97,7 @@ def comm_roofline(cluster: str = "dgx-h100", gpus: int = 64) -> Picture:
         series.append(_roof(f"{tier.name}, {rate / 1e9:g} GB/s", peak, rate, 10, 1e6, i))
         marks.append(Mark(peak / rate, peak, f"{tier.name}: {peak / rate:,.0f}", i))
     outer = _rate(spec, len(spec.tiers) - 1)
-    for tokens in (1024, 4096, 16384):
+    for tokens in (512, 2048, 8192):
         ratio = 1.5 * tokens  # 6 N FLOP a token over 2 N gradients of 2 bytes (plan/tables/textbook.py, intensity)
         marks.append(Mark(ratio, min(peak, ratio * outer), f"{tokens:,} tokens", 7))
     panel = Lines(
@@ -233,7 +233,9 @@ def switch_levels(cluster: str = "dgx-h100", gpus: int = 256) -> Picture:
             number = int(blocks) - 1 if k == 3 else k
             word = f"{'GPU' if below == 1 else 'block'} {number}"
             items.append(
-                Box(middle - 7, y + 3, 15, 3, (f"... {word}" if number > k else word,), 2 if innermost else None)
+                Box(
+                    middle - 7, y + 3, 15, 3, (f"... {word}"[-13:] if number > k else word,), 2 if innermost else None
+                )
             )
         y += 7
         if not innermost:

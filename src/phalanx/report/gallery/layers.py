@@ -148,6 +148,8 @@ def tp_efficiency(model: str = "llama3-70b", seq: int = 4096) -> Picture:
     """Draw the share of a step that tensor parallelism computes, over its degree, on each kind of links."""
     spec, _ = model_named(model)
     degrees = [t for t in (1, 2, 4, 8, 16, 32) if spec.heads % t == 0]
+    if len(degrees) < 2:
+        raise InputError("--model", model, f"has {spec.heads} heads, which no degree divides", "name another")
     curves = []
     for name, links in _LINKS:
         points = []

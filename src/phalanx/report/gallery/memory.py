@@ -81,7 +81,7 @@ def memory_wall(ranks: int = 64) -> Picture:
     h100 = next(size for name, size in cards if name.startswith("H100"))
     marks = tuple(Mark(h100 / each, h100, f"{h100 / each / 1e9:.3g} B", i) for i, (_, each) in enumerate(curves))
     panel = Lines(
-        Axis("parameters", "parameters", log=True, low=1e8, high=2e12),
+        Axis("parameters", "parameters", log=True, low=1e8, high=max(2e12, 2 * max(m.x for m in marks))),
         Axis(
             "memory of one GPU for state, without activations",
             "bytes",

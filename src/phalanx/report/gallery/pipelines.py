@@ -49,11 +49,13 @@ def schedules(of: Sequence[tuple[str, PricedSchedule]], unit: str, source: str) 
     )
 
 
-def gallery(ranks: int = 4, batch: int = 8) -> Picture:
-    """Draw the main schedules side by side; `batch`: micro-batches."""
+def gallery(ranks: int = 4) -> Picture:
+    """Draw the main schedules side by side, of twice as many micro-batches as ranks."""
+    if not 1 <= ranks <= 16:
+        raise InputError("--ranks", ranks, "cannot be drawn", "use 1 to 16")
     drawn = []
     for name in ("gpipe", "1f1b", "interleaved", "zb-h1"):
-        schedule = build(name, ranks, batch, None)
+        schedule = build(name, ranks, 2 * ranks, None)
         prove(schedule)
         each = schedule.ranks / schedule.chunks
         drawn.append(("", price(strip_sends(schedule), Costs.equal(schedule.chunks, each, each, each, 0.0))))

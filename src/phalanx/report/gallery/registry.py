@@ -82,8 +82,9 @@ def options_of(name: str) -> list[str]:
     ]
 
 
-OPTIONS = ("model", "cluster", "gpus", "batch", "seq", "ranks", "params", "strategy")
+OPTIONS = ("model", "cluster", "gpus", "batch", "seq", "ranks", "params")
 """What `phalanx draw` passes on."""
+_LONGEST = 999_999
 
 
 def picture(name: str, given: Mapping[str, Any] | None = None) -> Picture:
@@ -95,4 +96,6 @@ def picture(name: str, given: Mapping[str, Any] | None = None) -> Picture:
         if f"--{key}" not in takes:
             reason = f"is nothing that {name} depends on"
             raise InputError(f"--{key}", (given or {})[key], reason, f"it takes {', '.join(takes) or 'no options'}")
+    if (given or {}).get("seq", 0) > _LONGEST:
+        raise InputError("--seq", (given or {})["seq"], "is too long to draw", f"use at most {_LONGEST:,}")
     return PICTURES[name].draw(**(given or {}))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from phalanx.report.pictures.figure import Axis, Bars
-from phalanx.report.pictures.numbers import ticks
+from phalanx.report.pictures.numbers import short, ticks
 from phalanx.report.pictures.scene import DASHES, EDGE, WIDE, Scene, width, wrap
 
 _HIGH, _STEP = 16, 22
 
 
 def _parts(panel: Bars) -> list[str]:
-    return list(dict.fromkeys(name for bar in panel.bars for name, _ in bar.parts))
+    return list(dict.fromkeys(name for bar in panel.bars for name, value in bar.parts if value)) or [""]
 
 
 def _longest(panel: Bars) -> float:
@@ -26,8 +26,8 @@ def draw(scene: Scene, panel: Bars) -> None:
     room = WIDE - EDGE - left - 10 - max(width(bar.text, 11) for bar in panel.bars)
     scale = room / _longest(panel)
     top = scene.y
-    if panel.limits:
-        scene.y += 18
+    limits = sorted(panel.limits, key=lambda limit: limit[1])
+    scene.y += 15 * len(limits) + (3 if limits else 0)
     ends: list[tuple[float, float, str]] = []
     for bar in panel.bars:
         if bar.heading:
@@ -37,25 +37,25 @@ def draw(scene: Scene, panel: Bars) -> None:
         scene.text(left - 8, scene.y + 13, bar.label, anchor="end")
         x = left
         for name, value in bar.parts:
+            if not value:
+                continue
             scene.rect(x, scene.y + 1, value * scale, _HIGH, f"f{names.index(name) % 8} b", f"{bar.label}: {name}")
             x += value * scale
         ends.append((x + 6, scene.y + 13, bar.text))
         scene.y += _STEP
-    taken = left - 20
-    for name, value in sorted(panel.limits, key=lambda limit: limit[1]):
+    for row, (name, value) in enumerate(limits):
         x = left + value * scale
-        scene.path([(x, top + 16), (x, scene.y)], "a", 1, DASHES[4])
+        y = top + 15 * row
+        scene.path([(x, y + 16), (x, scene.y)], "a", 1, DASHES[4])
         wide = width(name, 11)
-        start = min(max(x - wide / 2, taken), WIDE - EDGE - wide)
-        scene.text(start, top + 12, name, "t", 11)
-        taken = start + wide + 10
+        scene.text(min(max(x - wide / 2, left), WIDE - EDGE - wide), y + 12, name, "t halo", 11)
     for x, y, written in ends:
         scene.text(x, y, written, "t halo", 11)
-    scene.path([(left, top + (16 if panel.limits else 0)), (left, scene.y)], "o")
+    scene.path([(left, top + 15 * len(limits)), (left, scene.y)], "o")
     scene.path([(left, scene.y), (left + room, scene.y)], "o")
     end = 0.0
     for value in ticks(Axis(""), 0.0, _longest(panel)):
-        written = f"{value:,.6g}"
+        written = short(value, "count")
         x = left + value * scale
         scene.path([(x, scene.y), (x, scene.y + 4)], "o")
         if x - width(written, 11) / 2 > end:
@@ -79,7 +79,7 @@ def text(panel: Bars) -> list[str]:
         drawn, total = "", 0.0
         for name, value in bar.parts:
             total += value
-            drawn += letters[name] * (round(total * scale) - len(drawn))
+            drawn += letters.get(name, "") * (round(total * scale) - len(drawn))
         lines.append(f"{bar.label:>{wide}} |{drawn} {bar.text}")
     lines.append(f"{'':>{wide}}  {panel.unit}")
     if names != [""]:
