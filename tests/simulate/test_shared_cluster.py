@@ -277,6 +277,11 @@ def test_the_command_compares_policies(here):
         ("submit,duration,gpus\nyesterday,10,1", "is no time"),
         ("submit,duration,gpus,limit\n0,10,1,5", "is shorter than the duration"),
         ("submit,duration,gpus,widths\n0,10,4,2:1.5", "does not list GPUs and speeds"),
+        ("submit,duration,gpus,widths\n0,10,4,2:0.5;4:1", "names 4 GPUs, but the job asks for 4; list narrower"),
+        ("submit,duration,gpus,widths\n0,10,4,0:0.5", "lists a width of 0 GPUs"),
+        ("submit,duration,gpus,min_gpus\n0,10,4,2", "row 2: min_gpus = 2: needs a plan"),
+        ("submit,duration,gpus,min_gpus\n0,10,4,-2", "row 2: min_gpus = -2.0: is not a number of GPUs"),
+        ("submit,duration,gpus,widths,min_gpus\n0,10,4,2:0.5,2", "both say how narrow the job can run"),
         ("submit,duration,gpus,priority\n0,10,1,0.5", "row 2: priority = 0.5: is not a whole number"),
         ("submit,gpus\n0,1", "has columns submit, gpus; it needs"),
         ("submit,plan,steps\n0,p.json,10", "needs a cluster with links"),
@@ -309,6 +314,18 @@ def test_plans_run_as_fast_as_their_placement_allows(here):
     code, _, err = phalanx(here, *line.split())
     assert code == 2
     assert "row 6: plan = 'p.json': has 16 ranks, and the cluster 8 GPUs" in err
+    for column, value, what in (("gpus", "8", "has 16 ranks"), ("duration", "10", "whose steps say")):
+        (here / "wrong.csv").write_text(f"submit,plan,steps,{column}\n0,p.json,9,{value}\n")
+        code, _, err = phalanx(here, *"cluster simulate --trace wrong.csv --cluster dgx-h100 --nodes 4".split())
+        assert (code, what in err) == (2, True)
+    # An elastic plan at widths whose speed is given: half of its GPUs are free, and it starts there.
+    (here / "elastic.csv").write_text("submit,gpus,duration,plan,steps,widths\n0,8,9999,,,\n1,,,p.json,50,8:0.5\n")
+    line = "cluster simulate --trace elastic.csv --cluster dgx-h100 --nodes 2 --policy fifo --json"
+    rigid, elastic = (
+        json.loads(phalanx(here, *line.split(), *more)[1])["policies"][0] for more in ([], ["--elastic"])
+    )
+    assert rigid["queue"]["mean"] > 1000
+    assert elastic["queue"]["mean"] == 0
     line = "cluster simulate --trace mixed.csv --cluster dgx-h100 --nodes 4 --policy fifo --json"
     code, out, _ = phalanx(here, *line.split(), "--placement", "best-fit", "--placement", "scatter")
     packed, blind = json.loads(out)["policies"]

@@ -99,7 +99,7 @@ def message_s(n: Column, stride: Column, system: System, chain: Column = 1) -> C
     inner = system.tiers[0]
     result = _sent(n, inner, system)
     for i, (below, tier) in enumerate(itertools.pairwise(system.tiers)):
-        leaves = (stride >= below.ranks) | ((stride * chain > below.ranks) if i else False)
+        leaves = (stride >= below.ranks) | (stride * chain > below.ranks)
         result = np.where(leaves, _sent(n, tier, system), result)
     return result
 

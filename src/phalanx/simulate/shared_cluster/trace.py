@@ -2,10 +2,10 @@
 
 Columns, by name: `submit` or `timestamp` (seconds, or a date and time as 2017-10-09 07:01:55), `gpus` or
 `num_gpus`, and `duration` (s), or `end` (as `submit`: the end of the job's run, which then began when it was
-submitted). Optional: `limit` (s, by which schedulers plan), `widths` (`2:0.3;4:0.55`: GPUs and speed at which an
-elastic job can run as well), `priority` (a whole number, the higher the sooner; 0), `plan` (a plan.json, whose speed
-follows from the placement) with `steps`, and `min_gpus` (the planner finds the speeds of narrower widths). Others are
-ignored.
+submitted). Optional: `limit` (s, by which schedulers plan), `widths` (`2:0.3;4:0.55`: narrower widths at which an
+elastic job can run as well, and its speed there), `priority` (a whole number, the higher the sooner; 0), `plan` (a
+plan.json, whose speed follows from the placement) with `steps`, and in place of `widths` for a plan `min_gpus`: the
+planner finds the speeds of narrower widths. Others are ignored.
 """
 
 from __future__ import annotations
@@ -94,17 +94,24 @@ _LARGEST = 2**28
 def _job(row: Mapping[str, str | None], line: int, widest: int, plan_of: PlanReader) -> TraceJob:
     submit = _time(row, "submit")
     plan = (row.get("plan") or "").strip()
-    tokens, widths = 0.0, _widths(row)
+    tokens, widths, fewest = 0.0, _widths(row), _whole(row, "min_gpus")
+    if fewest and widths:
+        raise InputError("min_gpus", fewest, "and widths both say how narrow the job can run", "leave one out")
     if plan:
-        facts = plan_of(plan, int(_number(row, "min_gpus", 0.0)))
+        facts = plan_of(plan, fewest)
+        for name in ("duration", "end"):
+            if _field(row, name):
+                reason = f"is given beside the plan {plan}, whose steps say how long it takes"
+                raise InputError(name, _field(row, name), reason, "leave it out")
+        if _field(row, "gpus") and _whole(row, "gpus") != facts.gpus:
+            raise InputError("gpus", _field(row, "gpus"), f"but {plan} has {facts.gpus} ranks", "leave it out")
         steps = _number(row, "steps")
         gpus, duration, tokens = facts.gpus, steps * facts.step_s, steps * facts.tokens
-        widths = facts.widths
+        widths = widths or facts.widths
+    elif fewest:
+        raise InputError("min_gpus", fewest, "needs a plan, whose speeds the planner knows", "write widths instead")
     else:
-        count = _number(row, "gpus")
-        if count != int(count):
-            raise InputError("gpus", count, "is not a number of GPUs")
-        gpus = int(count)
+        gpus = _whole(row, "gpus", None)
         duration = _number(row, "duration") if (row.get("duration") or "").strip() else _time(row, "end") - submit
     if gpus < 1:
         raise InputError("gpus", gpus, "must be at least 1")
@@ -119,8 +126,10 @@ def _job(row: Mapping[str, str | None], line: int, widest: int, plan_of: PlanRea
     priority = _number(row, "priority", 0.0)
     if priority != int(priority) or abs(priority) > _MOST_URGENT:
         raise InputError("priority", priority, f"is not a whole number of at most {_MOST_URGENT:,}")
-    own = tuple(w for w in widths if w[0] < gpus)
-    return TraceJob(line, submit, duration, gpus, limit, own, plan, int(priority), tokens)
+    if widths and widths[-1][0] >= gpus:
+        reason = f"names {widths[-1][0]} GPUs, but the job asks for {gpus}"
+        raise InputError("widths", _field(row, "widths"), reason, "list narrower widths only")
+    return TraceJob(line, submit, duration, gpus, limit, widths, plan, int(priority), tokens)
 
 
 _MOST_URGENT = 10**6
@@ -148,6 +157,14 @@ def _number(row: Mapping[str, str | None], name: str, default: float | None = No
     if value != value or abs(value) == float("inf"):
         raise InputError(name, text, "is not a number")
     return value
+
+
+def _whole(row: Mapping[str, str | None], name: str, default: float | None = 0.0) -> int:
+    """Read a number of GPUs."""
+    value = _number(row, name, default)
+    if value != int(value) or value < 0:
+        raise InputError(name, value, "is not a number of GPUs")
+    return int(value)
 
 
 def _time(row: Mapping[str, str | None], name: str) -> float:
@@ -181,4 +198,7 @@ def _widths(row: Mapping[str, str | None]) -> tuple[tuple[int, float], ...]:
         ):
             raise InputError("widths", text, "does not list GPUs and speeds above 0, at most 1", "write 2:0.3;4:0.55")
         pairs.append((int(width), float(speed)))
-    return tuple(sorted(pairs))
+    pairs.sort()
+    if pairs and (pairs[0][0] < 1 or len(dict(pairs)) < len(pairs)):
+        raise InputError("widths", text, "lists a width of 0 GPUs, or one twice", "write 2:0.3;4:0.55")
+    return tuple(pairs)
