@@ -222,6 +222,14 @@ def test_least_attained_service_stops_a_long_job_for_a_short_one():
     assert history.finish[0] == pytest.approx(THRESHOLD + 10 + 5)
 
 
+def test_what_a_placement_costs_is_counted_before_and_after_a_change_of_queue():
+    job = TraceJob(2, 0.0, THRESHOLD, 4, plan="p.json")
+    for name in ("fifo", "las"):  # under las it goes to the second queue on its way
+        history = simulate([job], Nodes((4,)), Policy(name), lambda job, held: 0.5)
+        assert history.finish == [2 * THRESHOLD]
+        assert history.placement == pytest.approx(4 * THRESHOLD)
+
+
 def test_the_textbook_s_fragmentation_is_counted():
     """Four nodes with two free GPUs each: eight are free, and a job of four has nowhere to go."""
     jobs = [TraceJob(2, 0.0, 100.0, 2) for _ in range(4)] + [TraceJob(6, 1.0, 50.0, 4)]
@@ -316,7 +324,8 @@ def test_plans_run_as_fast_as_their_placement_allows(here):
     assert "row 6: plan = 'p.json': has 16 ranks, and the cluster 8 GPUs" in err
     for column, value, what in (("gpus", "8", "has 16 ranks"), ("duration", "10", "whose steps say")):
         (here / "wrong.csv").write_text(f"submit,plan,steps,{column}\n0,p.json,9,{value}\n")
-        code, _, err = phalanx(here, *"cluster simulate --trace wrong.csv --cluster dgx-h100 --nodes 4".split())
+        line = "cluster simulate --trace wrong.csv --cluster dgx-h100 --nodes 4"
+        code, _, err = phalanx(here, *line.split())
         assert (code, what in err) == (2, True)
     # An elastic plan at widths whose speed is given: half of its GPUs are free, and it starts there.
     (here / "elastic.csv").write_text("submit,gpus,duration,plan,steps,widths\n0,8,9999,,,\n1,,,p.json,50,8:0.5\n")

@@ -16,7 +16,9 @@ from phalanx.plan.placement.search import place
 from phalanx.plan.question import require_plausible
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.planner import best_on
-from phalanx.simulate.shared_cluster.engine import History, SpeedOf, simulate
+from phalanx.simulate.shared_cluster.cluster_state import SpeedOf
+from phalanx.simulate.shared_cluster.engine import simulate
+from phalanx.simulate.shared_cluster.history import History
 from phalanx.simulate.shared_cluster.jobs import TraceJob
 from phalanx.simulate.shared_cluster.nodes import RULES, Held, Nodes
 from phalanx.simulate.shared_cluster.policy import POLICIES, Policy

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from phalanx.report.style import table
-from phalanx.simulate.shared_cluster.engine import History
+from phalanx.simulate.shared_cluster.history import History
 from phalanx.simulate.shared_cluster.outcome import Distribution, Outcome, outcome, use_over_time
 
 _ROWS, _LEVELS = 24, " ▁▂▃▄▅▆▇█"
