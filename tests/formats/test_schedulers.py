@@ -200,8 +200,8 @@ def test_kueue_documents_follow_their_published_schemas():
 @pytest.mark.parametrize("leaves", [1, 2])
 def test_a_job_for_kueue_is_one_that_kubernetes_and_kueue_accept(leaves):
     """The Job's schema is that of Kubernetes; its label and annotation are Kueue's at ff69552e79ad: QueueLabel in
-    pkg/controller/constants/constants.go, annotations in apis/kueue/v1beta2/topology_types.go, and one of them at most,
-    with a label's name, by its webhook (pkg/controller/jobframework/tas_validation.go)."""
+    pkg/controller/constants/constants.go, annotations in apis/kueue/v1beta2/topology_types.go; its webhook wants one
+    of them at most, with a label's name (pkg/controller/jobframework/tas_validation.go)."""
     job = json.loads(kueue.documents(kueue.job("gang", 4, 8, leaves)))
     schema = _SCHEMAS["batch/v1 Job"]
     assert violations(schema, job) == []

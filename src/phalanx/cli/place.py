@@ -73,11 +73,13 @@ def place(
             return
 
         from phalanx.report import mesh as drawing
-        from phalanx.report.place import lines, others
+        from phalanx.report.place import better, lines, others
 
         screen, p = console(), a.placed.placement
         for line in lines(a.job, a.placed, a.empty):
             screen.print(line, highlight=False, soft_wrap=True)
+        if a.others:
+            screen.print(better(a.job, a.placed, a.others), highlight=False, soft_wrap=True)
         screen.print()
         screen.print(drawing.nodes(p, p.coloured_axis, screen.width))
         screen.print(drawing.axes(p))
@@ -103,7 +105,10 @@ def _as_json(a: PlaceAnswer) -> dict[str, Any]:
         "tried": a.placed.tried,
         "empty_cluster_s": a.empty.seconds,
         "axes": [asdict(row) for row in axis_groups(p)],
-        "others": [{"strategy": str(o.placed.placement.strategy), "step_time_s": o.placed.seconds} for o in a.others],
+        "others": [
+            {"strategy": str(o.job.strategy), "options": o.job.options.changed(), "step_time_s": o.placed.seconds}
+            for o in a.others
+        ],
         "ranks": [
             {"rank": rank, "node": t.hosts[int(t.host[gpu])], "gpu": int(t.index[gpu])}
             for rank, gpu in enumerate(p.gpu.tolist())

@@ -14,7 +14,6 @@ from phalanx.commands.place import job_of_plan
 from phalanx.plan.placement.price import PlacedJob
 from phalanx.plan.placement.search import place
 from phalanx.plan.question import require_plausible
-from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.planner import best_on
 from phalanx.simulate.shared_cluster.cluster_state import SpeedOf
 from phalanx.simulate.shared_cluster.engine import simulate
@@ -92,7 +91,7 @@ class _Prices:
         widths: list[tuple[int, float]] = []
         width = job.strategy.world // 2
         while fewest and width >= fewest:
-            best = best_on(Pricing(job.model, job.cluster, job.job, job.stack), width)
+            best = best_on(job.question(job.cluster), width)
             if best is not None:
                 widths.append((width, min(1.0, step / best[1])))
             width //= 2

@@ -20,16 +20,19 @@ import numpy as np
 import numpy.typing as npt
 
 from phalanx.cost.analytic.chips import system_of
-from phalanx.cost.analytic.estimate import Estimate, estimate_placed
+from phalanx.cost.analytic.estimate import estimate_placed
 from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.cost.hardware.system import System
 from phalanx.plan.placement.fabric import between_groups, on_rails
+from phalanx.plan.search.column_pricing import Pricing
+from phalanx.plan.search.refine import run_placed
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.cluster.topology import Ints, Topology
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import Mesh, mesh
 from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 
 Floats = npt.NDArray[np.float64]
 Parts = dict[str, Ints]
@@ -47,6 +50,10 @@ class PlacedJob:
     job: Job
     strategy: Strategy
     stack: str
+    number_format: str = "bfloat16"
+    """Of matrix products, one of FORMATS."""
+    options: StackOptions = AS_RELEASED
+    """What the stack does beyond the strategy."""
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -93,19 +100,20 @@ class PlacedJob:
         }
 
     def distances(self, parts: Mapping[str, Ints]) -> dict[str, Floats | float]:
-        """Return the distance of each axis of a PlacedLayout, from the smallest parts."""
+        """Return the distances of a PlacedLayout, from the smallest parts."""
         s = self.strategy
         at = {axis: self._distance(axis, part) for axis, part in parts.items()}
         one = 1.0
-        ring = at.get("ring", one) / s.ulysses
-        edp = at.get("edp", one) / s.ep
         return {
-            "tp": at.get("tp", one),
-            "cp": np.maximum(at.get("ulysses", one), ring) if s.cp > 1 else one,
-            "dp": at.get("replicate", one) * s.cp / max(s.shards, 1),
-            "pp": at.get("pp", one),
+            "tp_stride": at.get("tp", one),
+            "cp_stride": at.get("ulysses", at.get("ring", one)),
+            "ring": at.get("ring", one),
+            "dp_stride": at.get("replicate", one) * s.cp / max(s.shards, 1),
+            "pp_stride": at.get("pp", one),
             "data": at.get("data", one),
-            "expert": np.maximum(np.maximum(at.get("ep", one), edp), at.get("etp", one)),
+            "expert": at.get("ep", one),
+            "same_expert": at.get("edp", one),
+            "expert_part": at.get("etp", one),
         }
 
     def _distance(self, axis: str, parts: Ints) -> Floats:
@@ -151,21 +159,20 @@ class PlacedJob:
             factors[i] = np.minimum(rate, uplink / users) / min(rate, tier_uplink / below)
         return factors
 
-    def estimate(self, parts: Mapping[str, Ints], shares: Floats) -> Estimate:
-        """Price placements as columns. Raises InputError for a strategy, chip or stack that is not modelled."""
+    def priced(self, parts: Mapping[str, Ints], shares: Floats) -> Floats:
+        """Return the step time of placements with these smallest parts, (tiers, placements), and shares of the tiers'
+        rates. Raises InputError for a strategy, chip or stack that is not modelled."""
         tiers = tuple(
             replace(t, bytes_per_s_per_gpu_per_direction=t.bytes_per_s_per_gpu_per_direction * share)
             for t, share in zip(self.system.tiers, shares, strict=True)
         )
-        distances: dict[str, Floats | float] = self.distances(parts)
-        if shares.shape[1] == 1:  # one placement: numbers, so that its pipeline schedule is run
-            distances = {axis: float(np.reshape(d, -1)[0]) for axis, d in distances.items()}
-            tiers = tuple(
-                replace(t, bytes_per_s_per_gpu_per_direction=float(t.bytes_per_s_per_gpu_per_direction[0]))
-                for t in tiers
-            )
-        on = replace(self.system, tiers=tiers)
-        return estimate_placed(self.model, on, self.job, self.strategy, self.stack, distances)
+        by = (self.stack, self.distances(parts), self.number_format, self.options)
+        placed = estimate_placed(self.model, replace(self.system, tiers=tiers), self.job, self.strategy, *by)
+        return np.array(run_placed(self.question(self.cluster), self.strategy, placed.step, shares.shape[1]))
+
+    def question(self, cluster: ClusterSpec) -> Pricing:
+        """Return the question of the job's strategy on a cluster, in its number format and with its options."""
+        return Pricing(self.model, cluster, self.job, self.stack, self.number_format, extra=self.options)
 
     def seconds(self, topology: Topology, gpus: Ints, busy: Ints) -> Floats:
         """Return the step time of each of the placements, (placements,)."""
@@ -174,8 +181,7 @@ class PlacedJob:
             np.concatenate([*parts.values(), shares]), axis=1, return_index=True, return_inverse=True
         )
         distinct = {axis: part[:, first] for axis, part in parts.items()}
-        times = self.estimate(distinct, shares[:, first]).seconds
-        return np.asarray(np.broadcast_to(times, len(first))[back.reshape(-1)], dtype=np.float64)
+        return self.priced(distinct, shares[:, first])[back.reshape(-1)]
 
 
 def _neighbours(groups: Ints, closed: bool) -> Ints:
