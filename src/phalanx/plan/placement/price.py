@@ -118,23 +118,28 @@ class PlacedJob:
 
     def _distance(self, axis: str, parts: Ints) -> Floats:
         """Return the distance of an even mesh that takes as long as an axis with these smallest parts, (placements,):
-        exact where one tier joins what those below do not, else the least that is not faster."""
+        exact where some distance has that many ranks in a block of every tier, else the least that is not faster."""
         tiers, size = self.cluster.tiers, self.groups[axis].shape[1]
         unique, back = np.unique(parts, axis=1, return_inverse=True)
-        steps = np.array(
-            [[_apart(tier.ranks, m, size) for m in row] for tier, row in zip(tiers, unique, strict=True)]
-        )
-        result = steps.max(axis=0)
-        several = np.flatnonzero(np.sum(unique < size, axis=0) > 1) if axis not in _HOPS else ()
+        ranks = np.array([tier.ranks for tier in tiers])[:, None]
+        # A block of R ranks holds m of them at distances above R / (m + 1) and up to R / m.
+        least = np.where(unique < size, ranks / (unique + 1), 0.0).max(axis=0)
+        most = _apart(ranks, unique)
+        result = np.where(unique < size, most, 1.0).max(axis=0)
+        if axis in _HOPS:
+            return np.asarray(result[back.reshape(-1)])
+        exact = most.min(axis=0)
+        result = np.where((least < exact) & (result > 1.0), exact, result)
+        several = np.flatnonzero((least >= exact) & (np.sum(unique < size, axis=0) > 1))
         if len(several):
-            grid = np.unique([_apart(tier.ranks, m, size) for tier in tiers for m in range(1, size + 1)])
+            grid = np.unique(np.maximum(_apart(ranks, np.arange(1, size + 1)[None, :]), 1.0))
             even = collective_s("all_gather", _MESSAGE, size, grid, self.system)
         for i in several:
             own = tuple(
                 replace(t, ranks=float(m)) for t, m in zip(self.system.tiers, unique[:, i].tolist(), strict=True)
             )
-            least = collective_s("all_gather", _MESSAGE, size, 1.0, replace(self.system, tiers=own))
-            slow = np.flatnonzero(even >= least * (1 - 1e-9))
+            slowest = collective_s("all_gather", _MESSAGE, size, 1.0, replace(self.system, tiers=own))
+            slow = np.flatnonzero(even >= slowest * (1 - 1e-9))
             result[i] = grid[slow[0] if len(slow) else -1]
         return np.asarray(result[back.reshape(-1)])
 
@@ -218,7 +223,7 @@ _HOPS = ("pp", "ring")
 """Axes that send to neighbours."""
 
 
-def _apart(ranks: int, part: int, size: int) -> float:
-    """Return the distance at which blocks of `ranks` hold `part` ranks of a group; 1 where they hold all of it. A
-    little less, so that dividing again does not round to one rank fewer."""
-    return 1.0 if part >= size else ranks / part * (1 - 1e-12 * (part > 1))
+def _apart(ranks: Ints, part: Ints) -> Floats:
+    """Return the greatest distance at which blocks of `ranks` hold `part` ranks of a group. A little less, so that
+    dividing again does not round to one rank fewer."""
+    return np.asarray(ranks / part * (1 - 1e-12 * (part > 1)))
