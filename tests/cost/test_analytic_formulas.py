@@ -12,12 +12,13 @@ from phalanx.cost.analytic.chips import chip_name, system, system_of
 from phalanx.cost.analytic.compression import payment
 from phalanx.cost.analytic.estimate import Estimate, compression_payment, estimate, estimate_all
 from phalanx.cost.analytic.kernels import attention, product_s
-from phalanx.cost.analytic.memory import Memory, block_bytes, memory
+from phalanx.cost.analytic.memory import Memory, memory
 from phalanx.cost.analytic.stacks import STACKS, profile
 from phalanx.cost.analytic.step import FORMULAS, step
 from phalanx.cost.collectives.nccl_model import collective_s, message_s
 from phalanx.cost.ledger.compressed import SPARSE, Compressed
 from phalanx.cost.ledger.flops import forward_per_token, hardware_flops, model_flops
+from phalanx.cost.ledger.live_bytes import block_bytes
 from phalanx.cost.ledger.model_shape import shape
 from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, in_flight
 from phalanx.cost.ledger.policy import MEGATRON

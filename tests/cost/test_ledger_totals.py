@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.sizes import examples
-from support.strategies import cases
+from support.strategies import cases, evenly
 
 from phalanx.cost.ledger.flops import hardware_flops, model_flops, rank_flops
 from phalanx.cost.ledger.flow import Flow, Held, totals
@@ -41,14 +41,6 @@ Case = tuple[ModelSpec, Job, Strategy]
 Totals = dict[tuple[str, str], tuple[float, float]]
 DENSE = st.sampled_from([2, 4, 8, 12]).flatmap(lambda ranks: cases(ranks, small=False))
 EXPERTS = st.sampled_from([2, 4, 8]).flatmap(lambda ranks: cases(ranks, small=False, experts=True))
-
-
-def _evenly(case: Case) -> bool:
-    """Whether every tp rank routes as many tokens (where not, the program's rank 0 routes the most), and blocks with
-    and without experts are recomputed alike (every:k may repeat more of one kind)."""
-    model, job, s = case
-    alike = not (model.experts and model.experts.dense_layers and s.recompute.startswith("every"))
-    return alike and s.micro_batch * job.seq // s.cp % s.tp == 0
 
 
 def ledger(case: Case) -> tuple[list[Flow], Shape, Layout, Held]:
@@ -150,4 +142,4 @@ def test_dense_models(examples: int) -> None:
 
 @examples(30, 600)
 def test_models_with_experts(examples: int) -> None:
-    settings(max_examples=examples)(given(EXPERTS.filter(_evenly))(agree))()
+    settings(max_examples=examples)(given(EXPERTS.filter(evenly))(agree))()

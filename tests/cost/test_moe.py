@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.sizes import sampled
 from support.strategies import cases
 
 from phalanx.cost.memory.moe import ExpertsBlock, SplitExpertsBlock
@@ -127,17 +128,20 @@ def example(name: str, layers: int = 4) -> ModelSpec:
 
 @pytest.mark.parametrize(
     ("name", "strategy"),
-    [
-        ("mixtral", Strategy(dp=4, ep=4)),
-        ("shared", Strategy(dp=2, tp=2, ep=2, zero=1, recompute="full")),
-        ("shared", Strategy(tp=4, sp=True, ep=2, etp=2)),
-        ("dropping", Strategy(cp=2, tp=2, sp=True, ep=4, zero=3, recompute="selective")),
-        ("dropping", Strategy(dp=2, tp=3, ep=2, etp=3, zero=2)),
-        ("shared", Strategy(dp=2, pp=2, ep=2, schedule="zb-h1")),
-        ("deepseek", Strategy(dp=2, tp=2, sp=True, ep=4, recompute="every:2")),
-        ("deepseek", Strategy(dp=2, tp=2, ep=2, pp=2, schedule="zb-h1", zero=1)),
-        ("mixtral", Strategy(tp=2, sp=True, pp=2, etp=2, schedule="1f1b", recompute="full")),
-    ],
+    sampled(
+        [
+            ("mixtral", Strategy(dp=4, ep=4)),
+            ("shared", Strategy(dp=2, tp=2, ep=2, zero=1, recompute="full")),
+            ("shared", Strategy(tp=4, sp=True, ep=2, etp=2)),
+            ("dropping", Strategy(cp=2, tp=2, sp=True, ep=4, zero=3, recompute="selective")),
+            ("dropping", Strategy(dp=2, tp=3, ep=2, etp=3, zero=2)),
+            ("shared", Strategy(dp=2, pp=2, ep=2, schedule="zb-h1")),
+            ("deepseek", Strategy(dp=2, tp=2, sp=True, ep=4, recompute="every:2")),
+            ("deepseek", Strategy(dp=2, tp=2, ep=2, pp=2, schedule="zb-h1", zero=1)),
+            ("mixtral", Strategy(tp=2, sp=True, pp=2, etp=2, schedule="1f1b", recompute="full")),
+        ],
+        (2, 3, 4, 6, 7),
+    ),
     ids=str,
 )
 def test_steps_are_as_predicted(name: str, strategy: Strategy) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.sizes import examples
 from support.strategies import models, shares, splits
 from support.unit_bytes import LAYOUTS, compare, predicted
 
@@ -40,10 +41,14 @@ def cases(draw: st.DrawFn) -> tuple[ModelSpec, Job, Strategy, int]:
     return spec, job, s, draw(st.integers(0, s.world - 1))
 
 
-@given(cases())
-@settings(max_examples=25)
-def test_of_two_parts(case: tuple[ModelSpec, Job, Strategy, int]) -> None:
-    compare(case, split=True)
+@examples(10, 100)
+def test_of_two_parts(examples: int) -> None:
+    @given(cases())
+    @settings(max_examples=examples)
+    def holds(case: tuple[ModelSpec, Job, Strategy, int]) -> None:
+        compare(case, split=True)
+
+    holds()
 
 
 @pytest.mark.parametrize("split", [True, False])

@@ -51,11 +51,15 @@ def _check(results: list[dict[str, Any]], expected: dict[int, list[int]], case: 
     assert sum(r["looked"] for r in results) >= sum(map(len, expected.values())), case
 
 
-@settings(max_examples=12)
-@given(generation_cases.drawn(1))
-def test_one_process(case: Any) -> None:
-    model, _, requests, how, _ = case
-    _check([generation_cases.generated(ALONE, *case)], generation_cases.alone(model, requests, how), case)
+@examples(6, 100)
+def test_one_process(examples: int) -> None:
+    @settings(max_examples=examples)
+    @given(generation_cases.drawn(1))
+    def holds(case: Any) -> None:
+        model, _, requests, how, _ = case
+        _check([generation_cases.generated(ALONE, *case)], generation_cases.alone(model, requests, how), case)
+
+    holds()
 
 
 CASES = {

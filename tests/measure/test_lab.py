@@ -156,13 +156,13 @@ def test_a_host_that_disappears_is_named_and_the_others_go_on(tmp_path: Path, me
     (here / "text.txt").write_text(TEXT)
     settings = (
         *("strategy=dp=4,micro_batch=2", "train.name=lost", "train.steps=5000", "train.save_every=5"),
-        *("train.eval_every=0", "train.timeout_s=8", "train.check_sync=0", "cluster.preset=local"),
+        *("train.eval_every=0", "train.timeout_s=5", "train.check_sync=0", "cluster.preset=local"),
     )
     words = ["train", "job.toml", *(word for item in settings for word in ("--set", item))]
     options = {
         "nnodes": "1:2",
         "max_restarts": "3",
-        "rdzv_conf": "keep_alive_interval=2,keep_alive_max_attempt=4,last_call_timeout=2",
+        "rdzv_conf": "keep_alive_interval=1,keep_alive_max_attempt=5,last_call_timeout=2",
     }
     run = here / "runs" / "lost"
     with shaped(2, RANKS) as found:

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import fault_injection, rank_cases
 from support.rank_pool import Pool
+from support.sizes import examples
 
 from phalanx.runtime.checkpoint import container, store
 from phalanx.runtime.checkpoint.async_saver import Saver, agree_on_newest
@@ -67,7 +68,8 @@ def layouts(draw: st.DrawFn) -> Strategy:
     )
 
 
-def test_a_run_goes_on_over_any_layout(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> None:
+@examples(4, 40)
+def test_a_run_goes_on_over_any_layout(pool: Pool, tmp_path_factory: pytest.TempPathFactory, examples: int) -> None:
     """Saved at one layout while it trains on, resumed at another, and a third: the curve of one process, in fp64 to
     1e-9."""
 
@@ -78,7 +80,7 @@ def test_a_run_goes_on_over_any_layout(pool: Pool, tmp_path_factory: pytest.Temp
     alone, folder = Strategy(micro_batch=6), tmp_path_factory.mktemp("whole")
     curves = {name: run(name, alone, folder / name, (0, 6), "native") for name in ("adamw", "sgd")}
 
-    @settings(max_examples=7)
+    @settings(max_examples=examples)
     @given(
         st.tuples(layouts(), layouts(), layouts()),
         st.sampled_from(["native", "p2p", "shm"]),

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import rank_cases, tiny_training
 from support.rank_pool import Pool
+from support.sizes import examples
 from support.strategies import COMPRESSORS, TRANSPORTS, cases
 
 import phalanx
@@ -152,11 +153,12 @@ def test_matrices_too_small_for_factors_are_sent_as_they_are() -> None:
     assert [p.fqn for p in rest] == ["small", "vector"]
 
 
+@examples(5, 60)
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_nothing_is_lost(pool: Pool, world: int) -> None:
+def test_nothing_is_lost(pool: Pool, world: int, examples: int) -> None:
     """At lr = 0, T results and what is kept back in the end are T times the gradient."""
 
-    @settings(max_examples=9)
+    @settings(max_examples=examples)
     @given(cases(world, compressed=True), TRANSPORTS)
     def holds(case, transport) -> None:  # type: ignore[no-untyped-def]
         model, job, strategy = case
@@ -212,20 +214,24 @@ def uncompressed(pool: Pool, text: bytes) -> float:
     return float(pool.run(2, tiny_training.learn, "none", STEPS, 1.0, text)[0])
 
 
+SAMPLE = [
+    ("fp16", -0.02, 0.02),
+    ("int8", -0.02, 0.02),
+    ("powersgd:4", -0.02, 0.02),
+    ("topk:0.01", -0.05, 0.05),
+    # what error feedback is for
+    ("topk:0.01:nofeedback", 0.15, 0.5),
+]
+OTHERS = [
+    ("bf16", -0.02, 0.02),
+    ("int4", -0.05, 0.05),
+    ("threshold:1e-3", -0.05, 0.05),
+    ("powersgd:4:nofeedback", 0.05, 0.5),
+]
+
+
 @pytest.mark.parametrize(
-    ("compression", "low", "high"),
-    [
-        ("fp16", -0.02, 0.02),
-        ("bf16", -0.02, 0.02),
-        ("int8", -0.02, 0.02),
-        ("powersgd:4", -0.02, 0.02),
-        ("int4", -0.05, 0.05),
-        ("threshold:1e-3", -0.05, 0.05),
-        ("topk:0.01", -0.05, 0.05),
-        # what error feedback is for
-        ("powersgd:4:nofeedback", 0.05, 0.5),
-        ("topk:0.01:nofeedback", 0.15, 0.5),
-    ],
+    ("compression", "low", "high"), [*SAMPLE, *(pytest.param(*other, marks=pytest.mark.long) for other in OTHERS)]
 )
 def test_a_compressed_run_learns_as_well(
     pool: Pool, text: bytes, uncompressed: float, compression: str, low: float, high: float

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.live_tensors import live
 from support.rank_pool import Pool
+from support.sizes import combined
 from support.split_backward_cases import Part, all_apart, apart, batches
 from support.strategies import models
 from support.toy_model import model
@@ -73,8 +74,7 @@ def test_so_are_those_of_ranks(pool: Pool) -> None:
             assert max(one["differences"].values()) < EXACT, (case, one["differences"])
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "gpt_neox"])
+@pytest.mark.parametrize(("mode", "family"), combined(MODES, ["llama", "qwen3", "gpt2", "gpt_neox"]))
 def test_what_w_does_not_need_is_gone_after_i(family: str, mode: str) -> None:
     """Of each product its input and the gradient of its output are there, of a norm its weights' gradients; of
     attention nothing."""

@@ -15,6 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support import rank_cases
 from support.rank_pool import Pool
+from support.sizes import examples, sampled
 from support.strategies import OPTIMIZERS, TRANSPORTS, cases, splits, with_experts
 
 from phalanx.cost.step.expand import expand
@@ -177,7 +178,7 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("line", sampled(LINES, (1, 2, 3, 6, 8, 10, 11)))
 def test_what_goes_between_layers_is_what_was_predicted(line: str) -> None:
     s = strategy(line)
     spec, job = model(dense_layers=[0]), Job(s.dp * 3, 8)
@@ -234,7 +235,10 @@ def layouts(draw: st.DrawFn) -> Strategy:
     )
 
 
-def test_a_run_with_experts_goes_on_over_any_layout(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> None:
+@examples(2, 30)
+def test_a_run_with_experts_goes_on_over_any_layout(
+    pool: Pool, tmp_path_factory: pytest.TempPathFactory, examples: int
+) -> None:
     """Balance biases among what is saved: the curve of one process, in fp64 to 1e-9."""
     spec = model(score="sigmoid", balance_bias=0.05, balance_loss=0.01)
 
@@ -250,7 +254,7 @@ def test_a_run_with_experts_goes_on_over_any_layout(pool: Pool, tmp_path_factory
         pool.run(1, rank_cases.continue_run, without, job, Strategy(), folder, (0, 4), "native")[0], rel=1e-6
     )  # biases matter
 
-    @settings(max_examples=3)
+    @settings(max_examples=examples)
     @given(layouts(), layouts(), TRANSPORTS)
     def holds(first: Strategy, second: Strategy, transport: str) -> None:
         folder = tmp_path_factory.mktemp("run")

@@ -14,6 +14,7 @@ import torch
 from support import toy_model
 from support.rank_cases import examine, examine_repeating
 from support.rank_pool import Pool
+from support.sizes import combined
 from support.toy_model import order_of_gradients
 
 from phalanx.cost.step.expand import expand
@@ -62,9 +63,10 @@ def test_losses_and_gradient_norms_are_the_same_bits(sizes: dict[str, Any], dtyp
     assert found[1:] == found[:1] * len(MODES)
 
 
-@pytest.mark.parametrize("strategy", ["tp=2", "tp=2,dp=2,zero=3,micro_batch=2"])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+@pytest.mark.parametrize(
+    ("mode", "strategy", "family"),
+    combined(MODES, ["tp=2", "tp=2,dp=2,zero=3,micro_batch=2"], ["gpt_neox", "llama"]),
+)
 def test_a_step_is_proved_event_for_event_and_in_live_bytes(strategy: str, mode: str, family: str) -> None:
     s = make_strategy(f"{strategy},recompute={mode}")
     assert s is not None

@@ -17,6 +17,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from support import rank_cases
 from support.rank_pool import Pool
+from support.sizes import combined
 from support.toy_model import model, order_of_gradients
 
 from phalanx.cost.memory import footprint
@@ -167,16 +168,14 @@ def test_a_block_of_llama_keeps_what_the_page_says() -> None:
     assert mib(8, True) == pytest.approx(136, abs=0.5)
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        Strategy(tp=2, sp=True),
-        Strategy(tp=4, sp=True, dp=2, zero=3),
-        Strategy(tp=2, sp=True, dp=4, zero=2, shard=2, micro_batch=3),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "palm"])
+PROVED = [
+    Strategy(tp=2, sp=True),
+    Strategy(tp=4, sp=True, dp=2, zero=3),
+    Strategy(tp=2, sp=True, dp=4, zero=2, shard=2, micro_batch=3),
+]
+
+
+@pytest.mark.parametrize(("strategy", "family"), combined(PROVED, ["llama", "gpt2", "gpt_neox", "palm"]), ids=str)
 def test_a_step_is_proved_event_for_event_and_in_live_bytes(strategy: Strategy, family: str) -> None:
     spec = model(family=family, vocab=1021, hidden=96, heads=8, kv_heads=2, head_dim=16, ffn=256, max_seq=256)
     job = Job(strategy.dp * strategy.micro_batch * 2, 128)

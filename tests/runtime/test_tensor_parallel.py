@@ -14,6 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support import rank_cases
 from support.rank_pool import Pool
+from support.sizes import combined
 from support.strategies import models, splits
 from support.toy_model import model, order_of_gradients
 
@@ -95,19 +96,17 @@ def test_each_sub_layer_has_one_all_reduce_a_pass(residual: str) -> None:
     assert sent == {("F", "embed"): 2, **blocks, ("F", "head"): 4, ("B", "head"): 2}
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        Strategy(tp=2),
-        Strategy(tp=4),
-        Strategy(tp=2, dp=3, zero=1, shard=1, micro_batch=2),
-        Strategy(tp=4, dp=2, zero=3),
-        Strategy(tp=2, dp=4, zero=2, shard=2),
-        Strategy(tp=4, dp=32, zero=3, shard=8),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "palm"])
+PROVED = [
+    Strategy(tp=2),
+    Strategy(tp=4),
+    Strategy(tp=2, dp=3, zero=1, shard=1, micro_batch=2),
+    Strategy(tp=4, dp=2, zero=3),
+    Strategy(tp=2, dp=4, zero=2, shard=2),
+    Strategy(tp=4, dp=32, zero=3, shard=8),
+]
+
+
+@pytest.mark.parametrize(("strategy", "family"), combined(PROVED, ["llama", "gpt2", "qwen3", "palm"]), ids=str)
 def test_a_step_is_proved_event_for_event_and_in_live_bytes(strategy: Strategy, family: str) -> None:
     spec = model(family=family, vocab=1021, hidden=96, heads=8, kv_heads=2, head_dim=16, ffn=256, max_seq=256)
     job = Job(strategy.dp * strategy.micro_batch * 2, 128)

@@ -224,3 +224,11 @@ def cases(
     )
     check(strategy, model, job, world)
     return model, job, strategy
+
+
+def evenly(case: tuple[ModelSpec, Job, Strategy]) -> bool:
+    """Whether every tp rank routes as many tokens (where not, the program's rank 0 routes the most), and blocks with
+    and without experts are recomputed alike (every:k may repeat more of one kind)."""
+    model, job, s = case
+    alike = not (model.experts and model.experts.dense_layers and s.recompute.startswith("every"))
+    return alike and s.micro_batch * job.seq // s.cp % s.tp == 0

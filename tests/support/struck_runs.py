@@ -10,7 +10,7 @@ from typing import Any
 from support.forked_cli import Launcher
 from support.quick_runs import JOB, TEXT, at_work
 
-SHORT = ("train.steps=8", "train.save_every=2", "train.eval_every=0", "train.warmup=0", "train.timeout_s=10")
+SHORT = ("train.steps=8", "train.save_every=2", "train.eval_every=0", "train.warmup=0", "train.timeout_s=6")
 
 
 Stroke = tuple[str, int, str, int]

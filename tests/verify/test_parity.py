@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from support import rank_cases
 from support.proving import prove
 from support.rank_pool import Pool
+from support.sizes import examples, sampled
 from support.strategies import OPTIMIZERS, TRANSPORTS, cases
 
 from phalanx.cost.step.expand import expand
@@ -20,9 +21,10 @@ from phalanx.spec.strategy.spec import Strategy
 from phalanx.verify.parity import BOUNDS
 
 
+@examples(3, 50)
 @pytest.mark.parametrize("world", [2, 3, 4, 6])
-def test_parity_in_fp64(pool: Pool, world: int) -> None:
-    @settings(max_examples=5)
+def test_parity_in_fp64(pool: Pool, world: int, examples: int) -> None:
+    @settings(max_examples=examples)
     @given(cases(world), TRANSPORTS, OPTIMIZERS)
     def holds(case, transport, under) -> None:  # type: ignore[no-untyped-def]
         prove(*case)
@@ -34,18 +36,22 @@ def test_parity_in_fp64(pool: Pool, world: int) -> None:
     holds()
 
 
-@settings(max_examples=10)
-@given(case=cases(2), under=OPTIMIZERS)
-def test_parity_in_fp32(pool: Pool, case: tuple[ModelSpec, Job, Strategy], under: str) -> None:
-    model, job, strategy = case
-    # Tiny random models have gradients as small as Adam's usual eps = 1e-8, and there Adam turns fp32 rounding
-    # into steps of the size of lr: chaos, not error (with eps = 1e-6 one process in fp32 is 1.5e-5 off itself in fp64
-    # when there are 8 tokens in a step). fp64 above examines eps = 1e-8.
-    job = replace(job, optimizer=replace(job.optimizer, eps=1e-4))
-    prove(model, job, strategy)
-    for found in pool.run(2, rank_cases.examine, model, job, strategy, "float32", 10, "native", (under,))[0]:
-        assert found.loss_rel_max <= BOUNDS["float32"], found
-        assert found.grad_rel_max <= BOUNDS["float32"], found
+@examples(4, 50)
+def test_parity_in_fp32(pool: Pool, examples: int) -> None:
+    @settings(max_examples=examples)
+    @given(cases(2), OPTIMIZERS)
+    def holds(case, under) -> None:  # type: ignore[no-untyped-def]
+        model, job, strategy = case
+        # Tiny random models have gradients as small as Adam's usual eps = 1e-8, and there Adam turns fp32 rounding
+        # into steps of the size of lr: chaos, not error (with eps = 1e-6 one process in fp32 is 1.5e-5 off itself in
+        # fp64 when there are 8 tokens in a step). fp64 above examines eps = 1e-8.
+        job = replace(job, optimizer=replace(job.optimizer, eps=1e-4))
+        prove(model, job, strategy)
+        for found in pool.run(2, rank_cases.examine, model, job, strategy, "float32", 10, "native", (under,))[0]:
+            assert found.loss_rel_max <= BOUNDS["float32"], found
+            assert found.grad_rel_max <= BOUNDS["float32"], found
+
+    holds()
 
 
 SIZES = {
@@ -73,7 +79,10 @@ def test_a_broken_engine_is_caught(pool: Pool, how: str, zero: int) -> None:
 
 @pytest.mark.parametrize(
     ("zero", "schedule"),
-    [(0, "1f1b"), (0, "dualpipe-v"), (1, "zb-v"), (1, "1f1b"), (2, "dualpipe-v"), (3, "zb-v"), (3, "dualpipe-v")],
+    sampled(
+        [(0, "1f1b"), (0, "dualpipe-v"), (1, "zb-v"), (1, "1f1b"), (2, "dualpipe-v"), (3, "zb-v"), (3, "dualpipe-v")],
+        (0, 3, 4, 5),
+    ),
 )
 def test_an_embedding_that_is_tied_over_a_pipeline(pool: Pool, schedule: str, zero: int) -> None:
     """Held by two ranks, or used by two chunks of one: its gradients come at two times, and count once."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phalanx.cli.options import Json, OptionalStack, StrategyLine
+from phalanx.cli.options import Json, OptionalStack, Plot, StrategyLine
 from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_drawing
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def place(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for placement.json and these files.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Also draw the nodes as an SVG.")] = None,
+    plot: Plot = None,
     as_json: Json = False,
 ) -> None:
     """Put a plan's ranks on free GPUs so that its step is fastest, and compare with an empty cluster.
@@ -52,7 +52,7 @@ def place(
         from phalanx.spec.errors import InputError
         from phalanx.spec.files.plan import write_json, write_text
 
-        require_drawing(plot, (".svg",))
+        require_drawing(plot)
         if launcher and not out:
             raise InputError("--out", None, "is missing: --for writes files", "name a folder")
         leaves = leaves_of(topology) if topology else None
@@ -66,8 +66,10 @@ def place(
             announce(f"written: {', '.join(str(out / name) for name in ('placement.json', *files))}")
         if plot:
             from phalanx.report.mesh_svg import nodes_svg
+            from phalanx.report.pictures.files import save
 
-            plot.write_text(nodes_svg(a.placed.placement, a.placed.placement.coloured_axis))
+            at = a.placed.placement
+            save(nodes_svg(at, at.coloured_axis), str(at.strategy), plot)
         if as_json:
             print_json(_as_json(a))
             return

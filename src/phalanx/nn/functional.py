@@ -183,12 +183,12 @@ def embedding(tokens: Tensor, weight: Tensor) -> Tensor:
     return _Embedding.apply(tokens, weight)  # type: ignore[no-any-return]
 
 
-_LOGITS_AT_ONCE = {"cpu": LOGITS_AT_ONCE, "cuda": 2**24}  # in cache; and enough to fill a GPU
+_LOGITS_AT_ONCE = {"cpu": LOGITS_AT_ONCE, "gpu": 2**24}  # in cache; and enough to fill a GPU
 
 
 def rows_at_once(logits: Tensor) -> int:
     """Return the number of tokens whose logits the cross-entropy processes at a time."""
-    return max(1, _LOGITS_AT_ONCE[logits.device.type] // logits.shape[1])
+    return max(1, _LOGITS_AT_ONCE["cpu" if logits.device.type == "cpu" else "gpu"] // logits.shape[1])
 
 
 class _CrossEntropy(torch.autograd.Function):

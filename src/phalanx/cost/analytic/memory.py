@@ -5,8 +5,7 @@
 
 The allocator reserves that, what it loses to fragmentation, and memory that is free but cannot be reused yet. With a
 pipeline, the fuller of the first rank (most micro-batches in flight, the embedding) and the last (head, logits)
-counts. Our own runtime's bytes are exact (cost/memory); those of published stacks follow from the formulas of
-Korthikanti et al. 2022 with each stack's constants.
+counts. What blocks keep and the state's bytes are the ledger's (cost/ledger/live_bytes.py).
 """
 
 from __future__ import annotations
@@ -18,9 +17,10 @@ import numpy as np
 from phalanx.cost.analytic.stacks import Profile
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.gradient_flows import expert_ranks, experts_apart
+from phalanx.cost.ledger.live_bytes import cast_weight_bytes, end_bytes, gathered_key_bytes, live_bytes, state_bytes
 from phalanx.cost.ledger.model_shape import Shape, on_rank
-from phalanx.cost.ledger.rank_layout import FORMATS, Layout, stages
-from phalanx.cost.ledger.sharding import Sharding, sharding
+from phalanx.cost.ledger.rank_layout import Layout, stages
+from phalanx.cost.ledger.sharding import sharding
 from phalanx.spec.cluster.chips import CONTEXT_BYTES
 
 QUEUE = 1024
@@ -46,131 +46,6 @@ def allocatable_bytes(usable: Column, profile: Profile) -> Column:
     """Return the bytes of a device that a stack's allocator may have: `usable`, those of the device less what context
     and libraries usually take, and less what this stack's take beyond that."""
     return usable - np.maximum(profile.context_bytes - CONTEXT_BYTES, 0.0)
-
-
-def _per_parameter(layout: Layout, profile: Profile, how: Sharding, shards: Column) -> Column:
-    """Return bytes of state per parameter that a rank computes with. Weights and gradients are unsharded at ZeRO-1;
-    accumulated gradients are sharded where every micro-batch reduces them; at ZeRO-3 everything is, except the
-    gradients of a stack that reduces them once a step."""
-    accumulated = profile.accumulated_bytes
-    one = profile.kept_bytes + profile.shard_bytes / shards
-    two = profile.kept_bytes - accumulated + (profile.shard_bytes + accumulated) / shards
-    three = profile.full_shard_bytes / shards + accumulated * (1 - how.reduces_each)
-    sharded = np.where(how.parameters > 0, three, np.where(how.reduces_each > 0, two, one))
-    unsharded = profile.whole_bytes + profile.replica_bytes * (layout.dp * layout.cp > 1)
-    # Experts of which a rank has the only copy have nothing to shard.
-    return np.where((how.level == 0) | ((shards <= 1) & (how.parameters == 0)), unsharded, sharded)
-
-
-_FOUR_BITS = FORMATS.index("float4")
-_OPERAND_BYTES = (2.0, 1.0, 1.0 + 1 / 32, 0.5 + 1 / 16)
-"""Bytes of an element of a product's operand by FORMATS, with the scales of blocks of 32 or 16 elements."""
-
-
-def operand_bytes(layout: Layout, profile: Profile) -> Column:
-    """Return bytes per element of a product's input as it is kept for the backward pass."""
-    cast = np.choose(np.asarray(layout.format, dtype=int), _OPERAND_BYTES)
-    return np.where(np.asarray(profile.kept_cast) > 0, cast, 2.0)
-
-
-def cast_weight_bytes(layout: Layout, profile: Profile) -> Column:
-    """Return bytes per parameter of a block's products that are kept beside the parameters: their values in 8 bits or
-    less, in both orders that the products of both passes need, unless the parameters themselves are such values."""
-    kind = np.asarray(layout.format, dtype=int)
-    beside = np.where((np.asarray(profile.cast_parameters) > 0) & (kind != _FOUR_BITS), 0.0, 1.0)
-    cast = 2 * np.choose(kind, _OPERAND_BYTES) * (kind > 0)
-    return np.asarray(profile.kept_cast) * beside * cast
-
-
-def module_bytes(shape: Shape, layout: Layout, profile: Profile) -> Column:
-    """Return the bytes of a block that recomputed modules free, averaged over dense and expert blocks.
-
-        layernorm       the norms' results, which are operands; experts get theirs unquantised
-        mla_up_proj     queries, keys and values, from their latents; attention's result stays
-        moe_act         the activation's result inside experts
-        mlp, moe        what is inside, and operands cast beside the input, which stays
-        shared_experts  what is inside them
-
-    (Megatron-Core 0.19, megatron/core/transformer/transformer_config.py:546)."""
-    m = layout.modules
-    if not m.any:
-        return 0.0
-    ways = np.where(layout.sp > 0, layout.tp, 1)
-    moe = shape.moe_layers / shape.layers
-    operand = operand_bytes(layout, profile)
-    saved = 2.0 - operand
-    norms = (operand + (1 - moe) * operand + moe * 2.0) / ways * shape.hidden
-    kv = np.where(shape.kv_rank > 0, shape.heads, shape.kv_heads) * (shape.head_dim + shape.value_dim)
-    up = profile.kept_qkv * 2 * (shape.heads * shape.head_dim + kv) / layout.tp * (shape.kv_rank > 0)
-    inside = (2 * profile.kept_ffn * shape.mlp_matrices - saved) / layout.tp
-    act = np.where(shape.mlp_matrices > 2, 1.0, 0.5) * 2 * profile.kept_ffn - saved
-    act = np.maximum(act, 0.0) / layout.tp * shape.top_k * shape.expert_ffn
-    routed = shape.top_k * (shape.expert_ffn * inside + (profile.kept_routed - saved) * shape.hidden / layout.tp)
-    shared = shape.shared_ffn * inside
-    experts = np.where(m.moe > 0, routed + shared, m.moe_act * act + m.shared_experts * shared)
-    freed = m.layernorm * norms + m.mla_up_proj * up + m.mlp * (1 - moe) * shape.ffn * inside + moe * experts
-    return layout.tokens * layout.activation_bytes / 2 * freed
-
-
-def block_bytes(shape: Shape, layout: Layout, profile: Profile) -> Column:
-    """Return the bytes that a block's forward pass keeps for its backward pass, averaged over dense and expert
-    blocks."""
-    ways = np.where(layout.sp > 0, layout.tp, 1)
-    t = layout.tokens
-    moe = shape.moe_layers / shape.layers
-    # Of what is kept per hidden element, both norms' results are operands; experts get the second one unquantised.
-    operand = operand_bytes(layout, profile)
-    saved = 2.0 - operand
-    hidden = (profile.kept_hidden - (2 - moe) * saved) / ways * shape.hidden
-    q = shape.heads * (shape.head_dim + shape.value_dim)
-    kv = np.where(shape.kv_rank > 0, shape.heads, shape.kv_heads) * (shape.head_dim + shape.value_dim)
-    # Attention keeps its result in 16 bits; the product after it keeps another, where it is cast.
-    result = np.where(saved > 0, operand, 0.0) * shape.heads * shape.value_dim
-    attention = (profile.kept_qkv * 2 * (q + kv) + result) / layout.tp
-    scores = np.where(
-        (profile.flash > 0) | (layout.selective > 0),
-        0.0,
-        profile.kept_score * shape.heads * layout.seq / layout.cp / layout.tp,
-    )
-    inside = (2 * profile.kept_ffn * shape.mlp_matrices - saved) / layout.tp
-    routed = shape.top_k * (shape.expert_ffn * inside + (profile.kept_routed - saved) * shape.hidden / layout.tp)
-    mlp = (1 - moe) * shape.ffn * inside + moe * (routed + shape.shared_ffn * inside)
-    size = layout.activation_bytes / 2
-    return t * size * (hidden + attention + scores + mlp)
-
-
-def operation_bytes(shape: Shape, layout: Layout) -> Column:
-    """Return the bytes that a block keeps where recomputation chooses among operations: its input, attention's result
-    and every second product (queries, values, one of the MLP's first two, its last)."""
-    q, v = shape.heads * shape.head_dim, shape.kv_heads * shape.value_dim
-    moe = shape.moe_layers / shape.layers
-    ffn = (1 - moe) * shape.ffn + moe * (shape.top_k * shape.expert_ffn + shape.shared_ffn)
-    wide = shape.heads * shape.value_dim + q + v + ffn + shape.hidden
-    ways = np.where(layout.sp > 0, layout.tp, 1)
-    return layout.tokens * layout.activation_bytes * (shape.hidden / ways + wide / layout.tp)
-
-
-def stored_bytes(shape: Shape, layout: Layout, profile: Profile, kept: Column, freed: Column) -> Column:
-    """Return the bytes that a block leaves on the device or the host until its backward pass: `kept` without
-    recomputation, less what modules free, or the input of each group of blocks."""
-    input_bytes = layout.tokens * shape.hidden * layout.activation_bytes / np.where(layout.sp > 0, layout.tp, 1)
-    by_operation = layout.selective * np.asarray(profile.per_op)
-    return (
-        layout.full * input_bytes / layout.group
-        + by_operation * operation_bytes(shape, layout)
-        + (1 - layout.full - by_operation) * (kept - freed)
-    )
-
-
-def gathered_key_bytes(shape: Shape, layout: Layout, profile: Profile) -> Column:
-    """Return the bytes of a block's keys and values over the whole sequence, where context parallelism gathers
-    them."""
-    if not np.any(profile.gathers_keys):
-        return 0.0
-    ring = layout.cp / layout.ulysses
-    kv = np.where(shape.kv_rank > 0, shape.heads, shape.kv_heads) * (shape.head_dim + shape.value_dim) / layout.tp
-    whole = layout.tokens * ring * kv * layout.activation_bytes
-    return np.where(ring > 1, profile.gathers_keys * whole, 0.0)
 
 
 def waiting_bytes(
@@ -216,8 +91,8 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
     how = sharding(layout, profile.policy)
     shards = how.shards
     expert_shards = np.where(experts_apart(layout), np.where(how.level > 0, expert_ranks(layout), 1.0), shards)
-    dense_bytes = _per_parameter(layout, profile, how, shards)
-    expert_bytes = _per_parameter(layout, profile, how, expert_shards)
+    dense_bytes = state_bytes(layout, profile, how, shards)
+    expert_bytes = state_bytes(layout, profile, how, expert_shards)
     one_stage = layout.pp == 1
     tied = shape.tied > 0
     # Where chunks lie in a V, the first rank holds the first and the last of them. Else the last rank has the head,
@@ -228,13 +103,12 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
     last_ends = np.where(one_stage, shape.ends, np.where(both_ends, 0.0, head)) / layout.tp
 
     cast_bytes = cast_weight_bytes(layout, profile)
-    kept = block_bytes(shape, layout, profile)
-    freed = np.minimum(module_bytes(shape, layout, profile), kept)
-    stored = stored_bytes(shape, layout, profile, kept, freed)
+    block = live_bytes(shape, layout, profile)
+    stored = block.stored
     # The backward pass of a block has all that it needs at once; of `group` blocks where only their first input is
     # kept.
     by_operation = layout.selective * np.asarray(profile.per_op)
-    recomputed = np.where(layout.full + by_operation > 0, layout.group * kept, freed)
+    recomputed = np.where(layout.full + by_operation > 0, layout.group * block.kept, block.freed)
     recomputed = recomputed + gathered_key_bytes(shape, layout, profile)
     flight = np.minimum(layout.micro_batches, layout.pp)
     # Interleaved: the first rank runs ahead by 2 (pp - 1) + (v - 1) pp chunks, the last by (v - 1) pp (Megatron's
@@ -251,8 +125,11 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
     # goes with the loss.
     per_shape = dense_params + moe * shape.expert_params / np.maximum(shape.experts, 1) / layout.etp
     stand_in = profile.stand_in * profile.parameter_bytes * per_shape
-    logits = profile.kept_logit * layout.tokens * shape.vocab / layout.tp * (1 + shape.depths)
-    logits = logits + profile.stand_in * profile.parameter_bytes * shape.vocab * shape.hidden / layout.tp
+    size = layout.activation_bytes / 2
+    logits = profile.kept_logit * size * layout.tokens * shape.vocab / layout.tp * (1 + shape.depths)
+    stream, last_norm = end_bytes(shape, layout, profile)
+    head_gradient = np.maximum(profile.stand_in, profile.every_tensor) * profile.parameter_bytes
+    logits = logits + last_norm + head_gradient * shape.vocab * shape.hidden / layout.tp
     # Gathered for a pass: two blocks, and one block's gradient before it is reduced.
     unit_bytes = (
         dense_params + expert_params
@@ -295,7 +172,7 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
         on_host = np.minimum(profile.offloaded_blocks, blocks)
         # Two buffers of a block are under way to the host and back.
         resident = blocks - on_host + np.minimum(2.0, on_host) / np.maximum(in_flight, 1.0)
-        activations = resident * in_flight * stored + np.where(loss_bytes >= recomputed, 0.0, recomputed)
+        activations = (resident * stored + stream) * in_flight + np.where(loss_bytes >= recomputed, 0.0, recomputed)
         transient = activations + loss + gathered
         # Activations lie where the update's temporaries will: of the state, these are not there at the peak.
         held = state - np.minimum(idle, transient)

@@ -63,7 +63,8 @@ def typed(by: Profile, job: Job) -> Profile:
         by,
         whole_bytes=by.whole_bytes + more_weight + more_gradient + more_state,
         kept_bytes=by.kept_bytes + more_weight + more_gradient,
-        accumulated_bytes=by.accumulated_bytes + more_gradient,
+        accumulated_bytes=by.accumulated_bytes + own.gradient - usual.gradient,
+        reduced_bytes=own.reduced,
         shard_bytes=by.shard_bytes + more_state,
         full_shard_bytes=by.full_shard_bytes
         + (own.master + own.moments + own.gradient)

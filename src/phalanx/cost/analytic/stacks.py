@@ -14,6 +14,7 @@ from typing import Any
 
 from phalanx.cost.analytic.fitted_constants import CONSTANTS, resolve
 from phalanx.cost.hardware.columns import Column
+from phalanx.cost.ledger.live_bytes import Keeps
 from phalanx.cost.ledger.policy import DEEPSPEED, FSDP, JAX, MEGATRON, MEGATRON_2021, PHALANX, Policy
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.errors import InputError, nearest
@@ -23,13 +24,11 @@ from phalanx.stacks.stack import Stack as Row
 
 
 @dataclass(frozen=True)
-class Profile:
-    """Constants of one stack and release. Bytes are per element of what they name, in the forward pass; overlaps are
-    the share of a transfer that is hidden where there is enough compute to hide it."""
+class Profile(Keeps):
+    """Constants of one stack and release, beside what it keeps. Bytes are per element of what they name, in the
+    forward pass; overlaps are the share of a transfer that is hidden where there is enough compute to hide it."""
 
-    name: str
-    flash: Column = 1.0
-    """1: attention never writes its scores (flash attention)."""
+    name: str = ""
     score_bytes: Column = 10.0
     """Traffic per score of attention that writes them: masked softmax and dropout, in 2-byte elements."""
     hidden_bytes: Column = 20.0
@@ -112,44 +111,12 @@ class Profile:
     """Kernels that a block with experts launches beyond an MLP's: router, permutation, exchange."""
     balanced: Column = 0.0
     """1: pipeline ranks have equal work (the head counted), not equal numbers of blocks."""
-    whole_bytes: Column = 18.0
-    """Bytes of state per parameter without ZeRO: weight 2, gradient 4 (and 2 where both are kept), master 4, moments
-    8."""
-    replica_bytes: Column = 0.0
-    """More of them, where gradients are reduced in separate buckets."""
-    kept_bytes: Column = 6.0
-    """Bytes of state per parameter that ZeRO-1 leaves unsharded."""
-    accumulated_bytes: Column = 4.0
-    """Bytes of an accumulated gradient element, which ZeRO-2 shards."""
-    shard_bytes: Column = 12.0
-    """Bytes of state per parameter that ZeRO-1 shards."""
     idle_bytes: Column = 0.0
     """Bytes per parameter of that which are free at the activations' peak: allocated during or after the update."""
-    full_shard_bytes: Column = 16.0
-    """Bytes of state per parameter with ZeRO-3, all of it sharded."""
-    kept_hidden: Column = 10.0
-    """Bytes per token and hidden element that a block's forward pass keeps for its backward pass: inputs of norms
-    and products, residuals, masks of dropout (Korthikanti et al. 2022, equation 1)."""
-    kept_qkv: Column = 1.0
-    """Copies that it keeps of queries, keys, values and attention's result."""
-    kept_ffn: Column = 1.0
-    """Copies that it keeps of what is inside the MLP."""
-    kept_score: Column = 5.0
-    """Bytes per score where attention writes them: before and after the softmax, and a mask of dropout."""
-    kept_cast: Column = 0.0
-    """1: products in 8 bits or less keep their operands for the backward pass as cast, not in 16 bits."""
-    cast_parameters: Column = 0.0
-    """1: parameters of products in 8 bits are 8-bit values themselves (both ways round); else these are kept
-    beside."""
-    kept_routed: Column = 4.0
-    """Bytes per routed token and hidden element: the experts' input, and their result where the router's
-    probabilities multiply it."""
     kept_logit: Column = 8.0
     """Bytes per logit at the loss."""
     buffers: Column = 0.0
     """Unsharded hidden states that tensor parallelism gathers into, kept from step to step."""
-    per_op: Column = 0.0
-    """1: selective recomputation chooses among a block's operations, not just attention's core."""
     stand_in: Column = 0.0
     """1: products that accumulate their weights' gradients in place return a placeholder gradient (Transformer Engine
     2 and later), kept from step to step."""
@@ -174,16 +141,12 @@ class Profile:
     """Blocks of a rank whose kept activations go to the host and back."""
     orthogonal: Column = 0.0
     """1: the update of matrices is orthogonalised (Muon), by five iterations of three products."""
-    gathers_keys: Column = 0.0
-    """1: context parallelism gathers keys and values before attention, instead of passing them around a ring."""
     overlaps_experts: Column = 0.0
     """1: exchanges of tokens overlap the compute of another micro-batch."""
     sends_once: Column = 0.0
     """1: a token goes once to each node that has one of its experts (DeepEP), not once to each expert."""
     gathers_tokens: Column = 0.0
     """1: every rank of an expert-parallel group gets all of its tokens."""
-    policy: Policy = MEGATRON
-    """When it reduces and gathers."""
 
 
 @dataclass(frozen=True)
@@ -413,8 +376,14 @@ STACKS: dict[str, Stack] = {
     "maxtext": Stack("compiled", {"launches": 0.0}),
     "pax": Stack("compiled", {"launches": 0.0}),
     # Our own runtime: eager PyTorch, buckets overlapped.
+    # What its blocks keep is counted tensor by tensor (cost/memory/block.py, moe.py).
     "phalanx": Stack(
-        "eager", policy=PHALANX, zero_in_pipeline=(0, 1, 2, 3), schedules=tuple(SCHEDULES), ulysses=True
+        "eager",
+        {"kept_hidden": 8.0, "kept_inside": 2 / 3, "kept_logit": 2.0, "result_again": 1.0, "every_tensor": 1.0},
+        policy=PHALANX,
+        zero_in_pipeline=(0, 1, 2, 3),
+        schedules=tuple(SCHEDULES),
+        ulysses=True,
     ),
 }
 
@@ -425,7 +394,7 @@ def profile(name: str, constants: Mapping[str, float] = CONSTANTS) -> Profile:
     built: dict[str, float] = {}
     for link in reversed(chain):
         built |= STACKS[link].built
-    return Profile(name, policy=_inherited(name, "policy"), **(resolve(FIELDS, chain, constants) | built))
+    return Profile(name=name, policy=_inherited(name, "policy"), **(resolve(FIELDS, chain, constants) | built))
 
 
 def lineage(name: str) -> list[str]:

@@ -15,7 +15,6 @@ import numpy as np
 
 from phalanx.cost.analytic import compression, kernels
 from phalanx.cost.analytic.kernels import Passes
-from phalanx.cost.analytic.memory import block_bytes, module_bytes, stored_bytes
 from phalanx.cost.analytic.stacks import Profile
 from phalanx.cost.collectives.nccl_model import collective_s, message_s
 from phalanx.cost.hardware.columns import Column
@@ -23,6 +22,7 @@ from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.flow import Flow, Held
 from phalanx.cost.ledger.gradient_flows import Types, expert_ranks, gradient_flows, parameters_of
 from phalanx.cost.ledger.layer_flows import layer_flows, messages, routed_rows, stream_bytes
+from phalanx.cost.ledger.live_bytes import live_bytes
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.rank_layout import Layout, stages
 from phalanx.cost.ledger.sharding import sharding
@@ -543,8 +543,6 @@ def _offloaded(
     pass, beside the block's compute."""
     if not np.any(profile.offloaded_blocks):
         return 0.0
-    kept = block_bytes(shape, layout, profile)
-    freed = np.minimum(module_bytes(shape, layout, profile), kept)
-    travel = stored_bytes(shape, layout, profile, kept, freed) / system.host_bytes_per_s
+    travel = live_bytes(shape, layout, profile).stored / system.host_bytes_per_s
     exposed = np.maximum(travel - block.forward, 0.0) + np.maximum(travel - block.backward, 0.0)
     return np.minimum(profile.offloaded_blocks, blocks) / blocks * exposed

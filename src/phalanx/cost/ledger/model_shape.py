@@ -68,6 +68,16 @@ class Shape:
     """Bytes per token that ranks sharing sequences gather where a choice depends on a sequence's other tokens; 0: no
     choice does."""
 
+    norms: Column = 2.0
+    """Norms of a block's stream: 1 where attention and MLP share one."""
+    rms: Column = 1.0
+    """1: norms keep one sum per token, the root mean square; 0: mean and variance."""
+    normed_heads: Column = 0.0
+    """1: queries and keys are normed."""
+    router_scores: Column = 0.0
+    """Numbers per token that a router keeps as scores and weights."""
+    router_places: Column = 0.0
+    """Bytes per token that a router keeps of what was chosen and where it goes."""
     depths: Column = 0.0
     """Depths of multi-token prediction, each of which computes the head again; their blocks are among `layers`."""
     adapters: Column = 0.0
@@ -95,6 +105,17 @@ def _choice_bytes(e: Experts) -> float:
     if e.chooser == "experts":
         return 4.0 * e.count  # scores in fp32
     return 4.0 * e.top_k if e.balance_loss or e.capacity is not None else 0.0
+
+
+def _router_scores(e: Experts) -> float:
+    """Return the numbers per token that a router keeps: scores, their copy for a loss, weights, a loss's sum."""
+    width = e.top_k if e.chooser == "tokens" else e.count
+    return e.count * (1.0 + bool(e.balance_loss)) + width + bool(e.z_loss)
+
+
+def _router_places(e: Experts) -> float:
+    """Return the bytes per token of chosen experts, slots and places (int64); of slots alone where experts choose."""
+    return 8.0 * 3 * e.top_k if e.chooser == "tokens" else 8.0 * e.count
 
 
 _SPLIT = ("column", "column_bias", "row", "sink", "embedding", "head")
@@ -157,4 +178,9 @@ def shape(spec: ModelSpec) -> Shape:
         capacity=(e.capacity or float(e.chooser == "experts")) if e else 0.0,
         experts_choose=float(e is not None and e.chooser == "experts"),
         gathers_choices=_choice_bytes(e) if e else 0.0,
+        norms=1.0 if spec.residual == "parallel_one_norm" else 2.0,
+        rms=float(spec.norm == "rms"),
+        normed_heads=float(spec.qk_norm),
+        router_scores=_router_scores(e) if e else 0.0,
+        router_places=_router_places(e) if e else 0.0,
     )

@@ -1,0 +1,293 @@
+"""What stays on a rank until its backward pass, as columns: bytes of activations under what a stack keeps.
+
+A block keeps, for t tokens and e bytes per element (Korthikanti et al. 2022, section 4.1; here by width):
+
+    stream       what enters it, what enters its MLP, and both norms' results       t h, over tp ranks with `sp`
+    attention    queries, keys, values and the result; latents that they come from  over tp ranks
+    MLP          what its products and its activation read                          over tp ranks
+    experts      rows that arrive, what is inside, rows that return; a router's scores and places
+
+Recomputation keeps less: the input of a block, or of a group of them; all but attention's core; all but the named
+modules. For our own runtime every tensor is counted (`Keeps.every_tensor`), and a drawn test holds the bytes equal to
+the StepProgram's, event by event; published stacks have constants where nobody counted their tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from phalanx.cost.hardware.columns import Column
+from phalanx.cost.ledger.layer_flows import kv_heads, routed_rows, stream_bytes
+from phalanx.cost.ledger.model_shape import Shape
+from phalanx.cost.ledger.policy import MEGATRON, Policy
+from phalanx.cost.ledger.rank_layout import FORMATS, Layout
+from phalanx.cost.ledger.sharding import Sharding
+
+
+@dataclass(frozen=True)
+class Keeps:
+    """What a stack keeps: bytes per element of what they name, where elements have 2 bytes."""
+
+    policy: Policy = MEGATRON
+    """When it reduces and gathers."""
+    flash: Column = 1.0
+    """1: attention never writes its scores (flash attention)."""
+    whole_bytes: Column = 18.0
+    """Bytes of state per parameter without ZeRO: weight 2, gradient 4 (and 2 where both are kept), master 4, moments
+    8."""
+    replica_bytes: Column = 0.0
+    """More of them, where gradients are reduced in separate buckets."""
+    kept_bytes: Column = 6.0
+    """Bytes of state per parameter that ZeRO-1 leaves unsharded."""
+    accumulated_bytes: Column = 4.0
+    """Bytes of an accumulated gradient element, which ZeRO-2 shards."""
+    reduced_bytes: Column = 0.0
+    """Bytes of a gradient element in the type in which it is reduced, where below ZeRO-2 it is kept in that too."""
+    shard_bytes: Column = 12.0
+    """Bytes of state per parameter that ZeRO-1 shards."""
+    full_shard_bytes: Column = 16.0
+    """Bytes of state per parameter with ZeRO-3, all of it sharded."""
+    kept_hidden: Column = 10.0
+    """Bytes per token and hidden element that a block's forward pass keeps for its backward pass: inputs of norms
+    and products, residuals, masks of dropout (Korthikanti et al. 2022, equation 1)."""
+    kept_qkv: Column = 1.0
+    """Copies that it keeps of queries, keys, values and attention's result."""
+    kept_ffn: Column = 1.0
+    """Copies that it keeps of what is inside the MLP."""
+    kept_score: Column = 5.0
+    """Bytes per score where attention writes them: before and after the softmax, and a mask of dropout."""
+    kept_cast: Column = 0.0
+    """1: products in 8 bits or less keep their operands for the backward pass as cast, not in 16 bits."""
+    cast_parameters: Column = 0.0
+    """1: parameters of products in 8 bits are 8-bit values themselves (both ways round); else these are kept
+    beside."""
+    kept_routed: Column = 4.0
+    """Bytes per routed token and hidden element: the experts' input, and their result where the router's
+    probabilities multiply it."""
+    kept_inside: Column = 1.0
+    """Share of what is inside experts that is kept; less where their activation is computed again."""
+    per_op: Column = 0.0
+    """1: selective recomputation chooses among a block's operations, not just attention's core."""
+    result_again: Column = 0.0
+    """1: where attention's core is computed again, so is the product after it, and the core's result is not kept."""
+    every_tensor: Column = 0.0
+    """1: small tensors and copies count each: norms' and attention's sums, a router's scores and places, the result
+    that Ulysses returns; 0: they are part of the constants above."""
+    gathers_keys: Column = 0.0
+    """1: context parallelism gathers keys and values before attention, instead of passing them around a ring."""
+
+
+_FOUR_BITS = FORMATS.index("float4")
+_OPERAND_BYTES = (2.0, 1.0, 1.0 + 1 / 32, 0.5 + 1 / 16)
+"""Bytes of an element of a product's operand by FORMATS, with the scales of blocks of 32 or 16 elements."""
+
+
+def state_bytes(layout: Layout, keeps: Keeps, how: Sharding, shards: Column) -> Column:
+    """Return bytes of state per parameter that a rank computes with, over `shards` ranks. Weights and gradients are
+    unsharded at ZeRO-1; accumulated gradients are sharded where every micro-batch reduces them; at ZeRO-3 everything
+    is, except the gradients of a stack that reduces them once a step."""
+    accumulated = keeps.accumulated_bytes
+    one = keeps.kept_bytes + keeps.shard_bytes / shards
+    two = keeps.kept_bytes - keeps.reduced_bytes - accumulated + (keeps.shard_bytes + accumulated) / shards
+    three = keeps.full_shard_bytes / shards + accumulated * (1 - how.reduces_each)
+    sharded = np.where(how.parameters > 0, three, np.where(how.reduces_each > 0, two, one))
+    unsharded = keeps.whole_bytes + keeps.replica_bytes * (layout.dp * layout.cp > 1)
+    # Experts of which a rank has the only copy have nothing to shard.
+    return np.where((how.level == 0) | ((shards <= 1) & (how.parameters == 0)), unsharded, sharded)
+
+
+def operand_bytes(layout: Layout, keeps: Keeps) -> Column:
+    """Return bytes per element of a product's input as it is kept for the backward pass."""
+    cast = np.choose(np.asarray(layout.format, dtype=int), _OPERAND_BYTES)
+    return np.where(np.asarray(keeps.kept_cast) > 0, cast, 2.0)
+
+
+def cast_weight_bytes(layout: Layout, keeps: Keeps) -> Column:
+    """Return bytes per parameter of a block's products that are kept beside the parameters: their values in 8 bits or
+    less, in both orders that the products of both passes need, unless the parameters themselves are such values."""
+    kind = np.asarray(layout.format, dtype=int)
+    beside = np.where((np.asarray(keeps.cast_parameters) > 0) & (kind != _FOUR_BITS), 0.0, 1.0)
+    cast = 2 * np.choose(kind, _OPERAND_BYTES) * (kind > 0)
+    return np.asarray(keeps.kept_cast) * beside * cast
+
+
+def _ways(layout: Layout) -> Column:
+    """Return the ranks that share the residual stream's tokens."""
+    return np.where(layout.sp > 0, layout.tp, 1)
+
+
+def _wide(layout: Layout) -> Column:
+    """Return bytes of a sum or a score: fp32, or wider where activations are."""
+    return np.maximum(layout.activation_bytes, 4.0)
+
+
+@dataclass(frozen=True)
+class _Widths:
+    """Elements per token on a rank: `heads`, `kv` (key heads); of queries, keys, values, attention's result."""
+
+    heads: Column
+    kv: Column
+    queries: Column
+    keys: Column
+    values: Column
+    result: Column
+
+
+def _widths(shape: Shape, layout: Layout, keeps: Keeps) -> _Widths:
+    pads = np.asarray(keeps.policy.pads_core) > 0
+    key, value = (np.where(pads, shape.core_dim, d) for d in (shape.head_dim, shape.value_dim))
+    heads, kv = shape.heads / layout.tp, kv_heads(shape, layout)
+    return _Widths(heads, kv, heads * key, kv * key, kv * value, heads * value)
+
+
+def _attention_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> tuple[Column, Column]:
+    """Return bytes per token of attention in 2-byte elements: what is kept whatever is recomputed (queries, keys,
+    values, what they come from), and of its core (the result, sums, what Ulysses exchanged)."""
+    w = _widths(shape, layout, keeps)
+    every = np.asarray(keeps.every_tensor)
+    sums = every * _wide(layout) * 2 / layout.activation_bytes
+    inputs = 2 * keeps.kept_qkv * (w.queries + w.keys + w.values)
+    latent = 2 * (2 * shape.q_rank + 2 * shape.kv_rank + shape.rope_dim)
+    inputs = inputs + latent + sums * (1.0 * (shape.kv_rank > 0) + (shape.q_rank > 0))
+    normed = np.asarray(shape.normed_heads)
+    inputs = inputs + normed * (2 * (w.queries + w.keys) + sums * (w.heads + w.kv))
+    narrow = (w.result > w.heads * shape.value_dim) * w.heads * shape.value_dim
+    result = 2 * (keeps.kept_qkv * w.result + narrow) + sums * w.heads
+    exchanged = 2 * (np.maximum(layout.ulysses / w.kv, 1.0) - 1) * (w.keys + w.values)
+    returned = 2 * np.where(narrow > 0, 0.0, w.result)
+    return inputs, result + every * (np.asarray(layout.ulysses) > 1) * (exchanged + returned)
+
+
+def _experts_bytes(shape: Shape, layout: Layout, keeps: Keeps, inside: Column, saved: Column) -> Column:
+    """Return bytes of a micro-batch's rows in 2-byte elements: as they arrive, inside experts, as they return, and
+    what the router keeps of each token that a rank routes. `inside`: bytes per row and element inside."""
+    count = np.maximum(shape.experts, 1)
+    sent = routed_rows(shape, layout, count)
+    arriving = routed_rows(shape, layout, count / layout.ep) * layout.ep * layout.etp
+    returning = np.where(keeps.policy.sends_copies > 0, sent * layout.etp, sent)
+    rows = np.minimum(keeps.kept_routed, 2.0) - saved
+    rows = arriving * rows + returning * np.maximum(keeps.kept_routed - 2.0, 0.0)
+    own = layout.tokens / layout.tp
+    kept = arriving * keeps.kept_inside * inside * shape.expert_ffn / layout.etp + rows * shape.hidden
+    small = own * (_wide(layout) * shape.router_scores + shape.router_places)
+    sorted_ = (np.asarray(layout.ep * layout.etp) > 1) & (shape.experts / layout.ep > 1)
+    small = small + 8 * arriving * sorted_
+    return kept + np.asarray(keeps.every_tensor) * small * 2 / layout.activation_bytes
+
+
+def block_bytes(shape: Shape, layout: Layout, keeps: Keeps, moe: Column | None = None) -> Column:
+    """Return the bytes that a block's forward pass keeps for its backward pass without recomputation, the input
+    counted, not the output. `moe`: the share of blocks with experts over which to average, by default the model's."""
+    moe = shape.moe_layers / shape.layers if moe is None else moe
+    # Of what is kept per hidden element, both norms' results are operands; experts get the second one unquantised.
+    operand = operand_bytes(layout, keeps)
+    saved = 2.0 - operand
+    # With a parallel residual there is none between attention and MLP, which may share a norm.
+    parallel = np.asarray(shape.parallel)
+    stream = keeps.kept_hidden - 2 * parallel - 2 * (2 - shape.norms) - (shape.norms - moe) * saved
+    sums = np.where(np.asarray(shape.rms) > 0, _wide(layout) * 2 / layout.activation_bytes, 4.0)
+    sums = np.asarray(keeps.every_tensor) * sums
+    hidden = (stream * shape.hidden + shape.norms * sums) / _ways(layout)
+    # Attention keeps its result in 16 bits; the product after it keeps another, where it is cast.
+    cast = np.where(saved > 0, operand, 0.0) * shape.heads * shape.value_dim / layout.tp
+    inputs, core = _attention_bytes(shape, layout, keeps)
+    scores = np.where(
+        (keeps.flash > 0) | (layout.selective > 0),
+        0.0,
+        keeps.kept_score * shape.heads * layout.seq / layout.cp / layout.tp,
+    )
+    each = 2 * keeps.kept_ffn * shape.mlp_matrices - saved
+    mlp = (1 - moe) * shape.ffn * each / layout.tp
+    t, size = layout.tokens, layout.activation_bytes / 2
+    kept = t * size * (hidden + inputs + core + cast + scores + mlp)
+    if np.any(moe):
+        experts = _experts_bytes(shape, layout, keeps, each, saved) + t * shape.shared_ffn * each / layout.tp
+        kept = kept + moe * size * experts
+    return kept
+
+
+def freed_bytes(shape: Shape, layout: Layout, keeps: Keeps, moe: Column | None = None) -> Column:
+    """Return the bytes of a block that recomputed parts free. Attention's core: nothing more than its scores, unless
+    the product after it is computed again too. Modules:
+
+        layernorm       the norms' results, which are operands; experts get theirs unquantised
+        mla_up_proj     queries, keys and values, from their latents; attention's result stays
+        moe_act         the activation's result inside experts
+        mlp, moe        what is inside, and operands cast beside the input, which stays
+        shared_experts  what is inside them
+
+    (Megatron-Core 0.19, megatron/core/transformer/transformer_config.py:546)."""
+    m, size = layout.modules, layout.activation_bytes / 2
+    freed: Column = 0.0
+    if np.any(keeps.result_again):
+        _, core = _attention_bytes(shape, layout, keeps)
+        freed = keeps.result_again * layout.selective * core
+    if not m.any:
+        return layout.tokens * size * freed
+    moe = shape.moe_layers / shape.layers if moe is None else moe
+    operand = operand_bytes(layout, keeps)
+    saved = 2.0 - operand
+    norms = (operand + (1 - moe) * operand + moe * 2.0) / _ways(layout) * shape.hidden
+    w = _widths(shape, layout, keeps)
+    up = keeps.kept_qkv * 2 * (w.queries + w.keys + w.values) * (shape.kv_rank > 0)
+    inside = (2 * keeps.kept_ffn * shape.mlp_matrices - saved) / layout.tp
+    act = np.where(shape.mlp_matrices > 2, 1.0, 0.5) * 2 * keeps.kept_ffn - saved
+    act = np.maximum(act, 0.0) / layout.tp * shape.top_k * shape.expert_ffn
+    routed = shape.top_k * (shape.expert_ffn * inside + (keeps.kept_routed - saved) * shape.hidden / layout.tp)
+    shared = shape.shared_ffn * inside
+    experts = np.where(m.moe > 0, routed + shared, m.moe_act * act + m.shared_experts * shared)
+    freed = freed + m.layernorm * norms + m.mla_up_proj * up + m.mlp * (1 - moe) * shape.ffn * inside + moe * experts
+    return layout.tokens * size * freed
+
+
+def operation_bytes(shape: Shape, layout: Layout, moe: Column | None = None) -> Column:
+    """Return the bytes that a block keeps where recomputation chooses among operations: its input, attention's result
+    and every second product (queries, values, one of the MLP's first two, its last)."""
+    q, v = shape.heads * shape.head_dim, shape.kv_heads * shape.value_dim
+    moe = shape.moe_layers / shape.layers if moe is None else moe
+    ffn = (1 - moe) * shape.ffn + moe * (shape.top_k * shape.expert_ffn + shape.shared_ffn)
+    wide = shape.heads * shape.value_dim + q + v + ffn + shape.hidden
+    return layout.tokens * layout.activation_bytes * (shape.hidden / _ways(layout) + wide / layout.tp)
+
+
+@dataclass(frozen=True)
+class BlockBytes:
+    """Bytes of a block and micro-batch. `kept`: without recomputation; `freed`: what recomputed parts free of them;
+    `stored`: left on the device or the host from the forward to the backward pass."""
+
+    kept: Column
+    freed: Column
+    stored: Column
+
+
+def live_bytes(shape: Shape, layout: Layout, keeps: Keeps, moe: Column | None = None) -> BlockBytes:
+    """Return what a block keeps, averaged over the share `moe` of blocks with experts, by default the model's."""
+    kept = block_bytes(shape, layout, keeps, moe)
+    freed = np.minimum(freed_bytes(shape, layout, keeps, moe), kept)
+    input_bytes = stream_bytes(shape, layout) / _ways(layout)
+    by_operation = layout.selective * np.asarray(keeps.per_op)
+    stored = layout.full * input_bytes / layout.group + (1 - layout.full - by_operation) * (kept - freed)
+    if np.any(keeps.per_op):
+        stored = stored + by_operation * operation_bytes(shape, layout, moe)
+    return BlockBytes(kept, freed, stored)
+
+
+def end_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> tuple[Column, Column]:
+    """Return the bytes that embedding and head keep beside logits: the stream that enters the first block, and what
+    the last norm keeps. Zero where these are part of the constants."""
+    stream = stream_bytes(shape, layout) / _ways(layout)
+    sums = np.where(np.asarray(shape.rms) > 0, _wide(layout), 2 * layout.activation_bytes)
+    every = np.asarray(keeps.every_tensor)
+    return every * stream, every * (stream + sums * layout.tokens / _ways(layout))
+
+
+def gathered_key_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> Column:
+    """Return the bytes of a block's keys and values over the whole sequence, where context parallelism gathers
+    them."""
+    if not np.any(keeps.gathers_keys):
+        return 0.0
+    ring, w = layout.cp / layout.ulysses, _widths(shape, layout, keeps)
+    whole = layout.tokens * ring * (w.keys + w.values) * layout.activation_bytes
+    return np.where(ring > 1, keeps.gathers_keys * whole, 0.0)

@@ -1,0 +1,160 @@
+"""Every picture: well-formed, with title, units and source; no text over another or outside; 80 columns as text."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from phalanx.report.gallery.registry import PICTURES, options_of, picture
+from phalanx.report.pictures import files, lines
+from phalanx.report.pictures.figure import (
+    Axis,
+    Bars,
+    Box,
+    Diagram,
+    Label,
+    Lines,
+    Mark,
+    Picture,
+    Rule,
+    Series,
+    Timeline,
+)
+from phalanx.report.pictures.scene import Area, area_of
+from phalanx.spec.errors import InputError
+
+_TEXT, _GROUP = "{http://www.w3.org/2000/svg}text", "{http://www.w3.org/2000/svg}g"
+
+
+@cache
+def _picture(name: str) -> Picture:
+    return picture(name)
+
+
+@cache
+def _svg(name: str) -> str:
+    return files.svg(_picture(name))
+
+
+def _texts(drawn: str) -> tuple[list[tuple[str, Area]], Area]:
+    """Return every text of an SVG with its rectangle, and the rectangle of the whole."""
+    root = ElementTree.fromstring(drawn)
+    wide, high = (float(x) for x in root.attrib["viewBox"].split()[2:])
+    found: list[tuple[str, Area]] = []
+
+    def walk(node: ElementTree.Element, down: float) -> None:
+        if node.tag == _GROUP:
+            moved = re.fullmatch(r"translate\(0 ([\d.]+)\)", node.attrib.get("transform", "translate(0 0)"))
+            assert moved is not None
+            down += float(moved[1])
+        if node.tag == _TEXT:
+            a, words = node.attrib, node.text or ""
+            x, y, size = float(a["x"]), float(a["y"]) + down, float(a["font-size"])
+            bold = a.get("font-weight") == "bold"
+            found.append((words, area_of(x, y, words, size, a.get("text-anchor", "start"), bold)))
+        for child in node:
+            walk(child, down)
+
+    walk(root, 0.0)
+    return found, Area(0, 0, wide, high)
+
+
+def _wrong(drawn: str) -> list[str]:
+    """Return what is laid over another text, or lies outside."""
+    found, whole = _texts(drawn)
+    wrong = [f"outside: {words!r}" for words, area in found if words and not area.inside(whole)]
+    for i, (words, area) in enumerate(found):
+        wrong += [
+            f"{words!r} over {other!r}" for other, b in found[i + 1 :] if words and other and area.meets(b, -0.5)
+        ]
+    return wrong
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_no_text_covers_another_or_is_cut_off(name: str) -> None:
+    assert not _wrong(_svg(name))
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_has_title_units_and_source(name: str) -> None:
+    p = _picture(name)
+    root = ElementTree.fromstring(_svg(name))
+    assert root[0].text == p.title
+    assert "Source: " in (root[1].text or "")
+    assert re.search(r"`phalanx |spec/|schedule/|StepProgram|seed|verify|collectives", p.source)
+    for panel in p.panels:
+        if isinstance(panel, Lines):
+            assert panel.x.label
+            assert panel.y.label
+        elif isinstance(panel, Bars | Timeline):
+            assert panel.unit
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_as_text_it_has_80_columns(name: str) -> None:
+    written = files.text(_picture(name))
+    assert max(map(len, written)) <= 80
+    assert not any("\x1b" in line for line in written)
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_what_stands_in_a_box_fits_it(name: str) -> None:
+    for panel in _picture(name).panels:
+        for item in panel.items if isinstance(panel, Diagram) else ():
+            if isinstance(item, Box):
+                assert all(len(line) <= item.w - 2 for line in item.lines), item
+                assert len(item.lines) <= max(1, item.h - 2), item
+
+
+def test_texts_over_each_other_are_noticed() -> None:
+    """The check can fail: two labels at one place, a text beyond the edge."""
+    over = Diagram((Label(1, 1, "one label"), Label(3, 1, "another")))
+    outside = Diagram((Label(60, 1, "a label that is far too long for the page"),))
+    assert any(" over " in line for line in _wrong(files.svg(Picture("t", (over,), "s"))))
+    assert any("outside" in line for line in _wrong(files.svg(Picture("t", (outside,), "s"))))
+
+
+def test_labels_make_way_for_each_other() -> None:
+    """Points at one place have their labels side by side; what has no room in the plot stands below it."""
+    axis = Axis("x", "count", low=0, high=10)
+    close = tuple(Mark(5, 5, f"label {i}") for i in range(8))
+    panel = Lines(axis, axis, (Series("", ((0, 0), (10, 10))),), close, (Rule("x", 5, "here"),))
+    assert not _wrong(files.svg(Picture("t", (panel,), "s")))
+    many = Lines(
+        axis, axis, (Series("", ((0, 0), (10, 10))),), tuple(Mark(5, 5, f"{i} long " * 30) for i in range(9))
+    )
+    drawn = files.svg(Picture("t", (many,), "s"))
+    assert not _wrong(drawn)
+    assert "Without room above" in drawn
+    assert lines.text(panel)
+
+
+def test_light_and_dark_differ_by_the_reader_alone() -> None:
+    drawn = _svg("roofline")
+    assert "prefers-color-scheme:dark" in drawn
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|<script|@import|url\(", drawn)
+
+
+def test_options_are_those_that_a_picture_takes() -> None:
+    assert options_of("moe-layer") == ["--model", "--ranks", "--seq"]
+    with pytest.raises(InputError, match="nothing that stack depends on"):
+        picture("stack", {"model": "gpt2"})
+    with pytest.raises(InputError, match="did you mean roofline"):
+        picture("roofine")
+
+
+def test_a_png_needs_chromium(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match="needs Chromium"):
+        files.require_browser(tmp_path / "x.png")
+    files.require_browser(tmp_path / "x.svg")
+
+
+def test_several_pictures_stand_below_each_other() -> None:
+    both = files.svgs([_picture("stack"), _picture("roofline")])
+    assert files.size(both)[1] == files.size(_svg("stack"))[1] + files.size(_svg("roofline"))[1]
+    ElementTree.fromstring(both)
