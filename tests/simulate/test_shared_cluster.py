@@ -293,6 +293,7 @@ def test_the_command_compares_policies(here):
         ("submit,duration,gpus,min_gpus\n0,10,4,-2", "row 2: min_gpus = -2.0: is not a number of GPUs"),
         ("submit,duration,gpus,widths,min_gpus\n0,10,4,2:0.5,2", "both say how narrow the job can run"),
         ("submit,duration,gpus,priority\n0,10,1,0.5", "row 2: priority = 0.5: is not a whole number"),
+        ("submit,duration,gpus\n1e300,10,1", "row 2: submit = '1e300': is more than 1e+11 s"),
         ("submit,gpus\n0,1", "has columns submit, gpus; it needs"),
         ("submit,plan,steps\n0,p.json,10", "needs a cluster with links"),
     ],
@@ -303,6 +304,13 @@ def test_bad_rows_are_named(tmp_path, rows, what):
     assert code == 2
     assert what in err
     assert err.count("\n") == 1
+
+
+def test_a_ratio_of_uplinks_needs_leaf_switches_and_links(here):
+    for cluster in (("4x8", "--leaf", "2"), ("dgx-h100", "--nodes", "4")):
+        line = ("cluster", "simulate", "--trace", "jobs.csv", "--oversubscription", "4", "--cluster", *cluster)
+        code, _, err = phalanx(here, *line)
+        assert (code, "which this cluster has not" in err) == (2, True)
 
 
 def test_bad_rows_are_skipped_only_when_asked_and_counted(tmp_path):
@@ -324,7 +332,12 @@ def test_plans_run_as_fast_as_their_placement_allows(here):
     code, _, err = phalanx(here, *line.split())
     assert code == 2
     assert "row 6: plan = 'p.json': has 16 ranks, and the cluster 8 GPUs" in err
-    for column, value, what in (("gpus", "8", "has 16 ranks"), ("duration", "10", "whose steps say")):
+    wrong = (
+        ("gpus", "8", "has 16 ranks"),
+        ("duration", "10", "whose steps say"),
+        ("min_gpus", "32", "has 16 ranks; name fewer"),
+    )
+    for column, value, what in wrong:
         (here / "wrong.csv").write_text(f"submit,plan,steps,{column}\n0,p.json,9,{value}\n")
         line = "cluster simulate --trace wrong.csv --cluster dgx-h100 --nodes 4"
         code, _, err = phalanx(here, *line.split())

@@ -142,6 +142,9 @@ def read_trace(
     """Read a trace for a cluster; also return the speeds of its plans by placement, if the cluster's links are known.
     Raises InputError."""
     nodes = Nodes(shared.sizes, shared.leaf)
+    if oversubscription > 1 and (shared.described is None or len(set(shared.leaf)) < 2):
+        reason = "is of the uplinks of leaf switches, which this cluster has not"
+        raise InputError("--oversubscription", oversubscription, reason, "name a preset or a file, and --leaf")
     if shared.described is None:
 
         def refuse(plan: str, fewest: int) -> PlanFacts:

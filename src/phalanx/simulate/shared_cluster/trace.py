@@ -105,7 +105,11 @@ def _job(row: Mapping[str, str | None], line: int, widest: int, plan_of: PlanRea
                 raise InputError(name, _field(row, name), reason, "leave it out")
         if _field(row, "gpus") and _whole(row, "gpus") != facts.gpus:
             raise InputError("gpus", _field(row, "gpus"), f"but {plan} has {facts.gpus} ranks", "leave it out")
+        if fewest > facts.gpus:
+            raise InputError("min_gpus", fewest, f"but {plan} has {facts.gpus} ranks", "name fewer, or leave it out")
         steps = _number(row, "steps")
+        if steps < 0:
+            raise InputError("steps", steps, "is not a number of steps")
         gpus, duration, tokens = facts.gpus, steps * facts.step_s, steps * facts.tokens
         widths = widths or facts.widths
     elif fewest:
@@ -117,8 +121,8 @@ def _job(row: Mapping[str, str | None], line: int, widest: int, plan_of: PlanRea
         raise InputError("gpus", gpus, "must be at least 1")
     if gpus > widest:
         raise InputError("gpus", gpus, f"is wider than the cluster, whose widest gang has {widest} GPUs")
-    if not 0 <= duration < float("inf"):
-        reason = "ends before it starts" if duration < 0 else "is not a time"
+    if not 0 <= duration <= _LATEST:
+        reason = "ends before it starts" if duration < 0 else f"is more than {_LATEST:.0e} s"
         raise InputError("duration", duration, reason)
     limit = _number(row, "limit", 0.0)
     if limit and limit < duration:
@@ -132,6 +136,8 @@ def _job(row: Mapping[str, str | None], line: int, widest: int, plan_of: PlanRea
     return TraceJob(line, submit, duration, gpus, limit, widths, plan, int(priority), tokens)
 
 
+_LATEST = 1e11
+"""Seconds of the latest submission and of the longest job, at which doubles tell tens of microseconds apart."""
 _MOST_URGENT = 10**6
 """The largest priority, either way."""
 
@@ -170,7 +176,10 @@ def _whole(row: Mapping[str, str | None], name: str, default: float | None = 0.0
 def _time(row: Mapping[str, str | None], name: str) -> float:
     text = _field(row, name)
     try:
-        return datetime.fromisoformat(text).timestamp() if not _is_number(text) else _number(row, name)
+        time = datetime.fromisoformat(text).timestamp() if not _is_number(text) else _number(row, name)
+        if abs(time) > _LATEST:
+            raise InputError(name, text, f"is more than {_LATEST:.0e} s")
+        return time
     except (ValueError, OverflowError) as error:
         if isinstance(error, InputError):
             raise
