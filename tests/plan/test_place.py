@@ -18,6 +18,7 @@ from phalanx.cost.analytic.estimate import estimate
 from phalanx.plan.explain.analytic import AnalyticSubject
 from phalanx.plan.explain.lint import lint
 from phalanx.plan.placement import search
+from phalanx.plan.placement.alternatives import Alternative
 from phalanx.plan.placement.carve import FreeBlock, carve
 from phalanx.plan.placement.fabric import between_groups, on_rails
 from phalanx.plan.placement.price import PlacedJob
@@ -26,6 +27,7 @@ from phalanx.plan.question import model_named
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.priced import price
 from phalanx.plan.search.refine import refined
+from phalanx.report.place import better
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.topology import Topology, of_cluster, of_leaves
@@ -186,6 +188,29 @@ def test_a_tensor_parallel_group_over_two_nodes_is_slower_and_chosen_only_if_not
     assert set(good.placement.tiers(good.placement.mesh.groups("tp")).tolist()) == {0}
     assert bad.seconds > 1.2 * good.seconds
     assert bad.bound_s == pytest.approx(bad.seconds)
+
+
+def test_the_faster_strategy_is_named_with_the_axes_that_then_stay_in_nodes():
+    cluster = preset("dgx-h100", 4)
+    halves, topology = np.concatenate([np.arange(8 * n, 8 * n + 4) for n in range(4)]), of_cluster(cluster)
+    wide, narrow = (_job(s, cluster) for s in (Strategy(tp=8, dp=2, zero=1), Strategy(tp=4, dp=4, zero=1)))
+    slow, fast = (place(job, topology, halves) for job in (wide, narrow))
+    sentence = better(wide, slow, [Alternative(narrow, fast)])
+    assert sentence.startswith("better on these GPUs: dp=4,zero=1,tp=4: ")
+    assert sentence.endswith("(tp stays on nvlink)")
+    assert f"{slow.seconds / fast.seconds - 1:+.1%}" in sentence
+    assert "none is faster" in better(narrow, fast, [Alternative(wide, slow)])
+
+
+def test_a_plan_is_placed_with_its_number_format_and_the_options_of_its_stack(tmp_path):
+    words = "plan --model llama3-8b --cluster dgx-h100 --gpus 16 --batch 64 --seq 4096 --precision fp8 --strategy"
+    assert phalanx(tmp_path, *words.split(), "tp=2,dp=8,zero=1,sp=1", "--out", "p.json")[0] == 0
+    (tmp_path / "free.json").write_text('{"free": {"node[0-1]": "0-7"}}')
+    line = ("place", "p.json", "--free", "free.json", "--no-search", "--json")
+    placed = json.loads(phalanx(tmp_path, *line)[1])["step_time_s"]
+    assert placed == pytest.approx(
+        json.loads((tmp_path / "p.json").read_text())["prediction"]["step_time_s"], rel=1e-9
+    )
 
 
 def test_16384_ranks_on_uneven_nodes_keep_tensor_groups_in_nodes():
