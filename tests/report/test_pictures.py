@@ -28,7 +28,9 @@ from phalanx.report.pictures.figure import (
 )
 from phalanx.report.pictures.scene import Area, area_of
 from phalanx.spec.cluster.chips import CHIPS
+from phalanx.spec.cluster.presets import PRESETS as CLUSTERS
 from phalanx.spec.errors import InputError
+from phalanx.spec.model.presets import PRESETS as MODELS
 
 _TEXT, _GROUP = "{http://www.w3.org/2000/svg}text", "{http://www.w3.org/2000/svg}g"
 
@@ -133,6 +135,19 @@ def test_other_questions_are_drawn_as_well(name: str, given: dict[str, str | int
     assert max(map(len, files.text(p))) <= 80
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name in PICTURES if name != "scaling"])
+def test_every_model_and_cluster_is_drawn_or_refused(name: str) -> None:
+    for option, values in (("model", MODELS), ("cluster", CLUSTERS)):
+        for value in values if f"--{option}" in options_of(name) else ():
+            try:
+                p = picture(name, {option: value})
+            except InputError:
+                continue
+            assert not _wrong(files.svg(p)), value
+            assert max(map(len, files.text(p))) <= 80, value
+
+
 def test_what_is_drawn_is_what_is_computed() -> None:
     """Some numbers of pictures, against sums done by hand."""
     wall = _picture("memory-wall").panels[0]
@@ -199,6 +214,8 @@ def test_options_are_those_that_a_picture_takes() -> None:
     assert options_of("moe-layer") == ["--model", "--ranks", "--seq"]
     with pytest.raises(InputError, match="nothing that stack depends on"):
         picture("stack", {"model": "gpt2"})
+    with pytest.raises(InputError, match="attention and MLP side by side"):
+        picture("sequence-parallel", {"model": "gpt-neox-20b"})
     with pytest.raises(InputError, match="did you mean roofline"):
         picture("roofine")
 

@@ -55,6 +55,8 @@ def place(
         require_drawing(plot)
         if launcher and not out:
             raise InputError("--out", None, "is missing: --for writes files", "name a folder")
+        if out and out.exists() and not out.is_dir():
+            raise InputError("--out", str(out), "is a file", "name a folder")
         leaves = leaves_of(topology) if topology else None
         a = answer(job_of_plan(plan, strategy, profile), free, leaves, search)
         if out:
