@@ -37,9 +37,9 @@ axes with units, and the source of the numbers below. An SVG needs nothing else 
 Chromium, since a library that rasterises would be a dependency for this alone; without it, --plot says so in a line.
 
 Where a command's subject has a picture, its own `--plot FILE.svg|html|png` draws it for your model, cluster or run:
-`roofline`, `memory`, `comm`, `scaling`, `cases --tree`, `clusters [NAME]`, `collectives show` and `table`,
-`pipeline show`, `mesh`, `place`, `cluster simulate`, `measure`, `sweep`. A picture that `draw` knows takes what it
-depends on, and refuses other options; `--json` gives what is drawn as data.
+`roofline`, `memory`, `comm`, `scaling`, `cases --tree`, `clusters [NAME]`, `collectives show` and `table`, `pipeline
+show`, `mesh`, `place`, `cluster simulate`, `experts show`, `measure`, `sweep`. A picture that `draw` knows takes what
+it depends on, and refuses other options; `--json` gives what is drawn as data.
 """
 
 

@@ -9,6 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from phalanx.plan.tables.table import Sheet, columns
+from phalanx.report import plots
 from phalanx.report.gallery.registry import PICTURES, options_of, picture
 from phalanx.report.pictures import files, lines
 from phalanx.report.pictures.figure import (
@@ -25,7 +27,10 @@ from phalanx.report.pictures.figure import (
     Timeline,
 )
 from phalanx.report.pictures.scene import Area, area_of
+from phalanx.spec.cluster.chips import CHIPS
+from phalanx.spec.cluster.presets import PRESETS as CLUSTERS
 from phalanx.spec.errors import InputError
+from phalanx.spec.model.presets import PRESETS as MODELS
 
 _TEXT, _GROUP = "{http://www.w3.org/2000/svg}text", "{http://www.w3.org/2000/svg}g"
 
@@ -110,6 +115,72 @@ def test_what_stands_in_a_box_fits_it(name: str) -> None:
                 assert len(item.lines) <= max(1, item.h - 2), item
 
 
+_OTHERS = (
+    *((name, {"cluster": c}) for c in ("dgx-1v", "sites-h100", "pcie-a100") for name in ("hierarchy", "switches")),
+    *((name, {"cluster": c}) for c in ("dgx-1v", "gb200-nvl72") for name in ("staircase", "memory-hierarchy")),
+    ("ring-all-reduce", {"ranks": 8}),
+    ("binomial-all-reduce", {"ranks": 7}),
+    ("memory-wall", {"ranks": 100_000}),
+    ("moe-layer", {"model": "deepseek-v3", "ranks": 4, "seq": 999_999}),
+    ("routing", {"model": "qwen3-30b-a3b", "seq": 1}),
+    ("decision-tree", {"model": "llama3-70b", "gpus": 64}),
+    ("fsdp", {"model": "gpt2", "gpus": 8}),
+)
+
+
+@pytest.mark.parametrize(("name", "given"), _OTHERS)
+def test_other_questions_are_drawn_as_well(name: str, given: dict[str, str | int]) -> None:
+    p = picture(name, given)
+    assert not _wrong(files.svg(p))
+    assert max(map(len, files.text(p))) <= 80
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name in PICTURES if name != "scaling"])
+def test_every_model_and_cluster_is_drawn_or_refused(name: str) -> None:
+    for option, values in (("model", MODELS), ("cluster", CLUSTERS)):
+        for value in values if f"--{option}" in options_of(name) else ():
+            try:
+                p = picture(name, {option: value})
+            except InputError:
+                continue
+            assert not _wrong(files.svg(p)), value
+            assert max(map(len, files.text(p))) <= 80, value
+
+
+def test_what_is_drawn_is_what_is_computed() -> None:
+    """Some numbers of pictures, against sums done by hand."""
+    wall = _picture("memory-wall").panels[0]
+    assert isinstance(wall, Lines)
+    h100 = CHIPS["H100"].memory_bytes
+    assert [m.x for m in wall.marks[:2]] == [h100 / 2, h100 / 16]
+    root, ring, _ = _picture("root-bottleneck").panels
+    assert isinstance(root, Bars)
+    assert isinstance(ring, Bars)
+    assert [value for _, value in root.bars[0].parts] == [7.0, 7.0]  # P - 1 buffers
+    assert all([value for _, value in bar.parts] == [1.75, 1.75] for bar in ring.bars)  # 2 (P-1)/P
+    zero = _picture("parameter-bytes").panels[1]
+    assert isinstance(zero, Bars)
+    assert [sum(value for _, value in bar.parts) for bar in zero.bars] == [16, 5.5, 3.75, 2]
+    step, both = _picture("tp-efficiency").panels[0], _picture("prefetch").note
+    assert isinstance(step, Lines)
+    assert all(s.points[0] == (1.0, 1.0) and s.points[-1][1] < 0.5 for s in step.series)
+    assert "of the waiting goes" in both
+    law = _picture("growth").panels[1]
+    assert isinstance(law, Lines)
+    n, value = law.series[0].points[-1]
+    assert value == pytest.approx(1.69 + 406.4 / n**0.34 + 410.7 / (20 * n) ** 0.28)
+
+
+def test_tables_of_words_are_bars() -> None:
+    sheet = Sheet("t", columns("what", ("takes", "bytes"), ("time", "s")), [("a", 2**21, 1e-3), ("b", None, 2e-3)])
+    panels = plots.picture([sheet], "memory").panels
+    assert [panel.unit for panel in panels if isinstance(panel, Bars)] == ["MiB", "ms"]
+    assert not _wrong(files.svg(plots.picture([sheet], "memory")))
+    with pytest.raises(InputError, match="nothing to draw"):
+        plots.picture([Sheet("t", columns("what"), [("a",)])], "memory")
+
+
 def test_texts_over_each_other_are_noticed() -> None:
     """The check can fail: two labels at one place, a text beyond the edge."""
     over = Diagram((Label(1, 1, "one label"), Label(3, 1, "another")))
@@ -143,6 +214,8 @@ def test_options_are_those_that_a_picture_takes() -> None:
     assert options_of("moe-layer") == ["--model", "--ranks", "--seq"]
     with pytest.raises(InputError, match="nothing that stack depends on"):
         picture("stack", {"model": "gpt2"})
+    with pytest.raises(InputError, match="attention and MLP side by side"):
+        picture("sequence-parallel", {"model": "gpt-neox-20b"})
     with pytest.raises(InputError, match="did you mean roofline"):
         picture("roofine")
 

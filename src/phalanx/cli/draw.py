@@ -39,9 +39,9 @@ def draw(
             for known, entry in PICTURES.items():
                 print(f"{known:<24}{entry.what}")
                 if options_of(known):
-                    print(f"{'':<24}  takes {', '.join(options_of(known))}")
+                    print(f"    takes {', '.join(options_of(known))}")
                 if entry.instead:
-                    print(f"{'':<24}  of yours: phalanx {entry.instead}")
+                    print(f"    of yours: phalanx {entry.instead}")
             return
         require_drawing(plot)
         given = {

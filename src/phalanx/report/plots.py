@@ -1,12 +1,14 @@
-"""Sheets as a picture: the columns of a table over its first one, if that holds numbers. Columns of one unit share a
-panel; each column of counts has its own."""
+"""Sheets as a picture: the columns of a table over its first one, if that holds numbers, else as bars. Columns of one
+unit share a panel; each column of counts has its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from phalanx.plan.tables.table import Column, Sheet
-from phalanx.report.pictures.figure import Axis, Lines, Picture, Series, Unit
+from phalanx.report.pictures.figure import Axis, Bar, Bars, Lines, Panel, Picture, Series, Unit
+from phalanx.report.sheets import written
+from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
 
 _UNITS: dict[str, tuple[str, Unit]] = {
@@ -24,18 +26,20 @@ def picture(sheets: Iterable[Sheet], command: str) -> Picture:
     """Return all panels as one picture; `command`: what prints the tables, without `phalanx`. Raises InputError if no
     table can be plotted."""
     drawn = [sheet for sheet in sheets if sheet.charted]
-    panels = [panel for sheet in drawn for panel in _panels(sheet)]
+    panels: list[Panel] = [panel for sheet in drawn for panel in (_curves(sheet) or _bars(sheet))]
     if not panels:
-        raise InputError("--plot", None, "has nothing to draw: these tables have words in their first column")
+        raise InputError("--plot", None, "has nothing to draw: no table of these has numbers in two rows")
     notes = "; ".join(dict.fromkeys(sheet.note for sheet in drawn if sheet.note))
-    return Picture(f"phalanx {command}", tuple(panels), f"the tables of `phalanx {command}`", notes)
+    return Picture(drawn[0].title, tuple(panels), f"the tables of `phalanx {command}`", notes)
 
 
-def _panels(sheet: Sheet) -> Iterable[Lines]:
+def _curves(sheet: Sheet) -> list[Panel]:
+    """Return a panel for each unit, over a first column of numbers; none where it holds words."""
     first, *others = sheet.columns
     over = [row[0] for row in sheet.rows]
     if not all(isinstance(x, int | float) and x > 0 for x in over) or len(set(over)) < 2:
-        return
+        return []
+    panels: list[Panel] = []
     for kind in dict.fromkeys(map(_kind, others)):
         series = []
         for place, column in enumerate(sheet.columns):
@@ -49,7 +53,43 @@ def _panels(sheet: Sheet) -> Iterable[Lines]:
             x = Axis(first.name, "count", log=True, base=2 if high / low <= 4096 else 10, low=low, high=high)
             linear = unit == "share"
             y = Axis(name or series[0].name, unit, log=not linear, low=0.0 if linear else None)
-            yield Lines(x, y, tuple(series), head=sheet.title, height=220)
+            panels.append(Lines(x, y, tuple(series), head=sheet.title, height=220))
+    return panels
+
+
+def _bars(sheet: Sheet) -> Iterator[Panel]:
+    """Yield a panel of bars for each column of numbers, a bar for each row that is named by words."""
+    keys = sheet.keys
+    names = [" ".join(map(str, row[:keys])) for row in sheet.rows]
+    while len(set(names)) < len(names) and keys < len(sheet.columns) and not sheet.columns[keys].unit:
+        keys += 1
+        names = [" ".join(map(str, row[:keys])) for row in sheet.rows]
+    if len(names) < 2 or len(names) > _MOST_BARS or max(map(len, names)) > _LONGEST:
+        return
+    for place, column in enumerate(sheet.columns):
+        values = [row[place] for row in sheet.rows]
+        if place < keys or not column.unit or not any(isinstance(v, int | float) and v > 0 for v in values):
+            continue
+        unit, scale = _SCALED.get(column.unit, (column.name, 1.0))
+        if column.unit == "bytes":
+            most = max(v for v in values if isinstance(v, int | float))
+            unit, scale = next((u for u in _BINARY if most >= u[1]), _BINARY[-1])
+        bars = [
+            Bar(name, (("", value / scale if isinstance(value, int | float) and value > 0 else 0.0),), said)
+            for name, value in zip(names, values, strict=True)
+            for said in [written(value, column.unit)]
+        ]
+        yield Bars(unit, tuple(bars), head=f"{sheet.title}: {column.name}")
+
+
+_SCALED = {
+    "GB": ("GB", 1.0),
+    "s": ("ms", 1e-3),
+    "share": ("%", 0.01),
+    "rate": ("GB/s", 1e9),
+}
+_BINARY = (("GiB", float(GIB)), ("MiB", 2.0**20), ("KiB", 2.0**10), ("bytes", 1.0))
+_MOST_BARS, _LONGEST = 40, 40
 
 
 def _kind(column: Column) -> tuple[str, str]:

@@ -73,7 +73,7 @@ _LOST = ("communication", "bubble", "imbalance", "computing")
 
 
 def scaling(
-    model: str = "llama3-8b", cluster: str = "dgx-h100", gpus: int = 512, batch: int = 512, seq: int = 4096
+    model: str = "llama3-8b", cluster: str = "dgx-h100", gpus: int = 256, batch: int = 512, seq: int = 4096
 ) -> Picture:
     """Draw strong and weak scaling, and what each cause takes away."""
     counts = tuple(n for n in (8, 16, 32, 64, 128, 256, 512, 1024) if n <= gpus)

@@ -176,7 +176,7 @@ def root_bottleneck(ranks: int = 8) -> Picture:
             Bar(
                 f"rank {r}" + (" (root)" if algorithm == "naive" and r == 0 else ""),
                 (("sent", schedule.sent[r] / ranks), ("received", received[r] / ranks)),
-                f"{schedule.sent[r] / ranks:.4g} + {received[r] / ranks:.4g} n",
+                f"{schedule.sent[r] / ranks:.4g} n + {received[r] / ranks:.4g} n",
             )
             for r in shown
         ]

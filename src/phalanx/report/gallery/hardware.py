@@ -97,7 +97,7 @@ def comm_roofline(cluster: str = "dgx-h100", gpus: int = 64) -> Picture:
         series.append(_roof(f"{tier.name}, {rate / 1e9:g} GB/s", peak, rate, 10, 1e6, i))
         marks.append(Mark(peak / rate, peak, f"{tier.name}: {peak / rate:,.0f}", i))
     outer = _rate(spec, len(spec.tiers) - 1)
-    for tokens in (1024, 4096, 16384):
+    for tokens in (512, 2048, 8192):
         ratio = 1.5 * tokens  # 6 N FLOP a token over 2 N gradients of 2 bytes (plan/tables/textbook.py, intensity)
         marks.append(Mark(ratio, min(peak, ratio * outer), f"{tokens:,} tokens", 7))
     panel = Lines(

@@ -99,6 +99,10 @@ def sequence_parallel(model: str = "llama3-8b", ranks: int = 4, seq: int = 8192)
     """Draw what sequence parallelism cuts by tokens, and which collectives change between the two cuts."""
     spec, _ = model_named(model)
     require_counts(("--seq", seq))
+    if spec.experts is not None or spec.residual != "serial":
+        what = "experts" if spec.experts is not None else "attention and MLP side by side"
+        raise InputError("--model", model, f"has {what}, which sends otherwise than drawn", "name another")
+    require_split(spec, _tp(ranks) if ranks in (2, 4) else _tp(1))
     if ranks not in (2, 4) or seq % ranks:
         raise InputError("--ranks", ranks, "does not fit the page or the sequence", "use 2 or 4, a divisor of --seq")
     local = Split.of(spec, _tp(ranks)).local

@@ -33,7 +33,9 @@ class Entry:
 
 
 PICTURES: dict[str, Entry] = {
-    "roofline": Entry("Roofs of four chips with their ridges", hardware.compute_roofline, "roofline --plot FILE"),
+    "roofline": Entry(
+        "Roofs of four chips with their ridges", hardware.compute_roofline, "roofline PLAN.json --plot FILE"
+    ),
     "comm-roofline": Entry("FLOP/s over FLOP per byte sent, a roof for each tier", hardware.comm_roofline),
     "staircase": Entry("Bandwidth over the size of a group, tier by tier", hardware.staircase),
     "memory-hierarchy": Entry("Levels of memory: what they hold, what is reached", hardware.memory_hierarchy),
@@ -60,16 +62,24 @@ PICTURES: dict[str, Entry] = {
     "data-parallel-step": Entry("Buckets reduced beside the backward pass", data_parallel.data_parallel_step),
     "fsdp": Entry("FSDP gathers and frees, unit by unit", data_parallel.fsdp),
     "prefetch": Entry("A gather ahead, and none", data_parallel.prefetch),
-    "hsdp": Entry("Shards inside nodes, copies across", data_parallel.hsdp, "mesh --plot FILE"),
+    "hsdp": Entry(
+        "Shards inside nodes, copies across", data_parallel.hsdp, "mesh --strategy LINE --cluster C --plot FILE"
+    ),
     "partition": Entry("Matrices cut by columns and rows, MLP, attention", layers.partition),
     "sequence-parallel": Entry("What sp cuts by tokens, between which collectives", layers.sequence_parallel),
     "tp-efficiency": Entry("Efficiency of tp over its degree, on each link", layers.tp_efficiency),
-    "routing": Entry("Tokens to experts: chosen, taken, dropped", experts.routing),
+    "routing": Entry("Tokens to experts: chosen, taken, dropped", experts.routing, "experts show RUN --plot FILE"),
     "moe-layer": Entry("Dispatch and combine of a whole layer of experts", experts.moe_layer),
     "pipelines": Entry("Pipeline schedules over time", pipelines.gallery, "pipeline show 1f1b --plot FILE"),
     "decision-tree": Entry("The tree of decisions, a job's path marked", choosing.tree, "cases --tree --plot FILE"),
-    "scaling": Entry("Scaling, and what each cause takes away", choosing.scaling, "scaling --plot FILE"),
-    "fragmentation": Entry("The same job on whole nodes and on pieces", choosing.fragmentation, "place --plot FILE"),
+    "scaling": Entry(
+        "Scaling, and what each cause takes away", choosing.scaling, "scaling --model M ... --plot FILE"
+    ),
+    "fragmentation": Entry(
+        "The same job on whole nodes and on pieces",
+        choosing.fragmentation,
+        "place PLAN.json --free FREE.json --plot FILE",
+    ),
     "growth": Entry("Sizes of models over the years; L(N)", growth.growth),
     "stack": Entry("From hardware to framework", choosing.stack),
 }

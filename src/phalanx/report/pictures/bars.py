@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from phalanx.report.pictures.figure import Axis, Bars
-from phalanx.report.pictures.numbers import ticks
+from phalanx.report.pictures.numbers import short, ticks
 from phalanx.report.pictures.scene import DASHES, EDGE, WIDE, Scene, width, wrap
 
 _HIGH, _STEP = 16, 22
 
 
 def _parts(panel: Bars) -> list[str]:
-    return list(dict.fromkeys(name for bar in panel.bars for name, _ in bar.parts))
+    return list(dict.fromkeys(name for bar in panel.bars for name, value in bar.parts if value)) or [""]
 
 
 def _longest(panel: Bars) -> float:
@@ -37,6 +37,8 @@ def draw(scene: Scene, panel: Bars) -> None:
         scene.text(left - 8, scene.y + 13, bar.label, anchor="end")
         x = left
         for name, value in bar.parts:
+            if not value:
+                continue
             scene.rect(x, scene.y + 1, value * scale, _HIGH, f"f{names.index(name) % 8} b", f"{bar.label}: {name}")
             x += value * scale
         ends.append((x + 6, scene.y + 13, bar.text))
@@ -53,7 +55,7 @@ def draw(scene: Scene, panel: Bars) -> None:
     scene.path([(left, scene.y), (left + room, scene.y)], "o")
     end = 0.0
     for value in ticks(Axis(""), 0.0, _longest(panel)):
-        written = f"{value:,.6g}"
+        written = short(value, "count")
         x = left + value * scale
         scene.path([(x, scene.y), (x, scene.y + 4)], "o")
         if x - width(written, 11) / 2 > end:
@@ -77,7 +79,7 @@ def text(panel: Bars) -> list[str]:
         drawn, total = "", 0.0
         for name, value in bar.parts:
             total += value
-            drawn += letters[name] * (round(total * scale) - len(drawn))
+            drawn += letters.get(name, "") * (round(total * scale) - len(drawn))
         lines.append(f"{bar.label:>{wide}} |{drawn} {bar.text}")
     lines.append(f"{'':>{wide}}  {panel.unit}")
     if names != [""]:

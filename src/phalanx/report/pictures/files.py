@@ -141,7 +141,7 @@ def _browser() -> str | None:
     return next((path for name in _BROWSERS if (path := shutil.which(name))), None)
 
 
-def png(drawn: str, dark: bool = False) -> bytes:
+def png(drawn: str) -> bytes:
     """Return an SVG as PNG, twice as large as its units. Raises InputError without Chromium, or where it fails."""
     browser = _browser()
     if browser is None:
@@ -152,7 +152,6 @@ def png(drawn: str, dark: bool = False) -> bytes:
         source.write_text(f'<meta charset="utf-8"><style>body{{margin:0}}svg{{display:block}}</style>{drawn}')
         options = [
             *("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--force-device-scale-factor=2"),
-            *(("--blink-settings=preferredColorScheme=0",) if dark else ()),
             f"--user-data-dir={folder}/profile",
             f"--screenshot={target}",
             f"--window-size={wide:.0f},{high:.0f}",

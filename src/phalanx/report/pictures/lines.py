@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from phalanx.report.pictures.figure import Axis, Lines, Mark, Rule, Series
@@ -10,6 +12,8 @@ from phalanx.report.pictures.numbers import position, short, ticks
 from phalanx.report.pictures.scene import DASHES, EDGE, WIDE, Area, Scene, area_of, width, wrap
 
 _COLUMNS, _ROWS = 64, 15
+_BESIDE = 12
+"""Units between a point and a label that needs no line to it."""
 _LETTERS, _MARKS = "abcdefghijklmnopqrstuvwxyz", "123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -78,30 +82,32 @@ def draw(scene: Scene, panel: Lines) -> None:
         for point in s.points if s.dots else ():
             if _within(point[0], panel.x, xs) and _within(point[1], panel.y, ys):
                 scene.dot(*at(*point), f"d{colour}")
-    taken: list[Area] = []
     apart = [f"outside, {_named(mark, panel)}" for mark in panel.marks if mark not in marks]
     for rule in rules:
         x, y = at(rule.value, ys[0])[0], at(xs[0], rule.value)[1]
+        ends = [(x, top + 0.0), (x, bottom + 0.0)] if rule.axis == "x" else [(left, y), (right, y)]
+        scene.path(ends, "o", 1, DASHES[4])
         drawn += [(x, top + k) for k in range(0, h, 4)] if rule.axis == "x" else []
         drawn += [(left + k, y) for k in range(0, int(w), 4)] if rule.axis == "y" else []
+    labels = _Labels(plot, drawn, [], [])
+    for mark in marks:
+        px, py = at(mark.x, mark.y)
+        labels.taken.append(Area(px - 4, py - 4, px + 4, py + 4))
     for rule in rules:
-        x, y = at(rule.value, ys[0])[0] if rule.axis == "x" else left, at(xs[0], rule.value)[1]
+        x, y = at(rule.value, ys[0])[0], at(xs[0], rule.value)[1]
         if rule.axis == "x":
-            scene.path([(x, top), (x, bottom)], "o", 1, DASHES[4])
             spots = [(x + s, top + 13 + 15 * k, a) for k in range(h // 16) for s, a in ((5, "start"), (-5, "end"))]
         else:
-            scene.path([(left, y), (right, y)], "o", 1, DASHES[4])
-            spots = [(right - 6 - k * 40, y - 4, "end") for k in range(14)]
-            spots += [(right - 6 - k * 40, y + 13, "end") for k in range(14)]
-        if not _write(scene, rule.label, spots, plot, taken, drawn, "m halo"):
+            spots = [(right - 6 - k * 40, y + down, "end") for down in (-4, 13) for k in range(14)]
+        if not labels.place(rule.label, "m halo", spots):
             apart.append(f"dashed: {rule.label}")
     for mark in marks:
-        scene.dot(*at(mark.x, mark.y), f"d{mark.colour}", 4.5)
-        px, py = at(mark.x, mark.y)
-        taken.append(Area(px - 4, py - 4, px + 4, py + 4))
-    for mark in marks:
-        if not _write(scene, mark.label, list(_around(*at(mark.x, mark.y))), plot, taken, drawn, "t halo"):
+        point = at(mark.x, mark.y)
+        if not labels.place(mark.label, "t halo", list(_around(*point)), point):
             apart.append(f"the dot at {_named(mark, panel)}")
+    labels.draw(scene)
+    for mark in marks:
+        scene.dot(*at(mark.x, mark.y), f"d{mark.colour}", 4.5)
     scene.text(left + w / 2, bottom + 33, panel.x.label, "m", 11, "middle")
     scene.y = bottom + 40
     if len(panel.series) > 1 or panel.series[0].name:
@@ -141,30 +147,54 @@ def _around(x: float, y: float) -> Iterator[tuple[float, float, str]]:
         yield x, y + 18 + far, "middle"
 
 
-def _write(
-    scene: Scene,
-    label: str,
-    spots: Sequence[tuple[float, float, str]],
-    plot: Area,
-    taken: list[Area],
-    drawn: Sequence[tuple[float, float]],
-    kind: str,
-) -> bool:
-    """Write a label where it covers least of the curves, and nothing else; return whether there was such a place."""
-    best: tuple[float, tuple[float, float, str]] | None = None
-    for place, spot in enumerate(spots):
-        area = area_of(spot[0], spot[1], label, 11, spot[2])
-        if not area.inside(plot) or any(area.meets(other, 2) for other in taken):
-            continue
-        covered = sum(area.left <= x <= area.right and area.top <= y <= area.bottom for x, y in drawn)
-        cost = covered + 0.4 * place
-        if best is None or cost < best[0]:
-            best = (cost, spot)
-    if best is None:
-        return False
-    x, y, anchor = best[1]
-    taken.append(scene.text(x, y, label, kind, 11, anchor))
-    return True
+@dataclass
+class _Labels:
+    """Labels on a plot: where they stand, and what they must not cover."""
+
+    plot: Area
+    drawn: Sequence[tuple[float, float]]
+    """Points along the curves."""
+    taken: list[Area]
+    """Dots and labels."""
+    placed: list[tuple[str, str, tuple[float, float, str], tuple[float, float] | None]]
+    """(words, kind, where, the point that they name)."""
+
+    def place(
+        self, label: str, kind: str, spots: Sequence[tuple[float, float, str]], of: tuple[float, float] | None = None
+    ) -> bool:
+        """Find where a label covers least of the curves, and nothing else; return whether there is such a place.
+        `of`: the point that it names, to which a line leads if that is not beside it."""
+        best: tuple[float, tuple[float, float, str], Area] | None = None
+        for place, spot in enumerate(spots):
+            area = area_of(spot[0], spot[1], label, 11, spot[2])
+            if not area.inside(self.plot) or any(area.meets(other, 2) for other in self.taken):
+                continue
+            cost = 0.4 * place + sum(area.holds(point) for point in self.drawn)
+            if of is not None:
+                line = [point for point in _between(of, area) if math.dist(of, point) > _BESIDE / 2]
+                cost += 20 * sum(other.holds(point) for other in self.taken for point in line)
+            if best is None or cost < best[0]:
+                best = (cost, spot, area)
+        if best is None:
+            return False
+        self.taken.append(best[2])
+        self.placed.append((label, kind, best[1], of))
+        return True
+
+    def draw(self, scene: Scene) -> None:
+        """Draw the lines to points, then the labels."""
+        for label, _, (x, y, anchor), of in self.placed:
+            line = _between(of, area_of(x, y, label, 11, anchor)) if of is not None else []
+            if line and math.dist(line[0], line[-1]) > _BESIDE:
+                scene.path([line[0], line[-1]], "o", 0.7)
+        for label, kind, (x, y, anchor), _ in self.placed:
+            scene.text(x, y, label, kind, 11, anchor)
+
+
+def _between(of: tuple[float, float], area: Area) -> list[tuple[float, float]]:
+    """Return points from a point to the nearest one of a rectangle."""
+    near = min(max(of[0], area.left), area.right), min(max(of[1], area.top), area.bottom)
+    return [(of[0] + (near[0] - of[0]) * k / 20, of[1] + (near[1] - of[1]) * k / 20) for k in range(21)]
 
 
 def text(panel: Lines) -> list[str]:

@@ -43,7 +43,7 @@ def _draw(scene: Scene, held: Held, left: float, top: float, name: float, cell: 
             fill = "f2" if share >= 1 else "f4" if share > 0 else "f6"
             scene.rect(x, y, cell - 1, _HIGH - 2, f"{fill} b")
             if held.changed[rank][chunk]:
-                scene.rect(x + 0.8, y + 0.8, cell - 2.6, _HIGH - 3.6, "new")
+                scene.rect(x + 2.5, y + 2.5, cell - 6, _HIGH - 7, "new")
             scene.text(x + cell / 2, y + 15, word, "on", _SMALL, "middle")
     edge = left + name + cell * chunks + 2
     pairs = list(dict.fromkeys((source, to) for source, to, _ in held.sends))

@@ -83,6 +83,10 @@ class Area:
             and other.top < self.bottom + apart
         )
 
+    def holds(self, point: tuple[float, float]) -> bool:
+        """Whether a point lies in it."""
+        return self.left <= point[0] <= self.right and self.top <= point[1] <= self.bottom
+
     def inside(self, other: Area) -> bool:
         """Whether it lies in another."""
         return (
