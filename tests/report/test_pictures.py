@@ -12,7 +12,7 @@ import pytest
 from phalanx.plan.tables.table import Sheet, columns
 from phalanx.report import plots
 from phalanx.report.gallery.registry import PICTURES, options_of, picture
-from phalanx.report.pictures import files, lines
+from phalanx.report.pictures import bars, files, lines
 from phalanx.report.pictures.figure import (
     Axis,
     Bars,
@@ -170,6 +170,18 @@ def test_what_is_drawn_is_what_is_computed() -> None:
     assert isinstance(law, Lines)
     n, value = law.series[0].points[-1]
     assert value == pytest.approx(1.69 + 406.4 / n**0.34 + 410.7 / (20 * n) ** 0.28)
+
+
+def test_a_part_has_one_colour_in_all_panels() -> None:
+    """The first bar of the first panel has no master copy, which must not shift the colours of what follows."""
+    for name in ("parameter-bytes", "scaling"):
+        places = [bars.places(panel) for panel in _picture(name).panels if isinstance(panel, Bars)]
+        assert all(a[part] == b[part] for a in places for b in places for part in a.keys() & b.keys())
+    assert list(bars.places(_bars_of("parameter-bytes"))) == ["weights", "gradients", "master copy", "two moments"]
+
+
+def _bars_of(name: str) -> Bars:
+    return next(panel for panel in _picture(name).panels if isinstance(panel, Bars))
 
 
 def test_tables_of_words_are_bars() -> None:

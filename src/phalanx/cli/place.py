@@ -55,6 +55,8 @@ def place(
         require_drawing(plot)
         if launcher and not out:
             raise InputError("--out", None, "is missing: --for writes files", "name a folder")
+        if out and out.exists() and not out.is_dir():
+            raise InputError("--out", str(out), "is a file", "name a folder")
         leaves = leaves_of(topology) if topology else None
         a = answer(job_of_plan(plan, strategy, profile), free, leaves, search)
         if out:
@@ -75,11 +77,13 @@ def place(
             return
 
         from phalanx.report import mesh as drawing
-        from phalanx.report.place import lines, others
+        from phalanx.report.place import better, lines, others
 
         screen, p = console(), a.placed.placement
         for line in lines(a.job, a.placed, a.empty):
             screen.print(line, highlight=False, soft_wrap=True)
+        if a.others:
+            screen.print(better(a.job, a.placed, a.others), highlight=False, soft_wrap=True)
         screen.print()
         screen.print(drawing.nodes(p, p.coloured_axis, screen.width))
         screen.print(drawing.axes(p))
@@ -105,7 +109,10 @@ def _as_json(a: PlaceAnswer) -> dict[str, Any]:
         "tried": a.placed.tried,
         "empty_cluster_s": a.empty.seconds,
         "axes": [asdict(row) for row in axis_groups(p)],
-        "others": [{"strategy": str(o.placed.placement.strategy), "step_time_s": o.placed.seconds} for o in a.others],
+        "others": [
+            {"strategy": str(o.job.strategy), "options": o.job.options.changed(), "step_time_s": o.placed.seconds}
+            for o in a.others
+        ],
         "ranks": [
             {"rank": rank, "node": t.hosts[int(t.host[gpu])], "gpu": int(t.index[gpu])}
             for rank, gpu in enumerate(p.gpu.tolist())

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from phalanx.report.pictures.scene import framed
 from phalanx.report.style import table
-from phalanx.simulate.shared_cluster.engine import History
+from phalanx.simulate.shared_cluster.history import History
 from phalanx.simulate.shared_cluster.outcome import Distribution, Outcome, outcome, use_over_time
 
 _ROWS, _LEVELS = 24, " ▁▂▃▄▅▆▇█"

@@ -148,14 +148,14 @@ def _fastest(explored: Exploration, keep: int) -> list[int]:
 def _distinct(strategies: Sequence[Strategy], costs: Sequence[tuple[float, float]]) -> list[int]:
     """Return the indices of strategies without those that differ from another in mesh order alone, at the same
     seconds and bytes: the usual order stays."""
-    found: dict[tuple[Strategy, float, float], int] = {}
+    kept: dict[tuple[Strategy, float, float], int] = {}
     for i, (s, (seconds, bytes_)) in enumerate(zip(strategies, costs, strict=True)):
         usual = replace(s, order=ORDERS[0])
         if s == usual:
-            found[usual, seconds, bytes_] = i
+            kept[usual, seconds, bytes_] = i
         else:
-            found.setdefault((usual, seconds, bytes_), i)
-    return list(found.values())
+            kept.setdefault((usual, seconds, bytes_), i)
+    return list(kept.values())
 
 
 def _with_suggested_gpus(error: InputError, pricing: Pricing, gpus: int) -> InputError:

@@ -16,7 +16,8 @@ _SCALE = {"bytes": 2.0**30, "rate": 1e9}
 
 def report(sheets: Sequence[Sheet], pictures: Sequence[Picture] = ()) -> str:
     """Return the page of tables, with pictures of their subject first."""
-    sections = [Section(p.title, "svg", svg=svg(p)) for p in pictures]
+    charted = {sheet.title for sheet in sheets}
+    sections = [Section(p.title, "svg", svg=svg(p)) for p in pictures if p.title not in charted]
     sections += [section for sheet in sheets for section in _sections(sheet)]
     return page(sheets[0].title, "tables", sections)
 

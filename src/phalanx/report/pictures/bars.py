@@ -9,8 +9,12 @@ from phalanx.report.pictures.scene import DASHES, EDGE, WIDE, Scene, width, wrap
 _HIGH, _STEP = 16, 22
 
 
-def _parts(panel: Bars) -> list[str]:
-    return list(dict.fromkeys(name for bar in panel.bars for name, value in bar.parts if value)) or [""]
+def places(panel: Bars) -> dict[str, int]:
+    """Return the parts that have a length, with their places in the palette: among all parts that are named, so that
+    panels with the same parts have the same colours."""
+    order = list(dict.fromkeys(name for bar in panel.bars for name, _ in bar.parts))
+    shown = {name for bar in panel.bars for name, value in bar.parts if value}
+    return {name: i for i, name in enumerate(order) if name in shown} or {"": 0}
 
 
 def _longest(panel: Bars) -> float:
@@ -21,7 +25,7 @@ def _longest(panel: Bars) -> float:
 def draw(scene: Scene, panel: Bars) -> None:
     """Draw the bars, their legend below."""
     scene.heading(panel.head)
-    names = _parts(panel)
+    names = places(panel)
     left = EDGE + 10 + max(width(bar.label) for bar in panel.bars)
     room = WIDE - EDGE - left - 10 - max(width(bar.text, 11) for bar in panel.bars)
     scale = room / _longest(panel)
@@ -39,7 +43,7 @@ def draw(scene: Scene, panel: Bars) -> None:
         for name, value in bar.parts:
             if not value:
                 continue
-            scene.rect(x, scene.y + 1, value * scale, _HIGH, f"f{names.index(name) % 8} b", f"{bar.label}: {name}")
+            scene.rect(x, scene.y + 1, value * scale, _HIGH, f"f{names[name] % 8} b", f"{bar.label}: {name}")
             x += value * scale
         ends.append((x + 6, scene.y + 13, bar.text))
         scene.y += _STEP
@@ -62,14 +66,14 @@ def draw(scene: Scene, panel: Bars) -> None:
             end = scene.text(x, scene.y + 16, written, "m", 11, "middle").right + 8
     scene.text(left + room / 2, scene.y + 33, panel.unit, "m", 11, "middle")
     scene.y += 38
-    if names != [""]:
-        scene.legend([(f"f{i % 8}", "", name) for i, name in enumerate(names)])
+    if list(names) != [""]:
+        scene.legend([(f"f{i % 8}", "", name) for name, i in names.items()])
 
 
 def text(panel: Bars) -> list[str]:
     """Return the bars in characters: a letter for each part."""
-    names = _parts(panel)
-    letters = letters_of(names)
+    names = places(panel)
+    letters = letters_of(list(names))
     wide = max(len(bar.label) for bar in panel.bars)
     room = max(10, 80 - wide - 3 - max(len(bar.text) for bar in panel.bars))
     scale = room / _longest(panel)
@@ -82,7 +86,7 @@ def text(panel: Bars) -> list[str]:
             drawn += letters.get(name, "") * (round(total * scale) - len(drawn))
         lines.append(f"{bar.label:>{wide}} |{drawn} {bar.text}")
     lines.append(f"{'':>{wide}}  {panel.unit}")
-    if names != [""]:
+    if list(names) != [""]:
         lines += [f"{letters[name]}: {name}" for name in names]
     lines += [f"limit: {name}" for name, _ in panel.limits]
     return lines
