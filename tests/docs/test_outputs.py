@@ -59,7 +59,12 @@ _LONG = ("model_parallel.md", "generation.md")
 """Pages whose commands take seconds."""
 PAGES = [
     pytest.param(page, id=page.name, marks=[pytest.mark.long] if page.name in _LONG else [])
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for page in [
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "docs/guides").glob("*.md")),
+    ]
+    if page.name != "tutorial.md"  # which test_tutorial.py runs
 ]
 
 
