@@ -9,7 +9,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 # make coverage: the suite with line coverage.
-.PHONY: install run gpu test long chaos fuzz coverage check audit lock stacks bench format clean
+.PHONY: install run gpu test long chaos fuzz coverage check site audit lock stacks bench format clean
 install: $(VENV)/.installed
 
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
@@ -82,6 +82,12 @@ check: $(VENV)/.dev
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(MAKE) --no-print-directory site
+
+# docs/ as a site in site/, from nothing but what is here; every link and anchor is checked. Read it, search included:
+#   python3 -m http.server -d site
+site: $(VENV)/.dev
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The pinned packages against the database of advisories: needs a network, and pip-audit.
 audit: $(VENV)/.dev

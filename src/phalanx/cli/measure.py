@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.options import Json
+from phalanx.cli.options import Json, Plot
 from phalanx.cli.terminal import (
     announce,
     console,
@@ -40,10 +40,7 @@ def measure(
             help="Write the measured cluster to this file; under torchrun the default is cluster.toml.",
         ),
     ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.svg", help="Draw measured points, fitted lines and crossovers as an SVG."),
-    ] = None,
+    plot: Plot = None,
     nccl_tests: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="Measure nothing: read this output of nccl-tests; may be repeated."),
@@ -73,7 +70,7 @@ def measure(
 
     with exit_on_error():
         require_writable("--out", out)
-        require_drawing(plot, (".svg",))
+        require_drawing(plot)
         if source is not None:
             from phalanx.commands.gpu_doctor import cluster_of
 
@@ -104,9 +101,10 @@ def measure(
             out.write_text(to_toml(cluster, f"{cluster.name}, as measured; [cluster] file = {str(out)!r} uses it"))
             announce(f"wrote {out}")
         if plot is not None:
-            from phalanx.report.measure import svg
+            from phalanx.report.measure import picture
+            from phalanx.report.pictures.files import write
 
-            plot.write_text(svg(cluster.collectives))
+            write([picture(cluster.collectives)], plot)
             announce(f"wrote {plot}")
         if as_json:
             print_json(asdict(cluster))

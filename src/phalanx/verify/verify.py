@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.program import StepProgram
 from phalanx.schedule.layout import Layout, RankView
+from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
@@ -62,6 +64,12 @@ def _verified(view: RankView, ranks: RankClass, on_gpu: bool) -> Verified:
     except Unverifiable as error:
         return Verified(ranks, program, None, (), None, time.perf_counter() - start, str(error))
     except Exception as error:  # a real run would end with it too
+        gc.collect()  # tensors of the step that failed would count as those of the next
+        if on_gpu and "device_ready_queues_" in str(
+            error
+        ):  # torch/csrc/autograd/engine.cpp knows the devices of then
+            why = "a backward pass has run in this process before torch knew the imagined GPU"
+            raise InputError("--device", "cuda", why, "verify in another process") from None
         why = f"{type(error).__name__}: {str(error).strip() or 'no message'}, at {place_of(error)}"
         if "device_ready_queues_" in why:  # torch/csrc/autograd/engine.cpp: started with the devices of then
             why = "a backward pass has run in this process; verify for a GPU before any, or in another process"
