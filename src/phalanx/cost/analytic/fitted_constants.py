@@ -21,6 +21,7 @@ CONSTANTS: dict[str, float] = {
     "nvidia.nic": 0.9009,
     "nvidia.nvlink": 0.7221,
     "ampere.nvlink": 0.7676,
+    "ampere.start_s": 5e-05,
     "hopper.reduce_gain": 1.472,
     "blackwell.nvlink": 0.7426,
     "blackwell.reduce_gain": 1.264,

@@ -58,7 +58,7 @@ FORMULAS = {
     "ep": "micro_batches x blocks x (forward_s + backward_s), two all-to-alls each, permutation, the router, waiting "
     "for the fullest rank",
     "recompute": "micro_batches x blocks x repeated_s",
-    "launch": "micro_batches x blocks x the time by which a pass's launches exceed its GPU time (max, not sum)",
+    "launch": "micro_batches x blocks x the time by which a pass's launches, or both together, exceed its GPU time",
     "head": "micro_batches x (slowest_s - blocks_s): logits and loss, as far as they make their rank the slowest",
     "bubble": "share x (through_s - slowest_s) / virtual: one micro-batch through the other ranks, times the "
     "schedule's share of it; zero-bubble: makespan_s of its actions - micro_batches x slowest_s",
@@ -299,6 +299,19 @@ def _modules_again(
     return seconds + np.where(m.moe > 0, whole, m.moe_act * act + m.shared_experts * shared)
 
 
+_UNEVEN = 6
+"""Exponent of how GPU and CPU hold each other up: at equal rates a pass takes 2^(1/6), 12 %, longer than either."""
+
+
+def _slower(gpu: Column, cpu: Column) -> Column:
+    """Return the seconds of a pass of which the GPU needs `gpu` and its launches `cpu`: those of the slower one, and
+    more where both are nearly as fast. Neither is at all moments: kernels and their launches last unequally long, and
+    each waits for the other where it happens to be ahead, (gpu^k + cpu^k)^(1/k)."""
+    most = np.maximum(gpu, cpu)
+    ratio = np.minimum(gpu, cpu) / np.maximum(most, 1e-30)
+    return most * (1 + ratio**_UNEVEN) ** (1 / _UNEVEN)
+
+
 def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step:
     """Return the terms of one step."""
     layout = layout.on_nodes(system.tiers[0].ranks)
@@ -333,8 +346,8 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step
             + _adapters(shape, layout, system, profile)
             + _offloaded(shape, layout, system, profile, block, blocks)
         )
-        f = np.maximum(block.forward, launched + listed)
-        b = np.maximum(block.backward + repeated, launched * (profile.launch_backward + full) + listed * (1 + full))
+        f = _slower(block.forward, launched + listed)
+        b = _slower(block.backward + repeated, launched * (profile.launch_backward + full) + listed * (1 + full))
         for name, part in block.parts.items():
             terms[name] = terms.get(name, 0) + m * share * (part.forward + part.backward)
             factors = {"micro_batches": m, "blocks": share, "forward_s": part.forward, "backward_s": part.backward}
