@@ -359,9 +359,9 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step
         idle = (f - block.forward) + (b - (block.backward + repeated))
         terms["launch"] = terms.get("launch", 0) + m * share * idle
         out.blocks.append((count, Passes(f, b)))
-        # Within a tenth of each other, the variation from block to block decides who is ahead.
+        # Within 15 % of each other, the variation from block to block decides who is ahead.
         cpu = launched * (1 + profile.launch_backward + full) + listed * (2 + full)
-        keeps_ahead = np.clip((1.1 - cpu / (block.forward + block.backward + repeated)) / 0.2, 0.0, 1.0)
+        keeps_ahead = np.clip((1.15 - cpu / (block.forward + block.backward + repeated)) / 0.3, 0.0, 1.0)
         out.ahead = np.where(np.asarray(count) > 0, keeps_ahead, out.ahead)
         forward = forward + share * f
         backward = backward + share * b
