@@ -16,8 +16,8 @@ CONSTANTS: dict[str, float] = {
     "nvidia.net_bulk_s": 1.38e-05,
     "nvidia.cloud_hop_s": 6.256e-05,
     "nvidia.cloud_bulk_s": 0.0004248,
-    "nvidia.bulk_bytes": 3.051e+05,
-    "nvidia.bulk_reduce_bytes": 8.621e+05,
+    "nvidia.bulk_bytes": 3.051e05,
+    "nvidia.bulk_reduce_bytes": 8.621e05,
     "nvidia.nic": 0.9009,
     "nvidia.nvlink": 0.7221,
     "ampere.nvlink": 0.7676,
@@ -109,7 +109,7 @@ CONSTANTS: dict[str, float] = {
     "megatron-core.cast_bytes": 7.289,
     "megatron-core.gemm8": 0.9834,
     "megatron-core.kept_logit": 5.948,
-    "megatron-core.constant_bytes": 1.137e+08,
+    "megatron-core.constant_bytes": 1.137e08,
     # megatron-2020: vtrain, megatron-sc21, megatron-2020-tp, bigscience-bloom
     "megatron-2020.hidden_bytes": 16.07,
     "megatron-2020.gemm": 1.019,
@@ -137,7 +137,7 @@ CONSTANTS: dict[str, float] = {
     "nanotron.kept_logit": 9.133,
     "nanotron.idle_bytes": 1.873,
     "nanotron.fragments": 0.06242,
-    "nanotron.constant_bytes": 7.889e+07,
+    "nanotron.constant_bytes": 7.889e07,
     # llm-foundry: llm-foundry
     "llm-foundry.gemm": 1.083,
     "llm-foundry.hidden_bytes": 18.01,
@@ -218,7 +218,7 @@ CONSTANTS: dict[str, float] = {
     "megatron-deepspeed-2022.kept_bytes": 6.937,
     "megatron-deepspeed-2022.whole_bytes": 22.77,
     "megatron-deepspeed-2022.kept_hidden": 10.74,
-    "megatron-deepspeed-2022.context_bytes": 3.544e+09,
+    "megatron-deepspeed-2022.context_bytes": 3.544e09,
     "megatron-deepspeed-2022.kept_logit": 6.532,
     "megatron-deepspeed-2022.fragments": 0.06237,
     # nemo-25.04: NeMo 25.04 of nvidia-dgxc-benchmarking
