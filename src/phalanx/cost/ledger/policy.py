@@ -44,7 +44,7 @@ class Policy:
     sends_copies: Column = 0.0
     """1: a token goes to all etp ranks of its expert; 0: to one, and they gather."""
     equal_rounds: Column = 0.0
-    """1: interleaved stages take micro-batches in equal rounds of at least as many as there are ranks; 0: of as many."""
+    """1: interleaved stages take micro-batches in equal rounds of at least as many as ranks; 0: of as many."""
     pads_core: Column = 0.0
     """1: where values are narrower than keys, or wider, attention's core computes both at the wider width."""
     sends_counts: Column = 0.0

@@ -156,7 +156,7 @@ def activation_bytes(
         value_dim=h / model.heads,
         norms=2,
     )
-    s = Strategy(tp=tp, sp=sp, micro_batch=micro_batch, recompute=recompute)  # type: ignore[arg-type]
+    s = Strategy(tp=tp, sp=sp, micro_batch=micro_batch, recompute=recompute)
     how = layout(s, Job(micro_batch, seq, Precision("bfloat16")), model.layers)
     return float(live_bytes(sizes, how, Keeps(flash=0.0)).stored) * model.layers
 
