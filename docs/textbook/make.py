@@ -33,6 +33,19 @@ HEADS = {
     "code": "Listings",
     "claims": "Claims",
 }
+SHOWN = {
+    "memory": "memory",
+    "data parallelism": "data-parallelism",
+    "collectives": "collectives",
+    "hardware": "chips-and-links",
+    "inside layers": "inside-layers",
+    "pipelines": "pipelines",
+    "experts": "experts",
+    "choosing": "choosing-scaling-sharing",
+    "code": "data-parallelism",
+    "claims": "models",
+}
+"""Where the page of pictures has those of a topic."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +106,8 @@ def failures(row: Row) -> list[str]:
     if row.command:
         said = printed(row.command)
         wrong += [f"{row.id}: phalanx {row.command}: prints no {text!r}" for text in row.shows if text not in said]
+    if row.picture and (not printed(row.picture) or "error: " in printed(row.picture)):
+        wrong.append(f"{row.id}: phalanx {row.picture}: draws nothing")
     if row.test:
         path, _, name = row.test.partition("::")
         if not tests_of(path) or (name and name not in tests_of(path)):
@@ -111,7 +126,8 @@ def page(topic: str, found: Sequence[Row]) -> str:
         if row.command:
             shown = ", ".join(f"`{text}`" for text in row.shows)
             lines += [f"- `phalanx {row.command}` prints {shown}."]
-        lines += [f"- Drawn by `phalanx {row.picture}`."] if row.picture else []
+        shown = f" ([all pictures](../pictures.md#{SHOWN[topic]}))" if row.picture.startswith("draw ") else ""
+        lines += [f"- Drawn by `phalanx {row.picture}`{shown}."] if row.picture else []
         lines += [f"- Held by {row.test.rstrip(':')}."] if row.test else []
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"

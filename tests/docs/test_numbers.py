@@ -35,7 +35,8 @@ ROOT = Path(__file__).parents[2]
 HELD: dict[str, dict[str, list[Any]]] = tomllib.loads((Path(__file__).parent / "numbers.toml").read_text())
 _ELSEWHERE = ("accuracy", "prediction", "serving", "stacks", "stacks_observed")
 """Pages whose tables are held by tests of their own (validate, stacks, serving)."""
-PAGES = ["README.md", *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md") if p.stem not in _ELSEWHERE)]
+_WRITTEN = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs/guides").glob("*.md")]
+PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in _WRITTEN if p.stem not in _ELSEWHERE)]
 _NAMES = re.compile(
     r"`[^`]*`|\]\([^)]*\)|\b(19|20)\d\d\b(?=[);,:]| *\))"  # code, links, papers
     r"|\b(Llama|LLaMA|GPT|DeepSeek|Mixtral|PaLM|MT-NLG|Qwen)[- ]?[\dV.]*( \d+(\.\d+)?[BT]\b|( |-)?\d+x?\d*B)?"

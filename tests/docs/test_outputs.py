@@ -11,12 +11,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.forked_cli import phalanx as forked
 from support.in_process_cli import phalanx
 
 ROOT = Path(__file__).parents[2]
 _ELSEWHERE = ("train", "parity", "lab", "experts", "import", "export-weights", "validate", "observe")
 """Commands that train or measure, or run for minutes: other tests hold what they do."""
-_MEASURED = ("local", "job.toml", "examples/experts.toml", "runs/", "quickstart.toml --strategy tp=2,micro", "prove")
+_MEASURED = (
+    "--device cuda",
+    "doctor --gpu",
+    "local",
+    "job.toml",
+    "examples/experts.toml",
+    "runs/",
+    "quickstart.toml --strategy tp=2,micro",
+    "prove",
+)
 _FREE = '{"free": {"node[0-7]": "0-3", "node8":"0-7"}, "nodes":"node[0-15]"}'
 _MISSPELT = '{"train_batch_size": 64, "zero_optimisation": {"stage": 3}}'
 _REPEATED = (("accuracy.md", "verify"),)
@@ -58,7 +68,12 @@ _LONG = ("model_parallel.md", "generation.md")
 """Pages whose commands take seconds."""
 PAGES = [
     pytest.param(page, id=page.name, marks=[pytest.mark.long] if page.name in _LONG else [])
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for page in [
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "docs/guides").glob("*.md")),
+    ]
+    if page.name != "tutorial.md"  # which test_tutorial.py runs
 ]
 
 
@@ -76,7 +91,9 @@ def test_a_page_shows_what_its_commands_print(tmp_path: Path, page: Path) -> Non
             continue
         if command.split()[0] in _ELSEWHERE or any(word in command for word in _MEASURED):
             continue
-        _, out, err = phalanx(tmp_path, *command.split())
+        # torch's autograd engine knows the devices of its first backward pass only, which this process may have had.
+        run = forked if "--device cuda" in command else phalanx
+        _, out, err = run(tmp_path, *command.split())
         printed = _squeezed(f"{out}\n{err}")
         for text in shown:
             wrong += [f"phalanx {command}: {part!r}" for part in _parts(command, text) if part not in printed]

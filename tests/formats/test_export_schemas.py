@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.exports.cases import cases
+from support.openapi import violations
 
 from phalanx.commands.export import TARGETS
 from phalanx.formats.launchers import jobset, pytorchjob, skypilot, trainjob
@@ -50,39 +51,13 @@ def test_drawn_exports_have_keys_and_choices_that_the_framework_has(to: str, sta
                     assert choices is None or str(value) in map(str, choices), f"{key} = {value}"
 
 
-def _violations(schema: Any, value: Any, where: str = "") -> list[str]:
-    """What a value lacks of an OpenAPI schema; a field that the schema does not have counts: Kubernetes drops it."""
-    kinds = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
-    kind = schema.get("type")
-    if kind in kinds and not isinstance(value, kinds[kind]):
-        return [f"{where} is no {kind}"]
-    if "enum" in schema and value not in schema["enum"]:
-        return [f"{where} = {value}"]
-    if isinstance(value, str) and not re.search(schema.get("pattern", ""), value):
-        return [f"{where} = {value}"]
-    if isinstance(value, list):
-        return [w for i, x in enumerate(value) for w in _violations(schema.get("items", {}), x, f"{where}[{i}]")]
-    if not isinstance(value, dict) or schema.get("x-kubernetes-preserve-unknown-fields"):
-        return []
-    known, rest = schema.get("properties"), schema.get("additionalProperties")
-    wrong = [f"{where}.{name} is missing" for name in schema.get("required", ()) if name not in value]
-    for name, inner in value.items():
-        if known is not None and name in known:
-            wrong += _violations(known[name], inner, f"{where}.{name}")
-        elif isinstance(rest, dict):
-            wrong += _violations(rest, inner, f"{where}.{name}")
-        elif known is not None and not rest:
-            wrong.append(f"{where}.{name} is unknown")
-    return wrong
-
-
 @pytest.mark.parametrize("module", [pytorchjob, trainjob, jobset])
 def test_manifests_follow_the_published_schemas(module: Any) -> None:
     document = module.manifest(_TASK)
     schema = _LAUNCHERS[document["kind"]]["schema"]
-    assert _violations(schema, document) == []
+    assert violations(schema, document) == []
     document["spec"]["nproc"] = 8
-    assert _violations(schema, document) == [".spec.nproc is unknown"]
+    assert violations(schema, document) == [".spec.nproc is unknown"]
 
 
 def test_a_skypilot_task_has_keys_that_skypilot_has() -> None:

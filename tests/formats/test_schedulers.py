@@ -13,6 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from support.in_process_cli import phalanx
+from support.openapi import violations
 
 from phalanx.formats import ibnetdiscover, kueue, nvidia_topo, slurm, torchrun
 from phalanx.spec.cluster.presets import preset
@@ -194,6 +195,31 @@ def test_kueue_documents_follow_their_published_schemas():
     wrong = [{"label": "x"}], [{"nodeLabel": _HOST}, {"nodeLabel": "x"}], [{"nodeLabel": "x"}] * 2, []
     assert [len(_violations(schema, topology | {"spec": {"levels": levels}})) for levels in wrong] == [2, 1, 1, 1]
     assert len(_violations(_SCHEMAS["kueue.x-k8s.io/v1beta2 ResourceFlavor"], {"spec": {"topologyName": "A"}})) == 2
+
+
+@pytest.mark.parametrize("leaves", [1, 2])
+def test_a_job_for_kueue_is_one_that_kubernetes_and_kueue_accept(leaves):
+    """The Job's schema is that of Kubernetes; its label and annotation are Kueue's at ff69552e79ad: QueueLabel in
+    pkg/controller/constants/constants.go, annotations in apis/kueue/v1beta2/topology_types.go; its webhook wants one
+    of them at most, with a label's name (pkg/controller/jobframework/tas_validation.go)."""
+    job = json.loads(kueue.documents(kueue.job("gang", 4, 8, leaves)))
+    schema = _SCHEMAS["batch/v1 Job"]
+    assert violations(schema, job) == []
+    assert list(job["metadata"]["labels"]) == ["kueue.x-k8s.io/queue-name"]
+    annotations = job["spec"]["template"]["metadata"]["annotations"]
+    relation = "required" if leaves == 1 else "preferred"
+    assert list(annotations) == [f"kueue.x-k8s.io/podset-{relation}-topology"]
+    levels = kueue.topology("gang")["spec"]["levels"]
+    assert [level["nodeLabel"] for level in levels].index(*annotations.values()) == 0
+    # The two policies that Kubernetes allows in a Job; and Kueue starts what is suspended.
+    assert job["spec"]["template"]["spec"]["restartPolicy"] in ("Never", "OnFailure")
+    assert job["spec"]["suspend"]
+    pods = job["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
+    assert job["spec"]["parallelism"] * pods == 32
+    job["spec"]["gang"] = True
+    job["spec"]["template"]["spec"]["containers"][0].pop("name")
+    job["spec"]["completions"] = "4"
+    assert len(violations(schema, job)) == 3
 
 
 def test_what_real_machines_printed_is_read():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import xml.etree.ElementTree as xml
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,8 @@ from phalanx.measure.links import SIZES, measure_gamma, measure_tier
 from phalanx.measure.ping_pong import BETWEEN, INSIDE, partner
 from phalanx.measure.steal_time import Rounds
 from phalanx.plan.auto.transport import choose
-from phalanx.report.measure import plot, svg, title
+from phalanx.report.measure import picture, plot, title
+from phalanx.report.pictures.files import svg
 from phalanx.runtime.comm.p2p import tiers
 from phalanx.schedule.layout import Layout
 from phalanx.spec.cluster import presets as clusters
@@ -258,9 +258,11 @@ def test_what_is_drawn() -> None:
     assert "n* 97.7 KiB" in lines[-1]
     assert "TRUSTED" not in title(good)
     assert title(bad).endswith("error 30%: NOT TO BE TRUSTED")
-    drawn = xml.fromstring(svg([good, bad, replace(good, points=())]))
-    assert len(drawn.findall("{*}circle")) == 2 * len(good.points)
-    assert len(drawn.findall("{*}polyline")) == 2
+    drawn = picture([good, bad, replace(good, points=())])
+    assert [panel.head for panel in drawn.panels] == [title(good), title(bad)]
+    assert svg(drawn).count("<circle") == 2 * len(good.points)
+    with pytest.raises(InputError, match="nothing to draw"):
+        picture([replace(good, points=())])
 
 
 @pytest.fixture(scope="module")

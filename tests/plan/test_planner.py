@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,12 @@ def test_memory_as_objective_takes_less_of_it_and_at_most_ten_percent_more_time(
     fast, small = (_ask("llama3-8b", "dgx-h100", 16, 64, 8192, objective=o) for o in ("throughput", "memory"))
     assert small.ranked[0].priced.bytes_ < fast.ranked[0].priced.bytes_
     assert small.ranked[0].priced.seconds <= 1.1 * fast.ranked[0].priced.seconds * (1 + 1e-9)
+
+
+def test_mesh_orders_that_cost_the_same_are_one_answer():
+    answer = _ask("llama3-70b", "dgx-h100", 64, 512, 8192)
+    seen = [(replace(r.strategy, order="pp/dp/cp/tp"), r.seconds, r.priced.bytes_) for r in answer.ranked]
+    assert len(seen) == len(set(seen)) == 10
 
 
 def test_a_stack_gets_the_schedules_that_it_has():

@@ -7,6 +7,7 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.sizes import examples
 
 from phalanx.plan.search import space
 from phalanx.schedule.pipeline.stages import check
@@ -72,27 +73,31 @@ def _brute(model: ModelSpec, job: Job, ranks: int, options: space.Options) -> li
     return found
 
 
-@settings(max_examples=25)
-@given(
-    ranks=st.sampled_from([1, 2, 3, 4, 6, 8]),
-    heads=st.sampled_from([(2, 1), (4, 2), (4, 4), (6, 3)]),
-    layers=st.integers(1, 5),
-    ffn=st.sampled_from([6, 8, 12]),
-    experts=st.sampled_from([0, 0, 4]),
-    batch=st.sampled_from([4, 6, 8]),
-    seq=st.sampled_from([8, 12, 16]),
-    schedules=st.sampled_from([("1f1b", "interleaved"), ("naive", "dualpipe-v"), ("gpipe", "zb-h1", "zb-v")]),
-)
-def test_columns_are_what_the_checks_allow(ranks, heads, layers, ffn, experts, batch, seq, schedules):
-    model, job = _model(*heads, layers, ffn, experts), Job(batch, seq)
-    options = space.Options(schedules, ("none", "full"))
-    brute = _brute(model, job, ranks, options)
-    try:
-        found = space.everything(model, job, ranks, options).strategies()
-    except InputError:
-        found = []
-    assert len(found) == len(set(found))
-    assert set(found) == set(brute)
+@examples(10, 100)
+def test_columns_are_what_the_checks_allow(examples):
+    @settings(max_examples=examples)
+    @given(
+        ranks=st.sampled_from([1, 2, 3, 4, 6, 8]),
+        heads=st.sampled_from([(2, 1), (4, 2), (4, 4), (6, 3)]),
+        layers=st.integers(1, 5),
+        ffn=st.sampled_from([6, 8, 12]),
+        experts=st.sampled_from([0, 0, 4]),
+        batch=st.sampled_from([4, 6, 8]),
+        seq=st.sampled_from([8, 12, 16]),
+        schedules=st.sampled_from([("1f1b", "interleaved"), ("naive", "dualpipe-v"), ("gpipe", "zb-h1", "zb-v")]),
+    )
+    def holds(ranks, heads, layers, ffn, experts, batch, seq, schedules):
+        model, job = _model(*heads, layers, ffn, experts), Job(batch, seq)
+        options = space.Options(schedules, ("none", "full"))
+        brute = _brute(model, job, ranks, options)
+        try:
+            found = space.everything(model, job, ranks, options).strategies()
+        except InputError:
+            found = []
+        assert len(found) == len(set(found))
+        assert set(found) == set(brute)
+
+    holds()
 
 
 def test_recomputation_that_means_the_same_is_there_once():

@@ -40,6 +40,21 @@ def _priced(s: Strategy) -> Pipelined:
     return price_pipeline(views, [terms(view) for view in views], CLUSTER)
 
 
+def test_a_device_without_a_communication_engine_moves_bytes_itself() -> None:
+    strategy = _strategy("pp=4,schedule=interleaved,virtual=2")
+    views = Layout(LLAMA, JOB, strategy).stage_views()
+    alone, own = (
+        price_pipeline(
+            views,
+            [terms(v) for v in views],
+            replace(CLUSTER, device=replace(CLUSTER.device, own_communication_engine=engine)),
+        )
+        for engine in (True, False)
+    )
+    assert (alone.costs.overhead, own.costs.overhead) == (0.0, own.costs.transfer)
+    assert own.priced.bubble_fraction > alone.priced.bubble_fraction
+
+
 @pytest.mark.parametrize("line", ["pp=4,tp=2", "pp=8", "pp=4,schedule=interleaved,virtual=2", "pp=4,schedule=zb-v"])
 def test_the_slowest_rank_is_as_fast_as_may_be(line: str) -> None:
     """No block moved from one chunk to a neighbour's makes it faster."""

@@ -213,9 +213,12 @@ def test_tables_are_drawn(tmp_path):
     words = ("memory", "--params", "7B", "--plot", "memory.svg")
     assert phalanx(tmp_path, *words)[0] == 0
     drawn = ElementTree.parse(tmp_path / "memory.svg").getroot()
-    lines = drawn.findall("{http://www.w3.org/2000/svg}polyline")
+    of_ranks = drawn.findall("{*}svg")[2]  # after the bytes of a parameter and the memory wall
+    names = [t.text for t in of_ranks.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"ZeRO-0", "ZeRO-1", "ZeRO-2", "ZeRO-3"} <= set(names)
+    lines = [p for p in of_ranks.iter("{http://www.w3.org/2000/svg}path") if p.attrib["d"].count("L") == 10]
     assert len(lines) == 4  # levels of ZeRO, over 11 numbers of ranks
-    places = [tuple(map(float, point.split(","))) for point in lines[3].attrib["points"].split()]
+    places = [tuple(map(float, point.split())) for point in lines[3].attrib["d"][1:].split("L")]
     assert len(places) == 11
     # ZeRO-3 falls as 1/P: on two logarithmic axes the steps are equal.
     steps = {(round(b[0] - a[0]), round(b[1] - a[1])) for a, b in itertools.pairwise(places)}
@@ -224,9 +227,13 @@ def test_tables_are_drawn(tmp_path):
     words = ("scaling", "--model", "llama3-8b", "--gpus", "8,16", "--batch", "64", "--seq", "8192", "--plot", "s.svg")
     assert phalanx(tmp_path, *words)[0] == 0
     text = (tmp_path / "s.svg").read_text()
-    assert all(f">{name}</text>" in text for name in ("step", "efficiency", "MFU", "tokens/s"))
-    code, _, err = phalanx(tmp_path, "roofline", "--plot", "r.svg")
+    assert all(f">{name}</text>" in text for name in ("efficiency", "MFU", "communication", "strong: one batch"))
+    assert phalanx(tmp_path, "roofline", "--plot", "r.svg")[0] == 0
+    assert "H100: 295" in (tmp_path / "r.svg").read_text()
+    line = ("comm", "--params", "7B", "--plot", "r.gif")
+    code, _, err = phalanx(tmp_path, *line)
     assert (code, err.count("\n")) == (2, 1)
+    assert "name a .svg or .html or .png file" in err
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,10 @@ def test_it_is_shown(tmp_path: Path) -> None:
     assert "2.00" in shown
     told = json.loads(phalanx(tmp_path, "experts", "show", str(folder), "--json")[1])
     assert told["stretches"][1]["busiest"] == {"0": 2.0, "1": 1.5}
+    assert phalanx(tmp_path, "experts", "show", str(folder), "--plot", "e.svg")[0] == 0
+    drawn = (tmp_path / "e.svg").read_text()
+    assert "1.50 x the mean" in drawn
+    assert "expert 1" in drawn
 
 
 def test_what_has_no_experts_is_refused_in_a_line(tmp_path: Path) -> None:

@@ -109,7 +109,11 @@ def test_a_page_is_whole_and_asks_for_nothing(here: Path, name: str) -> None:
 
 
 def test_tables_are_drawn_with_what_adds_up(here: Path) -> None:
-    charts = _checked((here / "memory.html").read_text())["charts"]
+    page_ = (here / "memory.html").read_text()
+    ids = re.findall(r' id="([^"]+)"', page_)
+    assert len(ids) == len(set(ids))
+    assert page_.count("<svg") == 2  # the bytes of a parameter and the memory wall; the table itself is a chart
+    charts = _checked(page_)["charts"]
     assert [c["kind"] for c in charts] == ["lines", "stack"]
     totals: dict[str, float] = {}
     for bar in charts[1]["bars"]:

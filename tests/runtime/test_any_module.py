@@ -248,6 +248,25 @@ def test_buffers_follow_rank_0_or_are_averaged(pool: Pool, tmp_path: Path, buffe
         np.testing.assert_array_equal(rank["back"], rank["mean"])
 
 
+@pytest.mark.parametrize(("world", "line"), [(2, "zero=0"), (2, "zero=3"), (4, "zero=1,shard=2"), (4, "dp=2,pp=2")])
+def test_batch_norm_equals_one_process_in_three_meanings(pool: Pool, world: int, line: str) -> None:
+    replicas = 2 if "pp" in line else world
+    truth = {meaning: split_module.BATCH_NORM.one_process(meaning, replicas) for meaning in ("rank 0", "synchronise")}
+    truth["average"] = split_module.BATCH_NORM.one_process("average", replicas)
+    for meaning, expected in truth.items():
+        for found in pool.run(world, split_module.batch_norms, line, meaning):
+            state = {name: torch.from_numpy(value) for name, value in found.items()}
+            off, name = split_module.BATCH_NORM.largest_difference(state, expected)
+            assert off < 1e-9, f"{meaning} {name}"
+            others = [truth[other] for other in truth if other != meaning]
+            assert all(split_module.BATCH_NORM.largest_difference(state, other)[0] > 1e-3 for other in others)
+
+
+def test_a_meaning_of_buffers_that_is_none_is_one_line() -> None:
+    with pytest.raises(InputError, match="'rank 0', 'average' or 'synchronise'"):
+        phalanx.parallelize(nn.Linear(2, 2), buffers="sync")  # type: ignore[arg-type]
+
+
 def test_a_plan_of_wrong_names_is_one_line(pool: Pool) -> None:
     for plan, words in (
         ({"blocks.*.upp": "colwise"}, "is the name of no layer"),

@@ -12,32 +12,37 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.sizes import examples
 
 from phalanx.runtime.comm.shm_arena import Address, Arena, Neighbour
 
 
-@settings(max_examples=30)
-@given(st.lists(st.one_of(st.integers(1, 5000), st.integers(-5, -1)), max_size=60))
-def test_blocks_never_overlap_and_come_back(steps: list[int]) -> None:
-    arena = Arena()
-    blocks: list[tuple[torch.Tensor, int]] = []
-    for step in steps:
-        if step > 0:
-            tensor = arena.buffer(step, torch.float32)
-            assert bool((tensor == 0).all())
-            blocks.append((tensor.fill_(len(blocks) + 1), len(blocks) + 1))
-        elif blocks:
-            blocks.pop(-step % len(blocks))
-            blocks = [(t.fill_(i + 1), i + 1) for i, (t, _) in enumerate(blocks)]
-        for tensor, value in blocks:
-            assert bool((tensor == value).all())
-            assert arena.offset(tensor) % 64 == 0  # type: ignore[operator]
-    top = arena._top
-    tensor = None  # type: ignore[assignment]
-    blocks.clear()
-    gc.collect()
-    arena.buffer(max(1, (top - 4096) // 4), torch.float32)
-    assert arena._top <= max(top, 4096 + 64)
+@examples(8, 100)
+def test_blocks_never_overlap_and_come_back(examples: int) -> None:
+    @settings(max_examples=examples)
+    @given(st.lists(st.one_of(st.integers(1, 5000), st.integers(-5, -1)), max_size=60))
+    def holds(steps: list[int]) -> None:
+        arena = Arena()
+        blocks: list[tuple[torch.Tensor, int]] = []
+        for step in steps:
+            if step > 0:
+                tensor = arena.buffer(step, torch.float32)
+                assert bool((tensor == 0).all())
+                blocks.append((tensor.fill_(len(blocks) + 1), len(blocks) + 1))
+            elif blocks:
+                blocks.pop(-step % len(blocks))
+                blocks = [(t.fill_(i + 1), i + 1) for i, (t, _) in enumerate(blocks)]
+            for tensor, value in blocks:
+                assert bool((tensor == value).all())
+                assert arena.offset(tensor) % 64 == 0  # type: ignore[operator]
+        top = arena._top
+        tensor = None  # type: ignore[assignment]
+        blocks.clear()
+        gc.collect()
+        arena.buffer(max(1, (top - 4096) // 4), torch.float32)
+        assert arena._top <= max(top, 4096 + 64)
+
+    holds()
 
 
 def test_a_view_keeps_its_block() -> None:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import rank_cases
 from support.rank_pool import Pool
+from support.sizes import combined
 
 from phalanx.report.train import step_times
 from phalanx.runtime.comm.communicator import Comm
@@ -60,8 +61,7 @@ def test_a_late_peer_is_exposed_to_whoever_waits_at_once(pool: Pool, transport: 
     assert whole["compute_s"] < LATE / 2
 
 
-@pytest.mark.parametrize("op", sorted(rank_cases.RINGS))
-@pytest.mark.parametrize("transport", ["native", "p2p"])
+@pytest.mark.parametrize(("op", "transport"), combined(sorted(rank_cases.RINGS), ["native", "p2p"]))
 def test_a_late_peer_is_hidden_from_whoever_computes_meanwhile(pool: Pool, transport: str, op: str) -> None:
     first = pool.run(2, rank_cases.late_peer, transport, LATE, BUSY, op)[0]
     axis = first["axes"]["world"]

@@ -100,6 +100,21 @@ def test_transfers_and_uneven_chunks() -> None:
     assert price(v, costs).makespan == pytest.approx(12 + 8 * 0.25, abs=1e-6)
 
 
+def test_a_rank_that_moves_its_own_bytes_computes_later() -> None:
+    """The rank in the middle takes and gives two messages a micro-batch; the last one takes one and gives one."""
+    s, o = build("1f1b", 3, 20), 0.25
+    middle = price(s, Costs([1, 3, 1], [1, 3, 1], [1, 3, 1], o, o))
+    assert middle.makespan == pytest.approx(1 + 20 * (9 + 4 * o) + 2 + o, abs=2 * o)
+    end = price(s, Costs([1, 1, 3], [1, 1, 3], [1, 1, 3], o, o))
+    assert end.makespan == pytest.approx(2 + o + 20 * (9 + 2 * o) + 4 + 2 * o, abs=2 * o)
+    assert middle.work == price(s, Costs([1, 3, 1], [1, 3, 1], [1, 3, 1])).work  # it is no pass, but between them
+    one = build("1f1b", 3, 1)  # nobody has anything to do meanwhile
+    assert (
+        price(one, Costs.equal(3, transfer=o)).makespan
+        == price(one, replace(Costs.equal(3), transfer=o, overhead=o)).makespan
+    )
+
+
 def changed(s: PipelineSchedule, rank: int, *actions: str) -> PipelineSchedule:
     own = tuple(_action(word) for word in actions)
     return replace(s, actions=(*s.actions[:rank], own, *s.actions[rank + 1 :]))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import lzma
 import math
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -222,6 +224,14 @@ def test_least_attained_service_stops_a_long_job_for_a_short_one():
     assert history.finish[0] == pytest.approx(THRESHOLD + 10 + 5)
 
 
+def test_what_a_placement_costs_is_counted_before_and_after_a_change_of_queue():
+    job = TraceJob(2, 0.0, THRESHOLD, 4, plan="p.json")
+    for name in ("fifo", "las"):  # under las it goes to the second queue on its way
+        history = simulate([job], Nodes((4,)), Policy(name), lambda job, held: 0.5)
+        assert history.finish == [2 * THRESHOLD]
+        assert history.placement == pytest.approx(4 * THRESHOLD)
+
+
 def test_the_textbook_s_fragmentation_is_counted():
     """Four nodes with two free GPUs each: eight are free, and a job of four has nowhere to go."""
     jobs = [TraceJob(2, 0.0, 100.0, 2) for _ in range(4)] + [TraceJob(6, 1.0, 50.0, 4)]
@@ -277,7 +287,13 @@ def test_the_command_compares_policies(here):
         ("submit,duration,gpus\nyesterday,10,1", "is no time"),
         ("submit,duration,gpus,limit\n0,10,1,5", "is shorter than the duration"),
         ("submit,duration,gpus,widths\n0,10,4,2:1.5", "does not list GPUs and speeds"),
+        ("submit,duration,gpus,widths\n0,10,4,2:0.5;4:1", "names 4 GPUs, but the job asks for 4; list narrower"),
+        ("submit,duration,gpus,widths\n0,10,4,0:0.5", "lists a width of 0 GPUs"),
+        ("submit,duration,gpus,min_gpus\n0,10,4,2", "row 2: min_gpus = 2: needs a plan"),
+        ("submit,duration,gpus,min_gpus\n0,10,4,-2", "row 2: min_gpus = -2.0: is not a number of GPUs"),
+        ("submit,duration,gpus,widths,min_gpus\n0,10,4,2:0.5,2", "both say how narrow the job can run"),
         ("submit,duration,gpus,priority\n0,10,1,0.5", "row 2: priority = 0.5: is not a whole number"),
+        ("submit,duration,gpus\n1e300,10,1", "row 2: submit = '1e300': is more than 1e+11 s"),
         ("submit,gpus\n0,1", "has columns submit, gpus; it needs"),
         ("submit,plan,steps\n0,p.json,10", "needs a cluster with links"),
     ],
@@ -288,6 +304,13 @@ def test_bad_rows_are_named(tmp_path, rows, what):
     assert code == 2
     assert what in err
     assert err.count("\n") == 1
+
+
+def test_a_ratio_of_uplinks_needs_leaf_switches_and_links(here):
+    for cluster in (("4x8", "--leaf", "2"), ("dgx-h100", "--nodes", "4")):
+        line = ("cluster", "simulate", "--trace", "jobs.csv", "--oversubscription", "4", "--cluster", *cluster)
+        code, _, err = phalanx(here, *line)
+        assert (code, "which this cluster has not" in err) == (2, True)
 
 
 def test_bad_rows_are_skipped_only_when_asked_and_counted(tmp_path):
@@ -309,6 +332,24 @@ def test_plans_run_as_fast_as_their_placement_allows(here):
     code, _, err = phalanx(here, *line.split())
     assert code == 2
     assert "row 6: plan = 'p.json': has 16 ranks, and the cluster 8 GPUs" in err
+    wrong = (
+        ("gpus", "8", "has 16 ranks"),
+        ("duration", "10", "whose steps say"),
+        ("min_gpus", "32", "has 16 ranks; name fewer"),
+    )
+    for column, value, what in wrong:
+        (here / "wrong.csv").write_text(f"submit,plan,steps,{column}\n0,p.json,9,{value}\n")
+        line = "cluster simulate --trace wrong.csv --cluster dgx-h100 --nodes 4"
+        code, _, err = phalanx(here, *line.split())
+        assert (code, what in err) == (2, True)
+    # An elastic plan at widths whose speed is given: half of its GPUs are free, and it starts there.
+    (here / "elastic.csv").write_text("submit,gpus,duration,plan,steps,widths\n0,8,9999,,,\n1,,,p.json,50,8:0.5\n")
+    line = "cluster simulate --trace elastic.csv --cluster dgx-h100 --nodes 2 --policy fifo --json"
+    rigid, elastic = (
+        json.loads(phalanx(here, *line.split(), *more)[1])["policies"][0] for more in ([], ["--elastic"])
+    )
+    assert rigid["queue"]["mean"] > 1000
+    assert elastic["queue"]["mean"] == 0
     line = "cluster simulate --trace mixed.csv --cluster dgx-h100 --nodes 4 --policy fifo --json"
     code, out, _ = phalanx(here, *line.split(), "--placement", "best-fit", "--placement", "scatter")
     packed, blind = json.loads(out)["policies"]
@@ -317,3 +358,22 @@ def test_plans_run_as_fast_as_their_placement_allows(here):
     assert blind["queue"]["mean"] <= packed["queue"]["mean"]
     assert math.isfinite(packed["tokens_per_s"])
     assert packed["tokens_per_s"] > 0
+
+
+def test_the_example_of_gangs_keeps_a_cluster_busy_and_a_blind_scheduler_trains_a_fifth(tmp_path):
+    """examples/gangs.csv: what its jobs offer is 84 % of the cluster while they arrive."""
+    for gpus, strategy in ((8, "tp=8"), (16, "tp=8,dp=2,zero=1"), (32, "tp=8,dp=4,zero=1")):
+        plan = f"plan --model llama3-8b --cluster dgx-h100 --batch 64 --seq 8192 --gpus {gpus} --out p{gpus}.json"
+        assert phalanx(tmp_path, *plan.split(), "--strategy", f"{strategy},micro_batch=2")[0] == 0
+    example = Path(__file__).parents[2] / "examples" / "gangs.csv"
+    line = f"cluster simulate --trace {example} --cluster dgx-h100 --nodes 16 --leaf 4 --oversubscription 4 --json"
+    rules = [word for rule in ("best-fit", "topology", "scatter") for word in ("--placement", rule)]
+    code, out, _ = phalanx(tmp_path, *line.split(), "--policy", "easy", *rules)
+    packed, near, blind = json.loads(out)["policies"]
+    assert code == 0
+    arrivals = max(float(row["submit"]) for row in csv.DictReader(example.open()))
+    held = near["gpu_use"] * near["makespan"] * 128 - near["placement"]
+    assert held / (arrivals * 128) == pytest.approx(0.84, abs=0.005)
+    assert near["placement"] < packed["placement"] < blind["placement"] / 100
+    assert near["queue"]["mean"] < blind["queue"]["mean"] / 100
+    assert blind["tokens_per_s"] / near["tokens_per_s"] == pytest.approx(0.21, abs=0.02)

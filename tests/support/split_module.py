@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,6 +14,8 @@ from phalanx.runtime.any_module.parallelize import spread
 from phalanx.runtime.process.world import World
 from phalanx.spec.errors import InputError
 
+BATCH_NORM = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "examples" / "batch_norm.py")))
+"""The example: a net with BatchNorm, its training here and on one process."""
 OWN_PLAN = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise", "head": "colwise_gather_output"}
 
 
@@ -142,3 +146,10 @@ def refused(world: World, plan: dict[str, str] | None) -> str:
     except InputError as error:
         return str(error)
     raise AssertionError("nothing was refused")
+
+
+def batch_norms(world: World, line: str, meaning: Any) -> dict[str, Any]:
+    """Train the example's net; return its state."""
+    cuts = [3] if "pp" in line else None
+    model = spread(world, BATCH_NORM.net(), line, buffers=meaning, cuts=cuts)
+    return {name: value.numpy() for name, value in BATCH_NORM.train(model).items()}

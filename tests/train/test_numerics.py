@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from phalanx.runtime.process.world import ALONE
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file, plan
 from phalanx.spec.files.job_file import build, make_strategy
-from phalanx.spec.job import Job, Precision
+from phalanx.spec.job import Job, Optimizer, Precision
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.legality import require_runnable
@@ -207,7 +208,7 @@ class Folders:
         self.tokens = TokenSet(folder, parts, 61, 4.0)
 
     def run(
-        self, name: str, steps: int, resume: bool = False, last: int = 10, save_every: int = 0
+        self, name: str, steps: int, resume: bool = False, last: int = 10, save_every: int = 0, late: bool = False
     ) -> tuple[list[dict[str, Any]], Any]:
         """Steps up to `steps`, of a run that is to have `last`: the lines of its metrics, and what it recorded."""
         tables: dict[str, Any] = {
@@ -228,6 +229,7 @@ class Folders:
         run.mkdir(exist_ok=True)
         plan.write(decision.plan, run / "plan.json")
         trainer = Trainer(decision.plan, self.tokens, run, Comm(ALONE, mesh(Strategy())), resume)
+        trainer.late = late
         if not resume:
             trainer.training.loss_scale = LossScale(2.0**20)
         trainer.run(_After(steps - trainer.start))  # type: ignore[arg-type]
@@ -266,6 +268,43 @@ def test_a_run_that_overflows_is_recorded_and_resumed_to_the_bit(
     both, _ = folders.run("parts", 10, resume=True)
     for key in ("step", "loss", "grad_norm", "loss_scale", "skipped"):
         assert [row[key] for row in both] == [row[key] for row in whole]
+
+
+def test_metrics_that_are_read_one_step_late_are_the_same(tmp_path: Path) -> None:
+    """As on a GPU: a step with an overflow is skipped by the optimizer's kernels, and the passes of the next one are
+    run again with the smaller loss scale."""
+    folders = Folders(tmp_path)
+    at_once, _ = folders.run("whole", 10, save_every=4)
+    late, _ = folders.run("late", 10, save_every=4, late=True)
+    assert 1 <= late[-1]["skipped"] < 9
+    keys = ("step", "loss", "grad_norm", "lr", "tokens", "loss_scale", "skipped", "skipped_because")
+    assert [[row.get(key) for key in keys] for row in late] == [[row.get(key) for key in keys] for row in at_once]
+    # A stop that was asked for in a step is seen one step later, and that step is the last.
+    stopped, _ = folders.run("stopped", 4, save_every=100, late=True)
+    assert len(stopped) == 5
+    resumed, _ = folders.run("stopped", 10, resume=True, late=True)
+    assert [row["loss"] for row in resumed] == [row["loss"] for row in at_once]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_step_that_the_device_skips_leaves_no_trace(optimizer: Any) -> None:
+    ways = []
+    for late in (False, True):
+        given = replace(job(1), optimizer=Optimizer(name=optimizer))
+        state = Training(SPEC, given, Strategy(), Comm(ALONE, mesh(Strategy())), 0, "skip")
+        said: list[StepResult] = []
+        for i in range(5):
+            if i == 2:
+                handle = poison(state, float("inf"), 1, 2 - late)  # once in the step, once in the search
+            inputs = batches(ALONE, SPEC, given, Strategy(), i)
+            found = state.issue(inputs, 1e-3) if late else state.step(inputs, 1e-3)
+            said += [found] if found is not None else []
+        handle.remove()
+        said += [found for found in (state.settle(),) if found is not None]
+        assert [bool(result.skipped) for result in said] == [False, False, True, False, False]
+        ways.append(([(r.loss, r.skips) for r in said], {name: t.clone() for name, t in held(state).items()}))
+    assert ways[0][0] == ways[1][0]
+    assert all(torch.equal(t, ways[1][1][name]) for name, t in ways[0][1].items())
 
 
 def test_an_error_leaves_the_checkpoint_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

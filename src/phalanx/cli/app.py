@@ -20,6 +20,7 @@ from phalanx.cli.clusters import clusters
 from phalanx.cli.collectives import collectives
 from phalanx.cli.compare import compare
 from phalanx.cli.doctor import doctor
+from phalanx.cli.draw import draw
 from phalanx.cli.experts import experts
 from phalanx.cli.explain import explain, lint
 from phalanx.cli.export import export
@@ -72,6 +73,7 @@ app.command()(lint)
 for _tables in (scaling, memory, comm, roofline, cases):
     app.command()(_tables)
 app.command()(quiz)
+app.command()(draw)
 app.command()(verify)
 app.command()(observe)
 app.command()(compare)

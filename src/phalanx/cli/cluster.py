@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.options import Json
+from phalanx.cli.options import Json, Plot
 from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_drawing, require_writable
 
 cluster = typer.Typer(
@@ -61,9 +61,7 @@ def simulate(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out bad rows of the trace, and count them.")
     ] = False,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg", help="Also draw the nodes over time, of every policy.")
-    ] = None,
+    plot: Plot = None,
     as_json: Json = False,
 ) -> None:
     """Replay a trace of jobs under scheduling policies: queueing, completion, use, and what fragmentation costs.
@@ -74,7 +72,7 @@ def simulate(
         from phalanx.commands.cluster import cluster_of, default_policies, policies_of, read_trace, run
         from phalanx.simulate.shared_cluster.outcome import outcome
 
-        require_drawing(plot, (".svg",))
+        require_drawing(plot)
         rules = placement or ["best-fit"]
         policies_of(policy or [], rules, elastic, restart_s, preempt)  # before a long trace is read
         shared = cluster_of(on, nodes, leaf)
@@ -91,9 +89,10 @@ def simulate(
             announce(f"{each.title}: {len(jobs.jobs):,} jobs in {time.perf_counter() - start:.1f} s")
         outcomes = [outcome(history) for history in histories]
         if plot:
+            from phalanx.report.pictures.files import save
             from phalanx.report.shared_cluster import svg
 
-            plot.write_text(svg(histories, shared.title))
+            save(svg(histories, shared.title), shared.title, plot)
         if as_json:
             print_json(
                 {"cluster": shared.title, "skipped": len(jobs.skipped), "policies": [asdict(o) for o in outcomes]}

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.options import Json
-from phalanx.cli.terminal import console, exit_on_error, print_json
+from phalanx.cli.options import Json, Plot
+from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_drawing
 
 
 def clusters(
@@ -15,6 +15,7 @@ def clusters(
         str | None, typer.Argument(help="Show this preset alone, with its sources.", show_default=False)
     ] = None,
     nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 32,
+    plot: Plot = None,
     as_json: Json = False,
 ) -> None:
     """List the cluster presets: devices, dense FLOP/s, bandwidth of links in one direction."""
@@ -23,7 +24,15 @@ def clusters(
     with exit_on_error():
         from phalanx.spec.cluster.presets import PRESETS, preset
 
+        require_drawing(plot)
         specs = [preset(n, nodes) for n in ([name] if name else PRESETS)]
+        if plot is not None:
+            from phalanx.report.gallery.hardware import bandwidths, hierarchy, switch_levels
+            from phalanx.report.pictures.files import write
+
+            gpus = specs[0].ranks
+            write([hierarchy(name, gpus), switch_levels(name, gpus)] if name else [bandwidths()], plot)
+            announce(f"wrote {plot}")
         if as_json:
             from phalanx.plan.tables.switch_levels import sheet as levels
 

@@ -6,8 +6,16 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.options import Csv, Json
-from phalanx.cli.terminal import FAILED, console, exit_on_error, in_progress, print_json
+from phalanx.cli.options import Csv, Json, Plot
+from phalanx.cli.terminal import (
+    FAILED,
+    announce,
+    console,
+    exit_on_error,
+    in_progress,
+    print_json,
+    require_drawing,
+)
 
 collectives = typer.Typer(no_args_is_help=True, help="Show, prove and compare algorithms of collective operations.")
 _MOST_PROVED = 48
@@ -35,17 +43,19 @@ def collectives_show(
             help="Compose it of others, such as reduce_scatter+all_gather, or turn its dual backwards.",
         ),
     ] = None,
+    plot: Plot = None,
     as_json: Json = False,
 ) -> None:
     """Step through an algorithm: which rank sends which chunk to which, and what each rank then holds."""
     from phalanx.schedule.collectives.compositions import composed
     from phalanx.schedule.collectives.proof import prove
-    from phalanx.schedule.collectives.registry import ALGORITHMS, build
+    from phalanx.schedule.collectives.registry import ALGORITHMS, build, two_tiers
     from phalanx.spec.errors import InputError, nearest
 
     with exit_on_error():
         from phalanx.report.collectives import MOST_DRAWN, rounds, steps
 
+        require_drawing(plot)
         if ranks > MOST_DRAWN:
             raise InputError("--ranks", ranks, "is too many to draw", f"use at most {MOST_DRAWN}")
         if (algorithm is None) == (composition is None):
@@ -56,7 +66,13 @@ def collectives_show(
                 raise InputError("--ranks", ranks, "must be at least 1")
             schedule = composed(op, composition, ranks, ranks, root)
         else:
-            schedule = build(op, str(algorithm), ranks, ranks, root, tiers=_square(ranks))
+            schedule = build(op, str(algorithm), ranks, ranks, root, tiers=two_tiers(ranks))
+        if plot is not None:
+            from phalanx.report.gallery.collectives import rounds as drawn
+            from phalanx.report.pictures.files import write
+
+            write([drawn(schedule)], plot)
+            announce(f"wrote {plot}")
         if as_json:
             name = composition or algorithm
             print_json({"op": op, "algorithm": name, "ranks": ranks, "rounds": list(rounds(schedule))})
@@ -122,9 +138,10 @@ def collectives_reduce(
 
     with exit_on_error():
         from phalanx.commands.own_reduction import run
+        from phalanx.schedule.collectives.registry import two_tiers
 
         try:
-            result = run(op, algorithm, function, ranks, _square(ranks))
+            result = run(op, algorithm, function, ranks, two_tiers(ranks))
         except Unproved as error:
             print(f"{function} under {algorithm} {op}: {error}")
             raise typer.Exit(FAILED) from None
@@ -183,6 +200,7 @@ def collectives_table(
     symbols: Annotated[
         bool, typer.Option("--symbols", help="Show the formulas of all algorithms instead, in symbols.")
     ] = False,
+    plot: Plot = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
@@ -195,8 +213,14 @@ def collectives_table(
         from phalanx.plan.tables.collectives import compare
         from phalanx.spec.byte_sizes import parse_bytes
         from phalanx.spec.cluster import presets as clusters
+        from phalanx.spec.errors import InputError
         from phalanx.spec.files.cluster_toml import cluster_from_toml
 
+        require_drawing(plot)
+        if plot is not None and (symbols or cluster == "local" or op == "barrier"):
+            raise InputError(
+                "--plot", str(plot), "draws times over the size of a buffer", "name a preset and no barrier"
+            )
         if symbols:
             from phalanx.cli.tables import print_sheets
             from phalanx.plan.tables.collectives import formulas
@@ -212,6 +236,12 @@ def collectives_table(
             question.require_counts(("--ranks", ranks))
             spec = clusters.preset(cluster, nodes=-(-ranks // clusters.preset(cluster, 1).ranks_per_node))
         table = compare(op, parse_bytes(size), ranks, spec)
+        if plot is not None:
+            from phalanx.report.gallery.collectives import algorithms_over_size
+            from phalanx.report.pictures.files import write
+
+            write([algorithms_over_size(op, ranks, cluster)], plot)
+            announce(f"wrote {plot}")
         if as_json:
             print_json(asdict(table))
             return
@@ -252,9 +282,3 @@ def _show_measured(op: str, size: int, ranks: int, as_json: bool) -> None:
 
 def _counted(n: int, what: str) -> str:
     return f"{n} {what}" if n == 1 else f"{n} {what}s"
-
-
-def _square(p: int) -> tuple[int, ...]:
-    """Split `p` ranks into (inner, outer) tiers, to draw the hierarchical algorithm."""
-    inner = next(d for d in range(2, p + 1) if p % d == 0) if p > 1 else 1
-    return (inner, p // inner)

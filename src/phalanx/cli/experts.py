@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import typer
 
-from phalanx.cli.options import Json, Run
-from phalanx.cli.terminal import console, exit_on_error, print_json
+from phalanx.cli.options import Json, Plot, Run
+from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_drawing
 
 experts = typer.Typer(no_args_is_help=True, help="Show how a run's tokens were spread over its experts.")
 
 
 @experts.command()
-def show(run: Run, as_json: Json = False) -> None:
+def show(run: Run, plot: Plot = None, as_json: Json = False) -> None:
     """Show the busiest expert's load over the mean, layer by layer, in the course of a run."""
-    from phalanx.report.experts import balance, busiest, stretches
+    from phalanx.report.experts import balance, busiest, picture, stretches
     from phalanx.runs.folder import metrics
     from phalanx.spec.errors import InputError
 
     with exit_on_error():
+        require_drawing(plot)
         parts = stretches(metrics(run))
         if not parts:
             raise InputError(
                 "run", str(run), "its metrics hold nothing about experts", "name a run of a model that has experts"
             )
+        if plot is not None:
+            from phalanx.report.pictures.files import write
+
+            write([picture(parts, str(run))], plot)
+            announce(f"wrote {plot}")
         if as_json:
             rows = [
                 {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.options import Json
+from phalanx.cli.options import Json, Plot
 from phalanx.cli.terminal import (
     announce,
     console,
@@ -40,13 +40,18 @@ def measure(
             help="Write the measured cluster to this file; under torchrun the default is cluster.toml.",
         ),
     ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.svg", help="Draw measured points, fitted lines and crossovers as an SVG."),
-    ] = None,
+    plot: Plot = None,
     nccl_tests: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="Measure nothing: read this output of nccl-tests; may be repeated."),
+    ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="gpu.json",
+            help="Measure nothing: take what `doctor --gpu` measured on another machine.",
+        ),
     ] = None,
     preset: Annotated[str, typer.Option(help="Cluster preset that the --nccl-tests were run on.")] = "dgx-h100",
     op: Annotated[
@@ -65,8 +70,12 @@ def measure(
 
     with exit_on_error():
         require_writable("--out", out)
-        require_drawing(plot, (".svg",))
-        if nccl_tests:
+        require_drawing(plot)
+        if source is not None:
+            from phalanx.commands.gpu_doctor import cluster_of
+
+            cluster = cluster_of(source)
+        elif nccl_tests:
             cluster = from_nccl_tests(nccl_tests, preset, op)
         else:
             require_torch()
@@ -92,9 +101,10 @@ def measure(
             out.write_text(to_toml(cluster, f"{cluster.name}, as measured; [cluster] file = {str(out)!r} uses it"))
             announce(f"wrote {out}")
         if plot is not None:
-            from phalanx.report.measure import svg
+            from phalanx.report.measure import picture
+            from phalanx.report.pictures.files import write
 
-            plot.write_text(svg(cluster.collectives))
+            write([picture(cluster.collectives)], plot)
             announce(f"wrote {plot}")
         if as_json:
             print_json(asdict(cluster))

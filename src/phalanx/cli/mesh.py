@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phalanx.cli.options import Cluster, Json, StrategyLine
+from phalanx.cli.options import Cluster, Json, Plot, StrategyLine
 from phalanx.cli.terminal import console, exit_on_error, print_json, require_drawing
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def mesh(
     cube: Annotated[
         bool, typer.Option("--cube", help="Draw the three largest axes as a cube: in the terminal, its slices.")
     ] = False,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Also draw it as an SVG.")] = None,
+    plot: Plot = None,
     as_json: Json = False,
 ) -> None:
     """Show which rank is on which GPU, the groups of every axis, and over which links each group talks.
@@ -45,7 +45,7 @@ def mesh(
         from phalanx.commands.mesh import placement
         from phalanx.plan.placement.placement import axis_names, groups_of
 
-        require_drawing(plot, (".svg",))
+        require_drawing(plot)
         p = placement(source, strategy, cluster)
         _require_rank(rank, p)
         names = axis_names(p.mesh)
@@ -55,8 +55,9 @@ def mesh(
         own = _own_groups(p, rank, names) if rank is not None else []
         if plot:
             from phalanx.report.mesh_svg import cube_svg, nodes_svg
+            from phalanx.report.pictures.files import save
 
-            plot.write_text(cube_svg(p, coloured) if cube else nodes_svg(p, coloured, rank))
+            save(cube_svg(p, coloured) if cube else nodes_svg(p, coloured, rank), str(p.strategy), plot)
         if as_json:
             print_json(_as_json(p, rank, own, None if members is None else (groups, members, tiers)))
             return

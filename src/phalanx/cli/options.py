@@ -100,5 +100,8 @@ Report = Annotated[
     typer.Option("--report", metavar="FILE.html", help="Also write a report: one HTML file that needs nothing else."),
 ]
 Plot = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE.svg|html", help="Also draw the tables, as an SVG or a page.")
+    Path | None,
+    typer.Option(
+        "--plot", metavar="FILE.svg|html|png", help="Also draw it, as SVG, as a page, or as PNG by Chromium."
+    ),
 ]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phalanx.cli.options import Json
-from phalanx.cli.terminal import FAILED, announce, console, exit_on_error, print_json
+from phalanx.cli.options import Json, Plot
+from phalanx.cli.terminal import FAILED, announce, console, exit_on_error, print_json, require_drawing
 
 if TYPE_CHECKING:
     from phalanx.cost.pipeline_time import PricedSchedule
@@ -117,6 +117,7 @@ def pipeline_show(
         typer.Option(help="Columns of the drawing; by default those of the terminal. Longer ones go on in panels."),
     ] = None,
     ascii_only: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters alone.")] = False,
+    plot: Plot = None,
     as_json: Json = False,
 ) -> None:
     """Draw schedules over time, on one scale, with their bubble and live activations.
@@ -128,11 +129,14 @@ def pipeline_show(
             from phalanx.spec.errors import InputError
 
             raise InputError("--width", width, "is no width of a drawing", f"use 20 to {_MOST_COLUMNS}")
+        require_drawing(plot)
         runs = [name for name in names if Path(name).is_dir()]
         schedules = [
             _priced(_schedule(n, ranks, micro_batches, virtual), costs, transfer) for n in names if n not in runs
         ]
         measured = [_of_run(name) for name in runs]
+        if plot is not None:
+            _plot(plot, schedules, list(zip(runs, measured, strict=True)), costs)
         if as_json:
             of_runs = [
                 {"run": name, "measured": _figures(real), "predicted": _figures(predicted)}
@@ -158,6 +162,25 @@ def pipeline_show(
                 out.print(chart(priced, width or out.width, scale, "." if ascii_only else "·"), soft_wrap=True)
                 out.print(summary(priced), highlight=False)
                 out.print()
+
+
+def _plot(
+    file: Path,
+    schedules: list[PricedSchedule],
+    runs: list[tuple[str, tuple[PricedSchedule, PricedSchedule]]],
+    costs: str,
+) -> None:
+    """Draw schedules as one picture, and each run as another. Raises InputError."""
+    from phalanx.report.gallery.pipelines import schedules as drawn
+    from phalanx.report.pictures.files import write
+
+    source = "`phalanx pipeline show`: the schedules that are proved, priced and run"
+    pictures = [drawn([("", p) for p in schedules], f"time: F, I, W = {costs}", source)] if schedules else []
+    for name, (real, predicted) in runs:
+        both = [(f" of {name}, measured", real), (f" of {name}, predicted", predicted)]
+        pictures.append(drawn(both, "time, s", f"the trace of {name}, and `phalanx predict` of its plan"))
+    write(pictures, file)
+    announce(f"wrote {file}")
 
 
 @pipeline.command("table")

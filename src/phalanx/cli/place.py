@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phalanx.cli.options import Json, OptionalStack, StrategyLine
+from phalanx.cli.options import Json, OptionalStack, Plot, StrategyLine
 from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_drawing
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def place(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for placement.json and these files.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Also draw the nodes as an SVG.")] = None,
+    plot: Plot = None,
     as_json: Json = False,
 ) -> None:
     """Put a plan's ranks on free GPUs so that its step is fastest, and compare with an empty cluster.
@@ -52,9 +52,11 @@ def place(
         from phalanx.spec.errors import InputError
         from phalanx.spec.files.plan import write_json, write_text
 
-        require_drawing(plot, (".svg",))
+        require_drawing(plot)
         if launcher and not out:
             raise InputError("--out", None, "is missing: --for writes files", "name a folder")
+        if out and out.exists() and not out.is_dir():
+            raise InputError("--out", str(out), "is a file", "name a folder")
         leaves = leaves_of(topology) if topology else None
         a = answer(job_of_plan(plan, strategy, profile), free, leaves, search)
         if out:
@@ -66,18 +68,22 @@ def place(
             announce(f"written: {', '.join(str(out / name) for name in ('placement.json', *files))}")
         if plot:
             from phalanx.report.mesh_svg import nodes_svg
+            from phalanx.report.pictures.files import save
 
-            plot.write_text(nodes_svg(a.placed.placement, a.placed.placement.coloured_axis))
+            at = a.placed.placement
+            save(nodes_svg(at, at.coloured_axis), str(at.strategy), plot)
         if as_json:
             print_json(_as_json(a))
             return
 
         from phalanx.report import mesh as drawing
-        from phalanx.report.place import lines, others
+        from phalanx.report.place import better, lines, others
 
         screen, p = console(), a.placed.placement
         for line in lines(a.job, a.placed, a.empty):
             screen.print(line, highlight=False, soft_wrap=True)
+        if a.others:
+            screen.print(better(a.job, a.placed, a.others), highlight=False, soft_wrap=True)
         screen.print()
         screen.print(drawing.nodes(p, p.coloured_axis, screen.width))
         screen.print(drawing.axes(p))
@@ -103,7 +109,10 @@ def _as_json(a: PlaceAnswer) -> dict[str, Any]:
         "tried": a.placed.tried,
         "empty_cluster_s": a.empty.seconds,
         "axes": [asdict(row) for row in axis_groups(p)],
-        "others": [{"strategy": str(o.placed.placement.strategy), "step_time_s": o.placed.seconds} for o in a.others],
+        "others": [
+            {"strategy": str(o.job.strategy), "options": o.job.options.changed(), "step_time_s": o.placed.seconds}
+            for o in a.others
+        ],
         "ranks": [
             {"rank": rank, "node": t.hosts[int(t.host[gpu])], "gpu": int(t.index[gpu])}
             for rank, gpu in enumerate(p.gpu.tolist())

@@ -43,7 +43,7 @@ def sweep(
         for line, reason in swept.refused:
             announce(f"left out: {line}: {reason}")
         if swept.runs:
-            print_sheets([sheet(swept, steps)], as_json, as_csv, plot)
+            print_sheets([sheet(swept, steps)], as_json, as_csv, plot, of="sweep")
         if swept.interrupted:
             raise typer.Exit(INTERRUPTED)
         if any(r.differs for r in swept.runs):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,8 +34,10 @@ from phalanx.cli.terminal import announce, console, exit_on_error, in_progress, 
 if TYPE_CHECKING:
     from phalanx.commands.question import Asked, Question
     from phalanx.plan.tables.table import Sheet
+    from phalanx.report.pictures.figure import Picture
     from phalanx.spec.model.spec import ModelSpec
 
+Pictures = Callable[[], list["Picture"]]
 _RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -74,7 +76,7 @@ def scaling(
         from phalanx.spec.errors import InputError, nearest
 
         if params is not None:
-            print_sheets([_training(params, tokens, rate, gpus)], as_json, as_csv, plot)
+            print_sheets([_training(params, tokens, rate, gpus)], as_json, as_csv, plot, of="scaling")
             return
         for name, value in (("--model", model), ("--gpus", gpus), ("--batch", batch), ("--seq", seq)):
             if not value:
@@ -97,7 +99,13 @@ def scaling(
                 if name not in short:
                     raise InputError("--devices", name, "is not a device here", nearest(name, short))
             sheets.append(tables.by_device([(short[name], on(short[name])) for name in named], most))
-        print_sheets(sheets, as_json, as_csv, plot)
+
+        def pictures() -> list[Picture]:
+            from phalanx.report.gallery.choosing import scaling_of
+
+            return [scaling_of(sheets[:3], f"{model} on {cluster}, {batch or 0:,} x {seq or 0:,} tokens")]
+
+        print_sheets(sheets, as_json, as_csv, plot, of="scaling", pictures=pictures)
 
 
 def memory(
@@ -138,7 +146,7 @@ def memory(
             from phalanx.cli.serving_tables import sheets as of_serving
 
             tables = of_serving("memory", serving, of_training, model, cluster, seq, weights, kv, gpus)
-            print_sheets(tables, as_json, as_csv, plot)
+            print_sheets(tables, as_json, as_csv, plot, of="memory")
             return
         asked = (plan, strategy, cluster, gpus, batch, stack, precision)
         if any(value is not None for value in asked):
@@ -160,7 +168,16 @@ def memory(
             degrees = [t for t in (1, 2, 4, 8, 16) if spec.heads % t == 0]
             sheets.append(textbook.activations(spec, micro_batch, seq or spec.max_seq, degrees))
         sheets += [textbook.kinds(count, policy), textbook.savings(_RANKS, policy)]
-        print_sheets(sheets, as_json, as_csv, plot)
+
+        def pictures() -> list[Picture]:
+            from phalanx.report.gallery.memory import activations_of, memory_wall, parameter_bytes
+            from phalanx.report.plots import picture
+
+            drawn = [parameter_bytes(f"{count:.6g}", policy=policy), memory_wall(), picture(sheets[:1], "memory")]
+            named = str(model)
+            return [*drawn, activations_of(spec, named, micro_batch, seq or spec.max_seq)] if spec else drawn
+
+        print_sheets(sheets, as_json, as_csv, plot, of="memory", pictures=pictures)
         if spec is None:
             announce(f"note: {textbook.FOLLOWS}")
 
@@ -184,7 +201,7 @@ def _memory_of(asked: Asked, as_json: bool, as_csv: bool, plot: Path | None) -> 
         terms = {name: float(value) for name, value in e.memory.terms.items()}
         assert question.strategy is not None
         table = sheet(question.strategy, terms, float(e.memory.reserved), int(e.allocatable_bytes))
-    print_sheets([table], as_json, as_csv, plot, question)
+    print_sheets([table], as_json, as_csv, plot, question, "memory")
 
 
 def comm(
@@ -219,15 +236,14 @@ def comm(
             from phalanx.cli.serving_tables import sheets as of_serving
 
             tables = of_serving("comm", serving, of_training, model, cluster, seq, weights, kv, gpus)
-            print_sheets(tables, as_json, as_csv, plot)
+            print_sheets(tables, as_json, as_csv, plot, of="comm")
             return
         if params is not None:
             from phalanx.plan.tables import textbook
 
             _require_positive({"--rate": rate})
-            print_sheets(
-                [textbook.gradient_traffic(textbook.counted(params), _RANKS, rate * 1e9)], as_json, as_csv, plot
-            )
+            traffic = textbook.gradient_traffic(textbook.counted(params), _RANKS, rate * 1e9)
+            print_sheets([traffic], as_json, as_csv, plot, of="comm")
             announce(f"note: {textbook.FOLLOWS}")
             return
 
@@ -241,7 +257,7 @@ def comm(
         asked = read(Asked(plan, model, cluster, gpus, batch, seq, strategy, stack, precision))
         show_notes(asked.notes)
         table = exact_sheet(asked.exact) if asked.exact is not None else sheet(asked.subject)
-        print_sheets([table], as_json, as_csv, plot, asked)
+        print_sheets([table], as_json, as_csv, plot, asked, "comm")
 
 
 def roofline(
@@ -273,14 +289,20 @@ def roofline(
             from phalanx.cli.serving_tables import sheets as of_serving
 
             tables = of_serving("roofline", serving, of_training, model, cluster, seq, weights, kv, gpus)
-            print_sheets(tables, as_json, as_csv, plot)
+            print_sheets(tables, as_json, as_csv, plot, of="roofline")
             return
         from phalanx.plan.tables.roofline import ridges, rooflines
 
         if params is not None:
-            print_sheets(
-                _intensities(params, cluster or "dgx-h100", 2048 if seq is None else seq), as_json, as_csv, plot
-            )
+            there = cluster or "dgx-h100"
+
+            def of_links() -> list[Picture]:
+                from phalanx.report.gallery.hardware import comm_roofline, staircase
+
+                return [comm_roofline(there), staircase(there)]
+
+            sheets = _intensities(params, there, 2048 if seq is None else seq)
+            print_sheets(sheets, as_json, as_csv, plot, of="roofline", pictures=of_links)
             return
 
         asked, sheets = None, [ridges()]
@@ -291,7 +313,20 @@ def roofline(
             show_notes(asked.notes)
             assert asked.strategy is not None
             sheets += rooflines(asked.pricing, asked.strategy)
-        print_sheets(sheets, as_json, as_csv, plot, asked)
+
+        def pictures() -> list[Picture]:
+            from phalanx.plan.explain.operators import training
+            from phalanx.report.gallery.hardware import compute_roofline, job_roofline
+
+            if asked is None or asked.strategy is None:
+                return [compute_roofline()]
+            p = asked.pricing
+            return [
+                job_roofline(p.cluster, f"{asked.strategy} on {p.cluster.name}", training(p, asked.strategy)),
+                compute_roofline(),
+            ]
+
+        print_sheets(sheets, as_json, as_csv, plot, asked, "roofline", pictures)
 
 
 def cases(
@@ -305,18 +340,24 @@ def cases(
     gpus: Gpus = None,
     batch: Batch = None,
     seq: Seq = None,
+    plot: Plot = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
     """Compare the strategies of published trainings, as measured and as predicted, with what a search chooses."""
     with exit_on_error():
+        require_drawing(plot)
         if tree:
-            _draw_tree(model, cluster, gpus, batch, seq)
+            _draw_tree(model, cluster, gpus, batch, seq, plot)
             return
         if any(value is not None for value in (model, cluster, gpus, batch, seq)):
             from phalanx.spec.errors import InputError
 
             raise InputError("--model", model, "goes with --tree alone", "add --tree, or leave the job out")
+        if plot is not None:
+            from phalanx.spec.errors import InputError
+
+            raise InputError("--plot", str(plot), "draws the tree alone", "add --tree, or leave it out")
         from phalanx.plan.tables import case_studies as studied
         from phalanx.plan.tables import rules_of_thumb as taught
 
@@ -328,7 +369,9 @@ def cases(
         print_sheets([sheet], as_json, as_csv)
 
 
-def _draw_tree(model: str | None, cluster: str | None, gpus: int | None, batch: int | None, seq: int | None) -> None:
+def _draw_tree(
+    model: str | None, cluster: str | None, gpus: int | None, batch: int | None, seq: int | None, plot: Path | None
+) -> None:
     """Print the tree of decisions, with a job's path if one is given. Raises InputError for half a job."""
     from phalanx.plan import question
     from phalanx.plan.explain import decision_tree
@@ -348,8 +391,15 @@ def _draw_tree(model: str | None, cluster: str | None, gpus: int | None, batch: 
         path, _leaf = decision_tree.walk(
             decision_tree.facts(spec, there, int(gpus or 0), int(batch or 0), int(seq or 0))
         )
-    for line in decision_tree.drawn(path):
-        print(line)
+    from phalanx.report.gallery.choosing import decisions
+    from phalanx.report.pictures.files import panel_text, write
+
+    drawn = decisions(path, f"{model} on {gpus} GPUs of {cluster}" if path else "")
+    if plot is not None:
+        write([drawn], plot)
+        announce(f"wrote {plot}")
+    for panel in drawn.panels:
+        print("\n".join(panel_text(panel)))
 
 
 def _training(params: str, tokens: str | None, tflops: float, gpus: str) -> Sheet:
@@ -417,24 +467,36 @@ def _counts(text: str) -> list[int]:
     return sorted({max(1, counts[0] // 2**k) for k in range(5)})
 
 
-def _drawing(sheets: list[Sheet], file: Path) -> str:
-    """Return tables drawn as the file's name asks: a page for .html, else an SVG. Raises InputError."""
+def _draw(of: str, sheets: list[Sheet], pictures: Pictures | None, file: Path) -> None:
+    """Draw tables as the file's name asks: the pictures of their subject, or the columns over the first one.
+
+    Raises InputError."""
+    from phalanx.report.pictures.files import write
+    from phalanx.report.plots import picture
+
+    drawn = pictures() if pictures is not None else []
     if file.suffix.lower() == ".html":
         from phalanx.report.html.sheets import report
 
-        return report(sheets)
-    from phalanx.report.plots import svg
-
-    return svg(sheets)
+        file.write_text(report(sheets, drawn))
+    else:
+        write(drawn or [picture(sheets, of)], file)
 
 
 def print_sheets(
-    sheets: Iterable[Sheet], as_json: bool, as_csv: bool, plot: Path | None = None, asked: Question | None = None
+    sheets: Iterable[Sheet],
+    as_json: bool,
+    as_csv: bool,
+    plot: Path | None = None,
+    asked: Question | None = None,
+    of: str = "",
+    pictures: Pictures | None = None,
 ) -> None:
-    """Print sheets; `asked`: the question that they are about."""
+    """Print sheets; `asked`: the question that they are about; `of`: the command; `pictures`: makes what
+    --plot draws, if that is more than the columns."""
     sheets = list(sheets)
     if plot is not None:
-        plot.write_text(_drawing(sheets, plot))
+        _draw(of, sheets, pictures, plot)
         announce(f"wrote {plot}")
     if as_json:
         about = {} if asked is None else {"question": asked.as_json()}

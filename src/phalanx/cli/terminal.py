@@ -111,7 +111,7 @@ def require_torch() -> None:
 
     for name in ("torch", "tokenizers"):
         if importlib.util.find_spec(name) is None:
-            raise InputError("installation", None, f"{name} is not installed", "pip install 'phalanx[train]'")
+            raise InputError("installation", None, f"{name} is not installed", "pip install '.[train]' in a checkout")
 
 
 def require_writable(option: str, file: Path | None) -> None:
@@ -127,13 +127,19 @@ def require_writable(option: str, file: Path | None) -> None:
         raise InputError(option, str(file), "cannot be written", remedy)
 
 
-def require_drawing(file: Path | None, kinds: tuple[str, ...] = (".svg", ".html")) -> None:
-    """Require that --plot's file can be written and is of a kind that is drawn. Raises InputError."""
+def require_drawing(file: Path | None) -> None:
+    """Require that --plot's file can be written, is of a kind that is drawn, and that what draws it is here.
+
+    Raises InputError."""
+    if file is None:
+        return
+    from phalanx.report.pictures.files import KINDS, require_browser
     from phalanx.spec.errors import InputError
 
     require_writable("--plot", file)
-    if file is not None and file.suffix.lower() not in kinds:
-        raise InputError("--plot", str(file), "is of no kind that is drawn", f"name a {' or '.join(kinds)} file")
+    if file.suffix.lower() not in KINDS:
+        raise InputError("--plot", str(file), "is of no kind that is drawn", f"name a {' or '.join(KINDS)} file")
+    require_browser(file)
 
 
 def console() -> Console:

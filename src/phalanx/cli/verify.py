@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +10,7 @@ import typer
 
 from phalanx.cli.options import Batch, Gpus, Json, Model, Precision, Report, Seq, Set, StrategyLine
 from phalanx.cli.terminal import FAILED, announce, console, exit_on_error, print_json, require_torch, require_writable
+from phalanx.spec.errors import InputError
 
 if TYPE_CHECKING:
     from phalanx.commands.verify import Verification
@@ -49,6 +50,15 @@ def verify(
             help="Verify generation: prefill and decode of --batch requests a replica with --seq tokens each.",
         ),
     ] = False,
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device",
+            metavar="cpu|cuda",
+            help="Tensors of the host, or of an imagined GPU: then a wrong device, a wait of the host for the GPU, a "
+            "missing kernel or a buffer in flight is named with its line. Needs no GPU.",
+        ),
+    ] = "cpu",
     report: Report = None,
     as_json: Json = False,
 ) -> None:
@@ -56,6 +66,8 @@ def verify(
     with exit_on_error():
         require_torch()
         require_writable("--report", report)
+        if device not in ("cpu", "cuda"):
+            raise InputError("--device", device, "is neither cpu nor cuda", "use cuda for an imagined GPU")
         if serving:
             others = (
                 ("PATH", path),
@@ -63,6 +75,7 @@ def verify(
                 ("--gpus", gpus),
                 ("--set", overrides),
                 ("--report", report),
+                ("--device", None if device == "cpu" else device),
             )
             _serving(model, strategy, batch, seq, precision, others, as_json)
             return
@@ -74,7 +87,7 @@ def verify(
         subject = target(asked, overrides or (), announce)
         for note in subject.notes:
             announce(f"note: {note}")
-        result = run(subject, announce)
+        result = run(subject, announce, device == "cuda")
         if report is not None:
             from phalanx.report.html.proof import verification
 
@@ -163,6 +176,8 @@ def _show(v: Verification) -> None:
         soft_wrap=True,
     )
     out.print(f"what is proved: {t.about}", highlight=False, soft_wrap=True)
+    if v.on_gpu:
+        print("on an imagined GPU: its rules are held, its kernels do not run")
     for verified in v.classes:
         _show_class(v, verified)
     for difference in v.stale:
@@ -196,10 +211,20 @@ def _show_class(v: Verification, verified: Verified) -> None:
         ("peak", program.peak_bytes, recorded.memory.peak, measured),
     ]
     out.print(memory(rows, measured is not None))
-    _show_verdict(verified)
+    if v.on_gpu:
+        _show_waits(recorded.waits, count)
+    _show_verdict(verified, v.on_gpu)
 
 
-def _show_verdict(verified: Verified) -> None:
+def _show_waits(waits: Mapping[str, int], micro_batches: int) -> None:
+    """Print how often the host waits for the GPU in a step, and where."""
+    total = sum(waits.values())
+    print(f"waits of the host for the GPU in a step: {total:,}{'; by line:' if total else ''}")
+    for place, times in waits.items():
+        print(f"  {times:,} ({times / micro_batches:g} a micro-batch) at {place}")
+
+
+def _show_verdict(verified: Verified, on_gpu: bool) -> None:
     """Print every difference with its surroundings, or what was proved."""
     from phalanx.report.verify import context
     from phalanx.verify.diff import slack
@@ -212,6 +237,13 @@ def _show_verdict(verified: Verified) -> None:
     if verified.proved:
         collectives, passes = sum(bool(e.axis) for e in events), sum(not e.axis for e in events)
         flops = sum(e.flops for e in events if e.phase != "opt")
+        if on_gpu:
+            print(
+                f"proved in {verified.seconds:.1f} s: {collectives:,} collectives and {passes:,} passes in order, "
+                f"{flops:,} FLOP by unit; one device, no other waits, kernels and types that CUDA has, no buffer in "
+                f"flight used (live bytes off by {verified.deviation:,}, as its kernels need other scratch memory)"
+            )
+            return
         print(
             f"proved in {verified.seconds:.1f} s: {collectives:,} collectives and {passes:,} passes in order, "
             f"{flops:,} FLOP by unit, live bytes throughout (off by {verified.deviation:,}; "

@@ -14,9 +14,10 @@ from phalanx.commands.place import job_of_plan
 from phalanx.plan.placement.price import PlacedJob
 from phalanx.plan.placement.search import place
 from phalanx.plan.question import require_plausible
-from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.planner import best_on
-from phalanx.simulate.shared_cluster.engine import History, SpeedOf, simulate
+from phalanx.simulate.shared_cluster.cluster_state import SpeedOf
+from phalanx.simulate.shared_cluster.engine import simulate
+from phalanx.simulate.shared_cluster.history import History
 from phalanx.simulate.shared_cluster.jobs import TraceJob
 from phalanx.simulate.shared_cluster.nodes import RULES, Held, Nodes
 from phalanx.simulate.shared_cluster.policy import POLICIES, Policy
@@ -90,7 +91,7 @@ class _Prices:
         widths: list[tuple[int, float]] = []
         width = job.strategy.world // 2
         while fewest and width >= fewest:
-            best = best_on(Pricing(job.model, job.cluster, job.job, job.stack), width)
+            best = best_on(job.question(job.cluster), width)
             if best is not None:
                 widths.append((width, min(1.0, step / best[1])))
             width //= 2
@@ -141,6 +142,9 @@ def read_trace(
     """Read a trace for a cluster; also return the speeds of its plans by placement, if the cluster's links are known.
     Raises InputError."""
     nodes = Nodes(shared.sizes, shared.leaf)
+    if oversubscription > 1 and (shared.described is None or len(set(shared.leaf)) < 2):
+        reason = "is of the uplinks of leaf switches, which this cluster has not"
+        raise InputError("--oversubscription", oversubscription, reason, "name a preset or a file, and --leaf")
     if shared.described is None:
 
         def refuse(plan: str, fewest: int) -> PlanFacts:

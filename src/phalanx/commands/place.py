@@ -4,20 +4,23 @@ against other strategies on the same GPUs."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from phalanx.commands.question import PRECISIONS
 from phalanx.formats import kueue, slurm, torchrun
 from phalanx.plan.placement.alternatives import Alternative, alternatives
 from phalanx.plan.placement.placement import Placement
 from phalanx.plan.placement.price import PlacedJob
 from phalanx.plan.placement.search import Placed, place
+from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files import free_gpus
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.job_file import make_strategy
+from phalanx.spec.strategy.stack_options import AS_RELEASED
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +48,12 @@ def job_of_plan(path: Path, line: str | None, stack: str | None) -> PlacedJob:
     plan = plans.read(path / "plan.json" if path.is_dir() else path)
     strategy = make_strategy(line) if line else plan.strategy
     assert strategy is not None
-    name = stack or str(plan.choices.get("stack", "phalanx"))
-    return PlacedJob(plan.model, plan.cluster, plan.job, strategy, name)
+    check(strategy, plan.model, plan.job, None)
+    planned = str(plan.choices.get("stack", "phalanx"))
+    name = stack or planned
+    products = PRECISIONS.get(str(plan.choices.get("precision")), "bfloat16")
+    options = plan.options if name == planned else AS_RELEASED
+    return PlacedJob(plan.model, plan.cluster, plan.job, strategy, name, products, options)
 
 
 def answer(
@@ -55,7 +62,7 @@ def answer(
     """Place a job on the GPUs that the file `free` names; `leaves`: the nodes of each leaf switch, in place of the
     file's; `search`: also look for better strategies there. Raises InputError."""
     given = free_gpus.read(free, job.cluster, leaves)
-    here = PlacedJob(job.model, given.cluster, job.job, job.strategy, job.stack)
+    here = replace(job, cluster=given.cluster)
     if job.strategy.world > len(given.free):
         raise InputError(
             "--free",

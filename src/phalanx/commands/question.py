@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.commands.release import release_named
+from phalanx.cost.analytic.chips import chip_name
 from phalanx.cost.analytic.estimate import Estimate, estimate, require_modelled
 from phalanx.plan import question as names
 from phalanx.plan.explain.analytic import AnalyticSubject
@@ -28,6 +29,7 @@ from phalanx.plan.explain.exact import ExactSubject, subject_of_plan
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.limits import conditions
 from phalanx.schedule.pipeline.stages import check
+from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files import plan as plans
@@ -325,6 +327,11 @@ def _precision(name: str | None, cluster: ClusterSpec) -> str:
         raise InputError("--precision", name, "is not modelled", nearest(name, PRECISIONS))
     if name == "bf16" and "bfloat16" not in cluster.device.dense_flops_per_s:
         raise InputError("--precision", name, f"is a type that {cluster.device.name} lacks", "use fp16")
+    if name.startswith(("fp8", "fp4")):
+        chip = CHIPS[chip_name(cluster.device.name)]
+        if name[:3] not in chip.narrow_types:
+            have = " or ".join(["bf16" if chip.bf16 else "fp16", *chip.narrow_types])
+            raise InputError("--precision", name, f"is a type that {cluster.device.name} lacks", f"use {have}")
     return name
 
 

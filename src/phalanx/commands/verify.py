@@ -70,6 +70,7 @@ class Verification:
     target: Target
     classes: tuple[Verified, ...]
     stale: tuple[Difference, ...]
+    on_gpu: bool = False
 
     @property
     def proved(self) -> bool:
@@ -160,16 +161,17 @@ def _of_configuration(path: Path, asked: Asked) -> Target:
     return Target(model, job, strategy, None, tuple(notes), None, about)
 
 
-def run(target: Target, announce: Announce) -> Verification:
-    """Run the step of one rank of each class, and compare it with the plan."""
+def run(target: Target, announce: Announce, on_gpu: bool = False) -> Verification:
+    """Run the step of one rank of each class, on the host or on an imagined GPU, and compare it with the plan."""
     world = target.strategy.world
     classes = verify(
         target.model,
         target.job,
         target.strategy,
         lambda ranks: announce(f"rank {ranks.rank} of {world} takes a step, on tensors without content"),
+        on_gpu,
     )
-    return Verification(target, classes, tuple(_stale(target)))
+    return Verification(target, classes, tuple(_stale(target)), on_gpu)
 
 
 def _stale(target: Target) -> Iterator[Difference]:
@@ -280,19 +282,20 @@ def as_json(v: Verification) -> dict[str, Any]:
     job, strategy = v.target.job, v.target.strategy
     return {
         "proved": v.proved,
+        "device": "cuda (imagined)" if v.on_gpu else "cpu",
         "about": v.target.about,
         "strategy": str(strategy),
         "world": strategy.world,
         "micro_batches": strategy.accumulation(job),
         "parameters": v.target.model.parameter_count,
-        "classes": [_class_json(checked) for checked in v.classes],
+        "classes": [_class_json(checked, v.on_gpu) for checked in v.classes],
         "stale": [str(d) for d in v.stale],
         "measured_peak_bytes": v.target.measured,
         "notes": list(v.target.notes),
     }
 
 
-def _class_json(checked: Verified) -> dict[str, Any]:
+def _class_json(checked: Verified, on_gpu: bool) -> dict[str, Any]:
     recorded, program = checked.recorded, checked.program
     return {
         "rank": checked.ranks.rank,
@@ -305,6 +308,7 @@ def _class_json(checked: Verified) -> dict[str, Any]:
         "micro_batches_run": recorded.ran if recorded else None,
         "largest_deviation_bytes": checked.deviation,
         "differences": [asdict(d) | {"message": str(d)} for d in checked.differences],
+        "host_waits": dict(recorded.waits) if recorded and on_gpu else None,
         "seconds": checked.seconds,
     }
 

@@ -18,12 +18,14 @@ from phalanx.schedule.pipeline.simulate import Times, run
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of F, I and W of every chunk for a micro-batch, and of a transfer between two ranks."""
+    """Seconds of F, I and W of every chunk for a micro-batch, and of a transfer between two ranks; `overhead` of them
+    keep sender and receiver from computing."""
 
     forward: Sequence[float]
     input_grad: Sequence[float]
     weight_grad: Sequence[float]
     transfer: float = 0.0
+    overhead: float = 0.0
 
     @classmethod
     def equal(
@@ -76,4 +78,4 @@ def price(s: PipelineSchedule, costs: Costs) -> PricedSchedule:
     seconds = {"F": costs.forward, "I": costs.input_grad, "W": costs.weight_grad, "B": backward}
     crossings = sum(a != b for a, b in itertools.pairwise(s.rank_of))
     peak = tuple(max(live_activations(actions), default=0) for actions in s.actions)
-    return PricedSchedule(s, run(s, seconds, costs.transfer), 2 * crossings * s.micro_batches, peak)
+    return PricedSchedule(s, run(s, seconds, costs.transfer, costs.overhead), 2 * crossings * s.micro_batches, peak)

@@ -126,7 +126,7 @@ class Core(nn.Module):
             return self._of_values(context.core(self.cp, self.unit, q, k, v, mask, self.scale))
         grouped = self.grouped
         flash = mask is None and q.dtype in (torch.float16, torch.bfloat16)
-        if grouped and q.device.type == "cuda" and not flash:
+        if grouped and q.device.type != "cpu" and not flash:
             # Flash attention on CUDA takes 16-bit inputs without a mask; the kernel for the rest knows no groups.
             shared = q.shape[2] // k.shape[2]
             k, v, grouped = k.repeat_interleave(shared, 2), v.repeat_interleave(shared, 2), False

@@ -48,8 +48,21 @@ def rounds(schedule: Schedule) -> Iterator[dict[str, Any]]:
 
 def _messages(s: Schedule, symbolic: Run, number: int) -> str:
     """One line per message: what a rank sends in a round, and what the receiver does with it."""
+    return "".join(
+        f"\n  {source} -> {destination}: {what}, {destination} {'adds' if reduces else 'keeps'} it"
+        for source, destination, what, reduces in _sent(symbolic, number)
+    )
+
+
+def sends(symbolic: Run, number: int) -> list[tuple[int, int, str]]:
+    """Return (source, destination, what is sent, + where it is added) of each message of a round."""
+    return [(a, b, f"{what.partition(' ')[2]}{' +' if adds else ''}") for a, b, what, adds in _sent(symbolic, number)]
+
+
+def _sent(symbolic: Run, number: int) -> Iterator[tuple[int, int, str, bool]]:
+    """Yield (source, destination, what, whether it is added) of each message of a round."""
+    s = symbolic.schedule
     rows = np.nonzero(s.round == number)[0]
-    lines = []
     for source, reduces in dict.fromkeys(zip(s.source[rows].tolist(), s.reduces[rows].tolist(), strict=True)):
         sends = rows[(s.source[rows] == source) & (s.reduces[rows] == reduces)]
         _, chunks = atoms(symbolic.edges, s.offset[sends], s.length[sends])
@@ -57,30 +70,42 @@ def _messages(s: Schedule, symbolic: Run, number: int) -> str:
             what = "block " + ", ".join(f"{a} to {b}" for a, b in zip(*_ends(symbolic, chunks), strict=True))
         else:
             what = "chunk " + _runs(sorted(chunks.tolist()), str, ",")
-        destination = s.destination[sends[0]]
-        lines.append(f"\n  {source} -> {destination}: {what}, {destination} {'adds' if reduces else 'keeps'} it")
-    return "".join(lines)
+        yield source, int(s.destination[sends[0]]), what, reduces
+
+
+def cells(symbolic: Run, counts: Counts) -> list[list[str]]:
+    """Return what each rank holds, in words: by chunk whose contributions, or of an all-to-all by sender for whom."""
+    ranks, chunks, _ = counts.shape
+    if symbolic.schedule.op == "all_to_all":
+        sender, receiver = _ends(symbolic, np.arange(chunks))
+        here = [counts[rank].any(axis=1) for rank in range(ranks)]
+        return [
+            [_runs(sorted(receiver[here[rank] & (sender == other)].tolist()), str, ",") for other in range(ranks)]
+            for rank in range(ranks)
+        ]
+    return [
+        [
+            _runs(np.nonzero(counts[rank, chunk])[0].tolist(), lambda r: chr(ord("A") + r), "")
+            for chunk in range(chunks)
+        ]
+        for rank in range(ranks)
+    ]
 
 
 def _contributions(symbolic: Run, counts: Counts) -> Table:
     """A row per rank, a column per chunk; A is rank 0's contribution, B rank 1's, and so on."""
-    ranks, chunks, _ = counts.shape
-    table = _grid("chunk", chunks)
-    for rank in range(ranks):
-        contributors = [np.nonzero(counts[rank, chunk])[0].tolist() for chunk in range(chunks)]
-        table.add_row(str(rank), *(_runs(who, lambda r: chr(ord("A") + r), "") for who in contributors))
-    return table
+    return _filled("chunk", cells(symbolic, counts))
 
 
 def _blocks(symbolic: Run, counts: Counts) -> Table:
     """For an all-to-all: a row per rank, a column per sender of blocks; a cell names their receivers."""
-    ranks, chunks, _ = counts.shape
-    table = _grid("from", ranks)
-    sender, receiver = _ends(symbolic, np.arange(chunks))
-    for rank in range(ranks):
-        here = counts[rank].any(axis=1)
-        receivers = [sorted(receiver[here & (sender == other)].tolist()) for other in range(ranks)]
-        table.add_row(str(rank), *(_runs(whom, str, ",") for whom in receivers))
+    return _filled("from", cells(symbolic, counts))
+
+
+def _filled(column: str, words: list[list[str]]) -> Table:
+    table = _grid(column, len(words[0]))
+    for rank, row in enumerate(words):
+        table.add_row(str(rank), *row)
     return table
 
 

@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from phalanx.report.pictures.figure import Axis, Bar, Bars, Lines, Picture, Series
 from phalanx.spec.errors import InputError
 
 STRETCHES = 8
@@ -73,6 +74,30 @@ def _are_counts(counts: Any) -> bool:
 def busiest(chosen: Sequence[int]) -> float:
     """Return the load of the busiest expert over the mean load."""
     return max(chosen) * len(chosen) / max(1, sum(chosen))
+
+
+def picture(parts: Sequence[Stretch], run: str) -> Picture:
+    """Draw the busiest expert's load over the mean in the course of a run, and the last stretch's loads by block."""
+    blocks = list(parts[0].chosen)[:_DRAWN]
+    curves = [Series(f"block {b}", [(float(p.last), busiest(p.chosen[b])) for p in parts], dots=True) for b in blocks]
+    course = Lines(
+        Axis("step", "count"), Axis("busiest expert's tokens over the mean; 1: even", "count", low=0.0), tuple(curves)
+    )
+    last = parts[-1].chosen
+    bars = [
+        Bar(f"block {b}", [(f"expert {e}", 100 * n / max(1, sum(last[b]))) for e, n in enumerate(last[b])], said)
+        for b in blocks
+        for said in [f"{busiest(last[b]):.2f} x the mean"]
+        if len(last[b]) <= _DRAWN
+    ]
+    steps = f"steps {parts[-1].first} to {parts[-1].last}"
+    panels = (course, Bars("% of the tokens", tuple(bars), head=f"Loads of experts, {steps}")) if bars else (course,)
+    more = f"; the first {len(blocks)} of {len(last)} blocks" if len(last) > len(blocks) else ""
+    return Picture(f"Balance of experts in {run}", panels, f"`phalanx experts show {run}`{more}")
+
+
+_DRAWN = 8
+"""The most blocks that are drawn, and experts of a bar."""
 
 
 def balance(parts: Sequence[Stretch]) -> Table:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
 
 from rich.table import Table
 
+from phalanx.report.pictures.figure import Axis, Lines, Picture, Rule, Series
 from phalanx.report.style import empty_table, seconds, size
 from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit
+from phalanx.spec.errors import InputError
 
 _WIDTH, _HEIGHT = 64, 14
 
@@ -122,41 +123,32 @@ class _Scale:
         return _HEIGHT - 1 - round(self.y(t) * (_HEIGHT - 1))
 
 
-def svg(fits: Sequence[CollectiveFit]) -> str:
-    """Return an SVG with a panel for every fit that has points: points, line and n*; two side by side."""
-    fits = [fit for fit in fits if len(fit.points) > 1]
-    wide, high, edge = 460, 250, 46
-    rows = -(-len(fits) // 2)
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * wide}" height="{max(rows, 1) * high}" '
-        'font-family="sans-serif" font-size="10">',
-        '<rect width="100%" height="100%" fill="white"/>',
-    ]
-    for i, fit in enumerate(fits):
-        scale = _Scale(fit)
-        left, top = i % 2 * wide + edge, i // 2 * high + 30
-        w, h = wide - edge - 14, high - 30 - 34
-
-        def place(n: float, t: float, s: _Scale = scale, at: tuple[int, int, int, int] = (left, top, w, h)) -> str:
-            return f"{at[0] + s.x(n) * at[2]:.1f},{at[1] + at[3] - min(max(s.y(t), 0), 1) * at[3]:.1f}"
-
-        out.append(f'<text x="{left}" y="{top - 12}">{escape(title(fit))}</text>')
-        out.append(f'<rect x="{left}" y="{top}" width="{w}" height="{h}" fill="none" stroke="#999"/>')
-        steps = [2 ** (scale.low_n + (scale.high_n - scale.low_n) * k / 40) for k in range(41)]
-        path = " ".join(place(n, fit.alpha_s + fit.beta_s_per_byte * n) for n in steps)
-        out.append(f'<polyline points="{path}" fill="none" stroke="#2266bb" stroke-width="1.5"/>')
-        for n, t in fit.points:
-            x, y = place(n, t).split(",")
-            out.append(f'<circle cx="{x}" cy="{y}" r="3" fill="#bb3322"/>')
-        if scale.crossover is not None:
-            x = place(scale.crossover, 2**scale.low_t).split(",")[0]
-            out.append(f'<line x1="{x}" x2="{x}" y1="{top}" y2="{top + h}" stroke="#777" stroke-dasharray="3 3"/>')
-            out.append(f'<text x="{x}" y="{top + h + 24}" text-anchor="middle">n* {size(scale.crossover)}</text>')
-        for text, at in ((size(2**scale.low_n), left), (size(2**scale.high_n), left + w)):
-            out.append(f'<text x="{at}" y="{top + h + 12}" text-anchor="middle">{text}</text>')
-        for text, at in ((seconds(2**scale.low_t), top + h), (seconds(2**scale.high_t), top + 8)):
-            out.append(f'<text x="{left - 4}" y="{at}" text-anchor="end">{text}</text>')
-    return "\n".join([*out, "</svg>"]) + "\n"
+def picture(fits: Sequence[CollectiveFit]) -> Picture:
+    """Draw a panel for every fit that has points: points, line and n*. Raises InputError if none has any."""
+    panels = []
+    for fit in fits:
+        if len(fit.points) < 2:
+            continue
+        low, high = min(n for n, _ in fit.points), max(n for n, _ in fit.points)
+        sizes = [low * (high / low) ** (k / 40) for k in range(41)]
+        line = [(n, fit.alpha_s + fit.beta_s_per_byte * n) for n in sizes]
+        crossover = _Scale(fit).crossover
+        panels.append(
+            Lines(
+                Axis("bytes", "bytes", log=True, base=2, low=low, high=high),
+                Axis("seconds", "s", log=True),
+                (
+                    Series("fitted: alpha + n beta", [p for p in line if p[1] > 0]),
+                    Series("measured", sorted(fit.points), dots=True, dashed=True),
+                ),
+                rules=() if crossover is None else (Rule("x", crossover, f"n* {size(crossover)}"),),
+                head=title(fit),
+                height=200,
+            )
+        )
+    if not panels:
+        raise InputError("--plot", None, "has nothing to draw: no collective was measured at two sizes")
+    return Picture("Collectives as measured, and the lines fitted to them", tuple(panels), "`phalanx measure`")
 
 
 def rates(cluster: ClusterSpec) -> list[Table]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from phalanx.plan.placement.placement import Placement, axis_groups
 from phalanx.report.mesh import COLOURS, cube, held
+from phalanx.report.pictures.scene import framed
 
 NODES_DRAWN = 128
 _GPU, _GAP, _TOP, _ACROSS = 38, 4, 56, 1200
@@ -31,7 +32,7 @@ def nodes_svg(p: Placement, axis: str, rank: int | None = None) -> str:
         left, top = 14 + i % per_row * (wide + 14), _TOP + i // per_row * (high + 12)
         name = f"{p.topology.hosts[host]}: {held(p, ranks)}"
         body.append(
-            f'<rect x="{left}" y="{top}" width="{wide}" height="{high}" rx="5" fill="#f6f6f6" stroke="#888">'
+            f'<rect x="{left}" y="{top}" width="{wide}" height="{high}" rx="5" class="paper">'
             f"<title>{escape(name)}</title></rect>"
         )
         body.append(f'<text x="{left + 6}" y="{top + 13}">{escape(name[: wide // 6])}</text>')
@@ -75,7 +76,7 @@ def _gpu(p: Placement, rank: int, x: float, y: float, fill: str, peer: str | Non
         f'<rect x="{x}" y="{y}" width="{_GPU}" height="{_GPU}" rx="3" fill="{fill}" {outline}{dash}>'
         f"<title>{escape(f'rank {rank}: {p.where(rank)}; {coordinates}')}</title></rect>"
     )
-    yield f'<text x="{x + _GPU / 2}" y="{y + _GPU / 2 + 4}" text-anchor="middle">{rank}</text>'
+    yield f'<text x="{x + _GPU / 2}" y="{y + _GPU / 2 + 4}" text-anchor="middle" class="on">{rank}</text>'
 
 
 def cube_svg(p: Placement, axis: str) -> str:
@@ -127,7 +128,7 @@ def _small_cube(p: Placement, rank: int, x: float, y: float, fill: str) -> Itera
         yield f'<polygon points="{points}" fill="{_shaded(fill, shade)}" stroke="#444" stroke-width="0.6"/>'
     yield (
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{s}" height="{s}" fill="{fill}" stroke="#444" stroke-width="0.6"/>'
-        f'<text x="{x + s / 2:.1f}" y="{y + s / 2 + 4:.1f}" text-anchor="middle">{rank}</text></g>'
+        f'<text x="{x + s / 2:.1f}" y="{y + s / 2 + 4:.1f}" text-anchor="middle" class="on">{rank}</text></g>'
     )
 
 
@@ -139,16 +140,8 @@ def _shaded(colour: str, by: float) -> str:
 
 
 def _svg(width: float, height: float, title: str, body: list[str]) -> str:
-    return (
-        "\n".join(
-            [
-                f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
-                'font-family="sans-serif" font-size="11">',
-                '<rect width="100%" height="100%" fill="white"/>',
-                f'<text x="14" y="24" font-size="13">{escape(title)}</text>',
-                *body,
-                "</svg>",
-            ]
-        )
-        + "\n"
-    )
+    head = f'<text x="14" y="24" font-size="13" class="t">{escape(title)}</text>'
+    source = "the placement that `phalanx mesh` prints"
+    foot = f'<text x="14" y="{height + 6:.0f}" class="m">Source: {source}</text>'
+    group = ['<g font-size="11" class="t">', head, *body, foot, "</g>"]
+    return framed(width, height + 16, title, f"Source: {source}", group)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from phalanx.plan.placement.alternatives import Alternative
+from phalanx.plan.placement.alternatives import Alternative, gains
 from phalanx.plan.placement.price import PlacedJob
 from phalanx.plan.placement.search import Placed
 from phalanx.report.style import counted, seconds, table
@@ -38,6 +38,21 @@ def lines(job: PlacedJob, placed: Placed, empty: Placed) -> Iterator[str]:
             f"with every GPU of this cluster free: {seconds(empty.seconds)}; "
             f"the shape of what is free costs {1 - 1 / ratio:.1%} of the tokens"
         )
+
+
+def better(job: PlacedJob, placed: Placed, alternatives: Sequence[Alternative]) -> str:
+    """Say which other strategy is faster on the same GPUs, by how much and why; or that the search has none."""
+    best = alternatives[0]
+    gain = placed.seconds / best.placed.seconds - 1
+    if gain < 5e-4:
+        return "of the strategies that the search has for these GPUs none is faster than the plan's"
+    tokens = job.job.global_batch * job.job.seq / best.placed.seconds
+    also = [str(best.job.options)] if best.job.options != job.options else []
+    why = "; ".join([*also, *gains(placed, best.placed)])
+    return (
+        f"better on these GPUs: {best.job.strategy}: {seconds(best.placed.seconds)} a step, "
+        f"{tokens:,.0f} tokens/s, {gain:+.1%}{f' ({why})' if why else ''}"
+    )
 
 
 def others(placed: Placed, alternatives: Sequence[Alternative], shown: int = 5) -> Table:

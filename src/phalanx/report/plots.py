@@ -1,101 +1,97 @@
-"""Sheets as plots: the columns of a table over its first one, if that holds numbers. Columns of one unit share a
-panel; each column of counts has its own."""
+"""Sheets as a picture: the columns of a table over its first one, if that holds numbers, else as bars. Columns of one
+unit share a panel; each column of counts has its own."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from xml.sax.saxutils import escape
+from collections.abc import Iterable, Iterator
 
 from phalanx.plan.tables.table import Column, Sheet
+from phalanx.report.pictures.figure import Axis, Bar, Bars, Lines, Panel, Picture, Series, Unit
 from phalanx.report.sheets import written
+from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
 
-_WIDE, _HIGH, _EDGE, _TOP, _FOOT, _LEGEND = 460, 260, 70, 36, 40, 130
-_COLOURS = ("#2266bb", "#bb3322", "#338833", "#aa7711", "#7744aa", "#118899")
+_UNITS: dict[str, tuple[str, Unit]] = {
+    "bytes": ("bytes", "bytes"),
+    "GB": ("GB", "GB"),
+    "s": ("seconds", "s"),
+    "share": ("share", "share"),
+    "rate": ("bytes/s", "B/s"),
+    "count": ("", "count"),
+}
+"""The name of an axis and how its numbers are written, by a column's unit."""
 
 
-@dataclass(frozen=True)
-class _Panel:
-    """One plot with its axes."""
-
-    title: str
-    across: str
-    unit: str
-    lines: dict[str, list[tuple[float, float]]]
-    """Points by the name of their column."""
-
-
-def svg(sheets: Iterable[Sheet]) -> str:
-    """Return all panels as one SVG, two side by side. Raises InputError if no table can be plotted."""
-    panels = [panel for sheet in sheets if sheet.charted for panel in _panels(sheet)]
+def picture(sheets: Iterable[Sheet], command: str) -> Picture:
+    """Return all panels as one picture; `command`: what prints the tables, without `phalanx`. Raises InputError if no
+    table can be plotted."""
+    drawn = [sheet for sheet in sheets if sheet.charted]
+    panels: list[Panel] = [panel for sheet in drawn for panel in (_curves(sheet) or _bars(sheet))]
     if not panels:
-        raise InputError("--plot", None, "has nothing to draw: these tables have words in their first column")
-    wide = _WIDE + _LEGEND
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * wide}" height="{-(-len(panels) // 2) * _HIGH}" '
-        'font-family="sans-serif" font-size="10">',
-        '<rect width="100%" height="100%" fill="white"/>',
-    ]
-    for i, panel in enumerate(panels):
-        out += _draw(panel, i % 2 * wide + _EDGE, i // 2 * _HIGH + _TOP)
-    return "\n".join([*out, "</svg>"]) + "\n"
+        raise InputError("--plot", None, "has nothing to draw: no table of these has numbers in two rows")
+    notes = "; ".join(dict.fromkeys(sheet.note for sheet in drawn if sheet.note))
+    return Picture(drawn[0].title, tuple(panels), f"the tables of `phalanx {command}`", notes)
 
 
-def _panels(sheet: Sheet) -> Iterable[_Panel]:
+def _curves(sheet: Sheet) -> list[Panel]:
+    """Return a panel for each unit, over a first column of numbers; none where it holds words."""
     first, *others = sheet.columns
     over = [row[0] for row in sheet.rows]
     if not all(isinstance(x, int | float) and x > 0 for x in over) or len(set(over)) < 2:
-        return
+        return []
+    panels: list[Panel] = []
     for kind in dict.fromkeys(map(_kind, others)):
-        lines = {}
+        series = []
         for place, column in enumerate(sheet.columns):
             if place and column.unit and _kind(column) == kind:
-                points = [(float(row[0]), float(row[place])) for row in sheet.rows if row[place]]
+                points = [(float(row[0]), float(row[place])) for row in sheet.rows if row[place] and row[place] > 0]
                 if len(points) > 1:
-                    lines[column.name] = points
-        if lines:
-            yield _Panel(sheet.title, first.name, kind[0], lines)
+                    series.append(Series(column.name, points, dots=True))
+        if series:
+            name, unit = _UNITS[kind[0]]
+            low, high = min(over), max(over)
+            x = Axis(first.name, "count", log=True, base=2 if high / low <= 4096 else 10, low=low, high=high)
+            linear = unit == "share"
+            y = Axis(name or series[0].name, unit, log=not linear, low=0.0 if linear else None)
+            panels.append(Lines(x, y, tuple(series), head=sheet.title, height=220))
+    return panels
+
+
+def _bars(sheet: Sheet) -> Iterator[Panel]:
+    """Yield a panel of bars for each column of numbers, a bar for each row that is named by words."""
+    keys = sheet.keys
+    names = [" ".join(map(str, row[:keys])) for row in sheet.rows]
+    while len(set(names)) < len(names) and keys < len(sheet.columns) and not sheet.columns[keys].unit:
+        keys += 1
+        names = [" ".join(map(str, row[:keys])) for row in sheet.rows]
+    if len(names) < 2 or len(names) > _MOST_BARS or max(map(len, names)) > _LONGEST:
+        return
+    for place, column in enumerate(sheet.columns):
+        values = [row[place] for row in sheet.rows]
+        if place < keys or not column.unit or not any(isinstance(v, int | float) and v > 0 for v in values):
+            continue
+        unit, scale = _SCALED.get(column.unit, (column.name, 1.0))
+        if column.unit == "bytes":
+            most = max(v for v in values if isinstance(v, int | float))
+            unit, scale = next((u for u in _BINARY if most >= u[1]), _BINARY[-1])
+        bars = [
+            Bar(name, (("", value / scale if isinstance(value, int | float) and value > 0 else 0.0),), said)
+            for name, value in zip(names, values, strict=True)
+            for said in [written(value, column.unit)]
+        ]
+        yield Bars(unit, tuple(bars), head=f"{sheet.title}: {column.name}")
+
+
+_SCALED = {
+    "GB": ("GB", 1.0),
+    "s": ("ms", 1e-3),
+    "share": ("%", 0.01),
+    "rate": ("GB/s", 1e9),
+}
+_BINARY = (("GiB", float(GIB)), ("MiB", 2.0**20), ("KiB", 2.0**10), ("bytes", 1.0))
+_MOST_BARS, _LONGEST = 40, 40
 
 
 def _kind(column: Column) -> tuple[str, str]:
     """A key that columns share if they may share an axis."""
     return (column.unit, column.name if column.unit == "count" else "")
-
-
-def _draw(panel: _Panel, left: int, top: int) -> Iterable[str]:
-    """Draw a panel with logarithmic axes; for shares the vertical axis is linear from 0."""
-    w, h = _WIDE - _EDGE - 14, _HIGH - _TOP - _FOOT
-    xs, ys = zip(*(point for line in panel.lines.values() for point in line), strict=True)
-    x, y = _scale(xs), _scale(ys) if panel.unit != "share" else (lambda v: v / max(1.0, max(ys)))
-
-    def place(point: tuple[float, float]) -> tuple[float, float]:
-        return left + x(point[0]) * w, top + h - y(point[1]) * h
-
-    yield f'<text x="{left}" y="{top - 12}">{escape(panel.title[:76])}</text>'
-    yield f'<rect x="{left}" y="{top}" width="{w}" height="{h}" fill="none" stroke="#999"/>'
-    for i, (name, points) in enumerate(panel.lines.items()):
-        colour = _COLOURS[i % len(_COLOURS)]
-        path = " ".join(f"{across:.1f},{up:.1f}" for across, up in map(place, points))
-        yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
-        for across, up in map(place, points):
-            yield f'<circle cx="{across:.1f}" cy="{up:.1f}" r="2.5" fill="{colour}"/>'
-        yield f'<text x="{left + w + 8}" y="{top + 10 + 14 * i}" fill="{colour}">{escape(name)}</text>'
-    for value, at in ((min(xs), left), (max(xs), left + w)):
-        yield f'<text x="{at}" y="{top + h + 14}" text-anchor="middle">{value:,g}</text>'
-    yield f'<text x="{left + w / 2}" y="{top + h + 28}" text-anchor="middle">{escape(panel.across)}</text>'
-    lowest = 0.0 if panel.unit == "share" else min(ys)
-    highest = max(1.0, max(ys)) if panel.unit == "share" else max(ys)
-    for value, at in ((lowest, top + h), (highest, top + 8)):
-        yield f'<text x="{left - 4}" y="{at}" text-anchor="end">{_label(value, panel.unit)}</text>'
-
-
-def _label(value: float, unit: str) -> str:
-    return written(value, unit) + (" GB" if unit == "GB" else "")
-
-
-def _scale(values: Sequence[float]) -> Callable[[float], float]:
-    """Return a logarithmic map of the range of values to 0 ... 1."""
-    low, high = math.log2(min(values)), math.log2(max(values))
-    return lambda v: (math.log2(v) - low) / max(high - low, 1e-9)

@@ -10,8 +10,9 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from phalanx.report.pictures.scene import framed
 from phalanx.report.style import table
-from phalanx.simulate.shared_cluster.engine import History
+from phalanx.simulate.shared_cluster.history import History
 from phalanx.simulate.shared_cluster.outcome import Distribution, Outcome, outcome, use_over_time
 
 _ROWS, _LEVELS = 24, " ▁▂▃▄▅▆▇█"
@@ -97,7 +98,7 @@ def svg(histories: Sequence[History], cluster: str) -> str:
     for history in histories:
         o = outcome(history)
         title = f"{o.policy}: {o.jobs:,} jobs, mean queue time {span(o.queue.mean)}, GPU use {o.gpu_use:.0%}"
-        body.append(f'<text x="10" y="{top}">{escape(title)}</text>')
+        body.append(f'<text x="10" y="{top}" class="t">{escape(title)}</text>')
         top += 8
         use = use_over_time(history, _COLUMNS)
         together = -(-len(use) // 64)
@@ -110,15 +111,14 @@ def svg(histories: Sequence[History], cluster: str) -> str:
                 if level[a]:
                     body.append(
                         f'<rect x="{10 + a * step:.1f}" y="{top}" width="{(b - a) * step:.1f}" height="{_HIGH - 1}" '
-                        f'fill="#08519c" fill-opacity="{level[a] / 10}"/>'
+                        f'class="f0" fill-opacity="{level[a] / 10}"/>'
                     )
             top += _HIGH
-        body.append(f'<text x="10" y="{top + 14}" fill="#555">0 to {span(o.makespan)}</text>')
+        body.append(f'<text x="10" y="{top + 14}" class="m">0 to {span(o.makespan)}</text>')
         top += 40
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDE + 20}" height="{top}" font-family="sans-serif" '
-        f'font-size="12"><rect width="100%" height="100%" fill="white"/>'
-        f'<text x="10" y="18" font-size="13">{escape(cluster)}: GPUs held, a line for each node</text>'
-        + "\n".join(body)
-        + "</svg>\n"
-    )
+    title = f"{cluster}: GPUs held, a line for each node"
+    source = "the simulation of `phalanx cluster simulate`"
+    head = f'<text x="10" y="18" font-size="13" class="t">{escape(title)}</text>'
+    foot = f'<text x="10" y="{top}" class="m">Source: {source}</text>'
+    group = ['<g font-size="12">', head, *body, foot, "</g>"]
+    return framed(_WIDE + 20, top + 12, title, f"Source: {source}", group)

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
@@ -37,6 +38,7 @@ from phalanx.spec.files.plan import Plan, write_json
 from phalanx.spec.job import Train
 from phalanx.train.data import Batches, TokenSet, take, validation_windows
 from phalanx.train.expert_load import Watch, summary
+from phalanx.train.out_of_memory import Device, explained
 from phalanx.train.progress import Progress
 from phalanx.train.tensorboard import scalars
 from phalanx.train.training_step import StepResult, Training
@@ -80,6 +82,9 @@ class Trainer:
         self.memory = 0
         self.events: tuple[Event, ...] = ()
         self._ahead: tuple[int, list[Tensor]] | None = None
+        self.late = comm.world.device.type == "cuda"  # the host reads the metrics of a step one step later
+        self._issued: tuple[int, float] | None = None  # the step that it has not read yet, and its lr
+        self._clock = 0.0
         self.step_times: list[float] = []
         self.parts: list[tuple[float, float, float]] = []  # compute, exposed, hidden communication, seconds
         # The first step is instrumented and the second still warms up, so the third is traced.
@@ -121,12 +126,16 @@ class Trainer:
         with _metrics_file(self.folder, self.start, self.first) as metrics, board as show:
             for step in range(self.start, steps):
                 self.saver.check()
-                row = self._step(step, stop)
-                interrupted = row.pop("stop")
-                if "skipped_because" in row and progress is not None:
-                    progress.say(f"step {step + 1} skipped: {row['skipped_because']}")
-                if (unbalanced := row.pop("unbalanced", "")) and progress is not None:
-                    progress.say(unbalanced)
+                rows = self._within_memory(step, stop)
+                interrupted = any([row.pop("stop") for row in rows])
+                if interrupted and self._issued is not None:
+                    rows.append(self._settled())
+                    rows[-1].pop("stop")
+                for row in rows:
+                    if "skipped_because" in row and progress is not None:
+                        progress.say(f"step {row['step']} skipped: {row['skipped_because']}")
+                    if (unbalanced := row.pop("unbalanced", "")) and progress is not None:
+                        progress.say(unbalanced)
                 done, last = step + 1, step + 1 == steps
                 if train.check_sync and done % train.check_sync == 0:
                     self._compare_replicas(done)  # before a wrong state is saved
@@ -134,32 +143,44 @@ class Trainer:
                 if not interrupted and (last or (train.eval_every and done % train.eval_every == 0)):
                     last_loss = self._evaluate()
                     if last_loss is not None:
-                        row["eval_loss"] = last_loss
-                if metrics is not None and progress is not None:
-                    self.comm.status.now("writing of metrics.jsonl")
-                    metrics.write(json.dumps(row) + "\n")
-                    metrics.flush()
-                    progress.step(row)
-                if show is not None:
-                    show(row)
+                        rows[-1]["eval_loss"] = last_loss
+                for row in rows:
+                    if metrics is not None and progress is not None:
+                        self.comm.status.now("writing of metrics.jsonl")
+                        metrics.write(json.dumps(row) + "\n")
+                        metrics.flush()
+                        progress.step(row)
+                    if show is not None:
+                        show(row)
                 # After its metrics line: else a run resumed from here would have a gap in its metrics.
                 if last or interrupted or (train.save_every and done % train.save_every == 0):
-                    self._save(done, row["lr"])
+                    self._save(done, rows[-1]["lr"])
                 if interrupted:
                     break
         if progress is not None:
             progress.close()
         return interrupted, last_loss
 
-    def _step(self, step: int, stop: StopFlag) -> dict[str, Any]:
-        """Run step number `step` (from 0) and describe it as a line of metrics.jsonl."""
+    def _within_memory(self, step: int, stop: StopFlag) -> list[dict[str, Any]]:
+        """`_step`, whose end for want of a GPU's memory is explained. Raises OutOfMemory."""
+        before = _allocated(self.comm.world.device)
+        try:
+            return self._step(step, stop)
+        except torch.OutOfMemoryError as error:
+            raise explained(self.plan, self.comm.world.rank, _memory(self.comm.world.device, before)) from error
+
+    def _step(self, step: int, stop: StopFlag) -> list[dict[str, Any]]:
+        """Run step number `step` (from 0) and describe it as a line of metrics.jsonl. On a GPU the line is of the
+        step before, if that was not described; where something is due after this step, its own is added."""
         plan, world = self.plan, self.comm.world
         lr = learning_rate(plan.train, self.peak_lr, step)
         recorder, timeline = self.comm.recorder, self.comm.timeline
         traced = timeline.possible and step == self.traced
         instrumented = not self.events
-        timeline.begin()
         self.comm.status.now("reading of the batch")
+        if self.late and not instrumented:
+            return self._late_step(step, stop, lr)
+        timeline.begin()
         inputs = self._inputs(step)
         try:
             # The first step of a process is slow anyway, so it is the instrumented one (or the first not skipped).
@@ -174,11 +195,8 @@ class Trainer:
                 recorder.clear()
                 with self._watching_passes() if traced else nullcontext():
                     result = self.training.step(inputs, lr, bool(stop))
-                if world.device.type == "cuda":
-                    self.memory = torch.cuda.max_memory_allocated(world.device)
         except FloatingPointError as error:
-            self.comm.status.now(f"step {step + 1}")  # not what the search for the origin set since
-            raise FloatingPointError(str(error)) from None
+            raise self._of_step(step, error) from None
         seconds, times = timeline.end(), timeline.times()
         if result.skipped:
             self.traced = min(max(self.traced, step + 2), plan.train.steps - 1)
@@ -188,7 +206,51 @@ class Trainer:
                 self.parts.append((times.compute_s, times.exposed_communication_s, times.hidden_communication_s))
                 if traced:
                     self._write_trace(step)
-        return self._row(step, result, lr, seconds, times)
+        return [self._row(step, result, lr, seconds, times)]
+
+    def _late_step(self, step: int, stop: StopFlag, lr: float) -> list[dict[str, Any]]:
+        """Issue a step; return the line of the one before, and of this one where something is due after it."""
+        before, inputs = self._issued, self._inputs(step)
+        if before is None:
+            self._clock = time.perf_counter()
+        self.comm.recorder.clear()
+        try:
+            result = self.training.issue(inputs, lr, bool(stop))
+        except FloatingPointError as error:
+            raise self._of_step(step if before is None else before[0], error) from None
+        self._issued = step, lr
+        rows = [self._described(*before, result)] if before is not None and result is not None else []
+        train, done = self.plan.train, step + 1
+        every = (train.check_sync, train.eval_every, train.save_every)
+        if done == train.steps or any(n and done % n == 0 for n in every):
+            rows.append(self._settled())
+        return rows
+
+    def _settled(self) -> dict[str, Any]:
+        """Wait for the step that was issued, and describe it."""
+        assert self._issued is not None
+        step, lr = self._issued
+        self._issued = None
+        try:
+            result = self.training.settle()
+        except FloatingPointError as error:
+            raise self._of_step(step, error) from None
+        assert result is not None
+        return self._described(step, lr, result)
+
+    def _described(self, step: int, lr: float, result: StepResult) -> dict[str, Any]:
+        """Return the line of an issued step, which took as long as it is since the line before."""
+        now = time.perf_counter()
+        seconds, self._clock = now - self._clock, now
+        if self.comm.world.device.type == "cuda":
+            self.memory = torch.cuda.max_memory_allocated(self.comm.world.device)
+        if not result.skipped:
+            self.step_times.append(seconds)
+        return self._row(step, result, lr, seconds, None)
+
+    def _of_step(self, step: int, error: FloatingPointError) -> FloatingPointError:
+        self.comm.status.now(f"step {step + 1}")  # not what the search for the origin set since
+        return FloatingPointError(str(error))
 
     def _watching_passes(self) -> AbstractContextManager[None]:
         training = self.training
@@ -244,8 +306,8 @@ class Trainer:
             "mem_bytes": self.memory,
             "exposed_communication_s": None if axes is None else {a: t.exposed_s for a, t in axes.items()},
             "overlap": None if axes is None else {a: t.overlap for a, t in axes.items()},
-            "skipped": self.training.skipped,
-            "loss_scale": self.training.loss_scale.scale if self.training.loss_scale else None,
+            "skipped": result.skips,
+            "loss_scale": result.loss_scale,
             **({"skipped_because": result.skipped} if result.skipped else {}),
             **(summary(result.loads) if result.loads else {}),
             **({"unbalanced": self.watch.step(result.loads)} if self.watch else {}),
@@ -315,6 +377,18 @@ class Trainer:
 def _finite(x: float) -> float | None:
     """Return x, or None for NaN and infinities, which JSON does not have."""
     return x if math.isfinite(x) else None
+
+
+def _allocated(device: torch.device) -> int:
+    """Bytes of tensors on a GPU now."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _memory(device: torch.device, before: int) -> Device:
+    """A GPU's memory now; `before`: bytes of tensors when the step began."""
+    of = torch.cuda
+    reserved, total = of.memory_reserved(device), of.get_device_properties(device).total_memory
+    return Device(before, of.max_memory_allocated(device), reserved, of.memory_allocated(device), total)
 
 
 def _to_device(batch: npt.NDArray[np.int64], device: torch.device) -> Tensor:

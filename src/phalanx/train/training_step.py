@@ -11,12 +11,18 @@ The trainer, the parity examiner and the benchmarks all run this same step.
 How the model got onto its ranks is in parallelize.py. A step whose loss or gradient is not finite changes no weight:
 its origin is searched for (nonfinite.py), the residuals of compression are dropped, and the step is skipped or ends
 the run. fp16 gradients that overflow halve the loss scale (loss_scale.py).
+
+`step` reads the metrics before it updates. On a GPU that would drain its queue, so `issue` leaves the decision to the
+device: the gradients' factor is a tensor, and the optimizer's kernels do nothing where a flag says that the step is
+not finite. The host reads the metrics of a step once it has issued the passes of the next one. If that step was
+skipped, what follows from it on the host (loss scale, residuals) is done, and those passes are run again: whatever
+either way changes or reports is the same.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -50,7 +56,7 @@ SKIPS_IN_A_ROW = 10
 class StepResult:
     """What one step reports, the same on all ranks. `loss` in nats per token; `grad_norm` before clipping; `stop`:
     some rank was asked to stop; `skipped`: why the step changed no weight, "" if it did; `loads`: of each layer with
-    experts."""
+    experts; `skips`: steps skipped so far; `loss_scale`: after the step, of fp16 runs."""
 
     loss: float
     grad_norm: float
@@ -58,6 +64,18 @@ class StepResult:
     stop: bool
     skipped: str = ""
     loads: tuple[LayerLoad, ...] = ()
+    skips: int = 0
+    loss_scale: float | None = None
+
+
+@dataclass(frozen=True)
+class _Issued:
+    """A step whose metrics the host has not read; `loss_scale` is that of its passes."""
+
+    micro_batches: list[Tensor]
+    divisor: float
+    loss_scale: LossScale | None
+    read: Callable[[], list[float]]
 
 
 class Training:
@@ -97,6 +115,7 @@ class Training:
         self.loss_scale = LossScale() if precision.compute == "float16" else None
         self.skipped = 0  # steps that changed no weight
         self._in_a_row = 0  # consecutive skipped steps that no smaller loss scale explains
+        self._issued: _Issued | None = None  # the step whose metrics the host has not read
 
     @property
     def current(self) -> Now:
@@ -111,49 +130,130 @@ class Training:
         Raises FloatingPointError, before any weight changes, if loss or gradient norm is not finite and the step may
         not be skipped; the message names the origin.
         """
-        job, comm = self.job, self.comm
-        expected = job.global_batch * job.seq
-        parts = self.strategy.gradients_differ_by_rank  # ranks have different gradients: the norm is a sum over them
-        divisor = self.loss_scale.divisor(expected) if self.loss_scale else float(expected)
-        self.engine.unscale = divisor / expected
-        loads = self.loads
-        if loads is not None:
-            loads.begin()
+        assert self._issued is None, "a step was issued and not settled"
+        values, metrics, divisor = self._metrics(*self._local(micro_batches), stop)
+        # The only time in a step that the host reads device memory.
+        read = host_values.read(values, self._alike(values))
+        result, factor = self._result(read, divisor)
+        if read[3] or not math.isfinite(result.grad_norm):
+            finite = math.isfinite(result.loss)
+            return self._with_scale(result, self._skip(finite, self.loss_scale, micro_batches, 1 / divisor))
+        clip = min(1.0, self.job.clip / (result.grad_norm + 1e-6)) if self.job.clip else 1.0
+        self.engine.scale(factor * clip)
+        self.comm.status.now("optimizer")
+        self._update(lr)
+        if self.loads is not None:
+            self.loads.update(metrics)
+        self._in_a_row = 0
+        if self.loss_scale:
+            self.loss_scale = self.loss_scale.after(overflow=False)
+        return self._with_scale(result)
+
+    def issue(self, micro_batches: list[Tensor], lr: float, stop: bool = False) -> StepResult | None:
+        """Issue a step without waiting for its metrics; return what the step issued before reports, None if there is
+        none. Arguments and errors as those of `step`; an error is of the step before."""
+        passed = self._local(micro_batches)
+        earlier = self.settle()
+        if earlier is not None and earlier.skipped:
+            passed = self._local(micro_batches)  # with the loss scale and the residuals that follow from it
+        values, metrics, divisor = self._metrics(*passed, stop)
+        _, tokens, _, faulty, square = values[:5].unbind()
+        factor = torch.full_like(tokens, self._numerator(divisor)).div_(tokens)
+        norm = square.sqrt() * factor
+        good = torch.isfinite(norm) & (faulty == 0)
+        clip = (self.job.clip / (norm + 1e-6)).clamp_(max=1.0) if self.job.clip else 1.0
+        self.engine.scale_by(factor * clip)
+        self.comm.status.now("optimizer")
+        self._update(lr, good.logical_not().to(torch.float32))
+        if self.loads is not None:
+            self.loads.update(torch.where(good, metrics, 0.0))
+        later = host_values.later(values, self._alike(values))
+        self._issued = _Issued(micro_batches, divisor, self.loss_scale, later)
+        if self.loss_scale:  # so it goes on unless `settle` finds otherwise
+            self.loss_scale = self.loss_scale.after(overflow=False)
+        return earlier
+
+    def settle(self) -> StepResult | None:
+        """Read what the issued step reports, and do on the host what follows from it; None if no step is issued.
+        Raises FloatingPointError as `step` does."""
+        issued, self._issued = self._issued, None
+        if issued is None:
+            return None
+        read = issued.read()
+        result, _ = self._result(read, issued.divisor)
+        if not read[3] and math.isfinite(result.grad_norm):
+            self._in_a_row = 0
+            return self._with_scale(result)
+        self.loss_scale = issued.loss_scale
+        finite = math.isfinite(result.loss)
+        why = self._skip(finite, issued.loss_scale, issued.micro_batches, 1 / issued.divisor)
+        return self._with_scale(result, why)
+
+    def _with_scale(self, result: StepResult, skipped: str = "") -> StepResult:
+        scale = self.loss_scale.scale if self.loss_scale else None
+        return replace(result, skipped=skipped, skips=self.skipped, loss_scale=scale)
+
+    @property
+    def _expected(self) -> int:
+        """The number of target tokens that passes divide the loss by, before the loss scale."""
+        return self.job.global_batch * self.job.seq
+
+    def _numerator(self, divisor: float) -> float:
+        """What gradients are multiplied by, over the true number of target tokens: passes divided the loss by an
+        expected one."""
+        return float(self._expected) if self.engine.compressor else divisor
+
+    def _alike(self, values: Tensor) -> list[float]:
+        """What verification reads in place of the metrics: a good step."""
+        return [0.0, float(self._expected), 0.0, 0.0, 1.0, *[1.0] * (len(values) - 5)]
+
+    def _local(self, micro_batches: list[Tensor]) -> tuple[list[Tensor], Tensor, Tensor, Tensor, float]:
+        """Run all passes. Returns (the micro-batches, the loss summed here, (); this rank's part of the squared norm,
+        (); its counts of experts, (n,); what the loss was divided by)."""
+        divisor = self.loss_scale.divisor(self._expected) if self.loss_scale else float(self._expected)
+        self.engine.unscale = divisor / self._expected
+        if self.loads is not None:
+            self.loads.begin()
         loss_sum = self._passes(micro_batches, 1 / divisor)
-        square_here = self.engine.norm_square() if self.copies is None else self.copies.norm_square()
-        counted = loads.size if loads is not None else 0
-        metrics = torch.zeros(4 + parts + counted, dtype=torch.float64, device=comm.world.device)
-        if loads is not None:
-            loads.end(metrics[4 + parts :])
+        square = self.engine.norm_square() if self.copies is None else self.copies.norm_square()
+        size = self.loads.size if self.loads is not None else 0
+        counts = torch.zeros(size, dtype=torch.float64, device=self.comm.world.device)
+        if self.loads is not None:
+            self.loads.end(counts)
+        return micro_batches, loss_sum, square, counts, divisor
+
+    def _metrics(
+        self,
+        micro_batches: list[Tensor],
+        loss_sum: Tensor,
+        square: Tensor,
+        counts: Tensor,
+        divisor: float,
+        stop: bool,
+    ) -> tuple[Tensor, Tensor, float]:
+        """Reduce the metrics over all ranks. Returns ((loss sum, target tokens, stop, not finite, squared norm,
+        *counts), fp64; the counts of experts; divisor)."""
+        parts = self.strategy.gradients_differ_by_rank  # ranks have different gradients: the norm is a sum over them
+        metrics = torch.zeros(4 + parts + len(counts), dtype=torch.float64, device=self.comm.world.device)
         if self._counts:
             metrics[0] = loss_sum
             metrics[1] = sum(map(self._targets, micro_batches))
         metrics[2] = float(stop)
-        metrics[3] = ~torch.isfinite(loss_sum + square_here)
+        metrics[3] = ~torch.isfinite(loss_sum + square)
         if parts:
-            metrics[4] = square_here
-        comm.all_reduce(metrics, "world", unit="metrics", phase="opt").wait()
-        # The only time in a step that the host reads device memory.
-        read = metrics if parts else torch.cat([metrics[:4], square_here[None], metrics[4:]])
-        alike = [0.0, float(expected), 0.0, 0.0, 1.0, *[1.0] * counted]
-        loss, tokens, stops, faulty, square, *load_sums = host_values.read(read, alike)
-        # Passes divided the loss by an expected number of target tokens; make up for the true one.
-        factor = (expected if self.engine.compressor else divisor) / tokens
+            metrics[4] = square
+        metrics[4 + parts :] = counts
+        self.comm.all_reduce(metrics, "world", unit="metrics", phase="opt").wait()
+        values = metrics if parts else torch.cat([metrics[:4], square[None], metrics[4:]])
+        return values, metrics[4 + parts :], divisor
+
+    def _result(self, read: list[float], divisor: float) -> tuple[StepResult, float]:
+        """What a step reports, of its metrics, and what gradients are multiplied by before they are clipped."""
+        loss, tokens, stops, _, square, *load_sums = read
+        factor = self._numerator(divisor) / tokens
         norm = math.sqrt(square) * factor if square >= 0 else math.nan
-        spread = loads.read(load_sums, int(tokens)) if loads is not None else ()
-        result = StepResult(loss / tokens, norm, int(tokens), stops > 0, loads=spread)
-        if faulty or not math.isfinite(norm):
-            return replace(result, skipped=self._skip(math.isfinite(loss), micro_batches, 1 / divisor))
-        clip = min(1.0, job.clip / (norm + 1e-6)) if job.clip else 1.0
-        self.engine.scale(factor * clip)
-        comm.status.now("optimizer")
-        self._update(lr)
-        if loads is not None:
-            loads.update(metrics[4 + parts :])
-        self._in_a_row = 0
-        if self.loss_scale:
-            self.loss_scale = self.loss_scale.after(overflow=False)
-        return result
+        spread = self.loads.read(load_sums, int(tokens)) if self.loads is not None else ()
+        return StepResult(loss / tokens, norm, int(tokens), stops > 0, loads=spread), factor
 
     def _passes(self, micro_batches: list[Tensor], seed: float) -> Tensor:
         """Run all forward and backward passes, from gradient `seed` of each loss, and reduce the gradients. Returns
@@ -163,10 +263,9 @@ class Training:
             self.copies.reduce()
         return loss_sum
 
-    def _skip(self, loss_is_finite: bool, micro_batches: list[Tensor], seed: float) -> str:
-        """Skip a step that was not finite, on all ranks together, and return the reason. Raises FloatingPointError if
-        it may not be skipped."""
-        scale = self.loss_scale
+    def _skip(self, loss_is_finite: bool, scale: LossScale | None, micro_batches: list[Tensor], seed: float) -> str:
+        """Skip a step that was not finite at a loss scale, on all ranks together, and return the reason. Raises
+        FloatingPointError if it may not be skipped."""
         if scale and loss_is_finite and scale.scale > 1:
             self.loss_scale = scale.after(overflow=True)
             now = self.loss_scale.scale
@@ -205,14 +304,16 @@ class Training:
         return self.model(tokens, batch[0, :, 1:], positions=positions, x=x, chunk=chunk)  # type: ignore[no-any-return]
 
     @torch.no_grad()
-    def _update(self, lr: float) -> None:
-        """Step the optimizer, cast the weights down from their masters and start to gather them."""
+    def _update(self, lr: float, skip: Tensor | None = None) -> None:
+        """Step the optimizer, cast the weights down from their masters and start to gather them. `skip`, () fp32, on
+        the device: where it is 1, masters and optimizer state stay as they are."""
         self.comm.recorder.compute("optimizer", "opt", "", None, self.job.precision.master_dtype)
         for name, master in self.masters.items():
             gradient = self._gradients[name]
             master.grad = gradient if self._same else gradient.to(master.dtype)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
+        self.optimizer.found_inf = skip  # type: ignore[attr-defined]  # read by torch's fused kernels
         self.optimizer.step()
         for master in self.masters.values():  # a cast copy, or a view that autograd must not add to
             master.grad = None

@@ -3,6 +3,9 @@
 Model, engine, compressor and optimizer are those that `train` runs. Replaced are tensors (torch's fake ones: shapes
 without memory or kernels), the transport (null), and the values that the host reads (runtime/observe/host_values.py).
 A call to torch.distributed that bypasses comm fails the step, and so does any operation that depends on values.
+
+The tensors are the host's, or those of an imagined GPU (observation/gpu.py): then the step also has to keep the rules
+of a GPU (gpu_rules.py), and the times that the host waits for it are counted.
 """
 
 from __future__ import annotations
@@ -11,12 +14,13 @@ import gc
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from unittest.mock import patch
 
 import torch
@@ -33,6 +37,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import phalanx
 from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.comm.in_flight import NotIssued
+from phalanx.runtime.comm.recorder import Recorder
 from phalanx.runtime.data_parallel.compression import sparse
 from phalanx.runtime.observe import host_values
 from phalanx.runtime.observe.instrument import Tracker, instrument
@@ -45,8 +51,10 @@ from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.train import parallelize
 from phalanx.train.training_step import Training
-from phalanx.verify import meta_ops
+from phalanx.verify import gpu_rules, meta_ops
 from phalanx.verify.diff import RecordedMemory
+from phalanx.verify.gpu_rules import AgainstTheRules, AsOnCuda
+from phalanx.verify.observation import gpu
 from phalanx.verify.steady_state import Steady, Unsteady
 
 T = TypeVar("T")
@@ -61,22 +69,35 @@ class Unverifiable(Exception):
 @dataclass(frozen=True)
 class Recorded:
     """The record of a rank's step. `ran`: micro-batches that were executed; if they are fewer than the step has, the
-    last but one of them stands for all between. `unawaited`: names of collectives that were never waited for."""
+    last but one of them stands for all between. `unawaited`: names of collectives that were never waited for.
+    `waits`: where the host waits for the GPU in a step, and how often; empty on the host itself."""
 
     rank: int
     events: tuple[Event, ...]
     memory: RecordedMemory
     ran: int
     unawaited: tuple[str, ...]
+    waits: Mapping[str, int] = field(default_factory=dict)
+
+
+HOST = torch.device("cpu")
+
+
+def gpu_device() -> torch.device:
+    """Return the imagined GPU, which torch knows from then on."""
+    gpu.register()
+    return torch.device(gpu.NAME, 0)
 
 
 @dataclass(frozen=True)
 class Imagined(World):
-    """A rank of a world that is not running. On the CPU, since fake tensors need kernels that this torch has."""
+    """A rank of a world that is not running, on the host or on an imagined GPU."""
+
+    on: torch.device = HOST
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cpu")
+        return self.on
 
 
 class Shapes:
@@ -109,7 +130,11 @@ def _refuse_past_comm(func: Any) -> None:
 
 
 class Watch(Tracker):
-    """Tracks the memory of fake tensors, and refuses collectives that bypass comm."""
+    """Tracks the memory of fake tensors, and refuses collectives that bypass comm; on a GPU also what breaks its
+    rules. `flights` are the collectives under way."""
+
+    device = HOST
+    flights: Callable[[], Iterable[NotIssued]] = staticmethod(tuple)
 
     def owns(self, tensor: Tensor) -> bool:
         return isinstance(tensor, FakeTensor) and super().owns(tensor)
@@ -118,6 +143,10 @@ class Watch(Tracker):
         out = meta_ops.run(func, args, kwargs)
         if out is not None:
             return out
+        if self.device.type != "cpu":
+            out, has_run = gpu_rules.run(func, args)
+            if has_run:
+                return out
         try:
             return super().call(func, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
@@ -131,44 +160,95 @@ class Watch(Tracker):
         if func is torch.ops.prim.device.default:  # asked very often: answered without a dispatch
             return args[0].fake_device
         _refuse_past_comm(func)
+        if self.device.type == "cpu":
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        try:
+            gpu_rules.require(func, args, kwargs or {}, self.device)
+            gpu_rules.require_free(func, args, kwargs or {}, self.flights())
+        except AgainstTheRules as error:
+            raise Unverifiable(f"{error}, at {_place(traceback.extract_stack())}") from None
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-def imagine(spec: ModelSpec, job: Job, strategy: Strategy, rank: int) -> Recorded:
+def imagine(spec: ModelSpec, job: Job, strategy: Strategy, rank: int, device: torch.device = HOST) -> Recorded:
     """Take one training step as `rank` of the strategy's world and record it. Long accumulations are cut to their
     steady state: two successive micro-batches that do the same, and the last one (steady_state.py). Raises
     Unverifiable."""
     if strategy.effective_zero == 3 and strategy.gathers_once:
-        return _imagine(spec, job, strategy, rank, first=3)
+        return _imagine(spec, job, strategy, rank, 3, device)
     try:
-        return _imagine(spec, job, strategy, rank, first=2)
+        return _imagine(spec, job, strategy, rank, 2, device)
     except Unsteady:  # something that only the first micro-batch of a step does
         pass
     try:
-        return _imagine(spec, job, strategy, rank, first=3)
+        return _imagine(spec, job, strategy, rank, 3, device)
     except Unsteady as error:
         raise Unverifiable(str(error)) from None
 
 
-def _imagine(spec: ModelSpec, job: Job, strategy: Strategy, rank: int, first: int) -> Recorded:
-    with without_content(first):
-        comm = Comm(Imagined(rank, strategy.world, 0, 1), mesh(strategy), null=True)
-        with Guard():
-            training = Training(spec, job, strategy, comm, seed=0, weights=Shapes())
-        micro_batches = _micro_batches(job, strategy)
-        with instrument(training.model.units(), comm.recorder, lambda: training.current, Watch) as follows:
-            training.step(micro_batches, lr=1e-3)
-            training.engine.wait_parameters(list(training.engine.parameters))  # as the next step would
-            end = follows.live
+def _imagine(
+    spec: ModelSpec, job: Job, strategy: Strategy, rank: int, first: int, device: torch.device = HOST
+) -> Recorded:
+    read: Counter[tuple[int | None, str]] = Counter()  # by micro-batch (None outside of passes) and line
+    training: Training | None = None
+
+    def waits() -> None:
+        now = training.current.micro_batch if training is not None else None
+        read[now, _place(traceback.extract_stack())] += 1
+
+    with without_content(first, waits if device.type != "cpu" else None):
+        comm = Comm(Imagined(rank, strategy.world, 0, 1, device), mesh(strategy), null=True)
+        with AsOnCuda(device) if device.type != "cpu" else nullcontext():
+            with Guard():
+                training = Training(spec, job, strategy, comm, seed=0, weights=Shapes())
+            micro_batches = _micro_batches(job, strategy, device)
+
+            def watch(recorder: Recorder) -> Watch:
+                watching = Watch(recorder)
+                watching.device, watching.flights = device, lambda: list(comm.unawaited.values())
+                return watching
+
+            with instrument(training.model.units(), comm.recorder, lambda: training.current, watch) as follows:
+                if device.type == "cpu":
+                    training.step(micro_batches, lr=1e-3)
+                else:
+                    training.issue(micro_batches, lr=1e-3)
+                training.engine.wait_parameters(list(training.engine.parameters))  # as the next step would
+                end = follows.live
         unawaited = tuple(dict.fromkeys(handle.name for handle in comm.unawaited.values()))
         memory = RecordedMemory(follows.start, *comm.recorder.before, end, follows.peak)
         assert isinstance(training.pipeline, Steady)
-        return Recorded(rank, tuple(comm.recorder.events), memory, training.pipeline.ran, unawaited)
+        ran = training.pipeline.ran
+        where = _in_a_step(read, ran, len(micro_batches), first)
+        return Recorded(rank, tuple(comm.recorder.events), memory, ran, unawaited, where)
+
+
+class _Generator(torch.Generator):
+    """The host's, wherever it is asked for."""
+
+    def __new__(cls, device: object = None) -> Self:
+        return super().__new__(cls)
+
+
+def _in_a_step(read: Counter[tuple[int | None, str]], ran: int, count: int, first: int) -> dict[str, int]:
+    """Return how often the host waits in a whole step of `count` micro-batches, by line, of which `ran` were
+    executed: what the last of the `first` ones did stands for all that were not."""
+    total: Counter[str] = Counter()
+    for (micro_batch, place), times in read.items():
+        total[place] += times * (1 + (count - ran) * (micro_batch == first - 1))
+    return dict(total)
 
 
 @contextmanager
-def without_content(first: int) -> Iterator[None]:
-    """Make every tensor a fake one; of each chunk the `first` micro-batches are executed (steady_state.py)."""
+def without_content(first: int, waits: Callable[[], None] | None = None) -> Iterator[None]:
+    """Make every tensor a fake one; of each chunk the `first` micro-batches are executed (steady_state.py). `waits`
+    is called where the host reads what a GPU holds."""
+
+    def read(tensor: Tensor, otherwise: list[Any] | Callable[[], list[Any]]) -> list[Any]:
+        if waits is not None and tensor.device.type != "cpu":
+            waits()
+        return otherwise() if callable(otherwise) else otherwise
+
     with ExitStack() as stack:
         if not gc.get_freeze_count():
             # Many small fake tensors trigger collections often; keep them from scanning all imported modules.
@@ -179,7 +259,10 @@ def without_content(first: int) -> Iterator[None]:
             stack.enter_context(patch.object(sys, "excepthook", sys.excepthook))  # torch installs its own
             dist.init_process_group(dist.Backend.FAKE, store=fake_pg.FakeStore(), rank=0, world_size=1)
             stack.callback(dist.destroy_process_group)
-        stack.enter_context(patch.object(host_values, "read", _otherwise))
+        stack.enter_context(patch.object(host_values, "read", read))
+        stack.enter_context(patch.object(host_values, "later", lambda tensor, otherwise: lambda: otherwise))
+        if waits is not None:  # an imagined GPU has no generator
+            stack.enter_context(patch.object(torch, "Generator", _Generator))
         stack.enter_context(patch.object(host_values, "rounds", _first_and_last))
         stack.enter_context(patch.object(sparse, "_above", lambda size, bar, places: None))
         stack.enter_context(patch.object(parallelize, "Pipeline", partial(Steady, first)))
@@ -188,10 +271,6 @@ def without_content(first: int) -> Iterator[None]:
             yield
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise Unverifiable(f"{error.func} looks at what a tensor holds, at {place_of(error)}") from error
-
-
-def _otherwise(tensor: Tensor, otherwise: list[Any] | Callable[[], list[Any]]) -> list[Any]:
-    return otherwise() if callable(otherwise) else otherwise
 
 
 def _first_and_last(alike: Sequence[T]) -> Sequence[T]:
@@ -217,7 +296,7 @@ def place_of(error: BaseException) -> str:
     return _place(traceback.extract_tb(error.__traceback__))
 
 
-def _micro_batches(job: Job, strategy: Strategy) -> list[Tensor]:
+def _micro_batches(job: Job, strategy: Strategy, device: torch.device) -> list[Tensor]:
     part = Context(job.seq, strategy.ring, strategy.ulysses)
     shape = part.shape(strategy.micro_batch, job.documents == "separate")
-    return [torch.empty(shape, dtype=torch.int64) for _ in range(strategy.accumulation(job))]
+    return [torch.empty(shape, dtype=torch.int64, device=device) for _ in range(strategy.accumulation(job))]

@@ -67,7 +67,6 @@ _PRODUCTS = {_aten.mm.out, _aten.addmm.out}
 _ONE_TYPE = {_aten.mm.default, _aten.mv.default}
 """Take operands of one type only, which the meta device does not check."""
 _ALL = _MAKES | _CHANGES | _SPLITS | _FILLS | _PRODUCTS
-_CPU = torch.device("cpu")
 
 
 def _fits(operands: Sequence[Tensor], out: Tensor) -> bool:
@@ -87,10 +86,13 @@ def _broadcasts(x: Tensor, out: Tensor) -> bool:
 
 def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | list[Tensor] | None:
     """Return the result of an operation, or None where torch has to run it."""
-    if func not in _ALL or kwargs.get("device", _CPU) not in (None, _CPU):
+    if func not in _ALL:
         return None
     fakes = [a for a in args if isinstance(a, Tensor)]
-    if not all(type(a) is FakeTensor and a.fake_device == _CPU for a in fakes):
+    if not all(type(a) is FakeTensor for a in fakes):
+        return None
+    device = cast("FakeTensor", fakes[0]).fake_device
+    if kwargs.get("device", device) not in (None, device) or any(a.fake_device != device for a in fakes[1:]):  # type: ignore[attr-defined]
         return None
     if func in _FILLS:
         out = kwargs.get("out", args[0])
@@ -109,5 +111,5 @@ def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | list
     with in_kernel_invocation_manager(mode):
         out = func(*args, **{name: value for name, value in kwargs.items() if name != "device"})
     if func in _SPLITS:
-        return [FakeTensor(mode, part, _CPU) for part in out]
-    return FakeTensor(mode, out, _CPU) if func in _MAKES else fakes[0]
+        return [FakeTensor(mode, part, device) for part in out]
+    return FakeTensor(mode, out, device) if func in _MAKES else fakes[0]

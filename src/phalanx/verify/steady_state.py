@@ -90,10 +90,12 @@ class Steady(Pipeline):
         last = chunk == self.schedule.chunks - 1
         if not last:
             self._meter.live -= prod(self.shapes[chunk]) * self.dtype.itemsize  # the record counts it already
-            self._here["F", chunk, m] = torch.empty(self.shapes[chunk], dtype=self.dtype)
+            self._here["F", chunk, m] = torch.empty(
+                self.shapes[chunk], dtype=self.dtype, device=self.comm.world.device
+            )
         self._repeated[chunk, m] = inputs
         self._meter.live = live + steady.change
-        return torch.zeros((), dtype=torch.float64) if last else None
+        return torch.zeros((), dtype=torch.float64, device=self.comm.world.device) if last else None
 
     def _backward(self, action: Action, seed: float, last: bool) -> None:
         kind, chunk, m = action
@@ -111,7 +113,9 @@ class Steady(Pipeline):
         if kind == "I":
             self._weights_due[chunk, m] = []
         if chunk:
-            self._here["B", chunk, m] = torch.empty(self.shapes[chunk - 1], dtype=self.dtype)
+            self._here["B", chunk, m] = torch.empty(
+                self.shapes[chunk - 1], dtype=self.dtype, device=self.comm.world.device
+            )
         self._meter.live = live + steady.change
 
     def _weights(self, action: Action, last: bool) -> None:

@@ -56,6 +56,9 @@ QUICK: tuple[tuple[tuple[str, ...], Options], ...] = (
     (("comm",), {**_ASKED, **_LINE, "--json": None}),
     (("comm",), {"--params": "7B", "--rate": "25", "--csv": None}),
     (("roofline",), {**_ASKED, **_LINE, "--json": None}),
+    (("draw", "moe-layer"), {"--model": "mixtral-8x7b", "--ranks": "4", "--seq": "2048"}),
+    (("draw", "fsdp"), {"--model": "llama2-7b", "--cluster": "dgx-h100", "--gpus": "16", "--json": None}),
+    (("draw", "parameter-bytes"), {"--params": "7B", "--ranks": "8", "--json": None}),
     (("roofline",), {"--params": "7B", "--cluster": "dgx-a100", "--seq": "2048"}),
     (("memory",), {"--model": "llama2-7b", "--card": "80", "--micro-batch": "1", "--seq": "2048", "--json": None}),
     (("memory",), {"--params": "7B", "--bytes-per-parameter": "16", "--csv": None}),
@@ -97,10 +100,16 @@ QUICK: tuple[tuple[tuple[str, ...], Options], ...] = (
         ("cluster", "simulate"),
         {
             **{"--trace": "jobs.csv", "--cluster": "4x8", "--policy": "easy", "--placement": "topology"},
-            **{"--leaf": "2", "--restart-s": "60", "--oversubscription": "2", "--json": None},
+            **{"--leaf": "2", "--restart-s": "60", "--json": None},
         },
     ),
-    (("cluster", "simulate"), {"--trace": "jobs.csv", "--cluster": "dgx-h100", "--nodes": "4", "--elastic": None}),
+    (
+        ("cluster", "simulate"),
+        {
+            **{"--trace": "jobs.csv", "--cluster": "dgx-h100", "--nodes": "4", "--elastic": None},
+            **{"--leaf": "2", "--oversubscription": "2"},
+        },
+    ),
     (
         ("cluster", "read", "topology.conf"),
         {"--like": "dgx-h100", "--out": "read.toml", "--slurm": "read.conf", "--json": None},

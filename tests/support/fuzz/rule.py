@@ -34,7 +34,9 @@ _MAY_FAIL = (
     "export-weights",
     "compare",
 )
-_SIGNED = re.compile(r"error|difference|deviation|bias|gap|off|loss|slack|gain|saved|change|value|low|high|grad")
+_SIGNED = re.compile(
+    r"error|difference|deviation|bias|gap|off|loss|slack|gain|saved|change|value|low|high|grad|computing"
+)
 
 
 @dataclass(frozen=True)

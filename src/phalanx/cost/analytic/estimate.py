@@ -141,20 +141,24 @@ def laid_out_strategy(
 
 
 def estimate_placed(
-    model: ModelSpec, system: System, job: Job, s: Strategy, stack: str, distances: Mapping[str, Column]
+    model: ModelSpec,
+    system: System,
+    job: Job,
+    s: Strategy,
+    stack: str,
+    distances: Mapping[str, Column],
+    number_format: str = "bfloat16",
+    options: StackOptions = AS_RELEASED,
 ) -> Estimate:
-    """Price one strategy on placed ranks: `distances` of tp, cp, dp, pp, data and expert (see PlacedLayout), each a
-    number or a column with an element for each placement. Raises InputError as `estimate` does."""
+    """Price one strategy on placed ranks: `distances` by the names of PlacedLayout, each a number or a column with an
+    element for each placement. Raises InputError as `estimate` does."""
     require_modelled(s, stack)
-    even = laid_out_strategy(model, job, s)
+    even = laid_out_strategy(model, job, s, options, number_format)
     given = {field.name: getattr(even, field.name) for field in fields(Layout)}
-    given |= {f"{axis}_stride": distances[axis] for axis in ("tp", "cp", "dp", "pp")}
     given["compressed"] = compressed_gradients(model, s)
-    how = PlacedLayout(**given, data=distances["data"], expert=distances["expert"])
-    result = priced(shape(model), how, system, typed(profile(stack), job))
-    if splits_backward(s) and not np.ndim(result.seconds):
-        _run_schedule(result.step, s, model)
-    return result
+    how = PlacedLayout(**given | dict(distances))
+    size, by = shape(model), typed(profile(stack), job)
+    return priced(extended(size, options), how, system, effective(by, size, options))
 
 
 def _run_schedule(result: Step, s: Strategy, model: ModelSpec) -> None:

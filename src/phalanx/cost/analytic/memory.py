@@ -23,6 +23,7 @@ from phalanx.cost.ledger.live_bytes import (
     flights,
     gathered_key_bytes,
     live_bytes,
+    sliced_head,
     state_bytes,
 )
 from phalanx.cost.ledger.model_shape import Shape, on_rank
@@ -128,6 +129,9 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
     logits = profile.kept_logit * size * layout.tokens * shape.vocab / layout.tp * (1 + shape.depths)
     stream, last_norm = end_bytes(shape, layout, profile)
     head_gradient = np.maximum(profile.stand_in, profile.every_tensor) * profile.parameter_bytes
+    in_slices, gradient = sliced_head(shape, layout, profile)
+    head_gradient = head_gradient * (1 - in_slices * (layout.activation_bytes >= 4))
+    logits = np.where(in_slices > 0, gradient, logits)
     logits = logits + last_norm + head_gradient * shape.vocab * shape.hidden / layout.tp
     # Gathered for a pass: two blocks, and one block's gradient before it is reduced.
     unit_bytes = (

@@ -458,13 +458,12 @@ def _data_parallel(
     )
     replica_distance = np.where(shards > 1, layout.dp_stride * shards / layout.cp, stride)
     expert_ranks_ = expert_ranks(layout)
-    expert_stride = layout.ep * layout.expert_stride
 
     def over(op: str, bytes_: Column, group: Column, distance: Column, filled: Column = 0.0) -> Column:
         """Return seconds of `op` on all compressed gradients, `bytes_` per element, over `group` ranks at distance
         `distance`, in buckets filled by `cut` bytes per element."""
         result: Column = 0.0
-        for n, among, between in ((dense_params, group, distance), (expert_params, expert_ranks_, expert_stride)):
+        for n, among, between in ((dense_params, group, distance), (expert_params, expert_ranks_, layout.edp_stride)):
             buckets = np.where(how.parameters > 0, blocks, np.maximum(np.ceil(n * filled / cut), 1))
             result = result + buckets * collective_s(op, n * bytes_ / buckets, among, between, system) * (n > 0)
         return result

@@ -93,15 +93,11 @@ def _hop_s(tier: TierRates, chunk: Column, reduces: bool, system: System) -> Col
 
 def message_s(n: Column, stride: Column, system: System, chain: Column = 1) -> Column:
     """Return seconds of n bytes from one rank to the one `stride` away, over the slowest hop of a chain of so many
-    ranks, `stride` apart: one that is longer than a block leaves it somewhere, however close neighbours are.
-
-    In the innermost tier neighbours alone decide: of a chain over several nodes most hops stay inside, and the
-    constants of published runs (python -m calibration) are fitted to messages that are counted so.
-    """
+    ranks, `stride` apart: one that is longer than a block leaves it somewhere, however close neighbours are."""
     inner = system.tiers[0]
     result = _sent(n, inner, system)
-    for i, (below, tier) in enumerate(itertools.pairwise(system.tiers)):
-        leaves = (stride >= below.ranks) | ((stride * chain > below.ranks) if i else False)
+    for below, tier in itertools.pairwise(system.tiers):
+        leaves = (stride >= below.ranks) | (stride * chain > below.ranks)
         result = np.where(leaves, _sent(n, tier, system), result)
     return result
 

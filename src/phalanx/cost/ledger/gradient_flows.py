@@ -114,7 +114,7 @@ def gradient_flows(
     ]
     if np.any(p.experts):
         params, shards = np.where(apart, p.experts, 0.0), np.where(how.level > 0, edp, 1.0)
-        between = layout.ep * layout.expert_stride
+        between = layout.edp_stride
         groups.append(_Group("edp", params, 0.0, edp, between, shards, edp / shards, between, held.experts, 0.0))
     flows: list[Flow] = []
     for group in groups:

@@ -138,7 +138,7 @@ def _core(shape: Shape, layout: Layout, unit: Unit) -> list[Flow]:
             "keys and values",
             unit,
             ring,
-            layout.cp_stride * u,
+            layout.ring_stride,
             head * u * 2 * kv,
             counts,
             chain=layout.chain(ring),
@@ -177,10 +177,9 @@ def _experts(shape: Shape, layout: Layout, policy: Policy) -> list[Flow]:
         Flow(axis, "all_to_all", "experts' results", "experts", ranks, stride, received, once),
     ]
     if np.any((policy.sends_copies == 0) & (np.asarray(layout.etp) > 1)):
-        etp_stride = np.where(layout.pp_stride < layout.etp, layout.pp, 1)
         gathered = np.where(policy.sends_copies > 0, 0.0, sent * layout.etp)
         for what in ("rows of an expert", "experts' results"):
-            flows.append(Flow("etp", "all_gather", what, "experts", layout.etp, etp_stride, gathered, once))
+            flows.append(Flow("etp", "all_gather", what, "experts", layout.etp, layout.etp_stride, gathered, once))
     if np.any(policy.sends_counts):
         counts = policy.sends_counts
         size = count * layout.etp * COUNT_BYTES

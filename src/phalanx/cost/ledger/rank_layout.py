@@ -111,6 +111,21 @@ class Layout:
         return self.etp * np.where(self.pp_stride < self.ep * self.etp, self.pp, 1)
 
     @property
+    def edp_stride(self) -> Column:
+        """Distance in ranks to the next rank with the same experts."""
+        return self.ep * self.expert_stride
+
+    @property
+    def etp_stride(self) -> Column:
+        """Distance in ranks to the rank with the next part of the same expert."""
+        return np.where(self.pp_stride < self.etp, self.pp, 1)
+
+    @property
+    def ring_stride(self) -> Column:
+        """Distance in ranks to the next rank of a ring: ulysses takes the innermost ranks of cp."""
+        return self.cp_stride * self.ulysses
+
+    @property
     def step_tokens(self) -> Column:
         """Tokens of one step on all ranks."""
         return self.micro_batch * self.micro_batches * self.dp * self.seq
@@ -119,10 +134,18 @@ class Layout:
 @dataclass(frozen=True)
 class PlacedLayout(Layout):
     """A Layout whose ranks a placement has put on GPUs: each axis has the distance at which an even mesh would have
-    as many ranks of a group in every block. `data`: over dp and cp together; `expert`: to the next experts."""
+    as many ranks of a group in every block. `cp_stride` is that of ulysses."""
 
     data: Column = 1.0
+    """Over dp and cp together."""
     expert: Column = 1.0
+    """To the next experts."""
+    same_expert: Column = 1.0
+    """To the next rank with the same experts."""
+    expert_part: Column = 1.0
+    """To the next part of the same expert."""
+    ring: Column = 1.0
+    """Of the slowest hop of a ring."""
 
     def on_nodes(self, node: Column) -> Layout:
         """Return this layout: its strides are those of the nodes already."""
@@ -140,6 +163,21 @@ class PlacedLayout(Layout):
     def expert_stride(self) -> Column:
         """Return `expert`."""
         return self.expert
+
+    @property
+    def edp_stride(self) -> Column:
+        """Return `same_expert`."""
+        return self.same_expert
+
+    @property
+    def etp_stride(self) -> Column:
+        """Return `expert_part`."""
+        return self.expert_part
+
+    @property
+    def ring_stride(self) -> Column:
+        """Return `ring`."""
+        return self.ring
 
 
 def _straddling(size: Column, stride: Column, node: Column, world: Column) -> Column | None:

@@ -78,7 +78,8 @@ def price_pipeline(views: Sequence[RankView], terms_of: Sequence[Sequence[Term]]
     pp_link = link(cluster, layout.mesh, "pp")
     size = next(t.bytes / t.count for t in terms_of[-1] if t.event.axis == "pp" and t.count)
     forward, inputs, weights = ([seconds[p][c] for c in range(len(layout.rank_of))] for p in "FIW")
-    costs = Costs(forward, inputs, weights, pp_link.alpha_s + float(size) * pp_link.beta_s_per_byte)
+    message = pp_link.alpha_s + float(size) * pp_link.beta_s_per_byte
+    costs = Costs(forward, inputs, weights, message, 0.0 if cluster.device.own_communication_engine else message)
     priced = price(strip_sends(layout.schedule), costs)
     return Pipelined(costs, priced, tuple(communication), tuple(exposed), tuple(optimizer))
 

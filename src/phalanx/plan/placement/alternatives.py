@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from phalanx.plan.placement.placement import axis_groups
 from phalanx.plan.placement.price import PlacedJob
 from phalanx.plan.placement.search import Placed, place
-from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.planner import answer
 from phalanx.spec.cluster.spec import ClusterSpec, Tier
 from phalanx.spec.cluster.topology import Ints, Topology
+from phalanx.spec.strategy.spec import Strategy
 
 KEPT = 12
 """Strategies of the search that are placed."""
@@ -45,19 +46,40 @@ def shape(cluster: ClusterSpec, topology: Topology, free: Ints, world: int) -> C
 
 
 def alternatives(job: PlacedJob, topology: Topology, free: Ints) -> list[Alternative]:
-    """Return the best strategies for a job's model and batch on so many of these GPUs, the fastest as placed first.
+    """Return other strategies for a job's model and batch on so many of these GPUs, the fastest as placed first: the
+    best of the search, and the best of each family.
 
     Raises InputError if no strategy is legal or fits.
     """
     world = job.strategy.world
-    even = shape(job.cluster, topology, free, world)
-    searched = answer(lambda _: Pricing(job.model, even, job.job, job.stack), world, keep=KEPT)
-    others = [replace(job, strategy=ranked.strategy) for ranked in searched.ranked]
-    placed = [Alternative(other, place(other, topology, free)) for other in _distinct(others)]
+    even = job.question(shape(job.cluster, topology, free, world))
+    searched = answer(lambda _: even, world, keep=KEPT)
+    others = [
+        replace(job, strategy=ranked.strategy, options=searched.pricing.extra)
+        for ranked in (*searched.ranked, *searched.families)
+    ]
+    own = _unordered(job.strategy)
+    placed = [
+        Alternative(other, place(other, topology, free)) for name, other in _distinct(others).items() if name != own
+    ]
     return sorted(placed, key=lambda a: a.placed.seconds)
 
 
-def _distinct(jobs: Sequence[PlacedJob]) -> list[PlacedJob]:
+def gains(own: Placed, other: Placed) -> list[str]:
+    """Say which axes of another strategy talk over links further in than the same axes of the plan's own."""
+    tiers = [tier.name for tier in own.placement.cluster.tiers]
+    here = {row.axis: row.tier for row in axis_groups(own.placement)}
+    return [
+        f"{row.axis} stays on {row.tier}"
+        for row in axis_groups(other.placement)
+        if row.axis in here and tiers.index(row.tier) < tiers.index(here[row.axis])
+    ]
+
+
+def _distinct(jobs: Sequence[PlacedJob]) -> dict[str, PlacedJob]:
     """Strategies that differ in more than the order of their axes: the placement chooses that."""
-    by_name = {str(replace(job.strategy, order="pp/dp/cp/tp")): job for job in reversed(jobs)}
-    return list(by_name.values())
+    return {_unordered(job.strategy): job for job in reversed(jobs)}
+
+
+def _unordered(s: Strategy) -> str:
+    return str(replace(s, order="pp/dp/cp/tp"))

@@ -20,16 +20,19 @@ import numpy as np
 import numpy.typing as npt
 
 from phalanx.cost.analytic.chips import system_of
-from phalanx.cost.analytic.estimate import Estimate, estimate_placed
+from phalanx.cost.analytic.estimate import estimate_placed
 from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.cost.hardware.system import System
 from phalanx.plan.placement.fabric import between_groups, on_rails
+from phalanx.plan.search.column_pricing import Pricing
+from phalanx.plan.search.refine import run_placed
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.cluster.topology import Ints, Topology
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import Mesh, mesh
 from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 
 Floats = npt.NDArray[np.float64]
 Parts = dict[str, Ints]
@@ -47,6 +50,10 @@ class PlacedJob:
     job: Job
     strategy: Strategy
     stack: str
+    number_format: str = "bfloat16"
+    """Of matrix products, one of FORMATS."""
+    options: StackOptions = AS_RELEASED
+    """What the stack does beyond the strategy."""
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -93,40 +100,46 @@ class PlacedJob:
         }
 
     def distances(self, parts: Mapping[str, Ints]) -> dict[str, Floats | float]:
-        """Return the distance of each axis of a PlacedLayout, from the smallest parts."""
+        """Return the distances of a PlacedLayout, from the smallest parts."""
         s = self.strategy
         at = {axis: self._distance(axis, part) for axis, part in parts.items()}
         one = 1.0
-        ring = at.get("ring", one) / s.ulysses
-        edp = at.get("edp", one) / s.ep
         return {
-            "tp": at.get("tp", one),
-            "cp": np.maximum(at.get("ulysses", one), ring) if s.cp > 1 else one,
-            "dp": at.get("replicate", one) * s.cp / max(s.shards, 1),
-            "pp": at.get("pp", one),
+            "tp_stride": at.get("tp", one),
+            "cp_stride": at.get("ulysses", at.get("ring", one)),
+            "ring": at.get("ring", one),
+            "dp_stride": at.get("replicate", one) * s.cp / max(s.shards, 1),
+            "pp_stride": at.get("pp", one),
             "data": at.get("data", one),
-            "expert": np.maximum(np.maximum(at.get("ep", one), edp), at.get("etp", one)),
+            "expert": at.get("ep", one),
+            "same_expert": at.get("edp", one),
+            "expert_part": at.get("etp", one),
         }
 
     def _distance(self, axis: str, parts: Ints) -> Floats:
         """Return the distance of an even mesh that takes as long as an axis with these smallest parts, (placements,):
-        exact where one tier joins what those below do not, else the least that is not faster."""
+        exact where some distance has that many ranks in a block of every tier, else the least that is not faster."""
         tiers, size = self.cluster.tiers, self.groups[axis].shape[1]
         unique, back = np.unique(parts, axis=1, return_inverse=True)
-        steps = np.array(
-            [[_apart(tier.ranks, m, size) for m in row] for tier, row in zip(tiers, unique, strict=True)]
-        )
-        result = steps.max(axis=0)
-        several = np.flatnonzero(np.sum(unique < size, axis=0) > 1) if axis not in _HOPS else ()
+        ranks = np.array([tier.ranks for tier in tiers])[:, None]
+        # A block of R ranks holds m of them at distances above R / (m + 1) and up to R / m.
+        least = np.where(unique < size, ranks / (unique + 1), 0.0).max(axis=0)
+        most = _apart(ranks, unique)
+        result = np.where(unique < size, most, 1.0).max(axis=0)
+        if axis in _HOPS:
+            return np.asarray(result[back.reshape(-1)])
+        exact = most.min(axis=0)
+        result = np.where((least < exact) & (result > 1.0), exact, result)
+        several = np.flatnonzero((least >= exact) & (np.sum(unique < size, axis=0) > 1))
         if len(several):
-            grid = np.unique([_apart(tier.ranks, m, size) for tier in tiers for m in range(1, size + 1)])
+            grid = np.unique(np.maximum(_apart(ranks, np.arange(1, size + 1)[None, :]), 1.0))
             even = collective_s("all_gather", _MESSAGE, size, grid, self.system)
         for i in several:
             own = tuple(
                 replace(t, ranks=float(m)) for t, m in zip(self.system.tiers, unique[:, i].tolist(), strict=True)
             )
-            least = collective_s("all_gather", _MESSAGE, size, 1.0, replace(self.system, tiers=own))
-            slow = np.flatnonzero(even >= least * (1 - 1e-9))
+            slowest = collective_s("all_gather", _MESSAGE, size, 1.0, replace(self.system, tiers=own))
+            slow = np.flatnonzero(even >= slowest * (1 - 1e-9))
             result[i] = grid[slow[0] if len(slow) else -1]
         return np.asarray(result[back.reshape(-1)])
 
@@ -151,21 +164,20 @@ class PlacedJob:
             factors[i] = np.minimum(rate, uplink / users) / min(rate, tier_uplink / below)
         return factors
 
-    def estimate(self, parts: Mapping[str, Ints], shares: Floats) -> Estimate:
-        """Price placements as columns. Raises InputError for a strategy, chip or stack that is not modelled."""
+    def priced(self, parts: Mapping[str, Ints], shares: Floats) -> Floats:
+        """Return the step time of placements with these smallest parts, (tiers, placements), and shares of the tiers'
+        rates. Raises InputError for a strategy, chip or stack that is not modelled."""
         tiers = tuple(
             replace(t, bytes_per_s_per_gpu_per_direction=t.bytes_per_s_per_gpu_per_direction * share)
             for t, share in zip(self.system.tiers, shares, strict=True)
         )
-        distances: dict[str, Floats | float] = self.distances(parts)
-        if shares.shape[1] == 1:  # one placement: numbers, so that its pipeline schedule is run
-            distances = {axis: float(np.reshape(d, -1)[0]) for axis, d in distances.items()}
-            tiers = tuple(
-                replace(t, bytes_per_s_per_gpu_per_direction=float(t.bytes_per_s_per_gpu_per_direction[0]))
-                for t in tiers
-            )
-        on = replace(self.system, tiers=tiers)
-        return estimate_placed(self.model, on, self.job, self.strategy, self.stack, distances)
+        by = (self.stack, self.distances(parts), self.number_format, self.options)
+        placed = estimate_placed(self.model, replace(self.system, tiers=tiers), self.job, self.strategy, *by)
+        return np.array(run_placed(self.question(self.cluster), self.strategy, placed.step, shares.shape[1]))
+
+    def question(self, cluster: ClusterSpec) -> Pricing:
+        """Return the question of the job's strategy on a cluster, in its number format and with its options."""
+        return Pricing(self.model, cluster, self.job, self.stack, self.number_format, extra=self.options)
 
     def seconds(self, topology: Topology, gpus: Ints, busy: Ints) -> Floats:
         """Return the step time of each of the placements, (placements,)."""
@@ -174,8 +186,7 @@ class PlacedJob:
             np.concatenate([*parts.values(), shares]), axis=1, return_index=True, return_inverse=True
         )
         distinct = {axis: part[:, first] for axis, part in parts.items()}
-        times = self.estimate(distinct, shares[:, first]).seconds
-        return np.asarray(np.broadcast_to(times, len(first))[back.reshape(-1)], dtype=np.float64)
+        return self.priced(distinct, shares[:, first])[back.reshape(-1)]
 
 
 def _neighbours(groups: Ints, closed: bool) -> Ints:
@@ -212,7 +223,7 @@ _HOPS = ("pp", "ring")
 """Axes that send to neighbours."""
 
 
-def _apart(ranks: int, part: int, size: int) -> float:
-    """Return the distance at which blocks of `ranks` hold `part` ranks of a group; 1 where they hold all of it. A
-    little less, so that dividing again does not round to one rank fewer."""
-    return 1.0 if part >= size else ranks / part * (1 - 1e-12 * (part > 1))
+def _apart(ranks: Ints, part: Ints) -> Floats:
+    """Return the greatest distance at which blocks of `ranks` hold `part` ranks of a group. A little less, so that
+    dividing again does not round to one rank fewer."""
+    return np.asarray(ranks / part * (1 - 1e-12 * (part > 1)))

@@ -286,7 +286,7 @@ def bound_s(job: PlacedJob, topology: Topology, free: Ints, busy: Ints) -> float
     shares = _best_shares(job, topology, free, busy)
     parts: Parts = {axis: np.array(columns).T for axis, columns in rows.items()}
     width = len(next(iter(rows.values()), [0]))
-    return float(np.min(job.estimate(parts, np.repeat(shares, width, axis=1)).seconds))
+    return float(np.min(job.priced(parts, np.repeat(shares, width, axis=1))))
 
 
 def _most_together(job: PlacedJob, axis: str, counts: Ints) -> int:

@@ -45,8 +45,9 @@ class Exploration:
 
     @cached_property
     def order(self) -> Ints:
-        """Row numbers, fastest first; among equally fast rows, the one that needs less memory first."""
-        return np.lexsort((self.bytes_, self.seconds))
+        """Row numbers, fastest first; among equally fast rows the one that needs less memory first, then the one with
+        the usual mesh order."""
+        return np.lexsort((self.rows.order, self.bytes_, self.seconds))
 
 
 def family(rows: Strategies) -> Ints:

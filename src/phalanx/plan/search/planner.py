@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.neighbours import neighbours
 from phalanx.plan.search.priced import PricedStrategy
 from phalanx.plan.search.refine import RankedStrategy, RefinedPrices, best_of_each_family
-from phalanx.plan.search.space import Options, Strategies
+from phalanx.plan.search.space import ORDERS, Options, Strategies
 from phalanx.plan.search.stack_options import with_best_options
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
@@ -100,12 +100,12 @@ def answer(
     options = pricing.options
     try:
         slack, front_limit = _SLACK if objective == "memory" else 0.0, _FRONT if whole_front else 0.0
-        explored = branch_and_bound.explore(pricing, gpus, options, keep, slack, front_limit)
+        explored = branch_and_bound.explore(pricing, gpus, options, 2 * keep, slack, front_limit)  # two mesh orders
     except InputError as error:
         raise _with_suggested_gpus(error, pricing, gpus) from None
     if not len(explored.rows):
         raise _nothing_fits(pricing, explored, larger, gpus, options)
-    fastest, family_rows = [int(row) for row in explored.order[:keep]], best_of_each_family(explored)
+    fastest, family_rows = _fastest(explored, keep), best_of_each_family(explored)
     front = _promising(explored, whole_front)
     if objective == "memory":
         near = explored.order[explored.seconds[explored.order] <= (1 + _SLACK) * explored.seconds[explored.order[0]]]
@@ -114,6 +114,8 @@ def answer(
     pricing = with_best_options(pricing, [explored.rows.strategy(row) for row in fastest])
     prices = RefinedPrices(pricing)
     candidates = prices.descend([explored.rows.strategy(row) for row in rows])
+    costs = [(r.seconds, r.priced.bytes_) for r in candidates]
+    candidates = [candidates[i] for i in _distinct([r.strategy for r in candidates], costs)]
     each_best = {r.family: r for r in reversed(candidates)}
     families = tuple(each_best[name] for name in FAMILIES if name in each_best)
     ranked = candidates[:keep]
@@ -133,6 +135,27 @@ def answer(
         seconds=time.perf_counter() - start,
         fewer=_fewer(larger, gpus, ranked[0]) if objective == "throughput" else None,
     )
+
+
+def _fastest(explored: Exploration, keep: int) -> list[int]:
+    """Rows of the `keep` fastest strategies that do not differ in mesh order alone at the same price."""
+    order = [int(row) for row in explored.order[: 2 * keep]]
+    strategies = [explored.rows.strategy(row) for row in order]
+    costs = [(explored.seconds[row], explored.bytes_[row]) for row in order]
+    return [order[i] for i in _distinct(strategies, costs)[:keep]]
+
+
+def _distinct(strategies: Sequence[Strategy], costs: Sequence[tuple[float, float]]) -> list[int]:
+    """Return the indices of strategies without those that differ from another in mesh order alone, at the same
+    seconds and bytes: the usual order stays."""
+    kept: dict[tuple[Strategy, float, float], int] = {}
+    for i, (s, (seconds, bytes_)) in enumerate(zip(strategies, costs, strict=True)):
+        usual = replace(s, order=ORDERS[0])
+        if s == usual:
+            kept[usual, seconds, bytes_] = i
+        else:
+            kept.setdefault((usual, seconds, bytes_), i)
+    return list(kept.values())
 
 
 def _with_suggested_gpus(error: InputError, pricing: Pricing, gpus: int) -> InputError:

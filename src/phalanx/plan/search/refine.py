@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from phalanx.cost.analytic.kernels import Passes
+from phalanx.cost.analytic.step import Step
 from phalanx.cost.ledger.flops import model_flops
 from phalanx.cost.ledger.pipeline_formulas import makespan
 from phalanx.cost.pipeline_time import Costs, PricedSchedule
@@ -83,24 +85,39 @@ def refined(pricing: Pricing, strategies: Sequence[Strategy]) -> list[tuple[Pric
 
 def run(pricing: Pricing, strategies: Sequence[Strategy]) -> list[PipelineRun]:
     """Time the pipeline of each strategy; without a pipeline, the makespan is the rank's work."""
-    if not strategies:
-        return []
-    step, count = pricing.step(of(strategies)), len(strategies)
+    return _runs(pricing, strategies, pricing.step(of(strategies))) if strategies else []
+
+
+def run_placed(pricing: Pricing, s: Strategy, step: Step, count: int) -> list[float]:
+    """Return the seconds of a strategy's step as it is placed in `count` ways, of which `step` has an element each,
+    with the pipeline timed action by action; its chunks are cut anew for each."""
+    columns = {name: np.broadcast_to(term, count) for name, term in step.terms.items()}
+    runs = _runs(pricing, [s] * count, step)
+    return [run.seconds({name: float(term[i]) for name, term in columns.items()}) for i, run in enumerate(runs)]
+
+
+def _runs(pricing: Pricing, strategies: Sequence[Strategy], step: Step) -> list[PipelineRun]:
+    """Time the pipelines of strategies whose steps are columns; those that take equally long share one run."""
+    count = len(strategies)
     work = np.broadcast_to(sum(step.terms[name] for name in _PIPELINED), count)
     kinds = [_rows(passes, count) for _, passes in step.blocks]
     heads = _rows(step.head, count)
     experts = pricing.model.experts
     plain = [experts is None or i in experts.dense_layers for i in range(pricing.model.layers)]
     plain += [experts is None] * pricing.extra.mtp
-    runs = []
+    runs: dict[Any, PipelineRun] = {}
+    result = []
     for i, s in enumerate(strategies):
         if s.pp == 1:
-            runs.append(PipelineRun(float(work[i]), (pricing.model.layers,), 0.0, 0.0))
+            result.append(PipelineRun(float(work[i]), (pricing.model.layers,), 0.0, 0.0))
             continue
-        passes = [kinds[0][i] if dense else kinds[-1][i] for dense in plain]
-        given = given_blocks(s, pricing.extra, len(plain))
-        runs.append(_run(s, s.accumulation(pricing.job), passes, heads[i], given))
-    return runs
+        key = (s, heads[i], *(kind[i] for kind in kinds))
+        if key not in runs:
+            passes = [kinds[0][i] if dense else kinds[-1][i] for dense in plain]
+            given = given_blocks(s, pricing.extra, len(plain))
+            runs[key] = _run(s, s.accumulation(pricing.job), passes, heads[i], given)
+        result.append(runs[key])
+    return result
 
 
 def timeline(pricing: Pricing, s: Strategy, blocks: tuple[int, ...], micro_batches: int) -> PricedSchedule:

@@ -6,15 +6,19 @@ from collections.abc import Iterator, Sequence
 
 from phalanx.plan.tables.table import Column, Sheet
 from phalanx.report.html.page import Section, page
+from phalanx.report.pictures.figure import Picture
+from phalanx.report.pictures.files import svg
 from phalanx.report.sheets import written
 
 _WHAT = {"GB": "GB", "bytes": "GiB", "s": "seconds", "share": "share", "rate": "GB/s"}
 _SCALE = {"bytes": 2.0**30, "rate": 1e9}
 
 
-def report(sheets: Sequence[Sheet]) -> str:
-    """Return the page of tables."""
-    sections = [section for sheet in sheets for section in _sections(sheet)]
+def report(sheets: Sequence[Sheet], pictures: Sequence[Picture] = ()) -> str:
+    """Return the page of tables, with pictures of their subject first."""
+    charted = {sheet.title for sheet in sheets}
+    sections = [Section(p.title, "svg", svg=svg(p)) for p in pictures if p.title not in charted]
+    sections += [section for sheet in sheets for section in _sections(sheet)]
     return page(sheets[0].title, "tables", sections)
 
 

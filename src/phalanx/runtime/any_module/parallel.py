@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from phalanx.runtime.any_module import state as states
 from phalanx.runtime.any_module.stages import Loss, Stages
-from phalanx.runtime.any_module.state import State
+from phalanx.runtime.any_module.state import Buffers, State
 from phalanx.runtime.any_module.tensor_plan import SplitNames
 from phalanx.runtime.any_module.units import cut_buckets, cut_chunks
 from phalanx.runtime.checkpoint.async_saver import agree_on_newest
@@ -54,7 +54,7 @@ class Parallel(nn.Module):
         comm: Comm,
         units: dict[str, nn.Module],
         average: bool,
-        buffers: Literal["rank 0", "average"] = "rank 0",
+        buffers: Buffers = "rank 0",
         dims: Mapping[str, int] | None = None,
         cut: tuple[tuple[tuple[str, ...], ...], nn.Module] | None = None,
     ) -> None:

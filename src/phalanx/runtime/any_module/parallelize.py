@@ -18,14 +18,16 @@ from __future__ import annotations
 import atexit
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from phalanx.runtime.any_module.batch_norm import synchronise_batch_norms
 from phalanx.runtime.any_module.parallel import Parallel
 from phalanx.runtime.any_module.stages import cut_children, keep_children, without_memory
+from phalanx.runtime.any_module.state import Buffers
 from phalanx.runtime.any_module.tensor_plan import published_plan, split_layers
 from phalanx.runtime.any_module.units import common_dtype, find_units, require_spreadable
 from phalanx.runtime.comm.communicator import Comm
@@ -52,7 +54,7 @@ def parallelize(
     units: Sequence[nn.Module] | None = None,
     average: bool = True,
     transport: Literal["native", "p2p", "shm"] = "native",
-    buffers: Literal["rank 0", "average"] = "rank 0",
+    buffers: Buffers = "rank 0",
     tp_plan: Mapping[str, str] | Literal["published"] | None = None,
     cuts: Sequence[int | str] | None = None,
     timeout_s: float = 300.0,
@@ -68,7 +70,8 @@ def parallelize(
                 parameters are used in its own forward pass alone; what several share is gathered for the whole pass
     average     gradients are averaged over the replicas, as by DistributedDataParallel; else summed
     transport   of all collectives: torch's own, sends and receives, or shared memory (ranks of one host)
-    buffers     at the end of a step they follow those of rank 0, or floating-point ones are averaged over all ranks
+    buffers     at the end of a step they follow those of rank 0, or floating-point ones are averaged over all ranks;
+                "synchronise": every BatchNorm takes its statistics over all replicas' batches (batch_norm.py)
     tp_plan     with tp > 1, which layers are split and how (tensor_plan.py): {"layers.*.up": "colwise", ...};
                 "published", the default, takes that of a Hugging Face model. All tp ranks of a replica get the same
                 batch; heads per layer are the module's business: it must take their number from the layers' outputs
@@ -90,14 +93,14 @@ def spread(
     units: Sequence[nn.Module] | None = None,
     average: bool = True,
     transport: Literal["native", "p2p", "shm"] = "native",
-    buffers: Literal["rank 0", "average"] = "rank 0",
+    buffers: Buffers = "rank 0",
     tp_plan: Mapping[str, str] | Literal["published"] | None = None,
     cuts: Sequence[int | str] | None = None,
 ) -> Parallel:
     """Do what `parallelize` does, in a world that has been joined."""
     s = _strategy(strategy, world)
-    if buffers not in ("rank 0", "average"):
-        raise InputError("buffers", buffers, "is not a choice", "use 'rank 0' or 'average'")
+    if buffers not in get_args(Buffers):
+        raise InputError("buffers", buffers, "is not a choice", "use 'rank 0', 'average' or 'synchronise'")
     if tp_plan is not None and s.tp == 1:
         raise InputError("tp_plan", None, "splits layers over the tp ranks, and tp is 1", "use a strategy with tp=2")
     require_spreadable(module)
@@ -124,6 +127,8 @@ def spread(
             tensor.data = tensor.data.contiguous()
             comm.broadcast(tensor.data, "world")
     if s.pp == 1:
+        if buffers == "synchronise":
+            synchronise_batch_norms(module, comm)
         dims = split_layers(module, plan, comm) if s.tp > 1 else {}
         return Parallel(module, s, precision, comm, find_units(module, units), average, buffers, dims)
     skeleton = without_memory(module, {id(p) for p in trained.values()}, DTYPES[precision.compute])
@@ -131,6 +136,8 @@ def spread(
     own = [name for names, rank in zip(chunks, rank_of(s), strict=True) if rank == place for name in names]
     kept = keep_children(module, own)
     kept.train(module.training)
+    if buffers == "synchronise":
+        synchronise_batch_norms(kept, comm)
     return Parallel(kept, s, precision, comm, find_units(kept, None), average, buffers, None, (chunks, skeleton))
 
 

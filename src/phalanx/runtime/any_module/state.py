@@ -26,6 +26,9 @@ from phalanx.runtime.data_parallel.engine import DataParallel
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.spec import Strategy
 
+Buffers = Literal["rank 0", "average", "synchronise"]
+"""How ranks that see other batches come by the same buffers."""
+
 
 @dataclass(frozen=True)
 class State:
@@ -152,9 +155,10 @@ def _rest(state: State, copies: bool) -> Iterator[Part]:
             yield Part(f"rest.{name}", box.parameter.shape, 0, t.detach().view(-1), (box.offsets, box.sizes))
 
 
-def make_buffers_alike(state: State, how: Literal["rank 0", "average"]) -> None:
+def make_buffers_alike(state: State, how: Buffers) -> None:
     """Give the ranks that hold the same part of a module the buffers of the first of them, or the mean of
-    floating-point ones, one collective for each type. Where ranks saw other batches, as in BatchNorm, they differ."""
+    floating-point ones, one collective for each type. Where ranks saw other batches, as in BatchNorm, they differ;
+    synchronised statistics are alike, and what else there is follows the first rank."""
     ranks = state.comm.size(state.alike)
     if ranks == 1:
         return

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from phalanx.runtime.comm import native, shm
 from phalanx.runtime.comm.dtypes import DTYPE_NAMES
+from phalanx.runtime.comm.in_flight import NotIssued
 from phalanx.runtime.comm.p2p import P2P
 from phalanx.runtime.comm.recorder import Recorder
 from phalanx.runtime.comm.shm import Shm
@@ -71,16 +72,6 @@ def _use_count(tensor: Tensor) -> int:
     return int(tensor._use_count())  # type: ignore[attr-defined]
 
 
-class _NotIssued:
-    """The handle of a collective over the null transport: waiting only marks it as awaited."""
-
-    def __init__(self, unawaited: dict[int, _NotIssued], name: str) -> None:
-        self._unawaited, self.name = unawaited, name
-
-    def wait(self) -> None:
-        self._unawaited.pop(id(self), None)
-
-
 class Comm:
     """The collectives of one rank of a mesh.
 
@@ -101,7 +92,7 @@ class Comm:
         self._p2p = P2P(world.local_size, self._shm.arena if self._shm is not None else None)
         if not null and world.size > 1 and self.size("pp") > 1:
             self._create_groups()
-        self.unawaited: dict[int, _NotIssued] = {}
+        self.unawaited: dict[int, NotIssued] = {}
         """Collectives over the null transport that nobody has waited for yet."""
 
     def _create_groups(self) -> None:
@@ -248,7 +239,7 @@ class Comm:
         self.status.arrive(what, axis, ranks)
         flight = self.timeline.issue(receives)
         if self.null:
-            return self._unissued(label, "exchange")
+            return self._unissued(label, "exchange", (source,), (target,))
         handle: Handle = native.exchange(ranks, to, of, source.detach(), target.detach(), flight)
         return self.timeline.issued(flight, handle if self._shm is None else _InOrder(handle, self._shm))
 
@@ -287,7 +278,7 @@ class Comm:
         self.status.arrive(what, "pp", sorted(ends))
         flight = self.timeline.issue(event)
         if self.null:
-            return self._unissued(label, op)
+            return self._unissued(label, op, (tensor,) * sends, (tensor,) * (not sends))
         tag = native.FREE_TAG + 2 * (micro_batch * 2**10 + source) + (phase == "F")
         handle = native.message(ranks, peer, tensor.detach(), sends, tag, flight)
         return self.timeline.issued(flight, handle if self._shm is None else _InOrder(handle, self._shm))
@@ -321,7 +312,8 @@ class Comm:
         flight = self.timeline.issue(event)
         call = Call(op, ranks, me, source.detach(), target.detach(), reduction, *parts, label=label, watch=flight)
         if self.null:
-            return self._unissued(label, op)
+            overwrites = op in ("all_reduce", "reduce_scatter")
+            return self._unissued(label, op, (source,) * (not overwrites), (target, *[source] * overwrites))
         # No rank knows the size of another's uneven parts: all choose as for the largest size.
         chosen = pick(self.choices, op, len(ranks), 2**62 if parts[0] else size, self.hosts(ranks))
         start = partial(self.start, call, chosen.transport, chosen.algorithm)
@@ -389,9 +381,9 @@ class Comm:
             self.status.arrive(f"the barrier after {self.status.work}", "world", ranks)
             native.start(Call("all_reduce", ranks, self.world.rank, token, token)).wait()
 
-    def _unissued(self, label: str, op: str) -> Handle:
+    def _unissued(self, label: str, op: str, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> Handle:
         """Return a handle over the null transport and list it as unawaited until somebody waits for it."""
-        handle = _NotIssued(self.unawaited, f"{op} of {label}")
+        handle = NotIssued(self.unawaited, f"{op} of {label}", reads, writes)
         self.unawaited[id(handle)] = handle
         return handle
 

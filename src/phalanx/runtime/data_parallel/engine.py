@@ -420,3 +420,9 @@ class DataParallel:
         """Multiply every gradient by a factor."""
         if factor != 1.0:
             torch._foreach_mul_([b.shard for b in self.buckets if b.shard is not None], factor)
+
+    def scale_by(self, factor: Tensor) -> None:
+        """Multiply every gradient by a factor, (), that only the device knows."""
+        shards = [b.shard for b in self.buckets if b.shard is not None]
+        for dtype in dict.fromkeys(shard.dtype for shard in shards):
+            torch._foreach_mul_([shard for shard in shards if shard.dtype == dtype], factor.to(dtype))

@@ -179,9 +179,9 @@ def _by_expert(coming: Sequence[Sequence[int]], device: torch.device) -> Tensor 
     starts = [0, *accumulate(n for of in coming for n in of)]
     begins = [starts[r * here + e] for e in range(here) for r in range(ranks)]
     reads = [0, *accumulate(sizes)]
-    shift = torch.tensor([a - b for a, b in zip(begins, reads, strict=False)], device=device)
+    shift = host_values.sent([a - b for a, b in zip(begins, reads, strict=False)], device)
     total = reads[-1]
-    shifts = shift.repeat_interleave(torch.tensor(sizes, device=device), output_size=total)
+    shifts = shift.repeat_interleave(host_values.sent(sizes, device), output_size=total)
     return shifts.add_(torch.arange(total, device=device))
 
 

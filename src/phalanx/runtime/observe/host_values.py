@@ -1,6 +1,6 @@
 """Reading tensors on the host: the functions that verification replaces, as its tensors have shapes but no content.
 
-A step may read the content of a tensor here and nowhere else.
+A step may read the content of a tensor here and nowhere else, and may copy from the host to the device here.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 T = TypeVar("T")
@@ -19,6 +20,32 @@ def read(tensor: Tensor, otherwise: list[Any] | Callable[[], list[Any]]) -> list
     Under verification, where tensors have no content, it returns `otherwise`, or what that returns.
     """
     return tensor.tolist()
+
+
+def later(tensor: Tensor, otherwise: list[Any]) -> Callable[[], list[Any]]:
+    """Start to copy the elements of a flat tensor to the host; return what waits for them and returns them. On CUDA,
+    nothing waits before that, and what waits then waits for the work that was issued before this call.
+
+    Under verification it returns `otherwise`.
+    """
+    if tensor.device.type == "cpu":
+        return tensor.tolist
+    there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    there.copy_(tensor, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def wait() -> list[Any]:
+        copied.synchronize()
+        return there.tolist()
+
+    return wait
+
+
+def sent(values: Sequence[int], device: torch.device) -> Tensor:
+    """Return integers of the host on a device, (n,) int64. On CUDA, the host does not wait for the copy."""
+    tensor = torch.tensor(values, dtype=torch.int64)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def rounds(alike: Sequence[T]) -> Sequence[T]:

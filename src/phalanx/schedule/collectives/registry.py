@@ -46,7 +46,7 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
 SEGMENTED = frozenset({("broadcast", "chain"), ("all_reduce", "double_tree")})
 """The algorithms that take `segments`."""
 
-_DUALS = {
+DUALS = {
     ("reduce", "flat"): ("broadcast", "flat"),
     ("reduce", "binomial"): ("broadcast", "binomial"),
     ("gather", "flat"): ("scatter", "flat"),
@@ -54,7 +54,7 @@ _DUALS = {
     ("all_gather", "ring"): ("reduce_scatter", "ring"),
     ("all_gather", "doubling"): ("reduce_scatter", "halving"),
 }
-_COMPOSED = {
+COMPOSED = {
     ("broadcast", "scatter_all_gather"): (("scatter", "binomial"), ("all_gather", "ring")),
     ("all_reduce", "naive"): (("reduce", "flat"), ("broadcast", "flat")),
     ("all_reduce", "binomial"): (("reduce", "binomial"), ("broadcast", "binomial")),
@@ -92,10 +92,10 @@ def build(
     Raises InputError for an unknown op or algorithm, and for sizes that do not fit.
     """
     _check(op, algorithm, ranks, size, root, tiers, splits, segments)
-    if (op, algorithm) in _DUALS:
-        return dual(build(*_DUALS[op, algorithm], ranks, size, root), op, algorithm, reduces=op == "reduce")
-    if (op, algorithm) in _COMPOSED:
-        first, second = (build(*part, ranks, size, root) for part in _COMPOSED[op, algorithm])
+    if (op, algorithm) in DUALS:
+        return dual(build(*DUALS[op, algorithm], ranks, size, root), op, algorithm, reduces=op == "reduce")
+    if (op, algorithm) in COMPOSED:
+        first, second = (build(*part, ranks, size, root) for part in COMPOSED[op, algorithm])
         return then(first, second, op, algorithm)
     if op == "all_to_all":
         return _all_to_all(algorithm, ranks, np.full((ranks, ranks), size // ranks) if splits is None else splits)
@@ -128,6 +128,12 @@ def build(
         # Bruck's all-gather; with a token for each chunk it is the dissemination barrier (Hensgen et al. 1988).
         rounds, start, end = bruck_all_gather(groups, low, high), own_chunks, full
     return compose(op, algorithm, ranks, size, rounds, start, end)
+
+
+def two_tiers(ranks: int) -> tuple[int, int]:
+    """Split ranks into (inner, outer) tiers, so that the hierarchical algorithm can be shown."""
+    inner = next(d for d in range(2, ranks + 1) if ranks % d == 0) if ranks > 1 else 1
+    return inner, ranks // inner
 
 
 def _all_to_all(algorithm: str, ranks: int, splits: npt.ArrayLike) -> Schedule:

@@ -4,7 +4,8 @@
     I, B           need the I or B of the chunk after it, and their own F
     W              needs its own I
 
-The output of another rank arrives one transfer later, which keeps neither rank busy.
+The output of another rank arrives one transfer later. Where a rank's own processor moves the bytes, sender and
+receiver compute nothing meanwhile: the overhead o of LogP (Culler et al. 1993).
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ Times = list[list[tuple[float, float]]]
 """(start, end) of each action, per rank, in the unit of the costs given."""
 
 
-def run(s: PipelineSchedule, seconds: Mapping[str, Sequence[float]], transfer: float = 0.0) -> Times:
+def run(
+    s: PipelineSchedule, seconds: Mapping[str, Sequence[float]], transfer: float = 0.0, overhead: float = 0.0
+) -> Times:
     """Simulate a schedule without sends and receives. `seconds[kind][chunk]`: how long an action takes; `transfer`:
-    how long a message between two ranks takes.
+    how long a message between two ranks takes; `overhead`: for how long it keeps either of them from computing.
 
     Raises Unproved, with rank, action and reason, if an action precedes what it needs on its own rank, or if ranks
     wait for each other.
@@ -30,11 +33,12 @@ def run(s: PipelineSchedule, seconds: Mapping[str, Sequence[float]], transfer: f
     backward: list[float | None] = [None] * (s.chunks * m)
     waiting: dict[tuple[str, int], int] = {}  # the rank that waits for (way, chunk and micro-batch)
     times: Times = [[] for _ in s.actions]
+    free = [0.0] * s.ranks  # when each rank has sent what it last computed
     ready = list(range(s.ranks))
     while ready:
         rank = ready.pop()
         actions, spans = s.actions[rank], times[rank]
-        now = spans[-1][1] if spans else 0.0
+        now = free[rank]
         for kind, chunk, i in actions[len(spans) :]:
             here, start = chunk * m + i, now
             if kind == "F":
@@ -43,7 +47,8 @@ def run(s: PipelineSchedule, seconds: Mapping[str, Sequence[float]], transfer: f
                     if arrives is None:
                         waiting["F", here - m] = rank
                         break
-                    start = max(now, arrives + transfer * (s.rank_of[chunk - 1] != rank))
+                    if s.rank_of[chunk - 1] != rank:
+                        start = max(now + overhead, arrives + transfer)
             elif kind == "W":
                 if backward[here] is None:
                     raise Unproved(f"rank {rank}: {Action(kind, chunk, i)} comes before {chunk}I{i}, which it needs")
@@ -55,7 +60,8 @@ def run(s: PipelineSchedule, seconds: Mapping[str, Sequence[float]], transfer: f
                     if arrives is None:
                         waiting["B", here + m] = rank
                         break
-                    start = max(now, arrives + transfer * (s.rank_of[chunk + 1] != rank))
+                    if s.rank_of[chunk + 1] != rank:
+                        start = max(now + overhead, arrives + transfer)
             now = start + seconds[kind][chunk]
             spans.append((start, now))
             if kind != "W":
@@ -63,6 +69,10 @@ def run(s: PipelineSchedule, seconds: Mapping[str, Sequence[float]], transfer: f
                 woken = waiting.pop(("F" if kind == "F" else "B", here), None)
                 if woken is not None:
                     ready.append(woken)
+                to = chunk + 1 if kind == "F" else chunk - 1
+                if 0 <= to <= last and s.rank_of[to] != rank:
+                    now += overhead
+            free[rank] = now
     if waiting:
         raise Unproved(f"deadlock: {'; '.join(_stuck(s, times, waiting))}")
     return times

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.simulate.shared_cluster.engine import History
+from phalanx.simulate.shared_cluster.history import History
 
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 Floats = npt.NDArray[np.float64]

@@ -2,10 +2,10 @@
 
 Columns, by name: `submit` or `timestamp` (seconds, or a date and time as 2017-10-09 07:01:55), `gpus` or
 `num_gpus`, and `duration` (s), or `end` (as `submit`: the end of the job's run, which then began when it was
-submitted). Optional: `limit` (s, by which schedulers plan), `widths` (`2:0.3;4:0.55`: GPUs and speed at which an
-elastic job can run as well), `priority` (a whole number, the higher the sooner; 0), `plan` (a plan.json, whose speed
-follows from the placement) with `steps`, and `min_gpus` (the planner finds the speeds of narrower widths). Others are
-ignored.
+submitted). Optional: `limit` (s, by which schedulers plan), `widths` (`2:0.3;4:0.55`: narrower widths at which an
+elastic job can run as well, and its speed there), `priority` (a whole number, the higher the sooner; 0), `plan` (a
+plan.json, whose speed follows from the placement) with `steps`, and in place of `widths` for a plan `min_gpus`: the
+planner finds the speeds of narrower widths. Others are ignored.
 """
 
 from __future__ import annotations
@@ -94,24 +94,35 @@ _LARGEST = 2**28
 def _job(row: Mapping[str, str | None], line: int, widest: int, plan_of: PlanReader) -> TraceJob:
     submit = _time(row, "submit")
     plan = (row.get("plan") or "").strip()
-    tokens, widths = 0.0, _widths(row)
+    tokens, widths, fewest = 0.0, _widths(row), _whole(row, "min_gpus")
+    if fewest and widths:
+        raise InputError("min_gpus", fewest, "and widths both say how narrow the job can run", "leave one out")
     if plan:
-        facts = plan_of(plan, int(_number(row, "min_gpus", 0.0)))
+        facts = plan_of(plan, fewest)
+        for name in ("duration", "end"):
+            if _field(row, name):
+                reason = f"is given beside the plan {plan}, whose steps say how long it takes"
+                raise InputError(name, _field(row, name), reason, "leave it out")
+        if _field(row, "gpus") and _whole(row, "gpus") != facts.gpus:
+            raise InputError("gpus", _field(row, "gpus"), f"but {plan} has {facts.gpus} ranks", "leave it out")
+        if fewest > facts.gpus:
+            raise InputError("min_gpus", fewest, f"but {plan} has {facts.gpus} ranks", "name fewer, or leave it out")
         steps = _number(row, "steps")
+        if steps < 0:
+            raise InputError("steps", steps, "is not a number of steps")
         gpus, duration, tokens = facts.gpus, steps * facts.step_s, steps * facts.tokens
-        widths = facts.widths
+        widths = widths or facts.widths
+    elif fewest:
+        raise InputError("min_gpus", fewest, "needs a plan, whose speeds the planner knows", "write widths instead")
     else:
-        count = _number(row, "gpus")
-        if count != int(count):
-            raise InputError("gpus", count, "is not a number of GPUs")
-        gpus = int(count)
+        gpus = _whole(row, "gpus", None)
         duration = _number(row, "duration") if (row.get("duration") or "").strip() else _time(row, "end") - submit
     if gpus < 1:
         raise InputError("gpus", gpus, "must be at least 1")
     if gpus > widest:
         raise InputError("gpus", gpus, f"is wider than the cluster, whose widest gang has {widest} GPUs")
-    if not 0 <= duration < float("inf"):
-        reason = "ends before it starts" if duration < 0 else "is not a time"
+    if not 0 <= duration <= _LATEST:
+        reason = "ends before it starts" if duration < 0 else f"is more than {_LATEST:.0e} s"
         raise InputError("duration", duration, reason)
     limit = _number(row, "limit", 0.0)
     if limit and limit < duration:
@@ -119,10 +130,14 @@ def _job(row: Mapping[str, str | None], line: int, widest: int, plan_of: PlanRea
     priority = _number(row, "priority", 0.0)
     if priority != int(priority) or abs(priority) > _MOST_URGENT:
         raise InputError("priority", priority, f"is not a whole number of at most {_MOST_URGENT:,}")
-    own = tuple(w for w in widths if w[0] < gpus)
-    return TraceJob(line, submit, duration, gpus, limit, own, plan, int(priority), tokens)
+    if widths and widths[-1][0] >= gpus:
+        reason = f"names {widths[-1][0]} GPUs, but the job asks for {gpus}"
+        raise InputError("widths", _field(row, "widths"), reason, "list narrower widths only")
+    return TraceJob(line, submit, duration, gpus, limit, widths, plan, int(priority), tokens)
 
 
+_LATEST = 1e11
+"""Seconds of the latest submission and of the longest job, at which doubles tell tens of microseconds apart."""
 _MOST_URGENT = 10**6
 """The largest priority, either way."""
 
@@ -150,10 +165,21 @@ def _number(row: Mapping[str, str | None], name: str, default: float | None = No
     return value
 
 
+def _whole(row: Mapping[str, str | None], name: str, default: float | None = 0.0) -> int:
+    """Read a number of GPUs."""
+    value = _number(row, name, default)
+    if value != int(value) or value < 0:
+        raise InputError(name, value, "is not a number of GPUs")
+    return int(value)
+
+
 def _time(row: Mapping[str, str | None], name: str) -> float:
     text = _field(row, name)
     try:
-        return datetime.fromisoformat(text).timestamp() if not _is_number(text) else _number(row, name)
+        time = datetime.fromisoformat(text).timestamp() if not _is_number(text) else _number(row, name)
+        if abs(time) > _LATEST:
+            raise InputError(name, text, f"is more than {_LATEST:.0e} s")
+        return time
     except (ValueError, OverflowError) as error:
         if isinstance(error, InputError):
             raise
@@ -181,4 +207,7 @@ def _widths(row: Mapping[str, str | None]) -> tuple[tuple[int, float], ...]:
         ):
             raise InputError("widths", text, "does not list GPUs and speeds above 0, at most 1", "write 2:0.3;4:0.55")
         pairs.append((int(width), float(speed)))
-    return tuple(sorted(pairs))
+    pairs.sort()
+    if pairs and (pairs[0][0] < 1 or len(dict(pairs)) < len(pairs)):
+        raise InputError("widths", text, "lists a width of 0 GPUs, or one twice", "write 2:0.3;4:0.55")
+    return tuple(pairs)

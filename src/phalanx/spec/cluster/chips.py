@@ -56,6 +56,12 @@ class Chip:
     l2_bytes: float = 50 * MIB
     """Level-2 cache: whitepapers; of Blackwell as its driver reports it."""
 
+    @property
+    def narrow_types(self) -> tuple[str, ...]:
+        """The types below 16 bits that its tensor cores multiply: of fp8 and fp4 those that are faster than what is
+        wider."""
+        return ("fp8",) * (self.fp8 > self.half) + ("fp4",) * (self.fp4 > self.fp8)
+
     def flops_per_s(self) -> dict[DType, float]:
         """Return the dense FLOP/s of every type that has a published figure."""
         rates: dict[DType, float] = {"bfloat16": self.half} if self.bf16 else {}

@@ -227,7 +227,7 @@ class Redirect(TorchFunctionMode):
         if func is torch.tensor and args and isinstance(args[0], list | tuple):
             args = (_read(args[0]), *args[1:])
         if func is F.scaled_dot_product_attention:
-            out = _attention(*args, **kwargs)
+            out = attention(*args, **kwargs)
             return func(*args, **kwargs) if out is None else out
         if func == _SET_DATA and NAME in (args[0].device.type, args[1].device.type):
             return _moved(*args)
@@ -265,7 +265,7 @@ def _moved(tensor: torch.Tensor, value: torch.Tensor) -> None:
     torch.utils.swap_tensors(tensor, new)
 
 
-def _attention(
+def attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

@@ -1,0 +1,201 @@
+"""Pictures about choices: the tree of decisions, scaling and what is lost, fragmentation, the stack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+
+from phalanx.plan.explain import decision_tree
+from phalanx.plan.explain.decision_tree import Branch
+from phalanx.plan.explain.decision_tree import Node as Decision
+from phalanx.plan.placement.price import PlacedJob
+from phalanx.plan.placement.search import place
+from phalanx.plan.question import cluster_named, model_named, pricing_by_gpus, require_counts
+from phalanx.plan.tables import scaling as tables
+from phalanx.plan.tables.table import Sheet
+from phalanx.report.pictures.figure import (
+    Arrow,
+    Axis,
+    Bar,
+    Bars,
+    Box,
+    Diagram,
+    Label,
+    Lines,
+    Node,
+    Picture,
+    Series,
+    Tree,
+)
+from phalanx.spec.cluster.topology import of_cluster
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import make_strategy
+from phalanx.spec.job import Job, Precision
+
+Path_ = Sequence[tuple[Branch, bool]]
+
+
+def decisions(path: Path_ | None = None, job: str = "") -> Picture:
+    """Draw the tree of decisions, with a job's path marked."""
+
+    def node(of: Decision, rest: Path_ | None, edge: str) -> Node:
+        taken = rest is not None
+        if not isinstance(of, Branch):
+            return Node(f"{of.rule} [{of.line}]", edge=edge, taken=taken, leaf=True)
+        below = []
+        for answer, word, then in ((True, "yes", of.yes), (False, "no", of.no)):
+            here = bool(rest) and rest is not None and rest[0] == (of, answer)
+            below.append(node(then, rest[1:] if here and rest is not None else None, word))
+        return Node(of.question, tuple(below), edge, taken)
+
+    return Picture(
+        "The usual tree for choosing a strategy" + (f", with the path of {job}" if job else ""),
+        (Tree(node(decision_tree.TREE, path, "")),),
+        "`phalanx cases --tree`; the rules at its leaves are priced by `phalanx cases --rules`",
+        "A first guess; `phalanx plan` searches.",
+    )
+
+
+def tree(
+    model: str | None = None, cluster: str = "dgx-h100", gpus: int = 64, batch: int = 512, seq: int = 4096
+) -> Picture:
+    """Draw the tree, with the path of a job if a model is named."""
+    if model is None:
+        return decisions()
+    require_counts(("--gpus", gpus), ("--batch", batch), ("--seq", seq))
+    facts = decision_tree.facts(model_named(model)[0], cluster_named(cluster)(gpus), gpus, batch, seq)
+    return decisions(decision_tree.walk(facts)[0], f"{model} on {gpus} GPUs of {cluster}")
+
+
+_LOST = ("communication", "bubble", "imbalance", "computing")
+
+
+def scaling(
+    model: str = "llama3-8b", cluster: str = "dgx-h100", gpus: int = 256, batch: int = 512, seq: int = 4096
+) -> Picture:
+    """Draw strong and weak scaling, and what each cause takes away."""
+    counts = tuple(n for n in (8, 16, 32, 64, 128, 256, 512, 1024) if n <= gpus)
+    if not counts:
+        raise InputError("--gpus", gpus, "is less than one node of 8", "ask for 8 or more")
+    return scaling_of(
+        _scaled(model, cluster, counts, batch, seq), f"{model} on {cluster}, {batch:,} x {seq:,} tokens"
+    )
+
+
+@cache
+def _scaled(model: str, cluster: str, counts: tuple[int, ...], batch: int, seq: int) -> tuple[Sheet, ...]:
+    asked = pricing_by_gpus(model_named(model)[0], cluster_named(cluster), batch, seq, "megatron-core")
+    return tuple(tables.by_gpus(asked, counts, weak) for weak in (False, True))
+
+
+def scaling_of(sheets: Sequence[Sheet], question: str) -> Picture:
+    """Draw sheets of plan/tables/scaling.py: strong and weak scaling, then efficiency by batch. Raises InputError
+    where nothing fits."""
+    curves, panels = [], []
+    for sheet, name in zip(sheets[:2], ("strong: one batch", "weak: the batch grows"), strict=False):
+        rows = [r for r in sheet.records() if r["efficiency"] is not None]
+        if not rows:
+            raise InputError("--plot", None, "has nothing to draw: no number of GPUs has a strategy that fits")
+        curves.append(Series(name, [(float(r["gpus"]), r["efficiency"]) for r in rows], dots=True))
+        bars = []
+        for r in rows:
+            parts = [(cause, max(0.0, r[cause]) * 100) for cause in _LOST]
+            kept = 100 - sum(value for _, value in parts)
+            text = f"{r['efficiency']:.0%} efficient: {r['strategy']}"
+            bars.append(
+                Bar(
+                    f"{r['gpus']:,}",
+                    (("computes as in the first row", kept), *parts),
+                    text if len(text) < 48 else f"{r['efficiency']:.0%} efficient",
+                )
+            )
+        panels.append(Bars("% of the step", tuple(bars), head=f"{name}, by GPUs: what each cause takes of a step"))
+    extra = []
+    for sheet in sheets[2:]:
+        rows = [r for r in sheet.records() if r["efficiency"] is not None]
+        of_batch = [
+            Series(n, [(float(r["batch"]), r[n.lower()]) for r in rows], dots=True) for n in ("efficiency", "MFU")
+        ]
+        if len(rows) > 1:
+            x = Axis("batch: sequences of a step", "count", log=True, base=2)
+            extra.append(Lines(x, Axis("share", "share", low=0.0), tuple(of_batch), head=sheet.title, height=200))
+    most = max(x for s in curves for x, _ in s.points)
+    least = min(x for s in curves for x, _ in s.points)
+    plot = Lines(
+        Axis("GPUs", "count", log=True, base=2, low=least, high=max(most, 2 * least)),
+        Axis("efficiency: tokens/s of a GPU over that of the first row", "share", low=0.0),
+        tuple(curves),
+        height=220,
+    )
+    return Picture(
+        f"Scaling of {question}",
+        (plot, *panels, *extra),
+        "`phalanx scaling`: the best strategy of the search at each number of GPUs",
+        "Computing: smaller pieces, or more of them repeated, than in the first row.",
+    )
+
+
+def fragmentation(model: str = "llama3-8b", cluster: str = "dgx-h100") -> Picture:
+    """Draw one job on free GPUs in two nodes and on as many in eight, with its step."""
+    spec, _ = model_named(model)
+    there = cluster_named(cluster)(64)
+    if there.ranks_per_node != 8:
+        raise InputError("--cluster", cluster, "has no nodes of 8 GPUs, which are drawn", "name another")
+    line = "dp=4,zero=1,tp=4,sp=1"
+    s = make_strategy(line)
+    assert s is not None
+    job = PlacedJob(spec, there, Job(64, 4096, Precision("bfloat16")), s, "megatron-core")
+    topology = of_cluster(there)
+    cases = (
+        ("whole nodes", [(n, g) for n in (0, 1) for g in range(8)]),
+        ("half nodes", [(n, g) for n in range(4) for g in range(4)]),
+        ("two GPUs a node", [(n, g) for n in range(8) for g in range(2)]),
+    )
+    items: list[Box | Arrow | Label] = []
+    bars = []
+    for case, (name, free) in enumerate(cases):
+        placed = place(job, topology, np.array([n * 8 + g for n, g in free]))
+        bars.append(Bar(name, (("", placed.seconds),), f"{placed.seconds:.3g} s"))
+        items.append(Label(27 * case, 0, name))
+        ours = set(placed.placement.gpu.tolist())
+        for n in range(8):
+            for g in range(8):
+                here = n * 8 + g in ours
+                items.append(Box(27 * case + 3 * g, 1 + n, 3, 1, ("x" if here else "",), 0 if here else None))
+    slower = bars[-1].parts[0][1] / bars[0].parts[0][1]
+    return Picture(
+        f"Fragmentation: 16 free GPUs of 64 for {model} with {line}",
+        (
+            Diagram(tuple(items), "Eight nodes, a row each: x is this job's, the others are busy"),
+            Bars("seconds of a step", tuple(bars)),
+        ),
+        f"`phalanx place`: the best placement on these GPUs of {cluster}, under megatron-core",
+        f"As many GPUs, in pieces: the step takes {slower:.3g} times as long, because tp leaves the node.",
+    )
+
+
+_FLOORS = (
+    ("model and job", "config.json, batch, budget", "plan, predict"),
+    ("framework", "Megatron, DeepSpeed, FSDP, ours", "read, export, train"),
+    ("parallelism", "dp, ZeRO, tp, sp, cp, ep, pp", "explain, verify, mesh"),
+    ("collectives", "NCCL, Gloo, our schedules", "collectives, comm"),
+    ("runtime", "torch.distributed, CUDA, kernels", "observe, roofline"),
+    ("links", "NVLink, PCIe, InfiniBand", "clusters, measure"),
+    ("hardware", "GPUs with HBM, hosts, switches", "clusters, doctor"),
+)
+
+
+def stack() -> Picture:
+    """Draw the stack from hardware to framework, with the command that shows each floor."""
+    items: list[Box | Arrow | Label] = [Label(54, 0, "shown by phalanx", True)]
+    for i, (name, what, command) in enumerate(_FLOORS):
+        y = 1 + 3 * i
+        items += [Box(0, y, 16, 3, (name,), i), Box(16, y, 36, 3, (what,)), Label(54, y + 1, command)]
+    return Picture(
+        "The stack, from hardware to framework",
+        (Diagram(tuple(items)),),
+        "the commands named are those of `phalanx --help`",
+        "Each floor uses those below it; a command of each shows its numbers.",
+    )

@@ -1,0 +1,252 @@
+"""Pictures of collectives: round by round, their cost over size, the root as a bottleneck, their family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+
+from phalanx.cost.collectives.closed_form import best_segments, closed_form
+from phalanx.cost.collectives.critical_path import costs
+from phalanx.plan.question import cluster_named, require_counts
+from phalanx.report.collectives import cells, sends
+from phalanx.report.pictures.figure import (
+    Axis,
+    Bar,
+    Bars,
+    Held,
+    Lines,
+    Mark,
+    Node,
+    Picture,
+    Rounds,
+    Rule,
+    Series,
+    Tree,
+)
+from phalanx.report.pictures.numbers import short
+from phalanx.schedule.collectives.ir import Schedule
+from phalanx.schedule.collectives.proof import prove, run
+from phalanx.schedule.collectives.registry import ALGORITHMS, COMPOSED, DUALS, build, two_tiers
+from phalanx.spec.cluster.presets import PRESETS, preset
+from phalanx.spec.errors import InputError
+
+MOST_DRAWN = 8
+"""Ranks of a collective that is drawn."""
+
+
+def rounds(schedule: Schedule) -> Picture:
+    """Draw a schedule round by round. Raises InputError for more ranks than can be drawn."""
+    if schedule.ranks > MOST_DRAWN:
+        raise InputError("--plot", None, f"draws at most {MOST_DRAWN} ranks", "leave it out, or ask for fewer ranks")
+    symbolic = run(schedule)
+    held: list[Held] = []
+    needed = symbolic.positions(schedule.start).sum(axis=0)
+    for number, counts in symbolic.states():
+        words = cells(symbolic, counts)
+        share = (counts.sum(axis=2) / needed).tolist()
+        if schedule.op == "all_to_all":
+            share = [[float(word != ".") for word in row] for row in words]
+        before = held[-1].cells if held else words
+        changed = [[a != b for a, b in zip(*rows, strict=True)] for rows in zip(words, before, strict=True)]
+        head = "start" if number == 0 else f"round {number} of {schedule.rounds}"
+        held.append(Held(head, sends(symbolic, number - 1), words, share, changed))
+    cost = prove(schedule)
+    most = cost.sent / max(1, schedule.size)
+    column = "from" if schedule.op == "all_to_all" else "chunk"
+    letters = (
+        "A cell names the ranks for which a rank holds a block of the column's sender."
+        if schedule.op == "all_to_all"
+        else "A row is a rank, a column a chunk; A is rank 0's contribution, B rank 1's."
+    )
+    return Picture(
+        f"{schedule.op} by {schedule.algorithm} over {schedule.ranks} ranks",
+        (Rounds(tuple(held), column),),
+        f"`phalanx collectives show`: the schedule that is proved, priced and run; {cost.messages} messages, at most "
+        f"{most:.4g} of the buffer sent by a rank",
+        f"{letters} Outlined: what came in this round.",
+    )
+
+
+def _all_reduce(algorithm: str) -> Callable[[int], Picture]:
+    def draw(ranks: int = 4) -> Picture:
+        require_counts(("--ranks", ranks))
+        if ranks > MOST_DRAWN:
+            raise InputError("--ranks", ranks, "is too many to draw", f"use at most {MOST_DRAWN}")
+        return rounds(build("all_reduce", algorithm, ranks, ranks, tiers=two_tiers(ranks)))
+
+    return draw
+
+
+ALL_REDUCES = {name: _all_reduce(name) for name in ("ring", "binomial", "rabenseifner", "hierarchical")}
+SAID = {"rabenseifner": "halving and doubling", "binomial": "a tree"}
+"""What algorithms are also called."""
+
+
+def message_cost() -> Picture:
+    """Draw the time of one message over its size between nodes of all presets, with n* = α/β; and rates."""
+    sizes = [2.0**k for k in range(8, 31)]
+    series, marks, bars = [], [], []
+    for name in PRESETS:
+        spec = preset(name, 32)
+        for tier in spec.tiers:
+            beta = 1 / tier.bandwidth_bytes_per_s_per_gpu_per_direction
+            n = tier.latency_s / beta
+            bars.append(Bar(f"{name} {tier.name}", (("", float(np.log2(n / 1024))),), f"n* {short(n, 'bytes')}"))
+    chosen = [("dgx-h100", 0), ("dgx-h100", 1), ("ethernet-h100", 1), ("pcie-a100", 0), ("sites-h100", 2)]
+    for j, (name, i) in enumerate(chosen):
+        tier = preset(name, 32).tiers[i]
+        alpha, beta = tier.latency_s, 1 / tier.bandwidth_bytes_per_s_per_gpu_per_direction
+        series.append(Series(f"{name}: {tier.name}", [(n, alpha + n * beta) for n in sizes], colour=j))
+        n = alpha / beta
+        marks.append(Mark(n, 2 * alpha, f"n* {short(n, 'bytes')}", j))
+    curves = Lines(
+        Axis("bytes of a message", "bytes", log=True, base=2**5, low=256, high=2.0**30),
+        Axis("seconds of a message: latency + bytes / bandwidth", "s", log=True),
+        tuple(series),
+        tuple(marks),
+        height=340,
+    )
+    return Picture(
+        "Cost of a message over its size: latency until n* = alpha/beta, then bandwidth",
+        (
+            curves,
+            Bars("n* = alpha/beta: doublings of 1 KiB", tuple(bars), head="The crossover of each preset's tiers"),
+        ),
+        "`phalanx clusters` (bandwidths of datasheets in one direction, latencies estimated), n* as `phalanx "
+        "collectives table` prints it",
+        "At the dot latency and bytes cost the same; messages far smaller waste the link.",
+    )
+
+
+def algorithms(ranks: int = 64, cluster: str = "dgx-h100") -> Picture:
+    """Draw all-reduces over size."""
+    return algorithms_over_size("all_reduce", ranks, cluster)
+
+
+def algorithms_over_size(op: str, ranks: int, cluster: str) -> Picture:
+    """Draw the time of all algorithms with a published formula over the size, on a cluster's slowest tier in use."""
+    spec = cluster_named(cluster)(ranks)
+    links = costs(spec)
+    tier = next((i for i, t in enumerate(spec.tiers) if t.ranks >= ranks), len(spec.tiers) - 1)
+    _, alpha, beta = links.tiers[tier]
+    sizes = [2.0**k for k in range(8, 31)]
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for algorithm in ALGORITHMS[op]:
+        points = []
+        for n in sizes:
+            segments = best_segments(op, algorithm, ranks, n, alpha, beta)
+            seconds = closed_form(op, algorithm, ranks, n, alpha, beta, links.gamma_s_per_byte, segments)
+            if seconds:
+                points.append((n, seconds))
+        if points:
+            curves[algorithm] = points
+    if not curves:
+        raise InputError("--plot", None, f"no algorithm of {op} has a formula for {ranks} ranks", "leave it out")
+    best = [(n, min(curves, key=lambda a: dict(curves[a]).get(n, float("inf")))) for n in sizes]
+    changes = [(n, algorithm) for (_, last), (n, algorithm) in pairwise(best) if algorithm != last]
+    rules = [Rule("x", n, f"{algorithm} from here") for n, algorithm in changes]
+    panel = Lines(
+        Axis("bytes of the buffer", "bytes", log=True, base=2**5, low=256, high=2.0**30),
+        Axis(f"seconds of {op}", "s", log=True),
+        tuple(Series(a, points, dashed=i > 5) for i, (a, points) in enumerate(curves.items())),
+        rules=tuple(rules),
+        height=340,
+    )
+    return Picture(
+        f"{op} over {ranks} ranks of {spec.name}: the fastest algorithm by size",
+        (panel,),
+        f"`phalanx collectives table --op {op} --ranks {ranks} --cluster {cluster}`: published "
+        f"formulas on {spec.tiers[tier].name} links",
+        f"Smallest buffers: {best[0][1]}. n* = alpha/beta of these links is {short(alpha / beta, 'bytes')}.",
+    )
+
+
+def root_bottleneck(ranks: int = 8) -> Picture:
+    """Draw what each rank sends in an all-reduce through a root and over a ring, and how that grows."""
+    if not 2 <= ranks <= 64:
+        raise InputError("--ranks", ranks, "cannot be drawn", "use 2 to 64")
+    panels = []
+    for algorithm in ("naive", "ring"):
+        schedule = build("all_reduce", algorithm, ranks, ranks)
+        received = np.bincount(schedule.destination, weights=schedule.length, minlength=ranks)
+        shown = range(ranks) if ranks <= 12 else (*range(6), *range(ranks - 3, ranks))
+        bars = [
+            Bar(
+                f"rank {r}" + (" (root)" if algorithm == "naive" and r == 0 else ""),
+                (("sent", schedule.sent[r] / ranks), ("received", received[r] / ranks)),
+                f"{schedule.sent[r] / ranks:.4g} n + {received[r] / ranks:.4g} n",
+            )
+            for r in shown
+        ]
+        what = "through a root: reduce, then broadcast" if algorithm == "naive" else "around a ring"
+        panels.append(Bars("buffers of n bytes", tuple(bars), head=f"all_reduce {what}; {schedule.rounds} rounds"))
+    counts = (2, 4, 8, 16, 32, 64)
+    curves = tuple(
+        Series(
+            label,
+            [(float(p), float(build("all_reduce", a, p, p).sent.max()) / p) for p in counts],
+            dots=True,
+        )
+        for a, label in (("naive", "root"), ("ring", "ring: 2 (P-1)/P, never more than 2"))
+    )
+    grows = Lines(
+        Axis("ranks P", "count", log=True, base=2, low=2, high=64),
+        Axis("buffers that the busiest rank sends", "count", low=0),
+        curves,
+        head="How it grows",
+        height=220,
+    )
+    return Picture(
+        f"A root is a bottleneck: all-reduce of n bytes over {ranks} ranks",
+        (*panels, grows),
+        "`phalanx collectives show naive|ring`: the schedules that are proved and run",
+        "Each panel has its own scale.",
+    )
+
+
+def family() -> Picture:
+    """Draw how collectives are made of each other, with their algorithms."""
+
+    def node(op: str) -> Node:
+        below = []
+        for algorithm in ALGORITHMS[op]:
+            if (op, algorithm) in COMPOSED:
+                parts = " + ".join(f"{a} ({b})" for a, b in COMPOSED[op, algorithm])
+                below.append(Node(f"{algorithm} = {parts}", leaf=True))
+            elif (op, algorithm) in DUALS:
+                other, name = DUALS[op, algorithm]
+                below.append(Node(f"{algorithm} = {other} ({name}) backwards", leaf=True))
+        plain = [a for a in ALGORITHMS[op] if (op, a) not in COMPOSED and (op, a) not in DUALS]
+        if plain:
+            below.append(Node("by its own rounds: " + ", ".join(plain), leaf=True))
+        return Node(f"{op}: {_MEANING[op]}", tuple(below))
+
+    groups = (
+        ("one rank to all, and back", ("broadcast", "reduce", "scatter", "gather")),
+        ("all to all", ("all_gather", "reduce_scatter", "all_to_all", "all_reduce")),
+        ("no data", ("barrier",)),
+    )
+    missing = set(ALGORITHMS) - {op for _, ops in groups for op in ops}
+    assert not missing, missing
+    root = Node("collectives", tuple(Node(name, tuple(node(op) for op in ops)) for name, ops in groups))
+    return Picture(
+        "The family of collectives: what each does, and of which others it is made",
+        (Tree(root),),
+        "`phalanx collectives prove` proves every one of these; compositions by `phalanx collectives show --as`",
+        "Backwards: the dual, with time and direction reversed, and sums in place of copies.",
+    )
+
+
+_MEANING = {
+    "broadcast": "all get the root's buffer",
+    "reduce": "the root gets the sum",
+    "scatter": "each gets a part of the root's",
+    "gather": "the root gets each one's part",
+    "all_gather": "all get everyone's part",
+    "reduce_scatter": "each gets a part of the sum",
+    "all_to_all": "each gets a part from everyone",
+    "all_reduce": "all get the sum",
+    "barrier": "all wait for all",
+}

@@ -1,0 +1,67 @@
+"""Pipeline schedules as pictures: a lane for each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from phalanx.cost.pipeline_time import Costs, PricedSchedule, price
+from phalanx.report.pictures.figure import Block, Lane, Picture, Timeline
+from phalanx.schedule.pipeline.proof import prove
+from phalanx.schedule.pipeline.schedules import SCHEDULES, build
+from phalanx.schedule.pipeline.sends import strip_sends
+from phalanx.spec.errors import InputError
+
+_KINDS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
+_PALETTE = (
+    *((_KINDS[letter], letter) for letter in "FBWI"),
+    *((f"{_KINDS[letter.upper()]}, second chunk", letter) for letter in "biwf"),
+)
+_MOST_BLOCKS = 4_000
+
+
+def schedules(of: Sequence[tuple[str, PricedSchedule]], unit: str, source: str) -> Picture:
+    """Draw schedules on one axis of time; `of`: (what is said beside the name, schedule). Raises InputError for more
+    passes than a picture shows."""
+    blocks = sum(len(own) for _, p in of for own in p.times)
+    if blocks > _MOST_BLOCKS:
+        raise InputError("--plot", None, f"{blocks:,} passes are too many to draw", f"at most {_MOST_BLOCKS:,}")
+    longest = max(p.makespan for _, p in of)
+    panels = []
+    for beside, p in of:
+        s = p.schedule
+        lanes = []
+        for rank in range(s.ranks):
+            own = []
+            for action, (start, end) in zip(s.actions[rank], p.times[rank], strict=True):
+                second = s.chunks > s.ranks and action.chunk // s.ranks % 2 == 1
+                kind = _KINDS[action.kind] + (", second chunk" if second else "")
+                own.append(Block(start, end, str(action.micro_batch), kind))
+            idle = 1 - p.work[rank] / p.makespan
+            lanes.append(Lane(f"rank {rank}", own, f"idle {idle:.0%}, {p.peak[rank]} live"))
+        head = f"{s.name}{beside}: {s.micro_batches} micro-batches, bubble {p.bubble_fraction:.1%} of the step"
+        panels.append(Timeline(unit, tuple(lanes), head, longest, _PALETTE))
+    names = ", ".join(p.schedule.name for _, p in of)
+    return Picture(
+        f"Pipeline schedules: {names}" if len(of) > 1 else f"Pipeline schedule: {names}",
+        tuple(panels),
+        source,
+        "Numbers are micro-batches; live: activations held at once, in chunks.",
+    )
+
+
+def gallery(ranks: int = 4) -> Picture:
+    """Draw the main schedules side by side, of twice as many micro-batches as ranks."""
+    if not 1 <= ranks <= 16:
+        raise InputError("--ranks", ranks, "cannot be drawn", "use 1 to 16")
+    drawn = []
+    for name in ("gpipe", "1f1b", "interleaved", "zb-h1"):
+        schedule = build(name, ranks, 2 * ranks, None)
+        prove(schedule)
+        each = schedule.ranks / schedule.chunks
+        drawn.append(("", price(strip_sends(schedule), Costs.equal(schedule.chunks, each, each, each, 0.0))))
+    assert {"gpipe", "1f1b", "interleaved", "zb-h1"} <= SCHEDULES.keys()
+    return schedules(
+        drawn,
+        "time: F, I and W take 1 each",
+        "`phalanx pipeline show`: the schedules that are proved, priced and run",
+    )

@@ -1,0 +1,101 @@
+"""Bars of parts that add up, one below the other, with lines across for limits."""
+
+from __future__ import annotations
+
+from phalanx.report.pictures.figure import Axis, Bars
+from phalanx.report.pictures.numbers import short, ticks
+from phalanx.report.pictures.scene import DASHES, EDGE, WIDE, Scene, width, wrap
+
+_HIGH, _STEP = 16, 22
+
+
+def places(panel: Bars) -> dict[str, int]:
+    """Return the parts that have a length, with their places in the palette: among all parts that are named, so that
+    panels with the same parts have the same colours."""
+    order = list(dict.fromkeys(name for bar in panel.bars for name, _ in bar.parts))
+    shown = {name for bar in panel.bars for name, value in bar.parts if value}
+    return {name: i for i, name in enumerate(order) if name in shown} or {"": 0}
+
+
+def _longest(panel: Bars) -> float:
+    sums = [sum(value for _, value in bar.parts) for bar in panel.bars]
+    return max([*sums, *(value for _, value in panel.limits), 1e-30])
+
+
+def draw(scene: Scene, panel: Bars) -> None:
+    """Draw the bars, their legend below."""
+    scene.heading(panel.head)
+    names = places(panel)
+    left = EDGE + 10 + max(width(bar.label) for bar in panel.bars)
+    room = WIDE - EDGE - left - 10 - max(width(bar.text, 11) for bar in panel.bars)
+    scale = room / _longest(panel)
+    top = scene.y
+    limits = sorted(panel.limits, key=lambda limit: limit[1])
+    scene.y += 15 * len(limits) + (3 if limits else 0)
+    ends: list[tuple[float, float, str]] = []
+    for bar in panel.bars:
+        if bar.heading:
+            for line in wrap(bar.heading, WIDE - 2 * EDGE):
+                scene.text(EDGE, scene.y + 14, line, "m")
+                scene.y += 19
+        scene.text(left - 8, scene.y + 13, bar.label, anchor="end")
+        x = left
+        for name, value in bar.parts:
+            if not value:
+                continue
+            scene.rect(x, scene.y + 1, value * scale, _HIGH, f"f{names[name] % 8} b", f"{bar.label}: {name}")
+            x += value * scale
+        ends.append((x + 6, scene.y + 13, bar.text))
+        scene.y += _STEP
+    for row, (name, value) in enumerate(limits):
+        x = left + value * scale
+        y = top + 15 * row
+        scene.path([(x, y + 16), (x, scene.y)], "a", 1, DASHES[4])
+        wide = width(name, 11)
+        scene.text(min(max(x - wide / 2, left), WIDE - EDGE - wide), y + 12, name, "t halo", 11)
+    for x, y, written in ends:
+        scene.text(x, y, written, "t halo", 11)
+    scene.path([(left, top + 15 * len(limits)), (left, scene.y)], "o")
+    scene.path([(left, scene.y), (left + room, scene.y)], "o")
+    end = 0.0
+    for value in ticks(Axis(""), 0.0, _longest(panel)):
+        written = short(value, "count")
+        x = left + value * scale
+        scene.path([(x, scene.y), (x, scene.y + 4)], "o")
+        if x - width(written, 11) / 2 > end:
+            end = scene.text(x, scene.y + 16, written, "m", 11, "middle").right + 8
+    scene.text(left + room / 2, scene.y + 33, panel.unit, "m", 11, "middle")
+    scene.y += 38
+    if list(names) != [""]:
+        scene.legend([(f"f{i % 8}", "", name) for name, i in names.items()])
+
+
+def text(panel: Bars) -> list[str]:
+    """Return the bars in characters: a letter for each part."""
+    names = places(panel)
+    letters = letters_of(list(names))
+    wide = max(len(bar.label) for bar in panel.bars)
+    room = max(10, 80 - wide - 3 - max(len(bar.text) for bar in panel.bars))
+    scale = room / _longest(panel)
+    lines = [panel.head] if panel.head else []
+    for bar in panel.bars:
+        lines += [bar.heading] if bar.heading else []
+        drawn, total = "", 0.0
+        for name, value in bar.parts:
+            total += value
+            drawn += letters.get(name, "") * (round(total * scale) - len(drawn))
+        lines.append(f"{bar.label:>{wide}} |{drawn} {bar.text}")
+    lines.append(f"{'':>{wide}}  {panel.unit}")
+    if list(names) != [""]:
+        lines += [f"{letters[name]}: {name}" for name in names]
+    lines += [f"limit: {name}" for name, _ in panel.limits]
+    return lines
+
+
+def letters_of(names: list[str]) -> dict[str, str]:
+    """Return a letter for each name: one of its own where possible."""
+    letters: dict[str, str] = {}
+    for name in names:
+        free = [c for c in f"{name.lower()}{name.upper()}0123456789=#" if c.isalnum() or c in "=#"]
+        letters[name] = next((c for c in free if c not in letters.values()), "#") if name else "#"
+    return letters

@@ -1,0 +1,245 @@
+"""Every picture: well-formed, with title, units and source; no text over another or outside; 80 columns as text."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from phalanx.plan.tables.table import Sheet, columns
+from phalanx.report import plots
+from phalanx.report.gallery.registry import PICTURES, options_of, picture
+from phalanx.report.pictures import bars, files, lines
+from phalanx.report.pictures.figure import (
+    Axis,
+    Bars,
+    Box,
+    Diagram,
+    Label,
+    Lines,
+    Mark,
+    Picture,
+    Rule,
+    Series,
+    Timeline,
+)
+from phalanx.report.pictures.scene import Area, area_of
+from phalanx.spec.cluster.chips import CHIPS
+from phalanx.spec.cluster.presets import PRESETS as CLUSTERS
+from phalanx.spec.errors import InputError
+from phalanx.spec.model.presets import PRESETS as MODELS
+
+_TEXT, _GROUP = "{http://www.w3.org/2000/svg}text", "{http://www.w3.org/2000/svg}g"
+
+
+@cache
+def _picture(name: str) -> Picture:
+    return picture(name)
+
+
+@cache
+def _svg(name: str) -> str:
+    return files.svg(_picture(name))
+
+
+def _texts(drawn: str) -> tuple[list[tuple[str, Area]], Area]:
+    """Return every text of an SVG with its rectangle, and the rectangle of the whole."""
+    root = ElementTree.fromstring(drawn)
+    wide, high = (float(x) for x in root.attrib["viewBox"].split()[2:])
+    found: list[tuple[str, Area]] = []
+
+    def walk(node: ElementTree.Element, down: float) -> None:
+        if node.tag == _GROUP:
+            moved = re.fullmatch(r"translate\(0 ([\d.]+)\)", node.attrib.get("transform", "translate(0 0)"))
+            assert moved is not None
+            down += float(moved[1])
+        if node.tag == _TEXT:
+            a, words = node.attrib, node.text or ""
+            x, y, size = float(a["x"]), float(a["y"]) + down, float(a["font-size"])
+            bold = a.get("font-weight") == "bold"
+            found.append((words, area_of(x, y, words, size, a.get("text-anchor", "start"), bold)))
+        for child in node:
+            walk(child, down)
+
+    walk(root, 0.0)
+    return found, Area(0, 0, wide, high)
+
+
+def _wrong(drawn: str) -> list[str]:
+    """Return what is laid over another text, or lies outside."""
+    found, whole = _texts(drawn)
+    wrong = [f"outside: {words!r}" for words, area in found if words and not area.inside(whole)]
+    for i, (words, area) in enumerate(found):
+        wrong += [
+            f"{words!r} over {other!r}" for other, b in found[i + 1 :] if words and other and area.meets(b, -0.5)
+        ]
+    return wrong
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_no_text_covers_another_or_is_cut_off(name: str) -> None:
+    assert not _wrong(_svg(name))
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_has_title_units_and_source(name: str) -> None:
+    p = _picture(name)
+    root = ElementTree.fromstring(_svg(name))
+    assert root[0].text == p.title
+    assert "Source: " in (root[1].text or "")
+    assert re.search(r"`phalanx |spec/|schedule/|StepProgram|seed|verify|collectives", p.source)
+    for panel in p.panels:
+        if isinstance(panel, Lines):
+            assert panel.x.label
+            assert panel.y.label
+        elif isinstance(panel, Bars | Timeline):
+            assert panel.unit
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_as_text_it_has_80_columns(name: str) -> None:
+    written = files.text(_picture(name))
+    assert max(map(len, written)) <= 80
+    assert not any("\x1b" in line for line in written)
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_what_stands_in_a_box_fits_it(name: str) -> None:
+    for panel in _picture(name).panels:
+        for item in panel.items if isinstance(panel, Diagram) else ():
+            if isinstance(item, Box):
+                assert all(len(line) <= item.w - 2 for line in item.lines), item
+                assert len(item.lines) <= max(1, item.h - 2), item
+
+
+_OTHERS = (
+    *((name, {"cluster": c}) for c in ("dgx-1v", "sites-h100", "pcie-a100") for name in ("hierarchy", "switches")),
+    *((name, {"cluster": c}) for c in ("dgx-1v", "gb200-nvl72") for name in ("staircase", "memory-hierarchy")),
+    ("ring-all-reduce", {"ranks": 8}),
+    ("binomial-all-reduce", {"ranks": 7}),
+    ("memory-wall", {"ranks": 100_000}),
+    ("moe-layer", {"model": "deepseek-v3", "ranks": 4, "seq": 999_999}),
+    ("routing", {"model": "qwen3-30b-a3b", "seq": 1}),
+    ("decision-tree", {"model": "llama3-70b", "gpus": 64}),
+    ("fsdp", {"model": "gpt2", "gpus": 8}),
+)
+
+
+@pytest.mark.parametrize(("name", "given"), _OTHERS)
+def test_other_questions_are_drawn_as_well(name: str, given: dict[str, str | int]) -> None:
+    p = picture(name, given)
+    assert not _wrong(files.svg(p))
+    assert max(map(len, files.text(p))) <= 80
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name in PICTURES if name != "scaling"])
+def test_every_model_and_cluster_is_drawn_or_refused(name: str) -> None:
+    for option, values in (("model", MODELS), ("cluster", CLUSTERS)):
+        for value in values if f"--{option}" in options_of(name) else ():
+            try:
+                p = picture(name, {option: value})
+            except InputError:
+                continue
+            assert not _wrong(files.svg(p)), value
+            assert max(map(len, files.text(p))) <= 80, value
+
+
+def test_what_is_drawn_is_what_is_computed() -> None:
+    """Some numbers of pictures, against sums done by hand."""
+    wall = _picture("memory-wall").panels[0]
+    assert isinstance(wall, Lines)
+    h100 = CHIPS["H100"].memory_bytes
+    assert [m.x for m in wall.marks[:2]] == [h100 / 2, h100 / 16]
+    root, ring, _ = _picture("root-bottleneck").panels
+    assert isinstance(root, Bars)
+    assert isinstance(ring, Bars)
+    assert [value for _, value in root.bars[0].parts] == [7.0, 7.0]  # P - 1 buffers
+    assert all([value for _, value in bar.parts] == [1.75, 1.75] for bar in ring.bars)  # 2 (P-1)/P
+    zero = _picture("parameter-bytes").panels[1]
+    assert isinstance(zero, Bars)
+    assert [sum(value for _, value in bar.parts) for bar in zero.bars] == [16, 5.5, 3.75, 2]
+    step, both = _picture("tp-efficiency").panels[0], _picture("prefetch").note
+    assert isinstance(step, Lines)
+    assert all(s.points[0] == (1.0, 1.0) and s.points[-1][1] < 0.5 for s in step.series)
+    assert "of the waiting goes" in both
+    law = _picture("growth").panels[1]
+    assert isinstance(law, Lines)
+    n, value = law.series[0].points[-1]
+    assert value == pytest.approx(1.69 + 406.4 / n**0.34 + 410.7 / (20 * n) ** 0.28)
+
+
+def test_a_part_has_one_colour_in_all_panels() -> None:
+    """The first bar of the first panel has no master copy, which must not shift the colours of what follows."""
+    for name in ("parameter-bytes", "scaling"):
+        places = [bars.places(panel) for panel in _picture(name).panels if isinstance(panel, Bars)]
+        assert all(a[part] == b[part] for a in places for b in places for part in a.keys() & b.keys())
+    assert list(bars.places(_bars_of("parameter-bytes"))) == ["weights", "gradients", "master copy", "two moments"]
+
+
+def _bars_of(name: str) -> Bars:
+    return next(panel for panel in _picture(name).panels if isinstance(panel, Bars))
+
+
+def test_tables_of_words_are_bars() -> None:
+    sheet = Sheet("t", columns("what", ("takes", "bytes"), ("time", "s")), [("a", 2**21, 1e-3), ("b", None, 2e-3)])
+    panels = plots.picture([sheet], "memory").panels
+    assert [panel.unit for panel in panels if isinstance(panel, Bars)] == ["MiB", "ms"]
+    assert not _wrong(files.svg(plots.picture([sheet], "memory")))
+    with pytest.raises(InputError, match="nothing to draw"):
+        plots.picture([Sheet("t", columns("what"), [("a",)])], "memory")
+
+
+def test_texts_over_each_other_are_noticed() -> None:
+    """The check can fail: two labels at one place, a text beyond the edge."""
+    over = Diagram((Label(1, 1, "one label"), Label(3, 1, "another")))
+    outside = Diagram((Label(60, 1, "a label that is far too long for the page"),))
+    assert any(" over " in line for line in _wrong(files.svg(Picture("t", (over,), "s"))))
+    assert any("outside" in line for line in _wrong(files.svg(Picture("t", (outside,), "s"))))
+
+
+def test_labels_make_way_for_each_other() -> None:
+    """Points at one place have their labels side by side; what has no room in the plot stands below it."""
+    axis = Axis("x", "count", low=0, high=10)
+    close = tuple(Mark(5, 5, f"label {i}") for i in range(8))
+    panel = Lines(axis, axis, (Series("", ((0, 0), (10, 10))),), close, (Rule("x", 5, "here"),))
+    assert not _wrong(files.svg(Picture("t", (panel,), "s")))
+    many = Lines(
+        axis, axis, (Series("", ((0, 0), (10, 10))),), tuple(Mark(5, 5, f"{i} long " * 30) for i in range(9))
+    )
+    drawn = files.svg(Picture("t", (many,), "s"))
+    assert not _wrong(drawn)
+    assert "Without room above" in drawn
+    assert lines.text(panel)
+
+
+def test_light_and_dark_differ_by_the_reader_alone() -> None:
+    drawn = _svg("roofline")
+    assert "prefers-color-scheme:dark" in drawn
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|<script|@import|url\(", drawn)
+
+
+def test_options_are_those_that_a_picture_takes() -> None:
+    assert options_of("moe-layer") == ["--model", "--ranks", "--seq"]
+    with pytest.raises(InputError, match="nothing that stack depends on"):
+        picture("stack", {"model": "gpt2"})
+    with pytest.raises(InputError, match="attention and MLP side by side"):
+        picture("sequence-parallel", {"model": "gpt-neox-20b"})
+    with pytest.raises(InputError, match="did you mean roofline"):
+        picture("roofine")
+
+
+def test_a_png_needs_chromium(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match="needs Chromium"):
+        files.require_browser(tmp_path / "x.png")
+    files.require_browser(tmp_path / "x.svg")
+
+
+def test_several_pictures_stand_below_each_other() -> None:
+    both = files.svgs([_picture("stack"), _picture("roofline")])
+    assert files.size(both)[1] == files.size(_svg("stack"))[1] + files.size(_svg("roofline"))[1]
+    ElementTree.fromstring(both)
