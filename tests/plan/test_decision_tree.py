@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from support.in_process_cli import phalanx
 
-from phalanx.plan.explain.decision_tree import Facts, drawn, facts, leaves, sentence, walk
+from phalanx.plan.explain.decision_tree import Facts, facts, leaves, sentence, walk
 from phalanx.plan.question import model_named
+from phalanx.report.gallery.choosing import decisions
+from phalanx.report.pictures.files import text
 from phalanx.spec.cluster.presets import preset
 
 _SMALL = Facts(1e9, 0, 2048, 8.0, 64, 8, 80 * 2**30, 50e9, sites=False)
@@ -47,11 +49,11 @@ def test_the_facts_of_presets() -> None:
 @pytest.mark.parametrize("line", JOBS)
 def test_a_path_is_marked_from_the_root_to_its_leaf(line: str) -> None:
     path, leaf = walk(JOBS[line])
-    marked = [text for text in drawn(path) if "->" in text or "=> " in text]
-    assert len(marked) == len(path) + 1
-    assert marked[-1].endswith(f"=> {leaf.rule}  [{leaf.line}]")
+    lines = text(decisions(path))
+    assert sum("-> " in words or "=> " in words for words in lines) == len(path) + 1
+    assert f"=> {leaf.rule} [{leaf.line}]" in " ".join(" ".join(lines).split())
     assert sentence(JOBS[line]).endswith(leaf.rule)
-    assert not any("->" in text or "=>" in text for text in drawn())
+    assert not any("->" in words or "=>" in words for words in text(decisions()))
 
 
 def test_the_command_draws_it(tmp_path: Path) -> None:
@@ -61,5 +63,4 @@ def test_the_command_draws_it(tmp_path: Path) -> None:
     assert "=> ZeRO-3 (FSDP) or ZeRO-1 with what fits" in out
     assert "--batch: is missing" in phalanx(tmp_path, "cases", "--tree", *job[:6])[2]
     assert "goes with --tree alone" in phalanx(tmp_path, "cases", *job)[2]
-    wide = max(map(len, phalanx(tmp_path, "cases", "--tree")[1].splitlines()))
-    assert wide <= 170
+    assert max(map(len, phalanx(tmp_path, "cases", "--tree")[1].splitlines())) <= 80

@@ -413,14 +413,15 @@ def _draw_tree(
         path, _leaf = decision_tree.walk(
             decision_tree.facts(spec, there, int(gpus or 0), int(batch or 0), int(seq or 0))
         )
-    if plot is not None:
-        from phalanx.report.gallery.choosing import decisions
-        from phalanx.report.pictures.files import write
+    from phalanx.report.gallery.choosing import decisions
+    from phalanx.report.pictures.files import panel_text, write
 
-        write([decisions(path, f"{model} on {gpus} GPUs of {cluster}" if path else "")], plot)
+    drawn = decisions(path, f"{model} on {gpus} GPUs of {cluster}" if path else "")
+    if plot is not None:
+        write([drawn], plot)
         announce(f"wrote {plot}")
-    for line in decision_tree.drawn(path):
-        print(line)
+    for panel in drawn.panels:
+        print("\n".join(panel_text(panel)))
 
 
 def _training(params: str, tokens: str | None, tflops: float, gpus: str) -> Sheet:

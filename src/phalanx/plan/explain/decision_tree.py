@@ -216,15 +216,3 @@ def sentence(f: Facts) -> str:
     path, leaf = walk(f)
     words = [branch.words[0 if answer else 1] for branch, answer in path]
     return f"{', '.join(filter(None, words))}: {leaf.rule}"
-
-
-def drawn(path: list[tuple[Branch, bool]] | None = None, node: Node = TREE, indent: str = "") -> Iterator[str]:
-    """Yield the tree line by line; what a path (from `walk`) takes is marked with an arrow."""
-    if isinstance(node, Leaf):
-        yield f"{indent}{'=> ' if path is not None else ''}{node.rule}  [{node.line}]"
-        return
-    yield f"{indent}{node.question}"
-    for answer, name, below in ((True, "yes", node.yes), (False, "no", node.no)):
-        taken = bool(path) and path is not None and path[0] == (node, answer)
-        yield f"{indent}{'->' if taken else '  '} {name}:"
-        yield from drawn(path[1:] if taken and path is not None else None, below, indent + "     ")

@@ -48,14 +48,15 @@ def text(picture: Picture) -> list[str]:
     """Return a picture as lines of at most 80 characters."""
     out = textwrap.wrap(picture.title, 80)
     for panel in picture.panels:
-        out += ["", *_text(panel)]
+        out += ["", *panel_text(panel)]
     out.append("")
     for line in (picture.note, f"Source: {picture.source}"):
         out += textwrap.wrap(line, 80)
     return out
 
 
-def _text(panel: Panel) -> list[str]:
+def panel_text(panel: Panel) -> list[str]:
+    """Return a panel as lines of at most 80 characters."""
     match panel:
         case Lines():
             return lines.text(panel)

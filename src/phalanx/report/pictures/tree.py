@@ -52,7 +52,7 @@ def _text(node: Node, depth: int) -> Iterator[str]:
     edge = f"{node.edge}: " if node.edge else ""
     indent = "   " * depth
     yield from textwrap.wrap(
-        f"{mark}{edge}{node.text}", 80, initial_indent=indent, subsequent_indent=indent + "     "
+        f"{edge}{mark}{node.text}", 80, initial_indent=indent, subsequent_indent=indent + "     "
     )
     for below in node.below:
         yield from _text(below, depth + 1)
