@@ -1,4 +1,5 @@
 # make run: train the quickstart.  make test: the whole suite.  make check: style, types, floors.
+# make gpu: examine this machine's GPUs (GPU=FOLDER for the report).
 # make bench: every time limit that the project promises.
 # Another build of torch:  make install TORCH="torch==2.13.0 --index-url <your index>"
 # make install LOCKED=1: every file but torch's is one whose hash requirements.lock has (PyPI's).
@@ -8,7 +9,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 # make coverage: the suite with line coverage.
-.PHONY: install run test long chaos fuzz coverage check site audit lock stacks bench format clean
+.PHONY: install run gpu test long chaos fuzz coverage check site audit lock stacks bench format clean
 install: $(VENV)/.installed
 
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
@@ -43,6 +44,11 @@ endif
 
 run: install
 	@$(BIN)/phalanx train examples/quickstart.toml
+
+# Examine this machine's GPUs; without one, the step on an imagined GPU. What is in $(GPU) already is not run again.
+GPU ?= gpu
+gpu: install
+	@$(BIN)/phalanx doctor --gpu --out $(GPU)
 
 # Most tests wait more than they compute: two at a time use two cores. Each worker has its own pool of ranks.
 # From Python 3.12 on, whose sys.monitoring counts lines cheaply, the line coverage is reported too.

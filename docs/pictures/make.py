@@ -28,7 +28,7 @@ ABOUT = """# Pictures
 What a teacher would draw on a whiteboard, drawn from the numbers that the commands print: none is typed in. Made by
 `python docs/pictures/make.py`.
 
-    phalanx draw                                      # the list
+    phalanx draw                                      # the list; with --plot all.html, all of them on one page
     phalanx draw fsdp --model llama3-8b --gpus 64     # as text of 80 columns, without colour
     phalanx draw fsdp --plot fsdp.svg                 # as SVG; .html: a page; .png: by Chromium
 

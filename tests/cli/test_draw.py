@@ -10,6 +10,8 @@ from xml.etree import ElementTree
 import pytest
 from support.in_process_cli import phalanx
 
+from phalanx.report.gallery.registry import PICTURES
+
 
 def test_the_list_names_every_picture(tmp_path: Path) -> None:
     listed = json.loads(phalanx(tmp_path, "draw", "--json")[1])
@@ -17,6 +19,11 @@ def test_the_list_names_every_picture(tmp_path: Path) -> None:
     assert all(row["name"] in out for row in listed)
     assert max(map(len, out.splitlines())) <= 80
     assert {"fsdp", "memory-wall", "roofline", "hsdp", "decision-tree"} <= {row["name"] for row in listed}
+
+
+def test_without_a_name_all_are_drawn(tmp_path: Path) -> None:
+    assert phalanx(tmp_path, "draw", "--plot", "all.html")[2] == f"wrote all.html: all {len(PICTURES)} pictures\n"
+    assert (tmp_path / "all.html").read_text().count("<svg") == len(PICTURES)
 
 
 def test_a_picture_is_text_file_and_data(tmp_path: Path) -> None:
@@ -35,6 +42,7 @@ def test_a_picture_is_text_file_and_data(tmp_path: Path) -> None:
     [
         (("draw", "stak"), "did you mean stack?"),
         (("draw", "stack", "--model", "gpt2"), "it takes no options"),
+        (("draw", "--model", "gpt2"), "name one"),
         (("draw", "fsdp", "--model", "mixtral-8x7b"), "name a dense model"),
         (("draw", "hsdp", "--gpus", "7"), "use 16"),
         (("draw", "stack", "--plot", "x.gif"), "name a .svg or .html or .png file"),

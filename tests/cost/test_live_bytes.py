@@ -15,7 +15,7 @@ from phalanx.cost.analytic.precision import typed
 from phalanx.cost.analytic.stacks import profile
 from phalanx.cost.ledger.flow import Held
 from phalanx.cost.ledger.gradient_flows import expert_ranks, experts_apart, parameters_of
-from phalanx.cost.ledger.live_bytes import end_bytes, live_bytes, state_bytes
+from phalanx.cost.ledger.live_bytes import end_bytes, live_bytes, sliced_head, state_bytes
 from phalanx.cost.ledger.model_shape import shape
 from phalanx.cost.ledger.rank_layout import layout
 from phalanx.cost.ledger.sharding import sharding
@@ -64,7 +64,8 @@ def agree(case: Case) -> None:
     assert of_program == pytest.approx(blocks, rel=1e-12)
     first, last = end_bytes(sizes, how, PHALANX)
     logits = how.tokens * how.activation_bytes * -(-model.vocab // s.tp)
-    ends = float(first) + float(last) + logits
+    in_slices, gradient = sliced_head(sizes, how, PHALANX)
+    ends = float(first) + float(last) + (float(gradient) if in_slices else logits)
     assert 0 <= of_ends - ends <= 16 * how.tokens, (of_ends, ends)
 
 

@@ -17,7 +17,16 @@ from support.in_process_cli import phalanx
 ROOT = Path(__file__).parents[2]
 _ELSEWHERE = ("train", "parity", "lab", "experts", "import", "export-weights", "validate", "observe")
 """Commands that train or measure, or run for minutes: other tests hold what they do."""
-_MEASURED = ("local", "job.toml", "examples/experts.toml", "runs/", "quickstart.toml --strategy tp=2,micro", "prove")
+_MEASURED = (
+    "--device cuda",
+    "doctor --gpu",
+    "local",
+    "job.toml",
+    "examples/experts.toml",
+    "runs/",
+    "quickstart.toml --strategy tp=2,micro",
+    "prove",
+)
 _FREE = '{"free": {"node[0-7]": "0-3", "node8":"0-7"}, "nodes":"node[0-15]"}'
 _MISSPELT = '{"train_batch_size": 64, "zero_optimisation": {"stage": 3}}'
 _REPEATED = (("accuracy.md", "verify"),)

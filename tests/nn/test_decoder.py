@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +14,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from phalanx.nn import functional
+from phalanx.cost.step.expand import expand
+from phalanx.nn import decoder, functional
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.init import BLOCK, create, draw
-from phalanx.spec.files.job_file import build
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.observe.instrument import instrument
+from phalanx.runtime.process.world import ALONE
+from phalanx.schedule.layers.head import sliced
+from phalanx.schedule.layout import Layout
+from phalanx.spec.files import job_file
+from phalanx.spec.files.job_file import build, make_strategy
+from phalanx.spec.job import Precision
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.from_hugging_face import from_hugging_face
 from phalanx.spec.model.spec import ModelSpec, Parameter, parameters
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.train.training_step import Training
 from phalanx.verify.parity import gradient_errors
 
 CPU = torch.device("cpu")
@@ -176,6 +188,50 @@ def test_cross_entropy_is_torchs(rows: int) -> None:
     (theirs_gradient,) = torch.autograd.grad(theirs, logits)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(ours_gradient, theirs_gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [100, 1000])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_head_in_slices_is_the_whole_one(rows: int, dtype: torch.dtype) -> None:
+    x, weight = torch.randn(rows, 16, dtype=dtype), torch.randn(700, 16, dtype=dtype) / 4
+    targets = torch.randint(700, (rows,))
+    found = []
+    for of in (functional.linear_cross_entropy, lambda a, b, t: functional.cross_entropy(a @ b.t(), t)):
+        a, b = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        loss = of(a, b, targets)
+        (loss / rows).backward()
+        assert a.grad is not None
+        assert b.grad is not None
+        found.append((loss.double(), a.grad.double(), b.grad.double()))
+    near = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+    for ours, theirs in zip(*found, strict=True):
+        assert float((ours - theirs).detach().norm() / theirs.detach().norm()) < near
+    with torch.no_grad():
+        assert float(functional.linear_cross_entropy(x, weight, targets)) == pytest.approx(float(found[0][0]))
+
+
+def test_a_head_in_slices_never_holds_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quickstart's head: gradients in fp64 and FLOPs are those of all logits at once; memory is not, and is as
+    predicted."""
+    file = job_file.load(Path(__file__).parents[2] / "examples/quickstart.toml", ["job.global_batch=12"])
+    strategy = make_strategy("micro_batch=12")
+    assert strategy is not None
+    job, sizes = replace(file.job, precision=Precision("float64")), replace(file.model, layers=1)
+    found = []
+    for slices in (True, False):
+        monkeypatch.setattr(decoder, "sliced", sliced if slices else lambda *sizes: False)
+        state = Training(sizes, job, strategy, Comm(ALONE, mesh(strategy)), 0)
+        batch = torch.randint(0, 2048, (12, 129), generator=torch.Generator().manual_seed(1))
+        with instrument(state.model.units(), state.comm.recorder, lambda state=state: state.current) as tracker:
+            state.step([batch], 1e-3)
+        flops = [sum(e.flops for e in state.comm.recorder.events if e.unit == "head" and e.phase == p) for p in "FB"]
+        found.append((dict(state.gradients()), tracker.peak, flops))
+    (ours, peak, flops), (theirs, before, whole) = found
+    assert max(error for _, error in gradient_errors(ours, theirs)) < 1e-12
+    assert flops == [sum(whole), 0]
+    logits = 12 * 128 * 2048 * 8
+    assert peak < before - logits // 4
+    assert peak == pytest.approx(expand(Layout(sizes, job, strategy).rank_view(0)).peak_bytes, abs=2**14, rel=1e-5)
 
 
 def test_a_second_backward_through_the_overwritten_logits_is_refused() -> None:

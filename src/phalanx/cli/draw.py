@@ -12,7 +12,8 @@ from phalanx.cli.terminal import announce, exit_on_error, print_json, require_dr
 
 def draw(
     name: Annotated[
-        str | None, typer.Argument(help="The picture; without one, all are listed.", show_default=False)
+        str | None,
+        typer.Argument(help="The picture; without one, all are listed, and drawn by --plot.", show_default=False),
     ] = None,
     model: Model = None,
     cluster: Cluster = None,
@@ -30,21 +31,10 @@ def draw(
     with exit_on_error():
         from phalanx.report.gallery.registry import PICTURES, options_of, picture
         from phalanx.report.pictures.files import text, write
+        from phalanx.spec.errors import InputError
 
-        if name is None and as_json:
-            rows = [(known, entry.what, options_of(known), entry.instead) for known, entry in PICTURES.items()]
-            print_json([dict(zip(("name", "what", "takes", "of_yours"), row, strict=True)) for row in rows])
-            return
-        if name is None:
-            for known, entry in PICTURES.items():
-                print(f"{known:<24}{entry.what}")
-                if options_of(known):
-                    print(f"    takes {', '.join(options_of(known))}")
-                if entry.instead:
-                    print(f"    of yours: phalanx {entry.instead}")
-            return
         require_drawing(plot)
-        given = {
+        options = {
             "model": model,
             "cluster": cluster,
             "gpus": gpus,
@@ -53,7 +43,27 @@ def draw(
             "ranks": ranks,
             "params": params,
         }
-        drawn = picture(name, {key: value for key, value in given.items() if value is not None})
+        given = {key: value for key, value in options.items() if value is not None}
+        if name is None:
+            for key, value in given.items():
+                raise InputError(
+                    f"--{key}", value, "is an option of a picture", "name one, from this list without it"
+                )
+            if plot is not None:
+                write([picture(known) for known in PICTURES], plot)
+                announce(f"wrote {plot}: all {len(PICTURES)} pictures")
+            rows = [(known, entry.what, options_of(known), entry.instead) for known, entry in PICTURES.items()]
+            if as_json:
+                print_json([dict(zip(("name", "what", "takes", "of_yours"), row, strict=True)) for row in rows])
+                return
+            for known, what, takes, yours in rows:
+                print(f"{known:<24}{what}")
+                if takes:
+                    print(f"    takes {', '.join(takes)}")
+                if yours:
+                    print(f"    of yours: phalanx {yours}")
+            return
+        drawn = picture(name, given)
         if plot is not None:
             write([drawn], plot)
             announce(f"wrote {plot}")

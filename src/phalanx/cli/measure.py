@@ -45,6 +45,14 @@ def measure(
         list[Path] | None,
         typer.Option(metavar="FILE", help="Measure nothing: read this output of nccl-tests; may be repeated."),
     ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="gpu.json",
+            help="Measure nothing: take what `doctor --gpu` measured on another machine.",
+        ),
+    ] = None,
     preset: Annotated[str, typer.Option(help="Cluster preset that the --nccl-tests were run on.")] = "dgx-h100",
     op: Annotated[
         str, typer.Option(help="Operation that --nccl-tests measured, for files that do not name it.")
@@ -63,7 +71,11 @@ def measure(
     with exit_on_error():
         require_writable("--out", out)
         require_drawing(plot)
-        if nccl_tests:
+        if source is not None:
+            from phalanx.commands.gpu_doctor import cluster_of
+
+            cluster = cluster_of(source)
+        elif nccl_tests:
             cluster = from_nccl_tests(nccl_tests, preset, op)
         else:
             require_torch()

@@ -111,7 +111,7 @@ def require_torch() -> None:
 
     for name in ("torch", "tokenizers"):
         if importlib.util.find_spec(name) is None:
-            raise InputError("installation", None, f"{name} is not installed", "pip install 'phalanx[train]'")
+            raise InputError("installation", None, f"{name} is not installed", "pip install '.[train]' in a checkout")
 
 
 def require_writable(option: str, file: Path | None) -> None:

@@ -53,12 +53,24 @@ def validate(
             "alone on seven chips, also by constants fitted without the chip.",
         ),
     ] = False,
+    placements: Annotated[
+        bool,
+        typer.Option(
+            "--placements",
+            help="Score what it costs to have a job's GPUs on two nodes: measured steps of small models on three "
+            "machines, from the time of one GPU and the links' published rates.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Predict every published run that is fully specified, and show how far off the predictions are."""
     with exit_on_error():
+        others = runs is not None or rows is not None or choices or serving
+        if placements:
+            _score_placements(others or kernels, as_json)
+            return
         if kernels:
-            _score_kernels(runs is not None or rows is not None or choices or serving, as_json)
+            _score_kernels(others, as_json)
             return
         if serving:
             _score_serving(runs, rows, choices, as_json)
@@ -91,6 +103,28 @@ def validate(
         if summary["replaced_stacks"]:
             out.print(replaced_stacks(summary))
         out.print(reasons(summary))
+
+
+def _score_placements(others: bool, as_json: bool) -> None:
+    """Score what placements cost and print it. Raises InputError where `others`: another option is given beside."""
+    from dataclasses import asdict
+
+    from phalanx.spec.errors import InputError
+    from phalanx.validate.placements import scores
+
+    if others:
+        raise InputError("--placements", None, "scores the measured placements that ship", "leave other options out")
+    scored = scores()
+    if as_json:
+        print_json([asdict(on) | {"ratios": [asdict(r) | {"error": r.error} for r in rows]} for on, rows in scored])
+        return
+
+    from phalanx.report.validate_placements import machine
+
+    out = console()
+    out.print("step on two nodes over one on as many GPUs of one node, measured and predicted", highlight=False)
+    for on, rows in scored:
+        out.print(machine(on, rows))
 
 
 def _score_kernels(others: bool, as_json: bool) -> None:

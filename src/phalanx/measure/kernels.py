@@ -30,6 +30,7 @@ from phalanx.runtime.comm.dtypes import DTYPES
 from phalanx.runtime.data_parallel.bucket_buffers import put
 from phalanx.runtime.data_parallel.engine import DataParallel
 from phalanx.schedule.gradients.buckets import gradient_buckets
+from phalanx.schedule.layers.head import sliced
 from phalanx.spec.cluster.spec import CollectiveFit, Rates
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Optimizer, Precision
 from phalanx.spec.model.families import complete
@@ -137,10 +138,16 @@ class _Bench:
         """Return the median time of each unit and phase, without the round that warmed up."""
         spec, t = self.model.spec, self.sequences * self.seq
         e = next(self.model.parameters()).element_size()
-        count = {"F": unit_work.forward, "B": unit_work.backward}
+        work = {
+            (phase, unit): count(spec, unit, t, self.seq, e)
+            for phase, count in (("F", unit_work.forward), ("B", unit_work.backward))
+            for unit in ("embed", "blocks", "head")
+        }
+        if sliced(t, spec.vocab, spec.hidden, e):
+            work["F", "head"] += unit_work.head_products(spec, t, e)
+            work["B", "head"] = unit_work.normed_input_grad(spec, t, e)
         return [
-            Point(phase, unit, count[phase](spec, unit, t, self.seq, e), median(times[1:]))
-            for (phase, unit), times in self.times.items()
+            Point(phase, unit, work[phase, unit], median(times[1:])) for (phase, unit), times in self.times.items()
         ]
 
 

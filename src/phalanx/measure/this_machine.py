@@ -107,7 +107,7 @@ def local_cluster(
             "cluster.preset",
             "local",
             "measuring this machine needs torch",
-            "pip install 'phalanx[train]', or plan for a preset such as dgx-h100",
+            "pip install '.[train]' in a checkout, or plan for a preset such as dgx-h100",
         )
     announce(f"measuring this machine ({ranks} rank{'s' * (ranks > 1)}, {dtype}, {threads} thread each) ...")
     folder.mkdir(exist_ok=True)

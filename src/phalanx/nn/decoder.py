@@ -28,6 +28,7 @@ from phalanx.runtime.model_parallel.expert import ExpertParallel
 from phalanx.runtime.model_parallel.sequence import Rows
 from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.runtime.model_parallel.token_sharding import SequenceTokens
+from phalanx.schedule.layers.head import sliced
 from phalanx.spec.model.spec import ModelSpec, chunks, units
 from phalanx.spec.strategy.spec import Recompute
 
@@ -189,7 +190,13 @@ class Head(nn.Module):
             if targets is None:
                 return logits
             return vocab_parallel.cross_entropy(self.tp, logits.view(-1, logits.shape[-1]), targets.reshape(-1))
-        logits = recompute.linear(self.linear, self.norm(x))  # (batch, seq, vocab)
+        x = self.norm(x)
+        weight = self.linear.weight
+        if targets is not None and not deferred_weight_grads.owners(weight):
+            x, tokens = x.view(-1, x.shape[-1]), targets.reshape(-1)
+            if sliced(len(x), len(weight), x.shape[-1], x.element_size()):
+                return functional.linear_cross_entropy(x, weight, tokens)
+        logits = recompute.linear(self.linear, x)  # (batch, seq, vocab)
         if targets is None:
             return logits
         return functional.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1))

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from phalanx.runtime.autograd import deferred_weight_grads
 from phalanx.runtime.observe import host_values
-from phalanx.schedule.layers.head import LOGITS_AT_ONCE
+from phalanx.schedule.layers.head import LOGITS_AT_ONCE, rows_of_slice
 
 
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -189,6 +189,54 @@ _LOGITS_AT_ONCE = {"cpu": LOGITS_AT_ONCE, "gpu": 2**24}  # in cache; and enough 
 def rows_at_once(logits: Tensor) -> int:
     """Return the number of tokens whose logits the cross-entropy processes at a time."""
     return max(1, _LOGITS_AT_ONCE["cpu" if logits.device.type == "cpu" else "gpu"] // logits.shape[1])
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        wide, gradient = accumulate_dtype(x.dtype), any(ctx.needs_input_grad[:2])
+        loss = torch.zeros((), dtype=wide, device=x.device)
+        d_x = torch.empty_like(x) if gradient else x
+        d_weight = torch.empty(weight.shape if gradient else 0, dtype=wide, device=x.device)
+        limits = () if x.device.type == "cpu" else (2**10, _LOGITS_AT_ONCE["gpu"])
+        rows = int(rows_of_slice(len(x), len(weight), *limits))
+        for low in range(0, len(x), rows):
+            here = slice(low, low + rows)
+            d_logits = torch.mm(x[here], weight.t())  # (rows, vocab), of the logits first
+            loss += _softmax_minus_onehot(d_logits, targets[here].unsqueeze(-1), wide, gradient)
+            if gradient:
+                torch.mm(d_logits, weight, out=d_x[here])
+                _add_product(d_weight, d_logits.t(), x[here], low == 0)
+            del d_logits  # before the next slice
+        if gradient:
+            ctx.save_for_backward(d_x, d_weight)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:
+        d_x, d_weight = ctx.saved_tensors
+        return d_x.mul_(g), d_weight.mul_(g).to(d_x.dtype), None
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
+    """Add a b to `total`, or write it there as the first."""
+    if a.dtype != total.dtype:
+        product = a.mm(b)
+        total.copy_(product) if first else total.add_(product)
+    elif first:
+        torch.mm(a, b, out=total)
+    else:
+        torch.addmm(total, a, b, out=total)
+
+
+def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """cross_entropy(x weightᵀ, targets), of which only a slice of the logits exists at a time. Keeps the gradients of
+    x, and of the weight in fp32 (fp64 in fp64 runs): schedule/layers/head.py. Allows one backward pass only.
+
+    x: (tokens, hidden); weight: (vocab, hidden); targets: (tokens,) int64.
+    """
+    return _LinearCrossEntropy.apply(x, weight, targets)  # type: ignore[no-any-return]
 
 
 class _CrossEntropy(torch.autograd.Function):

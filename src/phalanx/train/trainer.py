@@ -38,6 +38,7 @@ from phalanx.spec.files.plan import Plan, write_json
 from phalanx.spec.job import Train
 from phalanx.train.data import Batches, TokenSet, take, validation_windows
 from phalanx.train.expert_load import Watch, summary
+from phalanx.train.out_of_memory import Device, explained
 from phalanx.train.progress import Progress
 from phalanx.train.tensorboard import scalars
 from phalanx.train.training_step import StepResult, Training
@@ -125,7 +126,7 @@ class Trainer:
         with _metrics_file(self.folder, self.start, self.first) as metrics, board as show:
             for step in range(self.start, steps):
                 self.saver.check()
-                rows = self._step(step, stop)
+                rows = self._within_memory(step, stop)
                 interrupted = any([row.pop("stop") for row in rows])
                 if interrupted and self._issued is not None:
                     rows.append(self._settled())
@@ -159,6 +160,14 @@ class Trainer:
         if progress is not None:
             progress.close()
         return interrupted, last_loss
+
+    def _within_memory(self, step: int, stop: StopFlag) -> list[dict[str, Any]]:
+        """`_step`, whose end for want of a GPU's memory is explained. Raises OutOfMemory."""
+        before = _allocated(self.comm.world.device)
+        try:
+            return self._step(step, stop)
+        except torch.OutOfMemoryError as error:
+            raise explained(self.plan, self.comm.world.rank, _memory(self.comm.world.device, before)) from error
 
     def _step(self, step: int, stop: StopFlag) -> list[dict[str, Any]]:
         """Run step number `step` (from 0) and describe it as a line of metrics.jsonl. On a GPU the line is of the
@@ -368,6 +377,18 @@ class Trainer:
 def _finite(x: float) -> float | None:
     """Return x, or None for NaN and infinities, which JSON does not have."""
     return x if math.isfinite(x) else None
+
+
+def _allocated(device: torch.device) -> int:
+    """Bytes of tensors on a GPU now."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _memory(device: torch.device, before: int) -> Device:
+    """A GPU's memory now; `before`: bytes of tensors when the step began."""
+    of = torch.cuda
+    reserved, total = of.memory_reserved(device), of.get_device_properties(device).total_memory
+    return Device(before, of.max_memory_allocated(device), reserved, of.memory_allocated(device), total)
 
 
 def _to_device(batch: npt.NDArray[np.int64], device: torch.device) -> Tensor:

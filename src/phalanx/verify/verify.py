@@ -71,6 +71,8 @@ def _verified(view: RankView, ranks: RankClass, on_gpu: bool) -> Verified:
             why = "a backward pass has run in this process before torch knew the imagined GPU"
             raise InputError("--device", "cuda", why, "verify in another process") from None
         why = f"{type(error).__name__}: {str(error).strip() or 'no message'}, at {place_of(error)}"
+        if "device_ready_queues_" in why:  # torch/csrc/autograd/engine.cpp: started with the devices of then
+            why = "a backward pass has run in this process; verify for a GPU before any, or in another process"
         return Verified(ranks, program, None, (), None, time.perf_counter() - start, why)
     # Fake gradients send the most that compression may send, so that bytes must agree exactly.
     results = list(differences(program.events, recorded.events, exactly))

@@ -100,10 +100,16 @@ QUICK: tuple[tuple[tuple[str, ...], Options], ...] = (
         ("cluster", "simulate"),
         {
             **{"--trace": "jobs.csv", "--cluster": "4x8", "--policy": "easy", "--placement": "topology"},
-            **{"--leaf": "2", "--restart-s": "60", "--oversubscription": "2", "--json": None},
+            **{"--leaf": "2", "--restart-s": "60", "--json": None},
         },
     ),
-    (("cluster", "simulate"), {"--trace": "jobs.csv", "--cluster": "dgx-h100", "--nodes": "4", "--elastic": None}),
+    (
+        ("cluster", "simulate"),
+        {
+            **{"--trace": "jobs.csv", "--cluster": "dgx-h100", "--nodes": "4", "--elastic": None},
+            **{"--leaf": "2", "--oversubscription": "2"},
+        },
+    ),
     (
         ("cluster", "read", "topology.conf"),
         {"--like": "dgx-h100", "--out": "read.toml", "--slurm": "read.conf", "--json": None},

@@ -17,7 +17,14 @@ import numpy as np
 from phalanx.cost.analytic.stacks import Profile
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.gradient_flows import expert_ranks, experts_apart
-from phalanx.cost.ledger.live_bytes import cast_weight_bytes, end_bytes, gathered_key_bytes, live_bytes, state_bytes
+from phalanx.cost.ledger.live_bytes import (
+    cast_weight_bytes,
+    end_bytes,
+    gathered_key_bytes,
+    live_bytes,
+    sliced_head,
+    state_bytes,
+)
 from phalanx.cost.ledger.model_shape import Shape, on_rank
 from phalanx.cost.ledger.rank_layout import Layout, stages
 from phalanx.cost.ledger.sharding import sharding
@@ -129,6 +136,9 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
     logits = profile.kept_logit * size * layout.tokens * shape.vocab / layout.tp * (1 + shape.depths)
     stream, last_norm = end_bytes(shape, layout, profile)
     head_gradient = np.maximum(profile.stand_in, profile.every_tensor) * profile.parameter_bytes
+    in_slices, gradient = sliced_head(shape, layout, profile)
+    head_gradient = head_gradient * (1 - in_slices * (layout.activation_bytes >= 4))
+    logits = np.where(in_slices > 0, gradient, logits)
     logits = logits + last_norm + head_gradient * shape.vocab * shape.hidden / layout.tp
     # Gathered for a pass: two blocks, and one block's gradient before it is reduced.
     unit_bytes = (

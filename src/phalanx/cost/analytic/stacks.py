@@ -379,7 +379,14 @@ STACKS: dict[str, Stack] = {
     # What its blocks keep is counted tensor by tensor (cost/memory/block.py, moe.py).
     "phalanx": Stack(
         "eager",
-        {"kept_hidden": 8.0, "kept_inside": 2 / 3, "kept_logit": 2.0, "result_again": 1.0, "every_tensor": 1.0},
+        {
+            "kept_hidden": 8.0,
+            "kept_inside": 2 / 3,
+            "kept_logit": 2.0,
+            "slices_head": 1.0,
+            "result_again": 1.0,
+            "every_tensor": 1.0,
+        },
         policy=PHALANX,
         zero_in_pipeline=(0, 1, 2, 3),
         schedules=tuple(SCHEDULES),

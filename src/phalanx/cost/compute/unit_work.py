@@ -152,6 +152,19 @@ def input_grad(
     return work + _activation(t * f, e, (11, 4) if spec.gated else (3, 1))
 
 
+def head_products(spec: ModelSpec, tokens: Column, e: int) -> Work:
+    """Return the work of the two products of the head's backward pass, and of scaling the logits' gradient."""
+    t, h, v = tokens, spec.hidden, spec.vocab
+    return _gemm(t, h, v, e) + _gemm_weight(t, v, h, e)
+
+
+def normed_input_grad(spec: ModelSpec, tokens: Column, e: int) -> Work:
+    """Return the work of a head's backward pass whose products are done: scaling them, and the norm."""
+    t, h = tokens, spec.hidden
+    norm = _memory(16 * t * h, e, 12) if spec.norm == "rms" else _memory(7 * t * h, e, 2)
+    return norm + _memory(2 * (t + spec.vocab) * h, e, 2)
+
+
 def recomputed(
     spec: ModelSpec,
     repeat: Recompute,

@@ -72,6 +72,9 @@ class Keeps:
     """1: selective recomputation chooses among a block's operations, not just attention's core."""
     result_again: Column = 0.0
     """1: where attention's core is computed again, so is the product after it, and the core's result is not kept."""
+    slices_head: Column = 0.0
+    """1: a head that has all its vocabulary, on a rank without a pipeline, goes through its tokens in slices where it
+    keeps less so (schedule/layers/head.py)."""
     every_tensor: Column = 0.0
     """1: small tensors and copies count each: norms' and attention's sums, a router's scores and places, the result
     that Ulysses returns; 0: they are part of the constants above."""
@@ -272,6 +275,15 @@ def live_bytes(shape: Shape, layout: Layout, keeps: Keeps, moe: Column | None = 
     if np.any(keeps.per_op):
         stored = stored + by_operation * operation_bytes(shape, layout, moe)
     return BlockBytes(kept, freed, stored)
+
+
+def sliced_head(shape: Shape, layout: Layout, keeps: Keeps) -> tuple[Column, Column]:
+    """Return (1 where the head goes through its tokens in slices, else 0; bytes of the gradient of its weight, which
+    it then keeps from its forward to its backward pass in place of logits)."""
+    e = layout.activation_bytes
+    wide = shape.vocab * shape.hidden * np.maximum(e, 4)
+    less = layout.tokens * shape.hidden * e + wide < layout.tokens * shape.vocab * e
+    return np.asarray(keeps.slices_head) * less * (layout.tp == 1) * (layout.pp == 1), wide
 
 
 def end_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> tuple[Column, Column]:

@@ -23,7 +23,7 @@ from phalanx.cost.memory.mla import LatentBlock, SplitLatentBlock
 from phalanx.cost.memory.moe import ExpertsBlock, SplitExpertsBlock
 from phalanx.cost.memory.split_backward import Parts, SplitBlock
 from phalanx.schedule.layers.context import Context
-from phalanx.schedule.layers.head import LOGITS_AT_ONCE
+from phalanx.schedule.layers.head import LOGITS_AT_ONCE, rows_of_slice, sliced
 from phalanx.schedule.layers.routing import Routed
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.model.spec import ModelSpec, StageSpec
@@ -144,6 +144,8 @@ def footprint(
             leaves=-stream - shared,
             parts=parts,
         )
+    if unit == "head" and tp == 1 and not in_parts and sliced(t, v, h, e):
+        return _sliced_head(spec, t, e, shared, id_copies)
     if unit == "head":
         kept = stream + statistics(spec, own_tokens, e) + t * v * e
         rows = np.minimum(t, max(1, LOGITS_AT_ONCE // v))
@@ -203,6 +205,26 @@ _BLOCKS: dict[tuple[bool, bool, bool], type[Block]] = {
     (True, True, True): SplitLatentExpertsBlock,
 }
 """The class of a block, by: latent attention, experts, backward pass split in two."""
+
+
+def _sliced_head(spec: ModelSpec, t: int, e: int, shared: int, id_copies: Column) -> Footprint:
+    """The head that goes through its tokens in slices: it keeps the gradients of its normed input, and of its weight
+    in a wide type, and computes both in the forward pass."""
+    h, v, wide = spec.hidden, spec.vocab, max(e, 4)
+    stream, gradient, narrow = t * h * e, v * h * wide, e < 4
+    rows = int(rows_of_slice(t, v))
+    loss = rows * v * wide * narrow + 3 * rows * wide
+    slice_ = (
+        stream + rows * v * e + max(loss, v * h * e * narrow)
+    )  # the normed input; a slice of logits, or a product
+    norm = 2 * t * h * wide - stream - gradient if narrow and spec.norm == "rms" else 0
+    return Footprint(
+        kept=stream + statistics(spec, t, e) + gradient,
+        forward=max(id_copies + slice_, norm),
+        # the weight's gradient in its own type; the norm's own temporaries, when the wide one is gone
+        backward=max(v * h * e * narrow, normed(spec, t, e) - gradient + shared, 0),
+        leaves=stream + shared,
+    )
 
 
 def _lookup_bytes(t: Column) -> Column:

@@ -13,6 +13,7 @@ from phalanx.cost.memory.split_backward import Pass
 from phalanx.cost.step.term import Term
 from phalanx.schedule.event import Event, Phase
 from phalanx.schedule.layers.context import keys_per_query
+from phalanx.schedule.layers.head import sliced
 from phalanx.schedule.layers.routing import depends_on_router
 from phalanx.schedule.layout import RankView
 from phalanx.schedule.unit_classes import repeat_of
@@ -50,12 +51,16 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
     mask_bytes, temporary = _first_masks(view, core) if unit == "embed" and separate else (0, 0)
     mask_work = unit_work.mask(spec, unit, t, job.seq, e, keys) if separate else NO_WORK
     depends_on_routing = unit_spec.experts is not None and depends_on_router(unit_spec.experts, s)
+    forward = unit_work.forward(unit_spec, unit, t, job.seq, e, keys, rows) + mask_work
+    products = NO_WORK  # of the backward pass, which a head in slices does in its forward pass
+    if unit == "head" and s.tp == 1 and not deferrable and sliced(t, spec.vocab, spec.hidden, e):
+        products = unit_work.head_products(spec, t, e)
     n = view.passes["F", name]
     highest = max(int(memory.forward), temporary)
     yield Term(
         Event("compute", "forward", "F", name, dtype=dtype, routed=depends_on_routing),
         count=n,
-        work=(unit_work.forward(unit_spec, unit, t, job.seq, e, keys, rows) + mask_work) * n,
+        work=(forward + products) * n,
         alloc=int(memory.kept) + highest,
         free=highest - mask_bytes,
     )
@@ -87,7 +92,7 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
     yield Term(
         event,
         count=n,
-        work=(inputs + weights) * n,
+        work=(inputs + weights if products is NO_WORK else unit_work.normed_input_grad(spec, t, e)) * n,
         recomputed=recomputed * n,
         alloc=int(memory.backward),
         free=int(memory.backward - memory.leaves) + freed,

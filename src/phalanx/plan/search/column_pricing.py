@@ -39,7 +39,7 @@ from phalanx.stacks.stack import WORDS, Stack, counted
 
 Floats = npt.NDArray[np.float64]
 _SLICE = 65_536
-"""Rows priced together: enough that calls cost little beside arithmetic, few enough that columns stay in the cache."""
+"""Rows priced together: enough that calls cost little beside arithmetic, few enough for the cache."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from phalanx.runtime.process import gpus
 from phalanx.runtime.process.objects import broadcast_object, gather_objects
 from phalanx.spec.errors import InputError
 
@@ -74,10 +75,12 @@ def join(world: World, timeout_s: float) -> None:
     """Join the other ranks in one process group: Gloo for CPU tensors, NCCL for CUDA ones.
 
     Ranks of a local launcher meet in a file of its private folder, others in the store of torchrun or of rank 0.
-    Collectives time out after `timeout_s` seconds. Raises InputError if the environment has no MASTER_ADDR.
+    Collectives time out after `timeout_s` seconds. Raises InputError if the environment has no MASTER_ADDR,
+    or this host not the GPUs (gpus.py).
     """
     global _timeout_s
     _timeout_s = timeout_s
+    gpus.require(gpus.this_host(), world.local_size, world.size)
     if world.size == 1:
         return
     on_gpu = world.device.type == "cuda"

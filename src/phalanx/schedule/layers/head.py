@@ -1,6 +1,40 @@
-"""The slice size of the head: how many logits a rank computes at a time."""
+"""The slices of the head: how many logits a rank computes at a time, and whether it ever holds all of them.
+
+The loss of some tokens needs the logits of these alone. So the head can go through its tokens in slices: logits,
+softmax - onehot in their place, and at once both products with that, for the gradients of the input and the weight.
+What is kept for the backward pass then is (tokens + vocab) x hidden, not tokens x vocab; FLOPs are the same, all in
+the forward pass. Reference: Hsu et al. 2024, "Liger Kernel: Efficient Triton Kernels for LLM Training", section 3.2.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
+Column = Any
+"""A number, or a NumPy array of them."""
+
 LOGITS_AT_ONCE = 2**17
 """The cross-entropy works on slices of this many logits, which stay in a core's cache (nn/functional.py)."""
+ROWS_AT_ONCE = 128
+"""Tokens of a slice at least: fewer would make its products slow."""
+MOST_SLICES = 64
+"""Slices of a micro-batch at most: each adds to the whole gradient of the weight."""
+
+
+def sliced(tokens: Column, vocab: Column, hidden: Column, e: int) -> Column:
+    """Whether a head that has all its vocabulary goes through its tokens in slices, of elements of `e` bytes: where
+    it then keeps less."""
+    return kept_bytes(tokens, vocab, hidden, e) < tokens * vocab * e
+
+
+def kept_bytes(tokens: Column, vocab: Column, hidden: Column, e: int) -> Column:
+    """Return bytes of what slices leave: the gradients of the input, and of the weight, summed in 4 bytes or more."""
+    return tokens * hidden * e + vocab * hidden * max(e, 4)
+
+
+def rows_of_slice(tokens: Column, vocab: Column, least: int = ROWS_AT_ONCE, logits: int = LOGITS_AT_ONCE) -> Column:
+    """Return the number of tokens of a slice."""
+    rows = np.maximum(np.maximum(least, logits // vocab), -(-tokens // MOST_SLICES))
+    return np.minimum(tokens, rows)

@@ -1,0 +1,216 @@
+"""What `phalanx doctor --gpu` does: examine this machine's GPUs part by part, each in a process with a time limit.
+
+A part's result is a file of the folder, written when it is complete, so that a second call goes on where the first
+stopped. Without a GPU only the step on an imagined one is examined. `gpu.json` holds all results and the measured
+cluster, which `phalanx measure --from` reads; `gpu.md` says the same for people.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from phalanx.commands.doctor import look_around
+from phalanx.commands.this_machine import Announce
+from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.documents import read_json
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import build
+from phalanx.spec.files.plan import write_json
+
+VERSION = 1
+_PARITY_JOB = """[model]
+family = "llama"
+vocab = 512
+hidden = 64
+layers = 4
+heads = 4
+ffn = 128
+max_seq = 64
+{experts}
+[cluster]
+preset = "local"
+ranks = {ranks}
+
+[job]
+global_batch = 8
+seq = 64
+
+[train]
+data = "austen"
+steps = 4
+"""
+_EXPERTS = "[model.experts]\ncount = 4\ntop_k = 2\nffn = 32\n"
+_ALONE = ("dp=1", "dp=1,recompute=full")
+_OF_TWO = ("dp=2", "dp=2,zero=1", "dp=2,zero=2", "dp=2,zero=3", "dp=2,compression=int8", "tp=2", "tp=2,sp=1", "cp=2")
+_TWO = (*_OF_TWO, "cp=2,ulysses=2", "pp=2", "pp=2,schedule=zb-v")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the examination: `words` run in a process for at most `limit_s` seconds. It writes its result to the
+    file that `{out}` stands for, or prints it as JSON if no word has that."""
+
+    name: str
+    words: tuple[str, ...]
+    limit_s: float
+    on_gpu: bool = True
+
+
+def _phalanx(*words: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "phalanx", *words)
+
+
+def parts(folder: Path, gpus: int) -> Iterator[Part]:
+    """Yield the parts for a machine with so many GPUs."""
+    module = sys.executable, "-m", "phalanx.verify.on_gpu."
+    yield Part("imagined", (*module[:2], module[2] + "imagined", "{out}"), 300, on_gpu=False)
+    yield Part("measure", _phalanx("measure", "--quick", "--dtype", "bfloat16", "--json"), 150)
+    for kind in ("dense", "experts"):
+        for line in _ALONE + _TWO * (gpus > 1) + ("dp=2,ep=2",) * (gpus > 1 and kind == "experts"):
+            job = folder / f"parity-{kind}-{2 if '2' in line else 1}.toml"
+            words = _phalanx("parity", str(job), "--strategy", line, "--steps", "4", "--json")
+            yield Part(f"parity {kind} {line}", words, 60)
+    for way in ("ours", "plain", "compiled"):
+        yield Part(f"steps {way}", (*module[:2], module[2] + "steps", way, "{out}"), 120)
+
+
+def _write_jobs(folder: Path) -> None:
+    for kind, experts in (("dense", ""), ("experts", _EXPERTS)):
+        for ranks in (1, 2):
+            text = _PARITY_JOB.format(experts=experts, ranks=ranks)
+            (folder / f"parity-{kind}-{ranks}.toml").write_text(text)
+
+
+def gpus_here() -> int:
+    """Return the number of GPUs that torch can use."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def examine(folder: Path, announce: Announce) -> dict[str, Any]:
+    """Run every part that has no result yet; return the content of gpu.json. Raises InputError."""
+    gpus = gpus_here()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_jobs(folder)
+    except OSError as error:
+        raise InputError(
+            "--out", str(folder), f"cannot be written ({error.strerror})", "name another folder"
+        ) from None
+    if not gpus:
+        announce("no GPU that torch can use: the step on an imagined GPU is examined, and nothing else")
+    results: dict[str, Any] = {}
+    for part in parts(folder, gpus):
+        if part.on_gpu and not gpus:
+            continue
+        results[part.name] = _result(part, folder, announce)
+        write_json(folder / "gpu.json", _content(gpus, results))
+    content = _content(gpus, results)
+    (folder / "gpu.md").write_text(as_text(content))
+    return content
+
+
+def _result(part: Part, folder: Path, announce: Announce) -> dict[str, Any]:
+    """Return the result of a part, of this call or of an earlier one."""
+    kept = folder / f"{part.name.replace(' ', '-').replace(',', '+')}.part.json"
+    if kept.exists():
+        announce(f"{part.name}: there already")
+        return dict(read_json(kept, "part"))
+    announce(f"{part.name}: up to {part.limit_s:.0f} s")
+    out = folder / f"{kept.stem}.out.json"
+    begin = time.monotonic()
+    words = [str(out) if word == "{out}" else word for word in part.words]
+    result: dict[str, Any] = {"state": "done", "result": None, "error": None}
+    try:
+        ran = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=part.limit_s, check=False)
+        if ran.returncode:
+            last = (ran.stderr.strip() or ran.stdout.strip() or "no message").splitlines()[-1]
+            result |= {"state": "failed", "error": last}
+        text = out.read_text() if str(out) in words and out.exists() else ran.stdout
+    except subprocess.TimeoutExpired:
+        result |= {"state": "over its time limit", "error": f"{part.limit_s:.0f} s"}
+        text = out.read_text() if out.exists() else ""
+    try:
+        result["result"] = json.loads(text) if text.strip() else None
+    except json.JSONDecodeError:
+        result |= {"state": "failed", "error": result["error"] or "printed no JSON"}
+    out.unlink(missing_ok=True)
+    result["seconds"] = time.monotonic() - begin
+    if result["state"] == "done":
+        write_json(kept, result)  # the others run again in the next call
+    return result
+
+
+def _content(gpus: int, results: dict[str, Any]) -> dict[str, Any]:
+    machine = [asdict(looked) for looked in look_around()]
+    cluster = (results.get("measure") or {}).get("result")
+    return {"version": VERSION, "gpus": gpus, "machine": machine, "parts": results, "cluster": cluster}
+
+
+def failed(content: dict[str, Any]) -> Sequence[str]:
+    """Return a line for every part that did not succeed, or found something wrong."""
+    lines = [f"{name}: {p['state']} ({p['error']})" for name, p in content["parts"].items() if p["state"] != "done"]
+    for row in (content["parts"].get("imagined") or {}).get("result") or ():
+        lines += [f"imagined {row['family']} {row['strategy']}: {line}" for line in row["failed"]]
+    return lines
+
+
+def as_text(content: dict[str, Any]) -> str:
+    """Return the report in Markdown."""
+    lines = ["# GPUs of this machine", "", "| what | state |", "|---|---|"]
+    lines += [f"| {row['what']} | {row['state']} |" for row in content["machine"]]
+    lines += ["", "## Parts", "", "| part | state | seconds |", "|---|---|---|"]
+    lines += [f"| {name} | {p['state']} | {p['seconds']:.1f} |" for name, p in content["parts"].items()]
+    rows = (content["parts"].get("imagined") or {}).get("result") or ()
+    if rows:
+        good = sum(not row["failed"] for row in rows)
+        dense = max((row["waits"] for row in rows if row["family"] != "mixtral"), default=0)
+        lines += [
+            "",
+            f"On an imagined GPU {good} of {len(rows)} steps keep its rules; the host waits at most {dense} ",
+        ]
+        lines[-1] += "times in a step of a dense model."
+    steps = [row for name, p in content["parts"].items() if name.startswith("steps") for row in p["result"] or ()]
+    if steps:
+        lines += [
+            "",
+            "## Steps of one GPU, bf16",
+            "",
+            "| size | way | tokens/s | TFLOP/s | peak GiB | predicted GiB |",
+        ]
+        lines += ["|---|---|---|---|---|---|", *map(_step_row, steps)]
+    problems = failed(content)
+    if problems:
+        lines += ["", "## What failed", "", *(f"- {line}" for line in problems)]
+    return "\n".join(lines) + "\n"
+
+
+def _step_row(row: dict[str, Any]) -> str:
+    if "left_out" in row:
+        return f"| {row['size']} | {row['way']} | {row['left_out']} | | | |"
+    peak = f"{row['peak_bytes'] / 2**30:.2f}" if "peak_bytes" in row else ""
+    predicted = f"{row['predicted_peak_bytes'] / 2**30:.2f}" if row["way"] == "ours" else ""
+    tera = row["model_flops_per_s"] / 1e12
+    return f"| {row['size']} | {row['way']} | {row['tokens_per_s']:,.0f} | {tera:.1f} | {peak} | {predicted} |"
+
+
+def cluster_of(file: Path) -> ClusterSpec:
+    """Return the cluster that `doctor --gpu` measured. Raises InputError."""
+    try:
+        content = read_json(file, "gpu.json")
+    except (OSError, ValueError) as error:
+        raise InputError("--from", str(file), f"cannot be read ({error})", "name a doctor's gpu.json") from None
+    if not isinstance(content, dict) or content.get("version") != VERSION or "parts" not in content:
+        raise InputError("--from", str(file), "is not what phalanx doctor --gpu wrote", "name its gpu.json")
+    if not content.get("cluster"):
+        why = "it found no GPU" if not content.get("gpus") else "its part `measure` did not finish"
+        raise InputError("--from", str(file), f"holds no measured cluster: {why}", "run phalanx doctor --gpu there")
+    return build(ClusterSpec, content["cluster"], "cluster")

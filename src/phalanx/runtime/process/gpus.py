@@ -1,0 +1,56 @@
+"""What ranks on GPUs need of a host before they join: a driver that torch can use, NCCL, and a GPU for each rank."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from phalanx.spec.errors import InputError
+
+_ON_CPU = "or set CUDA_VISIBLE_DEVICES= (empty) to run on the CPU"
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a host has for GPUs. `driver`: NVIDIA's tools are there; `hidden`: CUDA_VISIBLE_DEVICES is empty; `cuda`:
+    the CUDA that torch was built for, None for a CPU build; `count`: GPUs that torch can use."""
+
+    driver: bool
+    hidden: bool
+    cuda: str | None
+    count: int
+    nccl: bool
+
+
+def this_host() -> Host:
+    """Look at this host."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    driver = shutil.which("nvidia-smi") is not None
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    return Host(driver, hidden, torch.version.cuda, count, dist.is_nccl_available())
+
+
+def require(host: Host, ranks: int, world: int) -> None:
+    """Require that `ranks` ranks of a world can run here. Raises InputError."""
+    if not host.count:
+        if host.driver and host.cuda is not None and not host.hidden:
+            raise InputError(
+                "GPUs",
+                None,
+                f"cannot be used by torch for CUDA {host.cuda}: the driver is older, or fails",
+                f"nvidia-smi shows the newest CUDA it takes; install a newer driver or a torch for that, {_ON_CPU}",
+            )
+        return
+    if ranks > host.count:
+        raise InputError(
+            "ranks on this host",
+            ranks,
+            f"are more than its GPUs ({host.count}), and NCCL takes one process a GPU",
+            f"start {host.count} at most, {_ON_CPU}",
+        )
+    if world > 1 and not host.nccl:
+        raise InputError("NCCL", None, "is not in this build of torch", f"install a CUDA wheel for Linux, {_ON_CPU}")

@@ -1,0 +1,56 @@
+"""Out of memory in the middle of a run, in one line: which part is larger than predicted, and what to change.
+
+state      live when the step begins: weights, masters, gradients, optimizer, buffers
+passes     what forward and backward passes add at their fullest
+allocator  what it holds and cannot give: fragments, and what other libraries took
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phalanx.cost.step.expand import expand
+from phalanx.schedule.layout import Layout
+from phalanx.spec.cluster.spec import GIB
+from phalanx.spec.files.plan import Plan
+
+TOLERANCE = 0.02
+"""The share by which a part may differ before it is named."""
+
+
+class OutOfMemory(RuntimeError):
+    """A rank has no memory left on its device."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """Bytes of a device when an allocation failed: `before` the step, the `peak` in it, `reserved` by the allocator,
+    `allocated` of these, and all it has."""
+
+    before: int
+    peak: int
+    reserved: int
+    allocated: int
+    total: int
+
+
+def explained(plan: Plan, rank: int, device: Device) -> OutOfMemory:
+    """Return the error that says where predicted and measured memory differ."""
+    program = expand(Layout(plan.model, plan.job, plan.strategy).rank_view(rank))
+    state, passes = program.state.total, program.peak_bytes - program.state.total
+    rows = (("state", device.before, state), ("passes", device.peak - device.before, passes))
+    parts = [f"{name} {ours / GIB:.2f} GiB ({expected / GIB:.2f} predicted)" for name, ours, expected in rows]
+    unused = device.reserved - device.allocated
+    more = {name: ours - expected for name, ours, expected in rows if ours > expected * (1 + TOLERANCE)}
+    if unused > TOLERANCE * device.total:
+        more["allocator"] = unused
+    mends = {
+        "state": "take a higher zero, or more ranks",
+        "passes": "take a smaller micro_batch, or recompute=full",
+        "allocator": "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    }
+    worst = max(more, key=lambda name: more[name], default="")
+    verdict = f"{worst} is what differs most" if worst else "as predicted: the plan does not fit this device"
+    mend = mends[worst or "passes"]
+    held = f"the allocator holds {unused / GIB:.2f} GiB unused, of {device.total / GIB:.2f}"
+    return OutOfMemory(f"out of memory: {', '.join(parts)}, {held}; {verdict}: {mend}")

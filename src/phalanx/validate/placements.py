@@ -1,0 +1,118 @@
+"""The cost of a placement, measured and predicted: data-parallel steps on GPUs of one node and of two.
+
+Rows of data/placements.csv are of the artifact of Sia (Jayaram Subramanya et al., SOSP 2023): small models under
+PyTorch's DDP, `placement` 22 two GPUs on each of two nodes. Scored is the ratio of the step on two nodes to that of
+as many GPUs on one. It is predicted from the time t of one GPU and from published rates alone:
+
+    step = t/3 + max(2t/3, c)       gradients are reduced beside the backward pass, two thirds of the work
+    c = 2 n (p-1)/p / rate          a ring of p GPUs over n bytes, at its slowest link's rate: inside a node that of
+                                    the GPUs' links, between nodes that of the node's port if it is slower
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+from statistics import median
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Links of one kind of nodes, in bytes/s and one direction."""
+
+    title: str
+    inside: float
+    """Between two GPUs of a node."""
+    port: float
+    """Of a node's network port."""
+
+
+MACHINES = {
+    "dgx": Machine("DGX A100, NVLink, 8 x 200 Gb/s", 300e9, 200e9),
+    "rtx": Machine("8 cards, PCIe 3, 50 Gb/s", 12e9, 6.25e9),
+    "aws": Machine("4 T4 in the cloud, PCIe 3, 50 Gb/s", 12e9, 6.25e9),
+}
+PARAMETERS = {
+    # Devlin et al. 2019; torchvision's resnet18 with 10 classes and resnet50; Redmon and Farhadi 2018, on Darknet-53.
+    "bert": 110e6,
+    "cifar10": 11.2e6,
+    "imagenet": 25.6e6,
+    "yolov3": 61.9e6,
+}
+NAMES = {"bert": "BERT base", "cifar10": "ResNet-18", "imagenet": "ResNet-50", "yolov3": "YOLOv3"}
+PAIRS = (("2", "11"), ("4", "22"), ("8", "44"))
+_FIT = ("bert", "11")
+"""Of which the rate of a machine's port is taken where it is not believed."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A step on two nodes over one on as many GPUs of one node."""
+
+    machine: str
+    model: str
+    gpus: int
+    local_batch: int
+    measured: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """Relative error of the prediction."""
+        return self.predicted / self.measured - 1
+
+
+Steps = Mapping[str, Mapping[int, float]]
+"""Seconds of a step by placement and local batch."""
+
+
+def load() -> dict[tuple[str, str], dict[str, dict[int, float]]]:
+    """Return the measured steps, by (machine, model)."""
+    steps: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
+    text = (resources.files("phalanx.validate") / "data" / "placements.csv").read_text()
+    for row in csv.DictReader(text.splitlines()):
+        own = steps.setdefault((row["machine"], row["model"]), {}).setdefault(row["placement"], {})
+        own[int(row["local_batch"])] = float(row["step_time_s"])
+    return steps
+
+
+def step_s(one: float, parameters: float, placement: str, on: Machine) -> float:
+    """Return the predicted seconds of a step: `one`: those on a single GPU."""
+    p = sum(map(int, placement))
+    rate = min(on.inside, on.port) if len(placement) > 1 else on.inside
+    return one / 3 + max(2 * one / 3, 2 * 4 * parameters * (p - 1) / p / rate)
+
+
+def ratios(machine: str, steps: Mapping[tuple[str, str], Steps], on: Machine) -> Iterator[Ratio]:
+    """Yield what a machine's rows measured, beside what its links predict."""
+    for model, parameters in PARAMETERS.items():
+        own = steps[machine, model]
+        for near, far in PAIRS:
+            for batch in sorted(set(own.get(near, {})) & set(own.get(far, {})) & set(own["1"])):
+                one = own["1"][batch]
+                predicted = step_s(one, parameters, far, on) / step_s(one, parameters, near, on)
+                measured = own[far][batch] / own[near][batch]
+                yield Ratio(machine, model, sum(map(int, near)), batch, measured, predicted)
+
+
+def port_of(machine: str, steps: Mapping[tuple[str, str], Steps], on: Machine) -> Machine:
+    """Return a machine with the rate of its port that one model on one placement shows, over all batches."""
+    model, placement = _FIT
+    own, p = steps[machine, model], sum(map(int, placement))
+    n = 2 * 4 * PARAMETERS[model] * (p - 1) / p
+    rates = [n / (own[placement][b] - own["1"][b] / 3) for b in set(own[placement]) & set(own["1"])]
+    return replace(
+        on, title=f"{on.title}; {median(rates) * 1e-9:.2f} GB/s as BERT on two GPUs has", port=median(rates)
+    )
+
+
+def scores() -> list[tuple[Machine, list[Ratio]]]:
+    """Return each machine with its ratios; the cloud's once more at the rate that one placement of one model shows,
+    without these rows."""
+    steps = load()
+    rows = [(on, list(ratios(name, steps, on))) for name, on in MACHINES.items()]
+    known = port_of("aws", steps, MACHINES["aws"])
+    others = [r for r in ratios("aws", steps, known) if (r.model, r.gpus) != (_FIT[0], 2)]
+    return [*rows, (known, others)]

@@ -1,0 +1,62 @@
+"""The step of families x strategies on an imagined GPU:  python -m phalanx.verify.on_gpu.imagined OUT.json"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from phalanx.spec.files.job_file import build, make_strategy
+from phalanx.spec.files.plan import write_json
+from phalanx.spec.job import Job, Precision
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.verify.verify import verify
+
+_SIZES = {"vocab": 512, "hidden": 64, "layers": 4, "heads": 4, "ffn": 128, "max_seq": 64}
+_EXPERTS = {"count": 4, "top_k": 2, "ffn": 32}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"family": "llama", **_SIZES},
+    "gpt2": {"family": "gpt2", **_SIZES},
+    "mixtral": {"family": "llama", **_SIZES, "experts": _EXPERTS},
+}
+STRATEGIES = (
+    "dp=1",
+    "dp=1,recompute=full",
+    "dp=8",
+    "dp=8,zero=1",
+    "dp=8,zero=2",
+    "dp=8,zero=3",
+    "dp=8,zero=3,shard=2",
+    "dp=2,compression=int8",
+    "dp=2,compression=powersgd:4",
+    "tp=4",
+    "tp=4,sp=1",
+    "cp=4",
+    "cp=4,ulysses=4",
+    "pp=4",
+    "pp=2,dp=2,zero=3,schedule=zb-v",
+    "pp=2,virtual=2,schedule=interleaved,tp=2,dp=2,zero=1",
+)
+OF_EXPERTS = ("dp=4,ep=4", "dp=4,ep=2,zero=3", "dp=2,tp=2,ep=2,etp=2")
+
+
+def rows() -> list[dict[str, Any]]:
+    """Verify every pair, and describe the result."""
+    result = []
+    for family, fields in FAMILIES.items():
+        model = build(ModelSpec, complete(fields), "model")
+        for line in STRATEGIES + OF_EXPERTS * ("experts" in fields):
+            strategy = make_strategy(line)
+            assert strategy is not None
+            job = Job(strategy.dp * 4, 64, Precision("bfloat16"))
+            checked = verify(model, job, strategy, on_gpu=True)
+            recorded = [v.recorded for v in checked if v.recorded is not None]
+            failed = [v.failed or str(v.differences[0]) for v in checked if not v.proved]
+            waits = max((sum(r.waits.values()) for r in recorded), default=0)
+            result.append({"family": family, "strategy": line, "waits": waits, "failed": failed})
+    return result
+
+
+if __name__ == "__main__":
+    write_json(Path(sys.argv[1]), rows())
