@@ -24,6 +24,7 @@ from phalanx.cost.ledger.rank_layout import Layout
 
 # Tiles of cuBLAS's kernels for 2-byte types, and the share of the best that each reaches on a large product.
 _TILES = ((256, 128, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 64, 0.60))
+_ROWS, _COLUMNS = {a for a, _, _ in _TILES}, {b for _, b, _ in _TILES}
 
 
 def product_s(
@@ -31,10 +32,10 @@ def product_s(
 ) -> Column:
     """Return seconds of `batch` products (m, k) x (k, n) at `rate` FLOP/s, or of moving their operands, of `e` bytes
     per element, if that takes longer."""
+    down, across = {a: batch * np.ceil(m / a) for a in _ROWS}, {b: np.ceil(n / b) for b in _COLUMNS}
     best: Column = np.inf
     for a, b, share in _TILES:
-        tiles = batch * np.ceil(m / a) * np.ceil(n / b)
-        best = np.minimum(best, np.ceil(tiles / system.processors) * (a * b / share))
+        best = np.minimum(best, np.ceil(down[a] * across[b] / system.processors) * (a * b / share))
     seconds = best * (2 * (k + system.gemm_half)) * system.processors / rate
     traffic = e * batch * (m * k + k * n + m * n)
     return np.maximum(seconds, traffic / (system.memory_bytes_per_s * system.memory))

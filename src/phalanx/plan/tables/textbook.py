@@ -200,6 +200,59 @@ def gradient_traffic(params: float, ranks: Sequence[int], rate: float, element: 
     )
 
 
+def beside(params: float, ranks: Sequence[int], rate: float, seconds: float, element: int = 2) -> Sheet:
+    """Tabulate an all-reduce of gradients beside so many seconds of computing: with no overlap, and with full."""
+    rows = []
+    for p in ranks:
+        takes = 2 * params * element * (p - 1) / p / rate
+        step, hidden = seconds + takes, max(seconds, takes)
+        rows.append((p, takes, takes / seconds, takes / step, step, hidden, step / hidden))
+    return Sheet(
+        f"the all-reduce beside {seconds:g} s of computing",
+        columns(
+            "P",
+            ("takes", "s"),
+            ("of the computing", "share"),
+            ("of the step", "share"),
+            ("step in a row", "s"),
+            ("fully overlapped", "s"),
+            ("times as fast", "count"),
+        ),
+        rows,
+        "texts call either of the two shares the overhead",
+        charted=False,
+    )
+
+
+PLACE_BYTES = 8
+"""Of an index as torch.topk returns it (int64), in `top_k`; our own compressor sends 4."""
+
+
+def top_k(params: float, ranks: Sequence[int], share: float) -> Sheet:
+    """Tabulate what sending the largest `share` of gradients saves: values and places travel by all-gather, as no two
+    ranks choose the same, so that a rank sends its own to each of the others."""
+    rows = []
+    for p in ranks:
+        gathered = (p - 1) * share * params * (4 + PLACE_BYTES)
+        ring = 2 * 4 * params * (p - 1) / p
+        times = None if p == 1 else ring / gathered
+        rows.append((p, ring / 1e9, gathered / 1e9, times, None if times is None else times / 2))
+    return Sheet(
+        f"the largest {share:.3g} of {params:,.0f} gradients instead of all",
+        columns(
+            "P",
+            ("ring in fp32", "GB"),
+            ("values and places", "GB"),
+            ("times less", "count"),
+            ("times less than in 16 bits", "count"),
+        ),
+        rows,
+        f"sent by a rank; a value takes 4 bytes, its place {PLACE_BYTES}; below 1 it sends more than a ring. "
+        f"The buffer alone is {4 / share / (4 + PLACE_BYTES):.3g} times smaller",
+        charted=False,
+    )
+
+
 def intensity(params: float, seq: int, batches: Sequence[int], peak: float, rate: float, link: str) -> Sheet:
     """Tabulate data parallelism on the communication roofline: FLOP of a rank per byte that it sends."""
     rows: list[tuple[object, ...]] = []
