@@ -18,6 +18,7 @@ import numpy as np
 from phalanx.cost.analytic.stacks import Profile
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
+from phalanx.cost.ledger.layer_flows import kv_heads, routed_rows
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.rank_layout import Layout
 
@@ -101,7 +102,7 @@ def projections(shape: Shape, layout: Layout, by: Products) -> Passes:
     m, h = layout.tokens, shape.hidden
     out = shape.heads * shape.value_dim / layout.tp
     q = shape.heads * shape.head_dim / layout.tp
-    plain = by.linear(m, q + 2 * shape.kv_heads * shape.head_dim / layout.tp, h)
+    plain = by.linear(m, q + 2 * kv_heads(shape, layout) * shape.head_dim, h)
     last = by.linear(m, h, out, back=True)
     if not np.any(shape.kv_rank):
         return _sum([plain, last])
@@ -144,10 +145,10 @@ def every_second(shape: Shape) -> Column:
 
 
 def experts(shape: Shape, layout: Layout, by: Products) -> Passes:
-    """Return seconds of the grouped products of the experts on a rank, each with an equal share of the tokens."""
+    """Return seconds of the grouped products of the experts on a rank, each with an equal share of the rows."""
     local_experts = np.maximum(shape.experts / layout.ep, 1)
-    routed = layout.tokens * shape.top_k / layout.tp * layout.etp
-    m, h = routed / local_experts, shape.hidden
+    m = routed_rows(shape, layout, local_experts) * layout.ep * layout.etp / local_experts
+    h = shape.hidden
     f = np.maximum(shape.expert_ffn / layout.etp, 1)
     return _sum(
         [

@@ -16,13 +16,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from phalanx.cost.ledger.live_bytes import Keeps, live_bytes
+from phalanx.cost.ledger.model_shape import shape
+from phalanx.cost.ledger.rank_layout import layout
 from phalanx.plan.budget import large_number
 from phalanx.plan.explain.regimes import MEANING, regime
 from phalanx.plan.tables.table import Sheet, columns
 from phalanx.spec.errors import InputError
+from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
 
 
 @dataclass(frozen=True)
@@ -136,14 +141,24 @@ def cards(held: float, card_bytes: float) -> int:
 def activation_bytes(
     model: ModelSpec, micro_batch: int, seq: int, tp: int = 1, sp: bool = False, recompute: str = "none"
 ) -> float:
-    """Return the activation bytes of all blocks for one micro-batch on a rank.
+    """Return the activation bytes of all blocks for one micro-batch on a rank, as the ledger counts them.
 
-    As in the paper: an MLP 4 h wide, no flash attention."""
-    h, a, t = model.hidden, model.heads, tp
-    if recompute == "full":
-        return 2 * seq * micro_batch * h * model.layers / (t if sp else 1)
-    per_element = 10 / (t if sp else 1) + 24 / t + (5 * a * seq / (h * t) if recompute == "none" else 0)
-    return seq * micro_batch * h * per_element * model.layers
+    As in the paper: an MLP 4 h wide without a gate, as many key heads as heads, masks of dropout, no flash
+    attention."""
+    h = model.hidden
+    sizes = replace(
+        shape(model),
+        **{name: 0 for name in ("kv_rank", "q_rank", "rope_dim", "moe_layers", "parallel", "normed_heads")},
+        ffn=4 * h,
+        mlp_matrices=2,
+        kv_heads=model.heads,
+        head_dim=h / model.heads,
+        value_dim=h / model.heads,
+        norms=2,
+    )
+    s = Strategy(tp=tp, sp=sp, micro_batch=micro_batch, recompute=recompute)
+    how = layout(s, Job(micro_batch, seq, Precision("bfloat16")), model.layers)
+    return float(live_bytes(sizes, how, Keeps(flash=0.0)).stored) * model.layers
 
 
 def activations(model: ModelSpec, micro_batch: int, seq: int, degrees: Sequence[int]) -> Sheet:
