@@ -20,6 +20,7 @@ KEYS = (
     "nvidia.nic",
     "nvidia.nvlink",
     "ampere.nvlink",
+    "ampere.start_s",
     "hopper.reduce_gain",
     "blackwell.nvlink",
     "blackwell.reduce_gain",
@@ -33,7 +34,7 @@ def fitted(sweeps: int = 25) -> dict[str, float]:
     published, _ = points(load(COLLECTIVES, ("hardware", "collective")))
     weight = np.array([1.0 if p.op == "all_reduce" else _OTHERS for p in published])
     measured = np.array([p.measured_s for p in published])
-    x = {key: _DEFAULTS[key.split(".")[1]] for key in KEYS}
+    x = {key: _DEFAULTS[key.split(".")[1]] or 30e-6 for key in KEYS}  # a factor moves nothing from 0
     steps = dict.fromkeys(KEYS, 0.3)
 
     def cost(tried: dict[str, float]) -> float:

@@ -121,7 +121,7 @@ def page(topic: str, found: Sequence[Row]) -> str:
     """Return the page of a topic as Markdown."""
     lines = [f"# {HEADS[topic]}", "", "Made by `python docs/textbook/make.py`, which runs every command.", ""]
     for row in found:
-        lines += [f"**{row.id}** ({KINDS[row.id[0]]}). {row.taught}.", ""]
+        lines += [f'<a id="{row.id.lower()}"></a>**{row.id}** ({KINDS[row.id[0]]}). {row.taught}.', ""]
         lines += [f"- {'Yes' if row.id[0] == 'G' else 'Right'}: {row.right}."]
         if row.command:
             shown = ", ".join(f"`{text}`" for text in row.shows)

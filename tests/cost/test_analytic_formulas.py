@@ -14,7 +14,7 @@ from phalanx.cost.analytic.estimate import Estimate, compression_payment, estima
 from phalanx.cost.analytic.kernels import attention, product_s
 from phalanx.cost.analytic.memory import Memory, memory
 from phalanx.cost.analytic.stacks import STACKS, profile
-from phalanx.cost.analytic.step import FORMULAS, step
+from phalanx.cost.analytic.step import FORMULAS, _slower, step
 from phalanx.cost.collectives.nccl_model import collective_s, message_s
 from phalanx.cost.ledger.compressed import SPARSE, Compressed
 from phalanx.cost.ledger.flops import forward_per_token, hardware_flops, model_flops
@@ -491,3 +491,14 @@ def test_measured_links_and_products_stand_as_they_are() -> None:
     n = 4096
     assert 2 * n**3 / product_s(n, n, n, found, found.peak_bf16 * found.gemm, 2) == pytest.approx(700e12, rel=0.02)
     assert found.attention / found.gemm == pytest.approx(system_of(plain).attention / system_of(plain).gemm)
+
+
+def test_a_gpu_and_its_launches_hold_each_other_up() -> None:
+    """The slower one's time; an eighth more where both are as fast, nothing where one takes half as long."""
+    gpu, cpu = np.meshgrid(np.linspace(0.0, 4.0, 41), np.linspace(0.0, 4.0, 41))
+    both, most = _slower(gpu, cpu), np.maximum(gpu, cpu)
+    assert np.all((both >= most) & (both <= most * 1.125))
+    assert np.all(both[np.minimum(gpu, cpu) <= most / 2] == most[np.minimum(gpu, cpu) <= most / 2])
+    assert np.diag(both) == pytest.approx(np.diag(gpu) * 1.125)
+    assert np.all(np.diff(both, axis=0) >= 0)
+    assert np.all(np.diff(both, axis=1) >= 0)

@@ -101,3 +101,16 @@ def test_tensor_parallel_groups_that_straddle_nodes_are_priced_by_the_worst_of_t
     assert min(int(n) for row in groups for n in np.unique(row // 8, return_counts=True)[1]) == 2
     inside, across = (_tp_seconds(line) for line in ("dp=2,tp=3", "dp=8,tp=3"))
     assert across > 5 * inside / 4  # of a quarter of the micro-batches
+
+
+@pytest.mark.parametrize(
+    ("ranks", "megabytes", "microseconds"),
+    [(2, 1, 44), (2, 8, 87), (2, 32, 230), (4, 8, 117), (4, 32, 284), (8, 32, 358)],
+)
+def test_all_reduces_of_few_ranks_start_late(ranks: int, megabytes: int, microseconds: float) -> None:
+    """As vTrain publishes them of its A100s (collectives.csv). By hops alone two ranks' 8 MB would take half."""
+    on = system("A100", 8, 25e9)
+    found = float(collective_s("all_reduce", megabytes * 2.0**20, ranks, 1, on))
+    assert found == pytest.approx(microseconds * 1e-6, rel=0.25)
+    without = float(collective_s("all_reduce", megabytes * 2.0**20, ranks, 1, replace(on, start_s=0.0)))
+    assert without < 0.92 * microseconds * 1e-6

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,20 +13,25 @@ from hypothesis import strategies as st
 from support.sizes import examples
 from support.strategies import cases, evenly
 
+from phalanx.cost.analytic.memory import memory
 from phalanx.cost.analytic.precision import typed
 from phalanx.cost.analytic.stacks import profile
 from phalanx.cost.ledger.flow import Held
 from phalanx.cost.ledger.gradient_flows import expert_ranks, experts_apart, parameters_of
-from phalanx.cost.ledger.live_bytes import end_bytes, live_bytes, sliced_head, state_bytes
+from phalanx.cost.ledger.live_bytes import end_bytes, flights, live_bytes, sliced_head, state_bytes
 from phalanx.cost.ledger.model_shape import shape
 from phalanx.cost.ledger.rank_layout import layout
 from phalanx.cost.ledger.sharding import sharding
 from phalanx.cost.memory.state import model_state
+from phalanx.cost.step.expand import expand
 from phalanx.cost.step.terms import terms
 from phalanx.schedule.layout import Layout as StepLayout
-from phalanx.spec.job import Job
+from phalanx.schedule.pipeline.schedules import Action, build
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import make_model
+from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.spec import Strategy, parse
 
 Case = tuple[ModelSpec, Job, Strategy]
 DENSE = st.sampled_from([1, 2, 4, 8, 12]).flatmap(lambda ranks: cases(ranks, small=False))
@@ -100,3 +107,43 @@ def _state(case: Case) -> None:
         of_program += state.parameters + state.master + state.gradients + state.optimizer
         pads += sum(16 * b.parts(s) for b in view.buckets)
     assert of_program == pytest.approx(dense + experts, rel=1e-9, abs=pads * 40), (of_program, dense + experts)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_interleaved_in_flight(ranks: int) -> None:
+    """As many as the actions hold at once, also where ranks do not divide micro-batches."""
+    sizes = shape(make_model({"preset": "gpt2", "layers": 48}, Path())[0])
+    for virtual in (2, 3):
+        for m in range(1, 3 * ranks + 1):
+            try:
+                actions = build("interleaved", ranks, m, virtual).actions
+            except InputError:
+                continue
+            s = Strategy(pp=ranks, virtual=virtual, schedule="interleaved")
+            found = flights(layout(s, Job(m, 128), int(sizes.layers)), PHALANX.policy)
+            assert found == pytest.approx((_held(actions[0]) / virtual, _held(actions[-1]) / virtual)), (virtual, m)
+
+
+def _held(actions: Sequence[Action]) -> int:
+    """The most chunks whose activations a rank holds at once."""
+    return int(np.cumsum([{"F": 1, "B": -1}.get(a.kind, 0) for a in actions]).max())
+
+
+@pytest.mark.parametrize(
+    ("model", "seq", "line"),
+    [
+        ("llama3-8b", 4096, "dp=64,zero=1"),
+        ("llama3-8b", 8192, "dp=16,zero=1,tp=4,sp=1,recompute=full"),
+        ("mixtral-8x7b", 4096, "dp=16,zero=1,tp=4,sp=1,ep=8"),
+    ],
+)
+def test_the_peak_is_the_program_s(model: str, seq: int, line: str) -> None:
+    spec, s, job = (
+        make_model({"preset": model}, Path())[0],
+        Strategy(**parse(line)),
+        Job(128, seq, Precision("bfloat16")),
+    )
+    view = StepLayout(spec, job, s).stage_view()
+    exact = expand(view, list(terms(view))).peak_bytes
+    found = memory(shape(spec), layout(s, job, spec.layers), PHALANX)
+    assert float(found.peak) == pytest.approx(exact, rel=0.01)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -44,6 +45,35 @@ def test_the_pages_are_what_the_rows_say(make: ModuleType) -> None:
         assert (FOLDER / name).read_text() == text, f"{name}: run python docs/textbook/make.py"
 
 
+_ROW = re.compile(r"\[([GCMT]\d+)\]\(textbook/(\w+)\.md#(\w+)\)")
+
+
+def _figures(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?", text))
+
+
+def test_the_handbook_and_the_table_say_the_same(make: ModuleType) -> None:
+    """Each link leads to its row, and each mistake is linked. Of a correction, no number that the handbook calls
+    right is among those that only the taught sentence has, and those in its brackets are in the table too."""
+    page = (FOLDER.parent / "handbook.md").read_text()
+    known = {row.id: row for row in make.rows()}
+    links = _ROW.findall(page)
+    for name, topic, anchor in links:
+        assert known[name].topic.replace(" ", "_") == topic
+        assert anchor == name.lower()
+    assert {name for name in known if name[0] == "M"} <= {name for name, _, _ in links}
+    for line in page.splitlines():
+        cells = line.split("|")
+        if len(cells) < 4 or not (names := [name for name, _, _ in _ROW.findall(cells[1])]):
+            continue
+        right = _figures(re.sub(r"\([^)]*\)", " ", cells[2]))
+        for row in (known[name] for name in names if name[0] == "C"):
+            wrong = _figures(row.taught) - _figures(row.right)
+            assert not right & wrong, f"{row.id}: the handbook says {right & wrong}, which the table calls wrong"
+            in_brackets = _figures(" ".join(re.findall(r"\(([^)]*)\)", cells[2])))
+            assert in_brackets <= _figures(f"{row.taught} {row.right}"), f"{row.id}: {in_brackets}"
+
+
 def test_a_row_that_does_not_hold_is_found(make: ModuleType) -> None:
     row = make.Row("T0", "memory", "x", "y", "memory --params 7B", ("113.0",), "", "tests/docs/test_textbook.py::no")
     assert [line.partition(":")[0] for line in make.failures(row)] == ["T0", "T0"]
@@ -71,8 +101,50 @@ def test_gpu_hours_of_llama() -> None:
 def test_overheads_beside_two_seconds() -> None:
     """T12: 245 GB at 600 and 50 GB/s beside 2 s of computing; at one direction's rates twice as much."""
     rows = {rate: textbook.gradient_traffic(70e9, (8,), rate).rows[0][3] for rate in (600e9, 300e9, 50e9, 25e9)}
-    assert [round(rows[rate] / 2, 2) for rate in (600e9, 50e9)] == [0.2, 2.45]
+    assert [round(100 * rows[rate] / 2) for rate in (600e9, 50e9)] == [20, 245]
     assert [round(rows[rate] / 2, 2) for rate in (300e9, 25e9)] == [0.41, 4.9]
+
+
+def test_beside_says_both_shares_and_what_overlap_is_worth() -> None:
+    """G17, G18: 5.6 s beside 10 and 3 s; 200 ms beside 1 s."""
+    for seconds, share in ((10, 0.359), (3, 0.651)):
+        (row,) = textbook.beside(70e9, (10**6,), 50e9, seconds).rows
+        assert row[1] == pytest.approx(5.6, rel=1e-4)
+        assert row[3] == pytest.approx(share, abs=5e-4)
+    (row,) = textbook.beside(2.5e9, (2,), 25e9, 1.0).rows
+    assert row[1:] == pytest.approx((0.2, 0.2, 1 / 6, 1.2, 1.0, 1.2))
+
+
+def test_top_k_saves_less_with_every_rank() -> None:
+    """C13: 66.7/P against a ring in fp32, half of it against 16 bits."""
+    for ranks, _, _, times, half in textbook.top_k(7e9, (2, 8, 16, 64), 0.01).rows:
+        assert times == pytest.approx(66.7 / ranks, rel=1e-3)
+        assert half == times / 2
+    assert textbook.top_k(7e9, (1,), 0.01).rows[0][3] is None
+
+
+def test_latency_of_a_ring_of_1024() -> None:
+    """M18: 2 (P-1) alpha, and the bytes whose 2 (P-1)/P n beta at 50 GB/s take as long."""
+    for alpha, latency, size in ((2e-6, 4.1e-3, 100e6), (5e-6, 10.2e-3, 250e6)):
+        assert 2 * 1023 * alpha == pytest.approx(latency, rel=5e-3)
+        assert 1024 * alpha * 50e9 == pytest.approx(size, rel=0.03)
+
+
+def test_tensor_parallel_bytes_of_two_sequences() -> None:
+    """M20: four payloads of 2 x 2,048 x 12,288 in 2 bytes; over 8 ranks 2 x 7/8 of them."""
+    payload = 4 * 2 * 2048 * 12288 * 2
+    assert payload == pytest.approx(402.7e6, rel=1e-3)
+    assert payload * 2 * 7 / 8 == pytest.approx(704.6e6, rel=1e-3)
+
+
+def test_tensor_parallelism_waits_as_its_link_is() -> None:
+    """M39: a block of GPT-3, one sequence, tp = 8, A100 at half of 312 TFLOP/s: 72 B s h² FLOP with attention's
+    12 B s² h, against four all-reduces of 1.75 B s h x 2 bytes."""
+    s, h, tp = 2048, 12288, 8
+    compute = (72 * s * h**2 + 12 * s**2 * h) / tp / (0.5 * 312e12)
+    sent = 4 * 2 * (tp - 1) / tp * s * h * 2
+    waits = [sent / rate / (compute + sent / rate) for rate in (300e9, 25e9, 12.5e9, 3.125e9)]
+    assert [round(100 * share) for share in waits] == [6, 43, 61, 86]
 
 
 _BOTTLENECKS = (

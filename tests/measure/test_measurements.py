@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import lab_cases
+from support import fitted_cluster, lab_cases
 from support.in_process_cli import phalanx
 from support.lab_hosts import Hosts, shaped
 
@@ -27,7 +27,7 @@ from phalanx.measure.links import SIZES, measure_gamma, measure_tier
 from phalanx.measure.ping_pong import BETWEEN, INSIDE, partner
 from phalanx.measure.steal_time import Rounds
 from phalanx.plan.auto.transport import choose
-from phalanx.report.measure import picture, plot, title
+from phalanx.report.measure import picture, plot, rates, title
 from phalanx.report.pictures.files import svg
 from phalanx.runtime.comm.p2p import tiers
 from phalanx.schedule.layout import Layout
@@ -318,3 +318,12 @@ def test_measured_tensors_have_equal_parts(op: str, ranks: int) -> None:
     assert full % ranks == 0
     assert 256 - ranks < full <= 256
     assert {source.numel(), target.numel()} <= {full, full // ranks}
+
+
+def test_messages_a_second_are_calls_of_the_smallest_size() -> None:
+    _, links = rates(fitted_cluster.laptop(2))
+    (column,) = (c for c in links.columns if c.header == "a second")
+    smallest = fitted_cluster.laptop(2).collectives[0]
+    first = str(next(iter(column.cells)))
+    assert first == f"{1 / smallest.seconds(smallest.points[0][0]):,.0f}"
+    assert 0 < float(first.replace(",", "")) <= 1 / smallest.alpha_s

@@ -19,6 +19,7 @@ JOBS = {
     "replicas": replace(_SMALL, serving=True),
     "tp=T": replace(_SMALL, parameters=70e9, serving=True),
     "tp=T,pp=P": replace(_SMALL, parameters=700e9, serving=True),
+    "dp=1": replace(_SMALL, gpus=1),
     "pp=P": replace(_SMALL, sites=True),
     "dp,zero=1,ep=E,pp=P": replace(_SMALL, parameters=671e9, experts=256),
     "dp,zero=1,ep=E": replace(_SMALL, parameters=47e9, experts=8),

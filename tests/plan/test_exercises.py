@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -29,6 +30,14 @@ def test_answers_are_those_of_the_formulas(seed: int) -> None:
             if e.question.startswith(f"{n:g} B parameters, bf16"):
                 p = float(re.search(r"over (\d+) ranks", e.question)[1])  # type: ignore[index]
             assert e.value == pytest.approx(n * (16, 4 + 12 / p, 2 + 14 / p, 16 / p)[zero])
+        elif "State may take" in e.question:
+            n, p, card = numbers[:3]
+            sizes = (16 * n, (4 + 12 / p) * n, (2 + 14 / p) * n, 16 * n / p)
+            assert e.value == [size <= 0.6 * card for size in sizes].index(True)
+        elif "(ring or doubling)" in e.question:
+            n, p, alpha, rate = numbers[0] * 1e3, numbers[1], numbers[2] * 1e-6, numbers[3] * 1e9
+            ring = 2 * (p - 1) * (alpha + n / p / rate)
+            assert e.answer.startswith("ring" if ring < math.log2(p) * (alpha + n / rate) else "doubling")
         elif "cards of" in e.question:
             card, n = numbers[:2]
             assert e.value == -(-16 * n // card)
@@ -41,7 +50,7 @@ def test_answers_are_those_of_the_formulas(seed: int) -> None:
         else:
             continue
         checked += 1
-    assert checked == 6
+    assert checked == 8
 
 
 def test_replies() -> None:
@@ -54,7 +63,7 @@ def test_replies() -> None:
 def test_the_command_asks_and_its_commands_run(tmp_path: Path) -> None:
     asked = json.loads(phalanx(tmp_path, "quiz", "--json")[1])
     assert {e["level"] for e in asked} == {1, 2, 3}
-    assert len(asked) == 14
+    assert len(asked) == 16
     for e in asked:
         if "MODULE" not in e["command"] and not e["command"].startswith("plan "):
             assert phalanx(tmp_path, *e["command"].split())[0] == 0, e["command"]

@@ -34,8 +34,9 @@ def questions(usable: list[Case]) -> list[Sweep]:
 # chosen strategy ran out of memory. Today's level: to be tightened as prices improve.
 _BOUNDS = {
     ("hf-ultrascale", "cluster"): (0.96, 0.0, 0.05, 0),
-    ("hf-ultrascale", "datasheet"): (0.81, 0.026, 1.44, 0),
-    ("vtrain", "cluster"): (0.92, 0.0, 0.21, 0),
+    # The one ran out of memory where the same layout on fewer GPUs held 68 GiB of 76; 0.3 % from the next in time.
+    ("hf-ultrascale", "datasheet"): (0.84, 0.026, 1.44, 1),
+    ("vtrain", "cluster"): (0.96, 0.0, 0.16, 0),
 }
 
 

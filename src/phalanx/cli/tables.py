@@ -218,6 +218,14 @@ def comm(
     rate: Annotated[
         float, typer.Option("--rate", help="Bandwidth of a rank in one direction, in GB/s, with --params.")
     ] = 25.0,
+    beside: Annotated[
+        float | None,
+        typer.Option("--beside", metavar="SECONDS", help="Put --params beside so many seconds of computing a step."),
+    ] = None,
+    top_k: Annotated[
+        float | None,
+        typer.Option("--top-k", metavar="SHARE", help="Of --params, send the largest share of gradients alone."),
+    ] = None,
     serving: Serving = False,
     weights: ServedWeights = None,
     kv: ServedCache = None,
@@ -230,6 +238,8 @@ def comm(
     Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy, or --params alone.
     """
     with exit_on_error():
+        from phalanx.spec.errors import InputError
+
         require_drawing(plot)
         of_training = (plan, strategy, batch, stack, precision, params)
         if serving or weights or kv:
@@ -241,12 +251,20 @@ def comm(
         if params is not None:
             from phalanx.plan.tables import textbook
 
-            _require_positive({"--rate": rate})
-            traffic = textbook.gradient_traffic(textbook.counted(params), _RANKS, rate * 1e9)
-            print_sheets([traffic], as_json, as_csv, plot, of="comm")
+            _require_positive({"--rate": rate, "--beside": beside, "--top-k": top_k})
+            if top_k is not None and top_k > 1:
+                raise InputError("--top-k", top_k, "is more than all", "use a share such as 0.01")
+            count = textbook.counted(params)
+            sheets = [textbook.gradient_traffic(count, _RANKS, rate * 1e9)]
+            sheets += [] if beside is None else [textbook.beside(count, _RANKS, rate * 1e9, beside)]
+            sheets += [] if top_k is None else [textbook.top_k(count, _RANKS, top_k)]
+            print_sheets(sheets, as_json, as_csv, plot, of="comm")
             announce(f"note: {textbook.FOLLOWS}")
             return
 
+        for name, value in (("--beside", beside), ("--top-k", top_k)):
+            if value is not None:
+                raise InputError(name, value, "is about gradients of a number of parameters", "add --params 7B")
         if (seen := observation_in(plan)) is not None:
             show_price(seen, cluster, as_json, collectives=True)
             return
@@ -330,7 +348,9 @@ def roofline(
 
 
 def cases(
-    rules: Annotated[bool, typer.Option("--rules", help="Examine the usual rules of thumb instead.")] = False,
+    rules: Annotated[
+        bool, typer.Option("--rules", help="Examine the usual rules of thumb, and list when each axis pays.")
+    ] = False,
     tree: Annotated[
         bool,
         typer.Option("--tree", help="Draw the usual tree of decisions; with --model and so on, mark a job's path."),
@@ -362,11 +382,13 @@ def cases(
         from phalanx.plan.tables import rules_of_thumb as taught
 
         if rules:
-            sheet = taught.sheet()
+            from phalanx.plan.tables import criteria
+
+            sheets = [taught.sheet(), criteria.sheet()]
         else:
             results = in_progress(map(studied.study, studied.CASES), f"of {len(studied.CASES)} trainings studied")
-            sheet = studied.sheet(list(results))
-        print_sheets([sheet], as_json, as_csv)
+            sheets = [studied.sheet(list(results))]
+        print_sheets(sheets, as_json, as_csv)
 
 
 def _draw_tree(

@@ -250,6 +250,42 @@ def _rank(draw: random.Random) -> Exercise:
     )
 
 
+def _level_of_zero(draw: random.Random) -> Exercise:
+    billions, p, card = draw.choice(((7, 8, 80), (13, 16, 40), (30, 64, 80), (70, 64, 40), (2, 4, 80)))
+    room = 0.6 * card
+    sizes = [textbook.zero_bytes(billions * 1e9, zero, p) / 1e9 for zero in range(4)]
+    level = next(zero for zero, size in enumerate(sizes) if size <= room)
+    held = ", ".join(f"{size:.4g}" for size in sizes)
+    return Exercise(
+        3,
+        "memory",
+        f"{billions} B parameters with Adam, {p} cards of {card} GB, data parallelism alone. State may take 60 % of "
+        "a card. Which level of ZeRO do you choose, and why not another?",
+        f"{level}: state takes {held} GB at levels 0 to 3, and {room:.4g} are free; a lower level does not fit, and "
+        "a higher one gains nothing that is needed (3 sends half as much again)",
+        level,
+        f"memory --params {billions}B --card {card}",
+    )
+
+
+def _fewer_bytes_or_rounds(draw: random.Random) -> Exercise:
+    p = draw.choice((8, 16, 64))
+    alpha, rate, n = 2e-6, 50e9, draw.choice((4e3, 64e3, 1e6, 1e9))
+    rounds = p.bit_length() - 1
+    ring = 2 * (p - 1) * alpha + 2 * (p - 1) / p * n / rate
+    doubling = rounds * (alpha + n / rate)
+    return Exercise(
+        3,
+        "collectives",
+        f"An all-reduce of {n / 1e3:,.0f} kB over {p} ranks, 2 µs a message, 50 GB/s. Ring or recursive doubling "
+        "(ring or doubling), and why?",
+        f"{'ring' if ring < doubling else 'doubling'}: a ring takes {ring * 1e6:,.1f} µs, 2 (p-1) rounds for "
+        f"2 n (p-1)/p bytes; doubling {doubling * 1e6:,.1f} µs, lg p rounds of n",
+        None,
+        f"collectives table --bytes {n / 1e3:.0f}kB --ranks {p}",
+    )
+
+
 def _split(draw: random.Random) -> Exercise:
     name, gpus, batch, seq = draw.choice(
         (
@@ -287,5 +323,7 @@ _KINDS: tuple[Callable[[random.Random], Exercise], ...] = (
     _in_flight,
     _world,
     _rank,
+    _level_of_zero,
+    _fewer_bytes_or_rounds,
     _split,
 )

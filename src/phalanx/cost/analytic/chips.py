@@ -46,6 +46,7 @@ class Generation:
     cloud_bulk_s: float = 150e-6
     bulk_bytes: float = 0.3e6
     bulk_reduce_bytes: float = 1.5e6
+    start_s: float = 0.0
 
 
 # Streaming multiprocessors, and whether switches reduce (NVLS, from NVLink 4 on): datasheets. Where they do not,
@@ -118,6 +119,7 @@ def system(
         cut_off=0.0,
         bulk_bytes=g.bulk_bytes,
         bulk_reduce_bytes=g.bulk_reduce_bytes,
+        start_s=g.start_s,
         tiers=(
             TierRates(node, chip.link_bytes_per_s * g.nvlink, g.node_hop_s, g.node_bulk_s, g.node_bulk_s),
             TierRates(1 << 30, nic * g.nic, hop, bulk, bulk),

@@ -18,11 +18,13 @@ import numpy as np
 from phalanx.cost.analytic.stacks import Profile
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
+from phalanx.cost.ledger.layer_flows import kv_heads, routed_rows
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.rank_layout import Layout
 
 # Tiles of cuBLAS's kernels for 2-byte types, and the share of the best that each reaches on a large product.
 _TILES = ((256, 128, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 64, 0.60))
+_ROWS, _COLUMNS = {a for a, _, _ in _TILES}, {b for _, b, _ in _TILES}
 
 
 def product_s(
@@ -30,10 +32,10 @@ def product_s(
 ) -> Column:
     """Return seconds of `batch` products (m, k) x (k, n) at `rate` FLOP/s, or of moving their operands, of `e` bytes
     per element, if that takes longer."""
+    down, across = {a: batch * np.ceil(m / a) for a in _ROWS}, {b: np.ceil(n / b) for b in _COLUMNS}
     best: Column = np.inf
     for a, b, share in _TILES:
-        tiles = batch * np.ceil(m / a) * np.ceil(n / b)
-        best = np.minimum(best, np.ceil(tiles / system.processors) * (a * b / share))
+        best = np.minimum(best, np.ceil(down[a] * across[b] / system.processors) * (a * b / share))
     seconds = best * (2 * (k + system.gemm_half)) * system.processors / rate
     traffic = e * batch * (m * k + k * n + m * n)
     return np.maximum(seconds, traffic / (system.memory_bytes_per_s * system.memory))
@@ -100,7 +102,7 @@ def projections(shape: Shape, layout: Layout, by: Products) -> Passes:
     m, h = layout.tokens, shape.hidden
     out = shape.heads * shape.value_dim / layout.tp
     q = shape.heads * shape.head_dim / layout.tp
-    plain = by.linear(m, q + 2 * shape.kv_heads * shape.head_dim / layout.tp, h)
+    plain = by.linear(m, q + 2 * kv_heads(shape, layout) * shape.head_dim, h)
     last = by.linear(m, h, out, back=True)
     if not np.any(shape.kv_rank):
         return _sum([plain, last])
@@ -143,10 +145,10 @@ def every_second(shape: Shape) -> Column:
 
 
 def experts(shape: Shape, layout: Layout, by: Products) -> Passes:
-    """Return seconds of the grouped products of the experts on a rank, each with an equal share of the tokens."""
+    """Return seconds of the grouped products of the experts on a rank, each with an equal share of the rows."""
     local_experts = np.maximum(shape.experts / layout.ep, 1)
-    routed = layout.tokens * shape.top_k / layout.tp * layout.etp
-    m, h = routed / local_experts, shape.hidden
+    m = routed_rows(shape, layout, local_experts) * layout.ep * layout.etp / local_experts
+    h = shape.hidden
     f = np.maximum(shape.expert_ffn / layout.etp, 1)
     return _sum(
         [

@@ -20,6 +20,7 @@ from phalanx.cost.ledger.gradient_flows import expert_ranks, experts_apart
 from phalanx.cost.ledger.live_bytes import (
     cast_weight_bytes,
     end_bytes,
+    flights,
     gathered_key_bytes,
     live_bytes,
     sliced_head,
@@ -117,15 +118,7 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
     by_operation = layout.selective * np.asarray(profile.per_op)
     recomputed = np.where(layout.full + by_operation > 0, layout.group * block.kept, block.freed)
     recomputed = recomputed + gathered_key_bytes(shape, layout, profile)
-    flight = np.minimum(layout.micro_batches, layout.pp)
-    # Interleaved: the first rank runs ahead by 2 (pp - 1) + (v - 1) pp chunks, the last by (v - 1) pp (Megatron's
-    # schedules.py); a chunk is a v-th of what a rank holds.
-    interleaved = np.where(layout.virtual > 1, 1 + (layout.pp - 1) / (layout.pp * layout.virtual), 1.0)
-    given_by_schedule = np.asarray(layout.in_flight) > 0
-    flight = np.minimum(flight * interleaved, layout.micro_batches)
-    flight = np.where(given_by_schedule, layout.in_flight, flight)
-    flight_last = np.minimum(layout.micro_batches, ((layout.virtual - 1) * layout.pp + 1) / layout.virtual)
-    flight_last = np.where(given_by_schedule, layout.in_flight_last, flight_last)
+    flight, flight_last = flights(layout, profile.policy)
     # Exchanges that overlap another micro-batch run one chunk ahead.
     flight = flight + np.asarray(profile.overlaps_experts) / layout.virtual
     # Products that accumulate their weights' gradients in place return a placeholder, kept for each shape; the head's

@@ -14,7 +14,8 @@ communicate at once:
 Where switches do not reduce, the ring or the tree is taken, as NCCL does, whichever is faster: of two nodes with slow
 ports the tree, with fast ones the ring, because a tree's channel carries little (NCCL, src/graph/tuning.cc,
 perChMaxTreeBws). A hop of a small chunk (n/p) takes `hop_s`, of a large one `bulk_hop_s`: NCCL's protocols for small
-messages (LL) and for large ones (Simple), which waits for a receiver's memory at every hop.
+messages (LL) and for large ones (Simple), which waits for a receiver's memory at every hop. A large message starts
+`start_s` later, two ranks' as eight ranks'.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ def _spanning(op: str, n: Column, p: Column, stride: Column, system: System) -> 
         seconds = np.where(crossing, np.maximum(seconds, across), seconds)
         latency = latency + passes * hops * _hop_s(tier, chunk, reduces, system)
         members = together(p, stride, tier)
-    return np.where(p > 1, seconds + latency, 0.0)
+    start = system.start_s * n / (n + system.bulk_reduce_bytes) if np.any(system.start_s) else 0.0
+    return np.where(p > 1, seconds + latency + start, 0.0)
 
 
 def _leaving(blocks: Column, p: Column) -> Column:

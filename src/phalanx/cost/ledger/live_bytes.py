@@ -303,3 +303,17 @@ def gathered_key_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> Column:
     ring, w = layout.cp / layout.ulysses, _widths(shape, layout, keeps)
     whole = layout.tokens * ring * (w.keys + w.values) * layout.activation_bytes
     return np.where(ring > 1, keeps.gathers_keys * whole, 0.0)
+
+
+def flights(layout: Layout, policy: Policy) -> tuple[Column, Column]:
+    """Return the micro-batches whose activations the first and the last pipeline rank hold at once, with m of them on
+    p ranks of v chunks each. 1f1b: min(m, p) and 1; interleaved, in rounds of g: the first rank runs ahead by
+    2 (p - 1) + (v - 1) g chunks, the last by (v - 1) g (Narayanan et al. 2021, section 2.2; Megatron-LM,
+    megatron/core/pipeline_parallel/schedules.py), and a chunk is a v-th of what a rank holds."""
+    m, p, v = layout.micro_batches, layout.pp, layout.virtual
+    rounds = np.where(np.asarray(policy.equal_rounds) > 0, m / np.maximum(np.floor(m / p), 1.0), p)
+    first = np.where(v > 1, ((v - 1) * rounds + 2 * (p - 1) + 1) / v, p)
+    last = np.where(v > 1, ((v - 1) * rounds + 1) / v, 1.0)
+    given = np.asarray(layout.in_flight) > 0
+    first = np.where(given, layout.in_flight, np.minimum(first, m))
+    return first, np.where(given, layout.in_flight_last, np.minimum(last, m))

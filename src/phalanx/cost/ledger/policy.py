@@ -43,6 +43,8 @@ class Policy:
     """1: collectives of sequence parallelism run in two halves, where each rank has equally many tokens of both."""
     sends_copies: Column = 0.0
     """1: a token goes to all etp ranks of its expert; 0: to one, and they gather."""
+    equal_rounds: Column = 0.0
+    """1: interleaved stages take micro-batches in equal rounds of at least as many as ranks; 0: of as many."""
     pads_core: Column = 0.0
     """1: where values are narrower than keys, or wider, attention's core computes both at the wider width."""
     sends_counts: Column = 0.0
@@ -57,6 +59,7 @@ PHALANX = Policy(
     sends_copies=1.0,
     sends_counts=1.0,
     pads_core=1.0,
+    equal_rounds=1.0,
 )
 """Our runtime: gradients after every micro-batch at 2 and 3 (runtime/data_parallel/engine.py); with a pipeline,
 parameters once a step (Strategy.gathers_once). What layers send: schedule/layers/collectives.py."""
@@ -82,6 +85,7 @@ FSDP = Policy(
     zero2_reduces_in_pipeline=0.0,
     zero3_reduces_in_pipeline=0.0,
     zero3_gathers_in_pipeline=0.0,
+    equal_rounds=1.0,
 )
 """PyTorch's fully_shard, as torchtitan and Composer use it. Level 3: every unit is gathered in the forward and in the
 backward pass, every backward pass reduces; no one turns that off for accumulation (torchtitan b5bcd76,
@@ -89,7 +93,8 @@ torchtitan/trainer.py:882; composer 6405188, composer/trainer/trainer.py:2897, a
 `reshard_after_forward=False`: gathered once per micro-batch. With a pipeline parameters stay
 (torchtitan/distributed/fsdp.py:127-132) and stages turn off reduction and resharding until their last backward pass
 (torch 2.13, torch/distributed/pipelining/stage.py:845-847), so that unsharded gradients accumulate in the reduced
-type (torch/distributed/fsdp/_fully_shard/_fsdp_param.py:802-820)."""
+type (torch/distributed/fsdp/_fully_shard/_fsdp_param.py:802-820). Interleaved stages: rounds of m / max(1, m // p)
+micro-batches (torch/distributed/pipelining/schedules.py:2935)."""
 
 JAX = Policy(zero2_gathers=1.0)
 """MaxText's accumulated gradients have the shardings of the parameters, in the carry of a scan over micro-batches

@@ -62,7 +62,7 @@ class Branch:
 
     question: str
     words: tuple[str, str]
-    """What yes and no mean, in a few words."""
+    """What yes and no mean, in a few words; none where an answer goes without saying."""
     holds: Callable[[Facts], bool]
     yes: Node
     no: Node
@@ -110,54 +110,59 @@ _DENSE_MANY = Branch(
         "tp=T,pp=P or zero=3,shard=T",
     ),
 )
+_SEVERAL: Node = Branch(
+    "Across sites (a tier of links ten times slower than the network)?",
+    ("across sites", "one site"),
+    lambda f: f.sites,
+    Leaf("a pipeline between sites, which sends least; inside each as on one", "pp=P"),
+    Branch(
+        "Are there experts?",
+        ("experts", "dense"),
+        lambda f: f.experts > 1,
+        Branch(
+            "Over 100 B parameters?",
+            ("over 100 B", "under 100 B"),
+            lambda f: f.parameters > _LARGE,
+            Leaf("expert parallelism inside a node or few nodes, a pipeline across, ZeRO-1", "dp,zero=1,ep=E,pp=P"),
+            Leaf("expert parallelism inside a node, data parallelism with ZeRO-1", "dp,zero=1,ep=E"),
+        ),
+        Branch(
+            "Sequences of 32,768 tokens or more?",
+            ("long sequences", "short sequences"),
+            lambda f: f.seq >= _LONG,
+            Leaf("context parallelism, beside tensor parallelism inside a node and ZeRO-1", "dp,zero=1,tp=T,cp=C"),
+            Branch(
+                "Does the state, 16 N bytes, fit one GPU (within 60 %)?",
+                ("state fits one GPU", "state is more than one GPU"),
+                lambda f: f.state <= _ROOM * f.usable_bytes,
+                Leaf("data parallelism (DDP), ZeRO-1 as it costs nothing", "dp"),
+                Branch(
+                    "One node?",
+                    ("one node", "several nodes"),
+                    lambda f: f.gpus <= f.node,
+                    Leaf(
+                        "ZeRO-3 (FSDP) inside the node; tensor parallelism where a block does not fit",
+                        "dp,zero=3",
+                    ),
+                    _DENSE_MANY,
+                ),
+            ),
+        ),
+    ),
+)
 TREE: Node = Branch(
     "Serving, not training?",
     ("serving", "training"),
     lambda f: f.serving,
     _SERVING,
     Branch(
-        "Across sites (a tier of links ten times slower than the network)?",
-        ("across sites", "one site"),
-        lambda f: f.sites,
-        Leaf("a pipeline between sites, which sends least; inside each as on one", "pp=P"),
-        Branch(
-            "Are there experts?",
-            ("experts", "dense"),
-            lambda f: f.experts > 1,
-            Branch(
-                "Over 100 B parameters?",
-                ("over 100 B", "under 100 B"),
-                lambda f: f.parameters > _LARGE,
-                Leaf(
-                    "expert parallelism inside a node or few nodes, a pipeline across, ZeRO-1", "dp,zero=1,ep=E,pp=P"
-                ),
-                Leaf("expert parallelism inside a node, data parallelism with ZeRO-1", "dp,zero=1,ep=E"),
-            ),
-            Branch(
-                "Sequences of 32,768 tokens or more?",
-                ("long sequences", "short sequences"),
-                lambda f: f.seq >= _LONG,
-                Leaf(
-                    "context parallelism, beside tensor parallelism inside a node and ZeRO-1", "dp,zero=1,tp=T,cp=C"
-                ),
-                Branch(
-                    "Does the state, 16 N bytes, fit one GPU (within 60 %)?",
-                    ("state fits one GPU", "state is more than one GPU"),
-                    lambda f: f.state <= _ROOM * f.usable_bytes,
-                    Leaf("data parallelism (DDP), ZeRO-1 as it costs nothing", "dp"),
-                    Branch(
-                        "One node?",
-                        ("one node", "several nodes"),
-                        lambda f: f.gpus <= f.node,
-                        Leaf(
-                            "ZeRO-3 (FSDP) inside the node; tensor parallelism where a block does not fit",
-                            "dp,zero=3",
-                        ),
-                        _DENSE_MANY,
-                    ),
-                ),
-            ),
+        "One GPU?",
+        ("one GPU", ""),
+        lambda f: f.gpus == 1,
+        Leaf(
+            "nothing to split: the largest micro-batch that fits, then recomputation, then state on the host", "dp=1"
         ),
+        _SEVERAL,
     ),
 )
 
@@ -209,4 +214,5 @@ def leaves(node: Node = TREE) -> Iterator[Leaf]:
 def sentence(f: Facts) -> str:
     """Return the path of a job in a line: its answers, then the leaf."""
     path, leaf = walk(f)
-    return f"{', '.join(branch.words[0 if answer else 1] for branch, answer in path)}: {leaf.rule}"
+    words = [branch.words[0 if answer else 1] for branch, answer in path]
+    return f"{', '.join(filter(None, words))}: {leaf.rule}"

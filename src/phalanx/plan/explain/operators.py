@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.cost.analytic import kernels
+from phalanx.cost.ledger.layer_flows import kv_heads, routed_rows
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.space import of
 from phalanx.spec.strategy.spec import Strategy
@@ -86,7 +87,9 @@ def _operators(
         width = shape.heads * (shape.head_dim - shape.rope_dim + shape.value_dim) / tp
         yield product("keys, values up", tokens, width, shape.kv_rank)
     else:
-        yield product("queries, keys, values", tokens, q + 2 * shape.kv_heads * shape.head_dim / tp, h)
+        yield product(
+            "queries, keys, values", tokens, q + 2 * float(np.max(kv_heads(shape, layout))) * shape.head_dim, h
+        )
     # Fused: scores are never written; queries, keys, values and the result are. Causal, so half of the square.
     attended = keys if decode else keys / 2
     flops = 2 * tokens * attended * (q + out)
@@ -106,8 +109,15 @@ def _operators(
         yield product("mlp out", tokens, h, f)
     if shape.moe_layers:
         local_experts = max(shape.experts / s.ep, 1)
-        m, f = tokens * shape.top_k * s.etp / tp / local_experts, shape.expert_ffn / s.etp
-        yield product("router", tokens, shape.experts, h)
+        f = shape.expert_ffn / s.etp
+        m = tokens * shape.top_k * s.etp / tp / local_experts
+        if not decode:
+            m = float(np.max(routed_rows(shape, layout, local_experts))) * s.ep * s.etp / local_experts
+        yield product("router", tokens / tp, shape.experts, h)
         yield product("experts in", m, (shape.mlp_matrices - 1) * f, h, local_experts)
         yield product("experts out", m, h, f, local_experts)
+        if shape.shared_ffn:
+            f = shape.shared_ffn / tp
+            yield product("shared expert in", tokens, (shape.mlp_matrices - 1) * f, h)
+            yield product("shared expert out", tokens, h, f)
     yield product("head, once a model", tokens, shape.vocab / tp, h)

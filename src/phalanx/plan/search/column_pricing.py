@@ -38,8 +38,8 @@ from phalanx.stacks.registry import ROWS, facts
 from phalanx.stacks.stack import WORDS, Stack, counted
 
 Floats = npt.NDArray[np.float64]
-_SLICE = 16_384
-"""Rows priced together, few enough for their columns to stay in the cache."""
+_SLICE = 65_536
+"""Rows priced together: enough that calls cost little beside arithmetic, few enough for the cache."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,11 @@ class Pricing:
         """What a search may choose from.
 
         Levels of ZeRO, schedules and Ulysses are those that the stack runs. With flash attention, selective
-        recomputation frees nothing. The order of the mesh matters only if links differ, and our runtime has one."""
+        recomputation frees nothing, unless the product after it is repeated too. The order of the mesh matters only
+        if links differ, and our runtime has one."""
         row = self.row
         can = capabilities(self.stack) if row is None else capabilities_of(row)
-        flash = bool(np.all(self.profile.flash))
+        flash = bool(np.all(self.profile.flash)) and not np.any(self.profile.result_again)
         lacked = where.parse(can.conditions, tuple(FIELDS), WORDS, "stack") if can.conditions else ()
         kinds_ = kinds.searched(row, self.model, flash, bool(np.all(self.profile.per_op)))
         rates = {t.bandwidth_bytes_per_s_per_gpu_per_direction for t in self.cluster.tiers}

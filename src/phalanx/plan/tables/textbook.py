@@ -16,13 +16,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from phalanx.cost.ledger.live_bytes import Keeps, live_bytes
+from phalanx.cost.ledger.model_shape import shape
+from phalanx.cost.ledger.rank_layout import layout
 from phalanx.plan.budget import large_number
 from phalanx.plan.explain.regimes import MEANING, regime
 from phalanx.plan.tables.table import Sheet, columns
 from phalanx.spec.errors import InputError
+from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
 
 
 @dataclass(frozen=True)
@@ -136,14 +141,24 @@ def cards(held: float, card_bytes: float) -> int:
 def activation_bytes(
     model: ModelSpec, micro_batch: int, seq: int, tp: int = 1, sp: bool = False, recompute: str = "none"
 ) -> float:
-    """Return the activation bytes of all blocks for one micro-batch on a rank.
+    """Return the activation bytes of all blocks for one micro-batch on a rank, as the ledger counts them.
 
-    As in the paper: an MLP 4 h wide, no flash attention."""
-    h, a, t = model.hidden, model.heads, tp
-    if recompute == "full":
-        return 2 * seq * micro_batch * h * model.layers / (t if sp else 1)
-    per_element = 10 / (t if sp else 1) + 24 / t + (5 * a * seq / (h * t) if recompute == "none" else 0)
-    return seq * micro_batch * h * per_element * model.layers
+    As in the paper: an MLP 4 h wide without a gate, as many key heads as heads, masks of dropout, no flash
+    attention."""
+    h = model.hidden
+    sizes = replace(
+        shape(model),
+        **{name: 0 for name in ("kv_rank", "q_rank", "rope_dim", "moe_layers", "parallel", "normed_heads")},
+        ffn=4 * h,
+        mlp_matrices=2,
+        kv_heads=model.heads,
+        head_dim=h / model.heads,
+        value_dim=h / model.heads,
+        norms=2,
+    )
+    s = Strategy(tp=tp, sp=sp, micro_batch=micro_batch, recompute=recompute)
+    how = layout(s, Job(micro_batch, seq, Precision("bfloat16")), model.layers)
+    return float(live_bytes(sizes, how, Keeps(flash=0.0)).stored) * model.layers
 
 
 def activations(model: ModelSpec, micro_batch: int, seq: int, degrees: Sequence[int]) -> Sheet:
@@ -182,6 +197,59 @@ def gradient_traffic(params: float, ranks: Sequence[int], rate: float, element: 
         ),
         rows,
         "sent by one rank over its link in one direction: 2 N (P-1)/P; ZeRO-3: two all-gathers and a reduce-scatter",
+    )
+
+
+def beside(params: float, ranks: Sequence[int], rate: float, seconds: float, element: int = 2) -> Sheet:
+    """Tabulate an all-reduce of gradients beside so many seconds of computing: with no overlap, and with full."""
+    rows = []
+    for p in ranks:
+        takes = 2 * params * element * (p - 1) / p / rate
+        step, hidden = seconds + takes, max(seconds, takes)
+        rows.append((p, takes, takes / seconds, takes / step, step, hidden, step / hidden))
+    return Sheet(
+        f"the all-reduce beside {seconds:g} s of computing",
+        columns(
+            "P",
+            ("takes", "s"),
+            ("of the computing", "share"),
+            ("of the step", "share"),
+            ("step in a row", "s"),
+            ("fully overlapped", "s"),
+            ("times as fast", "count"),
+        ),
+        rows,
+        "texts call either of the two shares the overhead",
+        charted=False,
+    )
+
+
+PLACE_BYTES = 8
+"""Of an index as torch.topk returns it (int64), in `top_k`; our own compressor sends 4."""
+
+
+def top_k(params: float, ranks: Sequence[int], share: float) -> Sheet:
+    """Tabulate what sending the largest `share` of gradients saves: values and places travel by all-gather, as no two
+    ranks choose the same, so that a rank sends its own to each of the others."""
+    rows = []
+    for p in ranks:
+        gathered = (p - 1) * share * params * (4 + PLACE_BYTES)
+        ring = 2 * 4 * params * (p - 1) / p
+        times = None if p == 1 else ring / gathered
+        rows.append((p, ring / 1e9, gathered / 1e9, times, None if times is None else times / 2))
+    return Sheet(
+        f"the largest {share:.3g} of {params:,.0f} gradients instead of all",
+        columns(
+            "P",
+            ("ring in fp32", "GB"),
+            ("values and places", "GB"),
+            ("times less", "count"),
+            ("times less than in 16 bits", "count"),
+        ),
+        rows,
+        f"sent by a rank; a value takes 4 bytes, its place {PLACE_BYTES}; below 1 it sends more than a ring. "
+        f"The buffer alone is {4 / share / (4 + PLACE_BYTES):.3g} times smaller",
+        charted=False,
     )
 
 

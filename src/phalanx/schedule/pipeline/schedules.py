@@ -354,7 +354,7 @@ class ScheduleFacts:
     """(m, p, v) -> the bubble over that of 1f1b with as many chunks per rank."""
     in_flight: Callable[[Column, Column], tuple[Column, Column]]
     """(m, p) -> micro-batches whose activations the first and the last pipeline rank hold at once. (0, 1): as 1f1b
-    and interleaved do, whose formula needs `virtual` and stands in cost/analytic/memory.py."""
+    and interleaved do, whose formula needs `virtual` and stands in cost/ledger/live_bytes.py."""
     least_wait: Callable[[Column, Column, Column], Column]
     """(m, p, v) -> the least idle time of a rank in a step, in units of one micro-batch's passes over p ranks: what
     the search prunes by."""

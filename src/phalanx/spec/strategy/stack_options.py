@@ -12,7 +12,7 @@ is 1 < ulysses < cp).
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from phalanx.spec.errors import InputError, nearest
@@ -94,7 +94,7 @@ class StackOptions:
 
     def changed(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, by name."""
-        return {name: value for name, value in asdict(self).items() if value != DEFAULTS[name]}
+        return {name: value for name in OPTION_FIELDS if (value := getattr(self, name)) != DEFAULTS[name]}
 
 
 AS_RELEASED = StackOptions()
