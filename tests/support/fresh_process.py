@@ -11,7 +11,7 @@ from typing import Any
 from support.rank_pool import importing_as_here
 
 
-def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
+def in_fresh_process(function: Callable[..., Any], *args: Any, patience_s: float = 120) -> Any:
     """Return what a picklable function returns, or raise what it raises."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["support.preload"])
@@ -21,7 +21,7 @@ def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
         process.start()
     theirs.close()
     try:
-        assert ours.poll(120), f"no answer of {function.__name__}"
+        assert ours.poll(patience_s), f"no answer of {function.__name__}"
         result, error = ours.recv()
     finally:
         process.kill()

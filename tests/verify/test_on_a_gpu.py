@@ -39,12 +39,12 @@ QUICKSTART = Path(__file__).parents[2] / "examples/quickstart.toml"
 
 @examples(2, 100)
 def test_no_drawn_strategy_mixes_devices_or_makes_the_host_wait(examples: int) -> None:
-    assert in_fresh_process(_drawn, examples, False) == []
+    assert in_fresh_process(_drawn, examples, False, patience_s=900) == []
 
 
 @examples(2, 40)
 def test_experts_make_the_host_wait_at_most_twice_a_layer(examples: int) -> None:
-    assert in_fresh_process(_drawn, examples, True) == []
+    assert in_fresh_process(_drawn, examples, True, patience_s=900) == []
 
 
 def _drawn(examples: int, experts: bool) -> list[str]:

@@ -205,7 +205,9 @@ def _step_row(row: dict[str, Any]) -> str:
 def cluster_of(file: Path) -> ClusterSpec:
     """Return the cluster that `doctor --gpu` measured. Raises InputError."""
     try:
-        content = read_json(file, "gpu.json")
+        content = read_json(file, "--from")
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
         raise InputError("--from", str(file), f"cannot be read ({error})", "name a doctor's gpu.json") from None
     if not isinstance(content, dict) or content.get("version") != VERSION or "parts" not in content:

@@ -16,9 +16,10 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.files.hostlist import compress
 
 
-def read_topology(path: Path) -> SwitchTree | GpuTopology:
-    """Read a topology.conf, or the output of ibnetdiscover or `nvidia-smi topo -m`. Raises InputError."""
-    text = read_text(path, "FILE")
+def read_topology(path: Path, field: str = "FILE") -> SwitchTree | GpuTopology:
+    """Read a topology.conf, or the output of ibnetdiscover or `nvidia-smi topo -m`. Raises InputError about
+    `field`."""
+    text = read_text(path, field)
     if re.search(r"^\s*(SwitchName|BlockName)\s*=", text, re.MULTILINE | re.IGNORECASE):
         return slurm.read_topology(text, path.name)
     if re.search(r'^Switch\s+\d+\s+"S-', text, re.MULTILINE):
@@ -26,12 +27,12 @@ def read_topology(path: Path) -> SwitchTree | GpuTopology:
     if re.search(r"^\s*GPU0\b", text, re.MULTILINE):
         return nvidia_topo.read_matrix(text, path.name)
     kinds = "a Slurm topology.conf, the output of ibnetdiscover, or that of nvidia-smi topo -m"
-    raise InputError("FILE", str(path), "is no topology that Phalanx reads", f"it reads {kinds}")
+    raise InputError(field, str(path), "is no topology that Phalanx reads", f"it reads {kinds}")
 
 
 def leaves_of(path: Path) -> dict[str, tuple[str, ...]]:
     """Read the hosts of each leaf switch. Raises InputError."""
-    tree = read_topology(path)
+    tree = read_topology(path, "--topology")
     if not isinstance(tree, SwitchTree):
         raise InputError("--topology", str(path), "nvidia-smi knows one host, and no switches")
     return tree.leaves
