@@ -165,6 +165,13 @@ def test_three_jobs_hit_three_bottlenecks() -> None:
     assert (full.fits, split.fits) == (False, True)
 
 
+def test_fewer_bits_mend_a_compute_bound_job(make: ModuleType) -> None:
+    (row,) = (row for row in make.rows() if row.id == "T38")
+    commands = (row.command, row.command.replace("fp8", "bf16"))
+    fewer, usual = (float(re.findall(r"matmul ([\d.]+) s", make.printed(command))[0]) for command in commands)
+    assert fewer < 0.7 * usual
+
+
 def _priced(name: str, cluster: str, gpus: int, batch: int, seq: int, line: str, stack: str) -> PricedStrategy:
     pricing = pricing_by_gpus(model_named(name)[0], cluster_named(cluster), batch, seq, stack)(gpus)
     strategy = make_strategy(line)
