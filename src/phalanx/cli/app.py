@@ -52,7 +52,6 @@ app = typer.Typer(
     cls=OneLineErrors,
     help="Plan, prove, run and measure the parallel training of large models.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
