@@ -29,8 +29,15 @@ def report(a: Answer, goal: Goal | None, x: AnalyticSubject) -> str:
     title = (
         f"{p.model.family} of {p.model.parameter_count / 1e9:.3g} B parameters on {a.gpus} GPUs of {p.cluster.name}"
     )
+    data = {"strategy": str(best.strategy), "terms_s": best.priced.terms}
+    return page(title, "plan", sections(a, goal, x), data)
+
+
+def sections(a: Answer, goal: Goal | None, x: AnalyticSubject) -> list[Section]:
+    """Return the sections of that page."""
+    best = a.best
     answer, *rest = lines(a, goal)
-    sections = [
+    return [
         Section("The answer", "text", text=(answer, *rest)),
         waterfall("Time of a step", best.priced.terms, TERM_NAMES),
         _memory(a),
@@ -42,7 +49,6 @@ def report(a: Answer, goal: Goal | None, x: AnalyticSubject) -> str:
         _axes(x),
         _rejected(a),
     ]
-    return page(title, "plan", sections, {"strategy": str(best.strategy), "terms_s": best.priced.terms})
 
 
 def waterfall(title: str, terms: dict[str, float], names: dict[str, str]) -> Section:
