@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import awkward_module, fault_injection, forked_cli, piped_module, split_module
 from support.rank_pool import Pool
+from support.sizes import examples
 from torch import nn
 
 import phalanx
@@ -26,11 +27,12 @@ def _equal(found: dict[str, Any], truth: dict[str, Any]) -> None:
     np.testing.assert_allclose(found["out"], truth["out"], rtol=1e-7, atol=1e-9)
 
 
+@examples(4, 40)
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 6])
-def test_an_awkward_module_equals_one_process(pool: Pool, world: int) -> None:
+def test_an_awkward_module_equals_one_process(pool: Pool, world: int, examples: int) -> None:
     shards = [d for d in range(1, world + 1) if world % d == 0]
 
-    @settings(max_examples=8)
+    @settings(max_examples=examples)
     @given(
         st.sampled_from([0, 1, 2, 3]),
         st.sampled_from(shards),

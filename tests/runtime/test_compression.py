@@ -215,7 +215,6 @@ def uncompressed(pool: Pool, text: bytes) -> float:
 
 
 SAMPLE = [
-    ("fp16", -0.02, 0.02),
     ("int8", -0.02, 0.02),
     ("powersgd:4", -0.02, 0.02),
     ("topk:0.01", -0.05, 0.05),
@@ -223,6 +222,7 @@ SAMPLE = [
     ("topk:0.01:nofeedback", 0.15, 0.5),
 ]
 OTHERS = [
+    ("fp16", -0.02, 0.02),
     ("bf16", -0.02, 0.02),
     ("int4", -0.05, 0.05),
     ("threshold:1e-3", -0.05, 0.05),

@@ -284,7 +284,7 @@ def test_experts_are_compared_where_others_hold_the_same(
     assert {text for text, _ in found} == {f"replicas hold different bits in {said}" if said else ""}
 
 
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("zero", sampled([0, 1, 2, 3], (0, 3)))
 def test_an_expert_bucket_that_is_forgotten_is_caught(pool: Pool, zero: int) -> None:
     case = (model(), Job(8, 8), replace(Strategy(dp=4, ep=2), zero=zero))
     assert all(d.grad_rel_max < 1e-9 for d in pool.run(4, rank_cases.examine, *case, "float64", 2)[0])

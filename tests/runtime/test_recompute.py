@@ -78,8 +78,9 @@ def test_a_step_is_proved_event_for_event_and_in_live_bytes(strategy: str, mode:
         assert found.deviation < SLACK_BYTES
 
 
-@pytest.mark.parametrize("residual", ["serial", "parallel", "parallel_one_norm"])
-@pytest.mark.parametrize("mode", ["none", *MODES])
+@pytest.mark.parametrize(
+    ("residual", "mode"), combined(["serial", "parallel", "parallel_one_norm"], ["none", *MODES])
+)
 def test_what_is_repeated_is_sent_again_but_for_the_last_sum(residual: str, mode: str) -> None:
     strategy = Strategy(tp=2, recompute=mode)
     spec, job = model(residual=residual), Job(2, 16)
@@ -123,8 +124,7 @@ def test_kept_is_a_block_s_input_and_its_inside_is_there_once() -> None:
     assert live["every:3"][6] - live["every:3"][1] == 2 * stream + 3 * inside  # blocks 0..4
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("sizes", [{}, {"family": "gpt2"}])
+@pytest.mark.parametrize(("tp", "sizes"), combined([1, 2], [{}, {"family": "gpt2"}]))
 def test_gradients_come_in_the_order_of_one_graph(sizes: dict[str, Any], tp: int) -> None:
     strategies = [Strategy(dp=2, tp=tp, zero=2, recompute=mode) for mode in ("none", *MODES)]
     orders = [order_of_gradients(model(**sizes), strategy) for strategy in strategies]

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from support.sizes import sampled
 from typer.testing import CliRunner
 
 from phalanx.cli.app import app
@@ -24,7 +25,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("layers", [4, pytest.param(None, marks=pytest.mark.long)])
-@pytest.mark.parametrize(("name", "strategy"), LAYOUTS)
+@pytest.mark.parametrize(("name", "strategy"), sampled(LAYOUTS, (1, 3, 4)))
 def test_published_models(name: str, strategy: Strategy, layers: int | None) -> None:
     model, _ = model_named(name)
     model = model if layers is None else replace(model, layers=layers)

@@ -21,7 +21,7 @@ from phalanx.spec.strategy.spec import Strategy
 from phalanx.verify.parity import BOUNDS
 
 
-@examples(3, 50)
+@examples(2, 50)
 @pytest.mark.parametrize("world", [2, 3, 4, 6])
 def test_parity_in_fp64(pool: Pool, world: int, examples: int) -> None:
     @settings(max_examples=examples)
@@ -81,7 +81,7 @@ def test_a_broken_engine_is_caught(pool: Pool, how: str, zero: int) -> None:
     ("zero", "schedule"),
     sampled(
         [(0, "1f1b"), (0, "dualpipe-v"), (1, "zb-v"), (1, "1f1b"), (2, "dualpipe-v"), (3, "zb-v"), (3, "dualpipe-v")],
-        (0, 3, 4, 5),
+        (0, 4, 5),
     ),
 )
 def test_an_embedding_that_is_tied_over_a_pipeline(pool: Pool, schedule: str, zero: int) -> None:

@@ -37,7 +37,7 @@ def test_one_process(examples: int) -> None:
     equal()
 
 
-@examples(4, 100)
+@examples(3, 100)
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_several_ranks(pool: Pool, world: int, examples: int) -> None:
     @settings(max_examples=examples)
