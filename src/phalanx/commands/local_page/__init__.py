@@ -1,1 +1,1 @@
-"""What `phalanx ui` does: answers.py prices a question in a process that can be stopped, server.py serves the page."""
+"""What `phalanx ui` does: answers.py prices in processes that can be stopped, server.py serves the page."""

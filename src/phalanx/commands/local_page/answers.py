@@ -1,104 +1,124 @@
-"""Answers to the page's questions, found in one warm process beside the server: stopping a search ends that process,
-and the next question starts another."""
+"""Answers to the page's questions, each priced in a warm process beside the server: a tab's long search holds up no
+other tab, and stopping it ends its process alone.
+
+    {"id", "model", "cluster", "stack", "gpus", "batch", "seq", "headroom", "where"}  ->  one line of JSON
+    {"html", "charts", "figures", "plan", "report"}  or  {"error"}                      <-  one line of JSON
+"""
 
 from __future__ import annotations
 
 import json
-import multiprocessing
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from multiprocessing.connection import Connection
-from threading import Lock
+from threading import BoundedSemaphore, Lock
 from typing import Any
 
 from phalanx.commands.priced_plan import plan_of
 from phalanx.commands.question import Asked, read
-from phalanx.cost.analytic.stacks import STACKS
 from phalanx.plan.explain.analytic import AnalyticSubject
 from phalanx.plan.search.planner import Answer, answer
 from phalanx.plan.search.why_not import TERM_NAMES
-from phalanx.report.html.page import body, charts
-from phalanx.report.html.plan import report, sections
+from phalanx.report.html.page import body, charts, contents
+from phalanx.report.html.plan import data, sections, title
 from phalanx.report.style import seconds, size
 from phalanx.spec.cluster.presets import PRESETS as CLUSTERS
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files.plan import to_dict
 from phalanx.spec.model.presets import PRESETS as MODELS
+from phalanx.stacks.registry import ROWS
 
-NAMES = {"model": sorted(MODELS), "cluster": sorted(CLUSTERS), "stack": sorted(STACKS)}
+NAMES = {"model": sorted(MODELS), "cluster": sorted(CLUSTERS), "stack": list(ROWS)}
 """What a page may ask about: no file is read for it."""
 
 
+_PROCESSES = 4
+"""Questions that are priced at the same time; further ones wait."""
+
+
 class Planner:
-    """Asks the process beside it, one question at a time; any thread may stop one."""
+    """Asks processes of its own, which are kept warm; any thread may ask, and stop what another asked."""
 
     def __init__(self) -> None:
-        self._one, self._change = Lock(), Lock()
-        self._process: Any = None
-        self._pipe: Connection | None = None
-        self._asked = ""
+        self._free, self._change = BoundedSemaphore(_PROCESSES), Lock()
+        self._idle: list[subprocess.Popen[bytes]] = []
+        self._busy: dict[str, subprocess.Popen[bytes]] = {}
         self._stopped: set[str] = set()
+        self._closed = False
+
+    def warm(self) -> None:
+        """Start a process, so that the first question need not wait for its start."""
+        with self._change:
+            self._idle.append(_started())
 
     def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Return what `answered` says of a question, or {"error": ...} where it was stopped."""
         name = str(question.get("id", ""))
-        with self._one:
+        with self._free:
             with self._change:
+                if self._closed or name in self._stopped:
+                    self._stopped.discard(name)
+                    return {"error": "stopped"}
+                process = self._idle.pop() if self._idle else _started()
+                self._busy[name] = process
+            reply = _asked(process, question)
+            with self._change:
+                self._busy.pop(name, None)
+                if reply is not None:
+                    self._idle.append(process)
+                    return reply
                 if name in self._stopped:
                     self._stopped.discard(name)
                     return {"error": "stopped"}
-                pipe = self._started()
-                self._asked = name
-            try:
-                pipe.send_bytes(json.dumps(question).encode())
-                reply: dict[str, Any] = json.loads(pipe.recv_bytes())
-                return reply
-            except (EOFError, OSError):
-                return {"error": "stopped"}
-            finally:
-                with self._change:
-                    self._asked = ""
+            return {"error": "the search failed; the terminal of `phalanx ui` says why"}
 
     def stop(self, name: str) -> None:
-        """Stop the question of that id, asked or still waiting; another tab's goes on."""
+        """Stop the question of that id, whether it is priced already or still waits."""
         with self._change:
-            if name and name == self._asked:
-                self._process.terminate()
-            elif name and len(self._stopped) < 1000:
+            if name and len(self._stopped) < 1000:
                 self._stopped.add(name)
+            if name in self._busy:
+                self._busy[name].kill()
 
     def close(self) -> None:
-        """End the process."""
+        """End every process."""
         with self._change:
-            if self._process is not None:
-                self._process.terminate()
-                self._process.join()
-
-    def _started(self) -> Connection:
-        if self._pipe is None or not self._process.is_alive():
-            context = multiprocessing.get_context("spawn")
-            self._pipe, theirs = context.Pipe()
-            self._process = context.Process(target=serve, args=(theirs,), name="phalanx ui: planner", daemon=True)
-            self._process.start()
-            theirs.close()
-        return self._pipe
+            self._closed = True
+            for process in (*self._idle, *self._busy.values()):
+                process.kill()
+                process.wait()
 
 
-def serve(pipe: Connection) -> None:
-    """Answer questions until the other end closes."""
-    import signal
+def _started() -> subprocess.Popen[bytes]:
+    """Start a process that answers, in a session of its own: Ctrl-C in the terminal is the server's."""
+    command = [sys.executable, "-m", __name__]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's, which ends this process
-    while True:
+
+def _asked(process: subprocess.Popen[bytes], question: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a process's answer; None if it ended."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(json.dumps(question).encode() + b"\n")
+        process.stdin.flush()
+        reply: dict[str, Any] = json.loads(process.stdout.readline())
+        return reply
+    except (OSError, ValueError):
+        process.kill()
+        process.wait()
+        return None
+
+
+def serve() -> None:
+    """Answer the questions on stdin until it ends."""
+    for line in sys.stdin:
         try:
-            question = json.loads(pipe.recv_bytes())
-        except (EOFError, OSError):
-            return
-        try:
-            reply = answered(question)
+            reply = answered(json.loads(line))
         except InputError as error:
             reply = {"error": str(error)}
-        pipe.send_bytes(json.dumps(reply).encode())
+        print(json.dumps(reply), flush=True)
 
 
 def answered(question: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,7 +128,7 @@ def answered(question: Mapping[str, Any]) -> dict[str, Any]:
             raise InputError(field, name, "is not one that the page offers", nearest(name, known))
     for field in ("gpus", "batch", "seq"):
         if type(question.get(field)) is not int:
-            raise InputError(field, str(question.get(field)), "is not a whole number")
+            raise InputError(field, question.get(field), "is not a whole number")
     share, where = question.get("headroom"), question.get("where")
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
         raise InputError("headroom", str(share), "is not a share of the memory", "0.05 leaves 5 % free")
@@ -119,7 +139,7 @@ def answered(question: Mapping[str, Any]) -> dict[str, Any]:
     asked = read(
         Asked(None, about["model"], about["cluster"], gpus, batch, seq, None, about["stack"], None, limits), True
     )
-    result = answer(lambda n: replace(asked.pricing_on(n), headroom=headroom), gpus)
+    result = answer(lambda n: replace(asked.pricing_on(n), headroom=headroom), gpus, fewer=False)
     best = result.best
     subject = AnalyticSubject(
         lambda n: result.pricing if n == gpus else replace(asked.pricing_on(n), headroom=headroom),
@@ -133,7 +153,7 @@ def answered(question: Mapping[str, Any]) -> dict[str, Any]:
         "charts": charts(shown),
         "figures": _figures(result, about),
         "plan": json.dumps(to_dict(plan), indent=1) + "\n",
-        "page": report(result, None, subject),
+        "report": {"title": title(result), "links": contents(shown), "data": data(result)},
     }
 
 
@@ -154,3 +174,7 @@ def _figures(a: Answer, about: Mapping[str, str]) -> dict[str, str]:
         "memory": size(best.priced.bytes_),
         **terms,
     }
+
+
+if __name__ == "__main__":
+    serve()

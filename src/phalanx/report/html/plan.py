@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from phalanx.plan.budget import Goal
 from phalanx.plan.explain import explanation, operators
 from phalanx.plan.explain.analytic import AnalyticSubject
@@ -25,12 +27,20 @@ _MOST_RANKS = 1024
 
 def report(a: Answer, goal: Goal | None, x: AnalyticSubject) -> str:
     """Return the page of a search's answer. `x`: its best strategy as a subject of explanations."""
-    best, p = a.best, a.pricing
-    title = (
+    return page(title(a), "plan", sections(a, goal, x), data(a))
+
+
+def title(a: Answer) -> str:
+    """Return what the page is called."""
+    p = a.pricing
+    return (
         f"{p.model.family} of {p.model.parameter_count / 1e9:.3g} B parameters on {a.gpus} GPUs of {p.cluster.name}"
     )
-    data = {"strategy": str(best.strategy), "terms_s": best.priced.terms}
-    return page(title, "plan", sections(a, goal, x), data)
+
+
+def data(a: Answer) -> dict[str, Any]:
+    """Return what the page holds for scripts beside its charts."""
+    return {"strategy": str(a.best.strategy), "terms_s": a.best.priced.terms}
 
 
 def sections(a: Answer, goal: Goal | None, x: AnalyticSubject) -> list[Section]:
