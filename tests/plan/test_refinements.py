@@ -21,13 +21,15 @@ from phalanx.stacks.registry import ROWS, facts
 
 @cache
 def asked(model: str, gpus: int, stack: str, where: str = "", precision: str = "bf16") -> Callable[[int], Pricing]:
-    about = Asked(None, model, "dgx-h100", gpus, 512 if gpus == 256 else 256, 8192, None, stack, precision, where or None)
+    about = Asked(
+        None, model, "dgx-h100", gpus, 512 if gpus == 256 else 256, 8192, None, stack, precision, where or None
+    )
     return read(about, True).pricing_on
 
 
 @cache
 def answered(model: str, gpus: int, stack: str, where: str = "") -> Answer:
-    return answer(asked(model, gpus, stack, where), gpus)
+    return answer(lambda n: replace(asked(model, gpus, stack, where)(n), headroom=0.05), gpus)
 
 
 def test_the_plan_has_the_chunks_that_were_priced() -> None:
@@ -46,13 +48,14 @@ def test_the_plan_has_the_chunks_that_were_priced() -> None:
 
 def test_ends_counted_as_blocks_let_a_faster_strategy_fit() -> None:
     """Llama 3 405B on 256 H100: 126 blocks in 64 chunks, with a block less at both ends, as Meta published it."""
-    a = answered("llama3-405b", 256, "megatron-core", "tp=8, pp=16, cp=2, virtual=4")
+    a = answered("llama3-405b", 256, "megatron-core", "tp=8, pp=16, cp=2")
     s = a.best.strategy
     assert s.layers == "/".join(["1", *["2"] * 62, "1"])
     x = AnalyticSubject(lambda _: a.pricing, replace(s, layers="auto"), 256)
     assert not x.priced.fits
     assert a.best.priced.fits
-    assert a.best.seconds < 0.999 * a.ranked[1].seconds
+    with_equal = next(r for r in a.ranked if r.strategy.layers == "auto")
+    assert with_equal.seconds / a.best.seconds == pytest.approx(1.006, abs=5e-4)  # docs/stacks.md
     row = ROWS["megatron-core"]
     assert row.refusal(s, a.pricing.extra, facts(a.pricing.model, a.pricing.job, s)) is None
 

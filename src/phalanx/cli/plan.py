@@ -231,13 +231,10 @@ def _as_json(a: Answer, goal: Goal | None, offered: list[Offer]) -> dict[str, An
         "strategies_evaluated": a.evaluated,
         "strategies_priced_one_by_one": a.examined,
         "seconds": a.seconds,
-        "best": _one(a.ranked[0], a, goal),
+        "best": _one(a.to_run, a, goal),
         "alternatives": [_one(r, a, goal) for r in a.ranked[1:]],
         "chunks": {
             "blocks": list(a.lengths.blocks),
-            "strategy": str(a.lengths.listed.strategy),
-            "step_time_s": a.lengths.listed.seconds,
-            "memory_bytes": int(a.lengths.listed.priced.bytes_),
             "equal_step_time_s": a.lengths.equal_seconds,
         }
         if a.lengths

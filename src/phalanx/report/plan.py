@@ -62,8 +62,8 @@ def rejected(a: Answer, most: int) -> Table:
 
 def lines(a: Answer, goal: Goal | None = None) -> Iterable[str]:
     """Yield lines on the result, the question and the search."""
-    p, best = a.pricing, a.ranked[0]
-    s, job, step = best.strategy, p.job, best.seconds
+    p, best = a.pricing, a.to_run
+    s, job, step = a.best.strategy, p.job, best.seconds
     rate, device, m = job.global_batch * job.seq / step, p.cluster.device, s.accumulation(job)
     yield (
         f"{s}: {rate:,.0f} tokens/s, {rate / s.world:,.0f} a GPU, MFU {best.mfu:.1%}; a step of {seconds(step)} in "
@@ -75,7 +75,7 @@ def lines(a: Answer, goal: Goal | None = None) -> Iterable[str]:
         chunks, against = a.lengths, "it does not fit with equal ones"
         if chunks.equal_seconds is not None:
             against = f"equal ones take {seconds(chunks.equal_seconds)}, {chunks.equal_seconds / step - 1:.1%} more"
-        yield f"chunks of {chunks} blocks ({size(chunks.listed.priced.bytes_)}), written to the plan: {against}"
+        yield f"its chunks have {chunks} blocks, which the plan lists: {against}"
     free = f"{p.headroom:.0%} is left free (--headroom)"
     yield f"memory {size(best.priced.bytes_)} of {size(device.usable_bytes)}; {free}"
     if goal is None:

@@ -289,7 +289,9 @@ def best_of(pricing: Pricing, explored: Exploration) -> tuple[PricedStrategy, fl
     rows = dict.fromkeys([int(explored.order[0]), *best_of_each_family(explored)])
     fastest = [explored.rows.strategy(int(row)) for row in explored.order[:_FOR_OPTIONS]]
     pricing = with_best_options(pricing, fastest)
-    first = RefinedPrices(pricing).descend([explored.rows.strategy(row) for row in rows])[0]
+    prices = RefinedPrices(pricing)
+    candidates = prices.descend([explored.rows.strategy(row) for row in rows])
+    first = next(iter(that_fit(prices, candidates)), candidates[0])
     return first.priced, first.seconds, first.mfu
 
 
