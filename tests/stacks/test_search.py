@@ -298,3 +298,13 @@ def test_a_price_says_where_the_stack_does_not_run_the_strategy(strategy: str, s
     assert question.refused.startswith(says)
     assert bool(question.refused) == bool(says) == ("does not run it" in question.heading)
     assert ("refused" in question.as_json()) == bool(says)
+
+
+def test_a_release_that_refuses_more_searches_for_itself() -> None:
+    """Megatron-Core 0.14 needs a key head for each tensor-parallel rank; 0.19 does not. Qwen3 30B has four."""
+    wanted, _ = conditions("tp>=8")
+    base = pricing_by_gpus(model_named("qwen3-30b-a3b")[0], cluster_named("dgx-h100"), 64, 4096, "megatron-core")(16)
+    answers = {a.name: a for a in compare(lambda name: replace(base, stack=name, wanted=wanted), 16)}
+    assert answers["megatron-core"].best is not None
+    assert answers["megatron-core-0.14"].best is None
+    assert answers["megatron-core-0.14"].reason == "nothing that it runs fits"

@@ -265,7 +265,7 @@ def _nothing_fits(
     return InputError("--gpus", gpus, f"nothing fits{needs}", remedy)
 
 
-_FOR_OPTIONS = 6
+FOR_OPTIONS = 6
 """Strategies with which the options of a stack are tried."""
 
 
@@ -287,7 +287,7 @@ def first_pass(pricing: Pricing, gpus: int) -> Exploration | None:
 def best_of(pricing: Pricing, explored: Exploration) -> tuple[PricedStrategy, float, float]:
     """Return the best of a first pass by the second, with the options of the stack that make it faster."""
     rows = dict.fromkeys([int(explored.order[0]), *best_of_each_family(explored)])
-    fastest = [explored.rows.strategy(int(row)) for row in explored.order[:_FOR_OPTIONS]]
+    fastest = [explored.rows.strategy(int(row)) for row in explored.order[:FOR_OPTIONS]]
     pricing = with_best_options(pricing, fastest)
     prices = RefinedPrices(pricing)
     candidates = prices.descend([explored.rows.strategy(row) for row in rows])
