@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -158,8 +158,8 @@ def predicted(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) ->
 
 
 def sends(spec: ModelSpec, job: Job, s: Strategy, unit: str, phase: Phase, t: int) -> Iterator[tuple[str, int]]:
-    within = replace(s, pp=2)  # layers can defer weight gradients
-    for x in collectives.communication(spec, job, within, unit.split(".")[0], phase, t, repeat_of(s, unit)):
+    repeat = repeat_of(s, unit)
+    for x in collectives.communication(spec, job, s, unit.split(".")[0], phase, t, repeat, splits=True):
         if isinstance(x, collectives.Core):
             for y in context.communication(local_model(spec, s), s, job.precision.compute, x.way, t):
                 yield y.op, y.bytes

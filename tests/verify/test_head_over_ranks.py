@@ -1,5 +1,5 @@
-"""The head in slices over tp ranks: the step is one process's, its events and live bytes are the program's, and the
-logits of all tokens exist nowhere."""
+"""The head in slices over tp ranks and at the end of a pipeline: the step is one process's, its events and live bytes
+are the program's, and the logits of all tokens exist nowhere."""
 
 from __future__ import annotations
 
@@ -48,3 +48,38 @@ def test_the_step_is_the_program(pool: Pool, precision: str, sp: bool, tied: boo
     for found in pool.run(2, rank_cases.instrumented_step, *_case(precision, sp, tied)):
         assert found["differences"] == []
         assert found["measured_peak"] == pytest.approx(found["predicted_peak"], abs=SLACK_BYTES), found
+
+
+PIPELINES = [
+    Strategy(pp=2, micro_batch=2),
+    Strategy(pp=2, micro_batch=2, schedule="gpipe", zero=1),
+    Strategy(pp=2, tp=2, sp=True, micro_batch=2, virtual=2, schedule="interleaved"),
+]
+
+
+def _head_flops(model: ModelSpec, job: Job, s: Strategy) -> dict[str, int]:
+    """FLOPs of the head by phase, of one micro-batch on the last pipeline rank."""
+    events = expand(Layout(model, job, s).rank_view(s.world - 1)).events
+    return {e.phase: e.flops for e in events if e.kind == "compute" and e.unit == "head" and not e.micro_batch}
+
+
+@pytest.mark.parametrize("s", PIPELINES, ids=str)
+@pytest.mark.parametrize("precision", ["float64", "bfloat16"])
+def test_at_the_end_of_a_pipeline(pool: Pool, s: Strategy, precision: str) -> None:
+    model = build(ModelSpec, complete(_SIZES | {"tied": s.tp > 1, "layers": 4}), "model")
+    job = Job(8, 256, Precision(precision))  # type: ignore[arg-type]
+    assert _head_flops(model, job, s)["B"] == 0
+    for found in pool.run(s.world, rank_cases.instrumented_step, model, job, s):
+        assert found["differences"] == []
+        assert found["measured_peak"] == pytest.approx(found["predicted_peak"], rel=1e-3), found
+    if precision == "float64":
+        for other in pool.run(s.world, rank_cases.examine, model, job, s, "float64", 2, "shm", ("adamw",))[0]:
+            assert other.loss_rel_max <= BOUNDS["float64"], other
+            assert other.grad_rel_max <= BOUNDS["float64"], other
+
+
+def test_a_split_backward_pass_keeps_the_logits() -> None:
+    """Their weight's gradient is what fills a bubble."""
+    model = build(ModelSpec, complete(_SIZES | {"tied": False, "layers": 4}), "model")
+    flops = _head_flops(model, Job(8, 256), Strategy(pp=2, micro_batch=2, schedule="zb-h1"))
+    assert flops["F"] == flops["I"] == flops["W"] > 0

@@ -187,7 +187,7 @@ class Head(nn.Module):
         (batch, seq), the loss summed over tokens, ()."""
         if self.tp is not None:
             normed, weight = self.norm(x), self.linear.weight
-            if targets is not None and not deferred_weight_grads.owners(weight):
+            if targets is not None and not deferred_weight_grads.split(weight):
                 rows, hidden = weight.shape
                 slices = int(slices_over_ranks(targets.numel(), rows, hidden, x.element_size()))
                 if slices > 1:
@@ -199,7 +199,7 @@ class Head(nn.Module):
             return vocab_parallel.cross_entropy(self.tp, logits.view(-1, logits.shape[-1]), targets.reshape(-1))
         x = self.norm(x)
         weight = self.linear.weight
-        if targets is not None and not deferred_weight_grads.owners(weight):
+        if targets is not None and not deferred_weight_grads.split(weight):
             x, tokens = x.view(-1, x.shape[-1]), targets.reshape(-1)
             if sliced(len(x), len(weight), x.shape[-1], x.element_size()):
                 return functional.linear_cross_entropy(x, weight, tokens)

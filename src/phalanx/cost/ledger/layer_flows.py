@@ -104,7 +104,7 @@ def head_slices(shape: Shape, layout: Layout, policy: Policy) -> Column:
     """Return into how many slices tp ranks cut the tokens of the head; 1: they hold all logits."""
     rows = np.ceil(shape.vocab / layout.tp)
     n = slices_over_ranks(layout.tokens, rows, shape.hidden, layout.activation_bytes)
-    return np.where((np.asarray(policy.slices_head) > 0) & (layout.tp > 1) & (layout.pp == 1), n, 1)
+    return np.where((np.asarray(policy.slices_head) > 0) & (layout.tp > 1) & (np.asarray(layout.splits) == 0), n, 1)
 
 
 def _ends(shape: Shape, layout: Layout, policy: Policy, of: _Stream) -> list[Flow]:

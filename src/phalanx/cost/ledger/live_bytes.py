@@ -282,7 +282,7 @@ def sliced_head(shape: Shape, layout: Layout, keeps: Keeps) -> tuple[Column, Col
     e, t = layout.activation_bytes, layout.tokens
     rows = np.ceil(shape.vocab / layout.tp)
     wide = rows * shape.hidden * np.maximum(e, 4)
-    alone = np.asarray(keeps.policy.slices_head) * (layout.tp == 1) * (layout.pp == 1)
+    alone = np.asarray(keeps.policy.slices_head) * (layout.tp == 1) * (np.asarray(layout.splits) == 0)
     alone = alone * (kept_bytes(t, rows, shape.hidden, e) < t * rows * e)
     less = alone + (head_slices(shape, layout, keeps.policy) > 1)
     of_others = t * shape.hidden * e * (1 - 1 / _ways(layout))

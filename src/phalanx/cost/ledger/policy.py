@@ -51,7 +51,7 @@ class Policy:
     """1: ranks tell each other in an all-to-all how many tokens come; and gather the choices of a sequence's tokens
     where one depends on others."""
     slices_head: Column = 0.0
-    """1: without a pipeline the head goes through its tokens in slices where it keeps less so
+    """1: unless the schedule splits backward passes, the head goes through its tokens in slices where it keeps less
     (schedule/layers/head.py), tp ranks in equal ones, of which each sends the numbers of its own loss."""
 
 

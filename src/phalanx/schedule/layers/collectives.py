@@ -87,13 +87,15 @@ def communication(
     tokens: Any,
     repeat: Recompute = "none",
     rows: Routed | None = None,
+    splits: bool = False,
 ) -> Sends:
     """Return what a pass of a unit class sends over `tokens` tokens of a rank (a number or a column), in order.
-    `repeat`: what a block recomputes; `rows`: the rows of its tokens, if it has experts."""
+    `repeat`: what a block recomputes; `rows`: the rows of its tokens, if it has experts; `splits`: whether the
+    schedule splits backward passes."""
     compute = job.precision.compute
     size = tokens * spec.hidden * DTYPE_BYTES[compute]
     wide: DType = "float64" if compute == "float64" else "float32"
-    slices = head_slices(spec, job, s, tokens) if unit == "head" else 1
+    slices = head_slices(spec, job, s, tokens) if unit == "head" and not splits else 1
     numbers = tokens // slices * DTYPE_BYTES[wide]
     scalars: Sends = (Sent("all_reduce", wide, numbers), Sent("all_reduce", wide, 2 * numbers)) * slices
     reduce: Sends = (Sent("all_reduce", compute, size),)
@@ -118,7 +120,7 @@ def communication(
 
 def head_slices(spec: ModelSpec, job: Job, s: Strategy, tokens: int) -> int:
     """Return into how many slices tp ranks cut the tokens of the head of a model; 1: they hold all logits."""
-    if s.tp == 1 or s.pp > 1:  # a pipeline can defer the weight's gradient
+    if s.tp == 1:
         return 1
     return int(slices_over_ranks(tokens, -(-spec.vocab // s.tp), spec.hidden, DTYPE_BYTES[job.precision.compute]))
 

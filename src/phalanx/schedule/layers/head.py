@@ -6,6 +6,8 @@ What is kept for the backward pass then is (tokens + vocab) x hidden, not tokens
 the forward pass. Where tp ranks have a part of the vocabulary each, every slice takes the two all-reduces of the
 loss, of its own tokens: slices are then few, and of equal size, whatever the device.
 
+A schedule that splits backward passes fills its bubbles with weights' gradients, the head's too: it keeps all logits.
+
 Reference: Hsu et al. 2024, "Liger Kernel: Efficient Triton Kernels for LLM Training", section 3.2.
 """
 
