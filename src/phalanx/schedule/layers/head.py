@@ -26,8 +26,8 @@ ROWS_AT_ONCE = 128
 """Tokens of a slice at least: fewer would make its products slow."""
 MOST_SLICES = 64
 """Slices of a micro-batch at most: each adds to the whole gradient of the weight."""
-SLICES_OVER_RANKS = (8, 4, 2)
-"""Slices of a micro-batch whose loss tp ranks reduce, the most first."""
+SLICES_OVER_RANKS = (4, 2)
+"""Slices of a micro-batch whose loss tp ranks reduce, the most first: each waits for two all-reduces."""
 
 
 def sliced(tokens: Column, vocab: Column, hidden: Column, e: int) -> Column:
