@@ -195,6 +195,10 @@ class Pricing:
         """Bytes of the fullest rank by term, with the CPU launching ahead of the GPU."""
         return memory(self.shape, self.layout(rows), self.profile)
 
+    def held(self, how: Layout) -> Column:
+        """Peak reserved bytes of the fullest rank of each element of a layout."""
+        return memory(self.shape, how, self.profile).reserved
+
     def bytes_(self, rows: Strategies) -> Floats:
         """Peak reserved bytes of the fullest rank; a row fits if they do not exceed `usable`."""
         return _sliced(rows, lambda part: self.memory(part).reserved)

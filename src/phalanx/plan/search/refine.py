@@ -210,6 +210,10 @@ class RefinedPrices:
                 self._known[p.strategy] = RankedStrategy(FAMILIES[kind], p, run, mfu)
         return [self._known[s] for s in strategies]
 
+    def met(self) -> list[RankedStrategy]:
+        """Return every strategy that was priced, whether it fits or not."""
+        return list(self._known.values())
+
     def descend(self, strategies: Sequence[Strategy]) -> list[RankedStrategy]:
         """Descend from the fastest of `strategies` to faster neighbours until none is faster.
 
