@@ -383,7 +383,6 @@ STACKS: dict[str, Stack] = {
             "kept_hidden": 8.0,
             "kept_inside": 2 / 3,
             "kept_logit": 2.0,
-            "slices_head": 1.0,
             "result_again": 1.0,
             "every_tensor": 1.0,
         },

@@ -18,7 +18,7 @@ from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.model_shape import Shape, shape
-from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight, v_shaped
+from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight, splits, v_shaped
 from phalanx.cost.ledger.rank_layout import FORMATS, Layout
 from phalanx.cost.ledger.recomputed import recomputed
 from phalanx.plan.search.limits import Limits
@@ -163,6 +163,7 @@ class Pricing:
             in_flight=first,
             in_flight_last=last,
             v_shaped=v_shaped(rows.schedule),
+            splits=splits(rows.schedule) * (rows.pp > 1),
         )
         return laid_out(even, self.extra, self._given_blocks(rows))
 
