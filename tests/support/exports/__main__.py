@@ -3,7 +3,7 @@
     python -m support.exports [--count 200] [--seed 1] [--only megatron] [--sources DIR] [--record]
 
 Environments are kept in .stacks/. `--sources` names a folder with the repositories of what PyPI has not: nanotron,
-MaxText, Megatron-Bridge and the Megatron-LM that it pins, and Megatron-LM-0.14, a checkout of core_v0.14.0. `--record`
+MaxText, Megatron-Bridge and the Megatron-LM that it pins, and Megatron-LM-0.14 (core_v0.14.0). `--record`
 writes the schemas that the suite holds exports against (tests/formats/stack_schemas.json).
 """
 

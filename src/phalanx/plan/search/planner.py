@@ -290,7 +290,8 @@ def best_of(pricing: Pricing, explored: Exploration) -> tuple[PricedStrategy, fl
     fastest = [explored.rows.strategy(int(row)) for row in explored.order[:FOR_OPTIONS]]
     pricing = with_best_options(pricing, fastest)
     prices = RefinedPrices(pricing)
-    candidates = prices.descend([explored.rows.strategy(row) for row in rows])
+    # Of those with which the options were tried one fits; the best without them may not.
+    candidates = prices.descend([explored.rows.strategy(row) for row in rows]) or prices.descend(fastest)
     first = next(iter(that_fit(prices, candidates)), candidates[0])
     return first.priced, first.seconds, first.mfu
 
