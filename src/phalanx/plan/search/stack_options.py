@@ -3,9 +3,9 @@ types, so that a user loses nothing by them.
 
 Strategies are found first, with every option as the stack's release has it; then options are set one after another,
 whichever makes the fastest of them faster by the formulas, until none does; then the second pass prices the
-candidates with them (plan/search/refine.py). How blocks are cut into chunks is no option here: the second pass
-balances them. What a user set with --where stays. Number types, offloading to the host, adapters, documents,
-optimizers and multi-token prediction are the user's to choose.
+candidates with them (plan/search/refine.py). How blocks are cut into chunks is no option here: see stage_lengths.py.
+What a user set with --where stays. Number types are offered (number_types.py); offloading to the host, adapters,
+documents, optimizers and multi-token prediction are the user's to choose.
 """
 
 from __future__ import annotations
