@@ -99,6 +99,7 @@ lock: $(VENV)/.dev
 
 # Drawn exports before the parsers of the frameworks, each installed under .stacks/ (gigabytes; Python 3.12 for some).
 # Not on PyPI: make stacks SOURCES=folder/with/the/repositories/of nanotron, maxtext, Megatron-Bridge, Megatron-LM
+# and Megatron-LM-0.14 (a checkout of core_v0.14.0)
 COUNT   ?= 200
 SOURCES ?= .stacks
 stacks: $(VENV)/.dev

@@ -1,12 +1,16 @@
 """A search under a stack: nothing that the stack refuses, conditions kept, options never free, plans read again."""
 
+import json
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from phalanx.cli.app import app
 from phalanx.commands.question import Asked, read
 from phalanx.plan.question import cluster_named, model_named, pricing_by_gpus
 from phalanx.plan.search import space
@@ -18,6 +22,7 @@ from phalanx.plan.search.planner import answer, best_on
 from phalanx.plan.search.priced import price
 from phalanx.plan.search.refine import refined
 from phalanx.schedule.pipeline.given_layout import given_blocks
+from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.plan import Plan
@@ -228,19 +233,37 @@ def _middle(s: Strategy, p: Pricing) -> tuple[int, ...]:
 def test_published_recipes_fit_as_they_did() -> None:
     """Llama 3 405B (Grattafiori et al. 2024, table 4: 16,384 H100, no recomputation) with FSDP that shards gradients;
     DeepSeek-V3 (2024b, sections 3.2 and 3.3: 16 pipeline ranks, 64 expert-parallel, norms and up-projections
-    recomputed, moments in bf16, FP8)."""
-    llama = pricing_by_gpus(model_named("llama3-405b")[0], cluster_named("dgx-h100"), 2048, 8192, "megatron-fsdp")
-    own = replace(llama(16384), extra=StackOptions(embedding_as_layer=True, loss_as_layer=True))
-    line = "dp=128,zero=2,tp=8,sp=1,pp=16,virtual=8,schedule=interleaved"
-    assert price(own, [Strategy(**parse(line))])[0].fits
-    deepseek = pricing_by_gpus(
-        model_named("deepseek-v3")[0], cluster_named("dgx-h800"), 15360, 4096, "megatron-bridge"
-    )
-    options = StackOptions(
-        products="float8-block", first_moment="bfloat16", second_moment="bfloat16", mtp=1, dispatch="deepep"
-    )
-    line = "dp=128,zero=1,ep=64,pp=16,recompute=selective:layernorm+mla_up_proj+moe_act"
-    assert price(replace(deepseek(2048), extra=options), [Strategy(**parse(line))])[0].fits
+    recomputed, moments in bf16, FP8): as docs/stacks.md asks for them, by stacks that run them."""
+    page = (Path(__file__).parents[2] / "docs" / "stacks.md").read_text().replace("\\\n", " ")
+    asked = re.findall(r"\$ phalanx (predict --model .+)\n memory, reserved +(\S+) GiB +fits", page)
+    assert [re.search(r"--model (\S+)", line)[1] for line, _ in asked] == ["llama3-405b", "deepseek-v3"]  # type: ignore[index]
+    for line, needed in asked:
+        done = CliRunner().invoke(app, [*line.split(), "--json"])
+        assert done.exit_code == 0, done.output
+        answer = json.loads(done.stdout)
+        assert "refused" not in answer["question"]
+        assert answer["memory_bytes"]["reserved"] / GIB == pytest.approx(float(needed), abs=0.05)
+        assert answer["fits"]
+
+
+def test_options_of_one_strategy() -> None:
+    """`--options` of predict, explain and lint; mistakes are one line."""
+    question = "--model llama3-8b --cluster dgx-h100 --gpus 16 --batch 32 --seq 8192 --strategy zero=1,tp=4"
+    bytes_ = []
+    for line in ("", "first_moment=bfloat16,second_moment=bfloat16"):
+        done = CliRunner().invoke(app, ["predict", *question.split(), "--options", line, "--json"])
+        bytes_.append(json.loads(done.stdout)["memory_bytes"]["terms"]["state"])
+    assert bytes_[0] - bytes_[1] == pytest.approx(4 * 8.03e9 / 16, rel=0.01)  # 2 bytes less of each moment
+    for command in ("predict", "explain", "lint"):
+        for line, said in (
+            ("mster=float16", "did you mean master"),
+            ("lora=8", "does not have it; use"),
+            ("tp", "="),
+        ):
+            done = CliRunner().invoke(app, [command, *question.split(), "--options", line])
+            assert done.exit_code == 2, done.output
+            assert said in done.stderr
+            assert len(done.stderr.strip().splitlines()) == 1
 
 
 def test_options_are_in_the_plan_and_old_plans_are_read(tmp_path: Path) -> None:
@@ -275,3 +298,40 @@ def test_a_price_says_where_the_stack_does_not_run_the_strategy(strategy: str, s
     assert question.refused.startswith(says)
     assert bool(question.refused) == bool(says) == ("does not run it" in question.heading)
     assert ("refused" in question.as_json()) == bool(says)
+
+
+def test_a_release_that_refuses_more_searches_for_itself() -> None:
+    """Megatron-Core 0.14 needs a key head for each tensor-parallel rank; 0.19 does not. Qwen3 30B has four."""
+    wanted, _ = conditions("tp>=8")
+    base = pricing_by_gpus(model_named("qwen3-30b-a3b")[0], cluster_named("dgx-h100"), 64, 4096, "megatron-core")(16)
+    answers = {a.name: a for a in compare(lambda name: replace(base, stack=name, wanted=wanted), 16)}
+    assert answers["megatron-core"].best is not None
+    assert answers["megatron-core-0.14"].best is None
+    assert answers["megatron-core-0.14"].reason == "nothing that it runs fits"
+
+
+@pytest.mark.parametrize(
+    "stack", ["megatron-core", "megatron-core-0.14", "megatron-bridge", "torchtitan", "nanotron"]
+)
+def test_a_plan_is_exported_or_says_why_not(stack: str, tmp_path: Path) -> None:
+    """The search sets no option that stands in a program's code."""
+    out = tmp_path / "plan.json"
+    question = f"--model llama3-8b --cluster dgx-h100 --gpus 16 --batch 64 --seq 8192 --stack {stack} --out {out}"
+    done = CliRunner().invoke(app, ["plan", *question.split()])
+    assert done.exit_code == 0, done.output
+    assert "would not write it" not in done.stderr
+    to = {"megatron-core-0.14": "megatron", "megatron-core": "megatron", "megatron-bridge": "bridge"}.get(
+        stack, stack
+    )
+    assert CliRunner().invoke(app, ["export", str(out), "--to", to, "--out", str(tmp_path / to)]).exit_code == 0
+
+
+def test_a_plan_that_no_configuration_holds_says_so(tmp_path: Path) -> None:
+    """DeepSpeed's pipeline stages stand in the model's code."""
+    question = (
+        "--model llama3-8b --cluster dgx-h100 --gpus 16 --batch 64 --seq 8192 --stack deepspeed --strategy pp=2"
+    )
+    done = CliRunner().invoke(app, ["plan", *question.split(), "--out", str(tmp_path / "plan.json")])
+    assert done.exit_code == 0, done.output
+    assert "phalanx export would not write it: strategy.pp = 2: " in done.stderr
+    assert "not in its JSON; use pp=1" in " ".join(done.stderr.split())

@@ -158,7 +158,8 @@ def predicted(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) ->
 
 
 def sends(spec: ModelSpec, job: Job, s: Strategy, unit: str, phase: Phase, t: int) -> Iterator[tuple[str, int]]:
-    for x in collectives.communication(spec, job, s, unit.split(".")[0], phase, t, repeat_of(s, unit)):
+    repeat = repeat_of(s, unit)
+    for x in collectives.communication(spec, job, s, unit.split(".")[0], phase, t, repeat, splits=True):
         if isinstance(x, collectives.Core):
             for y in context.communication(local_model(spec, s), s, job.precision.compute, x.way, t):
                 yield y.op, y.bytes

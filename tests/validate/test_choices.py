@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from phalanx.cli.app import app
 from phalanx.commands.choices import price_expert, question, score_recipe, score_sweep
+from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.validate import records
 from phalanx.validate.choices import MANY, Sweep, differing, question_name, ran, recipes, sweeps
@@ -133,6 +134,16 @@ def test_what_experts_ran_is_said_to_fit(usable: list[Case]) -> None:
     refused = {name: p for name, p in refused.items() if not p.fits}
     assert len(tuned) >= 80
     assert len(refused) <= 0.05 * len(tuned)
+    page = (Path(__file__).parents[2] / "docs" / "stacks.md").read_text()
+    for p in refused.values():
+        assert f"| {p.bytes_ / GIB:.1f} GiB | {p.usable / GIB:.1f} |" in page
+    counts = (len(tuned), len(tuned) - len(refused), (len(tuned) - len(refused)) / len(tuned))
+    assert (
+        "Of the {} recipes that experts published (`phalanx validate --choices`) {} are said to fit, {:.1%}".format(
+            *counts
+        ).replace("%", " %")
+        in page.replace("\n", " ")
+    )
     assert set(refused) == {
         # As 26.02.01 publishes them: the state of 70B parameters on every rank, and micro-batches of 2 where the
         # recipe and all other releases have 1.

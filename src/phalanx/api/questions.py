@@ -55,13 +55,13 @@ def plan(
     def one(r: RankedStrategy) -> Prediction:
         return _prediction(result.pricing, r.priced, r.mfu, asked.gpus)
 
-    best = result.best
+    best = result.to_run
 
     subject = AnalyticSubject(
         lambda n: result.pricing if n == asked.gpus else asked.pricing_on(n), result.best.strategy, asked.gpus
     )
     return PlanResult(
-        ranked=tuple(map(one, result.ranked)),
+        ranked=tuple(map(one, (best, *result.ranked[1:]))),
         families={r.family: one(r) for r in result.families},
         front=tuple(map(one, result.front)),
         rejected=tuple((str(r.priced.strategy), r.reason) for r in result.rejected),

@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING
 import typer
 
 from phalanx.cli.observed import observation_in, show_lint, show_price
-from phalanx.cli.options import Batch, Cluster, Gpus, Json, Model, OptionalStack, Plan, Precision, Seq, StrategyLine
+from phalanx.cli.options import (
+    Batch,
+    Cluster,
+    Gpus,
+    Json,
+    Model,
+    OptionalStack,
+    Plan,
+    Precision,
+    Seq,
+    StackOptionsLine,
+    StrategyLine,
+)
 from phalanx.cli.show import show_notes
 from phalanx.cli.terminal import FAILED, console, exit_on_error, print_json
 
@@ -28,6 +40,7 @@ def explain(
     seq: Seq = None,
     stack: OptionalStack = None,
     precision: Precision = None,
+    options: StackOptionsLine = None,
     as_json: Json = False,
 ) -> None:
     """Show where a strategy's time and memory go, what to change first, and why its neighbours are no better.
@@ -41,7 +54,7 @@ def explain(
 
         from phalanx.commands.question import Asked, read
 
-        asked = read(Asked(plan, model, cluster, gpus, batch, seq, strategy, stack, precision))
+        asked = read(Asked(plan, model, cluster, gpus, batch, seq, strategy, stack, precision, setting=options))
         show_notes(asked.notes)
         if asked.exact is not None:
             from phalanx.plan.explain.exact import explain_exactly
@@ -107,6 +120,7 @@ def lint(
     seq: Seq = None,
     stack: OptionalStack = None,
     precision: Precision = None,
+    options: StackOptionsLine = None,
     as_json: Json = False,
 ) -> None:
     """Find anti-patterns in a strategy, with numbers and what to do about each; exit code 1 if there are any.
@@ -117,7 +131,9 @@ def lint(
     with exit_on_error():
         if (seen := observation_in(plan)) is not None:
             others = {"--model": model, "--strategy": strategy, "--gpus": gpus, "--batch": batch, "--seq": seq}
-            show_lint(seen, cluster, {**others, "--stack": stack, "--precision": precision}, as_json)
+            show_lint(
+                seen, cluster, {**others, "--stack": stack, "--precision": precision, "--options": options}, as_json
+            )
             return
         from dataclasses import asdict
 
@@ -129,7 +145,7 @@ def lint(
         if cluster is None and plan is not None and is_configuration(plan):
             _show_mistakes(mistakes, as_json)
             return
-        asked = read(Asked(plan, model, cluster, gpus, batch, seq, strategy, stack, precision))
+        asked = read(Asked(plan, model, cluster, gpus, batch, seq, strategy, stack, precision, setting=options))
         show_notes(asked.notes)
         x: Lintable = asked.exact or asked.lintable
         findings = [*mistakes, *findings_of(x)]

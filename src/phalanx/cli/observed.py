@@ -131,7 +131,7 @@ def _searched(o: Observation, asked: Asked, headroom: float, out: Path) -> Plan:
     require_writable("--out", out)
     question = read(replace(asked, stack=asked.stack or "fsdp2"), True)
     a = answer(lambda n: replace(question.pricing_on(n), headroom=headroom), o.world)
-    plan = plan_of(a.pricing, a.best.priced, a.best.run, a.best.mfu, str(asked.cluster), question.precision)
+    plan = plan_of(a.pricing, a.to_run.priced, a.to_run.run, a.to_run.mfu, str(asked.cluster), question.precision)
     plans.write(plan, out)
     announce(f"plan: {out}")
     return plan

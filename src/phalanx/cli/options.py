@@ -88,6 +88,14 @@ Precision = Annotated[
         "device has no bf16.",
     ),
 ]
+StackOptionsLine = Annotated[
+    str | None,
+    typer.Option(
+        "--options",
+        metavar="LINE",
+        help="Options of the stack, such as first_moment=bfloat16,loss_as_layer=1 (docs/stacks.md lists them).",
+    ),
+]
 Params = Annotated[
     str | None,
     typer.Option("--params", metavar="25M", help="Number of parameters, for tables that need no model's shape."),

@@ -112,12 +112,16 @@ def _plan_model(
     if goal is not None and deadline is not None:
         _require_in_time(goal, result, deadline)
 
+    from phalanx.commands.export import why_not_exported
     from phalanx.commands.priced_plan import plan_of
     from phalanx.spec.files import plan as plans
 
-    best = result.best
-    plans.write(plan_of(result.pricing, best.priced, best.run, best.mfu, cluster, asked.precision), out)
+    best = result.to_run
+    written = plan_of(result.pricing, best.priced, best.run, best.mfu, cluster, asked.precision)
+    plans.write(written, out)
     announce(f"plan: {out}")
+    if refused := why_not_exported(written, asked.stack):
+        announce(f"phalanx export would not write it: {refused}")
     if report is not None:
         from phalanx.plan.explain.analytic import AnalyticSubject
         from phalanx.report.html.plan import report as page_of
@@ -202,7 +206,7 @@ def _require_in_time(goal: Goal, a: Answer, deadline: float) -> None:
 
 
 def _show(a: Answer, goal: Goal | None, offered: list[Offer]) -> None:
-    from phalanx.report.plan import days_against_money, lines, ranked, rejected
+    from phalanx.report.plan import days_against_money, lines, number_types, ranked, rejected
 
     screen = console()
     for line in lines(a, goal):
@@ -210,6 +214,8 @@ def _show(a: Answer, goal: Goal | None, offered: list[Offer]) -> None:
     screen.print(ranked(a.ranked[:5], "the best", a.ranked[0]))
     screen.print(ranked(a.families, "the best of each family", a.ranked[0]))
     screen.print(ranked(a.front, "time against memory", a.ranked[0]))
+    if a.types:
+        screen.print(number_types(a))
     screen.print(rejected(a, 24))
     if goal and offered:
         screen.print(days_against_money(offered, goal, a.pricing.job))
@@ -229,8 +235,25 @@ def _as_json(a: Answer, goal: Goal | None, offered: list[Offer]) -> dict[str, An
         "strategies_evaluated": a.evaluated,
         "strategies_priced_one_by_one": a.examined,
         "seconds": a.seconds,
-        "best": _one(a.ranked[0], a, goal),
+        "best": _one(a.to_run, a, goal),
         "alternatives": [_one(r, a, goal) for r in a.ranked[1:]],
+        "chunks": {
+            "blocks": list(a.lengths.blocks),
+            "equal_step_time_s": a.lengths.equal_seconds,
+        }
+        if a.lengths
+        else None,
+        "number_types": [
+            {
+                "where": o.where,
+                "options": o.types,
+                "strategy": str(o.strategy),
+                "step_time_s": o.seconds,
+                "gain": o.gain,
+                "memory_bytes": int(o.bytes_),
+            }
+            for o in a.types
+        ],
         "fewer_gpus": {"gpus": a.fewer.gpus, "strategy": str(a.fewer.strategy), "step_time_s": a.fewer.seconds}
         if a.fewer
         else None,

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phalanx.cli.observed import observation_in, show_price
-from phalanx.cli.options import Batch, Cluster, Gpus, Json, Model, OptionalStack, Precision, Seq, StrategyLine
+from phalanx.cli.options import (
+    Batch,
+    Cluster,
+    Gpus,
+    Json,
+    Model,
+    OptionalStack,
+    Precision,
+    Seq,
+    StackOptionsLine,
+    StrategyLine,
+)
 from phalanx.cli.show import show_notes
 from phalanx.cli.terminal import console, exit_on_error, print_json
 
@@ -22,9 +33,9 @@ def predict(
     source: Annotated[
         Path | None,
         typer.Argument(
-            metavar="PLAN.json|OBSERVED.json",
-            help="A plan, a run's folder, or what `phalanx observe --out` wrote, which --cluster prices; without "
-            "one, name the model and the rest.",
+            metavar="PLAN.json|CONFIGURATION|OBSERVED.json",
+            help="A plan, a run's folder, another framework's configuration (`phalanx read`), or what `phalanx "
+            "observe --out` wrote, both with --cluster; without one, name the model and the rest.",
             show_default=False,
         ),
     ] = None,
@@ -36,6 +47,7 @@ def predict(
     strategy: StrategyLine = None,
     stack: OptionalStack = None,
     precision: Precision = None,
+    options: StackOptionsLine = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Also show each term's formula with its numbers.")
     ] = False,
@@ -49,7 +61,7 @@ def predict(
         if (seen := observation_in(source)) is not None:
             show_price(seen, cluster, as_json, collectives=False)
             return
-        asked = Asked(source, model, cluster, gpus, batch, seq, strategy, stack, precision)
+        asked = Asked(source, model, cluster, gpus, batch, seq, strategy, stack, precision, setting=options)
         x = read(asked)
         show_notes(x.notes)
         if x.exact is not None:

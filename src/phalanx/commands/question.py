@@ -40,6 +40,7 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy import spec as strategies
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
+from phalanx.spec.strategy.stack_options import parse as parse_options
 from phalanx.stacks.registry import ROWS, facts
 
 DEFAULT_STACK = "megatron-core"
@@ -69,7 +70,9 @@ class Asked:
     compared: bool = False
     """Whether it is asked of all stacks, of which some may not have an option."""
     options: StackOptions = AS_RELEASED
-    """Options that a configuration sets; those of `where` come on top."""
+    """Options that a configuration sets; those of `where` and `setting` come on top."""
+    setting: str | None = None
+    """A line of options, such as loss_as_layer=1."""
     job: Job | None = None
     """Optimizer and clipping of a configuration."""
     notes: tuple[str, ...] = ()
@@ -205,7 +208,8 @@ def _of_options(asked: Asked, searched: bool) -> Question:
     wanted, options = conditions(asked.where) if asked.where else ((), AS_RELEASED)
     if not asked.compared:
         _require_options(stack, options)
-    options = StackOptions(**asked.options.changed() | options.changed())
+    own = options_in(asked.setting, stack)
+    options = StackOptions(**asked.options.changed() | options.changed() | own.changed())
 
     def pricing_on(count: int) -> Pricing:
         pricing = replace(_in_precision(larger(count), precision), wanted=wanted, extra=options)
@@ -238,6 +242,8 @@ def _of_plan(asked: Asked) -> Question:
         if asked.precision is not None:
             remedy = "leave it out, or name a --stack"
             raise InputError("--precision", asked.precision, "is the job's in a plan of our own runtime", remedy)
+        if asked.setting is not None:
+            raise InputError("--options", asked.setting, "are of a stack, and this price is exact", "name a --stack")
         exact = subject_of_plan(saved, strategy if asked.strategy else None, asked.gpus)
         compute = saved.job.precision.compute
 
@@ -255,26 +261,37 @@ def _of_plan(asked: Asked) -> Question:
         raise InputError("job.precision.compute", saved.job.precision.compute, f"has no price under {stack}", remedy)
     precision = _precision(str(precision), saved.cluster)
 
+    extra = StackOptions(**saved.options.changed() | options_in(asked.setting, stack).changed())
+
     def pricing_on(count: int) -> Pricing:
-        return replace(_in_precision(larger(count), precision), extra=saved.options)
+        return replace(_in_precision(larger(count), precision), extra=extra)
 
     check(strategy, saved.model, saved.job, None)
     return Question(about, pricing_on, gpus, strategy, rule, stack, precision, asked.notes, saved)
 
 
-def _require_options(stack: str, options: StackOptions) -> None:
+def options_in(line: str | None, stack: str) -> StackOptions:
+    """Return the options of a line, which the stack must have. Raises InputError."""
+    if line is None:
+        return AS_RELEASED
+    options = build(StackOptions, parse_options(line), "options")
+    _require_options(stack, options, "--options")
+    return options
+
+
+def _require_options(stack: str, options: StackOptions, field: str = "--where") -> None:
     """Require that a stack has the options that are set. Raises InputError."""
     if not options.changed():
         return
     if stack not in ROWS:
         reason = f"{stack} has no row that says which options it has"
-        raise InputError("--where", str(options), reason, f"use a stack that has: {', '.join(ROWS)}")
+        raise InputError(field, str(options), reason, f"use a stack that has: {', '.join(ROWS)}")
     row = ROWS[stack]
     for name, value in options.changed().items():
         entry = row.options.get(name)
         if entry is None or not entry.allows(value):
             has = ", ".join(row.options) if entry is None else " or ".join(map(str, entry.values or ()))
-            raise InputError(f"--where {name}", value, f"{row.title} does not have it", f"use {has}")
+            raise InputError(f"{field} {name}", value, f"{row.title} does not have it", f"use {has}")
 
 
 def _planned(strategy: Strategy, gpus: int) -> tuple[Strategy, str]:

@@ -28,7 +28,7 @@ from phalanx.runtime.model_parallel.expert import ExpertParallel
 from phalanx.runtime.model_parallel.sequence import Rows
 from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.runtime.model_parallel.token_sharding import SequenceTokens
-from phalanx.schedule.layers.head import sliced
+from phalanx.schedule.layers.head import sliced, slices_over_ranks
 from phalanx.spec.model.spec import ModelSpec, chunks, units
 from phalanx.spec.strategy.spec import Recompute
 
@@ -186,13 +186,20 @@ class Head(nn.Module):
         """Return logits (batch, seq, vocab) of the stream, with tp those of own rows of the vocabulary; with targets
         (batch, seq), the loss summed over tokens, ()."""
         if self.tp is not None:
-            (logits,) = tensor.columns(self.tp, "head", self.norm(x), (self.linear,))
+            normed, weight = self.norm(x), self.linear.weight
+            if targets is not None and not deferred_weight_grads.split(weight):
+                rows, hidden = weight.shape
+                slices = int(slices_over_ranks(targets.numel(), rows, hidden, x.element_size()))
+                if slices > 1:
+                    own = normed.view(-1, x.shape[-1])
+                    return vocab_parallel.linear_cross_entropy(self.tp, own, weight, targets.reshape(-1), slices)
+            (logits,) = tensor.columns(self.tp, "head", normed, (self.linear,))
             if targets is None:
                 return logits
             return vocab_parallel.cross_entropy(self.tp, logits.view(-1, logits.shape[-1]), targets.reshape(-1))
         x = self.norm(x)
         weight = self.linear.weight
-        if targets is not None and not deferred_weight_grads.owners(weight):
+        if targets is not None and not deferred_weight_grads.split(weight):
             x, tokens = x.view(-1, x.shape[-1]), targets.reshape(-1)
             if sliced(len(x), len(weight), x.shape[-1], x.element_size()):
                 return functional.linear_cross_entropy(x, weight, tokens)

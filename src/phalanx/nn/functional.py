@@ -206,7 +206,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             loss += _softmax_minus_onehot(d_logits, targets[here].unsqueeze(-1), wide, gradient)
             if gradient:
                 torch.mm(d_logits, weight, out=d_x[here])
-                _add_product(d_weight, d_logits.t(), x[here], low == 0)
+                add_product(d_weight, d_logits.t(), x[here], low == 0)
             del d_logits  # before the next slice
         if gradient:
             ctx.save_for_backward(d_x, d_weight)
@@ -219,7 +219,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return d_x.mul_(g), d_weight.mul_(g).to(d_x.dtype), None
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
+def add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
     """Add a b to `total`, or write it there as the first."""
     if a.dtype != total.dtype:
         product = a.mm(b)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from phalanx.nn.functional import accumulate_dtype, rows_at_once
+from phalanx.nn.functional import accumulate_dtype, add_product, rows_at_once
 from phalanx.runtime.autograd import deferred_weight_grads
 from phalanx.runtime.model_parallel.sequence import Rows
 from phalanx.runtime.model_parallel.tensor import TensorParallel
@@ -91,33 +91,41 @@ def embedding(tp: TensorParallel, tokens: Tensor, weight: Tensor) -> Tensor:
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tp: TensorParallel, logits: Tensor, targets: Tensor) -> Tensor:
-        wide, gradient = accumulate_dtype(logits.dtype), ctx.needs_input_grad[1]
-        if tp.split.tokens < logits.shape[1]:
-            logits[:, tp.split.tokens :] = -math.inf  # padding of the vocabulary
-        top = logits.amax(-1).to(wide)
-        tp.all_reduce(top, "head", "F", "max").wait()
-        index, elsewhere = _mine(targets, tp)
-        sums = torch.empty(2, len(logits), dtype=wide, device=logits.device)  # of exponentials; target logit
-        step = rows_at_once(logits)
-        slices = [slice(low, low + step) for low in range(0, len(logits), step)]
-        for here in host_values.rounds(slices):
-            _sums(logits[here], top[here], index[here].unsqueeze(-1), sums[:, here])
-        sums[1].masked_fill_(elsewhere, 0)
-        tp.all_reduce(sums, "head", "F").wait()
-        total, chosen = sums.unbind()
-        if gradient:
-            ones = elsewhere.logical_not_().to(logits.dtype).neg_()
-            for here in host_values.rounds(slices):
-                _softmax(logits[here], top[here], total[here])
-                logits[here].scatter_add_(-1, index[here].unsqueeze(-1), ones[here].unsqueeze(-1))
+        loss = _loss(tp, logits, targets, ctx.needs_input_grad[1])
+        if ctx.needs_input_grad[1]:
             ctx.save_for_backward(logits)
-        return (total.log_() - chosen).sum()
+        return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor, None]:
         (d_logits,) = ctx.saved_tensors
         return None, d_logits.mul_(g), None
+
+
+def _loss(tp: TensorParallel, logits: Tensor, targets: Tensor, gradient: bool) -> Tensor:
+    """Return the summed loss of logits (tokens, rows of this rank); with `gradient`, overwrite them by its
+    gradient."""
+    wide = accumulate_dtype(logits.dtype)
+    if tp.split.tokens < logits.shape[1]:
+        logits[:, tp.split.tokens :] = -math.inf  # padding of the vocabulary
+    top = logits.amax(-1).to(wide)
+    tp.all_reduce(top, "head", "F", "max").wait()
+    index, elsewhere = _mine(targets, tp)
+    sums = torch.empty(2, len(logits), dtype=wide, device=logits.device)  # of exponentials; target logit
+    step = rows_at_once(logits)
+    slices = [slice(low, low + step) for low in range(0, len(logits), step)]
+    for here in host_values.rounds(slices):
+        _sums(logits[here], top[here], index[here].unsqueeze(-1), sums[:, here])
+    sums[1].masked_fill_(elsewhere, 0)
+    tp.all_reduce(sums, "head", "F").wait()
+    total, chosen = sums.unbind()
+    if gradient:
+        ones = elsewhere.logical_not_().to(logits.dtype).neg_()
+        for here in host_values.rounds(slices):
+            _softmax(logits[here], top[here], total[here])
+            logits[here].scatter_add_(-1, index[here].unsqueeze(-1), ones[here].unsqueeze(-1))
+    return (total.log_() - chosen).sum()
 
 
 def _shifted(logits: Tensor, top: Tensor) -> Tensor:
@@ -148,6 +156,61 @@ def cross_entropy(tp: TensorParallel, logits: Tensor, targets: Tensor) -> Tensor
     (tokens, rows of this rank), OVERWRITTEN by the gradient. targets: (tokens,) int64, of the full vocabulary.
     """
     return _CrossEntropy.apply(tp, logits, targets)  # type: ignore[no-any-return]
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tp: TensorParallel, x: Tensor, weight: Tensor, targets: Tensor, slices: int) -> Tensor:
+        wide, gradient = accumulate_dtype(x.dtype), any(ctx.needs_input_grad[1:3])
+        every, arriving = (x, []) if tp.rows is None else tp.rows.gather(x, "head", "F")
+        size = len(every) // max(1, len(arriving))  # tokens of a handle
+        loss = torch.zeros((), dtype=wide, device=x.device)
+        d_x = every
+        if gradient:
+            d_x = torch.empty_like(x) if tp.rows is None else tp.rows.memory(x.shape[1], x)
+        d_weight = torch.empty(weight.shape if gradient else 0, dtype=wide, device=x.device)
+        rows = len(every) // slices
+        for low in range(0, len(every), rows):
+            here = slice(low, low + rows)
+            while arriving and low + rows > len(every) - size * len(arriving):
+                arriving.pop(0).wait()
+            d_logits = torch.mm(every[here], weight.t())  # (rows, rows of this rank), of the logits first
+            loss += _loss(tp, d_logits, targets[here], gradient)
+            if gradient:
+                torch.mm(d_logits, weight, out=d_x[here])
+                add_product(d_weight, d_logits.t(), every[here], low == 0)
+            del d_logits  # before the next slice
+        if gradient:
+            ctx.tp, ctx.rows = tp, tp.rows
+            ctx.save_for_backward(d_x, d_weight)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor, Tensor, None, None]:
+        d_x, d_weight = ctx.saved_tensors
+        rows: Rows | None = ctx.rows
+        if rows is None:
+            underway = [ctx.tp.all_reduce(d_x.mul_(g), "head", "B")]
+        else:
+            terms, d_x = d_x, d_x.new_empty(rows.own, d_x.shape[1])
+            underway = [rows.scatter(into, term, "head", "B") for into, term in rows.per_chunk(d_x, terms.mul_(g))]
+        d_weight = d_weight.mul_(g).to(d_x.dtype)  # meanwhile
+        for handle in underway:
+            handle.wait()
+        return None, d_x, d_weight, None, None
+
+
+def linear_cross_entropy(tp: TensorParallel, x: Tensor, weight: Tensor, targets: Tensor, slices: int) -> Tensor:
+    """cross_entropy(tp, x weightᵀ, targets), of whose logits only one of `slices` equal slices exists at a time, with
+    the two all-reduces of each. Keeps this rank's terms of the gradient of x, of all tokens, and the gradient of the
+    weight in fp32 (fp64 in fp64 runs); the backward pass adds up the terms, in an all-reduce, or with sequence
+    parallelism a reduce-scatter. Allows one backward pass only.
+
+    x: (tokens, hidden), or with sequence parallelism own ones; weight: (rows of this rank, hidden); targets:
+    (tokens,) int64, of the full vocabulary.
+    """
+    return _LinearCrossEntropy.apply(tp, x, weight, targets, slices)  # type: ignore[no-any-return]
 
 
 def gathered(tp: TensorParallel, logits: Tensor) -> Tensor:

@@ -41,6 +41,15 @@ def ranked(rows: Sequence[RankedStrategy], title: str, marked: RankedStrategy | 
     return table
 
 
+def number_types(a: Answer) -> Table:
+    """Tabulate the sets of narrower number types that would be faster."""
+    title = "narrower number types: faster, but other numbers; --where takes a line"
+    grid = table(title, "--where", "strategy", "step", "saves", "memory", left=("--where", "strategy"))
+    for o in a.types:
+        grid.add_row(o.where, between_fields(o.strategy, 40), seconds(o.seconds), f"{o.gain:.1%}", size(o.bytes_))
+    return grid
+
+
 def rejected(a: Answer, most: int) -> Table:
     """Tabulate at most `most` rejected strategies with the reasons."""
     table = Table(title="why not", title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -53,8 +62,8 @@ def rejected(a: Answer, most: int) -> Table:
 
 def lines(a: Answer, goal: Goal | None = None) -> Iterable[str]:
     """Yield lines on the result, the question and the search."""
-    p, best = a.pricing, a.ranked[0]
-    s, job, step = best.strategy, p.job, best.seconds
+    p, best = a.pricing, a.to_run
+    s, job, step = a.best.strategy, p.job, best.seconds
     rate, device, m = job.global_batch * job.seq / step, p.cluster.device, s.accumulation(job)
     yield (
         f"{s}: {rate:,.0f} tokens/s, {rate / s.world:,.0f} a GPU, MFU {best.mfu:.1%}; a step of {seconds(step)} in "
@@ -62,6 +71,11 @@ def lines(a: Answer, goal: Goal | None = None) -> Iterable[str]:
     )
     if p.extra.changed():
         yield f"with options of the stack: {p.extra}"
+    if a.lengths:
+        chunks, against = a.lengths, "it does not fit with equal ones"
+        if chunks.equal_seconds is not None:
+            against = f"equal ones take {seconds(chunks.equal_seconds)}, {chunks.equal_seconds / step - 1:.1%} more"
+        yield f"its chunks have {chunks} blocks, which the plan lists: {against}"
     free = f"{p.headroom:.0%} is left free (--headroom)"
     yield f"memory {size(best.priced.bytes_)} of {size(device.usable_bytes)}; {free}"
     if goal is None:

@@ -208,7 +208,7 @@ def make_pipeline(
         DTYPES[view.job.precision.compute],
         engine,
         run,
-        DeferredGradients(model.units(), layers.inner) if defers else None,
+        DeferredGradients(model.units(), layers.inner, splits(schedule)) if defers else None,
     )
 
 

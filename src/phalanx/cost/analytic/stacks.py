@@ -383,7 +383,6 @@ STACKS: dict[str, Stack] = {
             "kept_hidden": 8.0,
             "kept_inside": 2 / 3,
             "kept_logit": 2.0,
-            "slices_head": 1.0,
             "result_again": 1.0,
             "every_tensor": 1.0,
         },
@@ -444,9 +443,10 @@ def _runs_in_pipeline(row: Row, zero: int, schedule: str) -> bool:
 
 
 def require_runnable(name: str, s: Strategy) -> None:
-    """Require that a stack can run a strategy. Raises InputError naming the field that it cannot."""
+    """Require that a stack can run a strategy: by its constants' policy, or by its row, which may have more, such as
+    Megatron-FSDP's levels in a pipeline. Raises InputError naming the field that it cannot."""
     wrong = capabilities(name).refusal(s)
-    if wrong:
+    if wrong and not (name in ROWS and capabilities_of(ROWS[name]).refusal(s) is None):
         field_name, value, reason, mend = wrong
         raise InputError(f"strategy.{field_name}", value, reason.replace("the stack", name), mend)
 

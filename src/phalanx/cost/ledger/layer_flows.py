@@ -24,6 +24,7 @@ from phalanx.cost.ledger.flow import Flow, Unit
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.policy import Policy
 from phalanx.cost.ledger.rank_layout import Layout
+from phalanx.schedule.layers.head import slices_over_ranks
 
 SCALAR_BYTES = 4.0
 """Of the loss's numbers per token: fp32, or wider where the activations are."""
@@ -36,7 +37,11 @@ def layer_flows(shape: Shape, layout: Layout, policy: Policy) -> list[Flow]:
     parts = _halves(layout, policy)
     whole = stream_bytes(shape, layout)
     of = _Stream(whole, whole / parts if np.any(parts > 1) else whole, parts)
-    flows = [*_stream(shape, layout, policy, of, "dense"), *_ends(layout, of), *_core(shape, layout, "dense")]
+    flows = [
+        *_stream(shape, layout, policy, of, "dense"),
+        *_ends(shape, layout, policy, of),
+        *_core(shape, layout, "dense"),
+    ]
     if np.any(shape.moe_layers):
         flows += [*_stream(shape, layout, policy, of, "experts"), *_core(shape, layout, "experts")]
         flows += _experts(shape, layout, policy)
@@ -95,8 +100,16 @@ def _stream(shape: Shape, layout: Layout, policy: Policy, of: _Stream, unit: Uni
     return flows
 
 
-def _ends(layout: Layout, of: _Stream) -> list[Flow]:
+def head_slices(shape: Shape, layout: Layout, policy: Policy) -> Column:
+    """Return into how many slices tp ranks cut the tokens of the head; 1: they hold all logits."""
+    rows = np.ceil(shape.vocab / layout.tp)
+    n = slices_over_ranks(layout.tokens, rows, shape.hidden, layout.activation_bytes)
+    return np.where((np.asarray(policy.slices_head) > 0) & (layout.tp > 1) & (np.asarray(layout.splits) == 0), n, 1)
+
+
+def _ends(shape: Shape, layout: Layout, policy: Policy, of: _Stream) -> list[Flow]:
     """Return the collectives of embedding, head and loss over tp."""
+    slices = head_slices(shape, layout, policy)
     split = 1.0 * (np.asarray(layout.sp) > 0)
     plain, s, what = 1 - split, split * of.parts, "embedding, head"
     flows = [
@@ -104,13 +117,14 @@ def _ends(layout: Layout, of: _Stream) -> list[Flow]:
         _tp(what, "reduce_scatter", "embed", layout, of.part, {"F": s}, 0.0),
         _tp(what, "all_gather", "embed", layout, of.part, {"B": s}, s),
         _tp(what, "all_reduce", "head", layout, of.whole, {"B": plain}, 0.0),
-        _tp(what, "all_gather", "head", layout, of.part, {"F": s, "B": s}, s),
+        _tp(what, "all_gather", "head", layout, of.part, {"F": s, "B": s * (slices == 1)}, s),
         _tp(what, "reduce_scatter", "head", layout, of.part, {"B": s}, 0.0),
     ]
     flows = [flow for flow in flows if np.any(flow.count())]
     numbers = np.maximum(SCALAR_BYTES, layout.activation_bytes) * layout.tokens
     # Each token's largest logit; its sum of exponentials and its target's logit.
-    return flows + [_tp("loss", "all_reduce", "head", layout, k * numbers, {"F": 1.0}, 0.0) for k in (1, 2)]
+    each = {"F": 1.0 * slices}
+    return flows + [_tp("loss", "all_reduce", "head", layout, k * numbers / slices, each, 0.0) for k in (1, 2)]
 
 
 def kv_heads(shape: Shape, layout: Layout) -> Column:

@@ -19,11 +19,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.cost.hardware.columns import Column
-from phalanx.cost.ledger.layer_flows import kv_heads, routed_rows, stream_bytes
+from phalanx.cost.ledger.layer_flows import head_slices, kv_heads, routed_rows, stream_bytes
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.policy import MEGATRON, Policy
 from phalanx.cost.ledger.rank_layout import FORMATS, Layout
 from phalanx.cost.ledger.sharding import Sharding
+from phalanx.schedule.layers.head import kept_bytes
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,6 @@ class Keeps:
     """1: selective recomputation chooses among a block's operations, not just attention's core."""
     result_again: Column = 0.0
     """1: where attention's core is computed again, so is the product after it, and the core's result is not kept."""
-    slices_head: Column = 0.0
-    """1: a head that has all its vocabulary, on a rank without a pipeline, goes through its tokens in slices where it
-    keeps less so (schedule/layers/head.py)."""
     every_tensor: Column = 0.0
     """1: small tensors and copies count each: norms' and attention's sums, a router's scores and places, the result
     that Ulysses returns; 0: they are part of the constants above."""
@@ -278,12 +276,17 @@ def live_bytes(shape: Shape, layout: Layout, keeps: Keeps, moe: Column | None = 
 
 
 def sliced_head(shape: Shape, layout: Layout, keeps: Keeps) -> tuple[Column, Column]:
-    """Return (1 where the head goes through its tokens in slices, else 0; bytes of the gradient of its weight, which
-    it then keeps from its forward to its backward pass in place of logits)."""
-    e = layout.activation_bytes
-    wide = shape.vocab * shape.hidden * np.maximum(e, 4)
-    less = layout.tokens * shape.hidden * e + wide < layout.tokens * shape.vocab * e
-    return np.asarray(keeps.slices_head) * less * (layout.tp == 1) * (layout.pp == 1), wide
+    """Return (1 where the head goes through its tokens in slices, else 0; bytes that it then keeps from its forward
+    to its backward pass in place of logits: the gradient of its weight and, where the stream is split, those of other
+    ranks' tokens)."""
+    e, t = layout.activation_bytes, layout.tokens
+    rows = np.ceil(shape.vocab / layout.tp)
+    wide = rows * shape.hidden * np.maximum(e, 4)
+    alone = np.asarray(keeps.policy.slices_head) * (layout.tp == 1) * (np.asarray(layout.splits) == 0)
+    alone = alone * (kept_bytes(t, rows, shape.hidden, e) < t * rows * e)
+    less = alone + (head_slices(shape, layout, keeps.policy) > 1)
+    of_others = t * shape.hidden * e * (1 - 1 / _ways(layout))
+    return less, wide + of_others
 
 
 def end_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> tuple[Column, Column]:

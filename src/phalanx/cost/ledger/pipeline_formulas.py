@@ -22,6 +22,7 @@ NAMES = tuple(SCHEDULES)
 """A column's number of a schedule is its place here."""
 
 _V_SHAPED = np.array([float(facts.v_shaped) for facts in SCHEDULES.values()])
+_SPLITS = np.array([float(facts.split_backward) for facts in SCHEDULES.values()])
 ROUNDS = 3
 """Micro-batches per rank that are run: by then every schedule here repeats itself."""
 
@@ -29,6 +30,11 @@ ROUNDS = 3
 def v_shaped(schedule: Column) -> Column:
     """Where chunks lie in a V."""
     return _V_SHAPED[np.asarray(schedule, dtype=int)]
+
+
+def splits(schedule: Column) -> Column:
+    """Where backward passes are split in two."""
+    return _SPLITS[np.asarray(schedule, dtype=int)]
 
 
 def chunks_per_rank(schedule: Column, virtual: Column) -> Column:

@@ -50,6 +50,9 @@ class Policy:
     sends_counts: Column = 0.0
     """1: ranks tell each other in an all-to-all how many tokens come; and gather the choices of a sequence's tokens
     where one depends on others."""
+    slices_head: Column = 0.0
+    """1: unless the schedule splits backward passes, the head goes through its tokens in slices where it keeps less
+    (schedule/layers/head.py), tp ranks in equal ones, of which each sends the numbers of its own loss."""
 
 
 PHALANX = Policy(
@@ -60,6 +63,7 @@ PHALANX = Policy(
     sends_counts=1.0,
     pads_core=1.0,
     equal_rounds=1.0,
+    slices_head=1.0,
 )
 """Our runtime: gradients after every micro-batch at 2 and 3 (runtime/data_parallel/engine.py); with a pipeline,
 parameters once a step (Strategy.gathers_once). What layers send: schedule/layers/collectives.py."""

@@ -56,6 +56,8 @@ class Layout:
     in_flight_last: Column = 1.0
     """The same on the last pipeline rank."""
     v_shaped: Column = 0.0
+    splits: Column = 0.0
+    """1: the schedule runs gradients of inputs and of weights as separate actions."""
     """1: the chunks of a pipeline lie in a V."""
     frozen: Column = 0.0
     """1: weights have no gradients (only adapters are trained)."""
@@ -263,6 +265,7 @@ def layout(s: Strategy, job: Job, layers: int, number_format: str = "bfloat16") 
         in_flight=float(first),
         in_flight_last=float(last),
         v_shaped=float(s.pp > 1 and SCHEDULES[s.schedule].v_shaped),
+        splits=float(s.pp > 1 and SCHEDULES[s.schedule].split_backward),
         tp_stride=stride["tp"],
         cp_stride=stride["cp"],
         dp_stride=stride["dp"],

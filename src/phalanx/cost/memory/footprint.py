@@ -23,7 +23,7 @@ from phalanx.cost.memory.mla import LatentBlock, SplitLatentBlock
 from phalanx.cost.memory.moe import ExpertsBlock, SplitExpertsBlock
 from phalanx.cost.memory.split_backward import Parts, SplitBlock
 from phalanx.schedule.layers.context import Context
-from phalanx.schedule.layers.head import LOGITS_AT_ONCE, rows_of_slice, sliced
+from phalanx.schedule.layers.head import LOGITS_AT_ONCE, rows_of_slice, sliced, slices_over_ranks
 from phalanx.schedule.layers.routing import Routed
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.model.spec import ModelSpec, StageSpec
@@ -146,6 +146,8 @@ def footprint(
         )
     if unit == "head" and tp == 1 and not in_parts and sliced(t, v, h, e):
         return _sliced_head(spec, t, e, shared, id_copies)
+    if unit == "head" and tp > 1 and not in_parts and (slices := int(slices_over_ranks(t, v, h, e))) > 1:
+        return _head_over_ranks(spec, t, t // slices, own_tokens, e, shared, id_copies, sp)
     if unit == "head":
         kept = stream + statistics(spec, own_tokens, e) + t * v * e
         rows = np.minimum(t, max(1, LOGITS_AT_ONCE // v))
@@ -156,10 +158,8 @@ def footprint(
         # normed input (one stream) has given way to its gradient
         last = normed(spec, own_tokens, e) - t * v * e
         loss = cast + 3 * rows * wide
-        if tp > 1:  # of every token: its place, three sums, whether it is here, and the loss; or slices of logits
-            loss = (
-                np.maximum(t * wide + t * e, cast + np.maximum(rows * wide, t * e)) + _lookup_bytes(t) + 3 * t * wide
-            )
+        if tp > 1:
+            loss = _loss_over_ranks(t, v, e)
         return Footprint(
             kept=kept,
             forward=np.maximum(np.maximum(id_copies + loss, norm), together),
@@ -225,6 +225,34 @@ def _sliced_head(spec: ModelSpec, t: int, e: int, shared: int, id_copies: Column
         backward=max(v * h * e * narrow, normed(spec, t, e) - gradient + shared, 0),
         leaves=stream + shared,
     )
+
+
+def _head_over_ranks(
+    spec: ModelSpec, t: int, rows: int, own_tokens: int, e: int, shared: int, id_copies: Column, sp: bool
+) -> Footprint:
+    """The same of tp ranks, each with its rows of the vocabulary, in slices of `rows` tokens. With sequence
+    parallelism the input is gathered, and its gradient kept, of all tokens."""
+    h, v, wide = spec.hidden, spec.vocab, max(e, 4)
+    stream, every, gradient, narrow = own_tokens * h * e, t * h * e, v * h * wide, e < 4
+    slice_ = rows * v * e + max(_loss_over_ranks(rows, v, e), v * h * e * narrow)
+    norm = 2 * own_tokens * h * wide - every - gradient if narrow and spec.norm == "rms" else 0
+    scattered = stream * sp
+    return Footprint(
+        kept=every + statistics(spec, own_tokens, e) + gradient,
+        forward=max(id_copies + stream + every * sp + slice_, norm),
+        backward=max(
+            scattered + v * h * e * narrow, normed(spec, own_tokens, e) + (stream - every) - gradient + shared, 0
+        ),
+        leaves=stream + shared,
+    )
+
+
+def _loss_over_ranks(t: Column, v: int, e: int) -> Column:
+    """Return bytes of the cross-entropy of t tokens over tp ranks, beside the logits of v rows of the vocabulary: of
+    every token its place, three sums, whether it is here, and the loss; or slices of logits."""
+    wide, rows = max(e, 4), np.minimum(t, max(1, LOGITS_AT_ONCE // v))
+    cast = rows * v * wide if e < 4 else 0
+    return np.maximum(t * wide + t * e, cast + np.maximum(rows * wide, t * e)) + _lookup_bytes(t) + 3 * t * wide
 
 
 def _lookup_bytes(t: Column) -> Column:

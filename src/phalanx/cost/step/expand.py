@@ -306,7 +306,10 @@ def _communication(view: RankView, unit: str, phase: Phase) -> Iterator[Event]:
     """Yield the communication in the middle of a pass of a unit, of any micro-batch."""
     job, s, unit_spec = view.job, view.strategy, as_seen_by(view.stage, unit)
     kind, repeat = unit.split(".")[0], repeat_of(s, unit)
-    for x in collectives.communication(unit_spec, job, s, kind, phase, view.tokens, repeat, view.routed):
+    of_pass = collectives.communication(
+        unit_spec, job, s, kind, phase, view.tokens, repeat, view.routed, view.splits_backward
+    )
+    for x in of_pass:
         if isinstance(x, collectives.Core):
             yield from _core(view, unit, phase, x.way)
             continue

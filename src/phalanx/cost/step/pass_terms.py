@@ -13,7 +13,7 @@ from phalanx.cost.memory.split_backward import Pass
 from phalanx.cost.step.term import Term
 from phalanx.schedule.event import Event, Phase
 from phalanx.schedule.layers.context import keys_per_query
-from phalanx.schedule.layers.head import sliced
+from phalanx.schedule.layers.head import sliced, slices_over_ranks
 from phalanx.schedule.layers.routing import depends_on_router
 from phalanx.schedule.layout import RankView
 from phalanx.schedule.unit_classes import repeat_of
@@ -44,8 +44,11 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
     unit, repeat, unit_spec = name.split(",")[0], repeat_of(s, member), as_seen_by(spec, member)
     keys, rows = keys_per_query(job.seq, s.ring), view.routed
     deferrable = s.pp > 1  # with a pipeline, layers can always defer weight gradients
+    cuts = sliced if s.tp == 1 else lambda *sizes: slices_over_ranks(*sizes) > 1
+    in_slices = unit == "head" and not view.splits_backward and bool(cuts(t, spec.vocab, spec.hidden, e))
+    in_parts = deferrable and not in_slices
     memory = footprint(
-        unit_spec, unit, t, job.seq, job, _gradient_dtype(s, job), s.tp, s.sp, repeat, core, deferrable, rows
+        unit_spec, unit, t, job.seq, job, _gradient_dtype(s, job), s.tp, s.sp, repeat, core, in_parts, rows
     )
     separate = job.documents == "separate"
     mask_bytes, temporary = _first_masks(view, core) if unit == "embed" and separate else (0, 0)
@@ -53,7 +56,7 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
     depends_on_routing = unit_spec.experts is not None and depends_on_router(unit_spec.experts, s)
     forward = unit_work.forward(unit_spec, unit, t, job.seq, e, keys, rows) + mask_work
     products = NO_WORK  # of the backward pass, which a head in slices does in its forward pass
-    if unit == "head" and s.tp == 1 and not deferrable and sliced(t, spec.vocab, spec.hidden, e):
+    if in_slices:
         products = unit_work.head_products(spec, t, e)
     n = view.passes["F", name]
     highest = max(int(memory.forward), temporary)

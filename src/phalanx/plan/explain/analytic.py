@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
-from phalanx.cost.analytic.estimate import estimate, require_policy
+from phalanx.cost.analytic.estimate import require_policy
 from phalanx.cost.ledger.flops import hardware_flops, model_flops
 from phalanx.cost.ledger.sharding import sharding
 from phalanx.plan.explain.targets import BUBBLE, EXPOSED, IMBALANCE, MFU, OVERLAP, Target
@@ -61,13 +61,7 @@ class AnalyticSubject:
 
     @cached_property
     def _priced(self) -> tuple[PricedStrategy, PipelineRun]:
-        refined, pipeline = refine.refined(self.pricing, [self.strategy])[0]
-        p, s = self.pricing, self.strategy
-        if s.layers != "auto":  # columns of strategies have no blocks of a user's own
-            held = estimate(p.model, p.cluster, p.job, s, p.stack, p.number_format, p.extra).memory
-            terms = {name: float(value) for name, value in held.terms.items()}
-            refined = replace(refined, bytes_=float(held.reserved), memory_terms=terms)
-        return refined, pipeline
+        return refine.refined(self.pricing, [self.strategy])[0]
 
     @property
     def priced(self) -> PricedStrategy:

@@ -18,7 +18,7 @@ from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.model_shape import Shape, shape
-from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight, v_shaped
+from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight, splits, v_shaped
 from phalanx.cost.ledger.rank_layout import FORMATS, Layout
 from phalanx.cost.ledger.recomputed import recomputed
 from phalanx.plan.search.limits import Limits
@@ -163,6 +163,7 @@ class Pricing:
             in_flight=first,
             in_flight_last=last,
             v_shaped=v_shaped(rows.schedule),
+            splits=splits(rows.schedule) * (rows.pp > 1),
         )
         return laid_out(even, self.extra, self._given_blocks(rows))
 
@@ -193,6 +194,10 @@ class Pricing:
     def memory(self, rows: Strategies) -> Memory:
         """Bytes of the fullest rank by term, with the CPU launching ahead of the GPU."""
         return memory(self.shape, self.layout(rows), self.profile)
+
+    def held(self, how: Layout) -> Column:
+        """Peak reserved bytes of the fullest rank of each element of a layout."""
+        return memory(self.shape, how, self.profile).reserved
 
     def bytes_(self, rows: Strategies) -> Floats:
         """Peak reserved bytes of the fullest rank; a row fits if they do not exceed `usable`."""

@@ -14,10 +14,12 @@ from phalanx.plan.search import branch_and_bound, priced, space, why_not
 from phalanx.plan.search.branch_and_bound import FAMILIES, Exploration
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.neighbours import neighbours
+from phalanx.plan.search.number_types import NarrowerTypes, narrower_types
 from phalanx.plan.search.priced import PricedStrategy
 from phalanx.plan.search.refine import RankedStrategy, RefinedPrices, best_of_each_family
 from phalanx.plan.search.space import ORDERS, Options, Strategies
 from phalanx.plan.search.stack_options import with_best_options
+from phalanx.plan.search.stage_lengths import StageLengths, lengths, that_fit
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.spec import Strategy
@@ -74,11 +76,20 @@ class Answer:
     seconds: float
     """Time of the search."""
     fewer: FewerGpus | None = None
+    lengths: StageLengths | None = None
+    """The best strategy with the blocks of its chunks, where equal chunks are slower or do not fit."""
+    types: tuple[NarrowerTypes, ...] = ()
+    """Narrower number types that the stack has and that would be faster, fastest first."""
 
     @property
     def best(self) -> RankedStrategy:
         """The best strategy by the objective."""
         return self.ranked[0]
+
+    @property
+    def to_run(self) -> RankedStrategy:
+        """The best strategy as a plan has it: with the blocks of its chunks, where they are not equal."""
+        return self.ranked[0] if self.lengths is None else self.lengths.listed
 
 
 def answer(
@@ -118,12 +129,14 @@ def answer(
     candidates = prices.descend([explored.rows.strategy(row) for row in rows])
     costs = [(r.seconds, r.priced.bytes_) for r in candidates]
     candidates = [candidates[i] for i in _distinct([r.strategy for r in candidates], costs)]
+    candidates = [*that_fit(prices, candidates), *candidates]
     each_best = {r.family: r for r in reversed(candidates)}
     families = tuple(each_best[name] for name in FAMILIES if name in each_best)
     ranked = candidates[:keep]
     if objective == "memory":
         near_best = [r for r in candidates if r.seconds <= (1 + _SLACK) * candidates[0].seconds]
         ranked = sorted(near_best, key=lambda r: r.priced.bytes_)[:keep]
+    types = narrower_types(prices, ranked) if objective == "throughput" else ()
     rejected = tuple(_rejected(prices, ranked[0], explored, {r.family for r in families}, options))
     return Answer(
         pricing=pricing,
@@ -136,6 +149,8 @@ def answer(
         examined=explored.priced,
         seconds=time.perf_counter() - start,
         fewer=_fewer(larger, gpus, ranked[0]) if fewer and objective == "throughput" else None,
+        lengths=lengths(prices, ranked[0]),
+        types=types,
     )
 
 
@@ -215,7 +230,7 @@ def _rejected(
     pricing = prices.pricing
     for p, kind in _misfits(pricing, explored.cores, has, options):
         yield Rejected(kind, p, why_not.why_not(p, best.priced, pricing))
-    close = neighbours(best.strategy, pricing)
+    close = neighbours(replace(best.strategy, layers="auto"), pricing)
     for (what, _), other in zip(close, prices.of([s for _, s in close]), strict=True):
         if other.priced.fits and other.seconds < best.seconds:
             continue  # faster, but needs more memory, and memory is the objective
@@ -252,7 +267,7 @@ def _nothing_fits(
     return InputError("--gpus", gpus, f"nothing fits{needs}", remedy)
 
 
-_FOR_OPTIONS = 6
+FOR_OPTIONS = 6
 """Strategies with which the options of a stack are tried."""
 
 
@@ -274,9 +289,12 @@ def first_pass(pricing: Pricing, gpus: int) -> Exploration | None:
 def best_of(pricing: Pricing, explored: Exploration) -> tuple[PricedStrategy, float, float]:
     """Return the best of a first pass by the second, with the options of the stack that make it faster."""
     rows = dict.fromkeys([int(explored.order[0]), *best_of_each_family(explored)])
-    fastest = [explored.rows.strategy(int(row)) for row in explored.order[:_FOR_OPTIONS]]
+    fastest = [explored.rows.strategy(int(row)) for row in explored.order[:FOR_OPTIONS]]
     pricing = with_best_options(pricing, fastest)
-    first = RefinedPrices(pricing).descend([explored.rows.strategy(row) for row in rows])[0]
+    prices = RefinedPrices(pricing)
+    # Of those with which the options were tried one fits; the best without them may not.
+    candidates = prices.descend([explored.rows.strategy(row) for row in rows]) or prices.descend(fastest)
+    first = next(iter(that_fit(prices, candidates)), candidates[0])
     return first.priced, first.seconds, first.mfu
 
 

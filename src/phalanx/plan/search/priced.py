@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from phalanx.cost.analytic.memory import memory as memory_of
+from phalanx.cost.analytic.step import step as step_of
 from phalanx.cost.hardware.columns import Column
+from phalanx.cost.ledger.rank_layout import Layout
 from phalanx.plan.search import space
 from phalanx.plan.search.column_pricing import Pricing
+from phalanx.schedule.pipeline.given_layout import ends_of
 from phalanx.spec.strategy.spec import Strategy
 
 COMMUNICATION = ("tp", "cp", "ep", "dp", "transfers")
@@ -48,15 +51,27 @@ def price(pricing: Pricing, strategies: Sequence[Strategy]) -> list[PricedStrate
     """Price strategies term by term. Raises InputError for a `recompute` or `order` that is never searched."""
     if not strategies:
         return []
-    rows = space.of(strategies)
-    step = pricing.step(rows)
-    memory = memory_of(pricing.shape, pricing.layout(rows), pricing.profile, step.ahead)
-    terms, held = _per_row(step.terms, len(rows)), _per_row(memory.terms, len(rows))
-    reserved = np.broadcast_to(memory.reserved, len(rows))
+    how = layout_of(pricing, strategies)
+    step = step_of(pricing.shape, how, pricing.system, pricing.profile)
+    memory = memory_of(pricing.shape, how, pricing.profile, step.ahead)
+    count = len(strategies)
+    terms, held = _per_row(step.terms, count), _per_row(memory.terms, count)
+    reserved = np.broadcast_to(memory.reserved, count)
     return [
         PricedStrategy(s, sum(terms[i].values()), float(reserved[i]), terms[i], held[i], pricing.usable)
         for i, s in enumerate(strategies)
     ]
+
+
+def layout_of(pricing: Pricing, strategies: Sequence[Strategy]) -> Layout:
+    """Translate strategies into the columns that the formulas read, with the blocks of the first, the fullest and the
+    last pipeline rank where `layers` lists them, which columns of a search do not hold."""
+    even = pricing.layout(space.of(strategies))
+    if all(s.layers == "auto" for s in strategies):
+        return even
+    blocks = pricing.model.layers + pricing.extra.mtp
+    first, most, last = np.array([ends_of(s, pricing.extra, blocks) for s in strategies], dtype=float).T
+    return replace(even, first_blocks=first, most_blocks=most, last_blocks=last)
 
 
 def _per_row(columns: Mapping[str, Column], count: int) -> list[dict[str, float]]:

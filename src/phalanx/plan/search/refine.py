@@ -213,11 +213,17 @@ class RefinedPrices:
                 self._known[p.strategy] = RankedStrategy(FAMILIES[kind], p, run, mfu)
         return [self._known[s] for s in strategies]
 
+    def met(self) -> list[RankedStrategy]:
+        """Return every strategy that was priced, whether it fits or not."""
+        return list(self._known.values())
+
     def descend(self, strategies: Sequence[Strategy]) -> list[RankedStrategy]:
         """Descend from the fastest of `strategies` to faster neighbours until none is faster.
 
-        Returns every strategy met on the way that fits, fastest first."""
+        Returns every strategy met on the way that fits, fastest first; none where none of `strategies` fits."""
         fitting = {s: r for s, r in zip(strategies, self.of(strategies), strict=True) if r.priced.fits}
+        if not fitting:
+            return []
         expanded: Strategy | None = None
         while (best := min(fitting, key=lambda s: fitting[s].seconds)) != expanded:
             expanded = best

@@ -106,11 +106,12 @@ Left = list[tuple[str, Gradients]]
 class DeferredGradients:
     """Collects the weight gradients that the layers of `units` defer in passes that run while `active`.
 
-    `inner`: the object through which those layers communicate; it learns the phase from here.
+    `inner`: the object through which those layers communicate; it learns the phase from here. `splits`: whether any
+    pass will be active.
     """
 
-    def __init__(self, units: dict[str, nn.Module], inner: object | None = None) -> None:
-        self.active = False
+    def __init__(self, units: dict[str, nn.Module], inner: object | None = None, splits: bool = True) -> None:
+        self.active, self.splits = False, splits
         self._deferred: dict[str, list[tuple[int, Pay]]] = {}
         self._places: dict[int, list[tuple[str, int]]] = {}  # (unit, index) of each parameter; a tied one has two
         for unit, module in units.items():
@@ -207,6 +208,12 @@ def taken(owner: Sequence[nn.Parameter], gradient: Product | Grouped) -> Tensor 
 def owners(*parameters: Tensor | None) -> Owners:
     """Return the layer parameters whose gradients can be deferred: all that exist, or none in other models."""
     return tuple(cast("nn.Parameter", p) for p in parameters if p is not None and hasattr(p, "deferred_gradients"))
+
+
+def split(weight: Tensor) -> bool:
+    """Whether the gradient of a weight may come in a later pass than that of its layer's input."""
+    deferred_gradients: DeferredGradients | None = getattr(weight, "deferred_gradients", None)
+    return deferred_gradients is not None and deferred_gradients.splits
 
 
 def by_layer(owners: Owners, biased: Sequence[bool]) -> list[Owners]:

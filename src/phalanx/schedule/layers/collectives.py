@@ -17,6 +17,9 @@ it gather it first. In place of the all-reduces of the stream:
     head     F   all-gather of its (normed) input, before all else
              B   the same, and reduce-scatter of its gradient
 
+If the head goes through its tokens in slices (layers/head.py), the two all-reduces of the loss are those of each
+slice in turn, and B does not gather its input again, as both products are done.
+
 If a block has experts instead of an MLP, over the ranks that share them (runtime/model_parallel/expert.py):
 
     blocks   F   all-to-all of counts, of rows to their experts, and of results back; before these, if a choice
@@ -40,6 +43,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from phalanx.schedule.event import Phase
+from phalanx.schedule.layers.head import slices_over_ranks
 from phalanx.schedule.layers.routing import Routed, depends_on_other_tokens
 from phalanx.schedule.layers.tensor import chunks
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
@@ -83,13 +87,17 @@ def communication(
     tokens: Any,
     repeat: Recompute = "none",
     rows: Routed | None = None,
+    splits: bool = False,
 ) -> Sends:
     """Return what a pass of a unit class sends over `tokens` tokens of a rank (a number or a column), in order.
-    `repeat`: what a block recomputes; `rows`: the rows of its tokens, if it has experts."""
+    `repeat`: what a block recomputes; `rows`: the rows of its tokens, if it has experts; `splits`: whether the
+    schedule splits backward passes."""
     compute = job.precision.compute
     size = tokens * spec.hidden * DTYPE_BYTES[compute]
     wide: DType = "float64" if compute == "float64" else "float32"
-    scalars: Sends = tuple(Sent("all_reduce", wide, n * tokens * DTYPE_BYTES[wide]) for n in (1, 2))
+    slices = head_slices(spec, job, s, tokens) if unit == "head" and not splits else 1
+    numbers = tokens // slices * DTYPE_BYTES[wide]
+    scalars: Sends = (Sent("all_reduce", wide, numbers), Sent("all_reduce", wide, 2 * numbers)) * slices
     reduce: Sends = (Sent("all_reduce", compute, size),)
     if s.tp == 1:
         reduce = scalars = ()
@@ -103,10 +111,18 @@ def communication(
         gather, scatter = _stream(s, compute, size, tokens)
         if unit == "embed":
             return {"F": scatter, "B": gather, "I": (), "W": gather}[phase]
-        return {"F": gather + scalars, "B": gather + scatter, "I": scatter, "W": gather}[phase]
+        again = gather if slices == 1 else ()
+        return {"F": gather + scalars, "B": again + scatter, "I": scatter, "W": gather}[phase]
     if unit == "embed":
         return reduce if phase == "F" else ()
     return {"F": scalars, "W": ()}.get(phase, reduce)
+
+
+def head_slices(spec: ModelSpec, job: Job, s: Strategy, tokens: int) -> int:
+    """Return into how many slices tp ranks cut the tokens of the head of a model; 1: they hold all logits."""
+    if s.tp == 1:
+        return 1
+    return int(slices_over_ranks(tokens, -(-spec.vocab // s.tp), spec.hidden, DTYPE_BYTES[job.precision.compute]))
 
 
 def _stream(s: Strategy, dtype: DType, size: Any, tokens: Any) -> tuple[Sends, Sends]:

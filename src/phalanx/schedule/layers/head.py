@@ -3,7 +3,12 @@
 The loss of some tokens needs the logits of these alone. So the head can go through its tokens in slices: logits,
 softmax - onehot in their place, and at once both products with that, for the gradients of the input and the weight.
 What is kept for the backward pass then is (tokens + vocab) x hidden, not tokens x vocab; FLOPs are the same, all in
-the forward pass. Reference: Hsu et al. 2024, "Liger Kernel: Efficient Triton Kernels for LLM Training", section 3.2.
+the forward pass. Where tp ranks have a part of the vocabulary each, every slice takes the two all-reduces of the
+loss, of its own tokens: slices are then few, and of equal size, whatever the device.
+
+A schedule that splits backward passes fills its bubbles with weights' gradients, the head's too: it keeps all logits.
+
+Reference: Hsu et al. 2024, "Liger Kernel: Efficient Triton Kernels for LLM Training", section 3.2.
 """
 
 from __future__ import annotations
@@ -21,6 +26,8 @@ ROWS_AT_ONCE = 128
 """Tokens of a slice at least: fewer would make its products slow."""
 MOST_SLICES = 64
 """Slices of a micro-batch at most: each adds to the whole gradient of the weight."""
+SLICES_OVER_RANKS = (4, 2)
+"""Slices of a micro-batch whose loss tp ranks reduce, the most first: each waits for two all-reduces."""
 
 
 def sliced(tokens: Column, vocab: Column, hidden: Column, e: int) -> Column:
@@ -31,10 +38,20 @@ def sliced(tokens: Column, vocab: Column, hidden: Column, e: int) -> Column:
 
 def kept_bytes(tokens: Column, vocab: Column, hidden: Column, e: int) -> Column:
     """Return bytes of what slices leave: the gradients of the input, and of the weight, summed in 4 bytes or more."""
-    return tokens * hidden * e + vocab * hidden * max(e, 4)
+    return tokens * hidden * e + vocab * hidden * np.maximum(e, 4)
 
 
 def rows_of_slice(tokens: Column, vocab: Column, least: int = ROWS_AT_ONCE, logits: int = LOGITS_AT_ONCE) -> Column:
     """Return the number of tokens of a slice."""
     rows = np.maximum(np.maximum(least, logits // vocab), -(-tokens // MOST_SLICES))
     return np.minimum(tokens, rows)
+
+
+def slices_over_ranks(tokens: Column, vocab: Column, hidden: Column, e: int) -> Column:
+    """Return into how many equal slices tp ranks cut `tokens` tokens, each with `vocab` rows of the head; 1:
+    they hold all logits of these rows, which is less."""
+    n: Column = 1
+    for count in reversed(SLICES_OVER_RANKS):
+        n = np.where((tokens % count == 0) & (tokens >= count * ROWS_AT_ONCE), count, n)
+    less = n * kept_bytes(tokens, vocab, hidden, e) < (n - 1) * (tokens * vocab * e)
+    return np.where(less, n, 1)

@@ -1,0 +1,126 @@
+"""How many blocks each chunk of a pipeline has, where a stack lets its user say so (stacks/: `layers`).
+
+A search prices strategies as if every pipeline rank had the same number of blocks. That is neither the fastest cut,
+for the last rank has the head as well, nor the smallest, for the first rank keeps the activations of the most
+micro-batches. So after the second pass:
+
+    a faster strategy that does not fit    is tried with a shorter first rank, and with the embedding and the loss
+                                           counted as blocks; memory for all of them in one call
+    the best strategy                      is timed with equal chunks, and with the cut that the second pass balanced
+
+What is chosen stands in the strategy as `layers`, and is exported as the stack writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import numpy as np
+
+from phalanx.plan.search.column_pricing import Pricing
+from phalanx.plan.search.priced import layout_of
+from phalanx.plan.search.refine import RankedStrategy, RefinedPrices
+from phalanx.schedule.pipeline.stages import rank_of
+from phalanx.spec.strategy.spec import Strategy
+
+_GAIN = 0.001
+"""Share of the step by which unequal chunks must shorten it to be listed."""
+_TRIED = 8
+"""Faster strategies that do not fit, which are tried."""
+_TIMED = 4
+"""Cuts that fit whose pipelines are timed."""
+_SHORTER = (1, 2, 3, 4)
+"""Blocks that the first rank gives away."""
+_PINNED = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer")
+
+
+@dataclass(frozen=True)
+class StageLengths:
+    """A strategy with the blocks of each chunk listed, against equal chunks."""
+
+    listed: RankedStrategy
+    equal_seconds: float | None
+    """Step time with equal chunks; None where the strategy does not fit with them."""
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """The blocks of each chunk, in the order of the model."""
+        return self.listed.run.blocks
+
+    @property
+    def gain(self) -> float | None:
+        """Share of the step with equal chunks that these save."""
+        return None if self.equal_seconds is None else 1 - self.listed.seconds / self.equal_seconds
+
+    def __str__(self) -> str:
+        """The blocks, equal neighbours together: 10 x 6, 11, 9."""
+        runs = [(n, len(list(same))) for n, same in groupby(self.blocks)]
+        return ", ".join(f"{n} x {count}" if count > 1 else str(n) for n, count in runs)
+
+
+def can_list(pricing: Pricing) -> bool:
+    """Whether the stack takes the blocks of each chunk, and the user has not fixed those of any rank."""
+    row = pricing.row
+    if row is None or row.strategy["layers"].values is not None or not row.strategy["layers"].written:
+        return False
+    return not any(getattr(pricing.extra, name) for name in _PINNED)
+
+
+def that_fit(prices: RefinedPrices, candidates: Sequence[RankedStrategy]) -> list[RankedStrategy]:
+    """Return strategies faster than the best of `candidates` that fit with chunks of unequal length alone, fastest
+    first; `prices` has met the strategies that do not fit."""
+    pricing = prices.pricing
+    if not can_list(pricing):
+        return []
+    best = candidates[0].seconds
+    too_large = [r for r in prices.met() if not r.priced.fits and r.strategy.pp > 1 and r.strategy.layers == "auto"]
+    too_large = sorted((r for r in too_large if r.seconds < best), key=lambda r: r.seconds)[:_TRIED]
+    cuts = [replace(r.strategy, layers=_listed(cut)) for r in too_large for cut in cuts_of(r.strategy, pricing)]
+    cuts = [s for s in dict.fromkeys(cuts) if pricing.options.allows(s, s.accumulation(pricing.job))]
+    if not cuts:
+        return []
+    reserved = np.broadcast_to(pricing.held(layout_of(pricing, cuts)), len(cuts))
+    fitting = [s for s, bytes_ in zip(cuts, reserved, strict=True) if bytes_ <= pricing.usable]
+    timed = [r for r in prices.of(fitting[:_TIMED]) if r.priced.fits and r.seconds < (1 - _GAIN) * best]
+    return sorted(timed, key=lambda r: r.seconds)
+
+
+def lengths(prices: RefinedPrices, best: RankedStrategy) -> StageLengths | None:
+    """Return the best strategy with its chunks listed, where that shortens its step; None without a pipeline, where
+    blocks do not divide (then chunks are never equal), and where equal chunks are as good."""
+    s, pricing = best.strategy, prices.pricing
+    if s.layers != "auto":  # it does not fit with equal ones
+        return StageLengths(best, None)
+    chunks, layers = len(rank_of(s)), pricing.model.layers + pricing.extra.mtp
+    if s.pp == 1 or layers % chunks or len(set(best.run.blocks)) == 1 or not can_list(pricing):
+        return None
+    cuts = ((layers // chunks,) * chunks, best.run.blocks)
+    equal, listed = prices.of([replace(s, layers=_listed(cut)) for cut in cuts])
+    chosen = StageLengths(listed, equal.seconds if equal.priced.fits else None)
+    return chosen if listed.priced.fits and listed.seconds <= (1 - _GAIN) * equal.seconds else None
+
+
+def cuts_of(s: Strategy, pricing: Pricing) -> Iterator[tuple[int, ...]]:
+    """Yield the blocks of each chunk with a shorter first rank, or with both ends counted as blocks."""
+    ranks, layers = rank_of(s), pricing.model.layers + pricing.extra.mtp
+    chunks = len(ranks)
+    for ends in ((1, 1), (0, 1)):
+        if (layers + sum(ends)) % chunks == 0:
+            each = (layers + sum(ends)) // chunks
+            yield (each - ends[0], *(each,) * (chunks - 2), each - ends[1])
+    base = [len(part) for part in np.array_split(np.arange(layers), chunks)]
+    own = [i for i, rank in enumerate(ranks) if rank == 0]
+    others = [i for i, rank in enumerate(ranks) if rank != 0]
+    for fewer in _SHORTER:
+        blocks = list(base)
+        for k in range(fewer):  # from the first rank's fullest chunk to the shortest of the others, the latest first
+            blocks[max(own, key=lambda i: blocks[i])] -= 1
+            blocks[min(others[: len(others) - (k == 0)] or others, key=lambda i: (blocks[i], -i))] += 1
+        if min(blocks[1:-1], default=1) > 0 and min(blocks) >= 0:
+            yield tuple(blocks)
+
+
+def _listed(blocks: tuple[int, ...]) -> str:
+    return "/".join(map(str, blocks))

@@ -1,0 +1,112 @@
+"""What a search tries after its second pass: chunks of unequal length, and narrower number types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from phalanx.commands.question import Asked, read
+from phalanx.plan.explain.analytic import AnalyticSubject
+from phalanx.plan.search.column_pricing import Pricing
+from phalanx.plan.search.planner import Answer, answer
+from phalanx.plan.search.stage_lengths import cuts_of
+from phalanx.schedule.pipeline import stages
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.stack_options import StackOptions
+from phalanx.stacks.registry import ROWS, facts
+
+
+@cache
+def asked(model: str, gpus: int, stack: str, where: str = "", precision: str = "bf16") -> Callable[[int], Pricing]:
+    about = Asked(
+        None, model, "dgx-h100", gpus, 512 if gpus == 256 else 256, 8192, None, stack, precision, where or None
+    )
+    return read(about, True).pricing_on
+
+
+@cache
+def answered(model: str, gpus: int, stack: str, where: str = "") -> Answer:
+    return answer(lambda n: replace(asked(model, gpus, stack, where)(n), headroom=0.05), gpus)
+
+
+def test_the_plan_has_the_chunks_that_were_priced() -> None:
+    """Equal chunks leave the head's rank behind; the plan lists those of the second pass, and their price."""
+    a = answered("llama3-70b", 64, "megatron-core", "virtual=1, pp>=8")
+    assert a.lengths is not None
+    assert a.best.strategy.layers == "auto"
+    assert a.to_run.strategy.layers == "10/10/10/10/10/10/11/9"
+    assert str(a.lengths) == "10 x 6, 11, 9"
+    assert a.lengths.equal_seconds is not None
+    assert a.to_run.seconds < a.lengths.equal_seconds
+    for layers, seconds in ((a.to_run.strategy.layers, a.to_run.seconds), ("/".join(["10"] * 8), None)):
+        x = AnalyticSubject(lambda _: a.pricing, replace(a.best.strategy, layers=layers), 64)
+        assert x.seconds == pytest.approx(seconds or a.lengths.equal_seconds, rel=1e-12)
+
+
+def test_ends_counted_as_blocks_let_a_faster_strategy_fit() -> None:
+    """Llama 3 405B on 256 H100: 126 blocks in 64 chunks, with a block less at both ends, as Meta published it."""
+    a = answered("llama3-405b", 256, "megatron-core", "tp=8, pp=16, cp=2")
+    s = a.best.strategy
+    assert s.layers == "/".join(["1", *["2"] * 62, "1"])
+    x = AnalyticSubject(lambda _: a.pricing, replace(s, layers="auto"), 256)
+    assert not x.priced.fits
+    assert a.best.priced.fits
+    with_equal = next(r for r in a.ranked if r.strategy.layers == "auto")
+    assert with_equal.seconds / a.best.seconds == pytest.approx(1.006, abs=5e-4)  # docs/stacks.md
+    row = ROWS["megatron-core"]
+    assert row.refusal(s, a.pricing.extra, facts(a.pricing.model, a.pricing.job, s)) is None
+
+
+def test_a_stack_without_layouts_keeps_equal_chunks() -> None:
+    a = answered("llama3-70b", 64, "nanotron", "pp>=8")
+    assert a.best.strategy.pp >= 8
+    assert a.lengths is None
+    assert a.types == () or all("gradients" in o.types for o in a.types)
+
+
+def test_cuts_are_whole_models_with_a_shorter_first_rank() -> None:
+    pricing = asked("llama3-70b", 64, "megatron-core")(64)
+    for s in (Strategy(pp=8, dp=8), Strategy(pp=4, virtual=2, schedule="interleaved", dp=16)):
+        cuts = list(cuts_of(s, pricing))
+        assert len(set(cuts)) >= 3
+        for blocks in cuts:
+            listed = replace(s, layers="/".join(map(str, blocks)))
+            stages.check(listed, pricing.model, pricing.job, 64)
+            assert sum(blocks[i] for i, rank in enumerate(stages.rank_of(s)) if rank == 0) < 80 // s.pp
+
+
+@pytest.mark.parametrize(
+    ("stack", "where"),
+    [
+        ("megatron-core", ""),
+        ("megatron-fsdp", "tp<=4"),
+        ("deepspeed", ""),
+        ("megatron-core", "first_moment=bfloat16"),
+    ],
+)
+def test_narrower_number_types(stack: str, where: str) -> None:
+    """What is offered is legal, fits and takes what it takes when it is priced by itself; what the user set stays."""
+    a = answered("llama3-70b", 64, stack, where)
+    assert a.types, "nothing is offered, so that nothing is tested"
+    pinned = a.pricing.extra.changed()
+    for o in a.types:
+        assert not pinned.keys() & o.types.keys()
+        extra = StackOptions(**pinned | o.types)
+        there = replace(a.pricing, extra=extra)
+        x = AnalyticSubject(lambda _, there=there: there, o.strategy, 64)  # type: ignore[misc]
+        assert o.seconds == pytest.approx(x.seconds, rel=1e-9)
+        assert o.bytes_ == pytest.approx(x.priced.bytes_, rel=1e-9)
+        assert x.priced.fits
+        assert o.gain == pytest.approx(1 - o.seconds / a.best.seconds)
+        assert o.gain >= 0.002
+        assert ROWS[stack].refusal(o.strategy, extra, facts(there.model, there.job, o.strategy)) is None
+    assert [o.seconds for o in a.types] == sorted(o.seconds for o in a.types)
+
+
+def test_what_is_offered_is_the_least_that_it_brings() -> None:
+    """`--where` with the words of an offer searches all strategies."""
+    o = answered("llama3-70b", 64, "megatron-core").types[0]
+    assert answered("llama3-70b", 64, "megatron-core", o.where).best.seconds <= o.seconds * (1 + 1e-9)
