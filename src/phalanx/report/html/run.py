@@ -10,6 +10,7 @@ from typing import Any
 from phalanx.report.html.page import Section, page
 from phalanx.report.style import seconds, size
 from phalanx.report.train import Comparison
+from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
@@ -34,10 +35,12 @@ def report(
     `steps`: the lines of metrics.jsonl; `compared`: predicted against measured; `trace`: events of trace.json, empty
     if there is none."""
     prediction = plan.prediction
+    in_gib = [{**row, "mem_gib": float(row["mem_bytes"]) / GIB} for row in steps]
     sections = [
         _summary(name, plan, steps),
         _lines("Loss", "nats a token", {"training": "loss"}, steps),
         _lines("Throughput", "tokens/s", {"all ranks": "tokens_per_s"}, steps, zero=True),
+        _lines("Memory", "GiB, the fullest rank", {"peak": "mem_gib"}, in_gib, zero=True),
         Section(
             "Predicted against measured",
             "table",
