@@ -143,6 +143,15 @@ def test_a_plan_adds_up(here: Path) -> None:
     shown = sum(step["value"] for step in steps[:-1])
     assert shown == pytest.approx(steps[-1]["value"], rel=0.01)  # terms below a thousandth are not drawn
     assert sum(data["terms_s"].values()) == pytest.approx(steps[-1]["value"])
+    held: dict[str, dict[str, float]] = {"memory-by-part": {}, "memory-by-pipeline-rank": {}}
+    for chart in data["charts"]:
+        for bar in chart["bars"] if chart["id"] in held else ():
+            totals = held[chart["id"]]
+            totals[bar["bar"]] = totals.get(bar["bar"], 0.0) + bar["value"]
+    by_rank = held["memory-by-pipeline-rank"]
+    assert list(by_rank) == [f"rank {i}" for i in range(4)]
+    assert max(by_rank.values()) == pytest.approx(held["memory-by-part"]["chosen"], rel=0.01)
+    assert len(set(by_rank.values())) == 4  # fewer passes are in flight on each next rank
     pipeline = next(c for c in data["charts"] if c["kind"] == "timeline")
     assert {row["row"] for row in pipeline["rows"]} == {f"rank {i}" for i in range(4)}
     busy: dict[str, float] = {}

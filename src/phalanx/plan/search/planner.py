@@ -98,11 +98,13 @@ def answer(
     objective: Objective = "throughput",
     keep: int = 10,
     whole_front: bool = False,
+    fewer: bool = True,
 ) -> Answer:
     """Find the best strategies on `gpus` GPUs.
 
     `larger` returns the same question on another number of GPUs. With `whole_front` no point of the front is missed;
-    without it, the front covers what the search for the best strategy met.
+    without it, the front covers what the search for the best strategy met. `fewer`: whether smaller numbers of
+    GPUs are tried too.
 
     Raises InputError if no strategy is legal, or if none fits: then it names the fewest GPUs that suffice.
     """
@@ -146,7 +148,7 @@ def answer(
         evaluated=explored.legal,
         examined=explored.priced,
         seconds=time.perf_counter() - start,
-        fewer=_fewer(larger, gpus, ranked[0]) if objective == "throughput" else None,
+        fewer=_fewer(larger, gpus, ranked[0]) if fewer and objective == "throughput" else None,
         lengths=lengths(prices, ranked[0]),
         types=types,
     )

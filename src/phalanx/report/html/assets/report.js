@@ -2,7 +2,6 @@
 "use strict";
 (() => {
   const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999"];
-  const data = JSON.parse(document.getElementById("data").textContent);
   const wide = () => Math.max(320, Math.min(1080, document.getElementById("main").clientWidth - 8));
   const base = (more) => ({
     width: wide(), marginLeft: 150, style: { background: "transparent", color: "currentColor", fontSize: "12px" },
@@ -83,12 +82,14 @@
   };
 
   const draw = () => {
+    const data = JSON.parse(document.getElementById("data").textContent);
     for (const figure of document.querySelectorAll("figure[data-chart]")) {
       const chart = data.charts.find((c) => c.id === figure.dataset.chart);
       figure.replaceChildren(drawn[chart.kind](chart));
     }
   };
   draw();
+  globalThis.drawCharts = draw; // the page of `phalanx ui` draws each new answer
   let waiting = 0;
   addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(draw, 150); });
 })();
