@@ -258,16 +258,41 @@ def _roofline(x: AnalyticSubject) -> Section:
 
 
 def _axes(x: AnalyticSubject) -> Section:
+    """Draw each axis under the roof of its links: at `intensity` FLOP for each byte sent, a link of `ridge` FLOP per
+    byte lets a rank reach at most peak * min(1, intensity / ridge)."""
+    axes, peak = explanation.axes(x), float(x.pricing.system.peak_bf16) / 1e12
+    sending = [a for a in axes if a.sent and a.intensity > 0 and a.ridge > 0]
     rows = [
         (a.axis, a.tier, size(a.sent), f"{a.intensity:,.0f}", f"{a.ridge:,.0f}", a.regime, seconds(a.exposed_s))
-        for a in explanation.axes(x)
+        for a in axes
     ]
+    points = [
+        {
+            "x": a.intensity,
+            "y": peak * min(1.0, a.intensity / a.ridge),
+            "series": f"{a.axis}, over {a.tier}",
+            "label": f"{a.axis}: {size(a.sent)} over {a.tier}, {a.regime}; {seconds(a.exposed_s)} exposed",
+        }
+        for a in sending
+    ]
+    ends = [value for a in sending for value in (a.intensity, a.ridge)]
+    roofs = []
+    for ridge in sorted({a.ridge for a in sending}):
+        low, high = min(ends) / 2, max(ends) * 2
+        roofs += [
+            {"x1": low, "y1": peak * low / ridge, "x2": ridge, "y2": peak},
+            {"x1": ridge, "y1": peak, "x2": high, "y2": peak},
+        ]
     return Section(
         "The communication roofline",
-        "table",
-        "by axis, of one rank and step",
+        "scatter" if points else "table",
+        "by axis, of one rank and step; a line for each kind of link; left of its ridge an axis sends longer than "
+        "its rank computes, and overlap cannot hide it",
         columns=("axis", "links", "sent", "FLOP per byte", "ridge", "regime", "exposed"),
         rows=rows,
+        chart={"x": "FLOP per byte sent", "y": "TFLOP/s", "log": True, "points": points, "roofs": roofs}
+        if points
+        else {},
     )
 
 

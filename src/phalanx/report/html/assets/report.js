@@ -45,7 +45,7 @@
       marginTop: 28,
     })),
     scatter: (c) => Plot.plot(base({
-      height: 420, marginLeft: 70,
+      height: 420, marginLeft: 70, marginRight: 44, marginBottom: 42,
       x: { label: c.x, type: c.log ? "log" : "linear", grid: true, nice: true, ...(c.log ? { tickFormat: power, ticks: 6 } : {}) },
       y: { label: c.y, type: c.log ? "log" : "linear", grid: true, nice: true, ...(c.log ? { tickFormat: power, ticks: 6 } : {}) },
       marks: [
@@ -58,7 +58,7 @@
     lines: (c) => {
       const points = c.series.flatMap((s) => s.points.map(([x, y]) => ({ x, y, series: s.name })));
       return Plot.plot(base({
-        height: 300, marginLeft: 70,
+        height: 300, marginLeft: 70, marginRight: 44, marginBottom: 42,
         x: { label: c.x, grid: true, ...(c.logX ? { type: "log", tickFormat: power, ticks: 6 } : {}) },
         y: { label: c.y, grid: true, zero: c.zero ?? false, ...(c.log ? { type: "log", tickFormat: power, ticks: 6 } : {}) },
         marks: [
