@@ -46,7 +46,7 @@
     })),
     scatter: (c) => Plot.plot(base({
       height: 420, marginLeft: 70, marginRight: 44, marginBottom: 42,
-      x: { label: c.x, type: c.log ? "log" : "linear", grid: true, nice: true, ...(c.log ? { tickFormat: power, ticks: 6 } : {}) },
+      x: { label: c.x, labelOffset: 36, type: c.log ? "log" : "linear", grid: true, nice: true, ...(c.log ? { tickFormat: power, ticks: 6 } : {}) },
       y: { label: c.y, type: c.log ? "log" : "linear", grid: true, nice: true, ...(c.log ? { tickFormat: power, ticks: 6 } : {}) },
       marks: [
         ...(c.roofs ?? []).map((r) => Plot.line([[r.x1, r.y1], [r.x2, r.y2]], { stroke: "currentColor", strokeWidth: 1.5 })),
@@ -59,7 +59,7 @@
       const points = c.series.flatMap((s) => s.points.map(([x, y]) => ({ x, y, series: s.name })));
       return Plot.plot(base({
         height: 300, marginLeft: 70, marginRight: 44, marginBottom: 42,
-        x: { label: c.x, grid: true, ...(c.logX ? { type: "log", tickFormat: power, ticks: 6 } : {}) },
+        x: { label: c.x, labelOffset: 36, grid: true, ...(c.logX ? { type: "log", tickFormat: power, ticks: 6 } : {}) },
         y: { label: c.y, grid: true, zero: c.zero ?? false, ...(c.log ? { type: "log", tickFormat: power, ticks: 6 } : {}) },
         marks: [
           Plot.line(points, { x: "x", y: "y", stroke: "series", tip: true }),
