@@ -170,6 +170,12 @@ def test_two_tabs_do_not_wait_for_each_other(server: LocalServer) -> None:
     thread.start()
     assert "strategy" in json.loads(_reply(server, "POST", path + "plan", QUESTION | {"id": "short"})[1])["figures"]
     assert replies == []
+    far = {"priced": 0, "legal": 0}
+    while not far["priced"]:
+        time.sleep(0.1)
+        far = json.loads(_reply(server, "GET", path + "progress?long")[1]) or far
+    assert far["priced"] < far["legal"]
+    assert replies == []
     assert _reply(server, "POST", path + "stop", {"id": "long"})[0] == 200
     thread.join(10)
     assert replies == ['{"error": "stopped"}']

@@ -3,6 +3,7 @@ other tab, and stopping it ends its process alone.
 
     {"id", "model", "cluster", "stack", "gpus", "batch", "seq", "headroom", "where"}  ->  one line of JSON
     {"html", "charts", "figures", "plan", "report"}  or  {"error"}                      <-  one line of JSON
+    {"priced", "legal"}                                               <-  before it, while it takes long
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from threading import BoundedSemaphore, Lock
 from typing import Any
@@ -45,6 +47,8 @@ class Planner:
         self._idle: list[subprocess.Popen[bytes]] = []
         self._busy: dict[str, subprocess.Popen[bytes]] = {}
         self._stopped: set[str] = set()
+        self.progress: dict[str, dict[str, int]] = {}
+        """Of each question that is being priced: how many strategies were priced, and how many are legal."""
         self._closed = False
 
     def warm(self) -> None:
@@ -62,8 +66,9 @@ class Planner:
                     return {"error": "stopped"}
                 process = self._idle.pop() if self._idle else _started()
                 self._busy[name] = process
-            reply = _asked(process, question)
+            reply = _asked(process, question, lambda so_far: self.progress.update({name: so_far}))
             with self._change:
+                self.progress.pop(name, None)
                 self._busy.pop(name, None)
                 if reply is not None:
                     self._idle.append(process)
@@ -96,15 +101,20 @@ def _started() -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 
 
-def _asked(process: subprocess.Popen[bytes], question: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a process's answer; None if it ended."""
+def _asked(
+    process: subprocess.Popen[bytes], question: Mapping[str, Any], watch: Callable[[dict[str, int]], None]
+) -> dict[str, Any] | None:
+    """Return a process's answer; None if it ended. `watch` hears of its progress."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
         process.stdin.write(json.dumps(question).encode() + b"\n")
         process.stdin.flush()
-        reply: dict[str, Any] = json.loads(process.stdout.readline())
-        return reply
+        while True:
+            reply: dict[str, Any] = json.loads(process.stdout.readline())
+            if "priced" not in reply:
+                return reply
+            watch(reply)
     except (OSError, ValueError):
         process.kill()
         process.wait()
@@ -115,13 +125,25 @@ def serve() -> None:
     """Answer the questions on stdin until it ends."""
     for line in sys.stdin:
         try:
-            reply = answered(json.loads(line))
+            reply = answered(json.loads(line), _Reporter())
         except InputError as error:
             reply = {"error": str(error)}
         print(json.dumps(reply), flush=True)
 
 
-def answered(question: Mapping[str, Any]) -> dict[str, Any]:
+class _Reporter:
+    """Writes how far a search is, every third of a second."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + 0.3
+
+    def __call__(self, priced: int, legal: int) -> None:
+        if time.monotonic() >= self._next:
+            self._next += 0.3
+            print(json.dumps({"priced": priced, "legal": legal}), flush=True)
+
+
+def answered(question: Mapping[str, Any], watch: Callable[[int, int], None] | None = None) -> dict[str, Any]:
     """Return the best plan for a page's question: its sections, figures, plan.json and report. Raises InputError."""
     for field, known in NAMES.items():
         if (name := str(question.get(field))) not in known:
@@ -139,7 +161,7 @@ def answered(question: Mapping[str, Any]) -> dict[str, Any]:
     asked = read(
         Asked(None, about["model"], about["cluster"], gpus, batch, seq, None, about["stack"], None, limits), True
     )
-    result = answer(lambda n: replace(asked.pricing_on(n), headroom=headroom), gpus, fewer=False)
+    result = answer(lambda n: replace(asked.pricing_on(n), headroom=headroom), gpus, fewer=False, watch=watch)
     best = result.best
     subject = AnalyticSubject(
         lambda n: result.pricing if n == gpus else replace(asked.pricing_on(n), headroom=headroom),

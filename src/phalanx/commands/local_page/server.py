@@ -104,6 +104,8 @@ class _Handler(BaseHTTPRequestHandler):
             )
         elif name == "run":
             self._run(unquote(query))
+        elif name == "progress":
+            self._reply("application/json", json.dumps(self.server.planner.progress.get(query)))
         elif name == "export":
             self._export(query)
         elif name == "report" and query in self.server.reports:

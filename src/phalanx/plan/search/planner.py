@@ -99,12 +99,13 @@ def answer(
     keep: int = 10,
     whole_front: bool = False,
     fewer: bool = True,
+    watch: Callable[[int, int], None] | None = None,
 ) -> Answer:
     """Find the best strategies on `gpus` GPUs.
 
     `larger` returns the same question on another number of GPUs. With `whole_front` no point of the front is missed;
     without it, the front covers what the search for the best strategy met. `fewer`: whether smaller numbers of
-    GPUs are tried too.
+    GPUs are tried too. `watch` hears how many of the legal strategies were priced so far.
 
     Raises InputError if no strategy is legal, or if none fits: then it names the fewest GPUs that suffice.
     """
@@ -113,7 +114,9 @@ def answer(
     options = pricing.options
     try:
         slack, front_limit = _SLACK if objective == "memory" else 0.0, _FRONT if whole_front else 0.0
-        explored = branch_and_bound.explore(pricing, gpus, options, 2 * keep, slack, front_limit)  # two mesh orders
+        explored = branch_and_bound.explore(
+            pricing, gpus, options, 2 * keep, slack, front_limit, watch
+        )  # two mesh orders
     except InputError as error:
         raise _with_suggested_gpus(error, pricing, gpus) from None
     if not len(explored.rows):

@@ -46,8 +46,13 @@
       const s = (performance.now() - begin) / 1000;
       $("searching").hidden = s < 0.4;
       $("stop").disabled = s < 0.4;
-      if (s >= 0.5) $("state").textContent = `searching: ${s.toFixed(1)} s so far`;
+      if (s >= 0.5) $("state").textContent = `searching: ${s.toFixed(1)} s so far${far}`;
     }, 100);
+    let far = "";
+    const pulse = setInterval(async () => { // a search that takes long says how far it is
+      const p = await fetch(`progress?${mine}`).then((r) => r.json()).catch(() => null);
+      if (p) far = `, ${p.priced.toLocaleString("en")} of ${p.legal.toLocaleString("en")} strategies priced, others bounded`;
+    }, 500);
     try {
       const answer = await (await post("plan", { ...q, id: mine })).json();
       if (answer.error === "stopped") { $("state").textContent = "stopped"; old(latest !== null); }
@@ -55,6 +60,7 @@
       else { problem(""); old(false); shown(answer); $("state").textContent = `answered in ${Math.round(performance.now() - begin)} ms`; }
     } catch { gone(); $("state").textContent = ""; }
     clearInterval(clock);
+    clearInterval(pulse);
     asked = null;
     $("stop").disabled = true;
     $("searching").hidden = true;
