@@ -46,6 +46,7 @@
       const s = (performance.now() - begin) / 1000;
       $("searching").hidden = s < 0.4;
       $("stop").disabled = s < 0.4;
+      if (s >= 0.4) old(latest !== null); // what is shown answers another question
       if (s >= 0.5) $("state").textContent = `searching: ${s.toFixed(1)} s so far${far}`;
     }, 100);
     let far = "";
