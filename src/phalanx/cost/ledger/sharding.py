@@ -2,7 +2,7 @@
 stack's policy.
 
     level   gradients reduce            kept unsharded           parameters gathered, m micro-batches
-    0       once                        gradients, parameters    never
+    0       once, or m times            gradients, parameters    never
     1       once                        gradients, parameters    once, after the update
     2       m times, or once            parameters               once; FSDP m times
     3       m times, or once            -                        2 m times, or once and kept
@@ -32,6 +32,8 @@ class Sharding:
     """Ranks with the same shard: dp x cp / shards."""
     reduces_each: Column
     """1: gradients are reduced after every micro-batch, into shards; 0: once a step."""
+    replicates_each: Column
+    """1: all-reduces over replicas (at level 0 over all ranks) take place after every micro-batch; 0: once a step."""
     gathers_each: Column
     """1: parameters are gathered for every micro-batch; 0: at most once a step."""
     parameters: Column
@@ -69,11 +71,13 @@ def sharding(layout: Layout, policy: Policy) -> Sharding:
         policy.zero3_gathers,
         policy.zero3_gathers_in_pipeline,
     )
+    whole = np.where(piped, 0.0, policy.zero0_reduces)
     return Sharding(
         level=level,
         shards=shards,
         replicas=ranks / shards,
         reduces_each=reduces,
+        replicates_each=np.where(level == 0, whole, reduces * policy.replicas_each),
         gathers_each=gathers,
         parameters=1.0 * (three | (two & (gathers > 0))),
         regathers=1.0 * (three & (gathers > 0)),
