@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -83,7 +84,7 @@ class Block(nn.Module):
     def __init__(self, of: ModelSpec, again: bool) -> None:
         super().__init__()
         self.again = again
-        self.norm1, self.norm2 = nn.RMSNorm(of.hidden), nn.RMSNorm(of.hidden)
+        self.norm1, self.norm2 = nn.LayerNorm(of.hidden, bias=False), nn.LayerNorm(of.hidden, bias=False)
         self.attention, self.mlp = Attention(of), MLP(of)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -106,7 +107,7 @@ class Part(nn.Module):
         self.embed = nn.Embedding(of.vocab, of.hidden) if blocks.start == 0 else None
         self.blocks = nn.ModuleList(Block(of, again) for _ in blocks)
         last = blocks.stop == of.layers
-        self.norm = nn.RMSNorm(of.hidden) if last else None
+        self.norm = nn.LayerNorm(of.hidden, bias=False) if last else None
         self.head = nn.Linear(of.hidden, of.vocab, bias=False) if last else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -119,13 +120,13 @@ class Part(nn.Module):
 
 @dataclass(frozen=True)
 class Program:
-    """A program to observe: `model` under a strategy of a stack. zero=0 is DDP, 2 and 3 are fully_shard. `syncs_once`:
-    gradients are reduced for the last micro-batch only; `bucket_mb`: of DDP."""
+    """A program to observe: `model` under a strategy. zero=0 is DDP, 2 and 3 are fully_shard. `once`: gradients are
+    reduced in the last micro-batch only; `bucket_mb`: MiB of DDP's buckets."""
 
     model: ModelSpec
     job: Job
     strategy: Strategy
-    syncs_once: bool = False
+    once: bool = False
     bucket_mb: float = 25.0
 
     def __call__(self) -> None:
@@ -137,8 +138,7 @@ class Program:
         mesh = init_device_mesh("cuda", tuple(axes.values()), mesh_dim_names=tuple(axes))
         place = mesh.get_local_rank("pp") if s.pp > 1 else 0
         chunks = [i for i, rank in enumerate(rank_of(s)) if rank == place]
-        ends = [round(i * self.model.layers / len(rank_of(s))) for i in range(len(rank_of(s)) + 1)]
-        parts = [self._part(range(ends[i], ends[i + 1]), mesh) for i in chunks]
+        parts = [self._part(self.blocks()[i], mesh) for i in chunks]
         optimizer = torch.optim.AdamW([p for part in parts for p in part.parameters()], foreach=False)
         for _ in range(3):
             if s.pp > 1:
@@ -147,6 +147,12 @@ class Program:
                 self._plain(parts[0])
             optimizer.step()
             optimizer.zero_grad()
+
+    def blocks(self) -> list[range]:
+        """The blocks of each chunk of the pipeline."""
+        count = len(rank_of(self.strategy))
+        ends = [round(i * self.model.layers / count) for i in range(count + 1)]
+        return [range(*pair) for pair in pairwise(ends)]
 
     def _part(self, blocks: range, mesh: DeviceMesh) -> nn.Module:
         s, p = self.strategy, self.job.precision
@@ -172,7 +178,7 @@ class Program:
     def _plain(self, model: nn.Module) -> None:
         m, s = self.strategy.accumulation(self.job), self.strategy
         for i in range(m):
-            last = i == m - 1 or not self.syncs_once
+            last = i == m - 1 or not self.once
             inside: Any = nullcontext()
             if s.zero:
                 model.set_requires_gradient_sync(last)

@@ -322,8 +322,15 @@ STACKS: dict[str, Stack] = {
         schedules=_TORCH_SCHEDULES,
         ulysses=False,
     ),
-    # fully_shard and DDP by hand.
-    "fsdp2": Stack("eager", zero=(0, 2, 3), zero_in_pipeline=(0, 3)),
+    # fully_shard and DDP by hand, around modules of torch: fused norms and attention, a gated MLP of four results, a loss
+    # in fp32 (its log-softmax, and two gradients). Held against the library, tensor by tensor
+    # (tests/stacks/test_policies_observed.py).
+    "fsdp2": Stack(
+        "eager",
+        {"kept_hidden": 8.0, "kept_ffn": 4 / 3, "kept_logit": 12.0, "every_tensor": 1.0},
+        zero=(0, 2, 3),
+        zero_in_pipeline=(0, 3),
+    ),
     "accelerate": Stack("fsdp2", policy=ACCELERATE, zero_in_pipeline=(), schedules=()),
     "nanotron": Stack(
         "eager",

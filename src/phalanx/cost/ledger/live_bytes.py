@@ -119,6 +119,11 @@ def _ways(layout: Layout) -> Column:
     return np.where(layout.sp > 0, layout.tp, 1)
 
 
+def _gathered_share(layout: Layout, keeps: Keeps) -> Column:
+    """Return the share of the stream that is kept beside a rank's own tokens, where gathered inputs stay."""
+    return np.asarray(keeps.policy.keeps_gathered) * (1 - 1 / _ways(layout))
+
+
 def _wide(layout: Layout) -> Column:
     """Return bytes of a sum or a score: fp32, or wider where activations are."""
     return np.maximum(layout.activation_bytes, 4.0)
@@ -191,6 +196,9 @@ def block_bytes(shape: Shape, layout: Layout, keeps: Keeps, moe: Column | None =
     sums = np.where(np.asarray(shape.rms) > 0, _wide(layout) * 2 / layout.activation_bytes, 4.0)
     sums = np.asarray(keeps.every_tensor) * sums
     hidden = (stream * shape.hidden + shape.norms * sums) / _ways(layout)
+    # What was gathered for products is kept in place of a rank's part of the norms' results.
+    normed = 2 * shape.norms - (shape.norms - moe) * saved
+    hidden = hidden + _gathered_share(layout, keeps) * normed * shape.hidden
     # Attention keeps its result in 16 bits; the product after it keeps another, where it is cast.
     cast = np.where(saved > 0, operand, 0.0) * shape.heads * shape.value_dim / layout.tp
     inputs, core = _attention_bytes(shape, layout, keeps)
@@ -295,7 +303,8 @@ def end_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> tuple[Column, Colum
     stream = stream_bytes(shape, layout) / _ways(layout)
     sums = np.where(np.asarray(shape.rms) > 0, _wide(layout), 2 * layout.activation_bytes)
     every = np.asarray(keeps.every_tensor)
-    return every * stream, every * (stream + sums * layout.tokens / _ways(layout))
+    normed = stream + _gathered_share(layout, keeps) * stream_bytes(shape, layout)
+    return every * stream, every * (normed + sums * layout.tokens / _ways(layout))
 
 
 def gathered_key_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> Column:
