@@ -175,7 +175,7 @@ def _of_group(
 def summed_copies(shape: Shape, layout: Layout, policy: Policy, how: Sharding, types: Types, held: Held) -> Flow:
     """Return the all-reduce over tp of gradients of which each rank has a part: under sequence parallelism of all
     that every rank holds; else of what sees a rank's own heads or tokens; and of key heads of which ranks hold
-    copies. In one operation of accumulated gradients, or parameter by parameter as each comes."""
+    copies. In one operation of accumulated gradients, or parameter by parameter whenever gradients are reduced."""
     split = np.asarray(layout.sp) > 0
     dense = np.where(split, shape.block_whole, shape.block_own)
     experts = np.where(split, shape.moe_block_whole, shape.moe_block_own)
@@ -185,8 +185,10 @@ def summed_copies(shape: Shape, layout: Layout, policy: Policy, how: Sharding, t
     size = elements / np.maximum(how.shards, 1) * types.accumulated
     apart = np.asarray(policy.copies_each) > 0
     norms = np.maximum((held.dense + held.experts) * shape.norms + np.minimum(held.head, 1.0), 1.0)
-    size = np.where(apart, elements * types.parameter / norms, size)
-    count = np.where(apart, norms * layout.micro_batches, 1.0) * (elements > 0)
+    each = (how.level == 0) | (how.reduces_each > 0)  # else they are added up first, in the type that is reduced
+    size = np.where(apart, elements * np.where(each, types.parameter, types.gradient) / norms, size)
+    times = np.where(each, layout.micro_batches, 1.0)
+    count = np.where(apart, norms * times, 1.0) * (elements > 0)
     return Flow("tp", "all_reduce", "copies", "rank", layout.tp, layout.tp_stride, size, {"B": count})
 
 

@@ -88,15 +88,17 @@ _OPERAND_BYTES = (2.0, 1.0, 1.0 + 1 / 32, 0.5 + 1 / 16)
 def state_bytes(layout: Layout, keeps: Keeps, how: Sharding, shards: Column) -> Column:
     """Return bytes of state per parameter that a rank computes with, over `shards` ranks. Weights and gradients are
     unsharded at ZeRO-1; accumulated gradients are sharded where every micro-batch reduces them; at ZeRO-3 everything
-    is, except the gradients of a stack that reduces them once a step."""
+    is, except the gradients of a stack that reduces them once a step, which it adds up in the type in which it reduces
+    them."""
     accumulated = keeps.accumulated_bytes
     one = keeps.kept_bytes + keeps.shard_bytes / shards
     two = keeps.kept_bytes - keeps.reduced_bytes - accumulated + (keeps.shard_bytes + accumulated) / shards
-    three = keeps.full_shard_bytes / shards + accumulated * (1 - how.reduces_each)
+    unsharded = np.where(np.asarray(keeps.reduced_bytes) > 0, keeps.reduced_bytes, accumulated)
+    three = keeps.full_shard_bytes / shards + unsharded * (1 - how.reduces_each)
     sharded = np.where(how.parameters > 0, three, np.where(how.reduces_each > 0, two, one))
-    unsharded = keeps.whole_bytes + keeps.replica_bytes * (layout.dp * layout.cp > 1)
+    whole = keeps.whole_bytes + keeps.replica_bytes * (layout.dp * layout.cp > 1)
     # Experts of which a rank has the only copy have nothing to shard.
-    return np.where((how.level == 0) | ((shards <= 1) & (how.parameters == 0)), unsharded, sharded)
+    return np.where((how.level == 0) | ((shards <= 1) & (how.parameters == 0)), whole, sharded)
 
 
 def operand_bytes(layout: Layout, keeps: Keeps) -> Column:

@@ -48,8 +48,8 @@ class Policy:
     keeps_gathered: Column = 0.0
     """1: under sequence parallelism gathered inputs stay for their weights' gradients; 0: these are gathered again."""
     copies_each: Column = 0.0
-    """1: gradients of which tp ranks have parts are summed parameter by parameter in every micro-batch; 0: together
-    and once."""
+    """1: gradients of which tp ranks have parts are summed parameter by parameter whenever gradients are reduced; 0:
+    together and once."""
     loss_apart: Column = 0.0
     """1: the two last numbers of the loss over tp ranks travel apart."""
     sends_copies: Column = 0.0
