@@ -72,7 +72,7 @@ def drawn(seed: int) -> Program:
     elif kind == "tensor parallel":
         s = replace(s, dp=2, tp=2, sp=rng.random() < 0.7)
     elif kind == "ddp":
-        s = replace(s, zero=0)
+        s, m = replace(s, zero=0), rng.choice([2, 3])
     elif kind == "pipeline":
         name = rng.choice(["gpipe", "1f1b", "interleaved", "zb-v", "dualpipe-v"])
         virtual = rng.choice([2, 3]) if name == "interleaved" else 1

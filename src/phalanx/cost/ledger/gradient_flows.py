@@ -185,8 +185,7 @@ def summed_copies(shape: Shape, layout: Layout, policy: Policy, how: Sharding, t
     size = elements / np.maximum(how.shards, 1) * types.accumulated
     apart = np.asarray(policy.copies_each) > 0
     norms = np.maximum((held.dense + held.experts) * shape.norms + np.minimum(held.head, 1.0), 1.0)
-    # Where several micro-batches are added up first, that is in the type that is reduced.
-    each = (how.level == 0) | (how.reduces_each > 0) | (np.asarray(layout.micro_batches) <= 1)
+    each = (how.level == 0) | (how.reduces_each > 0)  # else they are added up first, in the type that is reduced
     size = np.where(apart, elements * np.where(each, types.parameter, types.gradient) / norms, size)
     times = np.where(each, layout.micro_batches, 1.0)
     count = np.where(apart, norms * times, 1.0) * (elements > 0)

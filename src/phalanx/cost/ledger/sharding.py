@@ -7,7 +7,7 @@ stack's policy.
     2       m times, or once            parameters               once; FSDP m times
     3       m times, or once            -                        2 m times, or once and kept
 
-Whoever reduces once keeps unsharded gradients until then.
+Whoever reduces several micro-batches once keeps unsharded gradients until then.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ def sharding(layout: Layout, policy: Policy) -> Sharding:
         policy.zero3_gathers,
         policy.zero3_gathers_in_pipeline,
     )
+    # Of a single micro-batch nothing is added up, and each unit's gradients are reduced as they come.
+    reduces = np.where((level >= 2) & ~piped & (np.asarray(layout.micro_batches) <= 1), 1.0, reduces)
     whole = np.where(piped, 0.0, policy.zero0_reduces)
     return Sharding(
         level=level,
