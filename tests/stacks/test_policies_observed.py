@@ -194,5 +194,5 @@ def test_policies_are_what_the_library_does(examples: int) -> None:
         program = drawn(seed)
         traffic_agrees(program, ranks)
         state_agrees(program, ranks)
-        if KINDS[seed % len(KINDS)] == "activations":
+        if KINDS[seed % len(KINDS)] == "activations" and not ranks[0].peak_module.startswith("blocks"):
             activations_agree(program, ranks[0])
