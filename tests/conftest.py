@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 # Tensors here are small: a second thread computes nothing faster, and on a busy machine both wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent))
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs behind it without one
 from support.forked_cli import phalanx
 from support.rank_pool import Pool
 
