@@ -13,13 +13,13 @@ import pytest
 # Tensors here are small: a second thread computes nothing faster, and on a busy machine both wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent))
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs behind it without one
 from support.forked_cli import phalanx
 from support.rank_pool import Pool
 
 from phalanx.cli import terminal
 
 terminal._SILENT_S = 60.0  # as in support/preload.py
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs behind it without one
 
 # Time limits belong to benchmarks: this machine may be busy.
 # CI says what failed and leaves it to a person to find the smallest such case.
