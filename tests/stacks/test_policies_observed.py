@@ -156,7 +156,8 @@ def state_agrees(program: Program, ranks: list[RankObservation]) -> None:
     sharded = sharding(how, by.policy)
     shards, chunks = float(sharded.shards), program.blocks()
     each, gradient = float(state_bytes(how, by, sharded, shards)), float(by.accumulated_bytes) / shards
-    whole = each - float(by.full_shard_bytes) / shards if s.zero else 0.0  # of a gradient that waits for its reduction
+    # Of a gradient that waits for its reduction:
+    whole = each - float(by.full_shard_bytes) / shards if s.zero else 0.0
     for place, rank in enumerate(ranks):
         mine = [i for i, of in enumerate(rank_of(s)) if of == place]
         ends = (1.0 * (0 in mine), 1.0 * (len(chunks) - 1 in mine))

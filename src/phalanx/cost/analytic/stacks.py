@@ -368,7 +368,9 @@ STACKS: dict[str, Stack] = {
     ),
     # Before its pipeline was fixed: runs that need more than 70 GiB failed.
     "nanotron-early": Stack("nanotron", {"waits": 1.0, "context_bytes": 10.4e9}),
-    "llm-foundry": Stack("eager", {"launches": 24.0}, policy=COMPOSER, zero=(0, 2, 3), zero_in_pipeline=(), schedules=()),
+    "llm-foundry": Stack(
+        "eager", {"launches": 24.0}, policy=COMPOSER, zero=(0, 2, 3), zero_in_pipeline=(), schedules=()
+    ),
     "llm-foundry-pure": Stack("llm-foundry", {"gradient_bytes": 2.0}),
     # Logits in 2 bytes and in 4, their softmax and its gradient. Norms and rotations operation by operation in fp32,
     # where nanotron and llm-foundry call fused kernels: 36 bytes of a norm, 6 of a residual, 20 of a rotation.

@@ -123,9 +123,7 @@ def gradient_flows(
     return flows
 
 
-def _of_group(
-    g: _Group, m: Column, how: Sharding, types: Types, bucket_bytes: Column, chunks: Column
-) -> list[Flow]:
+def _of_group(g: _Group, m: Column, how: Sharding, types: Types, bucket_bytes: Column, chunks: Column) -> list[Flow]:
     by_unit = how.parameters > 0
 
     def flow(
