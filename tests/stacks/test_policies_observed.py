@@ -1,17 +1,17 @@
 """The policies of torch's own libraries against what the library that is installed does: a release of torch that does
 otherwise turns this red.
 
-A draw is a small decoder under DDP, `fully_shard` (both levels, HSDP, gradients reduced in either type, reduced in every
-micro-batch or once), DTensor's tensor parallelism, or a pipeline of torch.distributed.pipelining. It is observed without
-content, and the ledger is held against it:
+A draw is a small decoder under DDP, `fully_shard` (both levels, HSDP, gradients reduced in either type, reduced in
+every micro-batch or once), DTensor's tensor parallelism, or a pipeline of torch.distributed.pipelining. It is
+observed without content, and the ledger is held against it:
 
     operations, bytes   by axis and operation, of one rank of every pipeline stage together: equal
-    state               parameters and optimizer when the step begins, gradients where they are live at the peak: equal
-    activations         what a block keeps for its backward pass, where the peak lies there: equal
+    state               parameters and optimizer when the step begins, gradients at the peak: equal
+    activations         what a block keeps for its backward pass, where the peak lies after it: equal
 
-By design they differ in this alone: DDP closes a bucket with the parameter that fills it, so it has as many buckets as
-bytes ask for, or fewer. The program has LayerNorms without biases in place of RMSNorms, whose fused kernel torch has on
-GPUs only; they keep one more number per token.
+By design they differ in this alone: DDP closes a bucket with the parameter that fills it, so it has as many buckets
+as bytes ask for, or fewer. The program has LayerNorms without biases in place of RMSNorms, whose fused kernel torch
+has on GPUs only; they keep one more number per token.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def policy_of(program: Program) -> Profile:
 
 def ledger(program: Program) -> dict[tuple[str, str], tuple[float, float]]:
     """Return the same as `sent` by the ledger."""
-    model, s, p = program.model, program.strategy, program.job.precision
+    model, p = program.model, program.job.precision
     policy, size, how = policy_of(program).policy, shape(model), layout(program.strategy, program.job, model.layers)
     held = Held(size.layers, 0.0, 1.0, 1.0)
     types = Types(*(DTYPE_BYTES[t] for t in (p.reduce_dtype, p.compute, p.reduce_dtype)))

@@ -1,8 +1,8 @@
 """Programs of torch's own parallelisms as their users write them, to be observed: a decoder under DDP, `fully_shard`,
 DTensor's tensor parallelism and torch.distributed.pipelining.
 
-Units are sharded as torchtitan does it (torchtitan/distributed/fsdp.py): the embedding, every block, and the last norm
-with the head, which stays gathered from its forward to its backward pass.
+Units are sharded as torchtitan does it (torchtitan/distributed/fsdp.py): the embedding, every block, and the last
+norm with the head, which stays gathered from its forward to its backward pass.
 """
 
 from __future__ import annotations

@@ -322,8 +322,8 @@ STACKS: dict[str, Stack] = {
         schedules=_TORCH_SCHEDULES,
         ulysses=False,
     ),
-    # fully_shard and DDP by hand, around modules of torch: fused norms and attention, a gated MLP of four results, a loss
-    # in fp32 (its log-softmax, and two gradients). Held against the library, tensor by tensor
+    # fully_shard and DDP by hand, around modules of torch: fused norms and attention, a gated MLP of four results, a
+    # loss in fp32 (its log-softmax, and two gradients). Held against the library, tensor by tensor
     # (tests/stacks/test_policies_observed.py).
     "fsdp2": Stack(
         "eager",

@@ -3,10 +3,9 @@ stack's policy.
 
     tp      blocks: an all-reduce of what attention and of what the MLP adds (parallel residual: of their sum), and of
             the gradient of each one's input. With sequence parallelism: all-gather before, reduce-scatter after each;
-            the backward pass gathers gradients, and inputs again for weight gradients (Korthikanti et al. 2022) unless
-            these were kept.
-            Experts' output is complete: only attention, and a shared expert, communicate over tp then.
-            Embedding and head: one each per pass; the loss, of 1 and 2 numbers per token.
+            the backward pass gathers gradients, and inputs again for weight gradients (Korthikanti et al. 2022)
+            unless these were kept. Experts' output is complete: only attention, and a shared expert, communicate over
+            tp then. Embedding and head: one each per pass; the loss, of 1 and 2 numbers per token.
     ring    R - 1 hops of keys and values, twice as many backward, with their gradients
     ulysses all-to-all of queries, keys, values; of attention's result; and both back
     ep      all-to-all of rows to experts, and back; and the same of their gradients

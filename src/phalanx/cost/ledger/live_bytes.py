@@ -88,8 +88,8 @@ _OPERAND_BYTES = (2.0, 1.0, 1.0 + 1 / 32, 0.5 + 1 / 16)
 def state_bytes(layout: Layout, keeps: Keeps, how: Sharding, shards: Column) -> Column:
     """Return bytes of state per parameter that a rank computes with, over `shards` ranks. Weights and gradients are
     unsharded at ZeRO-1; accumulated gradients are sharded where every micro-batch reduces them; at ZeRO-3 everything
-    is, except the gradients of a stack that reduces them once a step, which it adds up in the type in which it reduces
-    them."""
+    is, except the gradients of a stack that reduces them once a step, which it adds up in the type in which it
+    reduces them."""
     accumulated = keeps.accumulated_bytes
     one = keeps.kept_bytes + keeps.shard_bytes / shards
     two = keeps.kept_bytes - keeps.reduced_bytes - accumulated + (keeps.shard_bytes + accumulated) / shards

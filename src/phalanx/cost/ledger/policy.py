@@ -46,7 +46,8 @@ class Policy:
     halves_stream: Column = 0.0
     """1: collectives of sequence parallelism run in two halves, where each rank has equally many tokens of both."""
     keeps_gathered: Column = 0.0
-    """1: under sequence parallelism gathered inputs stay for their weights' gradients; 0: these are gathered again."""
+    """1: under sequence parallelism gathered inputs stay for their weights' gradients; 0: these are gathered
+    again."""
     copies_each: Column = 0.0
     """1: gradients of which tp ranks have parts are summed parameter by parameter whenever gradients are reduced; 0:
     together and once."""
@@ -109,11 +110,11 @@ FSDP = Policy(
     loss_apart=1.0,
 )
 """PyTorch's own parallelisms, held against the library that is installed (tests/stacks/test_policies_observed.py).
-DDP is level 0: every backward pass reduces (torch 2.13, torch/nn/parallel/distributed.py:1754). fully_shard is level 3:
-every unit is gathered in the forward and in the backward pass, every backward pass reduces, over shards and then over
-their replicas (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py:560). Checkpoints stop where the last tensor
-that is read has been computed again (torch/utils/checkpoint.py, `early_stop`). DTensor keeps what it gathered, and sums
-each norm's gradient over tp ranks as it comes; its loss sends three times (`loss_parallel`). Level 2 is
+DDP is level 0: every backward pass reduces (torch 2.13, torch/nn/parallel/distributed.py:1754). fully_shard is level
+3: every unit is gathered in the forward and in the backward pass, every backward pass reduces, over shards and then
+over their replicas (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py:560). Checkpoints stop where the last
+tensor that is read has been computed again (torch/utils/checkpoint.py, `early_stop`). DTensor keeps what it gathered,
+and sums each norm's gradient over tp ranks as it comes; its loss sends three times (`loss_parallel`). Level 2 is
 `reshard_after_forward=False`: gathered once per micro-batch. With a pipeline parameters stay
 (torchtitan/distributed/fsdp.py:127-132) and stages turn off reduction and resharding until their last backward pass
 (torch 2.13, torch/distributed/pipelining/stage.py:845-847), so that unsharded gradients accumulate in the reduced
@@ -133,8 +134,8 @@ ACCELERATE = replace(FSDP, zero0_reduces=0.0, zero2_reduces=0.0, zero3_reduces=0
 src/accelerate/accelerator.py:1165): unsharded gradients stay until the last micro-batch."""
 
 NANOTRON = Policy()
-"""DDP under no_sync() but for the last micro-batch (nanotron 2411b02, src/nanotron/parallel/pipeline_parallel/engine.py);
-inputs are gathered again (`tp_recompute_allgather`)."""
+"""DDP under no_sync() but for the last micro-batch (nanotron 2411b02,
+src/nanotron/parallel/pipeline_parallel/engine.py); inputs are gathered again (`tp_recompute_allgather`)."""
 
 JAX = Policy(zero2_gathers=1.0)
 """MaxText's accumulated gradients have the shardings of the parameters, in the carry of a scan over micro-batches
