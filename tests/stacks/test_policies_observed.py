@@ -22,7 +22,6 @@ from dataclasses import replace
 
 import pytest
 from support.fresh_process import in_fresh_process
-from support.sizes import examples
 from support.stack_programs import Program
 
 from phalanx.cost.analytic.precision import typed
@@ -188,10 +187,12 @@ def activations_agree(program: Program, rank: RankObservation) -> None:
     assert kept - means - seeds == float(block.stored)
 
 
-@examples(6, 240)
-def test_policies_are_what_the_library_does(examples: int) -> None:
-    seeds = list(range(examples))
-    for seed, ranks in zip(seeds, in_fresh_process(_observed, seeds, patience_s=600), strict=True):
+DRAWS = [range(6), *(pytest.param(range(first, first + 24), marks=pytest.mark.long) for first in range(0, 120, 24))]
+
+
+@pytest.mark.parametrize("seeds", DRAWS, ids=str)
+def test_policies_are_what_the_library_does(seeds: range) -> None:
+    for seed, ranks in zip(seeds, in_fresh_process(_observed, list(seeds), patience_s=200), strict=True):
         program = drawn(seed)
         traffic_agrees(program, ranks)
         state_agrees(program, ranks)

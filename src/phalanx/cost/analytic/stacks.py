@@ -123,10 +123,15 @@ class Profile(Keeps):
     """Kernels that a block with experts launches beyond an MLP's: router, permutation, exchange."""
     balanced: Column = 0.0
     """1: pipeline ranks have equal work (the head counted), not equal numbers of blocks."""
+    by_work: Column = 0.0
+    """1: the same by our own partition, in what is held (times are those of equal chunks until a strategy is timed
+    action by action)."""
     idle_bytes: Column = 0.0
     """Bytes per parameter of that which are free at the activations' peak: allocated during or after the update."""
     kept_logit: Column = 8.0
     """Bytes per logit at the loss."""
+    unit_buffers: Column = 0.0
+    """1: from ZeRO-2 on units are gathered and reduced in buffers that last, which they take in turn."""
     buffers: Column = 0.0
     """Unsharded hidden states that tensor parallelism gathers into, kept from step to step."""
     stand_in: Column = 0.0
@@ -411,6 +416,8 @@ STACKS: dict[str, Stack] = {
             "kept_logit": 2.0,
             "result_again": 1.0,
             "every_tensor": 1.0,
+            "unit_buffers": 1.0,
+            "by_work": 1.0,
         },
         policy=PHALANX,
         zero_in_pipeline=(0, 1, 2, 3),
