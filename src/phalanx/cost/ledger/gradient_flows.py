@@ -119,11 +119,11 @@ def gradient_flows(
         groups.append(_Group("edp", params, 0.0, edp, between, shards, edp / shards, between, held.experts, 0.0))
     flows: list[Flow] = []
     for group in groups:
-        flows += _of_group(group, layout.micro_batches, how, types, bucket_bytes, np.maximum(layout.virtual, 1.0))
+        flows += _of_group(group, layout.micro_batches, how, types, bucket_bytes)
     return flows
 
 
-def _of_group(g: _Group, m: Column, how: Sharding, types: Types, bucket_bytes: Column, chunks: Column) -> list[Flow]:
+def _of_group(g: _Group, m: Column, how: Sharding, types: Types, bucket_bytes: Column) -> list[Flow]:
     by_unit = how.parameters > 0
 
     def flow(
@@ -136,9 +136,8 @@ def _of_group(g: _Group, m: Column, how: Sharding, types: Types, bucket_bytes: C
         times: Column,
         units: Column = g.units,
     ) -> Flow:
-        """Return an operation on `params` elements of e bytes, in buckets of each chunk or by unit, `times` times a
-        step."""
-        cut = chunks * np.maximum(np.ceil(params * e / chunks / bucket_bytes), 1.0)
+        """Return an operation on `params` elements of e bytes, in buckets or by unit, `times` times a step."""
+        cut = np.maximum(np.ceil(params * e / bucket_bytes), 1.0)
         pieces = np.where(by_unit, np.maximum(units, 1.0), cut)
         count = np.where(params > 0, pieces * times, 0.0)
         return Flow(

@@ -229,8 +229,8 @@ def stages(shape: Shape, layout: Layout, balanced: Column) -> Stages:
 
 def stages_by_work(shape: Shape, layout: Layout) -> Stages:
     """Return how our own partition spreads blocks over pipeline ranks (schedule/partition/balance.py): as few on the
-    fullest as it takes where the head counts as blocks of as many multiplied weights, those of the routed experts too,
-    and its rank, the first one in a V, has what that leaves. Blocks that a layout gives stay."""
+    fullest as it takes where the head counts as blocks of as many multiplied weights, those of the routed experts
+    too, and its rank, the first one in a V, has what that leaves. Blocks that a layout gives stay."""
     experts = shape.expert_params * shape.top_k / np.maximum(shape.experts, 1)
     moe = shape.moe_layers / shape.layers
     block = (1 - moe) * shape.block_params + moe * (shape.moe_block_params + experts)
