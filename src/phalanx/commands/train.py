@@ -120,6 +120,10 @@ def _begin(file: JobFile, resume: bool, world: World | None, announce: Announce)
     decision = decide(file, world, tokens.digest, announce)
     if decision.chosen.reason:
         raise InputError("strategy", str(decision.plan.strategy), decision.chosen.reason, "use a smaller micro_batch")
+    if decision.plan.train.compile == "blocks":
+        from phalanx.train.compiled_blocks import require_compilable
+
+        require_compilable(file.model, decision.plan.strategy, _device_kind())
     if resume:
         old = plan.read(RUNS / file.train.name / "plan.json")
         if old.choices["tokens"] != tokens.digest:
@@ -132,6 +136,12 @@ def _begin(file: JobFile, resume: bool, world: World | None, announce: Announce)
                 "bucket"
             ]  # the bucket size is the old one, so keep its reason too
     return decision, tokens
+
+
+def _device_kind() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _train_rank(
