@@ -58,7 +58,7 @@ test: $(VENV)/.dev
 
 # The suite, and every drawn examination at its full number of cases.
 long: $(VENV)/.dev
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "long or not long"
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "long or not long" --timeout 3600
 
 # Drawn inputs with mistakes, each held to the rule in tests/support/fuzz/rule.py:  make fuzz CASES=500 SEED=7
 CASES ?= 2000
@@ -99,6 +99,7 @@ lock: $(VENV)/.dev
 
 # Drawn exports before the parsers of the frameworks, each installed under .stacks/ (gigabytes; Python 3.12 for some).
 # Not on PyPI: make stacks SOURCES=folder/with/the/repositories/of nanotron, maxtext, Megatron-Bridge, Megatron-LM
+# and Megatron-LM-0.14 (a checkout of core_v0.14.0)
 COUNT   ?= 200
 SOURCES ?= .stacks
 stacks: $(VENV)/.dev

@@ -55,6 +55,34 @@ def bench_help() -> Iterator[Result]:
     yield Result("phalanx --help over a bare interpreter", shown, "0.3 s", extra <= 0.3)
 
 
+def bench_ui() -> Iterator[Result]:
+    """An answer of `phalanx ui`, warm, after a batch or a condition was changed for llama3-70b on 64 GPUs."""
+    from phalanx.commands.local_page.answers import Planner
+
+    question = {"model": "llama3-70b", "cluster": "dgx-h100", "stack": "megatron-core", "gpus": 64, "seq": 4096}
+    question |= {"batch": 512, "headroom": 0.05, "where": ""}
+    planner = Planner()
+    for batch in (256, 512):
+        planner.ask(question | {"id": "warm", "batch": batch})
+    changes: list[dict[str, object]] = [{"batch": n} for n in (256, 512, 768, 1024, 2048)]
+    changes += [{"where": line} for line in ("tp<=4", "tp=8", "zero=1, pp<=8", "tp*cp<=8", "schedule=1f1b")]
+    seconds = []
+    for i, change in enumerate(changes):
+        start = time.perf_counter()
+        assert "plan" in planner.ask(question | change | {"id": str(i)})
+        seconds.append(time.perf_counter() - start)
+    planner.close()
+    for what, times in (("batch", seconds[:5]), ("condition", seconds[5:])):
+        slowest = 1e3 * max(times)
+        middle = 1e3 * sorted(times)[len(times) // 2]
+        yield Result(
+            f"ui: another {what}, slowest of {len(times)} (median {middle:.0f} ms)",
+            f"{slowest:.0f} ms",
+            "300 ms",
+            slowest <= 300,
+        )
+
+
 def bench_plan() -> Iterator[Result]:
     """Time the search for the best of all legal strategies, start-up included."""
     for model, cluster, gpus, batch, limit in (
@@ -475,6 +503,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "help": bench_help,
     "mesh": bench_mesh,
     "plan": bench_plan,
+    "ui": bench_ui,
     "serving": bench_serving,
     "ddp": bench_ddp,
     "zero": bench_zero,

@@ -7,13 +7,20 @@ import time
 import pytest
 
 from phalanx.cli import terminal
-from phalanx.cli.terminal import announce, exit_on_error
+from phalanx.cli.terminal import announce, exit_on_error, progress_line
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal, "_SILENT_S", 0.1)
     monkeypatch.delenv("RANK", raising=False)
+
+
+def test_progress_has_a_rate_and_the_time_left() -> None:
+    assert progress_line(120, "schedules proved", 6.0, 480) == (
+        "[#####---------------] 120 of 480 schedules proved, 20/s, 18 s left ..."
+    )
+    assert progress_line(3, "trainings studied", 6.0, None) == "3 trainings studied in 6 s, 2.0 s each ..."
 
 
 def test_silence_is_broken(capsys: pytest.CaptureFixture[str]) -> None:

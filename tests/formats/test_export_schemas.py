@@ -7,12 +7,13 @@ go together. launcher_schemas.json: CRDs trimmed to the fields that exports use;
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from support.exports.cases import cases
 from support.openapi import violations
 
@@ -37,9 +38,7 @@ def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.parametrize(("to", "stack"), [(to, stack) for to, t in TARGETS.items() for stack in t.stacks])
 def test_drawn_exports_have_keys_and_choices_that_the_framework_has(to: str, stack: str) -> None:
-    if stack == "megatron-core-0.14":
-        pytest.skip("recorded is 0.19")
-    schema = _STACKS[to]
+    schema = _STACKS[stack if stack in _STACKS else to]
     flags, keys = set(schema["flags"].split()), set(schema["keys"].split())
     _, subjects, _ = cases(to, ROWS[stack], 6, 2)
     for x in subjects:
@@ -60,8 +59,29 @@ def test_manifests_follow_the_published_schemas(module: Any) -> None:
     assert violations(schema, document) == [".spec.nproc is unknown"]
 
 
-def test_a_skypilot_task_has_keys_that_skypilot_has() -> None:
-    text, sky = skypilot.files(_TASK)["task.yaml"], _LAUNCHERS["SkyPilot"]
-    assert set(re.findall(r"^(\w+):", text, re.M)) <= set(sky["task"]["keys"])
-    resources = text.partition("resources:\n")[2].partition("envs:")[0]
-    assert set(re.findall(r"^  (\w+):", resources, re.M)) <= set(sky["resources"]["keys"])
+def _skypilot(document: dict[str, Any]) -> list[str]:
+    sky = _LAUNCHERS["SkyPilot"]
+    return violations(sky["task"], document) + violations(sky["resources"], document["resources"], ".resources")
+
+
+@pytest.mark.parametrize("device", ["H100-SXM5-80GB", "A100-SXM4-40GB", "GB200"])
+def test_a_skypilot_task_follows_its_schemas(device: str) -> None:
+    """`sky.Task.from_yaml` of 0.14.0 also accepted one for every device that is named there."""
+    document = yaml.safe_load(skypilot.files(replace(_TASK, device=device))["task.yaml"])
+    assert _skypilot(document) == []
+    assert document["resources"]["network_tier"] in ("standard", "best")  # sky/utils/resources_utils.py NetworkTier
+
+
+def test_the_schemas_of_skypilot_find_mistakes() -> None:
+    def with_(table: str, **changes: Any) -> list[str]:
+        document = yaml.safe_load(skypilot.files(_TASK)["task.yaml"])
+        (document if table == "task" else document[table]).update(changes)
+        return _skypilot(document)
+
+    assert with_("task", num_nodes="2") == [".num_nodes is no integer"]
+    assert with_("task", nodes=2) == [".nodes is unknown"]
+    assert with_("task", workdir={"ref": "main"}) == [".workdir is no string"]
+    assert with_("envs", LR=1e-4) == [".envs.LR is no string or null"]
+    assert with_("envs", **{"MY-RATE": "1"}) == [".envs.MY-RATE is unknown"]
+    assert with_("resources", accelerator="H100:8") == [".resources.accelerator is unknown"]
+    assert with_("resources", accelerators=8) == [".resources.accelerators is no string"]

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from support.in_process_cli import phalanx
 
 from phalanx.report.html.page import Section, page
 from phalanx.report.html.proof import observation
+from phalanx.report.html.run import _timeline
 from phalanx.schedule.observation import from_json
+from phalanx.spec.strategy.spec import Strategy
 
 QUESTION = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "8192")
 _VOID = ("meta", "br")
@@ -143,6 +146,15 @@ def test_a_plan_adds_up(here: Path) -> None:
     shown = sum(step["value"] for step in steps[:-1])
     assert shown == pytest.approx(steps[-1]["value"], rel=0.01)  # terms below a thousandth are not drawn
     assert sum(data["terms_s"].values()) == pytest.approx(steps[-1]["value"])
+    held: dict[str, dict[str, float]] = {"memory-by-part": {}, "memory-by-pipeline-rank": {}}
+    for chart in data["charts"]:
+        for bar in chart["bars"] if chart["id"] in held else ():
+            totals = held[chart["id"]]
+            totals[bar["bar"]] = totals.get(bar["bar"], 0.0) + bar["value"]
+    by_rank = held["memory-by-pipeline-rank"]
+    assert list(by_rank) == [f"rank {i}" for i in range(4)]
+    assert max(by_rank.values()) == pytest.approx(held["memory-by-part"]["chosen"], rel=0.01)
+    assert len(set(by_rank.values())) == 4  # fewer passes are in flight on each next rank
     pipeline = next(c for c in data["charts"] if c["kind"] == "timeline")
     assert {row["row"] for row in pipeline["rows"]} == {f"rank {i}" for i in range(4)}
     busy: dict[str, float] = {}
@@ -157,6 +169,27 @@ def test_a_run_shows_the_predicted_step_over_the_measured(here: Path) -> None:
     rows = data["charts"][-1]["rows"]
     assert {row["row"] for row in rows} >= {"rank 0", "rank 0, communication"}
     assert "9.000" not in (here / "runs/one/report.html").read_text().partition("Loss")[0]
+
+
+def test_of_a_thousand_ranks_each_stage_is_drawn_and_who_is_slow_is_named() -> None:
+    strategy, ranks = Strategy(dp=256, pp=4), 1024
+    named = [{"ph": "M", "pid": r, "name": "process_name", "args": {"name": f"rank {r}"}} for r in range(ranks)]
+    passes = {"ph": "X", "name": "forward", "cat": "compute", "ts": 0.0, "args": {"op": "forward"}}
+    spans = [passes | {"pid": r, "dur": 9000.0 if r == 700 else 5000.0} for r in range(ranks)]
+    plan = SimpleNamespace(strategy=strategy, prediction={"forward_s": 0.004})
+    (section,) = _timeline(plan, named + spans)  # type: ignore[arg-type]
+    about = {row[0]: row[1:] for row in section.rows}
+    assert [name for name in about if name != "predicted"] == [
+        "rank 0",
+        "rank 256",
+        "rank 512",
+        "rank 700",
+        "rank 768",
+    ]
+    assert (about["rank 512"][0], about["rank 700"][0], about["rank 0"][0]) == ("255", "1", "256")
+    assert about["rank 0"][1] == "5.00 (+25%)"
+    assert section.text == ("rank 700 computes longest: 9.00 ms, 5.00 ms in the median; 4.00 ms more in forward",)
+    assert {row["row"] for row in section.chart["rows"]} >= {"rank 700", "rank 700, predicted"}
 
 
 @pytest.mark.parametrize(

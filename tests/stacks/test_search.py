@@ -298,3 +298,40 @@ def test_a_price_says_where_the_stack_does_not_run_the_strategy(strategy: str, s
     assert question.refused.startswith(says)
     assert bool(question.refused) == bool(says) == ("does not run it" in question.heading)
     assert ("refused" in question.as_json()) == bool(says)
+
+
+def test_a_release_that_refuses_more_searches_for_itself() -> None:
+    """Megatron-Core 0.14 needs a key head for each tensor-parallel rank; 0.19 does not. Qwen3 30B has four."""
+    wanted, _ = conditions("tp>=8")
+    base = pricing_by_gpus(model_named("qwen3-30b-a3b")[0], cluster_named("dgx-h100"), 64, 4096, "megatron-core")(16)
+    answers = {a.name: a for a in compare(lambda name: replace(base, stack=name, wanted=wanted), 16)}
+    assert answers["megatron-core"].best is not None
+    assert answers["megatron-core-0.14"].best is None
+    assert answers["megatron-core-0.14"].reason == "nothing that it runs fits"
+
+
+@pytest.mark.parametrize(
+    "stack", ["megatron-core", "megatron-core-0.14", "megatron-bridge", "torchtitan", "nanotron"]
+)
+def test_a_plan_is_exported_or_says_why_not(stack: str, tmp_path: Path) -> None:
+    """The search sets no option that stands in a program's code."""
+    out = tmp_path / "plan.json"
+    question = f"--model llama3-8b --cluster dgx-h100 --gpus 16 --batch 64 --seq 8192 --stack {stack} --out {out}"
+    done = CliRunner().invoke(app, ["plan", *question.split()])
+    assert done.exit_code == 0, done.output
+    assert "would not write it" not in done.stderr
+    to = {"megatron-core-0.14": "megatron", "megatron-core": "megatron", "megatron-bridge": "bridge"}.get(
+        stack, stack
+    )
+    assert CliRunner().invoke(app, ["export", str(out), "--to", to, "--out", str(tmp_path / to)]).exit_code == 0
+
+
+def test_a_plan_that_no_configuration_holds_says_so(tmp_path: Path) -> None:
+    """DeepSpeed's pipeline stages stand in the model's code."""
+    question = (
+        "--model llama3-8b --cluster dgx-h100 --gpus 16 --batch 64 --seq 8192 --stack deepspeed --strategy pp=2"
+    )
+    done = CliRunner().invoke(app, ["plan", *question.split(), "--out", str(tmp_path / "plan.json")])
+    assert done.exit_code == 0, done.output
+    assert "phalanx export would not write it: strategy.pp = 2: " in done.stderr
+    assert "not in its JSON; use pp=1" in " ".join(done.stderr.split())

@@ -327,6 +327,8 @@ class _Recorder(AnyStep):
             super().follow(tensor, kind)
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func.namespace == "_c10d_functional" and func.__name__.split(".")[0] != "wait_tensor":
+            return self._functional(func, args, kwargs)
         if func.namespace != "c10d" or "send" in func.__name__ or "recv" in func.__name__:
             return func(*args, **kwargs)
         tensors = [t for a in args for t in (a if isinstance(a, list) else [a]) if isinstance(t, Tensor)]
@@ -340,6 +342,20 @@ class _Recorder(AnyStep):
         each = 3 if func.__name__.split(".")[0] in _KEPT_BY_WORK else 1
         held = each * len(tensors) if isinstance(out, tuple | list) else 0
         while sum(t._use_count() for t in tensors) > sum(before) + held and time.monotonic() < until:  # type: ignore
+            time.sleep(0)
+        self._inside = False
+        return out
+
+    def _functional(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Wait for a functional collective at once; after the wait too, Gloo's thread may hold its input for long."""
+        tensors = [t for a in args for t in (a if isinstance(a, list) else [a]) if isinstance(t, Tensor)]
+        before = sum(t._use_count() for t in tensors)  # type: ignore[attr-defined]
+        self._inside = True
+        out = func(*args, **kwargs)
+        for result in out if isinstance(out, list) else [out]:
+            torch.ops._c10d_functional.wait_tensor(result)
+        until = time.monotonic() + 1
+        while sum(t._use_count() for t in tensors) > before and time.monotonic() < until:  # type: ignore[attr-defined]
             time.sleep(0)
         self._inside = False
         return out

@@ -98,13 +98,49 @@ def replicated(no_sync: bool = True, bucket: float = 25) -> None:
         optimizer.zero_grad()
 
 
+class Summed(torch.autograd.Function):
+    """Megatron's g: all-reduced forward, as it is backward; and f: the other way round (Shoeybi et al. 2019)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any, in_forward: bool) -> Tensor:
+        ctx.group, ctx.in_forward = group, in_forward
+        if in_forward:
+            dist.all_reduce(x := x.clone(), group=group)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (grad,) = grads
+        if not ctx.in_forward:
+            dist.all_reduce(grad := grad.clone(), group=ctx.group)
+        return grad, None, None
+
+
+def split(tp: int = 8) -> None:
+    """An MLP over tp ranks, with as many tokens as make its activations as large as its parameters."""
+    dist.init_process_group("gloo")
+    ranks = torch.arange(WORLD).view(WORLD // tp, tp)
+    group = DeviceMesh("cpu", ranks, mesh_dim_names=("dp", "tp")).get_group("tp")
+    a = nn.Linear(WIDTH, 4 * WIDTH // tp, bias=False)
+    b = nn.Linear(4 * WIDTH // tp, WIDTH, bias=False)
+    tokens = sum(p.numel() for m in (a, b) for p in m.parameters()) // WIDTH
+    optimizer = torch.optim.AdamW([*a.parameters(), *b.parameters()])
+    for _ in range(3):
+        for _ in range(MICRO_BATCHES):
+            x = torch.randn(tokens, WIDTH, requires_grad=True)
+            y = Summed.apply(b(a(Summed.apply(x, group, False)).relu()), group, True)
+            y.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 @cache
 def observed(program: str, *options: tuple[str, object]) -> Observation:
     return in_fresh_process(_observed, program, options)
 
 
 def _observed(program: str, options: tuple[tuple[str, object], ...]) -> Observation:
-    function = {"sharded": sharded, "replicated": replicated}[program]
+    function = {"sharded": sharded, "replicated": replicated, "split": split}[program]
     return observe(lambda: function(**dict(options)), world=WORLD, ranks=[0])  # type: ignore[operator]
 
 
@@ -146,6 +182,15 @@ def test_replicated_state_is_gone_under_fully_shard() -> None:
     assert not findings(observed("sharded"))
     state = PARAMETERS * 8  # two moments in fp32
     assert findings(observed("replicated"))["replicated-state"].bytes == pytest.approx(state * 15 / 16, rel=0.001)
+
+
+def test_tensor_parallelism_is_no_reduction_of_gradients() -> None:
+    """Though each micro-batch's backward pass reduces as many elements as the rank has parameters."""
+    o = observed("split")
+    reduced = [c.event for c in o.ranks[0].communication if c.event.op == "all_reduce" and c.event.phase == "B"]
+    trained = sum(t.elements for t in o.ranks[0].trained)
+    assert [e.bytes // 4 for e in reduced] == [trained] * MICRO_BATCHES
+    assert not findings(o)
 
 
 def test_what_is_lost_is_counted() -> None:

@@ -44,6 +44,7 @@ from phalanx.cli.sweep import sweep
 from phalanx.cli.tables import cases, comm, memory, roofline, scaling
 from phalanx.cli.terminal import INTERRUPTED, Screened
 from phalanx.cli.train import train
+from phalanx.cli.ui import ui
 from phalanx.cli.validate import validate
 from phalanx.cli.verify import verify
 from phalanx.cli.weights import export_weights, import_weights
@@ -52,7 +53,6 @@ app = typer.Typer(
     cls=OneLineErrors,
     help="Plan, prove, run and measure the parallel training of large models.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -79,6 +79,7 @@ app.command()(observe)
 app.command()(compare)
 app.command()(report)
 app.command()(doctor)
+app.command()(ui)
 app.command()(measure)
 app.command("serve-plan")(serve_plan)
 app.command()(read)

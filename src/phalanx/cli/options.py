@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.completion import clusters, models, stacks
+
 # A job file, and what is laid over it.
 Job = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.", show_default=False)]
 OptionalJob = Annotated[
@@ -44,14 +46,24 @@ StrategyLine = Annotated[
         "Of a search with --model: fields to keep, such as tp=8,pp=*.",
     ),
 ]
-_MODEL = typer.Option("--model", metavar="NAME|config.json", help="Model: a preset or a Hugging Face config.json.")
+_MODEL = typer.Option(
+    "--model",
+    metavar="NAME|config.json",
+    help="Model: a preset or a Hugging Face config.json.",
+    autocompletion=models,
+)
 _CLUSTER = typer.Option(
-    "--cluster", metavar="NAME|FILE.toml", help="Cluster: a preset (`phalanx clusters`) or a TOML file."
+    "--cluster",
+    metavar="NAME|FILE.toml",
+    help="Cluster: a preset (`phalanx clusters`) or a TOML file.",
+    autocompletion=clusters,
 )
 _GPUS = typer.Option("--gpus", help="Number of GPUs.")
 _BATCH = typer.Option("--batch", help="Global batch: sequences per step, over all GPUs.")
 _SEQ = typer.Option("--seq", help="Sequence length in tokens.")
-_STACK = typer.Option("--stack", "--profile", metavar="STACK", help="Software stack whose step is priced.")
+_STACK = typer.Option(
+    "--stack", "--profile", metavar="STACK", help="Software stack whose step is priced.", autocompletion=stacks
+)
 Model = Annotated[str | None, _MODEL]
 Cluster = Annotated[str | None, _CLUSTER]
 Gpus = Annotated[int | None, _GPUS]
@@ -65,6 +77,7 @@ OptionalStack = Annotated[
         "--profile",
         metavar="STACK",
         help="Software stack whose step is priced; by default that of the plan, else megatron-core.",
+        autocompletion=stacks,
     ),
 ]
 Precision = Annotated[

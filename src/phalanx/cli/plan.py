@@ -112,12 +112,16 @@ def _plan_model(
     if goal is not None and deadline is not None:
         _require_in_time(goal, result, deadline)
 
+    from phalanx.commands.export import why_not_exported
     from phalanx.commands.priced_plan import plan_of
     from phalanx.spec.files import plan as plans
 
     best = result.to_run
-    plans.write(plan_of(result.pricing, best.priced, best.run, best.mfu, cluster, asked.precision), out)
+    written = plan_of(result.pricing, best.priced, best.run, best.mfu, cluster, asked.precision)
+    plans.write(written, out)
     announce(f"plan: {out}")
+    if refused := why_not_exported(written, asked.stack):
+        announce(f"phalanx export would not write it: {refused}")
     if report is not None:
         from phalanx.plan.explain.analytic import AnalyticSubject
         from phalanx.report.html.plan import report as page_of

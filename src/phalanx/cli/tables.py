@@ -386,7 +386,7 @@ def cases(
 
             sheets = [taught.sheet(), criteria.sheet()]
         else:
-            results = in_progress(map(studied.study, studied.CASES), f"of {len(studied.CASES)} trainings studied")
+            results = in_progress(map(studied.study, studied.CASES), "trainings studied", len(studied.CASES))
             sheets = [studied.sheet(list(results))]
         print_sheets(sheets, as_json, as_csv)
 

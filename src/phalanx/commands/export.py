@@ -64,6 +64,18 @@ def export(plan: Plan, to: str, by: str = "torchrun") -> Export:
     return Export(p, files | start(task(x, p, files)), by)
 
 
+def why_not_exported(plan: Plan, stack: str) -> str:
+    """Return why a plan for a stack cannot be written as its configuration; "" where it can, or nothing writes it."""
+    to = next((name for name, target in TARGETS.items() if stack in target.stacks), None)
+    if to is None:
+        return ""
+    try:
+        TARGETS[to].program(subject(plan, stack_named(stack)))
+    except InputError as error:
+        return str(error)
+    return ""
+
+
 def write(e: Export, folder: Path) -> list[Path]:
     """Write an export's files into a folder, which must not hold other ones. Raises InputError."""
     if folder.exists() and not folder.is_dir():

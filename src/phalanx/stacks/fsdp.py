@@ -187,9 +187,14 @@ _TITAN_OPTIONS: Facts = {
     "lora": (None, "LoRAConverter"),
     "lora_targets": (None, "LoRAConverter"),
     "mtp": ((0, 1), "deepseek_v3 with MTP"),
-    "cross_entropy": (("auto", "plain", "linear"), "ChunkedLossWrapper"),
+    "cross_entropy": (("auto", "plain", "linear"), "ChunkedLossWrapper", "", True),
     "tp_overlap": (("auto", "none", "async"), "compile.enable_async_tensor_parallel"),
-    "dispatch": (("auto", "all_to_all", "deepep", "hybridep"), "comm_backend = standard | deepep | hybridep"),
+    "dispatch": (
+        ("auto", "all_to_all", "deepep", "hybridep"),
+        "comm_backend = standard | deepep | hybridep",
+        "",
+        True,
+    ),
 }
 _TITAN_OPTION_LINES = {
     "first_stage_layers": f"{_CONFIGS}:197",

@@ -143,7 +143,6 @@ _LINES_14 = {
     "reduce": f"{_ARGUMENTS}:2279",
     "optimizer": f"{_ARGUMENTS}:1969",
     "optimizer_offload": f"{_ARGUMENTS}:1974",
-    "activation_offload": f"{_PARALLEL}:324",
     "context": f"{_ARGUMENTS}:2457",
     "cross_entropy": f"{_PARALLEL}:215",
     "document": f"{_ARGUMENTS}:3078",
@@ -152,7 +151,7 @@ _LINES_14 = {
     "dispatch": f"{_TRANSFORMER}:509",
     "overlap_experts": f"{_ARGUMENTS}:2889",
 }
-# What 0.14 has not: Muon, NVFP4 and HybridEP.
+# What 0.14 has not: Muon, NVFP4, HybridEP, and an argument for what its configuration calls cpu_offloading.
 _IN_14: Facts = {
     "optimizer": (("auto", "adam"), "--optimizer"),
     "products": (("auto", "bfloat16", "float8-delayed", "float8", "float8-block", "float8-mx"), "--fp8-recipe"),
@@ -319,8 +318,22 @@ MEGATRON_CORE_14 = Stack(
     commit="23e00ed0963c35382dfe8a5a94fb3cda4d21e133",
     constants="megatron-core",
     strategy=entries(STRATEGY, _LINES_14),
-    options=entries({**OPTIONS, **_IN_14}, _LINES_14),
-    rules=rules(_RULES_14),
+    options=entries({n: f for n, f in {**OPTIONS, **_IN_14}.items() if n in _LINES_14}, _LINES_14),
+    rules=(
+        *rules(_RULES_14),
+        Rule(
+            "tp>1, kv_heads%tp>0",
+            "every tensor-parallel rank has key heads of its own",
+            "use a tp that divides the key heads",
+            f"{_TRANSFORMER}:696",
+        ),
+        Rule(
+            "zero=0, narrow_parameters=on",
+            "parameters are gathered in 8 bits by the distributed optimizer",
+            "use zero=1",
+            f"{_ARGUMENTS}:617",
+        ),
+    ),
     modules=MODULES,
     needs=_NEEDS,
 )

@@ -65,7 +65,7 @@ _DEEPSPEED_OPTIONS: Facts = {
     "optimizer": (("auto", "adam", "muon"), "optimizer.type"),
     "optimizer_offload": (None, "zero_optimization.offload_optimizer"),
     "parameter_offload": (None, "zero_optimization.offload_param"),
-    "cross_entropy": (("auto", "plain", "linear"), "TiledFusedLogitsLoss"),
+    "cross_entropy": (("auto", "plain", "linear"), "TiledFusedLogitsLoss", "", True),
 }
 _DEEPSPEED_OPTION_LINES = {
     "first_moment": "deepspeed/runtime/base_optimizer.py:487",

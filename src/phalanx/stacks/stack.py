@@ -48,12 +48,14 @@ OF_MODEL = ("blocks", "heads", "kv_heads", "experts", "top_k", "seq", "batch", "
 class Entry:
     """What a stack has of one field. `values`: the legal ones; a word may end in `*`; None: all that the field has.
     `written`: the flag or key that sets it, "" where there is none and its value is fixed. `source`: file:line at the
-    row's commit. `note`: what a reader should know."""
+    row's commit. `note`: what a reader should know. `in_code`: it stands in a program's code, where no configuration
+    sets it; a search leaves it to the user."""
 
     values: tuple[Any, ...] | None
     written: str
     source: str
     note: str = ""
+    in_code: bool = False
 
     def allows(self, value: Any) -> bool:
         """Whether a value is legal; None stands for a field's default."""
@@ -233,7 +235,7 @@ def _choices(entry: Entry) -> str:
 
 
 Facts = Mapping[str, tuple[Any, ...]]
-"""(legal values, how it is written) or (legal values, how it is written, note) by field."""
+"""(legal values, how it is written), and where there are such a note and whether it stands in code, by field."""
 
 
 def entries(facts: Facts, lines: Mapping[str, str]) -> dict[str, Entry]:

@@ -3,7 +3,7 @@
     python -m support.exports [--count 200] [--seed 1] [--only megatron] [--sources DIR] [--record]
 
 Environments are kept in .stacks/. `--sources` names a folder with the repositories of what PyPI has not: nanotron,
-MaxText, Megatron-Bridge and the Megatron-LM that it pins. `--record`
+MaxText, Megatron-Bridge and the Megatron-LM that it pins, and Megatron-LM-0.14 (core_v0.14.0). `--record`
 writes the schemas that the suite holds exports against (tests/formats/stack_schemas.json).
 """
 
@@ -37,12 +37,23 @@ class Environment:
     paths: tuple[str, ...] = ()
     """Folders of `--sources` that are imported as they are, where installing takes a GPU: what is missing is
     pretended (protocol.py)."""
+    target: str = ""
+    """What is exported, where the environment is not named after it."""
+    stacks: tuple[str, ...] = ()
+    """Rows whose release it has; empty: all of the target that no other environment has."""
 
 
 _TORCH = ("torch==2.13.0", "numpy")
 _HUGGING_FACE = (_TORCH, ("transformers==5.23.0", "accelerate==1.15.0"))
 ENVIRONMENTS = {
     "megatron": Environment("python3.12", (_TORCH, ("megatron-core==0.19.0", "transformers"))),
+    "megatron-core-0.14": Environment(
+        "python3.12",
+        (_TORCH, ("transformers", "einops", "six")),
+        paths=("Megatron-LM-0.14",),
+        target="megatron",
+        stacks=("megatron-core-0.14",),
+    ),
     "torchtitan": Environment("python3.12", (_TORCH, ("torchtitan==0.3.0", "torchao"))),
     "deepspeed": Environment("python3.11", (*_HUGGING_FACE, ("deepspeed==0.19.0",))),
     "accelerate": Environment("python3.11", _HUGGING_FACE),
@@ -101,10 +112,10 @@ def main() -> int:
             continue
         if options.record:
             _record(to, python, _imports(to, options.sources))
-        for stack in TARGETS[to].stacks:
-            if stack == "megatron-core-0.14":
-                continue  # another release than the one installed
-            failed += _check(to, stack, python, options.count, options.seed, _imports(to, options.sources))
+        elsewhere = {stack for e in ENVIRONMENTS.values() if e is not ENVIRONMENTS[to] for stack in e.stacks}
+        for stack in ENVIRONMENTS[to].stacks or TARGETS[to].stacks:
+            if stack not in elsewhere:
+                failed += _check(to, stack, python, options.count, options.seed, _imports(to, options.sources))
     return int(failed > 0)
 
 
@@ -115,9 +126,12 @@ def _imports(to: str, sources: Path | None) -> dict[str, str]:
 
 
 def _check(to: str, stack: str, python: Path, count: int, seed: int, environment: dict[str, str]) -> int:
-    drawn, subjects, refused = cases(to, ROWS[stack], count, seed)
+    target = ENVIRONMENTS[to].target or to
+    drawn, subjects, refused = cases(target, ROWS[stack], count, seed)
     text = "\n".join(map(json.dumps, drawn))
-    run = subprocess.run([python, HERE / f"in_{to}.py"], input=text, capture_output=True, text=True, env=environment)
+    run = subprocess.run(
+        [python, HERE / f"in_{target}.py"], input=text, capture_output=True, text=True, env=environment
+    )
     answers = [json.loads(line) for line in run.stdout.splitlines()]
     wrong = Counter(a for a in answers if a)
     print(f"{to} as {stack}: {answers.count('')} of {count} accepted, {sum(refused.values())} refused by Phalanx")
@@ -132,7 +146,8 @@ def _check(to: str, stack: str, python: Path, count: int, seed: int, environment
 def _record(to: str, python: Path, environment: dict[str, str]) -> None:
     path = ROOT / "tests/formats/stack_schemas.json"
     known = json.loads(path.read_text()) if path.exists() else {}
-    run = subprocess.run([python, HERE / f"in_{to}.py", "--schema"], capture_output=True, text=True, env=environment)
+    script = HERE / f"in_{ENVIRONMENTS[to].target or to}.py"
+    run = subprocess.run([python, script, "--schema"], capture_output=True, text=True, env=environment)
     if run.returncode:
         raise RuntimeError(run.stderr[-2000:])
     row = json.loads(run.stdout)

@@ -19,6 +19,11 @@ class _Properties:
     name, major, minor, total_memory, multi_processor_count = "NVIDIA H100", 9, 0, 80 * 2**30, 132
 
 
+_KERNELS = ("permute", "permute_with_probs", "sort_chunks_by_index", "sort_chunks_by_index_with_probs", "unpermute")
+_FUSED = tuple(f"fused_{name}" for name in _KERNELS)
+"""What 0.14 imports only where Transformer Engine is installed."""
+
+
 def _prepared() -> Any:
     """Import Megatron-LM's arguments as they are in NVIDIA's container."""
     torch.cuda.get_device_capability = lambda *_: (9, 0)
@@ -32,7 +37,7 @@ def _prepared() -> Any:
     for module in (arguments, transformer_config):
         module.is_te_min_version = lambda *_, **__: True
     rope_utils.fused_apply_rotary_pos_emb = print
-    for name in [n for n in vars(moe_utils) if n.startswith("fused_")]:
+    for name in {*_FUSED, *(n for n in vars(moe_utils) if n.startswith("fused_"))}:
         setattr(moe_utils, name, print)
     return arguments
 
@@ -56,14 +61,14 @@ def derive(case: dict[str, Any]) -> dict[str, Any]:
 
 def schema() -> dict[str, Any]:
     """Return every argument of the parser."""
-    from importlib.metadata import version
+    from megatron.core.package_info import __version__
 
     parser = argparse.ArgumentParser(allow_abbrev=False)
     ARGUMENTS.add_megatron_arguments(parser)
     names = [(flag, a) for a in parser._actions for flag in a.option_strings if flag.startswith("--")]
     choices = {flag: list(a.choices) for flag, a in names if a.choices}
     return {
-        "version": f"megatron-core {version('megatron-core')}",
+        "version": f"megatron-core {__version__}",
         "flags": sorted(flag for flag, a in names if a.nargs == 0),
         "keys": sorted(flag for flag, a in names if a.nargs != 0),
         "choices": {k: v for k, v in choices.items() if all(isinstance(x, str | int) for x in v)},

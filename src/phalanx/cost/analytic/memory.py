@@ -10,6 +10,7 @@ counts. What blocks keep and the state's bytes are the ledger's (cost/ledger/liv
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +49,8 @@ class Memory:
     first: Column
     shown: Column
     terms: dict[str, Column]
+    by_rank: Callable[[int], list[dict[str, Column]]]
+    """The terms of each of so many pipeline ranks."""
 
 
 def allocatable_bytes(usable: Column, profile: Profile) -> Column:
@@ -147,17 +150,13 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
     coded = layout.compressed.held_bytes(most_params, profile.gradient_bytes, replicas, profile.bucket_bytes)
     constant = profile.constant_bytes + buffers + stand_in + coded
 
-    ranks = []
     last_blocks = np.where(one_stage, parts.most, np.maximum(parts.last, 0))
     first_loss = np.where(both_ends, logits, 0.0)
-    places = [
-        (parts.first, first_ends, flight, first_loss),
-        (last_blocks, last_ends, flight_last, np.where(both_ends & ~one_stage, 0.0, logits)),
-    ]
-    if np.any(parts.first < parts.most):  # then the second rank may be fuller than the first
-        places.append((parts.most, 0.0 * first_ends, np.maximum(flight - 1 / layout.virtual, 1.0), 0.0 * first_loss))
+    last_loss = np.where(both_ends & ~one_stage, 0.0, logits)
     adapters = _STATE_OF_ADAPTERS * shape.adapters / layout.tp
-    for blocks, ends, in_flight, loss_bytes in places:
+
+    def on(blocks: Column, ends: Column, in_flight: Column, loss_bytes: Column) -> tuple[Column, ...]:
+        """State, transient bytes and their parts of a rank with these blocks and this part of the ends."""
         block_state = dense_params * (dense_bytes + cast_bytes) + expert_params * (expert_bytes + cast_bytes)
         block_state = block_state + adapters
         state = blocks * block_state + ends * dense_bytes
@@ -179,11 +178,34 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
         transient = activations + loss + gathered
         # Activations lie where the update's temporaries will: of the state, these are not there at the peak.
         held = state - np.minimum(idle, transient)
-        ranks.append((state, np.maximum(transient - idle, 0.0), gathered, loss, activations, held))
-    if len(ranks) > 2:
-        ranks[0] = _fuller(ranks[0], ranks.pop())
-    (state_a, transient_a, gathered_a, top_a, act_a, held_a) = ranks[0]
-    (state_b, transient_b, gathered_b, top_b, act_b, held_b) = ranks[1]
+        return state, np.maximum(transient - idle, 0.0), gathered, loss, activations, held
+
+    def parts_of(rank: tuple[Column, ...]) -> dict[str, Column]:
+        _, _, gathered, loss, activations, held = rank
+        return {
+            "state": held,
+            "activations": activations,
+            "logits": loss,
+            "gathered": gathered,
+            "buffers": constant - coded,
+            "compression": coded,
+        }
+
+    def by_rank(pp: int) -> list[dict[str, Column]]:
+        """The parts of each pipeline rank; between the ends, blocks are even and passes in flight fall evenly."""
+        between = (shape.layers - parts.first - last_blocks) / max(pp - 2, 1)
+        inner = [
+            on(between, 0.0 * first_ends, flight + (flight_last - flight) * i / (pp - 1), 0.0 * first_loss)
+            for i in range(1, pp - 1)
+        ]
+        last = [on(last_blocks, last_ends, flight_last, last_loss)] if pp > 1 else []
+        return [parts_of(rank) for rank in (on(parts.first, first_ends, flight, first_loss), *inner, *last)]
+
+    ranks = [on(parts.first, first_ends, flight, first_loss), on(last_blocks, last_ends, flight_last, last_loss)]
+    if np.any(parts.first < parts.most):  # then the second rank may be fuller than the first
+        second = on(parts.most, 0.0 * first_ends, np.maximum(flight - 1 / layout.virtual, 1.0), 0.0 * first_loss)
+        ranks[0] = _fuller(ranks[0], second)
+    (state_a, transient_a, *_), (state_b, transient_b, *_) = ranks
     first_fuller = state_a + transient_a >= state_b + transient_b
     steady = np.maximum(state_a, state_b) + constant
     peak = np.maximum(state_a + transient_a, state_b + transient_b) + constant
@@ -198,13 +220,7 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
     # A run that completed with a full device waited for the GPU; half of the remaining room was used, on average.
     room_left = np.maximum(room - least, 0.0)
     first = np.maximum(least + np.where(waiting_a <= room_left, waiting_a, room_left / 2), state_a + constant)
-    terms = {
-        "state": np.where(first_fuller, held_a, held_b),
-        "activations": np.where(first_fuller, act_a, act_b),
-        "logits": np.where(first_fuller, top_a, top_b),
-        "gathered": np.where(first_fuller, gathered_a, gathered_b),
-        "buffers": constant - coded,
-        "compression": coded,
-    }
+    both = zip(parts_of(ranks[0]).items(), parts_of(ranks[1]).values(), strict=True)
+    terms = {name: one if one is other else np.where(first_fuller, one, other) for (name, one), other in both}
     last_peak = state_b + transient_b + constant
-    return Memory(steady, peak, last_peak, reserved, first, reserved + profile.context_bytes, terms)
+    return Memory(steady, peak, last_peak, reserved, first, reserved + profile.context_bytes, terms, by_rank)

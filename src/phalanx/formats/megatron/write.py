@@ -90,6 +90,10 @@ def _pipeline(x: Subject) -> tuple[Setting, ...]:
     )
 
 
+def _is_14(x: Subject) -> bool:
+    return x.stack.name == "megatron-core-0.14"
+
+
 def _require_expressible(x: Subject) -> None:
     """Require what validate_args and TransformerConfig do of options together. Raises InputError."""
     s, o, layers = x.s, x.options, x.model.layers
@@ -111,6 +115,9 @@ def _require_expressible(x: Subject) -> None:
             field = "embedding_as_layer" if o.embedding_as_layer else "loss_as_layer"
             reason = f"makes {counted} blocks, which do not divide over {s.pp * s.virtual} chunks"
             raise InputError(f"options.{field}", True, reason, "use strategy.layers to list the blocks of each chunk")
+    if _is_14(x) and x.model.window is not None:
+        reason = "is no argument of Megatron-Core 0.14 (its configuration alone has window_size)"
+        raise InputError("model.window", x.model.window, reason, "use Megatron-Core 0.19")
     eight = o.products != "auto" and o.narrow_parameters == "on"
     if eight and o.optimizer_offload and o.products != "float8-delayed":
         reason = f"goes with an offloaded optimizer only under float8-delayed, not {o.products} (Megatron-Core)"
@@ -166,7 +173,8 @@ def _experts(x: Subject) -> tuple[Setting, ...]:
         (FLAG["strategy.ep"], s.ep),
         (FLAG["strategy.etp"], s.etp),
         ("--moe-token-dispatcher-type", "flex" if flex else words[o.dispatch]),
-        ("--moe-flex-dispatcher-backend", o.dispatch if flex else None),
+        ("--moe-enable-deepep", flex and _is_14(x)),
+        ("--moe-flex-dispatcher-backend", o.dispatch if flex and not _is_14(x) else None),
         ("--overlap-moe-expert-parallel-comm", o.overlap_experts == "on"),
         ("--moe-permute-fusion", True),
     )

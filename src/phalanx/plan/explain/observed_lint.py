@@ -1,7 +1,9 @@
 """Anti-patterns in an observed program, each with the line of the program, what it costs, and the mend.
 
 Gradients and parameters are recognised by their number: what the collectives of one operation over one axis carry in
-a pass is a whole multiple of the trained elements of the rank (times the group, where they are sharded). Costs are
+a pass is a whole multiple of the trained elements of the rank (times the group, where they are sharded). What
+tensor parallelism sends may be such a multiple by chance: it travels in the forward pass too, as gradients do not
+(Shoeybi et al. 2019, section 3: f and g). Costs are
 bytes or seconds of one rank and step; seconds need a cluster and are those of each collective alone
 (cost/collectives/nccl_model.py).
 """
@@ -73,9 +75,15 @@ class Subject:
 
     def _flows(self, op: str, phase: str, limit: int) -> list[Flow]:
         groups: dict[tuple[str, int], list[Observed]] = defaultdict(list)
+        forward = [o.event for o in self.rank.communication if _PASS[o.event.phase] == "F"]
+        activations = {(e.op, e.axis, e.bytes) for e in forward if e.op in ("all_reduce", "reduce_scatter")}
+        split = {axis for reduction, axis, _ in activations if reduction == "reduce_scatter"}  # sequence parallelism
         for o in self.rank.communication:
-            if o.event.op == op and _PASS[o.event.phase] == phase and o.event.group_size > 1:
-                groups[o.event.axis, o.event.group_size].append(o)
+            e = o.event
+            if e.axis in split or (e.op, e.axis, e.bytes) in activations:
+                continue
+            if e.op == op and _PASS[e.phase] == phase and e.group_size > 1:
+                groups[e.axis, e.group_size].append(o)
         result = []
         for (_, size), events in groups.items():
             once = self.elements * (1 if op == "all_reduce" else size)

@@ -64,12 +64,13 @@ def explore(
     keep: int = 10,
     slack: float = 0.0,
     front: float = 0.0,
+    watch: Callable[[int, int], None] | None = None,
 ) -> Exploration:
     """Find the best strategies over `ranks` ranks by branch and bound.
 
     The result contains the `keep` fastest strategies that fit, the fastest of each family, and every strategy slower
     than those by at most the share `slack`. With `front` > 0 it also contains the complete front of time and memory
-    up to `front` times the shortest step.
+    up to `front` times the shortest step. `watch` hears how many of the legal strategies were priced so far.
 
     Raises InputError if the job has no legal strategy over so many ranks.
     """
@@ -86,6 +87,8 @@ def explore(
         rows = rows.take(pricing.may_fit(rows, complete=False))
         rows = space.recomputing(space.pipelines(rows, model, job, options), model, job, options)
         rows = rows.take(pricing.may_fit(rows, complete=True))
+        if watch is not None:
+            watch(incumbents.priced, legal)
         incumbents.expand(rows, True, _ROWS, lambda r: incumbents.price(space.sharding(r, job, options)))
 
     # Experts come before any pruning: where they do not fit on every rank, they may fit spread over ranks.
@@ -101,11 +104,11 @@ class _Incumbents:
         self._steps, self._least = np.zeros(0), np.zeros(0)  # the front: seconds, least bytes up to there
         self._parts: list[tuple[Strategies, Floats, Floats]] = []
         self._best_of_family = np.full(len(FAMILIES), np.inf)
-        self._overall_bound, self._fastest_seconds, self._priced = np.inf, np.zeros(0), 0
+        self._overall_bound, self._fastest_seconds, self.priced = np.inf, np.zeros(0), 0
 
     def price(self, rows: Strategies) -> None:
         """Price complete strategies, keep those that fit, and tighten the bounds."""
-        self._priced += len(rows)
+        self.priced += len(rows)
         bytes_ = self._pricing.bytes_(rows)
         rows, bytes_ = rows.take(bytes_ <= self._pricing.usable), bytes_[bytes_ <= self._pricing.usable]
         seconds = self._pricing.seconds(rows)
@@ -172,4 +175,4 @@ class _Incumbents:
         parts = [(cores.take(slice(0)), np.zeros(0), np.zeros(0)), *self._parts]
         rows = space.joined([part[0] for part in parts])
         seconds, bytes_ = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
-        return Exploration(rows, seconds, bytes_, family(rows), cores, legal, self._priced)
+        return Exploration(rows, seconds, bytes_, family(rows), cores, legal, self.priced)

@@ -1,7 +1,7 @@
 """The same question under every stack that has a row: what each would run, and how long its step takes.
 
-Rows that differ in options alone, such as two releases, share the first pass of a search, which sets none; the groups
-are searched side by side in processes.
+Rows that differ in options alone, such as two releases, share the first pass of a search, which sets none; so does
+one that refuses more, unless it refuses the best. The groups are searched side by side in processes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import active_children, get_all_start_methods, get_context
 
+from phalanx.plan.search.branch_and_bound import Exploration
 from phalanx.plan.search.column_pricing import Pricing
-from phalanx.plan.search.planner import best_of, first_pass
+from phalanx.plan.search.planner import FOR_OPTIONS, best_of, first_pass
 from phalanx.plan.search.priced import PricedStrategy
+from phalanx.plan.search.refine import best_of_each_family
 from phalanx.spec.errors import InputError
 from phalanx.stacks.registry import ROWS
 from phalanx.stacks.stack import Stack
@@ -87,12 +89,12 @@ def _taken(index: int) -> list[OfStack]:
 
 
 def _alike(one: Stack, other: Stack) -> bool:
-    """Whether the first pass of a search is the same under two rows: they may differ in options alone."""
+    """Whether two rows may share the first pass of a search: `other` may differ in options, and refuse more."""
     return (
         one.constants == other.constants
         and one.modules == other.modules
         and all(other.strategy[field].values == entry.values for field, entry in one.strategy.items())
-        and [r.when for r in one.rules] == [r.when for r in other.rules]
+        and {r.when for r in one.rules} <= {r.when for r in other.rules}
     )
 
 
@@ -110,8 +112,21 @@ def _of(group: list[Pricing], gpus: int) -> list[OfStack]:
         if reason or explored is None:
             answers.append(OfStack(row.name, reason=reason or "nothing fits, or nothing is within the conditions"))
         else:
-            answers.append(OfStack(row.name, *best_of(p, explored)))
+            own = explored if p is first or _runs_best(p, explored) else first_pass(p, gpus)
+            answers.append(
+                OfStack(row.name, reason="nothing that it runs fits")
+                if own is None
+                else OfStack(row.name, *best_of(p, own))
+            )
     return answers
+
+
+def _runs_best(p: Pricing, explored: Exploration) -> bool:
+    """Whether a row runs what the second pass starts from: the best of another row's first pass, and those beside it
+    with which options are tried."""
+    rows = [*explored.order[:FOR_OPTIONS], *best_of_each_family(explored)]
+    strategies = [explored.rows.strategy(int(row)) for row in rows]
+    return all(p.options.allows(s, s.accumulation(p.job)) for s in strategies)
 
 
 def _lacking(row: Stack, pricing: Pricing) -> str:

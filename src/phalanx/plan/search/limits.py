@@ -9,10 +9,10 @@ are chosen, before the next step of the search multiplies it:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,8 @@ STAGES = {
 """The columns that are chosen after each step of the search."""
 _BEFORE: dict[str, frozenset[str]] = dict(zip(STAGES, [frozenset[str](), *list(STAGES.values())[:-1]], strict=True))
 SEARCHED_FIELDS = STAGES["sharding"]
+
+_Due: TypeAlias = tuple[list[Condition], list[tuple[Condition, ...]], list[str], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -98,18 +100,43 @@ class Limits:
         return keep
 
     def way(self, own: tuple[str, ...], values: Mapping[str, Any]) -> bool:
-        """Whether the limits keep a way to choose the fields `own`, as far as `values`, single ones, can tell."""
-        given = {**self.constants, **values}
-        chosen = set(own)
-        for condition in self.wanted:
-            if condition.fields <= given.keys() and condition.fields & chosen and not bool(condition.holds(given)):
-                return False
-        for rule in self._rules:
-            fields = frozenset[str]().union(*(c.fields for c in rule))
-            if fields <= given.keys() and fields & chosen and bool(where.holds(rule, given)):
-                return False
+        """Whether the limits keep a way to choose the fields `own`, as far as `values`, single ones, can tell.
+
+        Thousands of ways differ only in values that no limit reads: each distinct one is judged once."""
+        names = (own, tuple(values))
+        if names not in self._due_on:
+            self._due_on[names] = self._due_of(own, values.keys())
+        wanted, rules, legal, read = self._due_on[names]
+        key = (names, *(values[name] for name in read))
+        if key not in self._judged:
+            given = {**self.constants, **values}
+            self._judged[key] = (
+                all(bool(c.holds(given)) for c in wanted)
+                and not any(bool(where.holds(rule, given)) for rule in rules)
+                and all(bool(np.all(self._legal(n, given))) for n in legal)
+            )
+        return self._judged[key]
+
+    def _due_of(self, own: tuple[str, ...], known: Iterable[str]) -> _Due:
+        """Return the conditions, rules and restricted fields that concern `own` and read only what is known."""
+        chosen, there = set(own), {*self.constants, *known}
+        wanted = [c for c in self.wanted if c.fields <= there and c.fields & chosen]
+        fields = [frozenset[str]().union(*(c.fields for c in rule)) for rule in self._rules]
+        rules = [rule for rule, f in zip(self._rules, fields, strict=True) if f <= there and f & chosen]
         entries = self.row.strategy if self.row else {}
-        return all(bool(np.all(self._legal(n, given))) for n in own if n in entries and entries[n].values is not None)
+        legal = [n for n in own if n in entries and entries[n].values is not None]
+        read = set(legal).union(*(c.fields for c in wanted), *(c.fields for rule in rules for c in rule))
+        if legal:
+            read |= {"pp", "zero", "dp"}  # what `_legal` reads beside the field itself
+        return wanted, rules, legal, tuple(n for n in known if n in read)
+
+    @cached_property
+    def _due_on(self) -> dict[tuple[tuple[str, ...], ...], _Due]:
+        return {}
+
+    @cached_property
+    def _judged(self) -> dict[tuple[Any, ...], bool]:
+        return {}
 
     @cached_property
     def _rules(self) -> list[tuple[Condition, ...]]:

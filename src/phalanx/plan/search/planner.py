@@ -98,11 +98,14 @@ def answer(
     objective: Objective = "throughput",
     keep: int = 10,
     whole_front: bool = False,
+    fewer: bool = True,
+    watch: Callable[[int, int], None] | None = None,
 ) -> Answer:
     """Find the best strategies on `gpus` GPUs.
 
     `larger` returns the same question on another number of GPUs. With `whole_front` no point of the front is missed;
-    without it, the front covers what the search for the best strategy met.
+    without it, the front covers what the search for the best strategy met. `fewer`: whether smaller numbers of
+    GPUs are tried too. `watch` hears how many of the legal strategies were priced so far.
 
     Raises InputError if no strategy is legal, or if none fits: then it names the fewest GPUs that suffice.
     """
@@ -111,7 +114,9 @@ def answer(
     options = pricing.options
     try:
         slack, front_limit = _SLACK if objective == "memory" else 0.0, _FRONT if whole_front else 0.0
-        explored = branch_and_bound.explore(pricing, gpus, options, 2 * keep, slack, front_limit)  # two mesh orders
+        explored = branch_and_bound.explore(
+            pricing, gpus, options, 2 * keep, slack, front_limit, watch
+        )  # two mesh orders
     except InputError as error:
         raise _with_suggested_gpus(error, pricing, gpus) from None
     if not len(explored.rows):
@@ -146,7 +151,7 @@ def answer(
         evaluated=explored.legal,
         examined=explored.priced,
         seconds=time.perf_counter() - start,
-        fewer=_fewer(larger, gpus, ranked[0]) if objective == "throughput" else None,
+        fewer=_fewer(larger, gpus, ranked[0]) if fewer and objective == "throughput" else None,
         lengths=lengths(prices, ranked[0]),
         types=types,
     )
@@ -265,7 +270,7 @@ def _nothing_fits(
     return InputError("--gpus", gpus, f"nothing fits{needs}", remedy)
 
 
-_FOR_OPTIONS = 6
+FOR_OPTIONS = 6
 """Strategies with which the options of a stack are tried."""
 
 
@@ -287,10 +292,11 @@ def first_pass(pricing: Pricing, gpus: int) -> Exploration | None:
 def best_of(pricing: Pricing, explored: Exploration) -> tuple[PricedStrategy, float, float]:
     """Return the best of a first pass by the second, with the options of the stack that make it faster."""
     rows = dict.fromkeys([int(explored.order[0]), *best_of_each_family(explored)])
-    fastest = [explored.rows.strategy(int(row)) for row in explored.order[:_FOR_OPTIONS]]
+    fastest = [explored.rows.strategy(int(row)) for row in explored.order[:FOR_OPTIONS]]
     pricing = with_best_options(pricing, fastest)
     prices = RefinedPrices(pricing)
-    candidates = prices.descend([explored.rows.strategy(row) for row in rows])
+    # Of those with which the options were tried one fits; the best without them may not.
+    candidates = prices.descend([explored.rows.strategy(row) for row in rows]) or prices.descend(fastest)
     first = next(iter(that_fit(prices, candidates)), candidates[0])
     return first.priced, first.seconds, first.mfu
 

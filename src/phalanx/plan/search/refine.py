@@ -28,6 +28,7 @@ from phalanx.plan.search.space import ORDERS, SEARCHED, of
 from phalanx.schedule.partition.balance import Units, explain, partition
 from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.given_layout import given_blocks
+from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.schedule.pipeline.schedules import build as build_schedule
 from phalanx.spec.strategy.spec import Strategy
 
@@ -128,8 +129,10 @@ def timeline(pricing: Pricing, s: Strategy, blocks: tuple[int, ...], micro_batch
     experts = pricing.model.experts
     plain = [experts is None or i in experts.dense_layers for i in range(sum(blocks))]
     passes = [kinds[0] if dense else kinds[-1] for dense in plain]
+    facts = SCHEDULES[s.schedule]
+    chunks = s.virtual if facts.takes_virtual else facts.chunks
     return price_schedule(
-        build_schedule(s.schedule, s.pp, micro_batches, s.virtual), _costs(passes, _rows(step.head, 1)[0], blocks)
+        build_schedule(s.schedule, s.pp, micro_batches, chunks), _costs(passes, _rows(step.head, 1)[0], blocks)
     )
 
 
@@ -217,8 +220,10 @@ class RefinedPrices:
     def descend(self, strategies: Sequence[Strategy]) -> list[RankedStrategy]:
         """Descend from the fastest of `strategies` to faster neighbours until none is faster.
 
-        Returns every strategy met on the way that fits, fastest first."""
+        Returns every strategy met on the way that fits, fastest first; none where none of `strategies` fits."""
         fitting = {s: r for s, r in zip(strategies, self.of(strategies), strict=True) if r.priced.fits}
+        if not fitting:
+            return []
         expanded: Strategy | None = None
         while (best := min(fitting, key=lambda s: fitting[s].seconds)) != expanded:
             expanded = best

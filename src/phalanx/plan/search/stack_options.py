@@ -4,8 +4,9 @@ types, so that a user loses nothing by them.
 Strategies are found first, with every option as the stack's release has it; then options are set one after another,
 whichever makes the fastest of them faster by the formulas, until none does; then the second pass prices the
 candidates with them (plan/search/refine.py). How blocks are cut into chunks is no option here: see stage_lengths.py.
-What a user set with --where stays. Number types are offered (number_types.py); offloading to the host, adapters,
-documents, optimizers and multi-token prediction are the user's to choose.
+What a user set with --where stays; what stands in a program's code, where no configuration sets it, is left out.
+Number types are offered (number_types.py); offloading to the host, adapters, documents, optimizers and multi-token
+prediction are the user's to choose.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def with_best_options(pricing: Pricing, strategies: Sequence[Strategy]) -> Prici
         for change in _CHANGES
         if not pinned & change.keys()
         and all(name in row.options and row.options[name].allows(value) for name, value in change.items())
+        and not any(row.options[name].in_code for name in change)
     ]
     best, least = pricing, _least(pricing, some)
     while True:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
 from typing import Any, Literal
@@ -48,31 +48,50 @@ class Section:
 
 def page(title: str, about: str, sections: Sequence[Section], data: Mapping[str, Any] | None = None) -> str:
     """Return the page. `about`: what it is of, "plan", "run", ...; `data`: more to keep beside the sections."""
-    drawn = [s for s in sections if s.chart]
-    held = {
-        "version": VERSION,
-        "about": about,
-        "title": title,
-        "charts": [{"id": _id(s), **asdict(s)["chart"], "kind": s.kind} for s in drawn],
-        **(data or {}),
-    }
+    return page_of(title, about, contents(sections), body(sections), charts(sections), data)
+
+
+def page_of(
+    title: str,
+    about: str,
+    links: str,
+    sections: str,
+    drawn: Sequence[Mapping[str, Any]],
+    data: Mapping[str, Any] | None = None,
+) -> str:
+    """Return the page of sections that are HTML already. `links`: their contents; `drawn`: their charts."""
+    held = {"version": VERSION, "about": about, "title": title, "charts": drawn, **(data or {})}
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src 'unsafe-inline'; "
         "style-src 'unsafe-inline'; img-src data:\">"
         '<meta name="color-scheme" content="light dark">'
-        f"<title>{escape(title)}</title><style>{_asset('report.css')}</style>"
+        f"<title>{escape(title)}</title><style>{asset('report.css')}</style>"
     )
-    links = "".join(f'<li><a href="#{_id(s)}">{escape(s.title)}</a></li>' for s in sections)
-    scripts = "".join(f"<script>{_asset(name)}</script>" for name in _SCRIPTS) if drawn else ""
+    scripts = "".join(f"<script>{asset(name)}</script>" for name in _SCRIPTS) if drawn else ""
     return (
         f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n'
         f'<a class="skip" href="#main">Skip to the content</a><header><h1>{escape(title)}</h1></header>'
         f'<nav aria-label="Sections"><ul>{links}</ul></nav>\n<main id="main">\n'
-        + "\n".join(_section(s) for s in sections)
+        + sections
         + '\n</main>\n<footer>Phalanx; the data of this page are JSON in the element "data".</footer>\n'
-        f'<script type="application/json" id="data">{_json(held)}</script>\n{scripts}</body></html>\n'
+        f'<script type="application/json" id="data">{safe_json(held)}</script>\n{scripts}</body></html>\n'
     )
+
+
+def contents(sections: Sequence[Section]) -> str:
+    """Return the links to the sections, as HTML."""
+    return "".join(f'<li><a href="#{_id(s)}">{escape(s.title)}</a></li>' for s in sections)
+
+
+def body(sections: Sequence[Section]) -> str:
+    """Return the sections as HTML, charts still empty."""
+    return "\n".join(_section(s) for s in sections)
+
+
+def charts(sections: Sequence[Section]) -> list[dict[str, Any]]:
+    """Return what report.js draws into the figures of the sections."""
+    return [{"id": _id(s), **s.chart, "kind": s.kind} for s in sections if s.chart]
 
 
 _SCRIPTS = ("d3.min.js", "plot.umd.min.js", "report.js")
@@ -110,11 +129,12 @@ def _id(s: Section) -> str:
     return "".join(c if c.isalnum() else "-" for c in s.title.lower())
 
 
-def _json(data: Mapping[str, Any]) -> str:
+def safe_json(data: Mapping[str, Any]) -> str:
     """Return JSON in which no element of HTML can begin or end."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """Return a file of assets/, as text."""
     return files("phalanx.report.html").joinpath("assets", name).read_text()

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
+from phalanx.cost.analytic.memory import memory as memory_of
 from phalanx.plan.budget import Goal
 from phalanx.plan.explain import explanation, operators
 from phalanx.plan.explain.analytic import AnalyticSubject
@@ -9,6 +14,7 @@ from phalanx.plan.placement.placement import in_order
 from phalanx.plan.search.planner import Answer
 from phalanx.plan.search.priced import COMMUNICATION
 from phalanx.plan.search.refine import RankedStrategy, timeline
+from phalanx.plan.search.space import of
 from phalanx.plan.search.why_not import TERM_NAMES
 from phalanx.report.html.page import Section, page
 from phalanx.report.mesh_svg import nodes_svg
@@ -25,15 +31,31 @@ _MOST_RANKS = 1024
 
 def report(a: Answer, goal: Goal | None, x: AnalyticSubject) -> str:
     """Return the page of a search's answer. `x`: its best strategy as a subject of explanations."""
-    best, p = a.best, a.pricing
-    title = (
+    return page(title(a), "plan", sections(a, goal, x), data(a))
+
+
+def title(a: Answer) -> str:
+    """Return what the page is called."""
+    p = a.pricing
+    return (
         f"{p.model.family} of {p.model.parameter_count / 1e9:.3g} B parameters on {a.gpus} GPUs of {p.cluster.name}"
     )
+
+
+def data(a: Answer) -> dict[str, Any]:
+    """Return what the page holds for scripts beside its charts."""
+    return {"strategy": str(a.best.strategy), "terms_s": a.best.priced.terms}
+
+
+def sections(a: Answer, goal: Goal | None, x: AnalyticSubject) -> list[Section]:
+    """Return the sections of that page."""
+    best = a.best
     answer, *rest = lines(a, goal)
-    sections = [
+    return [
         Section("The answer", "text", text=(answer, *rest)),
         waterfall("Time of a step", best.priced.terms, TERM_NAMES),
         _memory(a),
+        *([_memory_by_rank(a)] if best.strategy.pp > 1 else []),
         _front(a),
         _neighbours(x),
         _layout(best, a),
@@ -42,7 +64,6 @@ def report(a: Answer, goal: Goal | None, x: AnalyticSubject) -> str:
         _axes(x),
         _rejected(a),
     ]
-    return page(title, "plan", sections, {"strategy": str(best.strategy), "terms_s": best.priced.terms})
 
 
 def waterfall(title: str, terms: dict[str, float], names: dict[str, str]) -> Section:
@@ -98,6 +119,20 @@ def _memory(a: Answer) -> Section:
         "of the fullest rank at its fullest instant: of the chosen strategy, and of the fastest of each other family"
     )
     return memory("Memory by part", bars, ("usable", float(a.pricing.cluster.device.usable_bytes)), note)
+
+
+def _memory_by_rank(a: Answer) -> Section:
+    s, p = a.best.strategy, a.pricing
+    rows = of([s])
+    held = memory_of(p.shape, p.layout(rows), p.profile, p.step(rows).ahead)
+    bars = {
+        f"rank {rank}": {name: float(np.ravel(column)[0]) for name, column in parts.items()}
+        for rank, parts in enumerate(held.by_rank(s.pp))
+    }
+    note = (
+        "at each rank's fullest instant, without what its allocator wastes; the first has the most passes in flight"
+    )
+    return memory("Memory by pipeline rank", bars, ("usable", float(p.cluster.device.usable_bytes)), note)
 
 
 def _front(a: Answer) -> Section:
@@ -223,16 +258,41 @@ def _roofline(x: AnalyticSubject) -> Section:
 
 
 def _axes(x: AnalyticSubject) -> Section:
+    """Draw each axis under the roof of its links: at `intensity` FLOP for each byte sent, a link of `ridge` FLOP per
+    byte lets a rank reach at most peak * min(1, intensity / ridge)."""
+    axes, peak = explanation.axes(x), float(x.pricing.system.peak_bf16) / 1e12
+    sending = [a for a in axes if a.sent and a.intensity > 0 and a.ridge > 0]
     rows = [
         (a.axis, a.tier, size(a.sent), f"{a.intensity:,.0f}", f"{a.ridge:,.0f}", a.regime, seconds(a.exposed_s))
-        for a in explanation.axes(x)
+        for a in axes
     ]
+    points = [
+        {
+            "x": a.intensity,
+            "y": peak * min(1.0, a.intensity / a.ridge),
+            "series": f"{a.axis}, over {a.tier}",
+            "label": f"{a.axis}: {size(a.sent)} over {a.tier}, {a.regime}; {seconds(a.exposed_s)} exposed",
+        }
+        for a in sending
+    ]
+    ends = [value for a in sending for value in (a.intensity, a.ridge)]
+    roofs = []
+    for ridge in sorted({a.ridge for a in sending}):
+        low, high = min(ends) / 2, max(ends) * 2
+        roofs += [
+            {"x1": low, "y1": peak * low / ridge, "x2": ridge, "y2": peak},
+            {"x1": ridge, "y1": peak, "x2": high, "y2": peak},
+        ]
     return Section(
         "The communication roofline",
-        "table",
-        "by axis, of one rank and step",
+        "scatter" if points else "table",
+        "by axis, of one rank and step; a line for each kind of link; left of its ridge an axis sends longer than "
+        "its rank computes, and overlap cannot hide it",
         columns=("axis", "links", "sent", "FLOP per byte", "ridge", "regime", "exposed"),
         rows=rows,
+        chart={"x": "FLOP per byte sent", "y": "TFLOP/s", "log": True, "points": points, "roofs": roofs}
+        if points
+        else {},
     )
 
 

@@ -3,18 +3,24 @@ predicted passes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
 from phalanx.report.html.page import Section, page
 from phalanx.report.style import seconds, size
 from phalanx.report.train import Comparison
+from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.files.plan import Plan
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 
 _MOST_POINTS = 2000
 _MOST_RANKS = 16
-"""Ranks whose timelines are drawn: of more, the first ones."""
+"""Ranks whose timelines are all drawn: of more, those that stand for their pipeline stage."""
+_KINDS = ("forward", "backward", "communication", "optimizer", "other")
+_SLOW = 1.1
+"""A rank that computes this many times as long as the median one is named."""
 
 
 def report(
@@ -29,17 +35,19 @@ def report(
     `steps`: the lines of metrics.jsonl; `compared`: predicted against measured; `trace`: events of trace.json, empty
     if there is none."""
     prediction = plan.prediction
+    in_gib = [{**row, "mem_gib": float(row["mem_bytes"]) / GIB} for row in steps]
     sections = [
         _summary(name, plan, steps),
         _lines("Loss", "nats a token", {"training": "loss"}, steps),
         _lines("Throughput", "tokens/s", {"all ranks": "tokens_per_s"}, steps, zero=True),
+        _lines("Memory", "GiB, the fullest rank", {"peak": "mem_gib"}, in_gib, zero=True),
         Section(
             "Predicted against measured",
             "table",
             columns=("", "predicted", "measured", "error"),
             rows=[(row.name, row.write(row.predicted), row.write(row.measured), _error(row)) for row in compared],
         ),
-        *_timeline(prediction, trace),
+        *_timeline(plan, trace),
     ]
     return page(f"Run {name}", "run", sections, {"strategy": str(plan.strategy), "prediction": dict(prediction)})
 
@@ -93,51 +101,108 @@ def _lines(
     )
 
 
-def _timeline(prediction: Mapping[str, Any], trace: Sequence[Mapping[str, Any]]) -> list[Section]:
-    """Draw the traced step of each rank, compute and communication apart, under what was predicted."""
+def _timeline(plan: Plan, trace: Sequence[Mapping[str, Any]]) -> list[Section]:
+    """Draw the traced step of each rank, compute and communication apart, under what was predicted of it."""
     spans = [e for e in trace if e.get("ph") == "X"]
     if not spans:
         return []
-    names = {e["pid"]: e["args"]["name"] for e in trace if e.get("name") == "process_name"}
-    rows, at = [], 0.0
-    for what, key, kind in (
-        ("forward passes", "forward_s", "forward"),
-        ("backward passes", "backward_s", "backward"),
-        ("exposed communication", "exposed_communication_s", "communication"),
-        ("update", "optimizer_s", "optimizer"),
-    ):
-        took = float(prediction.get(key) or 0.0) * 1e3
-        if took:
-            rows.append({"row": "predicted", "start": at, "end": at + took, "kind": kind, "label": what})
-        at += took
-    ranks = sorted(names)[:_MOST_RANKS]
-    begin = min(float(e["ts"]) for e in spans)
-    busy: dict[str, dict[str, float]] = {}
+    names = {e["pid"]: str(e["args"]["name"]) for e in trace if e.get("name") == "process_name"}
+    busy = {pid: dict.fromkeys(_KINDS, 0.0) for pid in names}
     for e in spans:
-        if e["pid"] not in ranks:
-            continue
-        args = e.get("args", {})
-        kind = str(args.get("op", "")) if e.get("cat") == "compute" else "communication"
-        kind = kind if kind in ("forward", "backward", "optimizer", "communication") else "other"
-        start, took = (float(e["ts"]) - begin) / 1e3, float(e["dur"]) / 1e3
-        lane = "" if e.get("cat") == "compute" else ", communication"
-        rank = str(names[e["pid"]])
-        rows.append({"row": f"{rank}{lane}", "start": start, "end": start + took, "kind": kind, "label": e["name"]})
-        busy.setdefault(rank, {}).setdefault(kind, 0.0)
-        busy[rank][kind] += took
-    kinds = ("forward", "backward", "communication", "optimizer", "other")
-    table = [(rank, *(f"{parts.get(kind, 0.0):.2f}" for kind in kinds)) for rank, parts in busy.items()]
-    predicted = {row["kind"]: float(row["end"]) - float(row["start"]) for row in rows if row["row"] == "predicted"}  # type: ignore[arg-type]
-    table.insert(0, ("predicted", *(f"{predicted.get(kind, 0.0):.2f}" for kind in kinds)))
-    hidden = len(names) - len(ranks)
+        if e["pid"] in busy:
+            busy[e["pid"]][_kind(e)] += float(e["dur"]) / 1e3
+    classes = _classes(plan.strategy, busy)
+    predicted, rows = _predicted(plan.prediction), []
+    begin = min(float(e["ts"]) for e in spans)
+    of_rank: dict[int, list[Mapping[str, Any]]] = {pid: [] for pid in classes}
+    for e in spans:
+        of_rank.get(e["pid"], []).append(e)
+    for pid, own in of_rank.items():
+        at = 0.0
+        for kind, (what, took) in predicted.items():
+            row = f"{names[pid]}, predicted"
+            rows.append({"row": row, "start": at, "end": at + took, "kind": kind, "label": what})
+            at += took
+        for e in sorted(own, key=lambda e: e.get("cat") != "compute"):
+            start, took = (float(e["ts"]) - begin) / 1e3, float(e["dur"]) / 1e3
+            row = names[pid] if e.get("cat") == "compute" else f"{names[pid]}, communication"
+            rows.append({"row": row, "start": start, "end": start + took, "kind": _kind(e), "label": e["name"]})
+    table = [("predicted", "", *(f"{predicted[k][1]:.2f}" if k in predicted else "0.00" for k in _KINDS))]
+    for pid, stands_for in classes.items():
+        cells = (_against(busy[pid][k], predicted[k][1] if k in predicted else 0.0, k) for k in _KINDS)
+        table.append((names[pid], f"{stands_for:,}", *cells))
+    note = "one traced step; predicted passes are drawn in a row, with the communication that nothing hides"
+    if len(classes) < len(names):
+        note += f"; of {len(names):,} ranks, the first and the slowest of each pipeline stage are drawn"
     return [
         Section(
             "The predicted step over the measured one",
             "timeline",
-            "one traced step; predicted passes are drawn in a row, with the communication that nothing hides"
-            + (f"; {hidden} more ranks are in trace.json" if hidden else ""),
-            columns=("ms", *kinds),
+            note,
+            text=tuple(_slow(names, busy)),
+            columns=("ms", "ranks", *_KINDS),
             rows=table,
             chart={"unit": "milliseconds", "rows": rows},
         )
     ]
+
+
+def _kind(e: Mapping[str, Any]) -> str:
+    kind = str(e.get("args", {}).get("op", "")) if e.get("cat") == "compute" else "communication"
+    return kind if kind in _KINDS else "other"
+
+
+def _predicted(prediction: Mapping[str, Any]) -> dict[str, tuple[str, float]]:
+    """What each kind is called and the milliseconds that are predicted of it, in the order of a step."""
+    parts = {
+        "forward": ("forward passes", "forward_s"),
+        "backward": ("backward passes", "backward_s"),
+        "communication": ("exposed communication", "exposed_communication_s"),
+        "optimizer": ("update", "optimizer_s"),
+    }
+    timed = {kind: (what, float(prediction.get(key) or 0.0) * 1e3) for kind, (what, key) in parts.items()}
+    return {kind: (what, took) for kind, (what, took) in timed.items() if took}
+
+
+def _classes(s: Strategy, busy: Mapping[int, Mapping[str, float]]) -> dict[int, int]:
+    """Return the ranks that are drawn, and for how many each stands: all of few; of many, the first of each pipeline
+    stage for its stage, and the slowest for itself."""
+    if len(busy) <= _MOST_RANKS:
+        return dict.fromkeys(sorted(busy), 1)
+    ranks = mesh(s)
+    stages: dict[int, list[int]] = {}
+    for pid in sorted(busy):
+        stages.setdefault(ranks.coordinates(pid).get("pp", 0) if pid < ranks.world else -1, []).append(pid)
+    shown: dict[int, int] = {}
+    for members in list(stages.values())[: _MOST_RANKS // 2]:
+        slowest = max(members, key=lambda pid: _computing(busy[pid]))
+        shown[members[0]] = len(members) - (slowest != members[0])
+        shown.setdefault(slowest, 1)
+    return shown
+
+
+def _computing(parts: Mapping[str, float]) -> float:
+    return sum(took for kind, took in parts.items() if kind != "communication")
+
+
+def _against(measured: float, predicted: float, kind: str) -> str:
+    """A measured time and how far it is from the predicted one. All communication is measured, but only what is
+    exposed is predicted: no difference is shown there."""
+    if not predicted or kind == "communication":
+        return f"{measured:.2f}"
+    return f"{measured:.2f} ({measured / predicted - 1:+.0%})"
+
+
+def _slow(names: Mapping[int, str], busy: Mapping[int, Mapping[str, float]]) -> Iterator[str]:
+    """Say which rank computes clearly longer than the others, and in what."""
+    if len(busy) < 2:
+        return
+    slowest = max(busy, key=lambda pid: _computing(busy[pid]))
+    usual = median(_computing(parts) for parts in busy.values())
+    if usual and _computing(busy[slowest]) > _SLOW * usual:
+        more = {k: busy[slowest][k] - median(parts[k] for parts in busy.values()) for k in _KINDS}
+        kind = max((k for k in _KINDS if k != "communication"), key=lambda k: more[k])
+        yield (
+            f"{names[slowest]} computes longest: {_computing(busy[slowest]):.2f} ms, {usual:.2f} ms in the median; "
+            f"{more[kind]:.2f} ms more in {kind}"
+        )

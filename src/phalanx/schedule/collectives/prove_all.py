@@ -26,6 +26,12 @@ def sweep(most: int) -> Iterator[str | None]:
                         yield f"{algorithm} {op}, {p} ranks, {options}: {error}"
 
 
+def count(most: int) -> int:
+    """Return how many schedules `sweep` proves."""
+    worlds = range(1, most + 1)
+    return sum(len(variants(op, name, p)) for op, names in ALGORITHMS.items() for name in names for p in worlds)
+
+
 def variants(op: str, algorithm: str, p: int) -> list[dict[str, Any]]:
     """Return the arguments of `build` to try over p ranks: even chunks, uneven ones, fewer elements than ranks;
     first, middle and last root; one segment, several, more than elements; two tiers; even, uneven and empty

@@ -77,6 +77,8 @@ def holds(conditions: Iterable[Condition], values: Mapping[str, Any]) -> Any:
     result: Any = True
     for condition in conditions:
         result = result & condition.holds(values)
+        if result is False:  # of single values: thousands of strategies are judged one by one
+            return False
     return result
 
 
@@ -126,7 +128,10 @@ def _of_words(text: str, name: str, values: list[str], negated: bool, legal: Seq
 
 def _member_test(name: str, numbers: list[int], negated: bool) -> Callable[[Mapping[str, Any]], Any]:
     def test(given: Mapping[str, Any]) -> Any:
-        inside = np.isin(given[name], numbers)
+        column = given[name]
+        if isinstance(column, int):
+            return (column in numbers) != negated
+        inside = np.isin(column, numbers)
         return ~inside if negated else inside
 
     return test
@@ -139,7 +144,7 @@ class _Sum:
 
 
 def _compared(one: _Sum, op: Callable[[Any, Any], Any], other: _Sum) -> Callable[[Mapping[str, Any]], Any]:
-    return lambda given: np.asarray(op(one.value(given), other.value(given)))
+    return lambda given: op(one.value(given), other.value(given))
 
 
 def _sum(text: str, known: Sequence[str], words: Mapping[str, Sequence[str]], whole: str, field: str) -> _Sum:
@@ -157,6 +162,13 @@ def _sum(text: str, known: Sequence[str], words: Mapping[str, Sequence[str]], wh
     for name in names:
         if name in words:
             raise InputError(field, whole, f"{name} has words for values", f"use e.g. {name}=VALUE")
+
+    if len(tokens) == 1:
+        name = tokens[0]
+        if name.isdigit():
+            number = int(name)
+            return _Sum(frozenset(), lambda given: number)
+        return _Sum(frozenset(names), lambda given: given[name])
 
     def value(given: Mapping[str, Any]) -> Any:
         terms = [int(t) if t.isdigit() else given[t] for t in tokens[::2]]

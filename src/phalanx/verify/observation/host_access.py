@@ -17,7 +17,7 @@ from phalanx.verify.observation.stated_values import array
 
 @contextmanager
 def answered(answer: Callable[[str, str], None], note: Callable[[str], None]) -> Iterator[None]:
-    """Answer tolist(), numpy() and the like of tensors without content, and skip writing checkpoints."""
+    """Answer tolist(), numpy(), data_ptr() and the like of tensors without content, and skip writing checkpoints."""
 
     def to_list(tensor: FakeTensor) -> Any:
         answer("tolist", "the stated value")
@@ -26,6 +26,10 @@ def answered(answer: Callable[[str, str], None], note: Callable[[str], None]) ->
     def to_numpy(tensor: FakeTensor, *args: Any, **kwargs: Any) -> Any:
         answer("numpy", "the stated value")
         return array(tensor)
+
+    def to_address(tensor: FakeTensor) -> int:
+        answer("data_ptr", "0")
+        return 0
 
     def skipped(name: str) -> Callable[..., None]:
         def skip(*args: Any, **kwargs: Any) -> None:
@@ -37,6 +41,7 @@ def answered(answer: Callable[[str, str], None], note: Callable[[str], None]) ->
         stack.enter_context(patch.object(FakeTensor, "tolist", to_list, create=True))
         stack.enter_context(patch.object(FakeTensor, "numpy", to_numpy, create=True))
         stack.enter_context(patch.object(FakeTensor, "__array__", to_numpy, create=True))
+        stack.enter_context(patch.object(FakeTensor, "data_ptr", to_address, create=True))
         stack.enter_context(patch.object(torch, "save", skipped("torch.save")))
         for name in ("save", "async_save"):
             stack.enter_context(patch.object(checkpoints, name, skipped(f"torch.distributed.checkpoint.{name}")))

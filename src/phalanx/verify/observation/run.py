@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import re
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -103,6 +105,13 @@ def observe_rank(
             if "backend" not in str(error):
                 raise
             raise Unobservable(_meaningless(error)) from error
+        except Exception as error:
+            if place := _triton_launch(error):
+                raise Unobservable(
+                    f"a Triton kernel at {place} runs on a GPU alone: wrap it in torch.library.custom_op with a "
+                    "register_fake, or take the plain torch path in this run"
+                ) from error
+            raise
     if not results:
         raise Unobservable("the program ended before its first step: no torch optimizer's step() was called")
     for (what, value, place), count in recorder.answered.items():
@@ -123,6 +132,17 @@ def _meaningless(error: BaseException) -> str:
         f"{name} needs what tensors hold, or a kernel that says nothing about shapes, at {place_of(error)}: "
         "call it on the host, give it a fake kernel (torch.library.register_fake), or leave it out of this run"
     )
+
+
+def _triton_launch(error: BaseException) -> str | None:
+    """Return "file:line" of the launch of a Triton kernel if an error was raised in one: it looks for a driver."""
+    package = getattr(sys.modules.get("triton"), "__file__", None)
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [i for i, f in enumerate(frames) if package and Path(f.filename).is_relative_to(Path(package).parent)]
+    if not inside:
+        return None
+    callers = [f for f in frames[: inside[0]] if not f.filename.startswith(OWN)]
+    return f"{relative(callers[-1].filename)}:{callers[-1].lineno}" if callers else None
 
 
 def _operation(message: str) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 "use strict";
 (() => {
   const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999"];
-  const data = JSON.parse(document.getElementById("data").textContent);
   const wide = () => Math.max(320, Math.min(1080, document.getElementById("main").clientWidth - 8));
   const base = (more) => ({
     width: wide(), marginLeft: 150, style: { background: "transparent", color: "currentColor", fontSize: "12px" },
@@ -46,8 +45,8 @@
       marginTop: 28,
     })),
     scatter: (c) => Plot.plot(base({
-      height: 420, marginLeft: 70,
-      x: { label: c.x, type: c.log ? "log" : "linear", grid: true, nice: true, ...(c.log ? { tickFormat: power, ticks: 6 } : {}) },
+      height: 420, marginLeft: 70, marginRight: 44, marginBottom: 42,
+      x: { label: c.x, labelOffset: 36, type: c.log ? "log" : "linear", grid: true, nice: true, ...(c.log ? { tickFormat: power, ticks: 6 } : {}) },
       y: { label: c.y, type: c.log ? "log" : "linear", grid: true, nice: true, ...(c.log ? { tickFormat: power, ticks: 6 } : {}) },
       marks: [
         ...(c.roofs ?? []).map((r) => Plot.line([[r.x1, r.y1], [r.x2, r.y2]], { stroke: "currentColor", strokeWidth: 1.5 })),
@@ -59,8 +58,8 @@
     lines: (c) => {
       const points = c.series.flatMap((s) => s.points.map(([x, y]) => ({ x, y, series: s.name })));
       return Plot.plot(base({
-        height: 300, marginLeft: 70,
-        x: { label: c.x, grid: true, ...(c.logX ? { type: "log", tickFormat: power, ticks: 6 } : {}) },
+        height: 300, marginLeft: 70, marginRight: 44, marginBottom: 42,
+        x: { label: c.x, labelOffset: 36, grid: true, ...(c.logX ? { type: "log", tickFormat: power, ticks: 6 } : {}) },
         y: { label: c.y, grid: true, zero: c.zero ?? false, ...(c.log ? { type: "log", tickFormat: power, ticks: 6 } : {}) },
         marks: [
           Plot.line(points, { x: "x", y: "y", stroke: "series", tip: true }),
@@ -83,12 +82,14 @@
   };
 
   const draw = () => {
+    const data = JSON.parse(document.getElementById("data").textContent);
     for (const figure of document.querySelectorAll("figure[data-chart]")) {
       const chart = data.charts.find((c) => c.id === figure.dataset.chart);
       figure.replaceChildren(drawn[chart.kind](chart));
     }
   };
   draw();
+  globalThis.drawCharts = draw; // the page of `phalanx ui` draws each new answer
   let waiting = 0;
   addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(draw, 150); });
 })();

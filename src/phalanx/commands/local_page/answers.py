@@ -1,0 +1,202 @@
+"""Answers to the page's questions, each priced in a warm process beside the server: a tab's long search holds up no
+other tab, and stopping it ends its process alone.
+
+    {"id", "model", "cluster", "stack", "gpus", "batch", "seq", "headroom", "where"}  ->  one line of JSON
+    {"html", "charts", "figures", "plan", "report"}  or  {"error"}                      <-  one line of JSON
+    {"priced", "legal"}                                               <-  before it, while it takes long
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from threading import BoundedSemaphore, Lock
+from typing import Any
+
+from phalanx.commands.priced_plan import plan_of
+from phalanx.commands.question import Asked, read
+from phalanx.plan.explain.analytic import AnalyticSubject
+from phalanx.plan.search.planner import Answer, answer
+from phalanx.plan.search.why_not import TERM_NAMES
+from phalanx.report.html.page import body, charts, contents
+from phalanx.report.html.plan import data, sections, title
+from phalanx.report.style import seconds, size
+from phalanx.spec.cluster.presets import PRESETS as CLUSTERS
+from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.files.plan import to_dict
+from phalanx.spec.model.presets import PRESETS as MODELS
+from phalanx.stacks.registry import ROWS
+
+NAMES = {"model": sorted(MODELS), "cluster": sorted(CLUSTERS), "stack": list(ROWS)}
+"""What a page may ask about: no file is read for it."""
+
+
+_PROCESSES = 4
+"""Questions that are priced at the same time; further ones wait."""
+
+
+class Planner:
+    """Asks processes of its own, which are kept warm; any thread may ask, and stop what another asked."""
+
+    def __init__(self) -> None:
+        self._free, self._change = BoundedSemaphore(_PROCESSES), Lock()
+        self._idle: list[subprocess.Popen[bytes]] = []
+        self._busy: dict[str, subprocess.Popen[bytes]] = {}
+        self._stopped: set[str] = set()
+        self.progress: dict[str, dict[str, int]] = {}
+        """Of each question that is being priced: how many strategies were priced, and how many are legal."""
+        self._closed = False
+
+    def warm(self) -> None:
+        """Start a process, so that the first question need not wait for its start."""
+        with self._change:
+            self._idle.append(_started())
+
+    def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what `answered` says of a question, or {"error": ...} where it was stopped."""
+        name = str(question.get("id", ""))
+        with self._free:
+            with self._change:
+                if self._closed or name in self._stopped:
+                    self._stopped.discard(name)
+                    return {"error": "stopped"}
+                process = self._idle.pop() if self._idle else _started()
+                self._busy[name] = process
+            reply = _asked(process, question, lambda so_far: self.progress.update({name: so_far}))
+            with self._change:
+                self.progress.pop(name, None)
+                self._busy.pop(name, None)
+                if reply is not None:
+                    self._idle.append(process)
+                    return reply
+                if name in self._stopped:
+                    self._stopped.discard(name)
+                    return {"error": "stopped"}
+            return {"error": "the search failed; the terminal of `phalanx ui` says why"}
+
+    def stop(self, name: str) -> None:
+        """Stop the question of that id, whether it is priced already or still waits."""
+        with self._change:
+            if name and len(self._stopped) < 1000:
+                self._stopped.add(name)
+            if name in self._busy:
+                self._busy[name].kill()
+
+    def close(self) -> None:
+        """End every process."""
+        with self._change:
+            self._closed = True
+            for process in (*self._idle, *self._busy.values()):
+                process.kill()
+                process.wait()
+
+
+def _started() -> subprocess.Popen[bytes]:
+    """Start a process that answers, in a session of its own: Ctrl-C in the terminal is the server's."""
+    command = [sys.executable, "-m", __name__]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+
+
+def _asked(
+    process: subprocess.Popen[bytes], question: Mapping[str, Any], watch: Callable[[dict[str, int]], None]
+) -> dict[str, Any] | None:
+    """Return a process's answer; None if it ended. `watch` hears of its progress."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(json.dumps(question).encode() + b"\n")
+        process.stdin.flush()
+        while True:
+            reply: dict[str, Any] = json.loads(process.stdout.readline())
+            if "priced" not in reply:
+                return reply
+            watch(reply)
+    except (OSError, ValueError):
+        process.kill()
+        process.wait()
+        return None
+
+
+def serve() -> None:
+    """Answer the questions on stdin until it ends."""
+    for line in sys.stdin:
+        try:
+            reply = answered(json.loads(line), _Reporter())
+        except InputError as error:
+            reply = {"error": str(error)}
+        print(json.dumps(reply), flush=True)
+
+
+class _Reporter:
+    """Writes how far a search is, every third of a second."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + 0.3
+
+    def __call__(self, priced: int, legal: int) -> None:
+        if time.monotonic() >= self._next:
+            self._next += 0.3
+            print(json.dumps({"priced": priced, "legal": legal}), flush=True)
+
+
+def answered(question: Mapping[str, Any], watch: Callable[[int, int], None] | None = None) -> dict[str, Any]:
+    """Return the best plan for a page's question: its sections, figures, plan.json and report. Raises InputError."""
+    for field, known in NAMES.items():
+        if (name := str(question.get(field))) not in known:
+            raise InputError(field, name, "is not one that the page offers", nearest(name, known))
+    for field in ("gpus", "batch", "seq"):
+        if type(question.get(field)) is not int:
+            raise InputError(field, question.get(field), "is not a whole number")
+    share, where = question.get("headroom"), question.get("where")
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
+        raise InputError("headroom", str(share), "is not a share of the memory", "0.05 leaves 5 % free")
+    headroom = float(share)
+    limits = str(where).strip() or None if where else None
+    about = {field: str(question[field]) for field in NAMES}
+    gpus, batch, seq = (int(question[field]) for field in ("gpus", "batch", "seq"))
+    asked = read(
+        Asked(None, about["model"], about["cluster"], gpus, batch, seq, None, about["stack"], None, limits), True
+    )
+    result = answer(lambda n: replace(asked.pricing_on(n), headroom=headroom), gpus, fewer=False, watch=watch)
+    best = result.best
+    subject = AnalyticSubject(
+        lambda n: result.pricing if n == gpus else replace(asked.pricing_on(n), headroom=headroom),
+        best.strategy,
+        gpus,
+    )
+    shown = sections(result, None, subject)
+    plan = plan_of(result.pricing, best.priced, best.run, best.mfu, about["cluster"], asked.precision)
+    return {
+        "html": body(shown),
+        "charts": charts(shown),
+        "figures": _figures(result, about),
+        "plan": json.dumps(to_dict(plan), indent=1) + "\n",
+        "report": {"title": title(result), "links": contents(shown), "data": data(result)},
+    }
+
+
+def _figures(a: Answer, about: Mapping[str, str]) -> dict[str, str]:
+    """Return what two answers are compared by, as text."""
+    best, job = a.best, a.pricing.job
+    terms = {
+        TERM_NAMES.get(name, name): seconds(t) for name, t in best.priced.terms.items() if t > 1e-3 * best.seconds
+    }
+    return {
+        **about,
+        "GPUs": f"{a.gpus:,}",
+        "batch": f"{job.global_batch:,} x {job.seq:,} tokens",
+        "strategy": str(best.strategy),
+        "step": seconds(best.seconds),
+        "tokens/s": f"{job.global_batch * job.seq / best.seconds:,.0f}",
+        "MFU": f"{best.mfu:.1%}",
+        "memory": size(best.priced.bytes_),
+        **terms,
+    }
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,204 @@
+"""The server of `phalanx ui`: on 127.0.0.1 alone, every address below a token that nobody can guess.
+
+Python's own http.server: one user and a handful of short requests need no framework, and what has to be right here
+(the token, the Host header, which folders are read) is checked below in sight. A page of another origin
+cannot ask: it does not know the token, its Origin is refused, and no answer allows it to read (no CORS). A name that
+is pointed at 127.0.0.1 (DNS rebinding) is refused by its Host header.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from collections import OrderedDict
+from html import escape
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
+
+from phalanx.commands.export import TARGETS, export
+from phalanx.commands.local_page.answers import NAMES, Planner
+from phalanx.commands.report import of_run
+from phalanx.report.html.local_page import POLICY, local_page
+from phalanx.report.html.page import page_of
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.plan import from_dict
+
+_MOST_BYTES = 64 * 2**10
+_FILES = ("plan.json", "metrics.jsonl", "recorded.json", "trace.json")
+"""What is read of a run."""
+_KEPT = 16
+"""Latest answers whose report, plan and exports a page may still download."""
+
+
+class LocalServer(ThreadingHTTPServer):
+    """Serves the page and its questions. `folder`: where runs lie; nothing outside is read. Raises InputError."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int, folder: Path) -> None:
+        self.token = secrets.token_urlsafe(24)
+        self.folder = folder
+        self.planner = Planner()
+        self.reports: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self.plans: OrderedDict[str, str] = OrderedDict()
+        self.page = local_page(NAMES["model"], NAMES["cluster"], NAMES["stack"], list(TARGETS))
+        try:
+            super().__init__(("127.0.0.1", port), _Handler)
+        except OSError as error:
+            raise InputError(
+                "--port", port, f"cannot be used ({(error.strerror or '').lower()})", "name another, or 0"
+            ) from None
+        self.planner.warm()
+
+    @property
+    def address(self) -> str:
+        """The page's URL, token included."""
+        return f"http://127.0.0.1:{self.server_port}/{self.token}/"
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Return the runs of the folder, and when each last changed; links are none of them."""
+        if not self.folder.is_dir():
+            return []
+        runs: list[dict[str, Any]] = []
+        for run in sorted(self.folder.iterdir()):
+            if run.is_dir() and not run.is_symlink() and not run.name.startswith("."):
+                times = [file.stat().st_mtime for name in _FILES if (file := run / name).is_file()]
+                if times:
+                    runs.append({"name": run.name, "changed": max(times)})
+        return runs
+
+    def report(self, name: str) -> str:
+        """Return the report of a run. Raises InputError for what is no run of the folder, or leads out of it."""
+        if name not in {run["name"] for run in self.runs()}:
+            raise InputError("run", name, f"is no run in {self.folder}")
+        run = self.folder / name
+        for file in _FILES:
+            if (run / file).is_symlink() or ((run / file).exists() and not (run / file).is_file()):
+                raise InputError("run", name, f"its {file} is a link or no file, and is not followed")
+        return of_run(run)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a tab that was closed before it had its reply; show any other error with its trace."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+    def server_close(self) -> None:
+        """Close the port and end the planner."""
+        super().server_close()
+        self.planner.close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: LocalServer
+    timeout = 600
+
+    def do_GET(self) -> None:
+        what = self._asked()
+        name, _, query = (what or "").partition("?")
+        if what is None:
+            self._refuse(404, "There is nothing here. Open the address that `phalanx ui` printed.")
+        elif name == "":
+            self._reply("text/html", self.server.page)
+        elif name == "runs":
+            self._reply(
+                "application/json", json.dumps({"folder": str(self.server.folder), "runs": self.server.runs()})
+            )
+        elif name == "run":
+            self._run(unquote(query))
+        elif name == "progress":
+            self._reply("application/json", json.dumps(self.server.planner.progress.get(query)))
+        elif name == "export":
+            self._export(query)
+        elif name == "report" and query in self.server.reports:
+            self._reply("text/html", page_of(about="plan", **self.server.reports[query]))
+        else:
+            self._refuse(404, "There is nothing here.")
+
+    def do_POST(self) -> None:
+        what, own = self._asked(), f"http://{self.headers.get('Host')}"
+        if what not in ("plan", "stop") or self.headers.get("Origin", own) != own:
+            return self._refuse(404, "There is nothing here.")
+        try:
+            length = int(self.headers.get("Content-Length", ""))
+            question = json.loads(self.rfile.read(length)) if 0 <= length <= _MOST_BYTES else None
+        except (ValueError, RecursionError):
+            question = None
+        if not isinstance(question, dict) or self.headers.get_content_type() != "application/json":
+            return self._reply("application/json", json.dumps({"error": "the question is no JSON object"}), 400)
+        name = str(question.get("id", ""))
+        if what == "stop":
+            self.server.planner.stop(name)
+            return self._reply("application/json", "{}")
+        answer = self.server.planner.ask(question)
+        if "report" in answer:
+            about = answer.pop("report")
+            self.server.reports[name] = about | {"sections": answer["html"], "drawn": answer["charts"]}
+            self.server.plans[name] = answer["plan"]
+            for kept in (self.server.reports, self.server.plans):
+                while len(kept) > _KEPT:
+                    kept.popitem(last=False)
+            answer["id"] = name
+        self._reply("application/json", json.dumps(answer))
+
+    def _asked(self) -> str | None:
+        """Return what is asked for below the token; None for a stranger."""
+        hosts = [f"{name}:{self.server.server_port}" for name in ("127.0.0.1", "localhost")]
+        token, slash, what = self.path.removeprefix("/").partition("/")
+        known = slash and secrets.compare_digest(token.encode(), self.server.token.encode())
+        return what if known and self.headers.get("Host") in hosts else None
+
+    def _export(self, query: str) -> None:
+        """Reply with an answer's plan in a framework's words, its files in one zip."""
+        name, _, to = query.partition("&")
+        plan = self.server.plans.get(name)
+        if plan is None:
+            return self._refuse(404, "That plan is no longer kept.")
+        try:
+            result = export(from_dict(json.loads(plan), "of this page"), to)
+        except InputError as error:
+            return self._reply("application/json", json.dumps({"error": str(error)}))
+        content = BytesIO()
+        with ZipFile(content, "w", ZIP_DEFLATED) as archive:
+            for file, text in result.files.items():
+                entry = ZipInfo(f"{to}/{file}")
+                entry.external_attr = (0o755 if file.endswith(".sh") else 0o644) << 16
+                archive.writestr(entry, text)
+        self._reply("application/zip", content.getvalue())
+
+    def _run(self, name: str) -> None:
+        """Reply with a run's report, or with what is wrong with its folder."""
+        try:
+            self._reply("text/html", self.server.report(name))
+        except (InputError, OSError) as error:
+            self._refuse(200, f"{error}. If the run is just being written, this mends itself.")
+
+    def _refuse(self, status: int, why: str) -> None:
+        text = (
+            '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1"><title>Phalanx</title>'
+            f'<p style="font:16px/1.5 system-ui,sans-serif;margin:1rem">{escape(why)}</p></html>'
+        )
+        self._reply("text/html", text, status)
+
+    def _reply(self, kind: str, what: str | bytes, status: int = 200) -> None:
+        content = what.encode() if isinstance(what, str) else what
+        self.send_response(status)
+        for header, value in (
+            ("Content-Type", kind if isinstance(what, bytes) else f"{kind}; charset=utf-8"),
+            ("Content-Length", str(len(content))),
+            ("Content-Security-Policy", POLICY),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Referrer-Policy", "no-referrer"),
+            ("Cache-Control", "no-store"),
+        ):
+            self.send_header(header, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing of each request."""

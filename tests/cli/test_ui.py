@@ -1,0 +1,248 @@
+"""`phalanx ui`: its page in a real browser, and a server that answers nobody else and reads nothing else."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from support.browser import CHROMIUM, Browser, chromium
+from support.in_process_cli import phalanx
+
+from phalanx.commands.local_page.answers import answered
+from phalanx.commands.local_page.server import LocalServer
+from phalanx.spec.errors import InputError
+
+QUESTION = {
+    **{"model": "llama3-8b", "cluster": "dgx-h100", "stack": "megatron-core"},
+    **{"gpus": 8, "batch": 64, "seq": 4096, "headroom": 0.05, "where": ""},
+}
+FIRST = "#model=llama3-8b&gpus=8&batch=64"
+ANSWERED = "document.getElementById('state').textContent.startsWith('answered')"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One run that trains, one half written, one that leads out of the folder."""
+    folder = tmp_path_factory.mktemp("ui")
+    question = ("--model", "gpt2", "--cluster", "dgx-h100", "--gpus", "1", "--batch", "2", "--seq", "64")
+    assert phalanx(folder, "plan", *question, "--out", "plan.json")[0] == 0
+    for name in ("trains", "half", "leads-out"):
+        (folder / "runs" / name).mkdir(parents=True)
+        shutil.copy(folder / "plan.json", folder / "runs" / name)
+    _train(folder / "runs" / "trains", 1)
+    (folder / "runs" / "half" / "plan.json").write_text('{"version": 1, "mod')
+    (folder / "secret").write_text("the secret")
+    (folder / "runs" / "leads-out" / "metrics.jsonl").symlink_to(folder / "secret")
+    return folder / "runs"
+
+
+def _train(run: Path, step: int) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        row = {"step": step, "loss": 9.0 / step, "step_time_s": 2.0, "tokens_per_s": 5e3, "mem_bytes": 2**30}
+        file.write(json.dumps(row) + "\n")
+
+
+@pytest.fixture(scope="module")
+def server(runs: Path) -> Iterator[LocalServer]:
+    local = LocalServer(0, runs)
+    thread = Thread(target=local.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    yield local
+    local.shutdown()
+    local.server_close()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine: the page's scripts cannot be run")
+    with chromium(tmp_path_factory.mktemp("profile")) as started:
+        yield started
+
+
+def _reply(
+    server: LocalServer, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
+) -> tuple[int, str, http.client.HTTPMessage]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    sent = json.dumps(body) if body is not None else None
+    connection.request(method, path, sent, {"Content-Type": "application/json"} | (headers or {}))
+    response = connection.getresponse()
+    text = response.read().decode()
+    connection.close()
+    return response.status, text, response.headers
+
+
+def test_each_control_changes_the_plan(server: LocalServer, browser: Browser) -> None:
+    tab = browser.tab(server.address + FIRST)
+    tab.wait(ANSWERED)
+    figures = "document.getElementById('figures').innerText"
+
+    def changed(control: str, value: object) -> str:
+        before = tab.value(figures)
+        tab.set(control, value)
+        tab.wait(f"{ANSWERED} && {figures} !== {json.dumps(before)}")
+        return str(tab.value(figures))
+
+    assert tab.value("document.querySelectorAll('#main figure[data-chart]').length") >= 4
+    assert tab.value(
+        "[...document.querySelectorAll('#main figure[data-chart]')].every((f) => f.querySelector('svg'))"
+    )
+    tab.value("URL.createObjectURL = (b) => { b.text().then((t) => { globalThis.saved = t; }); return 'data:,'; }")
+    tab.set("export", "megatron")
+    tab.wait("globalThis.saved?.startsWith('PK')")
+    tab.set("export", "deepspeed")  # the plan's pipeline is interleaved
+    tab.wait("document.getElementById('problem').innerText.includes('strategy.virtual = 8')")
+    tab.click("keep")
+    assert "tp=4" in changed("where", "tp=4, zero=1")
+    assert "kept" in tab.value("document.getElementById('compared').innerText")
+    assert tab.value("document.querySelectorAll('#compared tr.differs').length") > 2
+    changed("batch-power", 8)
+    assert tab.value("document.getElementById('batch').value") == "256"
+    changed("batch", 96)
+    assert "96 x 4,096 tokens" in tab.value("document.getElementById('compared').innerText")
+    changed("where", "")
+    changed("gpus-power", 4)
+    changed("seq-power", 13)
+    changed("headroom", 40)
+    changed("cluster", "dgx-b200")
+    changed("stack", "torchtitan")
+    changed("model", "mistral-7b")
+    assert "model=mistral-7b" in tab.value("location.hash")
+    for button, holds in (("plan", '"strategy"'), ("report", "<!doctype html>")):
+        tab.value("globalThis.saved = ''")
+        tab.click(button)
+        tab.wait(f"globalThis.saved.includes({json.dumps(holds)})")
+    assert browser.errors == []
+
+
+def test_what_is_wrong_is_said_above_the_last_answer(server: LocalServer, browser: Browser) -> None:
+    tab = browser.tab(server.address + FIRST)
+    tab.wait(ANSWERED)
+    problem = "document.getElementById('problem').innerText"
+    for control, value, said in (
+        ("gpus", "", "gpus: is not a whole number"),
+        ("gpus", "1.5", "gpus = 1.5: is not a whole number"),
+        ("gpus", "8", ""),
+        ("where", "tq=8", "'tq' is not a field"),
+        ("where", "", ""),
+    ):
+        tab.set(control, value)
+        tab.wait(f"{problem}.includes({json.dumps(said)}) && !!{problem} === {json.dumps(bool(said))}")
+        assert tab.value("document.querySelectorAll('#main svg').length") > 3
+    typo = browser.tab(server.address + "#model=lama3-8b")
+    typo.wait(f"{problem}.includes('did you mean llama3-8b')")
+    assert browser.errors == []
+
+
+def test_a_run_is_looked_at_as_it_trains(server: LocalServer, browser: Browser, runs: Path) -> None:
+    tab = browser.tab(server.address + FIRST)
+    tab.wait("document.getElementById('runs').options.length === 3")
+    tab.click("to-runs")
+    shown = "document.querySelector('iframe')?.contentDocument?.body?.innerText ?? ''"
+    for name, says in (
+        ("half", "plan.json"),
+        ("leads-out", "is not followed"),
+        ("trains", "loss 9.000 after step 1"),
+    ):
+        tab.set("runs", name)
+        tab.wait(f"({shown}).includes({json.dumps(says)})")
+        assert "the secret" not in tab.value(shown)
+    _train(runs / "trains", 2)
+    tab.wait(f"({shown}).includes('loss 4.500 after step 2')")
+    for _ in range(2):  # the second before the first is drawn
+        tab.set("runs", "trains")
+    tab.wait("document.querySelectorAll('iframe').length === 1")
+    assert browser.errors == []
+
+
+def test_two_tabs_do_not_wait_for_each_other(server: LocalServer) -> None:
+    path = f"/{server.token}/"
+    long = QUESTION | {"model": "deepseek-v3", "gpus": 8192, "batch": 16384, "id": "long"}
+    replies: list[str] = []
+    thread = Thread(target=lambda: replies.append(_reply(server, "POST", path + "plan", long)[1]))
+    thread.start()
+    assert "strategy" in json.loads(_reply(server, "POST", path + "plan", QUESTION | {"id": "short"})[1])["figures"]
+    assert replies == []
+    far = {"priced": 0, "legal": 0}
+    while not far["priced"]:
+        time.sleep(0.1)
+        far = json.loads(_reply(server, "GET", path + "progress?long")[1]) or far
+    assert far["priced"] < far["legal"]
+    assert replies == []
+    assert _reply(server, "POST", path + "stop", {"id": "long"})[0] == 200
+    thread.join(10)
+    assert replies == ['{"error": "stopped"}']
+
+
+def test_strangers_are_refused(server: LocalServer) -> None:
+    assert server.server_address[0] == "127.0.0.1"
+    own = f"/{server.token}/"
+    port = server.server_port
+    for method, path, headers in (
+        ("GET", "/", {}),
+        ("GET", "/runs", {}),
+        ("GET", f"/{server.token[:-1]}/runs", {}),
+        ("GET", own, {"Host": f"attacker.example:{port}"}),
+        ("GET", own + "../../etc/passwd", {}),
+        ("POST", own + "plan", {"Origin": "http://attacker.example"}),
+        ("POST", own + "plan", {"Origin": "null"}),
+    ):
+        status, text, _ = _reply(server, method, path, QUESTION if method == "POST" else None, headers)
+        assert (status, "figures" in text, "llama" in text) == (404, False, False)
+    assert _reply(server, "POST", own + "plan", QUESTION, {"Content-Type": "text/plain"})[0] == 400
+    status, text, headers_ = _reply(server, "GET", own)
+    assert status == 200
+    assert not [name for name in headers_ if name.lower().startswith("access-control")]
+    assert "connect-src 'self'" in headers_["Content-Security-Policy"]
+    for name in ("..", "../secret", "%2e%2e%2fsecret", "/etc", "", "leads-out"):
+        assert "the secret" not in _reply(server, "GET", own + "run?" + name)[1]
+    assert _reply(server, "OPTIONS", own + "plan")[0] == 501
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("model", "lama3-8b", "did you mean llama3-8b"),
+        ("gpus", True, "is not a whole number"),
+        ("gpus", -8, "--gpus"),
+        ("batch", 7.5, "is not a whole number"),
+        ("headroom", 1, "is not a share of the memory"),
+        ("headroom", float("nan"), "is not a share of the memory"),
+        ("where", "tp<=", "is not a condition"),
+    ],
+)
+def test_a_bad_value_is_named(field: str, value: object, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        answered(QUESTION | {field: value})
+
+
+def test_a_port_in_use_is_said(server: LocalServer, tmp_path: Path) -> None:
+    code, _, err = phalanx(tmp_path, "ui", "--port", str(server.server_port))
+    assert (code, err.count("\n")) == (2, 1)
+    assert "cannot be used (address already in use)" in err
+
+
+def test_ctrl_c_ends_it_and_its_tabs_say_so(browser: Browser, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "phalanx", "ui"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    tab = browser.tab(process.stdout.readline().strip() + FIRST)
+    tab.wait(ANSWERED)
+    began = time.monotonic()
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(10) == 0
+    assert time.monotonic() - began < 5
+    assert "Traceback" not in process.communicate()[1]
+    tab.wait("document.getElementById('problem').innerText.startsWith('The server has ended')")
+    assert tab.value("document.querySelectorAll('#main svg').length") > 3
+    browser.errors.clear()  # what Chromium itself writes of a refused connection
