@@ -19,7 +19,8 @@ from phalanx.cost.step.predict import predict
 from phalanx.nn import functional
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.verify.on_gpu import functions, generation
+from phalanx.train.compiled_blocks import compile_blocks
+from phalanx.verify.on_gpu import functions, generation, steps
 from phalanx.verify.on_gpu.sizes import SIZES, TINY
 from phalanx.verify.on_gpu.steps import measured
 
@@ -109,6 +110,7 @@ def test_a_step_is_measured(way: str) -> None:
 def test_a_compiled_step_is_measured(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the compiler's graphs, run by torch's own kernels."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(steps, "compile_blocks", partial(compile_blocks, backend="aot_eager"))
     assert measured(TINY, way)["step_s"] > 0
 
 
@@ -120,7 +122,7 @@ def test_generation_is_measured() -> None:
 
 
 def test_operations_on_the_device_are_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert all(row["error"] < row["bound"] / 10 for row in functions.rows(torch.device("cpu")))
+    assert all(row["error"] < row["bound"] / 2 for row in functions.rows(torch.device("cpu")))
     wrong = {"swiglu": (lambda gate, up: functional.swiglu(gate, up + gate.dtype.itemsize / 8), ((4, 4), (4, 4)))}
     monkeypatch.setattr(functions, "CASES", wrong)
     assert all(row["error"] > row["bound"] for row in functions.rows(torch.device("cpu")) if row["what"] == "swiglu")

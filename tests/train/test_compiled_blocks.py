@@ -3,10 +3,13 @@ refused."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.in_process_cli import phalanx
 from support.rank_pool import Pool
 from torch import Tensor
 
@@ -27,6 +30,14 @@ _SIZES = {"vocab": 64, "hidden": 16, "layers": 10, "heads": 2, "ffn": 24, "max_s
 _FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama", **_SIZES},
     "gpt2": {"family": "gpt2", **_SIZES},
+}
+_OTHERS: dict[str, dict[str, Any]] = {
+    "window": {"family": "mistral", "kv_heads": 1, "window": 8},
+    "qwen2": {"family": "qwen2"},
+    "qwen3": {"family": "qwen3"},
+    "gpt_neox": {"family": "gpt_neox"},
+    "palm": {"family": "palm"},
+    "latent": {"family": "llama", "latent": {"kv_rank": 8, "rope_dim": 4, "nope_dim": 8, "v_dim": 8}},
 }
 
 
@@ -62,6 +73,36 @@ def test_gradients_are_those_of_plain_blocks(family: str) -> None:
     assert largest < 1e-10
     assert losses == pytest.approx([0, 0, 0], abs=1e-12)
     assert graphs == 1  # for ten blocks
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", list(_OTHERS))
+def test_gradients_of_other_blocks(name: str) -> None:
+    model = build(ModelSpec, complete(_SIZES | {"layers": 2} | _OTHERS[name]), "model")
+    largest, losses, graphs = errors(ALONE, model, Strategy(micro_batch=2))
+    assert largest < 1e-10
+    assert losses == pytest.approx([0, 0, 0], abs=1e-12)
+    assert graphs == 1
+
+
+@pytest.mark.long
+def test_a_run_through_inductor(tmp_path: Path) -> None:
+    """`phalanx train` with inductor's kernels: the recorded step is the plan's, and losses are close to plain."""
+    losses = {}
+    for way in ("none", "blocks"):
+        job = (
+            '[model]\nfamily = "llama"\nvocab = 512\nhidden = 64\nlayers = 2\nheads = 2\nffn = 128\nmax_seq = 64\n'
+            "[job]\nglobal_batch = 8\nseq = 64\n[strategy]\ndp = 1\n"
+            f'[train]\nsteps = 6\nsample_tokens = 0\ncompile = "{way}"\n'
+        )
+        (tmp_path / f"{way}.toml").write_text(job)
+        code, out, err = phalanx(tmp_path, "train", f"{way}.toml")
+        assert code == 0, err
+        assert "the recorded step equals the plan" in out
+        lines = (tmp_path / "runs" / way / "metrics.jsonl").read_text().splitlines()
+        losses[way] = [row["loss"] for row in map(json.loads, lines) if "loss" in row]
+    assert losses["blocks"] == pytest.approx(losses["none"], rel=1e-5)
+    assert losses["blocks"][0] == losses["none"][0]  # as written
 
 
 @pytest.mark.long

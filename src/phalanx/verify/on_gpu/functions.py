@@ -22,8 +22,8 @@ from phalanx.nn.optimizers import AdamW
 from phalanx.runtime.process.world import ALONE
 from phalanx.spec.files.plan import write_json
 
-BOUNDS = {"float32": 1e-4, "bfloat16": 3e-2}
-"""Relative error |x - x*| / |x*| of a tensor."""
+BOUNDS = {"float32": 1e-4, "bfloat16": 1e-2}
+"""Relative error |x - x*| / |x*| of a tensor: on CPUs at most 3e-7 and 4e-3."""
 Function = Callable[..., Tensor]
 
 
