@@ -451,9 +451,10 @@ def _data_parallel(
     # Parameters that come from the host do so before each gather.
     fetched = profile.parameters_on_host * param * (dense_params + expert_params) / np.maximum(shards, 1)
     gathers = np.where(how.gathers_each > 0, m * (1 + how.regathers), 1.0)
+    replicates = np.asarray(how.replicates_each)
     scatter, replicate, gather = (
         totals["reduce_scatter"] / reductions,
-        totals["all_reduce"],
+        totals["all_reduce"] / np.where(replicates > 0, m, 1.0),
         totals["all_gather"] / gathers + fetched / system.host_bytes_per_s,
     )
     replica_distance = np.where(shards > 1, layout.dp_stride * shards / layout.cp, stride)
@@ -483,13 +484,14 @@ def _data_parallel(
     # For every micro-batch: parameters in the forward pass, and again in the backward pass, and gradients in the
     # latter; of what is done once a step the same share is hidden as above.
     again = how.regathers * gather
-    slowed = (profile.contention - 1) * np.minimum(forward + backward, gather + again + scatter)
-    both_passes = np.maximum(gather - forward_room, 0) + np.maximum(again + scatter - backward_room, 0) + slowed
+    reduction = scatter + replicates * replicate
+    slowed = (profile.contention - 1) * np.minimum(forward + backward, gather + again + reduction)
+    both_passes = np.maximum(gather - forward_room, 0) + np.maximum(again + reduction - backward_room, 0) + slowed
     # Nothing is computed beside the gather of a pass's first unit, nor beside the reduction of its last one.
-    both_passes = both_passes + (gather + scatter) / np.maximum(params.units, 1)
-    reduced_each = scatter - np.minimum(profile.dp_overlap * scatter, backward_room)
+    both_passes = both_passes + (gather + reduction) / np.maximum(params.units, 1)
+    reduced_each = reduction - np.minimum(profile.dp_overlap * reduction, backward_room)
     gathered_once = gather - np.minimum(profile.gather_overlap * gather, forward)
-    last_replicate = np.maximum(replicate - backward_room, 0)
+    last_replicate = (1 - replicates) * np.maximum(replicate - backward_room, 0)
     each = np.where(how.gathers_each > 0, m * both_passes, m * reduced_each + gathered_once) + last_replicate
     out.of["dp"] = {
         "ranks": ranks,
@@ -502,7 +504,8 @@ def _data_parallel(
         "hidden_s": hidden,
     }
     out.of["optimizer"] = {"parameters": dense_params / shards, "bytes": profile.optimizer_bytes}
-    out.terms["dp"] = np.where(ranks > 1, np.where(how.reduces_each > 0, each, once), 0.0) * (1 - layout.frozen)
+    every = (how.reduces_each > 0) | (replicates > 0)
+    out.terms["dp"] = np.where(ranks > 1, np.where(every, each, once), 0.0) * (1 - layout.frozen)
     if np.any(c.kind):
         times = np.where(how.reduces_each > 0, m, 1)
         coding = compression.coding_s(c, dense_params + expert_params, grad, ranks, system)

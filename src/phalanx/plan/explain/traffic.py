@@ -126,7 +126,7 @@ def _rows(
     rows = [
         *layer_flows(shape, layout, profile.policy),
         *gradient_flows(shape, layout, how, types, reduced, stride, bucket_bytes(layout, profile)),
-        summed_copies(shape, layout, how, types, reduced),
+        summed_copies(shape, layout, profile.policy, how, types, reduced),
     ]
     if crossed:
         rows.append(messages(shape, layout, profile.policy, crossed))
