@@ -44,7 +44,7 @@ def layer_flows(shape: Shape, layout: Layout, policy: Policy) -> list[Flow]:
     ]
     if np.any(shape.moe_layers):
         flows += [*_stream(shape, layout, policy, of, "experts"), *_core(shape, layout, "experts")]
-        flows += _experts(shape, layout, policy)
+        flows += expert_flows(shape, layout, policy)
     return flows
 
 
@@ -179,7 +179,7 @@ def routed_rows(shape: Shape, layout: Layout, held: Column) -> Column:
     return np.where(np.asarray(shape.experts_choose) > 0, by_experts, chosen)
 
 
-def _experts(shape: Shape, layout: Layout, policy: Policy) -> list[Flow]:
+def expert_flows(shape: Shape, layout: Layout, policy: Policy) -> list[Flow]:
     """Return what routing sends: rows to experts and back, counts, choices."""
     copies = np.where(policy.sends_copies > 0, layout.etp, 1.0)
     ranks = layout.ep * copies

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.cost.analytic.step import bucket_bytes
+from phalanx.cost.analytic.update import bucket_bytes
 from phalanx.cost.collectives.nccl_model import collective_s, message_s, together
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger import flow as ledger
