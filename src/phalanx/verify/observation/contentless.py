@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import (
 
 from phalanx.runtime.observe.any_step import WAITS, AnyStep
 from phalanx.runtime.observe.collective_ops import NAMESPACES
+from phalanx.verify.observation.remembered import Remembered
 from phalanx.verify.observation.stated_values import follow, half, stated
 
 _aten = torch.ops.aten
@@ -36,6 +37,7 @@ class Contentless(AnyStep):
     def __init__(self, fake: FakeTensorMode, enough: Any) -> None:
         super().__init__(enough)
         self.fake = fake
+        self.remembered = Remembered(fake)
         self.answered: Counter[tuple[str, str, str]] = Counter()
         """Values that were asked for and do not exist: (operation, value, line) and how often."""
 
@@ -73,7 +75,7 @@ class Contentless(AnyStep):
         """Run an operation on fake tensors; what it is given with content is made fake first."""
         if all(isinstance(t, FakeTensor) for t in tensors):
             try:
-                return func(*args, **kwargs)
+                return self.remembered.run(func, args, kwargs, tensors)
             except DynamicOutputShapeException:
                 out = half(func, args, kwargs)
                 if out is NotImplemented:
