@@ -54,9 +54,9 @@ class Contentless(AnyStep):
             return _completed(func, args)
         if func is torch.ops._c10d_functional.wait_tensor.default:
             return args[0]  # as the real one; that of fake tensors would return a copy
-        if func.namespace in NAMESPACES:
-            return func(*args, **kwargs)
         tensors = [*_flat(args), *_flat(tuple(kwargs.values()))]
+        if func.namespace in NAMESPACES:
+            return self.remembered.run(func, args, kwargs, tensors)
         with_content = not any(isinstance(t, FakeTensor) for t in tensors)
         if with_content and _on_host(func, tensors, kwargs) and self._keeps(func, tensors, args, kwargs):
             with unset_fake_temporarily():

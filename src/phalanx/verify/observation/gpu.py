@@ -216,6 +216,8 @@ class Redirect(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor) and func not in _OF_ONE_TENSOR:
+            return func(*args)  # of a tensor alone: its shape, its device; asked very often
         kwargs = kwargs or {}
         if func is torch.device:  # an object of the program's: redirected where it is used
             return func(*args, **kwargs)
@@ -249,6 +251,10 @@ def _read(data: Any) -> Any:
     if isinstance(data, list | tuple) and any(isinstance(x, list | tuple | torch.Tensor) for x in data):
         return [_read(x) for x in data]
     return data
+
+
+_OF_ONE_TENSOR = (torch.Tensor.cuda, torch.Tensor.type, torch.Tensor.pin_memory, torch.tensor)
+"""Functions that are redirected though a tensor is all that they are given."""
 
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]

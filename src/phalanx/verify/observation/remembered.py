@@ -29,6 +29,7 @@ _PLAIN = frozenset(
 _REFUSED = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view))
 _NEVER = frozenset((_aten.lift_fresh.default, _aten.lift_fresh_copy.default))
 """What torch.tensor() ends in: its results may hold a constant."""
+_NAMESPACES = ("aten", "_c10d_functional")
 _MOST = 100_000
 
 
@@ -63,30 +64,27 @@ class Remembered:
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
         """Return what `func(*args, **kwargs)` returns. `tensors`: all tensors among its arguments, in order."""
-        if func.namespace != "aten" or not self._lasting(func):
-            return func(*args, **kwargs)
-        with torch._C.DisableTorchFunction():
-            key = self._key(func, args, kwargs)
+        key = self._key(func, args, kwargs) if self._lasting(func) else None
         if key is None:
             return func(*args, **kwargs)
         entry = self.entries.get(key, _UNKNOWN)
         if entry is None:
             return func(*args, **kwargs)
         if entry is not _UNKNOWN:
-            assert isinstance(entry, _Entry)
-            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
                 return _build(entry, tensors)
         out = func(*args, **kwargs)
         if len(self.entries) < _MOST:
-            with torch._C.DisableTorchFunction():
-                unchanged = self._key(func, args, kwargs) == key
-                self.entries[key] = self._entry(out, tensors) if unchanged else None
+            unchanged = self._key(func, args, kwargs) == key
+            self.entries[key] = self._entry(out, tensors) if unchanged else None
         return out
 
     def _lasting(self, func: Any) -> bool:
         known = _lasting.get(func)
         if known is None:
-            known = _lasting[func] = func not in _NEVER and _REFUSED.isdisjoint(func.tags)
+            known = _lasting[func] = (
+                func.namespace in _NAMESPACES and func not in _NEVER and _REFUSED.isdisjoint(func.tags)
+            )
         return known
 
     def _key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
