@@ -44,8 +44,8 @@ WAITS = {
 }
 """Operations after which the host must wait for the device: their result, or its shape, depends on values."""
 _BELOW_FUNCTIONS = ("aten", "_c10d_functional")
-"""Operations of torch's own, below which no program's function modes are meant to see the calls of Python code. Those of
-other libraries may have fake kernels in Python, which are programs like any other."""
+"""Operations of torch's own: below them, no function mode of the program is meant to see the calls of Python code. Those
+of other libraries may have fake kernels in Python, which are programs like any other."""
 _COPIES = (_aten._to_copy.default, _aten.copy_.default)
 
 
@@ -202,7 +202,7 @@ class AnyStep(TorchDispatchMode):
             if t not in PLAIN:
                 return NotImplemented  # a wrapper such as DTensor: what it does with its inner tensors arrives here
         if func.namespace in _BELOW_FUNCTIONS:
-            with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+            with torch._C.DisableTorchFunction():
                 return self._operation(func, args, kwargs or {})
         return self._operation(func, args, kwargs or {})
 

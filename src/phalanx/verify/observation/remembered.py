@@ -1,9 +1,9 @@
 """What operations return on tensors without content, remembered by what they are given.
 
-A training step repeats itself: every block, micro-batch and step issues the same operations on the same shapes. torch's
-fake tensors compute a result's shape once and then look it up, but the look-up itself (hashing every field of every
-argument, building the result through several layers) is most of the time of an observation. Here the key is short,
-and a result is built by its two allocations: a tensor on `meta`, and the FakeTensor around it.
+A training step repeats itself: every block, micro-batch and step issues the same operations on the same shapes.
+torch's fake tensors compute a result's shape once and then look it up, but the look-up itself (hashing every field of
+every argument, building the result through several layers) would be most of the time of an observation. Here the key
+is short, and a result is built by its two allocations: a tensor on `meta`, and the FakeTensor around it.
 
 An entry says for each result: it is an argument (operations in place), it has the storage of an argument (views), or
 it has a storage of its own. It is made only where a result that is built from it is the result in all that a program
@@ -67,12 +67,12 @@ class Remembered:
         key = self._key(func, args, kwargs) if self._lasting(func) else None
         if key is None:
             return func(*args, **kwargs)
-        entry = self.entries.get(key, _UNKNOWN)
-        if entry is None:
-            return func(*args, **kwargs)
-        if entry is not _UNKNOWN:
-            with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+        entry = self.entries.get(key)
+        if entry is not None:
+            with torch._C._DisableTorchDispatch():
                 return _build(entry, tensors)
+        if key in self.entries:
+            return func(*args, **kwargs)
         out = func(*args, **kwargs)
         if len(self.entries) < _MOST:
             unchanged = self._key(func, args, kwargs) == key
@@ -150,7 +150,7 @@ class Remembered:
                     in_place,
                     tuple(t.shape),
                     t.stride(),
-                    t.storage_offset(),
+                    int(t.storage_offset()),
                     t.dtype,
                     t._fake_device,
                     state,
@@ -163,7 +163,6 @@ class Remembered:
         return entry if alike else None
 
 
-_UNKNOWN = object()
 _lasting: dict[Any, bool] = {}
 
 
@@ -193,7 +192,7 @@ def _build(entry: _Entry, tensors: list[Tensor]) -> Any:
     return built if entry.kind is list else tuple(built)
 
 
-def _alike(a: Tensor | None, b: Tensor | None) -> bool:
+def _alike(a: FakeTensor | None, b: FakeTensor | None) -> bool:
     """Whether two results are the same in shape, type, device, storage and dispatch."""
     if a is None or b is None or a is b:
         return a is b
