@@ -44,8 +44,8 @@ WAITS = {
 }
 """Operations after which the host must wait for the device: their result, or its shape, depends on values."""
 _BELOW_FUNCTIONS = ("aten", "_c10d_functional")
-"""Operations of torch's own: below them, no function mode of the program is meant to see the calls of Python code. Those
-of other libraries may have fake kernels in Python, which are programs like any other."""
+"""Operations of torch's own: a program's function modes are not meant to see the calls that Python code below them
+makes. Those of other libraries may have fake kernels in Python, which are programs like any other."""
 _COPIES = (_aten._to_copy.default, _aten.copy_.default)
 
 
