@@ -61,6 +61,18 @@ class FakeStream:
         return 1.0
 
 
+class Generator(torch.Generator):
+    """A GPU's generator of random numbers: its state has a GPU's size, and setting it does nothing."""
+
+    def get_state(self) -> torch.Tensor:
+        """Return seed and offset, (16,) uint8."""
+        return torch.zeros(16, dtype=torch.uint8)
+
+    def set_state(self, new_state: torch.Tensor) -> Generator:
+        """Leave the state as it is."""
+        return self
+
+
 class Module:
     """What `torch.gpu` offers, and `torch.cuda` while a program is observed.
 
@@ -117,7 +129,7 @@ class Module:
         pass
 
     def get_rng_state(self, device: object = None) -> torch.Tensor:
-        return torch.default_generator.get_state()  # of the host's generator, by its size
+        return Generator().get_state()
 
     def set_rng_state(self, state: object, device: object = None) -> None:
         pass
