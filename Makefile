@@ -58,7 +58,7 @@ test: $(VENV)/.dev
 
 # The suite, and every drawn examination at its full number of cases.
 long: $(VENV)/.dev
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "long or not long"
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "long or not long" --timeout 3600
 
 # Drawn inputs with mistakes, each held to the rule in tests/support/fuzz/rule.py:  make fuzz CASES=500 SEED=7
 CASES ?= 2000

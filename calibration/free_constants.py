@@ -108,7 +108,8 @@ def free() -> list[Free]:
     )
     generations = ("ampere", "hopper", "blackwell")
     constants += _of(generations, ("gemm", 1.0), ("gemm_half", 0.3), ("attention", 0.3), ("portable_attention", 0.5))
-    constants += _of(("hopper", "blackwell"), ("gemm8", 0.8))
+    # Rates in 8 bits as shares of their peaks differ by an eighth from generation to generation.
+    constants += _of(("hopper", "blackwell"), ("gemm8", 0.15))
     constants += _of(("blackwell",), ("gemm4", 0.8))
     constants += _of(("hopper",), ("portable_gemm", 0.15))
     constants += _of(("blackwell-ultra",), ("gemm", 0.1), ("gemm8", 0.15), ("gemm4", 0.15), ("attention", 0.2))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from support.rank_pool import Pool
 from phalanx.cli import terminal
 
 terminal._SILENT_S = 60.0  # as in support/preload.py
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs behind it without one
 
 # Time limits belong to benchmarks: this machine may be busy.
 # CI says what failed and leaves it to a person to find the smallest such case.

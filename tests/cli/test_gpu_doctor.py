@@ -5,15 +5,22 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.in_process_cli import phalanx
 
 from phalanx.commands import gpu_doctor
 from phalanx.commands.gpu_doctor import Part, examine, failed, parts
+from phalanx.cost.step.predict import predict
+from phalanx.nn import functional
 from phalanx.spec.cluster.presets import preset
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.train.compiled_blocks import compile_blocks
+from phalanx.verify.on_gpu import functions, generation, steps
 from phalanx.verify.on_gpu.sizes import SIZES, TINY
 from phalanx.verify.on_gpu.steps import measured
 
@@ -97,3 +104,57 @@ def test_a_step_is_measured(way: str) -> None:
     row: dict[str, Any] = measured(TINY, way)
     assert row["step_s"] > 0
     assert row["tokens_per_s"] == pytest.approx(2 * 64 / row["step_s"])
+
+
+@pytest.mark.parametrize("way", ["ours-compiled", "fsdp"])
+def test_a_compiled_step_is_measured(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the compiler's graphs, run by torch's own kernels."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(steps, "compile_blocks", partial(compile_blocks, backend="aot_eager"))
+    assert measured(TINY, way)["step_s"] > 0
+
+
+def test_generation_is_measured() -> None:
+    row = generation.measured(TINY, prompt=16, new=3)
+    assert row["weights_bytes"] == 2 * TINY.model.parameter_count
+    assert row["tokens_per_s"] == pytest.approx(8 / row["token_s"])
+    assert row["first_token_s"] > 0
+
+
+def test_operations_on_the_device_are_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(row["error"] < row["bound"] / 2 for row in functions.rows(torch.device("cpu")))
+    wrong = {"swiglu": (lambda gate, up: functional.swiglu(gate, up + gate.dtype.itemsize / 8), ((4, 4), (4, 4)))}
+    monkeypatch.setattr(functions, "CASES", wrong)
+    assert all(row["error"] > row["bound"] for row in functions.rows(torch.device("cpu")) if row["what"] == "swiglu")
+
+
+def test_the_report_prices_the_step_on_the_measured_cluster() -> None:
+    cluster = preset("dgx-h100", 1)
+    step = {"size": "8B", "way": "ours", "tokens_per_s": 1e4, "model_flops_per_s": 494.5e12, "step_s": 0.4}
+    rows = [step | {"predicted_peak_bytes": 2**30}, step | {"way": "plain"}]
+    wrong = {"what": "swiglu", "dtype": "float32", "error": 1.0, "bound": 1e-4}
+    done = {"state": "done", "error": None, "seconds": 1.0}
+    content = {"machine": [], "cluster": asdict(cluster), "parts": {}}
+    content["parts"]["steps ours"] = done | {"result": rows}
+    content["parts"]["functions"] = done | {"result": [wrong]}
+    text_row = {"size": "8B", "prompts": 8, "first_token_s": 0.1, "token_s": 0.01, "tokens_per_s": 800.0}
+    content["parts"]["generation"] = done | {"result": [text_row]}
+    report = gpu_doctor.as_text(content)
+    size = next(size for size in SIZES if size.name == "8B")
+    priced = predict(size.model, cluster, size.job, Strategy(micro_batch=size.micro_batch)).step_time_s
+    share = 494.5e12 / cluster.device.dense_flops_per_s["bfloat16"]
+    assert f"| 8B | ours | 10,000 | 494.5 | {share:.1%} | 400.0 | {priced * 1e3:.1f} |  | 1.00 |" in report
+    assert f"| 8B | plain | 10,000 | 494.5 | {share:.1%} | 400.0 |  |  |  |" in report
+    assert "| 8B | 8 | 100.0 | 10.00 | 800 |" in report
+    assert "swiglu in float32: off by 1.0e+00, more than 1e-04" in report
+
+
+def test_what_has_no_time_is_left_for_the_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = _part("functions", "open('ran', 'a').write('x'); import sys; open(sys.argv[1], 'w').write('[]')")
+    _given(monkeypatch, 1, first, _part("steps ours", "print('[]')"))
+    monkeypatch.setattr(gpu_doctor, "WHOLE_S", 1)
+    assert examine(tmp_path, lambda _: None)["parts"]["steps ours"]["state"] == "left for the next call"
+    monkeypatch.setattr(gpu_doctor, "WHOLE_S", 100)
+    content = examine(tmp_path, lambda _: None)
+    assert [p["state"] for p in content["parts"].values()] == ["done", "done"]
+    assert (tmp_path / "ran").read_text() == "x"

@@ -159,6 +159,9 @@ def test_a_run_is_looked_at_as_it_trains(server: LocalServer, browser: Browser, 
         assert "the secret" not in tab.value(shown)
     _train(runs / "trains", 2)
     tab.wait(f"({shown}).includes('loss 4.500 after step 2')")
+    for _ in range(2):  # the second before the first is drawn
+        tab.set("runs", "trains")
+    tab.wait("document.querySelectorAll('iframe').length === 1")
     assert browser.errors == []
 
 

@@ -55,7 +55,7 @@ def ledger(case: Case) -> tuple[list[Flow], Shape, Layout, Held]:
         *layer_flows(sizes, how, PHALANX),
         messages(sizes, how, PHALANX, boundaries(how)),
         *gradient_flows(sizes, how, sharded, types, held, 1.0, 25 * 2**20),
-        summed_copies(sizes, how, sharded, types, held),
+        summed_copies(sizes, how, PHALANX, sharded, types, held),
         tied_embedding(sizes, how, sharded, types),
     ]
     return flows, sizes, how, held

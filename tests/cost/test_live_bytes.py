@@ -135,15 +135,21 @@ def _held(actions: Sequence[Action]) -> int:
         ("llama3-8b", 4096, "dp=64,zero=1"),
         ("llama3-8b", 8192, "dp=16,zero=1,tp=4,sp=1,recompute=full"),
         ("mixtral-8x7b", 4096, "dp=16,zero=1,tp=4,sp=1,ep=8"),
+        ("llama3-8b", 4096, "dp=64,zero=2"),  # buffers of the embedding and of two matrices
+        ("llama3-8b", 4096, "dp=64,zero=3"),  # of two blocks
+        ("mixtral-8x7b", 4096, "dp=64,zero=3,ep=8"),
+        ("llama3-8b", 4096, "dp=16,zero=3,pp=4"),
+        ("llama3-8b", 8192, "dp=8,zero=1,tp=4,sp=1,pp=2"),  # 17 and 15 blocks
+        ("llama3-70b", 8192, "dp=2,zero=1,tp=4,sp=1,cp=2,ulysses=2,pp=4,schedule=dualpipe-v"),
     ],
 )
 def test_the_peak_is_the_program_s(model: str, seq: int, line: str) -> None:
+    """Of the fullest pipeline rank."""
     spec, s, job = (
         make_model({"preset": model}, Path())[0],
         Strategy(**parse(line)),
         Job(128, seq, Precision("bfloat16")),
     )
-    view = StepLayout(spec, job, s).stage_view()
-    exact = expand(view, list(terms(view))).peak_bytes
+    exact = max(expand(view, list(terms(view))).peak_bytes for view in StepLayout(spec, job, s).stage_views())
     found = memory(shape(spec), layout(s, job, spec.layers), PHALANX)
     assert float(found.peak) == pytest.approx(exact, rel=0.01)

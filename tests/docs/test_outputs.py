@@ -15,8 +15,8 @@ from support.forked_cli import phalanx as forked
 from support.in_process_cli import phalanx
 
 ROOT = Path(__file__).parents[2]
-_ELSEWHERE = ("train", "parity", "lab", "experts", "import", "export-weights", "validate", "observe")
-"""Commands that train or measure, or run for minutes: other tests hold what they do."""
+_ELSEWHERE = ("train", "parity", "lab", "experts", "import", "export-weights", "validate", "observe", "ui")
+"""Commands that train or measure, or run for minutes or until they are stopped: other tests hold what they do."""
 _MEASURED = (
     "--device cuda",
     "doctor --gpu",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from phalanx.cost.analytic import alike
 from phalanx.cost.analytic.step import step
 from phalanx.cost.ledger import pipeline_formulas
 from phalanx.cost.ledger.rank_layout import layout
@@ -40,6 +42,21 @@ def test_columns_price_as_single_strategies_do(llama):
         if s.schedule == "interleaved" and one.micro_batches < s.pp:
             continue  # there the schedule itself is asked, below
         assert seconds[i] == pytest.approx(float(np.sum(found.seconds)), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("model", "stack"),
+    [("llama3-8b", "phalanx"), ("mixtral-8x7b", "megatron-core"), ("deepseek-v3", "torchtitan")],
+)
+def test_rows_whose_blocks_are_alike_are_priced_as_each_alone(model, stack):
+    p = _pricing(model, 2, 24, 4096, stack)
+    kinds = ("none", "selective", "selective:layernorm", "selective:mlp")
+    rows = space.everything(p.model, p.job, 16, replace(p.options, recompute=kinds))
+    starts = np.random.default_rng(0).integers(0, len(rows) - 40, 60)
+    some = rows.take((starts[:, None] + np.arange(40)).reshape(-1))
+    few = alike.FEW - 1
+    each = [p.seconds(some.take(slice(i, i + few))) for i in range(0, len(some), few)]
+    np.testing.assert_array_equal(p.seconds(some), np.concatenate(each))
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,13 @@ from typing import Any
 
 from phalanx.commands.doctor import look_around
 from phalanx.commands.this_machine import Announce
+from phalanx.cost.step.predict import predict
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import write_json
+from phalanx.spec.strategy.spec import Strategy
 
 VERSION = 1
 _PARITY_JOB = """[model]
@@ -49,6 +51,10 @@ steps = 4
 _EXPERTS = "[model.experts]\ncount = 4\ntop_k = 2\nffn = 32\n"
 _ALONE = ("dp=1", "dp=1,recompute=full")
 _OF_TWO = ("dp=2", "dp=2,zero=1", "dp=2,zero=2", "dp=2,zero=3", "dp=2,compression=int8", "tp=2", "tp=2,sp=1", "cp=2")
+WHOLE_S = 600
+"""Seconds of a call with one GPU, and twice that with more: what has not begun by then is left for the next call."""
+_LEAST_S = 15
+"""Seconds in which no part is worth starting."""
 _TWO = (*_OF_TWO, "cp=2,ulysses=2", "pp=2", "pp=2,schedule=zb-v")
 
 
@@ -70,15 +76,20 @@ def _phalanx(*words: str) -> tuple[str, ...]:
 def parts(folder: Path, gpus: int) -> Iterator[Part]:
     """Yield the parts for a machine with so many GPUs."""
     module = sys.executable, "-m", "phalanx.verify.on_gpu."
-    yield Part("imagined", (*module[:2], module[2] + "imagined", "{out}"), 300, on_gpu=False)
+    if not gpus:
+        yield Part("imagined", (*module[:2], module[2] + "imagined", "{out}"), 300, on_gpu=False)
+        return
+    yield Part("functions", (*module[:2], module[2] + "functions", "{out}"), 60)
     yield Part("measure", _phalanx("measure", "--quick", "--dtype", "bfloat16", "--json"), 150)
+    for way in ("ours", "plain", "ours-compiled", "compiled", "fsdp"):
+        yield Part(f"steps {way}", (*module[:2], module[2] + "steps", way, "{out}"), 120)
+    yield Part("generation", (*module[:2], module[2] + "generation", "{out}"), 120)
     for kind in ("dense", "experts"):
         for line in _ALONE + _TWO * (gpus > 1) + ("dp=2,ep=2",) * (gpus > 1 and kind == "experts"):
             job = folder / f"parity-{kind}-{2 if '2' in line else 1}.toml"
             words = _phalanx("parity", str(job), "--strategy", line, "--steps", "4", "--json")
             yield Part(f"parity {kind} {line}", words, 60)
-    for way in ("ours", "plain", "compiled"):
-        yield Part(f"steps {way}", (*module[:2], module[2] + "steps", way, "{out}"), 120)
+    yield Part("imagined", (*module[:2], module[2] + "imagined", "{out}"), 300, on_gpu=False)
 
 
 def _write_jobs(folder: Path) -> None:
@@ -108,35 +119,40 @@ def examine(folder: Path, announce: Announce) -> dict[str, Any]:
     if not gpus:
         announce("no GPU that torch can use: the step on an imagined GPU is examined, and nothing else")
     results: dict[str, Any] = {}
+    ends = time.monotonic() + WHOLE_S * (1 + (gpus > 1))
     for part in parts(folder, gpus):
         if part.on_gpu and not gpus:
             continue
-        results[part.name] = _result(part, folder, announce)
+        results[part.name] = _result(part, folder, announce, ends - time.monotonic())
         write_json(folder / "gpu.json", _content(gpus, results))
     content = _content(gpus, results)
     (folder / "gpu.md").write_text(as_text(content))
     return content
 
 
-def _result(part: Part, folder: Path, announce: Announce) -> dict[str, Any]:
-    """Return the result of a part, of this call or of an earlier one."""
+def _result(part: Part, folder: Path, announce: Announce, left_s: float) -> dict[str, Any]:
+    """Return the result of a part, of this call or of an earlier one, in the `left_s` seconds that are left."""
     kept = folder / f"{part.name.replace(' ', '-').replace(',', '+')}.part.json"
     if kept.exists():
         announce(f"{part.name}: there already")
         return dict(read_json(kept, "part"))
-    announce(f"{part.name}: up to {part.limit_s:.0f} s")
+    if left_s < _LEAST_S < part.limit_s:
+        announce(f"{part.name}: left for the next call")
+        return {"state": "left for the next call", "result": None, "error": "the time is over", "seconds": 0.0}
+    limit_s = min(part.limit_s, left_s)
+    announce(f"{part.name}: up to {limit_s:.0f} s")
     out = folder / f"{kept.stem}.out.json"
     begin = time.monotonic()
     words = [str(out) if word == "{out}" else word for word in part.words]
     result: dict[str, Any] = {"state": "done", "result": None, "error": None}
     try:
-        ran = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=part.limit_s, check=False)
+        ran = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=limit_s, check=False)
         if ran.returncode:
             last = (ran.stderr.strip() or ran.stdout.strip() or "no message").splitlines()[-1]
             result |= {"state": "failed", "error": last}
         text = out.read_text() if str(out) in words and out.exists() else ran.stdout
     except subprocess.TimeoutExpired:
-        result |= {"state": "over its time limit", "error": f"{part.limit_s:.0f} s"}
+        result |= {"state": "over its time limit", "error": f"{limit_s:.0f} s"}
         text = out.read_text() if out.exists() else ""
     try:
         result["result"] = json.loads(text) if text.strip() else None
@@ -160,6 +176,9 @@ def failed(content: dict[str, Any]) -> Sequence[str]:
     lines = [f"{name}: {p['state']} ({p['error']})" for name, p in content["parts"].items() if p["state"] != "done"]
     for row in (content["parts"].get("imagined") or {}).get("result") or ():
         lines += [f"imagined {row['family']} {row['strategy']}: {line}" for line in row["failed"]]
+    for row in (content["parts"].get("functions") or {}).get("result") or ():
+        if not row["error"] <= row["bound"]:
+            lines.append(f"{row['what']} in {row['dtype']}: off by {row['error']:.1e}, more than {row['bound']:.0e}")
     return lines
 
 
@@ -178,28 +197,68 @@ def as_text(content: dict[str, Any]) -> str:
             f"On an imagined GPU {good} of {len(rows)} steps keep its rules; the host waits at most {dense} ",
         ]
         lines[-1] += "times in a step of a dense model."
+    functions = (content["parts"].get("functions") or {}).get("result") or ()
+    if functions:
+        good = sum(row["error"] <= row["bound"] for row in functions)
+        lines += ["", f"Of {len(functions)} operations on the device, {good} are those of the CPU in fp64."]
     steps = [row for name, p in content["parts"].items() if name.startswith("steps") for row in p["result"] or ()]
     if steps:
+        cluster = build(ClusterSpec, content["cluster"], "cluster") if content.get("cluster") else None
         lines += [
             "",
             "## Steps of one GPU, bf16",
             "",
-            "| size | way | tokens/s | TFLOP/s | peak GiB | predicted GiB |",
+            "| size | way | tokens/s | TFLOP/s | MFU | step ms | predicted ms | peak GiB | predicted GiB |",
         ]
-        lines += ["|---|---|---|---|---|---|", *map(_step_row, steps)]
+        lines += ["|---|---|---|---|---|---|---|---|---|", *(_step_row(row, cluster) for row in steps)]
+    texts = (content["parts"].get("generation") or {}).get("result") or ()
+    if texts:
+        lines += [
+            "",
+            "## Generation on one GPU, bf16",
+            "",
+            "| size | prompts | first token ms | token ms | tokens/s |",
+        ]
+        lines += ["|---|---|---|---|---|", *map(_text_row, texts)]
     problems = failed(content)
     if problems:
         lines += ["", "## What failed", "", *(f"- {line}" for line in problems)]
     return "\n".join(lines) + "\n"
 
 
-def _step_row(row: dict[str, Any]) -> str:
+def _step_row(row: dict[str, Any], cluster: ClusterSpec | None) -> str:
+    """Return a row of the steps' table. Our own step is predicted on the measured cluster; MFU is of its peak."""
     if "left_out" in row:
-        return f"| {row['size']} | {row['way']} | {row['left_out']} | | | |"
+        return f"| {row['size']} | {row['way']} | {row['left_out']} |" + " |" * 6
+    own = row["way"] == "ours"
     peak = f"{row['peak_bytes'] / 2**30:.2f}" if "peak_bytes" in row else ""
-    predicted = f"{row['predicted_peak_bytes'] / 2**30:.2f}" if row["way"] == "ours" else ""
-    tera = row["model_flops_per_s"] / 1e12
-    return f"| {row['size']} | {row['way']} | {row['tokens_per_s']:,.0f} | {tera:.1f} | {peak} | {predicted} |"
+    predicted = f"{row['predicted_peak_bytes'] / 2**30:.2f}" if own else ""
+    flops = row["model_flops_per_s"]
+    most = cluster.device.dense_flops_per_s.get("bfloat16") if cluster is not None else None
+    mfu = f"{flops / most:.1%}" if most else ""
+    cells = [f"{row['tokens_per_s']:,.0f}", f"{flops / 1e12:.1f}", mfu, f"{row['step_s'] * 1e3:.1f}"]
+    cells += [predicted_ms(row["size"], cluster) if own and cluster is not None else "", peak, predicted]
+    return f"| {row['size']} | {row['way']} | {' | '.join(cells)} |"
+
+
+def predicted_ms(name: str, cluster: ClusterSpec) -> str:
+    """Return the milliseconds predicted of our step of a size on a measured cluster; "" where it has no rates."""
+    from phalanx.verify.on_gpu.sizes import SIZES, TINY
+
+    (size,) = (size for size in (*SIZES, TINY) if size.name == name)
+    try:
+        return (
+            f"{predict(size.model, cluster, size.job, Strategy(micro_batch=size.micro_batch)).step_time_s * 1e3:.1f}"
+        )
+    except InputError:
+        return ""
+
+
+def _text_row(row: dict[str, Any]) -> str:
+    if "left_out" in row:
+        return f"| {row['size']} | {row['left_out']} | | | |"
+    first, each = row["first_token_s"] * 1e3, row["token_s"] * 1e3
+    return f"| {row['size']} | {row['prompts']} | {first:.1f} | {each:.2f} | {row['tokens_per_s']:,.0f} |"
 
 
 def cluster_of(file: Path) -> ClusterSpec:

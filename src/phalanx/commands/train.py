@@ -25,6 +25,7 @@ from phalanx.spec.files import plan
 from phalanx.spec.files.job_file import JobFile
 from phalanx.spec.model import spec as models
 from phalanx.spec.strategy.legality import require_runnable
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.verify.diff import differences
 
 if TYPE_CHECKING:
@@ -114,12 +115,14 @@ def _begin(file: JobFile, resume: bool, world: World | None, announce: Announce)
     if file.strategy is not None:
         require_runnable(file.strategy, file.job)
         check(file.strategy, file.model, file.job, world.size if world else None)
+        _require_compilable(file, file.strategy)
     if file.train.weights and not resume:
         file = start_from_weights(file, announce)
     tokens = prepare_data(file, announce)
     decision = decide(file, world, tokens.digest, announce)
     if decision.chosen.reason:
         raise InputError("strategy", str(decision.plan.strategy), decision.chosen.reason, "use a smaller micro_batch")
+    _require_compilable(file, decision.plan.strategy)
     if resume:
         old = plan.read(RUNS / file.train.name / "plan.json")
         if old.choices["tokens"] != tokens.digest:
@@ -132,6 +135,16 @@ def _begin(file: JobFile, resume: bool, world: World | None, announce: Announce)
                 "bucket"
             ]  # the bucket size is the old one, so keep its reason too
     return decision, tokens
+
+
+def _require_compilable(file: JobFile, strategy: Strategy) -> None:
+    if file.train.compile == "none":
+        return
+    import torch
+
+    from phalanx.train.compiled_blocks import require_compilable
+
+    require_compilable(file.model, strategy, "cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _train_rank(

@@ -57,6 +57,9 @@ class _RMSNorm(torch.autograd.Function):
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return x / sqrt(mean(x²) + eps) * weight (Zhang & Sennrich 2019). Keeps x and one number per token."""
+    if torch.compiler.is_compiling():
+        wide = x.to(accumulate_dtype(x.dtype))
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
     return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-any-return]
 
 
@@ -107,6 +110,8 @@ class _SwiGLU(torch.autograd.Function):
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up (Shazeer 2020). Keeps gate and up."""
+    if torch.compiler.is_compiling():
+        return torch.nn.functional.silu(gate) * up
     return _SwiGLU.apply(gate, up)  # type: ignore[no-any-return]
 
 
@@ -149,6 +154,12 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, start: int = 0, neighbours: bool
 
     x: (batch, seq, heads, head_dim); cos, sin: (seq, 1, d / 2), or with a batch before.
     """
+    if torch.compiler.is_compiling():
+        end = start + 2 * cos.shape[-1]
+        first, second = _pairs(x[..., start:end], neighbours)
+        turned = first * cos - second * sin, second * cos + first * sin
+        here = torch.stack(turned, -1).flatten(-2) if neighbours else torch.cat(turned, -1)
+        return torch.cat([x[..., :start], here, x[..., end:]], -1)
     return _Rotary.apply(x, cos, sin, start, neighbours)  # type: ignore[no-any-return]
 
 

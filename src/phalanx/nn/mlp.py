@@ -18,7 +18,7 @@ class MLP(nn.Module):
 
     def __init__(self, spec: ModelSpec, width: int, block: int, tp: TensorParallel | None) -> None:
         super().__init__()
-        self.gated, self.block, self.tp = spec.gated, block, tp
+        self.gated, self.unit, self.tp = spec.gated, f"blocks.{block}", tp
         self.approximate = "tanh" if spec.activation == "gelu_tanh" else "none"
         if self.gated:
             self.gate = nn.Linear(spec.hidden, width, bias=spec.mlp_bias)
@@ -42,5 +42,5 @@ class MLP(nn.Module):
 
     def _activated(self, x: Tensor, tp: TensorParallel | None) -> Tensor:
         layers = (self.gate, self.up) if self.gated else (self.up,)
-        into = tensor.columns(tp, f"blocks.{self.block}", x, layers)
+        into = tensor.columns(tp, self.unit, x, layers)
         return functional.swiglu(*into) if self.gated else F.gelu(into[0], approximate=self.approximate)

@@ -168,6 +168,9 @@ class Train:
     """Seconds that a rank waits for the others before it gives up."""
     transport: Literal["auto", "native", "p2p", "shm"] = "auto"
     """What carries collectives between ranks of a host; auto: the one measured to be fastest."""
+    compile: Literal["none", "blocks"] = "none"
+    """Whether torch.compile makes one graph of each block. Models without experts, strategies of dp and zero alone,
+    without recomputation; the first step of a process, which is recorded and verified, runs as written."""
     tensorboard: bool = False
     """Whether metrics are written for TensorBoard as well."""
     prompt: Annotated[str, Length(10**6)] = "It is a truth"

@@ -36,6 +36,7 @@ from phalanx.runtime.process.launch import StopFlag
 from phalanx.schedule.event import Event
 from phalanx.spec.files.plan import Plan, write_json
 from phalanx.spec.job import Train
+from phalanx.train.compiled_blocks import compile_blocks
 from phalanx.train.data import Batches, TokenSet, take, validation_windows
 from phalanx.train.expert_load import Watch, summary
 from phalanx.train.out_of_memory import Device, explained
@@ -189,6 +190,8 @@ class Trainer:
                     result = self.training.step(inputs, lr, bool(stop))
                 self.memory = tracker.peak
                 self.events = () if result.skipped else tuple(recorder.events)
+                if self.events and plan.train.compile == "blocks":
+                    compile_blocks(self.training.model)
                 if world.device.type == "cuda":
                     torch.cuda.reset_peak_memory_stats(world.device)
             else:

@@ -43,6 +43,7 @@ from phalanx.schedule.pipeline.schedules import PipelineSchedule
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec, units
 from phalanx.spec.strategy.spec import Strategy
+from phalanx.train.compiled_blocks import uncompiled
 from phalanx.train.expert_load import LayerLoad, Loads
 from phalanx.train.loss_scale import LossScale
 from phalanx.train.nonfinite import origin
@@ -272,9 +273,10 @@ class Training:
             why = f"gradients overflow float16 at the loss scale {scale.scale:.0f}; it is {now:.0f} now"
         else:
             again = partial(self._passes, micro_batches, seed)
-            why = origin(
-                self.engine, self.model.units(), units(self.spec), lambda: self.pipeline.now.micro_batch, again
-            )
+            with uncompiled(self.model):
+                why = origin(
+                    self.engine, self.model.units(), units(self.spec), lambda: self.pipeline.now.micro_batch, again
+                )
             self._in_a_row += 1
             if scale and loss_is_finite:
                 raise FloatingPointError(f"at the loss scale {scale.scale:.0f}, the smallest: {why}")
@@ -347,7 +349,8 @@ class Training:
 
     def _evaluate(self, batch: Tensor) -> Tensor:
         shape = stages.stream(self.spec, self.job, self.strategy, batch.shape[-2])
-        return self.pipeline.evaluate(batch, [shape] * (self.pipeline.schedule.chunks - 1))
+        with uncompiled(self.model):
+            return self.pipeline.evaluate(batch, [shape] * (self.pipeline.schedule.chunks - 1))
 
     def compare_replicas(self) -> None:
         """Compare what several ranks hold, all ranks together. Raises ReplicasDiffer if bits differ."""

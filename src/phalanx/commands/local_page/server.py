@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import sys
 from collections import OrderedDict
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -80,6 +81,11 @@ class LocalServer(ThreadingHTTPServer):
             if (run / file).is_symlink() or ((run / file).exists() and not (run / file).is_file()):
                 raise InputError("run", name, f"its {file} is a link or no file, and is not followed")
         return of_run(run)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a tab that was closed before it had its reply; show any other error with its trace."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
     def server_close(self) -> None:
         """Close the port and end the planner."""
@@ -192,10 +198,7 @@ class _Handler(BaseHTTPRequestHandler):
         ):
             self.send_header(header, value)
         self.end_headers()
-        try:
-            self.wfile.write(content)
-        except (BrokenPipeError, ConnectionResetError):
-            self.close_connection = True  # the tab is closed
+        self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing of each request."""

@@ -28,7 +28,7 @@ from phalanx.cost.ledger.live_bytes import (
     state_bytes,
 )
 from phalanx.cost.ledger.model_shape import Shape, on_rank
-from phalanx.cost.ledger.rank_layout import Layout, stages
+from phalanx.cost.ledger.rank_layout import Layout, stages, stages_by_work
 from phalanx.cost.ledger.sharding import sharding
 from phalanx.spec.cluster.chips import CONTEXT_BYTES
 
@@ -79,6 +79,15 @@ def waiting_bytes(
     return np.where(layout.tp > 1, given_bytes * blocks_ahead, 0.0)
 
 
+def _two_matrices(shape: Shape, layout: Layout, apart: Column) -> Column:
+    """Return the elements of the two largest matrices of blocks; of experts sharded apart, three more."""
+    wide = np.maximum(shape.heads * np.maximum(shape.head_dim, shape.value_dim), shape.shared_ffn)
+    wide = np.maximum(wide, np.where(shape.moe_layers < shape.layers, shape.ffn, 0.0))
+    dense = shape.hidden * wide / layout.tp
+    experts = shape.experts * shape.hidden * shape.expert_ffn / (layout.ep * layout.etp)
+    return np.where(apart, 2 * dense + 3 * experts, 2 * np.maximum(dense, experts))
+
+
 _STATE_OF_ADAPTERS = 18.0
 """Bytes per parameter of adapters: as without ZeRO, for they are small."""
 
@@ -93,6 +102,8 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
     """Return the Memory of the fullest rank, as numbers or columns. `ahead`: Step.ahead; the default, 1, has the most
     memory waiting. `room`: bytes of the device that the allocator can have."""
     parts = stages(shape, layout, profile.balanced)
+    if np.any(profile.by_work):
+        parts = stages_by_work(shape, layout)
     moe = shape.moe_layers / shape.layers
     dense_params = (1 - moe) * on_rank(shape.block_params, shape.block_whole, shape.block_kv, shape, layout.tp)
     dense_params = dense_params + moe * on_rank(
@@ -111,6 +122,7 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
     both_ends = one_stage | (np.asarray(layout.v_shaped) > 0)
     head = np.where(tied, shape.vocab * shape.hidden, shape.head_params)
     first_ends = np.where(both_ends, shape.ends, shape.embedding_params) / layout.tp
+    larger_end = np.maximum(shape.embedding_params, shape.head_params) / layout.tp
     last_ends = np.where(one_stage, shape.ends, np.where(both_ends, 0.0, head)) / layout.tp
 
     cast_bytes = cast_weight_bytes(layout, profile)
@@ -144,6 +156,7 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
     # activations that its backward pass freed.
     of_block = profile.gradient_bytes * (dense_params + expert_params)
     reduced_bytes = how.reduces_each * np.maximum(of_block - stored, 0.0)
+    reduced_bytes = np.where(np.asarray(profile.unit_buffers) > 0, 0.0, reduced_bytes)
     buffers = np.where(layout.tp > 1, profile.buffers * layout.tokens * shape.hidden * layout.activation_bytes, 0.0)
     most_params = parts.most * (dense_params + expert_params) + np.maximum(first_ends, last_ends)
     replicas = layout.dp * layout.cp
@@ -154,6 +167,14 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
     first_loss = np.where(both_ends, logits, 0.0)
     last_loss = np.where(both_ends & ~one_stage, 0.0, logits)
     adapters = _STATE_OF_ADAPTERS * shape.adapters / layout.tp
+
+    # Buffers that units take in turn: the larger end's, and two blocks'; three of experts that are sharded apart. At
+    # level 2 a matrix has a bucket of its own.
+    apart = np.asarray(experts_apart(layout)) > 0
+    of_blocks = 2 * dense_params + np.where(apart, 3.0, 2.0) * expert_params
+    in_buckets = np.where(how.level >= 3, of_blocks, _two_matrices(shape, layout, apart))
+    reduced_in = np.asarray(profile.unit_buffers) * how.reduces_each * profile.gradient_bytes
+    gathered_in = np.asarray(profile.unit_buffers) * profile.parameter_bytes
 
     def on(blocks: Column, ends: Column, in_flight: Column, loss_bytes: Column) -> tuple[Column, ...]:
         """State, transient bytes and their parts of a rank with these blocks and this part of the ends."""
@@ -168,7 +189,9 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
         # Parameters that stay from the forward to the backward pass are all that the rank has.
         gathered_model = (blocks * (dense_params + expert_params) + ends) * profile.parameter_bytes
         kept_gathered = how.parameters * gathered_model + reduced_bytes
-        gathered = np.where(how.regathers > 0, unit_bytes, kept_gathered)
+        end, some = np.minimum(ends, larger_end), np.minimum(blocks, 2.0) / 2
+        by_unit = np.where(gathered_in > 0, gathered_in * (end + some * of_blocks), unit_bytes)
+        gathered = np.where(how.regathers > 0, by_unit, kept_gathered) + reduced_in * (end + some * in_buckets)
         # Logits are freed before the first block is recomputed.
         loss = np.where(loss_bytes >= recomputed, loss_bytes, 0.0)
         on_host = np.minimum(profile.offloaded_blocks, blocks)
@@ -202,8 +225,10 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
         return [parts_of(rank) for rank in (on(parts.first, first_ends, flight, first_loss), *inner, *last)]
 
     ranks = [on(parts.first, first_ends, flight, first_loss), on(last_blocks, last_ends, flight_last, last_loss)]
-    if np.any(parts.first < parts.most):  # then the second rank may be fuller than the first
-        second = on(parts.most, 0.0 * first_ends, np.maximum(flight - 1 / layout.virtual, 1.0), 0.0 * first_loss)
+    if np.any(parts.first < parts.most):  # then a rank behind the first may be fuller
+        falls = (flight - flight_last) / np.maximum(layout.pp - 1, 1) * parts.fullest
+        falls = np.where(np.asarray(profile.by_work) > 0, falls, 1 / layout.virtual)
+        second = on(parts.most, 0.0 * first_ends, np.maximum(flight - falls, 1.0), 0.0 * first_loss)
         ranks[0] = _fuller(ranks[0], second)
     (state_a, transient_a, *_), (state_b, transient_b, *_) = ranks
     first_fuller = state_a + transient_a >= state_b + transient_b

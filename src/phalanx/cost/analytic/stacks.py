@@ -15,7 +15,19 @@ from typing import Any
 from phalanx.cost.analytic.fitted_constants import CONSTANTS, resolve
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.live_bytes import Keeps
-from phalanx.cost.ledger.policy import DEEPSPEED, FSDP, JAX, MEGATRON, MEGATRON_2021, PHALANX, Policy
+from phalanx.cost.ledger.policy import (
+    ACCELERATE,
+    COMPOSER,
+    DEEPSPEED,
+    FSDP,
+    JAX,
+    MEGATRON,
+    MEGATRON_2021,
+    NANOTRON,
+    PHALANX,
+    TORCHTITAN,
+    Policy,
+)
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.strategy.spec import Strategy
@@ -111,10 +123,15 @@ class Profile(Keeps):
     """Kernels that a block with experts launches beyond an MLP's: router, permutation, exchange."""
     balanced: Column = 0.0
     """1: pipeline ranks have equal work (the head counted), not equal numbers of blocks."""
+    by_work: Column = 0.0
+    """1: the same by our own partition, in what is held (times are those of equal chunks until a strategy is timed
+    action by action)."""
     idle_bytes: Column = 0.0
     """Bytes per parameter of that which are free at the activations' peak: allocated during or after the update."""
     kept_logit: Column = 8.0
     """Bytes per logit at the loss."""
+    unit_buffers: Column = 0.0
+    """1: from ZeRO-2 on units are gathered and reduced in buffers that last, which they take in turn."""
     buffers: Column = 0.0
     """Unsharded hidden states that tensor parallelism gathers into, kept from step to step."""
     stand_in: Column = 0.0
@@ -310,6 +327,16 @@ STACKS: dict[str, Stack] = {
         schedules=_TORCH_SCHEDULES,
         ulysses=False,
     ),
+    # fully_shard and DDP by hand, around modules of torch: fused norms and attention, a gated MLP of four results, a
+    # loss in fp32 (its log-softmax, and two gradients). Held against the library, tensor by tensor
+    # (tests/stacks/test_policies_observed.py).
+    "fsdp2": Stack(
+        "eager",
+        {"kept_hidden": 8.0, "kept_ffn": 4 / 3, "kept_logit": 12.0, "every_tensor": 1.0},
+        zero=(0, 2, 3),
+        zero_in_pipeline=(0, 3),
+    ),
+    "accelerate": Stack("fsdp2", policy=ACCELERATE, zero_in_pipeline=(), schedules=()),
     "nanotron": Stack(
         "eager",
         # Gradients are accumulated in fp32 besides those of the backward pass; collectives take lists of tensors.
@@ -326,6 +353,7 @@ STACKS: dict[str, Stack] = {
             # NCCL's buffers of groups over three axes: of 79.6 GiB, runs that need more than 76 failed.
             "context_bytes": 3.9e9,
         },
+        policy=NANOTRON,
         # Levels: nanotron 2411b02, src/nanotron/helpers.py:409; schedules: parallel/pipeline_parallel/engine.py:175,
         # 235.
         zero=(0, 1),
@@ -345,13 +373,16 @@ STACKS: dict[str, Stack] = {
     ),
     # Before its pipeline was fixed: runs that need more than 70 GiB failed.
     "nanotron-early": Stack("nanotron", {"waits": 1.0, "context_bytes": 10.4e9}),
-    "llm-foundry": Stack("eager", {"launches": 24.0}, zero=(0, 2, 3), zero_in_pipeline=(), schedules=()),
+    "llm-foundry": Stack(
+        "eager", {"launches": 24.0}, policy=COMPOSER, zero=(0, 2, 3), zero_in_pipeline=(), schedules=()
+    ),
     "llm-foundry-pure": Stack("llm-foundry", {"gradient_bytes": 2.0}),
     # Logits in 2 bytes and in 4, their softmax and its gradient. Norms and rotations operation by operation in fp32,
     # where nanotron and llm-foundry call fused kernels: 36 bytes of a norm, 6 of a residual, 20 of a rotation.
     "torchtitan-eager": Stack(
         "eager",
         {"launches": 55.0, "hidden_bytes": 2 * 36.0 + 2 * 6.0 + 1.25 * 20.0, "kept_ffn": 4 / 3} | _PER_OP,
+        policy=TORCHTITAN,
         zero=(0, 2, 3),
         zero_in_pipeline=(0, 3),
     ),
@@ -362,7 +393,7 @@ STACKS: dict[str, Stack] = {
     "torchtitan-compiled": Stack(
         "compiled",
         {"portable": 1.0, "tp_narrow": 1.0} | _PER_OP,
-        policy=FSDP,
+        policy=TORCHTITAN,
         zero=(0, 2, 3),
         zero_in_pipeline=(0, 3),
         schedules=_TORCH_SCHEDULES,
@@ -385,6 +416,8 @@ STACKS: dict[str, Stack] = {
             "kept_logit": 2.0,
             "result_again": 1.0,
             "every_tensor": 1.0,
+            "unit_buffers": 1.0,
+            "by_work": 1.0,
         },
         policy=PHALANX,
         zero_in_pipeline=(0, 1, 2, 3),

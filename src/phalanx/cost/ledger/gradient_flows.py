@@ -1,8 +1,8 @@
 """What data parallelism sends in a step: gradients reduced, parameters gathered, under a level of ZeRO and a policy.
 
-    level 0     all-reduce of gradients over dp x cp                    once
+    level 0     all-reduce of gradients over dp x cp                    once, or after every micro-batch
     above       reduce-scatter over the shards                          once, or after every micro-batch
-                all-reduce of each shard over its replicas (HSDP)       once
+                all-reduce of each shard over its replicas (HSDP)       once, or after every micro-batch
                 all-gather of parameters over the shards                once; or m times, at level 3 twice
 
 Experts reduce and shard over the ranks with the same experts, edp = dp cp tp / (ep etp), if those are others than the
@@ -19,6 +19,7 @@ import numpy as np
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.flow import Flow, Held
 from phalanx.cost.ledger.model_shape import Shape, on_rank
+from phalanx.cost.ledger.policy import Policy
 from phalanx.cost.ledger.rank_layout import Layout
 from phalanx.cost.ledger.sharding import Sharding
 
@@ -145,10 +146,11 @@ def _of_group(g: _Group, m: Column, how: Sharding, types: Types, bucket_bytes: C
 
     sharded = 1.0 * (np.asarray(g.shards) > 1)
     reductions = np.where(how.reduces_each > 0, m, 1.0)
+    replications = np.where(how.replicates_each > 0, m, 1.0)
     gathers = np.where(how.gathers_each > 0, m * (1 + how.regathers), 1.0)
     kept = g.kept * how.regathers  # these are gathered once for both passes
     unsharded = flow(
-        "all_reduce", "gradients", g.params, types.gradient, g.ranks, g.stride, 1 - 1.0 * (how.level > 0)
+        "all_reduce", "gradients", g.params, types.gradient, g.ranks, g.stride, replications * (how.level == 0)
     )
     scatter = flow("reduce_scatter", "gradients", g.params, types.gradient, g.shards, g.stride, reductions * sharded)
     across = flow(
@@ -158,7 +160,7 @@ def _of_group(g: _Group, m: Column, how: Sharding, types: Types, bucket_bytes: C
         types.accumulated,
         g.replicas,
         g.replica_stride,
-        1.0 * (how.level > 0),
+        replications * (how.level > 0),
     )
     over = (types.parameter, g.shards, g.stride)
     again = g.units - g.kept_units * how.regathers
@@ -167,10 +169,10 @@ def _of_group(g: _Group, m: Column, how: Sharding, types: Types, bucket_bytes: C
     return [f for f in (unsharded, scatter, across, gather, once) if np.any(f.count())]
 
 
-def summed_copies(shape: Shape, layout: Layout, how: Sharding, types: Types, held: Held) -> Flow:
+def summed_copies(shape: Shape, layout: Layout, policy: Policy, how: Sharding, types: Types, held: Held) -> Flow:
     """Return the all-reduce over tp of gradients of which each rank has a part: under sequence parallelism of all
     that every rank holds; else of what sees a rank's own heads or tokens; and of key heads of which ranks hold
-    copies."""
+    copies. In one operation of accumulated gradients, or parameter by parameter whenever gradients are reduced."""
     split = np.asarray(layout.sp) > 0
     dense = np.where(split, shape.block_whole, shape.block_own)
     experts = np.where(split, shape.moe_block_whole, shape.moe_block_own)
@@ -178,7 +180,13 @@ def summed_copies(shape: Shape, layout: Layout, how: Sharding, types: Types, hel
     elements = held.dense * (dense + copied) + held.experts * (experts + copied)
     elements = elements + np.where(split, shape.ends_whole, 0.0) * np.minimum(held.embed, 1.0)
     size = elements / np.maximum(how.shards, 1) * types.accumulated
-    return Flow("tp", "all_reduce", "copies", "rank", layout.tp, layout.tp_stride, size, {"B": 1.0 * (elements > 0)})
+    apart = np.asarray(policy.copies_each) > 0
+    norms = np.maximum((held.dense + held.experts) * shape.norms + np.minimum(held.head, 1.0), 1.0)
+    each = (how.level == 0) | (how.reduces_each > 0)  # else they are added up first, in the type that is reduced
+    size = np.where(apart, elements * np.where(each, types.parameter, types.gradient) / norms, size)
+    times = np.where(each, layout.micro_batches, 1.0)
+    count = np.where(apart, norms * times, 1.0) * (elements > 0)
+    return Flow("tp", "all_reduce", "copies", "rank", layout.tp, layout.tp_stride, size, {"B": count})
 
 
 def tied_embedding(shape: Shape, layout: Layout, how: Sharding, types: Types) -> Flow:

@@ -3,9 +3,9 @@ stack's policy.
 
     tp      blocks: an all-reduce of what attention and of what the MLP adds (parallel residual: of their sum), and of
             the gradient of each one's input. With sequence parallelism: all-gather before, reduce-scatter after each;
-            the backward pass gathers gradients, and inputs again for weight gradients (Korthikanti et al. 2022).
-            Experts' output is complete: only attention, and a shared expert, communicate over tp then.
-            Embedding and head: one each per pass; the loss, of 1 and 2 numbers per token.
+            the backward pass gathers gradients, and inputs again for weight gradients (Korthikanti et al. 2022)
+            unless these were kept. Experts' output is complete: only attention, and a shared expert, communicate over
+            tp then. Embedding and head: one each per pass; the loss, of 1 and 2 numbers per token.
     ring    R - 1 hops of keys and values, twice as many backward, with their gradients
     ulysses all-to-all of queries, keys, values; of attention's result; and both back
     ep      all-to-all of rows to experts, and back; and the same of their gradients
@@ -44,7 +44,7 @@ def layer_flows(shape: Shape, layout: Layout, policy: Policy) -> list[Flow]:
     ]
     if np.any(shape.moe_layers):
         flows += [*_stream(shape, layout, policy, of, "experts"), *_core(shape, layout, "experts")]
-        flows += _experts(shape, layout, policy)
+        flows += expert_flows(shape, layout, policy)
     return flows
 
 
@@ -89,13 +89,14 @@ def _stream(shape: Shape, layout: Layout, policy: Policy, of: _Stream, unit: Uni
     repeats = layout.full
     reduce = {"F": plain * sums, "B": plain * inputs, "R": plain * repeats * (sums - last)}
     s = split * of.parts
-    gathers = {"F": s * inputs, "B": s * (sums + inputs), "R": s * repeats * inputs}
+    again = inputs * (1 - np.asarray(policy.keeps_gathered))
+    gathers = {"F": s * inputs, "B": s * (sums + again), "R": s * repeats * inputs}
     scatters = {"F": s * sums, "B": s * inputs, "R": s * repeats * (sums - last)}
     flows = []
     if np.any(plain):
         flows.append(_tp("outputs of layers, gradients of inputs", "all_reduce", unit, layout, of.whole, reduce, 0.0))
     if np.any(split):
-        flows.append(_tp("inputs of layers", "all_gather", unit, layout, of.part, gathers, s * inputs))
+        flows.append(_tp("inputs of layers", "all_gather", unit, layout, of.part, gathers, s * again))
         flows.append(_tp("outputs of layers", "reduce_scatter", unit, layout, of.part, scatters, 0.0))
     return flows
 
@@ -112,19 +113,22 @@ def _ends(shape: Shape, layout: Layout, policy: Policy, of: _Stream) -> list[Flo
     slices = head_slices(shape, layout, policy)
     split = 1.0 * (np.asarray(layout.sp) > 0)
     plain, s, what = 1 - split, split * of.parts, "embedding, head"
+    again = s * (slices == 1) * (1 - np.asarray(policy.keeps_gathered))
     flows = [
         _tp(what, "all_reduce", "embed", layout, of.whole, {"F": plain}, 0.0),
         _tp(what, "reduce_scatter", "embed", layout, of.part, {"F": s}, 0.0),
         _tp(what, "all_gather", "embed", layout, of.part, {"B": s}, s),
         _tp(what, "all_reduce", "head", layout, of.whole, {"B": plain}, 0.0),
-        _tp(what, "all_gather", "head", layout, of.part, {"F": s, "B": s * (slices == 1)}, s),
+        _tp(what, "all_gather", "head", layout, of.part, {"F": s, "B": again}, again),
         _tp(what, "reduce_scatter", "head", layout, of.part, {"B": s}, 0.0),
     ]
     flows = [flow for flow in flows if np.any(flow.count())]
     numbers = np.maximum(SCALAR_BYTES, layout.activation_bytes) * layout.tokens
     # Each token's largest logit; its sum of exponentials and its target's logit.
-    each = {"F": 1.0 * slices}
-    return flows + [_tp("loss", "all_reduce", "head", layout, k * numbers / slices, each, 0.0) for k in (1, 2)]
+    apart = np.asarray(policy.loss_apart)
+    for k, n in ((1, 1 + 2 * apart), (2, 1 - apart)):
+        flows.append(_tp("loss", "all_reduce", "head", layout, k * numbers / slices, {"F": n * slices}, 0.0))
+    return flows
 
 
 def kv_heads(shape: Shape, layout: Layout) -> Column:
@@ -175,7 +179,7 @@ def routed_rows(shape: Shape, layout: Layout, held: Column) -> Column:
     return np.where(np.asarray(shape.experts_choose) > 0, by_experts, chosen)
 
 
-def _experts(shape: Shape, layout: Layout, policy: Policy) -> list[Flow]:
+def expert_flows(shape: Shape, layout: Layout, policy: Policy) -> list[Flow]:
     """Return what routing sends: rows to experts and back, counts, choices."""
     copies = np.where(policy.sends_copies > 0, layout.etp, 1.0)
     ranks = layout.ep * copies

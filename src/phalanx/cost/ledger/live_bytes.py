@@ -88,15 +88,17 @@ _OPERAND_BYTES = (2.0, 1.0, 1.0 + 1 / 32, 0.5 + 1 / 16)
 def state_bytes(layout: Layout, keeps: Keeps, how: Sharding, shards: Column) -> Column:
     """Return bytes of state per parameter that a rank computes with, over `shards` ranks. Weights and gradients are
     unsharded at ZeRO-1; accumulated gradients are sharded where every micro-batch reduces them; at ZeRO-3 everything
-    is, except the gradients of a stack that reduces them once a step."""
+    is, except the gradients of a stack that reduces them once a step, which it adds up in the type in which it
+    reduces them."""
     accumulated = keeps.accumulated_bytes
     one = keeps.kept_bytes + keeps.shard_bytes / shards
     two = keeps.kept_bytes - keeps.reduced_bytes - accumulated + (keeps.shard_bytes + accumulated) / shards
-    three = keeps.full_shard_bytes / shards + accumulated * (1 - how.reduces_each)
+    unsharded = np.where(np.asarray(keeps.reduced_bytes) > 0, keeps.reduced_bytes, accumulated)
+    three = keeps.full_shard_bytes / shards + unsharded * (1 - how.reduces_each)
     sharded = np.where(how.parameters > 0, three, np.where(how.reduces_each > 0, two, one))
-    unsharded = keeps.whole_bytes + keeps.replica_bytes * (layout.dp * layout.cp > 1)
+    whole = keeps.whole_bytes + keeps.replica_bytes * (layout.dp * layout.cp > 1)
     # Experts of which a rank has the only copy have nothing to shard.
-    return np.where((how.level == 0) | ((shards <= 1) & (how.parameters == 0)), unsharded, sharded)
+    return np.where((how.level == 0) | ((shards <= 1) & (how.parameters == 0)), whole, sharded)
 
 
 def operand_bytes(layout: Layout, keeps: Keeps) -> Column:
@@ -117,6 +119,11 @@ def cast_weight_bytes(layout: Layout, keeps: Keeps) -> Column:
 def _ways(layout: Layout) -> Column:
     """Return the ranks that share the residual stream's tokens."""
     return np.where(layout.sp > 0, layout.tp, 1)
+
+
+def _gathered_share(layout: Layout, keeps: Keeps) -> Column:
+    """Return the share of the stream that is kept beside a rank's own tokens, where gathered inputs stay."""
+    return np.asarray(keeps.policy.keeps_gathered) * (1 - 1 / _ways(layout))
 
 
 def _wide(layout: Layout) -> Column:
@@ -191,6 +198,9 @@ def block_bytes(shape: Shape, layout: Layout, keeps: Keeps, moe: Column | None =
     sums = np.where(np.asarray(shape.rms) > 0, _wide(layout) * 2 / layout.activation_bytes, 4.0)
     sums = np.asarray(keeps.every_tensor) * sums
     hidden = (stream * shape.hidden + shape.norms * sums) / _ways(layout)
+    # What was gathered for products is kept in place of a rank's part of the norms' results.
+    normed = 2 * shape.norms - (shape.norms - moe) * saved
+    hidden = hidden + _gathered_share(layout, keeps) * normed * shape.hidden
     # Attention keeps its result in 16 bits; the product after it keeps another, where it is cast.
     cast = np.where(saved > 0, operand, 0.0) * shape.heads * shape.value_dim / layout.tp
     inputs, core = _attention_bytes(shape, layout, keeps)
@@ -295,7 +305,8 @@ def end_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> tuple[Column, Colum
     stream = stream_bytes(shape, layout) / _ways(layout)
     sums = np.where(np.asarray(shape.rms) > 0, _wide(layout), 2 * layout.activation_bytes)
     every = np.asarray(keeps.every_tensor)
-    return every * stream, every * (stream + sums * layout.tokens / _ways(layout))
+    normed = stream + _gathered_share(layout, keeps) * stream_bytes(shape, layout)
+    return every * stream, every * (normed + sums * layout.tokens / _ways(layout))
 
 
 def gathered_key_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> Column:

@@ -10,7 +10,7 @@ row of cost/analytic/stacks.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from phalanx.cost.hardware.columns import Column
 
@@ -23,6 +23,8 @@ class Policy:
     gradients are accumulated and reduced once a step. `gathers`: 1 if parameters are gathered for every micro-batch;
     0 if once a step. ZeRO-1 does both once."""
 
+    zero0_reduces: Column = 0.0
+    """At level 0 without a pipeline, whole gradients."""
     zero2_reduces: Column = 1.0
     zero2_reduces_in_pipeline: Column = 1.0
     zero2_gathers: Column = 0.0
@@ -34,6 +36,8 @@ class Policy:
     zero3_gathers: Column = 1.0
     """At level 3 the backward pass gathers again."""
     zero3_gathers_in_pipeline: Column = 1.0
+    replicas_each: Column = 0.0
+    """1: where shards are reduced after every micro-batch, they are summed over their replicas then too; 0: once."""
     repeats_last: Column = 1.0
     """1: recomputing a block repeats its last collective too, whose result nothing reads."""
     scatters_messages: Column = 0.0
@@ -41,6 +45,14 @@ class Policy:
     too."""
     halves_stream: Column = 0.0
     """1: collectives of sequence parallelism run in two halves, where each rank has equally many tokens of both."""
+    keeps_gathered: Column = 0.0
+    """1: under sequence parallelism gathered inputs stay for their weights' gradients; 0: these are gathered
+    again."""
+    copies_each: Column = 0.0
+    """1: gradients of which tp ranks have parts are summed parameter by parameter whenever gradients are reduced; 0:
+    together and once."""
+    loss_apart: Column = 0.0
+    """1: the two last numbers of the loss over tp ranks travel apart."""
     sends_copies: Column = 0.0
     """1: a token goes to all etp ranks of its expert; 0: to one, and they gather."""
     equal_rounds: Column = 0.0
@@ -85,20 +97,45 @@ DEEPSPEED = Policy(scatters_messages=1.0)
 (deepspeed/runtime/pipe/engine.py:77). Messages are scattered over tp ranks (engine.py:143, `is_pipe_partitioned`)."""
 
 FSDP = Policy(
+    zero0_reduces=1.0,
     zero2_gathers=1.0,
     zero2_reduces_in_pipeline=0.0,
     zero3_reduces_in_pipeline=0.0,
     zero3_gathers_in_pipeline=0.0,
+    replicas_each=1.0,
+    repeats_last=0.0,
     equal_rounds=1.0,
+    keeps_gathered=1.0,
+    copies_each=1.0,
+    loss_apart=1.0,
 )
-"""PyTorch's fully_shard, as torchtitan and Composer use it. Level 3: every unit is gathered in the forward and in the
-backward pass, every backward pass reduces; no one turns that off for accumulation (torchtitan b5bcd76,
-torchtitan/trainer.py:882; composer 6405188, composer/trainer/trainer.py:2897, a null context unless DDP). Level 2 is
+"""PyTorch's own parallelisms, held against the library that is installed (tests/stacks/test_policies_observed.py).
+DDP is level 0: every backward pass reduces (torch 2.13, torch/nn/parallel/distributed.py:1754). fully_shard is level
+3: every unit is gathered in the forward and in the backward pass, every backward pass reduces, over shards and then
+over their replicas (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py:560). Checkpoints stop where the last
+tensor that is read has been computed again (torch/utils/checkpoint.py, `early_stop`). DTensor keeps what it gathered,
+and sums each norm's gradient over tp ranks as it comes; its loss sends three times (`loss_parallel`). Level 2 is
 `reshard_after_forward=False`: gathered once per micro-batch. With a pipeline parameters stay
 (torchtitan/distributed/fsdp.py:127-132) and stages turn off reduction and resharding until their last backward pass
 (torch 2.13, torch/distributed/pipelining/stage.py:845-847), so that unsharded gradients accumulate in the reduced
 type (torch/distributed/fsdp/_fully_shard/_fsdp_param.py:802-820). Interleaved stages: rounds of m / max(1, m // p)
 micro-batches (torch/distributed/pipelining/schedules.py:2935)."""
+
+TORCHTITAN = replace(FSDP, repeats_last=1.0)
+"""torchtitan turns no reduction off for accumulation (b5bcd76, torchtitan/trainer.py:882), and its checkpoints do not
+stop early (torchtitan/distributed/activation_checkpoint.py:180)."""
+
+COMPOSER = replace(FSDP, zero0_reduces=0.0)
+"""Composer turns reductions off for accumulation under DDP only (6405188, composer/trainer/trainer.py:2897, a null
+context unless DDP)."""
+
+ACCELERATE = replace(FSDP, zero0_reduces=0.0, zero2_reduces=0.0, zero3_reduces=0.0)
+"""accelerate accumulates under no_sync(), which calls set_requires_gradient_sync(False) (16cb6eb,
+src/accelerate/accelerator.py:1165): unsharded gradients stay until the last micro-batch."""
+
+NANOTRON = Policy()
+"""DDP under no_sync() but for the last micro-batch (nanotron 2411b02,
+src/nanotron/parallel/pipeline_parallel/engine.py); inputs are gathered again (`tp_recompute_allgather`)."""
 
 JAX = Policy(zero2_gathers=1.0)
 """MaxText's accumulated gradients have the shardings of the parameters, in the carry of a scan over micro-batches

@@ -203,6 +203,8 @@ class Stages:
     most: Column
     last: Column
     first: Column
+    fullest: Column = 1.0
+    """Place of the first rank with most, where the first has fewer."""
 
 
 def stages(shape: Shape, layout: Layout, balanced: Column) -> Stages:
@@ -222,6 +224,36 @@ def stages(shape: Shape, layout: Layout, balanced: Column) -> Stages:
         np.where(given, layout.most_blocks, most),
         np.where(given, layout.last_blocks, last),
         np.where(given, layout.first_blocks, most),
+    )
+
+
+def stages_by_work(shape: Shape, layout: Layout) -> Stages:
+    """Return how our own partition spreads blocks over pipeline ranks (schedule/partition/balance.py): as few on the
+    fullest as it takes where the head counts as blocks of as many multiplied weights, those of the routed experts
+    too, and its rank, the first one in a V, has what that leaves. Blocks that a layout gives stay."""
+    experts = shape.expert_params * shape.top_k / np.maximum(shape.experts, 1)
+    moe = shape.moe_layers / shape.layers
+    block = (1 - moe) * shape.block_params + moe * (shape.moe_block_params + experts)
+    head, p = shape.vocab * shape.hidden / block, layout.pp
+    fewer = np.floor((shape.layers + head) / p)
+
+    def left(most: Column) -> Column:
+        """Blocks on the head's rank if the others have `most`."""
+        return np.maximum(shape.layers - (p - 1) * most, 0.0)
+
+    slowest, slower = (np.maximum(most, left(most) + head) for most in (fewer, fewer + 1))
+    most = np.where(slowest <= slower, fewer, fewer + 1)
+    with_head = np.maximum(np.floor(most - head), left(most))
+    # The others share the rest; what does not divide evenly lies on the last of them.
+    others = np.maximum(p - 1, 1)
+    inner, more = np.divmod(shape.layers - with_head, others)
+    v_shaped, even = np.asarray(layout.v_shaped) > 0, stages(shape, layout, 0.0)
+    apart = (np.asarray(p) > 1) & (np.asarray(layout.most_blocks) < 0)
+    return Stages(
+        np.where(apart, most, even.most),
+        np.where(apart, np.where(v_shaped, inner, with_head), even.last),
+        np.where(apart, np.where(v_shaped, with_head, inner), even.first),
+        np.where(apart, np.maximum(others - more, 1.0), 1.0),
     )
 
 

@@ -2,12 +2,12 @@
 stack's policy.
 
     level   gradients reduce            kept unsharded           parameters gathered, m micro-batches
-    0       once                        gradients, parameters    never
+    0       once, or m times            gradients, parameters    never
     1       once                        gradients, parameters    once, after the update
     2       m times, or once            parameters               once; FSDP m times
     3       m times, or once            -                        2 m times, or once and kept
 
-Whoever reduces once keeps unsharded gradients until then.
+Whoever reduces several micro-batches once keeps unsharded gradients until then.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class Sharding:
     """Ranks with the same shard: dp x cp / shards."""
     reduces_each: Column
     """1: gradients are reduced after every micro-batch, into shards; 0: once a step."""
+    replicates_each: Column
+    """1: all-reduces over replicas (at level 0 over all ranks) take place after every micro-batch; 0: once a step."""
     gathers_each: Column
     """1: parameters are gathered for every micro-batch; 0: at most once a step."""
     parameters: Column
@@ -69,11 +71,15 @@ def sharding(layout: Layout, policy: Policy) -> Sharding:
         policy.zero3_gathers,
         policy.zero3_gathers_in_pipeline,
     )
+    # Of a single micro-batch nothing is added up, and each unit's gradients are reduced as they come.
+    reduces = np.where((level >= 2) & ~piped & (np.asarray(layout.micro_batches) <= 1), 1.0, reduces)
+    whole = np.where(piped, 0.0, policy.zero0_reduces)
     return Sharding(
         level=level,
         shards=shards,
         replicas=ranks / shards,
         reduces_each=reduces,
+        replicates_each=np.where(level == 0, whole, reduces * policy.replicas_each),
         gathers_each=gathers,
         parameters=1.0 * (three | (two & (gathers > 0))),
         regathers=1.0 * (three & (gathers > 0)),

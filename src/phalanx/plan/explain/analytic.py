@@ -82,7 +82,7 @@ class AnalyticSubject:
     def reduces_each(self) -> bool:
         """Whether every micro-batch reduces its gradients."""
         how = sharding(self.pricing.layout(space.of([self.strategy])), self.pricing.profile.policy)
-        return bool(how.reduces_each[0] > 0)
+        return bool(how.reduces_each[0] > 0 or how.replicates_each[0] > 0)
 
     @property
     def comparable_seconds(self) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.cost.analytic.step import bucket_bytes
+from phalanx.cost.analytic.update import bucket_bytes
 from phalanx.cost.collectives.nccl_model import collective_s, message_s, together
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger import flow as ledger
@@ -126,7 +126,7 @@ def _rows(
     rows = [
         *layer_flows(shape, layout, profile.policy),
         *gradient_flows(shape, layout, how, types, reduced, stride, bucket_bytes(layout, profile)),
-        summed_copies(shape, layout, how, types, reduced),
+        summed_copies(shape, layout, profile.policy, how, types, reduced),
     ]
     if crossed:
         rows.append(messages(shape, layout, profile.policy, crossed))

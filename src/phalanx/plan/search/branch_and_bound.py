@@ -132,32 +132,32 @@ class _Incumbents:
         """Expand rows in batches until no remaining row can beat the incumbents.
 
         Each batch takes the rows of each family with the lowest bounds; batches double as the incumbents settle."""
-        least = self._pricing.least_seconds(rows, complete)
-        order = np.argsort(least, kind="stable")
-        rows, least = rows.take(order), least[order]
+        least, families = self._pricing.least_seconds(rows, complete), family(rows)
         bytes_ = np.full(len(rows), np.nan)
-        while len(rows):
-            families = family(rows)
-            chosen = np.zeros(len(rows), dtype=bool)
+        left = np.argsort(least, kind="stable")
+        while len(left):
+            chosen = np.zeros(len(left), dtype=bool)
             for place in range(len(FAMILIES)):
-                chosen[np.flatnonzero(families == place)[:batch]] = True
-            continue_with(rows.take(chosen))
-            remaining = ~chosen & self.may_win(rows, least)
+                chosen[np.flatnonzero(families[left] == place)[:batch]] = True
+            continue_with(rows.take(left[chosen]))
+            left = left[~chosen]
+            remaining = self.may_win(families[left], least[left])
             if self._front:
-                near = np.flatnonzero(~chosen & ~remaining & (least <= self._front * self._fastest))
-                unknown = near[np.isnan(bytes_[near])]
+                near = np.flatnonzero(~remaining & (least[left] <= self._front * self._fastest))
+                unknown = left[near[np.isnan(bytes_[left[near]])]]
                 bytes_[unknown] = self._pricing.least_bytes(rows.take(unknown), complete)
-                remaining[near] = self.may_extend_front(least[near], bytes_[near])
-            rows, least, bytes_ = rows.take(remaining), least[remaining], bytes_[remaining]
+                remaining[near] = self.may_extend_front(least[left[near]], bytes_[left[near]])
+            left = left[remaining]
             batch *= 2
 
-    def may_win(self, rows: Strategies, least: Floats) -> npt.NDArray[np.bool_]:
-        """Whether rows with these lower bounds may still be among the best of all or of their family.
+    def may_win(self, families: Ints, least: Floats) -> npt.NDArray[np.bool_]:
+        """Whether rows of these families with these lower bounds may still be among the best of all or of their
+        family.
 
         Rows of plain data parallelism always may: sharding, which is expanded last, decides their family."""
         bound = np.maximum(self._best_of_family, self._overall_bound)
         bound[_DDP] = np.inf
-        possible: npt.NDArray[np.bool_] = least <= bound[family(rows)] * (1 + self._slack)
+        possible: npt.NDArray[np.bool_] = least <= bound[families] * (1 + self._slack)
         return possible
 
     @property

@@ -213,8 +213,8 @@ class Pricing:
         best = replace(rows, zero=sharded, shard=rows.dp, order=np.ones_like(rows.order))
 
         def least(part: Strategies) -> Column:
-            priced = self.step(part)
-            return priced.seconds - priced.terms["dp"] - (0 if complete else priced.terms["bubble"])
+            priced = step(self.shape, self.layout(part), self.system, self.profile, replicas=False)
+            return priced.seconds - (0 if complete else priced.terms["bubble"])
 
         seconds = _sliced(best, least)
         spread = np.flatnonzero((rows.ep * rows.etp > rows.tp * rows.cp) & (rows.pp > 1) & (rows.dp > 1))

@@ -1,13 +1,20 @@
 """The same model in plain PyTorch, as a user of one GPU would write it: autocast to bf16 over fp32 parameters,
-scaled_dot_product_attention, cross-entropy of whole logits, fused AdamW; each block compiled if wanted."""
+scaled_dot_product_attention, cross-entropy of whole logits, fused AdamW; each block compiled if wanted. Or as a
+user of FSDP2 would: each block a unit of `fully_shard` that computes in bf16."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.verify.on_gpu.sizes import Size
@@ -70,14 +77,19 @@ class Llama(nn.Module):
         return self.head(self.norm(x))  # type: ignore[no-any-return]
 
 
-def step(size: Size, batch: Tensor, compiled: bool) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Return a step of plain PyTorch on a batch (micro_batch, seq + 1), and what waits for it."""
+def step(
+    size: Size, batch: Tensor, compiled: bool, sharded: bool = False
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Return a step of plain PyTorch on a batch (micro_batch, seq + 1), and what waits for it. `sharded`: under
+    FSDP2, over a group of this one process."""
     with torch.device(batch.device):
         model = Llama(size.model)
     if compiled:
         for block in model.blocks:
             block.compile()
-    cast = torch.autocast(batch.device.type, torch.bfloat16)
+    if sharded:
+        _shard(model, batch.device)
+    cast = nullcontext() if sharded else torch.autocast(batch.device.type, torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     loss = torch.zeros((), device=batch.device)
 
@@ -92,3 +104,15 @@ def step(size: Size, batch: Tensor, compiled: bool) -> tuple[Callable[[], object
         optimizer.zero_grad()
 
     return take, lambda: loss.item()
+
+
+def _shard(model: Llama, device: torch.device) -> None:
+    if not dist.is_initialized():
+        with TemporaryDirectory() as folder:
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, init_method=f"file://{Path(folder) / 'store'}", rank=0, world_size=1)
+    mesh = init_device_mesh(device.type, (1,))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)

@@ -1,6 +1,6 @@
 """Our training step on this machine's GPU, beside plain PyTorch: tokens/s, MFU, peak memory against the predicted.
 
-    python -m phalanx.verify.on_gpu.steps ours|plain|compiled OUT.json [tiny]
+    python -m phalanx.verify.on_gpu.steps ours|ours-compiled|plain|compiled|fsdp OUT.json [tiny]
 
 One process, one GPU (or, of the tiny size, the CPU). A size that would not fit is left out with what it needs.
 """
@@ -28,6 +28,7 @@ from phalanx.schedule.layout import Layout
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
+from phalanx.train.compiled_blocks import compile_blocks
 from phalanx.train.training_step import Training
 from phalanx.verify.on_gpu import plain
 from phalanx.verify.on_gpu.sizes import SIZES, TINY, Size
@@ -36,10 +37,12 @@ WARM, TIMED = 3, 10
 Step = Callable[[], object]
 
 
-def ours(size: Size, batch: Tensor) -> tuple[Step, Callable[[], object]]:
+def ours(size: Size, batch: Tensor, compiled: bool = False) -> tuple[Step, Callable[[], object]]:
     """Return our step, and what waits for the last one."""
     strategy = Strategy(micro_batch=size.micro_batch)
     training = Training(size.model, size.job, strategy, Comm(ALONE, mesh(strategy)), seed=0)
+    if compiled:
+        compile_blocks(training.model)
     return lambda: training.issue([batch], 1e-4), training.settle
 
 
@@ -56,7 +59,10 @@ def measured(size: Size, way: str) -> dict[str, Any]:
             return row | {"left_out": f"needs {predicted / 2**30:.1f} of {free / 2**30:.1f} GiB"}
         torch.cuda.reset_peak_memory_stats(device)
     batch = torch.randint(size.model.vocab, (size.micro_batch, size.seq + 1), device=device)
-    step, wait = ours(size, batch) if way == "ours" else plain.step(size, batch, compiled=way == "compiled")
+    if way.startswith("ours"):
+        step, wait = ours(size, batch, way == "ours-compiled")
+    else:
+        step, wait = plain.step(size, batch, compiled=way != "plain", sharded=way == "fsdp")
     seconds = []
     for _ in range(WARM):
         step()

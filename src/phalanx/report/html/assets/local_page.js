@@ -156,12 +156,12 @@
 
   const look = () => {
     if (!$("runs").value) { $("run").replaceChildren(); return; }
-    const frame = document.createElement("iframe"), before = $("run").querySelector("iframe");
+    const frame = document.createElement("iframe");
     frame.title = "the run's report";
     frame.src = `run?${encodeURIComponent($("runs").value)}`;
-    frame.addEventListener("load", () => { // the page before stays until this one is drawn, and its place with it
+    frame.addEventListener("load", () => { // the pages before stay until this one is drawn, and their place with it
       const y = scrollY;
-      before?.remove();
+      while (frame.previousSibling) frame.previousSibling.remove();
       const fit = () => { if (frame.contentDocument) frame.style.height = `${frame.contentDocument.documentElement.offsetHeight + 40}px`; };
       fit();
       new ResizeObserver(fit).observe(frame.contentDocument.body);

@@ -1,0 +1,64 @@
+"""Strategies whose blocks are alike: a search prices many that differ only in what no block sees (replicas, virtual
+stages, schedules, micro-batches of a step, ZeRO), and prices one block for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from phalanx.cost.hardware.columns import Column
+from phalanx.cost.ledger.rank_layout import Layout
+
+_BY_NONE = {
+    *("pp", "virtual", "dp", "zero", "shards", "micro_batches", "dp_stride", "pp_stride"),
+    *("bubble", "in_flight", "in_flight_last", "v_shaped", "compressed"),
+    *("full", "selective", "group", "first_blocks", "most_blocks", "last_blocks"),
+}
+WITHOUT_EXPERTS = frozenset(_BY_NONE | {"ep", "etp"})
+"""Fields of a Layout that a micro-batch's passes through attention, a dense MLP or the head do not depend on."""
+OF_EXPERTS = frozenset(_BY_NONE | {"ulysses", "tp_stride", "cp_stride"})
+"""The same of the products of a rank's experts."""
+FEW = 64
+"""Rows that are priced as they are."""
+T = TypeVar("T")
+
+
+def once(price: Callable[[Layout], T], layout: Layout, unseen: frozenset[str], *others: Any) -> T:
+    """Return the `price` of each row, computed once for all rows that differ in the fields `unseen` alone. Rows are
+    priced one by one where `others`, which `price` reads too, have columns of their own."""
+    columns = [c for f in fields(layout) if f.name not in unseen for c in _columns(getattr(layout, f.name))]
+    rows = max((len(column) for column in columns), default=0)
+    if rows < FEW or any(_columns(other) for other in others):
+        return price(layout)
+    code = np.zeros(rows, dtype=np.uint64)
+    for column in columns:
+        code ^= np.asarray(column, dtype=np.float64).view(np.uint64)
+        code *= np.uint64(0x9E3779B97F4A7C15)  # Fibonacci hashing (Knuth 1998, section 6.4)
+        code ^= code >> np.uint64(29)
+    _, first, place = np.unique(code, return_index=True, return_inverse=True)
+    if 2 * len(first) > rows or any(np.any(column[first[place]] != column) for column in columns):
+        return price(layout)
+    return taken(price(taken(layout, first)), place)  # type: ignore[no-any-return]
+
+
+def taken(part: Any, rows: npt.NDArray[np.int64]) -> Any:
+    """Return a dataclass of columns, or a column, with these rows of it; numbers stay."""
+    if isinstance(part, np.ndarray):
+        return part[rows] if part.ndim else part
+    if is_dataclass(part) and not isinstance(part, type):
+        return replace(part, **{f.name: taken(getattr(part, f.name), rows) for f in fields(part)})
+    return part
+
+
+def _columns(part: Any) -> list[Column]:
+    if isinstance(part, np.ndarray):
+        return [part] if part.ndim else []
+    if isinstance(part, tuple):
+        return [column for each in part for column in _columns(each)]
+    if is_dataclass(part) and not isinstance(part, type):
+        return [column for f in fields(part) for column in _columns(getattr(part, f.name))]
+    return []

@@ -1,0 +1,65 @@
+"""Blocks through torch.compile: one graph a block, without breaks, so that its elementwise operations are fused.
+
+Only `forward` is compiled. Hooks of units (gathers, records) stay outside, parameters are inputs of the graph, and
+their gradients reach the data-parallel engine as ever. Blocks of the same shapes share one compiled graph, which is
+made when a block first runs. The norms, activation and rotation of nn/functional.py then are plain formulas, and what
+is kept for the backward pass is the compiler's choice: so the step that is recorded and compared with its program, an
+evaluation and the search for what is not finite run uncompiled.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from phalanx.nn.decoder import Decoder
+from phalanx.spec.errors import InputError
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
+
+_OPTION = "train.compile"
+
+
+def require_compilable(model: ModelSpec, s: Strategy, device: str) -> None:
+    """Raise InputError for a model or strategy whose blocks cannot be compiled, or where no compiler is.
+    `device`: cpu or cuda."""
+    reason = ""
+    if model.experts is not None:
+        reason = "cannot compile experts, whose rows depend on the router"
+    elif axis := next((axis for axis in ("tp", "cp", "pp") if getattr(s, axis) > 1), ""):
+        reason = f"cannot compile blocks that communicate or defer gradients ({axis} = {getattr(s, axis)})"
+    elif s.recompute != "none":
+        reason = f"cannot compile blocks that are recomputed (recompute = {s.recompute})"
+    if reason:
+        raise InputError(_OPTION, "blocks", reason, "leave it out, or use dp and zero alone")
+    if device == "cpu":
+        compiler = os.environ.get("CXX", "g++")
+        if shutil.which(compiler) is None:
+            raise InputError(_OPTION, "blocks", f"needs a C++ compiler ({compiler})", "install g++, or set CXX")
+    elif importlib.util.find_spec("triton") is None:
+        raise InputError(_OPTION, "blocks", "needs Triton", "install torch for CUDA, which brings it")
+
+
+def compile_blocks(model: Decoder, backend: str = "inductor") -> None:
+    """Compile every block of a model, each when it first runs."""
+    for block in model.blocks.values():
+        block.forward = torch.compile(block.forward, backend=backend, fullgraph=True)
+
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Run a model's blocks as they were written."""
+    blocks = list(getattr(model, "blocks", nn.ModuleDict()).values())
+    kept = [block.__dict__.pop("forward", None) for block in blocks]
+    try:
+        yield
+    finally:
+        for block, forward in zip(blocks, kept, strict=True):
+            if forward is not None:
+                block.forward = forward

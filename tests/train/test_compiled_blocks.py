@@ -1,0 +1,142 @@
+"""Compiled blocks: gradients are those of plain ones, one graph serves all blocks, and what cannot be compiled is
+refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.in_process_cli import phalanx
+from support.rank_pool import Pool
+from torch import Tensor
+
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.process.world import ALONE, World
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import build, make_strategy
+from phalanx.spec.job import Job, Precision
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.train.compiled_blocks import compile_blocks, require_compilable, uncompiled
+from phalanx.train.training_step import Training
+from phalanx.verify.parity import gradient_errors
+
+_SIZES = {"vocab": 64, "hidden": 16, "layers": 10, "heads": 2, "ffn": 24, "max_seq": 32}
+_FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"family": "llama", **_SIZES},
+    "gpt2": {"family": "gpt2", **_SIZES},
+}
+_OTHERS: dict[str, dict[str, Any]] = {
+    "window": {"family": "mistral", "kv_heads": 1, "window": 8},
+    "qwen2": {"family": "qwen2"},
+    "qwen3": {"family": "qwen3"},
+    "gpt_neox": {"family": "gpt_neox"},
+    "palm": {"family": "palm"},
+    "latent": {"family": "llama", "latent": {"kv_rank": 8, "rope_dim": 4, "nope_dim": 8, "v_dim": 8}},
+}
+
+
+def _model(family: str = "llama", **fields: object) -> ModelSpec:
+    return build(ModelSpec, complete(_FAMILIES[family] | fields), "model")
+
+
+def _gradients(world: World, model: ModelSpec, s: Strategy, compiled: bool) -> tuple[dict[str, Tensor], list[float]]:
+    job = Job(4, 16, Precision("float64"))
+    training = Training(model, job, s, Comm(world, mesh(s)), seed=0)
+    if compiled:
+        compile_blocks(training.model, "aot_eager")
+    tokens = torch.randint(64, (2, 2, 17), generator=torch.Generator().manual_seed(world.rank))
+    losses = [training.step(list(tokens[: 2 // s.dp]), 1e-2).loss for _ in range(3)]
+    return dict(training.gradients()), losses
+
+
+def errors(world: World, model: ModelSpec, s: Strategy) -> tuple[float, list[float], int]:
+    """(the largest relative error of a gradient after three steps, the losses' relative errors, graphs compiled)."""
+    import torch._dynamo as dynamo
+
+    dynamo.reset()
+    dynamo.utils.counters.clear()
+    (ours, losses), (theirs, plain) = (_gradients(world, model, s, compiled) for compiled in (True, False))
+    graphs = int(dynamo.utils.counters["stats"]["unique_graphs"])
+    largest = max(error for _, error in gradient_errors(ours, theirs))
+    return largest, [a / b - 1 for a, b in zip(losses, plain, strict=True)], graphs
+
+
+@pytest.mark.parametrize("family", list(_FAMILIES))
+def test_gradients_are_those_of_plain_blocks(family: str) -> None:
+    largest, losses, graphs = errors(ALONE, _model(family), Strategy(micro_batch=2))
+    assert largest < 1e-10
+    assert losses == pytest.approx([0, 0, 0], abs=1e-12)
+    assert graphs == 1  # for ten blocks
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", list(_OTHERS))
+def test_gradients_of_other_blocks(name: str) -> None:
+    model = build(ModelSpec, complete(_SIZES | {"layers": 2} | _OTHERS[name]), "model")
+    largest, losses, graphs = errors(ALONE, model, Strategy(micro_batch=2))
+    assert largest < 1e-10
+    assert losses == pytest.approx([0, 0, 0], abs=1e-12)
+    assert graphs == 1
+
+
+@pytest.mark.long
+def test_a_run_through_inductor(tmp_path: Path) -> None:
+    """`phalanx train` with inductor's kernels: the recorded step is the plan's, and losses are close to plain."""
+    losses = {}
+    for way in ("none", "blocks"):
+        job = (
+            '[model]\nfamily = "llama"\nvocab = 512\nhidden = 64\nlayers = 2\nheads = 2\nffn = 128\nmax_seq = 64\n'
+            "[job]\nglobal_batch = 8\nseq = 64\n[strategy]\ndp = 1\n"
+            f'[train]\nsteps = 6\nsample_tokens = 0\ncompile = "{way}"\n'
+        )
+        (tmp_path / f"{way}.toml").write_text(job)
+        code, out, err = phalanx(tmp_path, "train", f"{way}.toml")
+        assert code == 0, err
+        assert "the recorded step equals the plan" in out
+        lines = (tmp_path / "runs" / way / "metrics.jsonl").read_text().splitlines()
+        losses[way] = [row["loss"] for row in map(json.loads, lines) if "loss" in row]
+    assert losses["blocks"] == pytest.approx(losses["none"], rel=1e-5)
+    assert losses["blocks"][0] == losses["none"][0]  # as written
+
+
+@pytest.mark.long
+def test_over_zero_3(pool: Pool) -> None:
+    for largest, losses, graphs in pool.run(2, errors, _model(layers=2), Strategy(dp=2, zero=3, micro_batch=2)):
+        assert largest < 1e-10
+        assert losses == pytest.approx([0, 0, 0], abs=1e-12)
+        assert graphs == 1
+
+
+def test_what_is_not_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_compilable(_model(), Strategy(dp=2, zero=2), "cpu")
+    for line in ("tp=2", "cp=2", "pp=2", "dp=1,recompute=full"):
+        strategy = make_strategy(line)
+        assert strategy is not None
+        with pytest.raises(InputError, match=r"train\.compile"):
+            require_compilable(_model(), strategy, "cpu")
+    experts = _model(experts={"count": 4, "top_k": 2, "ffn": 8})
+    with pytest.raises(InputError, match="router"):
+        require_compilable(experts, Strategy(), "cpu")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(InputError, match="no-such-compiler"):
+        require_compilable(_model(), Strategy(), "cpu")
+
+
+def test_uncompiled_for_a_while() -> None:
+    s = Strategy(micro_batch=2)
+    model = Training(_model(layers=1), Job(2, 16), s, Comm(ALONE, mesh(s)), seed=0).model
+    block = model.blocks["0"]
+    plain = block.forward
+    with uncompiled(model):
+        assert block.forward == plain
+    compile_blocks(model, "aot_eager")
+    compiled = block.forward
+    with uncompiled(model):
+        assert block.forward == plain
+    assert block.forward is compiled is not plain
