@@ -1,6 +1,8 @@
 """A Llama under torch's own pipeline, tensor and sequence parallelism, and `fully_shard`: a program to observe.
 
 phalanx observe --world 512 -- python -m benchmarks.pipelined_llama        # Llama 3 405B, pp=8, dp=8, tp=8
+phalanx observe --world 64 -- python -m benchmarks.pipelined_llama --layers 32 --hidden 4096 --heads 32 --ffn 14336 \
+    --pp 1 --tp 1 --micro-batches 1                                        # Llama 3 8B under fully_shard alone
 """
 
 from __future__ import annotations
@@ -124,17 +126,21 @@ def main() -> None:
     fully_shard(part, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=False)
     part.to_empty(device="cuda")
     optimizer = torch.optim.AdamW(part.parameters(), lr=1e-4, fused=True)
-    stage = PipelineStage(part, place, a.pp, torch.device("cuda"), group=mesh.get_group("pp"))
 
     def loss(logits: Tensor, targets: Tensor) -> Tensor:
         mine = targets % logits.shape[-1]  # the shapes of a loss that is split over the vocabulary
         return F.cross_entropy(logits.flatten(0, 1).float(), mine.flatten())
 
-    schedule = Schedule1F1B(stage, a.micro_batches, loss_fn=loss)
     tokens = torch.randint(a.vocab, (a.micro_batches, a.seq), device="cuda")
+    if a.pp > 1:
+        stage = PipelineStage(part, place, a.pp, torch.device("cuda"), group=mesh.get_group("pp"))
+        schedule = Schedule1F1B(stage, a.micro_batches, loss_fn=loss)
     for _ in range(3):
         optimizer.zero_grad(set_to_none=True)
-        if first:
+        if a.pp == 1:
+            for one in tokens.split(1):
+                loss(part(one), one).backward()
+        elif first:
             schedule.step(tokens)
         elif last:
             schedule.step(target=tokens)

@@ -14,6 +14,8 @@ from support.fresh_process import in_fresh_process
 from support.in_process_cli import phalanx
 from support.observed_programs import PROGRAMS, both
 from support.toy_model import model
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from phalanx.cost.step.expand import expand
 from phalanx.plan.explain.observed_against_plan import compare
@@ -243,6 +245,28 @@ def test_autocast_casts_as_on_cuda() -> None:
     """Products in bf16, losses in fp32."""
 
     assert set(in_fresh_process(_autocast).ranks[0].flops_by_type) == {"bfloat16"}
+
+
+def test_generators_are_those_of_a_gpu() -> None:
+    """DTensor reads the offset in a generator's state (torchtitan); Megatron keeps states and sets them again."""
+    rank = in_fresh_process(_generators).ranks[0]
+    assert rank.flops[("F", "")] == 2 * 8 * 8 * 8
+
+
+def _generators() -> Observation:
+    def program() -> None:
+        mesh = init_device_mesh("cuda", (4,), mesh_dim_names=("shard",))
+        model = torch.nn.Linear(8, 8, device="cuda")
+        fully_shard(model, mesh=mesh)
+        torch.nn.init.normal_(model.weight)
+        torch.cuda.set_rng_state(torch.cuda.get_rng_state())
+        torch.cuda.default_generators[0].set_state(torch.cuda.get_rng_state())
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            model(torch.randn(8, 8, device="cuda")).sum().backward()
+            optimizer.step()
+
+    return phalanx_observe(program, world=4, ranks=[0])
 
 
 def _autocast() -> Observation:

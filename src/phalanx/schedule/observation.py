@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 from phalanx.schedule.event import Event
@@ -133,6 +134,7 @@ class Observation:
     notes: tuple[str, ...] = ()
 
 
+@cache
 def unit(module: str) -> str:
     """Return the unit that a module belongs to: the block of a stack of blocks (its name up to the first number), or
     else the module itself."""

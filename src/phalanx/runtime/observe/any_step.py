@@ -29,7 +29,7 @@ from phalanx.schedule.event import Event, Phase
 from phalanx.schedule.observation import Observed, Site, Trained, unit
 
 GATHERED = "gathered parameters"
-PLAIN = (Tensor, nn.Parameter, nn.Buffer, FakeTensor)
+PLAIN = frozenset((Tensor, nn.Parameter, nn.Buffer, FakeTensor))
 _aten = torch.ops.aten
 WAITS = {
     _aten._local_scalar_dense.default: "item",
@@ -43,6 +43,9 @@ WAITS = {
     _aten.bincount.default: "bincount",
 }
 """Operations after which the host must wait for the device: their result, or its shape, depends on values."""
+_BELOW_FUNCTIONS = ("aten", "_c10d_functional")
+"""Operations of torch's own: a program's function modes are not meant to see the calls that Python code below them
+makes. Those of other libraries may have fake kernels in Python, which are programs like any other."""
 _COPIES = (_aten._to_copy.default, _aten.copy_.default)
 
 
@@ -96,7 +99,7 @@ class AnyStep(TorchDispatchMode):
         self._now: tuple[Phase, Call] = ("F", OUTSIDE)
         self._segment: int = -1  # index of the compute event that runs
         self._segment_key: tuple[str, str, int | None] | None = None
-        self._segment_live = self._segment_peak = 0
+        self._segment_live = self._segment_peak = self._segment_flops = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -195,9 +198,15 @@ class AnyStep(TorchDispatchMode):
     ) -> Any:
         if func is torch.ops.prim.device.default:  # asked very often
             return self.call(func, args, kwargs or {})
-        if not all(t in PLAIN for t in types):
-            return NotImplemented  # a wrapper such as DTensor: what it does with its inner tensors arrives here
-        kwargs = kwargs or {}
+        for t in types:
+            if t not in PLAIN:
+                return NotImplemented  # a wrapper such as DTensor: what it does with its inner tensors arrives here
+        if func.namespace in _BELOW_FUNCTIONS:
+            with torch._C.DisableTorchFunction():
+                return self._operation(func, args, kwargs or {})
+        return self._operation(func, args, kwargs or {})
+
+    def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._now = self.position.now()
         self._enter()
         kind = ""
@@ -206,14 +215,13 @@ class AnyStep(TorchDispatchMode):
         elif func in WAITS or func in _COPIES:
             self._wait(func, args, kwargs)
         out = self.call(func, args, kwargs)
-        for tensor in _tensors((args, out)):
+        for tensor in (*flat(args), *flat(out)):
             self.follow(tensor, kind)
         if flops := flops_of(func, args, kwargs, out):
             phase, call = self._now
             self.step.flops[phase, call.module] += flops
-            self.step.flops_by_type[dtype_name(next(_tensors(args)).dtype)] += flops
-            at = self.step.events[self._segment]
-            self.step.events[self._segment] = replace(at, event=replace(at.event, flops=at.event.flops + flops))
+            self.step.flops_by_type[dtype_name(flat(args)[0].dtype)] += flops
+            self._segment_flops += flops
         return out
 
     def _collective(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -273,8 +281,9 @@ class AnyStep(TorchDispatchMode):
         if self._segment >= 0:
             at = self.step.events[self._segment]
             alloc, free = self._segment_peak - self._segment_live, self._segment_peak - live
-            self.step.events[self._segment] = replace(at, event=replace(at.event, alloc=alloc, free=free))
-        self._segment, self._segment_key = -1, None
+            event = replace(at.event, flops=self._segment_flops, alloc=alloc, free=free)
+            self.step.events[self._segment] = replace(at, event=event)
+        self._segment, self._segment_key, self._segment_flops = -1, None, 0
         self._segment_live = self._segment_peak = live
 
     # Steps
@@ -311,10 +320,17 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def flat(value: Any) -> list[Tensor]:
+    """Return the plain tensors in a nest of lists and tuples, in order."""
     if isinstance(value, Tensor):
-        if type(value) in PLAIN:
-            yield value
-    elif isinstance(value, list | tuple):
+        return [value] if type(value) in PLAIN else []
+    if isinstance(value, list | tuple):
+        tensors = []
         for item in value:
-            yield from _tensors(item)
+            if isinstance(item, Tensor):
+                if type(item) in PLAIN:
+                    tensors.append(item)
+            elif isinstance(item, list | tuple):
+                tensors += flat(item)
+        return tensors
+    return []

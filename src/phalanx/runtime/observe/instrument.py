@@ -35,13 +35,21 @@ def _attention_flops(name: str, args: tuple[Any, ...]) -> int:
 
 def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
     """Return the FLOPs of an operation that returned `out`: of matrix products, convolutions and attention."""
+    known = _formulas.get(func, "unknown")
+    if known is None:
+        return 0
     packet = func._overloadpacket
     name = packet.__name__
     if name.startswith(_ATTENTION):
         return _attention_flops(name, args)
     if packet in flop_registry:
         return int(flop_registry[packet](*args, **kwargs, out_val=out))
+    _formulas[func] = None
     return 0
+
+
+_formulas: dict[Any, None] = {}
+"""Operations that have no FLOPs."""
 
 
 class Tracker(TorchDispatchMode):

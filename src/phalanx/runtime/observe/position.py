@@ -13,6 +13,7 @@ A step ends where the next begins: with the first forward pass of a module after
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import weakref
@@ -20,6 +21,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -217,8 +219,13 @@ OWN = (
 )
 
 
+@cache
+def _is_own(file: str) -> bool:
+    return file.startswith(OWN)
+
+
 def _outside(frame: FrameType | None) -> FrameType | None:
-    while frame is not None and frame.f_code.co_filename.startswith(OWN):
+    while frame is not None and _is_own(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 
@@ -235,8 +242,12 @@ def place_outside() -> tuple[str, int, str] | None:
 
 def relative(file: str) -> str:
     """Return a file's name relative to the working folder, where it lies below that."""
+    return _below(file, os.getcwd())
+
+
+@cache
+def _below(file: str, here: str) -> str:
     path = Path(file)
-    here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else file
 
 

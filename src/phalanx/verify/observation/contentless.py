@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import (
 
 from phalanx.runtime.observe.any_step import WAITS, AnyStep
 from phalanx.runtime.observe.collective_ops import NAMESPACES
+from phalanx.verify.observation.remembered import Remembered
 from phalanx.verify.observation.stated_values import follow, half, stated
 
 _aten = torch.ops.aten
@@ -36,6 +37,7 @@ class Contentless(AnyStep):
     def __init__(self, fake: FakeTensorMode, enough: Any) -> None:
         super().__init__(enough)
         self.fake = fake
+        self.remembered = Remembered(fake)
         self.answered: Counter[tuple[str, str, str]] = Counter()
         """Values that were asked for and do not exist: (operation, value, line) and how often."""
 
@@ -52,9 +54,9 @@ class Contentless(AnyStep):
             return _completed(func, args)
         if func is torch.ops._c10d_functional.wait_tensor.default:
             return args[0]  # as the real one; that of fake tensors would return a copy
-        if func.namespace in NAMESPACES:
-            return func(*args, **kwargs)
         tensors = [*_flat(args), *_flat(tuple(kwargs.values()))]
+        if func.namespace in NAMESPACES:
+            return self.remembered.run(func, args, kwargs, tensors)
         with_content = not any(isinstance(t, FakeTensor) for t in tensors)
         if with_content and _on_host(func, tensors, kwargs) and self._keeps(func, tensors, args, kwargs):
             with unset_fake_temporarily():
@@ -73,7 +75,7 @@ class Contentless(AnyStep):
         """Run an operation on fake tensors; what it is given with content is made fake first."""
         if all(isinstance(t, FakeTensor) for t in tensors):
             try:
-                return func(*args, **kwargs)
+                return self.remembered.run(func, args, kwargs, tensors)
             except DynamicOutputShapeException:
                 out = half(func, args, kwargs)
                 if out is NotImplemented:

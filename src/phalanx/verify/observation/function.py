@@ -45,9 +45,6 @@ def observe(
                 one()
 
     with Processes(program, world, ranks_per_node, axes) as processes:
-        if ranks is None:
-            results = observe_classes(processes.observe, processes.start, world)
-        else:
-            results = tuple(processes.observe(r) for r in ranks)
+        results = observe_classes(processes, world) if ranks is None else tuple(processes.observe(r) for r in ranks)
     name = getattr(step, "__qualname__", repr(step))
     return Observation(name, world, processes.axes, processes.device, torch.__version__, results)

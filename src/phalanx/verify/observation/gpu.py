@@ -61,6 +61,18 @@ class FakeStream:
         return 1.0
 
 
+class Generator(torch.Generator):
+    """A GPU's generator of random numbers: its state has a GPU's size, and setting it does nothing."""
+
+    def get_state(self) -> torch.Tensor:
+        """Return seed and offset, (16,) uint8."""
+        return torch.zeros(16, dtype=torch.uint8)
+
+    def set_state(self, new_state: torch.Tensor) -> Generator:
+        """Leave the state as it is."""
+        return self
+
+
 class Module:
     """What `torch.gpu` offers, and `torch.cuda` while a program is observed.
 
@@ -117,7 +129,7 @@ class Module:
         pass
 
     def get_rng_state(self, device: object = None) -> torch.Tensor:
-        return torch.default_generator.get_state()  # of the host's generator, by its size
+        return Generator().get_state()
 
     def set_rng_state(self, state: object, device: object = None) -> None:
         pass
@@ -216,6 +228,8 @@ class Redirect(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor) and func not in _OF_ONE_TENSOR:
+            return func(*args)  # of a tensor alone: its shape, its device; asked very often
         kwargs = kwargs or {}
         if func is torch.device:  # an object of the program's: redirected where it is used
             return func(*args, **kwargs)
@@ -249,6 +263,10 @@ def _read(data: Any) -> Any:
     if isinstance(data, list | tuple) and any(isinstance(x, list | tuple | torch.Tensor) for x in data):
         return [_read(x) for x in data]
     return data
+
+
+_OF_ONE_TENSOR = (torch.Tensor.cuda, torch.Tensor.type, torch.Tensor.pin_memory, torch.tensor)
+"""Functions that are redirected though a tensor is all that they are given."""
 
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]

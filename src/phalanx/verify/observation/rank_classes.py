@@ -3,12 +3,16 @@
 Ranks that send each other messages (pipelines, rings) may do different work; those of one group of collectives do the
 same, but for uneven shards. So rank 0 is observed, then every rank that it exchanges messages with, directly or
 through others; and the same from the last rank, which holds the smallest shards. Ranks that did the same are a class.
+
+Of the last rank and those that it exchanges messages with, only the step before the wanted one is observed where that
+is the step of a rank observed in full: it holds what a rank does differently, and half of the time is saved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from phalanx.schedule.observation import RankObservation
 
@@ -16,48 +20,85 @@ _MOST = 128
 """Ranks at most that are observed to find classes."""
 
 
-def observe_classes(
-    observe: Callable[[int], RankObservation], start: Callable[[int], None], world: int
-) -> tuple[RankObservation, ...]:
-    """Return one observation of each class of ranks, with how many ranks it stands for. `start` begins to observe a
-    rank whose observation will be asked for."""
-    start(world - 1)
-    first = _connected(observe, start, 0)
-    last = {} if world == 1 else _connected(observe, start, world - 1, set(first))
+@dataclass(frozen=True)
+class Alike:
+    """A rank whose step before the wanted one is that of `rank`, which was observed in full; `peers`: the ranks that
+    it exchanged messages with."""
+
+    rank: int
+    peers: tuple[int, ...]
+
+
+class Ranks(Protocol):
+    """What observes ranks: processes.py."""
+
+    def start(self, rank: int, pausing: bool = False) -> None:
+        """Begin to observe a rank that will be asked for, up to the wanted step if `pausing`."""
+
+    def observe(self, rank: int) -> RankObservation:
+        """Return what a rank did."""
+
+    def observe_or_match(self, rank: int) -> RankObservation | Alike:
+        """Return what a rank did, or that it does what one of the ranks does that were observed."""
+
+
+def observe_classes(ranks: Ranks, world: int) -> tuple[RankObservation, ...]:
+    """Return one observation of each class of ranks, with how many ranks it stands for."""
+    ranks.start(world - 1, pausing=True)
+    first: dict[int, RankObservation] = {}
+    last: dict[int, RankObservation] = {}
+
+    def in_full(rank: int) -> tuple[int, ...]:
+        first[rank] = ranks.observe(rank)
+        return peers_of(first[rank])
+
+    def or_matched(rank: int) -> tuple[int, ...]:
+        seen = ranks.observe_or_match(rank)
+        last[rank] = ranks.observe(seen.rank) if isinstance(seen, Alike) else seen
+        return seen.peers if isinstance(seen, Alike) else peers_of(seen)
+
+    _follow(0, in_full, lambda rank: ranks.start(rank), set())
+    if world - 1 not in first:
+        _follow(world - 1, or_matched, lambda rank: ranks.start(rank, pausing=True), set(first))
     share = world // len(first)  # ranks for each place in a pipeline or ring
-    classes: dict[object, list[RankObservation]] = {}
-    for r in (*first.values(), *last.values()):
-        classes.setdefault(_work(r), []).append(r)
+    classes: dict[object, list[int]] = {}
+    observations: dict[object, RankObservation] = {}
+    for rank, r in (*first.items(), *last.items()):
+        key = work(r)
+        classes.setdefault(key, []).append(rank)
+        observations.setdefault(key, r)
     # Ranks that were not observed are counted with those of the first pipeline or ring.
-    counts = {key: sum(share if r.rank in first else 1 for r in alike) for key, alike in classes.items()}
+    counts = {key: sum(share if rank in first else 1 for rank in alike) for key, alike in classes.items()}
     for key, alike in classes.items():
-        counts[key] -= sum(r.rank in last for r in alike) if any(r.rank in first for r in alike) else 0
+        counts[key] -= sum(rank in last for rank in alike) if any(rank in first for rank in alike) else 0
     extra = sum(counts.values()) - world
     largest = max(counts, key=lambda key: counts[key])
     counts[largest] -= extra
     return tuple(
-        replace(alike[0], count=counts[key], are=_are(counts[key], world, sorted(r.rank for r in alike)))
+        replace(observations[key], count=counts[key], are=_are(counts[key], world, sorted(alike)))
         for key, alike in classes.items()
     )
 
 
-def _connected(
-    observe: Callable[[int], RankObservation],
-    begin: Callable[[int], None],
-    start: int,
-    known: set[int] = frozenset(),  # type: ignore[assignment]
-) -> dict[int, RankObservation]:
-    waiting, seen = [start], dict[int, RankObservation]()
-    while waiting and len(seen) < _MOST:
+def peers_of(r: RankObservation) -> tuple[int, ...]:
+    """Return the ranks that a rank exchanged messages with."""
+    return tuple(sorted({o.event.peer for o in r.events if o.event.peer is not None}))
+
+
+def _follow(
+    rank: int, observe: Callable[[int], tuple[int, ...]], begin: Callable[[int], None], known: set[int]
+) -> None:
+    """Observe a rank and all that it exchanges messages with, directly or through others, but for those `known`."""
+    waiting, seen = [rank], set(known)
+    while waiting and len(seen) - len(known) < _MOST:
         rank = waiting.pop(0)
-        if rank in seen or rank in known:
+        if rank in seen:
             continue
-        seen[rank] = observe(rank)
-        peers = sorted({o.event.peer for o in seen[rank].events if o.event.peer is not None} - set(seen))
+        seen.add(rank)
+        peers = [peer for peer in observe(rank) if peer not in seen]
         for peer in peers:
             begin(peer)
         waiting += peers
-    return seen
 
 
 def _are(count: int, world: int, ranks: list[int]) -> str:
@@ -67,7 +108,7 @@ def _are(count: int, world: int, ranks: list[int]) -> str:
     return f"{count} rank{'s' if count > 1 else ''}; observed: {named}"
 
 
-def _work(r: RankObservation) -> object:
+def work(r: RankObservation) -> object:
     """Return what a rank did, without what differs between ranks that do the same: who its peers are."""
     events = tuple((o.event.identity._replace(peer=None), o.event.flops, o.module) for o in r.events)
     return events, r.peak, tuple(r.flops.items())

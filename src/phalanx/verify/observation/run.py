@@ -51,11 +51,13 @@ def observe_rank(
     wanted: int = 2,
     send_object: Callable[[int, list[Any]], None] | None = None,
     receive_object: Callable[[int], list[Any]] | None = None,
+    before: Callable[[RankObservation], None] = lambda earlier: None,
 ) -> tuple[RankObservation, str, dict[str, int]]:
     """Run `program` as one rank until step `wanted` has ended; return what it did in that step, the type of device
     that it computes on, and the mesh axes it named. A program that ends before has its latest step returned.
 
-    `send_object(to, objects)` and `receive_object(sender)` carry objects between observed ranks.
+    `send_object(to, objects)` and `receive_object(sender)` carry objects between observed ranks. `before` is called
+    with the record of step `wanted` - 1 when that has ended, and may wait.
 
     Raises Unobservable where no step was taken, or where an operation has no meaning without content.
     """
@@ -71,6 +73,8 @@ def observe_rank(
         results.append(summarise(recorder, step, names))
         if step.number >= wanted:
             raise _Enough
+        if step.number == wanted - 1:
+            before(results[-1])
 
     recorder = Contentless(FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False), ended)
     with ExitStack() as stack:

@@ -42,7 +42,7 @@ def main() -> None:
     try:
         with Processes(program, world, task["per_node"], task["axes"], task["step"]) as processes:
             if task["ranks"] == "classes":
-                ranks = observe_classes(processes.observe, processes.start, world)
+                ranks = observe_classes(processes, world)
             else:
                 ranks = tuple(processes.observe(r) for r in task["ranks"])
             name = " ".join([script or f"-m {module}", *arguments])

@@ -210,7 +210,7 @@ def imagined_gpus(per_node: int, redirected: Callable[[], None]) -> Iterator[gpu
                 for place in (torch.cuda, torch.cuda.random, torch.cuda.memory):
                     if hasattr(place, name):
                         stack.enter_context(patch.object(place, name, value))
-        generators = tuple(torch.Generator() for _ in range(per_node))
+        generators = tuple(gpu.Generator() for _ in range(per_node))
         stack.enter_context(patch.object(torch.cuda, "default_generators", generators))
         stack.enter_context(patch.object(torch.cuda.nccl, "version", lambda: (2, 27, 5)))
         # Torch looks at the stream's type before a mode is asked.

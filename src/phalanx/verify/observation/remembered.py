@@ -1,0 +1,205 @@
+"""What operations return on tensors without content, remembered by what they are given.
+
+A training step repeats itself: every block, micro-batch and step issues the same operations on the same shapes.
+torch's fake tensors compute a result's shape once and then look it up, but the look-up itself (hashing every field of
+every argument, building the result through several layers) would be most of the time of an observation. Here the key
+is short, and a result is built by its two allocations: a tensor on `meta`, and the FakeTensor around it.
+
+An entry says for each result: it is an argument (operations in place), it has the storage of an argument (views), or
+it has a storage of its own. It is made only where a result that is built from it is the result in all that a program
+can see, and never for operations that change the shape of what they are given or whose result depends on values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+_aten = torch.ops.aten
+_keys = torch._C._dispatch_keys
+_empty = torch.empty
+_empty_strided = torch.empty_strided
+_PLAIN = frozenset(
+    (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+)  # SymInts, generators and the like are not looked up
+_REFUSED = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view))
+_NEVER = frozenset((_aten.lift_fresh.default, _aten.lift_fresh_copy.default))
+"""What torch.tensor() ends in: its results may hold a constant."""
+_NAMESPACES = ("aten", "_c10d_functional")
+_MOST = 100_000
+
+
+class _Result(NamedTuple):
+    """One result. `argument`: the place in the flat list of tensors of what it is, or shares its storage with."""
+
+    argument: int
+    in_place: bool
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    device: torch.device
+    state: dict[str, Any]
+    """The attributes of a fresh FakeTensor on that device."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """The results of an operation; `kind`: the type of what holds them, or None where it returns one tensor."""
+
+    results: tuple[_Result | None, ...]
+    kind: type[Any] | None
+
+
+class Remembered:
+    """Runs operations on fake tensors of `fake`, or builds what they return from an earlier, equal call."""
+
+    def __init__(self, fake: FakeTensorMode) -> None:
+        self.fake = fake
+        self.entries: dict[tuple[Any, ...], _Entry | None] = {}
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
+        """Return what `func(*args, **kwargs)` returns. `tensors`: all tensors among its arguments, in order."""
+        key = self._key(func, args, kwargs) if self._lasting(func) else None
+        if key is None:
+            return func(*args, **kwargs)
+        entry = self.entries.get(key)
+        if entry is not None:
+            with torch._C._DisableTorchDispatch():
+                return _build(entry, tensors)
+        if key in self.entries:
+            return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if len(self.entries) < _MOST:
+            unchanged = self._key(func, args, kwargs) == key
+            self.entries[key] = self._entry(out, tensors) if unchanged else None
+        return out
+
+    def _lasting(self, func: Any) -> bool:
+        known = _lasting.get(func)
+        if known is None:
+            known = _lasting[func] = (
+                func.namespace in _NAMESPACES and func not in _NEVER and _REFUSED.isdisjoint(func.tags)
+            )
+        return known
+
+    def _key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+        """Return what the result of a call depends on, or None where it is not looked up."""
+        key: list[Any] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+        for value in args:
+            if not self._add(value, key):
+                return None
+        for name, value in kwargs.items():
+            key.append(name)
+            if not self._add(value, key):
+                return None
+        return tuple(key)
+
+    def _add(self, value: Any, key: list[Any]) -> bool:
+        kind = type(value)
+        if kind is FakeTensor:
+            if value.fake_mode is not self.fake or value.constant is not None or value.layout is not torch.strided:
+                return False
+            key += (
+                value.shape,
+                value.stride(),
+                value.storage_offset(),
+                value.dtype,
+                value._fake_device,
+                value.requires_grad,
+                _keys(value).raw_repr(),
+            )
+            return True
+        if kind in _PLAIN:
+            key += (kind, value)  # 1, 1.0 and True are equal and give other types
+            return True
+        if kind is list or kind is tuple:
+            key += (kind, len(value))
+            return all(self._add(item, key) for item in value)
+        return False
+
+    def _entry(self, out: Any, tensors: list[Tensor]) -> _Entry | None:
+        """Return the entry of a call, or None where what it would build differs from what the call returned."""
+        kind = type(out) if isinstance(out, list | tuple) else None
+        if kind not in (None, list, tuple):
+            return None
+        outs = out if kind else (out,)
+        places = {id(t): i for i, t in reversed(list(enumerate(tensors)))}
+        storages = {t.untyped_storage()._cdata: i for i, t in reversed(list(enumerate(tensors)))}
+        fresh: set[int] = set()
+        results: list[_Result | None] = []
+        for t in outs:
+            if t is None:
+                results.append(None)
+                continue
+            if type(t) is not FakeTensor or t.constant is not None or t.layout is not torch.strided:
+                return None
+            storage = t.untyped_storage()._cdata
+            if storage not in storages and storage in fresh:
+                return None  # two results share a storage that no argument has
+            fresh.add(storage)
+            in_place = id(t) in places
+            state = {} if in_place else {k: v for k, v in t.__dict__.items() if k != "_stated"}
+            results.append(
+                _Result(
+                    places[id(t)] if in_place else storages.get(storage, -1),
+                    in_place,
+                    tuple(t.shape),
+                    t.stride(),
+                    int(t.storage_offset()),
+                    t.dtype,
+                    t._fake_device,
+                    state,
+                )
+            )
+        entry = _Entry(tuple(results), kind)
+        with torch._C._DisableTorchDispatch():
+            built = _build(entry, tensors)
+        alike = all(_alike(a, b) for a, b in zip(outs, built if kind else (built,), strict=True))
+        return entry if alike else None
+
+
+_lasting: dict[Any, bool] = {}
+
+
+def _build(entry: _Entry, tensors: list[Tensor]) -> Any:
+    """Return the results of an entry for a call with these tensors. Torch's dispatch is to be off."""
+    built: list[Any] = []
+    for r in entry.results:
+        if r is None:
+            built.append(None)
+            continue
+        if r.in_place:
+            built.append(tensors[r.argument])
+            continue
+        if r.argument < 0:
+            meta = _empty_strided(r.shape, r.stride, dtype=r.dtype, device="meta")
+        else:
+            meta = _empty(0, dtype=r.dtype, device="meta")
+            meta.set_(tensors[r.argument].untyped_storage(), r.offset, r.shape, r.stride)
+        tensor = Tensor._make_subclass(  # as FakeTensor.__new__ does
+            FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=r.device
+        )
+        torch._C._set_throw_on_mutable_data_ptr(tensor)
+        tensor.__dict__.update(r.state)
+        built.append(tensor)
+    if entry.kind is None:
+        return built[0]
+    return built if entry.kind is list else tuple(built)
+
+
+def _alike(a: FakeTensor | None, b: FakeTensor | None) -> bool:
+    """Whether two results are the same in shape, type, device, storage and dispatch."""
+    if a is None or b is None or a is b:
+        return a is b
+    return (
+        (a.shape, a.stride(), a.storage_offset(), a.dtype, a._fake_device, a.requires_grad)
+        == (b.shape, b.stride(), b.storage_offset(), b.dtype, b._fake_device, b.requires_grad)
+        and a.untyped_storage().nbytes() == b.untyped_storage().nbytes()
+        and _keys(a).raw_repr() == _keys(b).raw_repr()
+        and a.__dict__.keys() - {"_stated"} == b.__dict__.keys()
+    )

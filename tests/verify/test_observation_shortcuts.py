@@ -1,0 +1,141 @@
+"""What makes an observation quick changes nothing of it: results that are remembered, ranks that are not followed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.fresh_process import in_fresh_process
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+
+from phalanx.schedule.observation import Observation
+from phalanx.verify.observation.function import observe
+from phalanx.verify.observation.processes import Processes
+from phalanx.verify.observation.remembered import Remembered
+
+aten = torch.ops.aten
+
+
+def _two(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    return torch.empty(shape), torch.empty(shape)
+
+
+CALLS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
+    "a product": (aten.mm.default, lambda: (torch.empty(3, 4), torch.empty(4, 5))),
+    "an integer added": (aten.add.Tensor, lambda: (torch.empty(3, dtype=torch.int64), 1)),
+    "a truth value added": (aten.add.Tensor, lambda: (torch.empty(3, dtype=torch.int64), True)),
+    "a float added": (aten.add.Tensor, lambda: (torch.empty(3, dtype=torch.int64), 1.0)),
+    "a view": (aten.view.default, lambda: (torch.empty(4, 6), [6, 4])),
+    "a transposed view": (aten.t.default, lambda: (torch.empty(4, 6)[1:],)),
+    "a view that autograd does not follow": (aten._unsafe_view.default, lambda: (torch.empty(4, 6), [24])),
+    "parts": (aten.split.Tensor, lambda: (torch.empty(7, 2), 3)),
+    "in place": (aten.mul_.Tensor, lambda: (torch.empty(3), torch.empty(3))),
+    "two results": (aten.topk.default, lambda: (torch.empty(3, 9), 2)),
+    "a result that may be none": (
+        aten.native_layer_norm_backward.default,
+        lambda: (*_two((2, 3)), [3], *_two((2, 1)), None, None, [True, False, False]),
+    ),
+    "in place, of many": (aten._foreach_add_.Scalar, lambda: ([torch.empty(3), torch.empty(2)], 1.0)),
+    "a shape changed in place": (aten.t_.default, lambda: (torch.empty(3, 2),)),
+}
+
+
+def _described(out: Any, args: tuple[Any, ...]) -> Any:
+    """Return all that a program can see of a result."""
+    if isinstance(out, list | tuple):
+        return type(out), [_described(x, args) for x in out]
+    if not isinstance(out, Tensor):
+        return out
+    assert isinstance(out, FakeTensor)
+    given = [x for a in args for x in (a if isinstance(a, list) else [a]) if isinstance(x, Tensor)]
+    storage = out.untyped_storage()
+    return (
+        (out.shape, out.stride(), out.storage_offset(), out.dtype, out.device, out.requires_grad, storage.nbytes()),
+        [out is x for x in given],
+        [storage._cdata == x.untyped_storage()._cdata for x in given],
+        torch._C._dispatch_keys(out).raw_repr(),
+        {k: v for k, v in out.__dict__.items() if k != "fake_mode"},
+    )
+
+
+def test_what_is_remembered_is_what_torch_returns() -> None:
+    with FakeTensorMode() as fake:
+        remembered = Remembered(fake)
+        for (name, (func, arguments)), _ in itertools.product(CALLS.items(), range(3)):
+            args, others = arguments(), arguments()
+            tensors = [x for a in args for x in (a if isinstance(a, list) else [a]) if isinstance(x, Tensor)]
+            torchs = _described(func(*others), others)
+            assert _described(remembered.run(func, args, {}, tensors), args) == torchs, name
+    built = {key[0] for key, entry in remembered.entries.items() if entry is not None}
+    assert built == {func for func, _ in CALLS.values()} - {aten.t_.default}
+
+
+def _staged(log: str, uneven: bool = False) -> None:
+    """Two stages, each on two ranks that reduce their gradients; the last rank holds less if `uneven`."""
+    rank = dist.get_rank()
+    mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("pp", "dp"))
+    stage, peer = rank // 2, (rank + 2) % 4
+    model = nn.Sequential(
+        nn.Linear(8, 4 if uneven and rank == 3 else 6), nn.Linear(4 if uneven and rank == 3 else 6, 8)
+    )
+    model.cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(3):
+        with Path(log).open("a") as file:
+            file.write(f"{rank} {step + 1}\n")
+        x = torch.zeros(4, 8, device="cuda", requires_grad=True)
+        if stage:
+            dist.recv(x.data, peer)
+        y = model(x)
+        if not stage:
+            dist.send(y.detach(), peer)
+            dist.recv(gradient := torch.zeros_like(y), peer)
+            y.backward(gradient)
+        else:
+            y.sum().backward()
+            assert x.grad is not None
+            dist.send(x.grad, peer)
+        for p in model.parameters():
+            dist.all_reduce(p.grad, group=mesh.get_group("dp"))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _observed(log: str, uneven: bool, shortcuts: bool) -> Observation:
+    in_full = Processes.observe
+
+    def run(self: Remembered, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
+        return func(*args, **kwargs)
+
+    if shortcuts:
+        return observe(lambda: _staged(log, uneven), world=4)
+    with patch.object(Processes, "observe_or_match", in_full), patch.object(Remembered, "run", run):
+        return observe(lambda: _staged(log, uneven), world=4)
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+def test_shortcuts_change_nothing(tmp_path: Path, uneven: bool) -> None:
+    logs = [tmp_path / "with", tmp_path / "without"]
+    quick, slow = (in_fresh_process(_observed, str(log), uneven, log.name == "with") for log in logs)
+    assert quick == slow
+    assert len(quick.ranks) == (3 if uneven else 2)
+    reached = [{rank: max(steps) for rank, steps in _steps(log).items()} for log in logs]
+    assert reached[1] == {0: 3, 1: 3, 2: 3, 3: 3}
+    # A rank's second step ends as its third begins; that of a rank that pauses, as its second does.
+    assert reached[0] == {0: 3, 1: 2, 2: 3, 3: 3 if uneven else 2}
+
+
+def _steps(log: Path) -> dict[int, list[int]]:
+    steps: dict[int, list[int]] = {}
+    for line in log.read_text().splitlines():
+        rank, step = map(int, line.split())
+        steps.setdefault(rank, []).append(step)
+    return steps
