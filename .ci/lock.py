@@ -17,8 +17,10 @@ ROOT = Path(__file__).parent.parent
 LOCK, BILL = ROOT / "requirements.lock", ROOT / "sbom.cdx.json"
 COMPILE = (
     "uv pip compile pyproject.toml --all-extras --group dev --group build -c constraints.txt --universal "
-    "--python-version 3.11 --generate-hashes --no-header --no-annotate"
+    "--python-version 3.11 --generate-hashes --no-header --no-annotate "
+    "--no-strip-extras"  # pip before 23.3 pins `coverage[toml]` only where the lock says the extra
 )
+_PIN = re.compile(r"([\w.-]+)(?:\[[\w,.-]+\])?==([^\s;]+)")
 _OUTSIDE = re.compile(r"(torch|triton|nvidia-|cuda-)")
 _HEAD = """# Every pinned package but torch, with the hashes of all files that PyPI has of it: written by `make lock`.
 # make install LOCKED=1 installs from here, and refuses any other file.
@@ -33,7 +35,7 @@ def blocks(compiled: str) -> list[str]:
 
 def bill(entries: list[str]) -> dict[str, object]:
     """Return a CycloneDX 1.6 bill of materials of the lock's entries and torch."""
-    pins = [(found[1], found[2]) for entry in entries if (found := re.match(r"([\w.-]+)==([^\s;]+)", entry))]
+    pins = [(found[1], found[2]) for entry in entries if (found := _PIN.match(entry))]
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         if line.startswith("torch=="):
             pins.append(("torch", line.partition("==")[2]))
