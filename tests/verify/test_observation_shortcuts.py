@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 
-from phalanx.schedule.observation import Observation
+from phalanx.schedule.observation import Observation, RankObservation
 from phalanx.verify.observation.function import observe
 from phalanx.verify.observation.processes import Processes
 from phalanx.verify.observation.remembered import Remembered
@@ -78,59 +78,71 @@ def test_what_is_remembered_is_what_torch_returns() -> None:
     assert built == {func for func, _ in CALLS.values()} - {aten.t_.default}
 
 
-def _staged(log: str, uneven: bool = False) -> None:
-    """Two stages, each on two ranks that reduce their gradients; the last rank holds less if `uneven`."""
+def _staged(log: str, smaller: int | None, micro_batches: int) -> None:
+    """Two stages, each on two ranks that reduce their gradients; rank `smaller` holds less."""
     rank = dist.get_rank()
     mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("pp", "dp"))
     stage, peer = rank // 2, (rank + 2) % 4
-    model = nn.Sequential(
-        nn.Linear(8, 4 if uneven and rank == 3 else 6), nn.Linear(4 if uneven and rank == 3 else 6, 8)
-    )
+    width = 4 if rank == smaller else 6
+    model = nn.Sequential(nn.Linear(8, width), nn.Linear(width, 8))
     model.cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     for step in range(3):
         with Path(log).open("a") as file:
             file.write(f"{rank} {step + 1}\n")
-        x = torch.zeros(4, 8, device="cuda", requires_grad=True)
-        if stage:
-            dist.recv(x.data, peer)
-        y = model(x)
-        if not stage:
-            dist.send(y.detach(), peer)
-            dist.recv(gradient := torch.zeros_like(y), peer)
-            y.backward(gradient)
-        else:
-            y.sum().backward()
-            assert x.grad is not None
-            dist.send(x.grad, peer)
+        for _ in range(micro_batches):
+            x = torch.zeros(4, 8, device="cuda", requires_grad=True)
+            if stage:
+                dist.recv(x.data, peer)
+            y = model(x)
+            if not stage:
+                dist.send(y.detach(), peer)
+                dist.recv(gradient := torch.zeros_like(y), peer)
+                y.backward(gradient)
+            else:
+                y.sum().backward()
+                assert x.grad is not None
+                dist.send(x.grad, peer)
         for p in model.parameters():
             dist.all_reduce(p.grad, group=mesh.get_group("dp"))
         optimizer.step()
         optimizer.zero_grad()
 
 
-def _observed(log: str, uneven: bool, shortcuts: bool) -> Observation:
-    in_full = Processes.observe
+def _observed(log: str, smaller: int | None, micro_batches: int, shortcuts: bool) -> Observation:
+    def in_full(self: Processes, rank: int, like: int | None = None) -> RankObservation:
+        return self.observe(rank)
 
     def run(self: Remembered, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
         return func(*args, **kwargs)
 
     if shortcuts:
-        return observe(lambda: _staged(log, uneven), world=4)
+        return observe(lambda: _staged(log, smaller, micro_batches), world=4)
     with patch.object(Processes, "observe_or_match", in_full), patch.object(Remembered, "run", run):
-        return observe(lambda: _staged(log, uneven), world=4)
+        return observe(lambda: _staged(log, smaller, micro_batches), world=4)
 
 
-@pytest.mark.parametrize("uneven", [False, True])
-def test_shortcuts_change_nothing(tmp_path: Path, uneven: bool) -> None:
+@pytest.mark.parametrize(
+    ("smaller", "micro_batches", "reached"),
+    [
+        # A rank's second step ends as its third begins; that of a rank that pauses, as its second does, or in its
+        # first if it has a second micro-batch and the last rank was like another.
+        (None, 1, {0: 3, 1: 2, 2: 3, 3: 2}),
+        (None, 2, {0: 3, 1: 1, 2: 3, 3: 2}),
+        (3, 2, {0: 3, 1: 2, 2: 3, 3: 3}),
+        (1, 2, {0: 3, 1: 3, 2: 3, 3: 2}),
+    ],
+)
+def test_shortcuts_change_nothing(
+    tmp_path: Path, smaller: int | None, micro_batches: int, reached: dict[int, int]
+) -> None:
     logs = [tmp_path / "with", tmp_path / "without"]
-    quick, slow = (in_fresh_process(_observed, str(log), uneven, log.name == "with") for log in logs)
+    quick, slow = (in_fresh_process(_observed, str(log), smaller, micro_batches, log.name == "with") for log in logs)
     assert quick == slow
-    assert len(quick.ranks) == (3 if uneven else 2)
-    reached = [{rank: max(steps) for rank, steps in _steps(log).items()} for log in logs]
-    assert reached[1] == {0: 3, 1: 3, 2: 3, 3: 3}
-    # A rank's second step ends as its third begins; that of a rank that pauses, as its second does.
-    assert reached[0] == {0: 3, 1: 2, 2: 3, 3: 3 if uneven else 2}
+    assert len(quick.ranks) == (2 if smaller is None else 3)
+    quickly, slowly = ({rank: max(steps) for rank, steps in _steps(log).items()} for log in logs)
+    assert slowly == {0: 3, 1: 3, 2: 3, 3: 3}
+    assert quickly == reached
 
 
 def _steps(log: Path) -> dict[int, list[int]]:

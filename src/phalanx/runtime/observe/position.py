@@ -73,10 +73,12 @@ OUTSIDE = Call("", None)
 
 
 class Position:
-    """Follows a program through its steps. `ended` is called when a step ends."""
+    """Follows a program through its steps. `ended` is called when a step ends, `second` when the second micro-batch
+    of a step begins."""
 
     def __init__(self, ended: Callable[[], None]) -> None:
         self.ended = ended
+        self.second: Callable[[], None] = lambda: None
         self._stack: list[Call] = []
         self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._parameters: dict[int, str] = {}
@@ -145,6 +147,8 @@ class Position:
             micro_batch = self.call().micro_batch
         else:
             micro_batch = self._roots.get(module, 0)
+            if micro_batch == 1 and self.micro_batches == 1:
+                self.second()
             self._roots[module] = micro_batch + 1
         call = Call(name, micro_batch)
         self._stack.append(call)

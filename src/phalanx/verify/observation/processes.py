@@ -4,8 +4,9 @@ No rank sees what another has changed, and this process stays as it was. Collect
 torch.distributed.pipelining sends the shapes of activations from stage to stage. So a rank that receives an object
 waits for it here, and the rank that sends it is started if it has not been.
 
-Before the wanted step, every rank says what it did in the step before, as a hash. A rank that pauses waits there
-until it is known whether another did the same, and goes on if none did, or if another rank waits for it.
+Twice every rank says what it did so far, as a hash: as the second micro-batch begins, and as the wanted step does. A
+rank that pauses waits there until it is known whether another did the same, and goes on if none did, or if another
+rank waits for it: it is sent how far it may go, as a number, where objects are lists.
 """
 
 from __future__ import annotations
@@ -25,11 +26,9 @@ from typing import Any
 
 from phalanx.schedule.observation import RankObservation
 from phalanx.spec.errors import InputError
-from phalanx.verify.observation.rank_classes import Alike, peers_of, work
+from phalanx.verify.observation.rank_classes import END, SECOND_MICRO_BATCH, WANTED_STEP, Alike, peers_of, work
 from phalanx.verify.observation.run import Unobservable, observe_rank, place_of
 
-_GO_ON = None
-"""What a rank that pauses is sent; objects are lists."""
 _PARENT_DIED = 1  # prctl's PR_SET_PDEATHSIG
 
 
@@ -39,16 +38,17 @@ def end_with_parent() -> None:
 
 
 class Post:
-    """A rank's side of the exchange of objects."""
+    """A rank's side of the exchange of objects. It pauses at `until`, and goes on from there as it is told."""
 
-    def __init__(self, pipe: Connection, pausing: bool) -> None:
-        self.pipe, self.pausing = pipe, pausing
+    def __init__(self, pipe: Connection, until: int) -> None:
+        self.pipe, self.until = pipe, until
 
-    def before(self, earlier: RankObservation) -> None:
-        """Say what this rank did in the step before the wanted one, and wait until it may go on."""
-        self.pipe.send(("before", hashlib.sha256(repr(work(earlier)).encode()).hexdigest(), peers_of(earlier)))
-        if self.pausing:
-            self.pipe.recv()
+    def reached(self, place: int, so_far: RankObservation) -> None:
+        """Say what this rank did until it came to a place, and wait there until it may go on."""
+        did = hashlib.sha256(repr((work(so_far), so_far.start)).encode()).hexdigest()
+        self.pipe.send(("reached", place, (did, peers_of(so_far))))
+        while self.until <= place:
+            self.until = self.pipe.recv()
 
     def send(self, to: int, objects: list[Any]) -> None:
         """Send objects to a rank."""
@@ -58,8 +58,8 @@ class Post:
         """Wait for the next objects from a rank."""
         self.pipe.send(("wants", sender, None))
         objects = self.pipe.recv()
-        if objects is _GO_ON:  # said before this rank came to its pause
-            self.pausing = False
+        while isinstance(objects, int):  # said before this rank came to its pause
+            self.until = objects
             objects = self.pipe.recv()
         return list(objects)
 
@@ -79,10 +79,10 @@ class Processes:
     _done: dict[int, RankObservation] = field(default_factory=dict)
     _objects: dict[tuple[int, int], deque[list[Any]]] = field(default_factory=lambda: defaultdict(deque))
     _waiting: dict[int, int] = field(default_factory=dict)
-    _pausing: set[int] = field(default_factory=set)
-    """Ranks that pause before the wanted step, and have not been told to go on."""
-    _before: dict[int, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
-    """What ranks did in the step before the wanted one, as a hash, and their peers in it."""
+    _until: dict[int, int] = field(default_factory=dict)
+    """How far ranks may go."""
+    _reached: dict[tuple[int, int], tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    """By rank and place: what the rank did until there, as a hash, and its peers."""
 
     def __enter__(self) -> Processes:
         return self
@@ -92,12 +92,11 @@ class Processes:
             os.kill(self._children[rank], signal.SIGKILL)
             self._ended(rank)
 
-    def start(self, rank: int, pausing: bool = False) -> None:
-        """Start to observe a rank, if that has not been done; up to the wanted step if it is to pause there."""
+    def start(self, rank: int, until: int = END) -> None:
+        """Start to observe a rank, if that has not been done, up to the place where it is to pause."""
         if rank in self._done or rank in self._children:
             return
-        if pausing:
-            self._pausing.add(rank)
+        self._until[rank] = until
         ours, theirs = Pipe()
         sys.stdout.flush()
         child = os.fork()
@@ -105,7 +104,7 @@ class Processes:
             ours.close()
             end_with_parent()
             try:
-                theirs.send(("done", *self._observe(rank, Post(theirs, pausing))))
+                theirs.send(("done", *self._observe(rank, Post(theirs, until))))
             except KeyboardInterrupt:
                 pass
             except BaseException:
@@ -127,7 +126,7 @@ class Processes:
                 self.step,
                 post.send,
                 post.receive,
-                post.before,
+                post.reached,
             )
         except (Unobservable, InputError) as error:
             return str(error), None
@@ -145,30 +144,33 @@ class Processes:
     def observe(self, rank: int) -> RankObservation:
         """Return what a rank did, once it has ended. Raises Unobservable."""
         self.start(rank)
-        self._go_on(rank)
+        self._go_on(rank, END)
         while rank not in self._done:
             self._read()
         return self._done[rank]
 
-    def observe_or_match(self, rank: int) -> RankObservation | Alike:
+    def observe_or_match(self, rank: int, like: int | None = None) -> RankObservation | Alike:
         """Return what a rank did; or, where it did in the step before the wanted one what a rank did that has ended,
-        that it is like that rank. Raises Unobservable."""
-        self.start(rank, pausing=True)
+        that it is like that rank. Where it does in its first micro-batch what rank `like` did, that is taken for the
+        whole step. Raises Unobservable."""
+        self.start(rank, SECOND_MICRO_BATCH if like is not None else WANTED_STEP)
         while rank not in self._done:
-            if rank in self._pausing and rank in self._before:
-                did, peers = self._before[rank]
-                for other in self._done:
-                    if self._before.get(other, ("",))[0] == did:
+            for place, others in ((SECOND_MICRO_BATCH, [like]), (WANTED_STEP, list(self._done))):
+                if (rank, place) not in self._reached:
+                    continue
+                did, peers = self._reached[rank, place]
+                for other in others:
+                    if other is not None and self._reached.get((other, place), ("",))[0] == did:
                         return Alike(other, peers)
-                self._go_on(rank)
+                self._go_on(rank, place + 1)
             self._read()
         return self._done[rank]
 
-    def _go_on(self, rank: int) -> None:
-        if rank in self._pausing:
-            self._pausing.remove(rank)
+    def _go_on(self, rank: int, until: int) -> None:
+        if self._until[rank] < until:
+            self._until[rank] = until
             if rank in self._pipes:
-                self._pipes[rank].send(_GO_ON)
+                self._pipes[rank].send(until)
 
     def _read(self) -> None:
         """Read what ranks send until one has sent something."""
@@ -184,9 +186,9 @@ class Processes:
                 self._objects[sender, value].append(content)
             elif kind == "wants":
                 self._waiting[sender] = value
-                self.start(value, pausing=sender in self._pausing)
-            elif kind == "before":
-                self._before[sender] = (value, content)
+                self.start(value, END if self._until[sender] == END else SECOND_MICRO_BATCH)
+            elif kind == "reached":
+                self._reached[sender, value] = content
             elif value:
                 raise Unobservable(value)
             else:
@@ -200,8 +202,8 @@ class Processes:
             if self._objects[sender, rank]:
                 del self._waiting[rank]
                 self._pipes[rank].send(self._objects[sender, rank].popleft())
-            elif sender in self._pausing and sender in self._before:
-                self._go_on(sender)
+            elif pauses := [p for p in range(self._until[sender], END) if (sender, p) in self._reached]:
+                self._go_on(sender, pauses[-1] + 1)
             elif sender in self._done:
                 raise Unobservable(f"rank {rank} waits for an object that rank {sender} does not send")
 

@@ -4,8 +4,9 @@ Ranks that send each other messages (pipelines, rings) may do different work; th
 same, but for uneven shards. So rank 0 is observed, then every rank that it exchanges messages with, directly or
 through others; and the same from the last rank, which holds the smallest shards. Ranks that did the same are a class.
 
-Of the last rank and those that it exchanges messages with, only the step before the wanted one is observed where that
-is the step of a rank observed in full: it holds what a rank does differently, and half of the time is saved.
+Of the last rank, only the step before the wanted one is observed where that is the step of a rank observed in full:
+it holds what a rank does differently. The ranks that it exchanges messages with then lie as far from ranks observed
+in full as it does, and where their first micro-batch, parameters and live bytes are those of these, so is their step.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Protocol
 
 from phalanx.schedule.observation import RankObservation
 
+SECOND_MICRO_BATCH, WANTED_STEP, END = range(3)
+"""Where a rank pauses, and how far it may go."""
 _MOST = 128
 """Ranks at most that are observed to find classes."""
 
@@ -32,19 +35,21 @@ class Alike:
 class Ranks(Protocol):
     """What observes ranks: processes.py."""
 
-    def start(self, rank: int, pausing: bool = False) -> None:
-        """Begin to observe a rank that will be asked for, up to the wanted step if `pausing`."""
+    def start(self, rank: int, until: int = END) -> None:
+        """Begin to observe a rank that will be asked for, up to the place where it is to pause."""
 
     def observe(self, rank: int) -> RankObservation:
         """Return what a rank did."""
 
-    def observe_or_match(self, rank: int) -> RankObservation | Alike:
-        """Return what a rank did, or that it does what one of the ranks does that were observed."""
+    def observe_or_match(self, rank: int, like: int | None = None) -> RankObservation | Alike:
+        """Return what a rank did, or that it does what one of the ranks does that were observed, `like` if that is
+        so in its first micro-batch."""
 
 
 def observe_classes(ranks: Ranks, world: int) -> tuple[RankObservation, ...]:
     """Return one observation of each class of ranks, with how many ranks it stands for."""
-    ranks.start(world - 1, pausing=True)
+    ranks.start(world - 1, WANTED_STEP)
+    apart: int | None = None  # from the last rank to the one that it is like
     first: dict[int, RankObservation] = {}
     last: dict[int, RankObservation] = {}
 
@@ -53,13 +58,20 @@ def observe_classes(ranks: Ranks, world: int) -> tuple[RankObservation, ...]:
         return peers_of(first[rank])
 
     def or_matched(rank: int) -> tuple[int, ...]:
-        seen = ranks.observe_or_match(rank)
+        nonlocal apart
+        like = rank - apart if apart is not None else None
+        seen = ranks.observe_or_match(rank, like if like in first else None)
+        if rank == world - 1 and isinstance(seen, Alike):
+            apart = rank - seen.rank
         last[rank] = ranks.observe(seen.rank) if isinstance(seen, Alike) else seen
         return seen.peers if isinstance(seen, Alike) else peers_of(seen)
 
+    def begin(rank: int) -> None:
+        ranks.start(rank, WANTED_STEP if apart is None else SECOND_MICRO_BATCH)
+
     _follow(0, in_full, lambda rank: ranks.start(rank), set())
     if world - 1 not in first:
-        _follow(world - 1, or_matched, lambda rank: ranks.start(rank, pausing=True), set(first))
+        _follow(world - 1, or_matched, begin, set(first))
     share = world // len(first)  # ranks for each place in a pipeline or ring
     classes: dict[object, list[int]] = {}
     observations: dict[object, RankObservation] = {}

@@ -28,6 +28,7 @@ from phalanx.runtime.observe.step_summary import GroupNames, summarise
 from phalanx.schedule.observation import RankObservation
 from phalanx.verify.observation.contentless import Contentless
 from phalanx.verify.observation.host_access import answered
+from phalanx.verify.observation.rank_classes import SECOND_MICRO_BATCH, WANTED_STEP
 from phalanx.verify.observation.uncompiled import uncompiled
 from phalanx.verify.observation.world import imagined_gpus, one_rank
 
@@ -51,13 +52,13 @@ def observe_rank(
     wanted: int = 2,
     send_object: Callable[[int, list[Any]], None] | None = None,
     receive_object: Callable[[int], list[Any]] | None = None,
-    before: Callable[[RankObservation], None] = lambda earlier: None,
+    reached: Callable[[int, RankObservation], None] = lambda place, so_far: None,
 ) -> tuple[RankObservation, str, dict[str, int]]:
     """Run `program` as one rank until step `wanted` has ended; return what it did in that step, the type of device
     that it computes on, and the mesh axes it named. A program that ends before has its latest step returned.
 
-    `send_object(to, objects)` and `receive_object(sender)` carry objects between observed ranks. `before` is called
-    with the record of step `wanted` - 1 when that has ended, and may wait.
+    `send_object(to, objects)` and `receive_object(sender)` carry objects between observed ranks. `reached` is called
+    with the record of step `wanted` - 1 as its second micro-batch begins and when it has ended, and may wait.
 
     Raises Unobservable where no step was taken, or where an operation has no meaning without content.
     """
@@ -74,9 +75,15 @@ def observe_rank(
         if step.number >= wanted:
             raise _Enough
         if step.number == wanted - 1:
-            before(results[-1])
+            reached(WANTED_STEP, results[-1])
+
+    def second_micro_batch() -> None:
+        if recorder.step.number == wanted - 1:
+            names.read_meshes()
+            reached(SECOND_MICRO_BATCH, summarise(recorder, recorder.step, names))
 
     recorder = Contentless(FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False), ended)
+    recorder.position.second = second_micro_batch
     with ExitStack() as stack:
         if not gc.get_freeze_count():
             gc.freeze()
