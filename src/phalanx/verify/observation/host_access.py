@@ -14,6 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from phalanx.verify.observation.stated_values import array
 
+_APART = 16
+"""Bits that addresses are shifted by, so that those of two storages differ by more than most offsets."""
+
 
 @contextmanager
 def answered(answer: Callable[[str, str], None], note: Callable[[str], None]) -> Iterator[None]:
@@ -28,8 +31,12 @@ def answered(answer: Callable[[str, str], None], note: Callable[[str], None]) ->
         return array(tensor)
 
     def to_address(tensor: FakeTensor) -> int:
-        answer("data_ptr", "0")
-        return 0
+        answer("data_ptr", "an address of the storage's own")
+        storage = tensor.untyped_storage()
+        if not storage.nbytes():
+            return 0
+        at: int = tensor.storage_offset() * tensor.element_size()
+        return (storage._cdata << _APART) + at
 
     def skipped(name: str) -> Callable[..., None]:
         def skip(*args: Any, **kwargs: Any) -> None:
