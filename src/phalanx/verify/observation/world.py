@@ -18,6 +18,7 @@ from torch.distributed import device_mesh, distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed import fake_pg
 
+from phalanx.runtime.observe.position import place_outside, relative
 from phalanx.spec.errors import InputError
 from phalanx.verify.observation import autocast as autocast_of_gpu
 from phalanx.verify.observation import gpu
@@ -89,6 +90,17 @@ def _answers(rank: int, world: int, note: Callable[[str], None]) -> dict[str, Ca
     helper = distributed_c10d._new_process_group_helper
     backend_of = distributed_c10d.get_backend
 
+    def known(call: str, backend: object) -> set[str]:
+        """Return the backends that are asked for. Raises InputError for one that is not torch's."""
+        names = {part.rpartition(":")[2] for part in str(backend or "nccl").lower().split(",")}
+        if names - _KNOWN:
+            place = place_outside()
+            where = f" (at {relative(place[0])}:{place[1]})" if place else ""
+            raise InputError(
+                call, backend, f"is a backend that sends by itself{where}", "observe the program with nccl or gloo"
+            )
+        return names
+
     def init_process_group(
         backend: str | None = None,
         init_method: str | None = None,
@@ -98,14 +110,7 @@ def _answers(rank: int, world: int, note: Callable[[str], None]) -> dict[str, Ca
         *args: object,
         **kwargs: object,
     ) -> None:
-        names = {part.rpartition(":")[2] for part in str(backend or "nccl").lower().split(",")}
-        if names - _KNOWN:
-            raise InputError(
-                "init_process_group",
-                backend,
-                "is a backend that sends by itself",
-                "observe the program with nccl or gloo",
-            )
+        names = known("init_process_group", backend)
         if world_size not in (-1, world):
             raise InputError(
                 "init_process_group", world_size, f"is not the world of {world} ranks", "--world must agree with it"
@@ -114,6 +119,7 @@ def _answers(rank: int, world: int, note: Callable[[str], None]) -> dict[str, Ca
         note(f"process group {backend or 'of the default backend'}: collectives are recorded and not sent")
 
     def new_helper(size: int, index: int, ranks: object, backend: object, *args: Any, **kwargs: Any) -> Any:
+        known("new_group", backend)
         kwargs.pop("backend_options", None)
         kwargs.pop("device_id", None)
         return helper(size, index, ranks, "fake", *args[:2], **{k: v for k, v in kwargs.items() if k in _KEPT})
