@@ -102,6 +102,22 @@ def _spec(hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int) -> Model
     return ModelSpec(**complete({"family": "llama", "layers": 1, "max_seq": 512, **sizes}))
 
 
+class _Seed(torch.autograd.Function):
+    """A scalar whose gradient by its input is given: `backward(g)` would first import symbolic shapes, a second on each
+    rank."""
+
+    @staticmethod
+    def forward(ctx: Any, out: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        """Keep g (as out); return 0."""
+        ctx.g = g
+        return out.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, one: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Return the gradient that was given."""
+        return ctx.g, None
+
+
 class _Bench:
     """The units of one shape with their inputs; `run` times each unit's forward and backward once."""
 
@@ -115,13 +131,14 @@ class _Bench:
         self.times: dict[tuple[str, str], list[float]] = {}
 
     def _time(self, unit: str, forward: Callable[[], torch.Tensor], g: torch.Tensor | None) -> None:
+        seed = _Seed.apply
         for phase, action in (("F", forward), ("B", None)):
             synchronize(self.device)
             start = time.perf_counter()
             if action is not None:
                 out = action()
             else:
-                out.backward(g)
+                (out if g is None else seed(out, g)).backward()  # type: ignore[no-untyped-call]
             synchronize(self.device)
             self.times.setdefault((phase, unit), []).append(time.perf_counter() - start)
 
