@@ -28,7 +28,8 @@ def _questions(draw: st.DrawFn) -> list[str]:
     if draw(st.booleans()):
         line += [f"dp={draw(st.sampled_from([1, 2, gpus // used]))}"]
     model, seq = draw(st.sampled_from([("llama3-8b", 8192), ("llama2-7b", 4096), ("mixtral-8x7b", 4096)]))
-    more = draw(st.sampled_from([[], ["--stack", "nemo-24.11"], ["--precision", "fp8"], ["--stack", "phalanx"]]))
+    forms = [[], ["--stack", "nemo-24.11"], ["--precision", "fp8"], ["--stack", "phalanx"]]
+    more = draw(st.sampled_from([*forms, ["--options", "first_moment=bfloat16"]]))
     cluster = draw(st.sampled_from(["dgx-h100", "dgx-h200"]))
     words = ["--model", model, "--cluster", cluster, "--gpus", str(gpus), "--batch", "384", "--seq", str(seq)]
     return [*words, "--strategy", ",".join(line), *more]
@@ -96,6 +97,10 @@ def test_a_plan_is_explained_as_it_was_priced(tmp_path: Path) -> None:
     """The plan of a search, in every command, has the search's own price, stack and precision."""
     asked = ["--model", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "4096"]
     more = ["--stack", "nemo-24.11", "--precision", "fp8"]
+    code, _, err = phalanx(tmp_path, "plan", *asked, "--options", "first_moment=bfloat16", "--json")
+    assert code == 0, err
+    answers = [json.loads(phalanx(tmp_path, c, "plan.json", "--json")[1]) for c in ("predict", "comm", "memory")]
+    assert all(_question(answer)["options"]["first_moment"] == "bfloat16" for answer in answers)
     code, out, err = phalanx(tmp_path, "plan", *asked, *more, "--json")
     assert code == 0, err
     best = json.loads(out)["best"]
