@@ -103,7 +103,7 @@ def _spec(hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int) -> Model
 
 
 class _Seed(torch.autograd.Function):
-    """A scalar whose gradient by its input is given: `backward(g)` would first import symbolic shapes, for a second."""
+    """A scalar whose gradient by its input is given: `backward(g)` first imports symbolic shapes, for a second."""
 
     @staticmethod
     def forward(ctx: Any, out: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
