@@ -39,8 +39,7 @@ class Keeps:
     """Bytes of state per parameter without ZeRO: weight 2, gradient 4 (and 2 where both are kept), master 4, moments
     8."""
     replica_bytes: Column = 0.0
-    """More of them, where gradients are reduced in buckets that live through the step. Where every micro-batch
-    reduces into shards, units take turns in one."""
+    """More of them, where gradients are reduced in separate buckets."""
     kept_bytes: Column = 6.0
     """Bytes of state per parameter that ZeRO-1 leaves unsharded."""
     accumulated_bytes: Column = 4.0
@@ -97,10 +96,11 @@ def state_bytes(layout: Layout, keeps: Keeps, how: Sharding, shards: Column) -> 
     unsharded = np.where(np.asarray(keeps.reduced_bytes) > 0, keeps.reduced_bytes, accumulated)
     three = keeps.full_shard_bytes / shards + unsharded * (1 - how.reduces_each)
     sharded = np.where(how.parameters > 0, three, np.where(how.reduces_each > 0, two, one))
-    buckets = (layout.dp * layout.cp > 1) & ((how.level == 0) | (how.reduces_each == 0))
-    whole = keeps.whole_bytes + keeps.replica_bytes * buckets
-    # Experts of which a rank has the only copy have nothing to shard.
-    return np.where((how.level == 0) | ((shards <= 1) & (how.parameters == 0)), whole, sharded)
+    whole = keeps.whole_bytes + keeps.replica_bytes * (layout.dp * layout.cp > 1)
+    # Experts of which a rank has the only copy have nothing to shard; what is reduced is not kept at ZeRO-2 either.
+    only_copy = whole - np.asarray(keeps.reduced_bytes) * (how.reduces_each > 0)
+    sharded = np.where((shards <= 1) & (how.parameters == 0), only_copy, sharded)
+    return np.where(how.level == 0, whole, sharded)
 
 
 def operand_bytes(layout: Layout, keeps: Keeps) -> Column:
