@@ -72,6 +72,7 @@ def scaling(
     with exit_on_error():
         require_drawing(plot)
         from phalanx.plan import question
+        from phalanx.plan.search import HEADROOM
         from phalanx.plan.tables import scaling as tables
         from phalanx.spec.errors import InputError, nearest
 
@@ -85,7 +86,9 @@ def scaling(
         spec, _ = question.model_named(str(model))
 
         def on(name: str) -> tables.Question:
-            return question.pricing_by_gpus(spec, question.cluster_named(name), batch or 0, seq or 0, profile)
+            return question.pricing_by_gpus(
+                spec, question.cluster_named(name), batch or 0, seq or 0, profile, HEADROOM
+            )
 
         asked, most = on(str(cluster)), counts[-1]
         sheets = [tables.by_gpus(asked, counts, weak) for weak in (False, True)]
