@@ -14,7 +14,7 @@ from phalanx.plan.placement.price import Floats
 from phalanx.spec.cluster.topology import Ints
 
 RANKS = 32
-"""The largest world that is descended from: a round prices about its square, times the ranks that each price reads."""
+"""The largest world that is descended from: a round prices about as many placements as its square."""
 _ROUNDS = 16
 
 
