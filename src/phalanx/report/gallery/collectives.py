@@ -249,7 +249,7 @@ def family() -> Picture:
                     plain.remove(algorithm)
         if plain:
             below.append(Node("by its own rounds: " + ", ".join(plain), leaf=True))
-        return Node(f"{op}: {_MEANING[op]}", tuple(below))
+        return Node(f"{op} ({_MPI[op]}): {_MEANING[op]}", tuple(below))
 
     groups = (
         ("one rank to all, and back", ("broadcast", "reduce", "scatter", "gather")),
@@ -283,6 +283,17 @@ def _messages(s: Schedule) -> list[tuple[int, ...]]:
     return sorted(zip(*(c.tolist() for c in (s.round, s.source, s.destination, s.offset, s.length)), strict=True))
 
 
+_MPI = {
+    "broadcast": "MPI_Bcast",
+    "reduce": "MPI_Reduce",
+    "scatter": "MPI_Scatter",
+    "gather": "MPI_Gather",
+    "all_gather": "MPI_Allgather",
+    "reduce_scatter": "MPI_Reduce_scatter_block",
+    "all_to_all": "MPI_Alltoall",
+    "all_reduce": "MPI_Allreduce",
+    "barrier": "MPI_Barrier",
+}
 _MEANING = {
     "broadcast": "all get the root's buffer",
     "reduce": "the root gets the sum",
