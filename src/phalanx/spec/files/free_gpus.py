@@ -90,7 +90,7 @@ def read(path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] |
 def _mend(host: str, known: Mapping[str, int]) -> str:
     hint = nearest(host, known) if len(known) < 10_000 else ""
     listing = 'list the nodes, as "nodes": "node[0-31]"'
-    return f"{hint}, or {listing}" if hint.startswith("did") else listing
+    return f"{hint} Else {listing}" if hint.startswith("did") else listing
 
 
 def _names(content: dict[str, Any], cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] | None) -> list[str]:
