@@ -16,7 +16,7 @@ the same: fields without effect keep their defaults (`zero` is set only where th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import permutations
 from typing import Any
@@ -33,6 +33,7 @@ from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy import recompute as recomputation
 from phalanx.spec.strategy.context import require_context
+from phalanx.spec.strategy.legality import require_narrow
 from phalanx.spec.strategy.spec import AXES, Strategy, divisors
 from phalanx.spec.strategy.split import require_split
 from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
@@ -215,8 +216,12 @@ def cores(model: ModelSpec, job: Job, ranks: int, options: Options | None = None
             dp = ranks // tp // cp // pp
             if job.global_batch % dp or model.layers < pp - 2:
                 continue
-            micro = np.array(divisors(job.global_batch // dp), dtype=np.int64)
-            for sp in (0, 1) if tp > 1 else (0,):
+            sizes = divisors(job.global_batch // dp)
+            if job.precision.narrow:
+                way = Strategy(tp=tp, cp=cp, pp=pp)
+                sizes = [n for n in sizes if _legal(require_narrow, model, job, replace(way, micro_batch=n))]
+            micro = np.array(sizes, dtype=np.int64)
+            for sp in (0, 1) if tp > 1 and not job.precision.narrow else (0,):
                 fits = micro[micro * job.seq // cp % tp == 0] if sp else micro
                 parts["micro_batch"].append(np.repeat(fits, len(ways)))
                 parts["ulysses"].append(np.tile(ways, len(fits)))
