@@ -296,7 +296,8 @@ def best_of(pricing: Pricing, explored: Exploration) -> tuple[PricedStrategy, fl
     pricing = with_best_options(pricing, fastest)
     prices = RefinedPrices(pricing)
     # Of those with which the options were tried one fits; the best without them may not.
-    candidates = prices.descend([explored.rows.strategy(row) for row in rows]) or prices.descend(fastest)
+    candidates = prices.descend([explored.rows.strategy(row) for row in rows], slower=False)
+    candidates = candidates or prices.descend(fastest, slower=False)
     first = next(iter(that_fit(prices, candidates)), candidates[0])
     return first.priced, first.seconds, first.mfu
 
