@@ -222,6 +222,18 @@ def _products(layout: Layout, system: System, profile: Profile) -> kernels.Produ
     return kernels.Products(system, rate, layout.activation_bytes, layout.frozen, parts)
 
 
+def block_kinds(
+    shape: Shape, layout: Layout, system: System, profile: Profile, common: Common | None = None
+) -> list[tuple[Block, Column]]:
+    """Return each kind of block with how many the model has, those with a plain MLP first. `common`: the parts that
+    do not depend on how experts are spread, where they are known."""
+    common = common or common_parts(shape, layout, system, profile)
+    kinds = [(common.dense, shape.layers - shape.moe_layers)]
+    if np.any(shape.moe_layers):
+        kinds.append((experts_block(common, shape, layout, system, profile), shape.moe_layers))
+    return kinds
+
+
 def common_parts(shape: Shape, layout: Layout, system: System, profile: Profile) -> Common:
     """Return the seconds of what does not depend on how experts are spread."""
     return once(lambda some: _common(shape, some, system, profile), layout, WITHOUT_EXPERTS, shape, system, profile)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from phalanx.cost.analytic import kernels
-from phalanx.cost.analytic.block import Block, common_parts, experts_block, seconds_of
+from phalanx.cost.analytic.block import Block, block_kinds, common_parts, seconds_of
 from phalanx.cost.analytic.kernels import Passes
 from phalanx.cost.analytic.stacks import Profile
 from phalanx.cost.analytic.update import reduced, updated
@@ -89,10 +89,7 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile, replica
     out = Step()
     terms = out.terms
     common = common_parts(shape, layout, system, profile)
-    kinds = [(common.dense, shape.layers - shape.moe_layers)]
-    if np.any(shape.moe_layers):
-        kinds.append((experts_block(common, shape, layout, system, profile), shape.moe_layers))
-
+    kinds = block_kinds(shape, layout, system, profile, common)
     parts = stages(shape, layout, profile.balanced)
     blocks = parts.most
     m, full = layout.micro_batches, layout.full

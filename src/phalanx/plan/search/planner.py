@@ -274,6 +274,10 @@ FOR_OPTIONS = 6
 """Strategies with which the options of a stack are tried."""
 
 
+_CLOSE = 0.25
+"""Share by which a family's fastest may be behind the fastest of all, by the formulas, to be tried as the best."""
+
+
 def best_on(pricing: Pricing, gpus: int) -> tuple[PricedStrategy, float, float] | None:
     """Return the best strategy on so many GPUs, its step time in seconds and its MFU; None if nothing fits."""
     explored = first_pass(pricing, gpus)
@@ -283,7 +287,7 @@ def best_on(pricing: Pricing, gpus: int) -> tuple[PricedStrategy, float, float] 
 def first_pass(pricing: Pricing, gpus: int) -> Exploration | None:
     """Return the strategies that the formulas choose on so many GPUs; None if nothing is legal or fits."""
     try:
-        explored = branch_and_bound.explore(pricing, gpus, pricing.options, keep=1)
+        explored = branch_and_bound.explore(pricing, gpus, pricing.options, keep=1, families=_CLOSE)
     except InputError:
         return None
     return explored if len(explored.rows) else None
