@@ -96,7 +96,8 @@ def explore(
             watch(incumbents.priced, legal)
         incumbents.expand(rows, True, _ROWS, lambda r: incumbents.price(space.sharding(r, job, options)))
 
-    if front:
+    # Experts come before any memory: where they do not fit on every rank, they may fit spread over ranks.
+    if front or model.experts is None:
         incumbents.expand(space.experts(cores, model, job, options), False, _CORES, finish)
         return incumbents.result(cores, legal)
     by_blocks = _ByBlocks(pricing, cores, options)
