@@ -115,6 +115,7 @@ def system(
         reduce_gain=g.reduce_gain,
         reduce_across=1.0,
         tree=g.tree,
+        observed=0.0,
         held_up=0.0,
         cut_off=0.0,
         bulk_bytes=g.bulk_bytes,

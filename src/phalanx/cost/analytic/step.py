@@ -97,8 +97,11 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile, replica
     blocks = parts.most
     m, full = layout.micro_batches, layout.full
     sync_factor = 1 + profile.launch_sync * (np.minimum(layout.tp, 8) - 1) / 7
-    of_block = profile.launches * profile.launch_s * sync_factor
-    listed = np.where(layout.tp > 1, profile.listed * layout.tp * profile.list_s * system.held_up, 0.0)
+    count = profile.launches + profile.unfused_launches * kernels.unfused(shape, layout, profile)
+    of_block = count * profile.launch_s * sync_factor
+    several = np.asarray(layout.world) > system.tiers[0].ranks
+    held_up = np.where(np.asarray(system.observed) > 0, system.held_up, profile.held_up * several)
+    listed = np.where(layout.tp > 1, profile.listed * layout.tp * profile.list_s * held_up, 0.0)
     every_second = kernels.every_second(shape)
     forward: Column = 0.0
     backward: Column = 0.0
