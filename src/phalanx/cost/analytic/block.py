@@ -127,8 +127,8 @@ def _exposed(sent: _Sent, layout: Layout, system: System, profile: Profile, prod
 
 
 _COPIES = 3
-"""Copies of what Ulysses exchanges: heads to the front and the order of sequences restored, which is two copies, on
-the other side (TransformerEngine, attention/dot_product_attention/context_parallel.py, flash_attn_a2a_communicate)."""
+"""Copies of what Ulysses exchanges: heads are brought to the front, and on the other side two restore the order of
+sequences (TransformerEngine, attention/dot_product_attention/context_parallel.py, flash_attn_a2a_communicate)."""
 
 
 def _context_parallel(flows: _Flows, layout: Layout, system: System, profile: Profile, core: Passes) -> Passes:
@@ -166,8 +166,8 @@ def _expert_parallel(
     flows: _Flows, shape: Shape, layout: Layout, system: System, profile: Profile, products: Passes, compute: Passes
 ) -> Passes:
     """Return exposed seconds of expert parallelism in one block: all-to-alls (dispatch and combine), permutation on
-    both sides, the router, what each of a rank's experts takes, and waiting for the rank whose experts got the most tokens (`products`: the experts';
-    `compute`: all of a block's)."""
+    both sides, the router, what each of a rank's experts takes, and waiting for the rank whose experts got the most
+    tokens (`products`: the experts'; `compute`: all of a block's)."""
     forward: Column = 0.0
     backward: Column = 0.0
     for flow in flows:

@@ -167,7 +167,8 @@ def system_of(cluster: ClusterSpec, constants: Mapping[str, float] = CONSTANTS) 
         bulk = max(bulk, tier.latency_s)
         tiers.append(TierRates(tier.ranks, rate * share, hop, bulk, bulk))
         ranks_below = tier.ranks
-    result = replace(base, memory_bytes=device.usable_bytes, tiers=tuple(tiers))
+    observed = float(cluster.tiers[-1].origin == "measured")
+    result = replace(base, memory_bytes=device.usable_bytes, tiers=tuple(tiers), observed=observed)
     if device.origin == "measured":
         return _as_measured(result, cluster)
     return replace(

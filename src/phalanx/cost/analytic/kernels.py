@@ -203,8 +203,8 @@ def attention(shape: Shape, layout: Layout, system: System, profile: Profile) ->
 
 
 _FUSED_BATCHES = 4
-"""Masked softmax in one kernel takes matrices of scores by four (Megatron-LM 0cb36de, megatron/model/fused_softmax.py,
-attn_batch_size % 4)."""
+"""Masked softmax in one kernel takes matrices of scores by four (Megatron-LM 0cb36de,
+megatron/model/fused_softmax.py, attn_batch_size % 4)."""
 _UNFUSED_BYTES = 32.0
 """Traffic per score of the five kernels instead, beyond that of the one: a cast to fp32 (6 bytes), scale, mask and
 softmax there (8 each) and a cast back (6), less 4."""
