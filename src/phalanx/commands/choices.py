@@ -19,7 +19,9 @@ from typing import Any
 import numpy as np
 
 from phalanx.cost.analytic.chips import system
+from phalanx.cost.analytic.stacks import profile
 from phalanx.plan.search.column_pricing import Pricing
+from phalanx.plan.search.limits import conditions
 from phalanx.plan.search.planner import best_on
 from phalanx.plan.search.priced import PricedStrategy
 from phalanx.plan.search.refine import refined
@@ -37,6 +39,8 @@ from phalanx.validate.scores import spearman
 from phalanx.validate.stacks import number_format
 from phalanx.validate.systems import Benched, description
 
+_OVERLAPPED = "virtual>1, ep>1, recompute not in (full)"
+"""What exchanges of tokens beside another micro-batch's compute ask of a strategy (stacks/megatron.py)."""
 LINKS = ("cluster", "datasheet")
 """Links as measured beside the runs, or as the hardware's datasheets say."""
 
@@ -194,7 +198,9 @@ def question(c: Case) -> Pricing:
     between = Tier("network", -(-world // node) * node, 15e-6, nic, "published", source)
     cluster = ClusterSpec(c.row["gpu"], chip.as_device(), node, -(-world // node), (inside, between), ())
     rates = system(name, node, nic, cloud)
-    return Pricing(c.model, cluster, c.job, c.profile, number_format(c.row), rates, free=True)
+    overlaps = np.any(profile(c.profile).overlaps_experts)
+    wanted = conditions(_OVERLAPPED)[0] if overlaps else ()
+    return Pricing(c.model, cluster, c.job, c.profile, number_format(c.row), rates, wanted, free=True)
 
 
 def _summary_of_sweeps(scores: Sequence[SweepScore]) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class _Recipes:
     """A word of the column."""
     unknown: str = ""
     """The option that it is known to use, where its value is not known."""
+    releases: tuple[str, ...] = ()
 
     def has(self, row: Row) -> bool:
         """Whether a row is one of these recipes."""
@@ -45,6 +46,7 @@ class _Recipes:
             and row["model"].lower().startswith(self.model)
             and (not self.chips or row["gpu"].split("-")[0] in self.chips)
             and (not self.formats or row["precision"] in self.formats)
+            and (not self.releases or row["framework_version"] in self.releases)
             and self.sharding in row["sharding"]
         )
 
@@ -58,6 +60,7 @@ _DEEPSEEK = "deepseek/deepseek_workload_base_configs.py"
 _LLAMA = "llama/llama3_workload_base_configs.py"
 _LLAMA31 = "llama/llama31_workload_base_configs.py"
 _KIMI = "kimi/kimi_workload_base_configs.py"
+_FROM_26_06 = ("NeMo 26.06", "NeMo 26.06.01", "NeMo 26.08")
 _UP = "selective:mla_up_proj"
 _UP_MLP = "selective:mla_up_proj+mlp"
 _KNOWN = (
@@ -65,6 +68,9 @@ _KNOWN = (
     _Recipes(_BRIDGE, "deepseek-v3", f"{_DEEPSEEK}:255", _UP_MLP, chips=("B200",), formats=("fp8-mx",)),
     _Recipes(_BRIDGE, "deepseek-v3", f"{_DEEPSEEK}:65", "selective:moe_act", chips=("GB300",), formats=("bf16",)),
     _Recipes(_BRIDGE, "deepseek-v3", f"{_DEEPSEEK}:89", "selective:mlp", chips=("GB200",), formats=("fp8-cs",)),
+    _Recipes(
+        _BRIDGE, "deepseek-v3", f"{_DEEPSEEK}:75", "none", chips=("GB300",), formats=("fp8-mx",), releases=_FROM_26_06
+    ),
     _Recipes(_BRIDGE, "deepseek-v3", f"{_DEEPSEEK}:53", _UP),
     _Recipes(_BRIDGE, "kimi", f"{_KIMI}:104", _UP_MLP, chips=("H100",)),
     _Recipes(_BRIDGE, "kimi", f"{_KIMI}:38", _UP),
@@ -114,7 +120,7 @@ def option(row: Row) -> str:
     if "offload" in f"{row['options']} {row['notes']}".lower().replace("recompute/offload not in table", ""):
         return OFFLOAD
     recipe = _recipe(row)
-    if recipe is None:
+    if recipe is None or recipe.recompute == "none":
         return ""
     if recipe.options.activation_offload:
         return OFFLOAD
