@@ -1,4 +1,4 @@
-"""Options of published recipes beyond their layout: what they recompute and offload.
+"""Options of published recipes beyond their layout: what they recompute, offload and overlap.
 
 Tables of performance leave these out; NVIDIA's are in the recipes' own sources, Megatron-Bridge v0.5.0 (release
 26.06), scripts/performance/configs/*/*workload_base_configs.py, whose lines are named here. A recipe of another
@@ -37,7 +37,6 @@ class _Recipes:
     """A word of the column."""
     unknown: str = ""
     """The option that it is known to use, where its value is not known."""
-    releases: tuple[str, ...] = ()
 
     def has(self, row: Row) -> bool:
         """Whether a row is one of these recipes."""
@@ -46,7 +45,6 @@ class _Recipes:
             and row["model"].lower().startswith(self.model)
             and (not self.chips or row["gpu"].split("-")[0] in self.chips)
             and (not self.formats or row["precision"] in self.formats)
-            and (not self.releases or row["framework_version"] in self.releases)
             and self.sharding in row["sharding"]
         )
 
@@ -60,7 +58,6 @@ _DEEPSEEK = "deepseek/deepseek_workload_base_configs.py"
 _LLAMA = "llama/llama3_workload_base_configs.py"
 _LLAMA31 = "llama/llama31_workload_base_configs.py"
 _KIMI = "kimi/kimi_workload_base_configs.py"
-_FROM_26_06 = ("NeMo 26.06", "NeMo 26.06.01", "NeMo 26.08")
 _UP = "selective:mla_up_proj"
 _UP_MLP = "selective:mla_up_proj+mlp"
 _KNOWN = (
@@ -68,9 +65,6 @@ _KNOWN = (
     _Recipes(_BRIDGE, "deepseek-v3", f"{_DEEPSEEK}:255", _UP_MLP, chips=("B200",), formats=("fp8-mx",)),
     _Recipes(_BRIDGE, "deepseek-v3", f"{_DEEPSEEK}:65", "selective:moe_act", chips=("GB300",), formats=("bf16",)),
     _Recipes(_BRIDGE, "deepseek-v3", f"{_DEEPSEEK}:89", "selective:mlp", chips=("GB200",), formats=("fp8-cs",)),
-    _Recipes(
-        _BRIDGE, "deepseek-v3", f"{_DEEPSEEK}:75", "none", chips=("GB300",), formats=("fp8-mx",), releases=_FROM_26_06
-    ),
     _Recipes(_BRIDGE, "deepseek-v3", f"{_DEEPSEEK}:53", _UP),
     _Recipes(_BRIDGE, "kimi", f"{_KIMI}:104", _UP_MLP, chips=("H100",)),
     _Recipes(_BRIDGE, "kimi", f"{_KIMI}:38", _UP),
@@ -120,7 +114,7 @@ def option(row: Row) -> str:
     if "offload" in f"{row['options']} {row['notes']}".lower().replace("recompute/offload not in table", ""):
         return OFFLOAD
     recipe = _recipe(row)
-    if recipe is None or recipe.recompute == "none":
+    if recipe is None:
         return ""
     if recipe.options.activation_offload:
         return OFFLOAD
@@ -129,3 +123,16 @@ def option(row: Row) -> str:
 
 def _recipe(row: Row) -> _Recipes | None:
     return next((recipes for recipes in _KNOWN if recipes.has(row)), None)
+
+
+def overlaps_experts(row: Row) -> bool:
+    """Whether a recipe exchanges tokens beside another micro-batch's compute: as its row states, or its source
+    (Megatron-Bridge, scripts/performance/configs: 0132842, deepseek/deepseek_llm_pretrain.py:167 and 195, of release
+    25.09; v0.5.0, deepseek/deepseek_workload_base_configs.py:251). Constants of releases from 26.06 on, whose recipes
+    do so too, are fitted on runs that do."""
+    if "EP overlap" in row["options"]:
+        return True
+    if row["framework"] != "Megatron-Bridge" or row["model"] != "deepseek-v3":
+        return False
+    layout = (row["framework_version"], row["gpu"].split("-")[0], row["ep"])
+    return layout in (("NeMo 25.09", "H100", "64"), ("NeMo 26.04.01", "B200", "32"))

@@ -39,31 +39,10 @@ def stack_of(row: Row) -> Stack:
         return Stack(generic, row["framework"] or "not stated", generic=True)
     known = name if name in STACKS else _nearest_release(name)
     stated = "" if known == name else name
-    overlapped = f"{known}-overlap"
-    if overlapped in STACKS and _overlaps_experts(row):
-        known = overlapped
-    elif known == "megatron-core" and "DeepEP" in row["options"]:
-        known = "megatron-core-deepep"
     in_bf16 = f"{known}-bf16"
     if in_bf16 in STACKS and row["model"].lower().startswith(_BF16_GRADIENTS):
         known = in_bf16
     return Stack(known, stated)
-
-
-def _overlaps_experts(row: Row) -> bool:
-    """Whether exchanges of tokens overlap another micro-batch's compute in a row: as it states, or as its recipe has
-    it (Megatron-Bridge, scripts/performance/configs: 0132842, deepseek/deepseek_llm_pretrain.py:167 and 195; v0.5.0,
-    deepseek/deepseek_workload_base_configs.py:72, 102 and 251, qwen/qwen3_workload_base_configs.py:360)."""
-    if "EP overlap" in row["options"]:
-        return True
-    if row["framework"] != "Megatron-Bridge":
-        return False
-    model, chip, release = row["model"], row["gpu"].split("-")[0], row["framework_version"]
-    if release == "NeMo 25.09":
-        return (model, chip) == ("deepseek-v3", "H100")
-    if release >= "NeMo 26.06" and row["precision"] == "fp8-mx":
-        return (model, chip) in (("deepseek-v3", "GB200"), ("deepseek-v3", "GB300"), ("qwen3-30b-a3b", "GB300"))
-    return release == "NeMo 26.04.01" and (model, chip, row["ep"]) == ("deepseek-v3", "B200", "32")
 
 
 def _nearest_release(name: str) -> str:

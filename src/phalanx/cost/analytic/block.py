@@ -173,22 +173,20 @@ def _expert_parallel(
     for flow in flows:
         each = seconds_of(_dispatched(flow, shape, layout, system, profile), system)
         forward, backward = forward + flow.count("F") * each, backward + flow.count("B") * each
-    shown = (1 - profile.ep_overlap) * forward, (1 - profile.ep_overlap) * backward
     if np.any(profile.overlaps_experts):
         # Another micro-batch's products run meanwhile; what they do not cover is exposed, and they are slowed.
         slowed, overlaps = profile.contention - 1, np.asarray(profile.overlaps_experts) > 0
-        beside = tuple(
-            np.maximum(sent - own, 0) + slowed * np.minimum(sent, own)
+        forward, backward = (
+            np.where(overlaps, np.maximum(sent - own, 0) + slowed * np.minimum(sent, own), sent)
             for sent, own in ((forward, compute.forward), (backward, compute.backward))
         )
-        shown = np.where(overlaps, beside[0], shown[0]), np.where(overlaps, beside[1], shown[1])
     rows = routed_rows(shape, layout, np.maximum(shape.experts, 1)) * shape.hidden
     fixed = profile.token_bytes * rows / (system.memory_bytes_per_s * system.memory) + profile.router_s
     each = profile.expert_s * np.maximum(shape.experts / layout.ep, 1)
-    waits = np.where(np.asarray(layout.ep) > 1, profile.imbalance, 0.0)
+    shown, waits = 1 - profile.ep_overlap, np.where(np.asarray(layout.ep) > 1, profile.imbalance, 0.0)
     return Passes(
-        shown[0] + fixed + each + waits * products.forward,
-        shown[1] + fixed + 2 * each + waits * products.backward,
+        forward * shown + fixed + each + waits * products.forward,
+        backward * shown + fixed + 2 * each + waits * products.backward,
     )
 
 

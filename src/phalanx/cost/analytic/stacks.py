@@ -248,9 +248,6 @@ _BF16_GRADIENTS = {"gradient_bytes": 2.0, "accumulated_bytes": 2.0, "kept_bytes"
 # Probabilities multiply inside the experts from core_v0.13 on (megatron/core/transformer/moe/experts.py:246), so that
 # their result is not kept.
 _PROBABILITIES_INSIDE = {"kept_routed": 2.0}
-# Tokens are dispatched by DeepEP or HybridEP; and exchanged beside another micro-batch's compute.
-_SENT_ONCE = {"sends_once": 1.0}
-_OVERLAPPED = _SENT_ONCE | {"overlaps_experts": 1.0}
 _APART = {"tp_overlap": 0.0, "dp_overlap": 0.0, "gather_overlap": 0.0}
 _PER_OP = {"per_op": 1.0, "kept_logit": 14.0}
 _MEGATRON_SCHEDULES = tuple(name for name, facts in SCHEDULES.items() if facts.in_megatron)
@@ -299,8 +296,6 @@ STACKS: dict[str, Stack] = {
         {"kept_cast": 1.0, "rank_bucket_bytes": 4e6, "kept_hidden": 8.0} | _PROBABILITIES_INSIDE,
         zero_in_pipeline=(0, 1),
     ),
-    "megatron-core-deepep": Stack("megatron-core", _SENT_ONCE),
-    "megatron-core-overlap": Stack("megatron-core", _OVERLAPPED),
     # With dropout, which models of before 2023 and its tests have, and its masks.
     "megatron-core-dropout": Stack("megatron-core", {"kept_hidden": 10.0}),
     # With FlashAttention 2, the fastest until cuDNN 9 (2024).
@@ -319,21 +314,16 @@ STACKS: dict[str, Stack] = {
     "nemo-25.04": Stack("nemo-25.02"),
     "nemo-25.05": Stack("nemo-25.04"),
     "megatron-bridge-25.09": Stack("megatron-core", _RECIPE | _BF16_GRADIENTS | _PROBABILITIES_INSIDE),
-    "megatron-bridge-25.09-overlap": Stack("megatron-bridge-25.09", _OVERLAPPED),
     "megatron-bridge-25.11": Stack("megatron-bridge-25.09"),
-    # Its recipes dispatch tokens so (v0.4.1, scripts/performance/configs,
-    # deepseek/deepseek_workload_base_configs.py:50, qwen/qwen3_workload_base_configs.py:322).
-    "megatron-bridge-26.02": Stack("megatron-bridge-25.11", _SENT_ONCE),
+    # Tokens are dispatched by DeepEP or HybridEP (Megatron-Bridge 0426418,
+    # scripts/performance/configs/deepseek/deepseek_workload_base_configs.py, moe_flex_dispatcher_backend).
+    "megatron-bridge-26.02": Stack("megatron-bridge-25.11", {"sends_once": 1.0}),
     "megatron-bridge-26.02.01": Stack("megatron-bridge-26.02"),
     "megatron-bridge-26.04": Stack("megatron-bridge-26.02"),
     "megatron-bridge-26.04.01": Stack("megatron-bridge-26.04"),
     "megatron-bridge-26.06": Stack("megatron-bridge-26.04"),
     "megatron-bridge-26.06.01": Stack("megatron-bridge-26.06"),
     "megatron-bridge-26.08": Stack("megatron-bridge-26.06.01"),
-    "megatron-bridge-26.04.01-overlap": Stack("megatron-bridge-26.04.01", _OVERLAPPED),
-    "megatron-bridge-26.06-overlap": Stack("megatron-bridge-26.06", _OVERLAPPED),
-    "megatron-bridge-26.06.01-overlap": Stack("megatron-bridge-26.06.01", _OVERLAPPED),
-    "megatron-bridge-26.08-overlap": Stack("megatron-bridge-26.08", _OVERLAPPED),
     # Run without overlap (SimuMax, docs/b200/b200_real_repro_guide.md, section 3.3).
     "simumax-b200": Stack("megatron-core", _APART | {"stand_in": 1.0, "kept_hidden": 8.0}),
     # PyTorch FSDP around eager modules, one kernel per operation.
