@@ -226,6 +226,17 @@ def test_a_bad_value_is_named(field: str, value: object, said: str) -> None:
         answered(QUESTION | {field: value})
 
 
+def test_the_plan_of_the_page_is_that_of_the_command_line(tmp_path: Path) -> None:
+    uneven = QUESTION | {"model": "llama3-70b", "gpus": 64, "batch": 512, "seq": 8192}
+    about = [w for name in ("model", "cluster", "gpus", "batch", "seq") for w in (f"--{name}", str(uneven[name]))]
+    assert phalanx(tmp_path, "plan", *about, "--out", "plan.json")[0] == 0
+    reply = answered(uneven)
+    plan = json.loads(reply["plan"])
+    assert plan == json.loads((tmp_path / "plan.json").read_text())
+    assert len(set(plan["strategy"]["layers"])) > 1  # chunks that are not equal
+    assert reply["figures"]["step"] in reply["html"].partition("Time of a step")[0]
+
+
 def test_a_port_in_use_is_said(server: LocalServer, tmp_path: Path) -> None:
     code, _, err = phalanx(tmp_path, "ui", "--port", str(server.server_port))
     assert (code, err.count("\n")) == (2, 1)

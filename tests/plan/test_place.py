@@ -288,6 +288,8 @@ def test_the_command_places_and_compares(plan):
         ('{"fre": {}}', "has no table `free`"),
         ('{"free": {}, "leafs": {}}', "did you mean leaves"),
         ('{"free": {"n0": "0"}, "nodes": "n0,n0"}', "is named twice"),
+        ('{"free": {"n0": "0"}, "nodes": "\\n", "leaves": {"a": "n0"}}', "names no node"),
+        ('{"free": {}, "nodes": ""}', "names no node"),
         ('{"free": {"n0": "0"}, "nodes": "n[0-1]", "leaves": {"l": "n0"}}', "is under no leaf"),
         ('{"free": {}, "leaves": {"l": "node0"}, "nodes": "node0", "wiring": "rail"}', "did you mean rails"),
         ('{"free": {}, "wiring": "rails"}', "--free wiring = 'rails': needs leaves"),

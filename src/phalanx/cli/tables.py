@@ -252,6 +252,10 @@ def comm(
             from phalanx.plan.tables import textbook
 
             _require_positive({"--rate": rate, "--beside": beside, "--top-k": top_k})
+            about = {"--model": model, "--cluster": cluster, "--gpus": gpus, "--strategy": strategy}
+            for name, given in about.items():
+                if given is not None:
+                    raise InputError(name, given, "is not read with --params", "leave it out; --rate sets the links")
             if top_k is not None and top_k > 1:
                 raise InputError("--top-k", top_k, "is more than all", "use a share such as 0.01")
             count = textbook.counted(params)
@@ -355,6 +359,9 @@ def cases(
         bool,
         typer.Option("--tree", help="Draw the usual tree of decisions; with --model and so on, mark a job's path."),
     ] = False,
+    published: Annotated[
+        bool, typer.Option("--published", help="Say what was published of each training, without a search.")
+    ] = False,
     model: Model = None,
     cluster: Cluster = None,
     gpus: Gpus = None,
@@ -385,6 +392,8 @@ def cases(
             from phalanx.plan.tables import criteria
 
             sheets = [taught.sheet(), criteria.sheet()]
+        elif published:
+            sheets = [studied.published()]
         else:
             results = in_progress(map(studied.study, studied.CASES), "trainings studied", len(studied.CASES))
             sheets = [studied.sheet(list(results))]
