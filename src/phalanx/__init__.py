@@ -1,8 +1,10 @@
 """Phalanx plans, proves, runs and measures the parallel training of large models."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from phalanx import api as api
     from phalanx.runtime.any_module.parallelize import parallelize as parallelize
     from phalanx.verify.observation.function import observe as observe
 
@@ -10,7 +12,9 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """`phalanx.parallelize` and `phalanx.observe`, which need torch; planning does not."""
+    """`phalanx.api`, loaded when it is asked for; `phalanx.parallelize` and `phalanx.observe`, which need torch."""
+    if name == "api":
+        return import_module("phalanx.api")
     if name == "parallelize":
         from phalanx.runtime.any_module.parallelize import parallelize
 
