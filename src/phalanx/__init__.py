@@ -4,7 +4,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from phalanx import api as api
     from phalanx.runtime.any_module.parallelize import parallelize as parallelize
     from phalanx.verify.observation.function import observe as observe
 
