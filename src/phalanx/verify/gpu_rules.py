@@ -137,6 +137,9 @@ def _require_kernel(func: Any, here: Sequence[Tensor]) -> None:
         _require_float8_layout(*here[:4])
     if "flash_attention" in name and any(t.dtype not in _SIXTEEN_BITS for t in here[:3]):
         raise AgainstTheRules(f"{func} takes float16 and bfloat16 only, and this is {here[0].dtype}")
+    if name == "_scaled_dot_product_flash_attention_backward" and not here[5].is_contiguous():
+        # The kernel reads it by sizes alone (aten/src/ATen/native/transformers/cuda/attention_backward.cu).
+        raise AgainstTheRules(f"{func} reads its log-sum-exp, {tuple(here[5].shape)}, as if it were contiguous")
 
 
 def _require_float8_layout(a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor) -> None:

@@ -294,10 +294,24 @@ class Block:
         """Walk the joint backward pass of products of one input. With sequence parallelism the input is gathered
         again, and its gradient is live for all tokens before it is scattered. `parts`: (bytes of the result's
         gradient, which is freed; bytes of the weight's gradient) of each product."""
+        if self.eight_bit:
+            self._narrow_columns_backward(walk, *parts)
+            return
         together = 2 * self.W if self.sp else 0
         walk.alloc(self.S, together)
         walk.touch(sum(weight for _, weight in parts))
         walk.free(together, *(size for size, _ in parts))
+
+    def _narrow_columns_backward(self, walk: Walk, *parts: tuple[Column, int]) -> None:
+        """The same in products of 8-bit floats: of the input's gradient one after the other, and then of weights."""
+        self._rounded(walk, parts[0][0], self.S)
+        walk.alloc(self.S)
+        for size, _ in parts[1:]:
+            self._rounded(walk, size, self.S)
+        for size, weight in parts:
+            self._weight(walk, weight, size, self.S)
+            walk.alloc(weight)
+        walk.free(*(n for part in parts for n in part))
 
     def _product_backward(self, walk: Walk, mlp: bool, attention: bool) -> None:
         """Walk the backward pass of products added to the stream, with sequence parallelism: the MLP's second

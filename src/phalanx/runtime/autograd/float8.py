@@ -45,6 +45,15 @@ def product(a: Tensor, b: Tensor, rowwise: bool, gradient: bool = False) -> Tens
     return torch._scaled_mm(narrow_a, narrow_b.t(), of_a, of_b.t(), out_dtype=a.dtype, use_fast_accum=not gradient)
 
 
+def results(x: Tensor, weight: Tensor, bias: Tensor | None, rowwise: bool) -> Tensor:
+    """Return x Wᵀ + b, (..., out), of x (..., in)."""
+    y = product(x.reshape(-1, x.shape[-1]), weight, rowwise)
+    if bias is not None:
+        y.add_(bias)
+    # As F.linear returns it: a view made in here could not be changed in place by whoever adds up tp's terms.
+    return torch.ops.aten._unsafe_view(y, (*x.shape[:-1], len(weight)))  # type: ignore[no-any-return]
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, rowwise: bool, needed: bool) -> Tensor:
@@ -53,10 +62,7 @@ class _Linear(torch.autograd.Function):
         shape = (*x.shape[:-1], len(weight))
         if not needed:
             return x.new_empty_strided(shape, (0,) * len(shape))  # recompute.nothing
-        y = product(x.reshape(-1, x.shape[-1]), weight, rowwise)
-        if bias is not None:
-            y.add_(bias)
-        return y.view(shape)
+        return results(x, weight, bias, rowwise)
 
     @staticmethod
     @once_differentiable

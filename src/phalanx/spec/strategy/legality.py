@@ -95,6 +95,9 @@ def _require_multiples_of_16(model: ModelSpec, job: Job, s: Strategy) -> None:
         "model.ffn": model.ffn,
         "heads x head_dim": model.q_width,
         "kv_heads x head_dim": model.kv_width,
+    }
+    split = {f"{name} over tp": -(-size // s.tp) for name, size in sizes.items() if name != "model.hidden"}
+    sizes |= (split if s.tp > 1 else {}) | {
         "tokens of a micro-batch on a rank": s.micro_batch * job.seq // s.cp,
     }
     for name, size in sizes.items():
@@ -155,10 +158,10 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
             "leave it out: each unit is gathered once a step",
         )
     require_compressible(strategy, p.accumulate_dtype)
-    for axis in ("tp", "pp"):
-        if p.narrow and getattr(strategy, axis) > 1:
-            reason = f"is not yet runnable with {axis} = {getattr(strategy, axis)}"
-            raise InputError("job.precision.products", p.products, reason, "use dp, zero and cp, or leave it out")
+    for field in ("sp", "pp") if p.narrow else ():
+        if getattr(strategy, field) > (field == "pp"):
+            reason = f"is not yet runnable with {field} = {int(getattr(strategy, field))}"
+            raise InputError("job.precision.products", p.products, reason, "use dp, zero, tp and cp, or leave it out")
     if strategy.tp > 1 and strategy.compressor is not None:
         raise InputError(
             "strategy.compression",
