@@ -53,6 +53,8 @@ def read(path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] |
     if leaves is None and "leaves" in content:
         leaves = _leaves(content["leaves"])
     names = _names(content, cluster, leaves)
+    if not names:
+        raise InputError("--free nodes", content.get("nodes"), "names no node", 'write "node[0-31]"')
     if len(set(names)) < len(names):
         twice = next(name for name, n in Counter(names).items() if n > 1)
         raise InputError("--free nodes", twice, "is named twice")
