@@ -284,6 +284,24 @@ def experts(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> S
     return limited(_by_experts(rows, model, options).rows, job, options, "experts")
 
 
+def kinds(cores: Strategies) -> tuple[Strategies, Ints]:
+    """Return the cores that differ in what a block sees, each as if it had no pipeline, and the place among them of
+    each core: pp and dp share the ranks that tp and cp leave, and a block sees no difference."""
+    code = np.zeros_like(cores.tp)
+    for column in (cores.tp, cores.sp, cores.cp, cores.ulysses, cores.micro_batch):
+        code = code * (int(column.max(initial=0)) + 1) + column
+    _, first, place = np.unique(code, return_index=True, return_inverse=True)
+    some = cores.take(first)
+    return replace(some, dp=some.dp * some.pp, pp=np.ones_like(some.pp)), place.reshape(-1)
+
+
+def with_experts(rows: Strategies, model: ModelSpec, options: Options) -> tuple[Strategies, Ints]:
+    """Return rows with every way to spread experts over their ranks, those that limits exclude too, and the place of
+    the row that each is of."""
+    expansion = _by_experts(rows, model, options)
+    return expansion.rows, np.repeat(np.arange(len(rows)), expansion.times)
+
+
 def pipelines(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> Strategies:
     """Expand each row by every legal schedule (schedule/pipeline/stages.py refuses the others)."""
     return limited(_by_pipeline(rows, model, job, options).rows, job, options, "pipeline")
