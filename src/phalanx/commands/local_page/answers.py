@@ -86,6 +86,8 @@ class Planner:
                 self._stopped.add(name)
             if name in self._busy:
                 self._busy[name].kill()
+                if not self._idle and not self._closed:
+                    self._idle.append(_started())  # the next question need not wait for its start
 
     def close(self) -> None:
         """End every process."""
