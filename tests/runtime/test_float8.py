@@ -16,6 +16,7 @@ from support.sizes import examples
 from torch import Tensor
 
 from phalanx.cost.step.predict import predict
+from phalanx.plan.search.space import cores
 from phalanx.runtime.autograd import float8
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.world import ALONE, World
@@ -241,6 +242,23 @@ def test_what_it_is_not_made_for_is_refused(
         required()
     assert caught.value.field == "job.precision.products"
     assert expected in str(caught.value)
+
+
+def test_the_search_has_what_runs() -> None:
+    model = _model(hidden=256, ffn=512, heads=8)
+    plain, eight = (Job(8, 64, Precision("bfloat16", products=kind)) for kind in ("compute", "float8"))
+    rows, every = cores(model, eight, 8), cores(model, plain, 8)
+    assert 0 < len(rows) < len(every)
+    assert {2, 4} <= set(rows.tp.tolist())
+
+    def runs(s: Strategy) -> bool:
+        try:
+            check(s, model, eight, 8)
+        except InputError:
+            return False
+        return True
+
+    assert sorted(map(str, rows.strategies())) == sorted(str(s) for s in every.strategies() if runs(s))
 
 
 def test_the_price_knows_the_rate_of_8_bit_products() -> None:

@@ -73,7 +73,7 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
             "use another micro_batch, or leave sp out",
         )
     if job.precision.narrow:
-        _require_multiples_of_16(model, job, s)
+        require_narrow(model, job, s)
     if job.seq > model.max_seq:
         raise InputError(
             "job.seq",
@@ -83,10 +83,14 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
         )
 
 
-def _require_multiples_of_16(model: ModelSpec, job: Job, s: Strategy) -> None:
+def require_narrow(model: ModelSpec, job: Job, s: Strategy) -> None:
     """Require that products of a model's blocks can be of 8-bit floats, whose kernels take multiples of 16 (torch's
     _scaled_mm). Raises InputError."""
     field, value = "job.precision.products", job.precision.products
+    for name, degree in (("sp", int(s.sp)), ("pp", s.pp - 1)):
+        if degree:
+            reason = f"is not yet runnable with {name} = {int(getattr(s, name))}"
+            raise InputError(field, value, reason, "use dp, zero, tp and cp, or leave it out")
     if model.experts is not None or model.latent is not None:
         what = "experts" if model.experts is not None else "latent attention"
         raise InputError(field, value, f"is not yet runnable with {what}", "leave it out")
@@ -158,10 +162,6 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
             "leave it out: each unit is gathered once a step",
         )
     require_compressible(strategy, p.accumulate_dtype)
-    for field in ("sp", "pp") if p.narrow else ():
-        if getattr(strategy, field) > (field == "pp"):
-            reason = f"is not yet runnable with {field} = {int(getattr(strategy, field))}"
-            raise InputError("job.precision.products", p.products, reason, "use dp, zero, tp and cp, or leave it out")
     if strategy.tp > 1 and strategy.compressor is not None:
         raise InputError(
             "strategy.compression",
