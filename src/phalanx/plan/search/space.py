@@ -361,6 +361,8 @@ def _by_experts(rows: Strategies, model: ModelSpec, options: Options) -> _Expans
 
 
 def _by_pipeline(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> _Expansion:
+    ends, changed = given_ends(options.extra), options.extra.changed()
+
     def within(pp: int, m: int, schedule: int, virtual: int) -> bool:
         given = {
             "pp": pp,
@@ -368,9 +370,9 @@ def _by_pipeline(rows: Strategies, model: ModelSpec, job: Job, options: Options)
             "schedule": NAMES[schedule],
             "virtual": virtual,
             "chunks": pp * virtual,
-            "middle_chunks": (pp - given_ends(options.extra)) * virtual,
+            "middle_chunks": (pp - ends) * virtual,
         }
-        if options.extra.changed():
+        if changed:
             try:
                 given_blocks(
                     Strategy(pp=pp, virtual=virtual, schedule=NAMES[schedule]),  # type: ignore[arg-type]
