@@ -322,7 +322,7 @@ def test_bad_rows_are_skipped_only_when_asked_and_counted(tmp_path):
     code, out, err = phalanx(tmp_path, *line, "--skip-bad")
     assert code == 0
     assert "2 bad rows skipped; the first, row 3" in err
-    assert "1 jobs on 4 nodes" in out
+    assert "1 job on 4 nodes" in out
 
 
 def test_plans_run_as_fast_as_their_placement_allows(here):

@@ -11,6 +11,7 @@ from phalanx.commands import compare as comparing
 from phalanx.commands.question import Asked, Question, fixed, read
 from phalanx.plan.explain import explanation
 from phalanx.plan.explain.analytic import AnalyticSubject
+from phalanx.plan.search import HEADROOM
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.priced import PricedStrategy
 from phalanx.plan.search.refine import RankedStrategy
@@ -34,7 +35,7 @@ def plan(
     stack: str | None = None,
     precision: str | None = None,
     options: str | None = None,
-    headroom: float = 0.05,
+    headroom: float = HEADROOM,
 ) -> PlanResult:
     """Find the fastest strategy for a model on a cluster, as `phalanx plan --model` does.
 
@@ -228,7 +229,7 @@ def scaling(
     from phalanx.plan.question import cluster_named, model_named, pricing_by_gpus
     from phalanx.plan.tables.scaling import by_gpus
 
-    asked = pricing_by_gpus(model_named(model)[0], cluster_named(cluster), batch, seq, stack)
+    asked = pricing_by_gpus(model_named(model)[0], cluster_named(cluster), batch, seq, stack, HEADROOM)
     strong, weak = (table(by_gpus(asked, sorted(gpus), weak)) for weak in (False, True))
     return strong, weak
 

@@ -31,9 +31,7 @@ from phalanx.cli.options import (
 from phalanx.cli.show import decision_json, show_choices, show_decision, show_notes
 from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_writable
 from phalanx.cli.unread import require_only
-
-HEADROOM = 0.05
-"""Predictions of memory are off by a few per cent, and an allocator needs room to move in."""
+from phalanx.plan.search import HEADROOM
 
 if TYPE_CHECKING:
     from phalanx.commands.question import Question
@@ -213,9 +211,9 @@ def _show(a: Answer, goal: Goal | None, offered: list[Offer]) -> None:
     screen = console()
     for line in lines(a, goal):
         screen.print(line, highlight=False, soft_wrap=True)
-    screen.print(ranked(a.ranked[:5], "the best", a.ranked[0]))
-    screen.print(ranked(a.families, "the best of each family", a.ranked[0]))
-    screen.print(ranked(a.front, "time against memory", a.ranked[0]))
+    screen.print(ranked(a.ranked[:5], "the best", a))
+    screen.print(ranked(a.families, "the best of each family", a))
+    screen.print(ranked(a.front, "time against memory", a))
     if a.types:
         screen.print(number_types(a))
     screen.print(rejected(a, 24))

@@ -89,6 +89,7 @@ def scaling(
     with exit_on_error():
         require_drawing(plot)
         from phalanx.plan import question
+        from phalanx.plan.search import HEADROOM
         from phalanx.plan.tables import scaling as tables
         from phalanx.spec.errors import InputError, nearest
 
@@ -106,7 +107,9 @@ def scaling(
         spec, _ = question.model_named(str(model))
 
         def on(name: str) -> tables.Question:
-            return question.pricing_by_gpus(spec, question.cluster_named(name), batch or 0, seq or 0, profile)
+            return question.pricing_by_gpus(
+                spec, question.cluster_named(name), batch or 0, seq or 0, profile, HEADROOM
+            )
 
         asked, most = on(str(cluster)), counts[-1]
         sheets = [tables.by_gpus(asked, counts, weak) for weak in (False, True)]
@@ -286,6 +289,10 @@ def comm(
             remedy = "leave it out, or --params"
             require_only(line, "params", "rate", "beside", "top_k", reason=reason, remedy=remedy)
             _require_positive({"--rate": rate, "--beside": beside, "--top-k": top_k})
+            about = {"--model": model, "--cluster": cluster, "--gpus": gpus, "--strategy": strategy}
+            for name, given in about.items():
+                if given is not None:
+                    raise InputError(name, given, "is not read with --params", "leave it out; --rate sets the links")
             if top_k is not None and top_k > 1:
                 raise InputError("--top-k", top_k, "is more than all", "use a share such as 0.01")
             count = textbook.counted(params)
@@ -395,6 +402,9 @@ def cases(
         bool,
         typer.Option("--tree", help="Draw the usual tree of decisions; with --model and so on, mark a job's path."),
     ] = False,
+    published: Annotated[
+        bool, typer.Option("--published", help="Say what was published of each training, without a search.")
+    ] = False,
     model: Model = None,
     cluster: Cluster = None,
     gpus: Gpus = None,
@@ -408,7 +418,11 @@ def cases(
     with exit_on_error():
         require_drawing(plot)
         if tree:
-            _draw_tree(model, cluster, gpus, batch, seq, plot)
+            if as_csv:
+                from phalanx.spec.errors import InputError
+
+                raise InputError("--csv", None, "has no columns for a tree", "use --json")
+            _draw_tree(model, cluster, gpus, batch, seq, plot, as_json)
             return
         if any(value is not None for value in (model, cluster, gpus, batch, seq)):
             from phalanx.spec.errors import InputError
@@ -425,6 +439,8 @@ def cases(
             from phalanx.plan.tables import criteria
 
             sheets = [taught.sheet(), criteria.sheet()]
+        elif published:
+            sheets = [studied.published()]
         else:
             results = in_progress(map(studied.study, studied.CASES), "trainings studied", len(studied.CASES))
             sheets = [studied.sheet(list(results))]
@@ -432,7 +448,13 @@ def cases(
 
 
 def _draw_tree(
-    model: str | None, cluster: str | None, gpus: int | None, batch: int | None, seq: int | None, plot: Path | None
+    model: str | None,
+    cluster: str | None,
+    gpus: int | None,
+    batch: int | None,
+    seq: int | None,
+    plot: Path | None,
+    as_json: bool,
 ) -> None:
     """Print the tree of decisions, with a job's path if one is given. Raises InputError for half a job."""
     from phalanx.plan import question
@@ -440,7 +462,7 @@ def _draw_tree(
     from phalanx.spec.errors import InputError
 
     asked = {"--model": model, "--cluster": cluster, "--gpus": gpus, "--batch": batch, "--seq": seq}
-    path = None
+    facts = None
     if any(value is not None for value in asked.values()):
         missing = next((name for name, value in asked.items() if value is None), None)
         if missing:
@@ -450,9 +472,8 @@ def _draw_tree(
         question.require_counts(("--gpus", gpus or 0), ("--batch", batch or 0), ("--seq", seq or 0))
         spec, _ = question.model_named(str(model))
         there = question.cluster_named(str(cluster))(int(gpus or 0))
-        path, _leaf = decision_tree.walk(
-            decision_tree.facts(spec, there, int(gpus or 0), int(batch or 0), int(seq or 0))
-        )
+        facts = decision_tree.facts(spec, there, int(gpus or 0), int(batch or 0), int(seq or 0))
+    path = None if facts is None else decision_tree.walk(facts)[0]
     from phalanx.report.gallery.choosing import decisions
     from phalanx.report.pictures.files import panel_text, write
 
@@ -460,6 +481,9 @@ def _draw_tree(
     if plot is not None:
         write([drawn], plot)
         announce(f"wrote {plot}")
+    if as_json:
+        print_json(decision_tree.as_json(facts))
+        return
     for panel in drawn.panels:
         print("\n".join(panel_text(panel)))
 

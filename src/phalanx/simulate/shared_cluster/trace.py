@@ -72,7 +72,7 @@ def _read(rows: csv.DictReader[str], path: Path, widest: int, plan_of: PlanReade
             parsed.append(_job(row, rows.line_num, widest, plan_of))
         except InputError as error:
             if not skip_bad:
-                mend = f"{error.remedy}, or --skip-bad" if error.remedy else "mend the row, or --skip-bad"
+                mend = f"{error.remedy}, or --skip-bad" if error.remedy else "fix the row, or --skip-bad"
                 raise InputError(
                     f"--trace row {rows.line_num}: {error.field}", error.value, error.reason, mend
                 ) from None
