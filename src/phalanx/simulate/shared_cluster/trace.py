@@ -120,8 +120,8 @@ def _job(row: Mapping[str, str | None], line: int, widest: int, plan_of: PlanRea
         if _field(row, "steps"):
             raise InputError("steps", _field(row, "steps"), "are of a plan, and the row names none", "name its plan")
         gpus = _whole(row, "gpus", None)
-        duration = _time(row, "end") - submit if _field(row, "end") and not _field(row, "duration") else None
-        duration = _number(row, "duration") if duration is None else duration
+        ended = bool(_field(row, "end")) and not _field(row, "duration")
+        duration = _time(row, "end") - submit if ended else _number(row, "duration")
     if gpus < 1:
         raise InputError("gpus", gpus, "must be at least 1")
     if gpus > widest:
