@@ -18,8 +18,8 @@ HERE = Path(__file__).parent
 
 
 def pins(text: str) -> dict[str, Version]:
-    """Return the versions that lines such as `name==version` pin, by normalised name."""
-    rows = re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", text, flags=re.MULTILINE)
+    """Return the versions that lines such as `name==version` or `name[extra]==version` pin, by normalised name."""
+    rows = re.findall(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;]+)", text, flags=re.MULTILINE)
     return {normalised(name): Version(version) for name, version in rows}
 
 

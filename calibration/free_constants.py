@@ -134,6 +134,7 @@ def free() -> list[Free]:
         ("token_bytes", 1.0),
         ("grouped", 0.2),
         ("router_s", 0.3),
+        ("expert_s", 1.0),
         ("imbalance", 0.7),
         ("expert_launches", 0.5),
         ("ep_overlap", 0.8),

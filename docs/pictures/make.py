@@ -16,6 +16,7 @@ HEADS = {
     "memory": "Memory",
     "collectives": "Collectives",
     "data_parallel": "Data parallelism",
+    "compression": "Compression",
     "layers": "Inside layers",
     "experts": "Experts",
     "pipelines": "Pipelines",

@@ -41,6 +41,7 @@ SHOWN = {
     "inside layers": "inside-layers",
     "pipelines": "pipelines",
     "experts": "experts",
+    "compression": "compression",
     "choosing": "choosing-scaling-sharing",
     "code": "data-parallelism",
     "claims": "models",

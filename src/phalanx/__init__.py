@@ -1,5 +1,6 @@
 """Phalanx plans, proves, runs and measures the parallel training of large models."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,7 +11,9 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """`phalanx.parallelize` and `phalanx.observe`, which need torch; planning does not."""
+    """`phalanx.api`, loaded when it is asked for; `phalanx.parallelize` and `phalanx.observe`, which need torch."""
+    if name == "api":
+        return import_module("phalanx.api")
     if name == "parallelize":
         from phalanx.runtime.any_module.parallelize import parallelize
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import subprocess
 import sys
 from contextlib import chdir
 from pathlib import Path
@@ -104,3 +105,20 @@ def test_a_notebook_runs(notebook: Path, tmp_path: Path) -> None:
         for cell in cells:
             lines = "".join(cell["source"])
             exec(compile(lines, notebook.name, "exec"), names)  # noqa: S102
+
+
+def test_the_package_alone_is_enough() -> None:
+    code = "import phalanx, sys; print(phalanx.api.plan.__name__, 'torch' in sys.modules)"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "plan False\n"
+    )
+
+
+def test_scaling_searches_as_plan_does():
+    """A table's row is the plan of the same question: no more of the memory is taken for granted."""
+    asked = dict(model="llama2-7b", cluster="dgx-a100-40gb", batch=64, seq=4096)
+    strong, weak = api.scaling(**asked, gpus=[8])
+    best = api.plan(**asked, gpus=8).ranked[0]
+    for row in (strong.records[0], weak.records[0]):
+        assert (row["strategy"], row["step_s"]) == (best.strategy, pytest.approx(best.seconds, rel=1e-9))

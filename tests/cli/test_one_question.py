@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.in_process_cli import phalanx
 from support.sizes import examples
+
+from phalanx.spec.files.plan import write_text
 
 _COMMANDS = ("predict", "explain", "lint", "comm", "memory", "roofline")
 
@@ -28,7 +31,8 @@ def _questions(draw: st.DrawFn) -> list[str]:
     if draw(st.booleans()):
         line += [f"dp={draw(st.sampled_from([1, 2, gpus // used]))}"]
     model, seq = draw(st.sampled_from([("llama3-8b", 8192), ("llama2-7b", 4096), ("mixtral-8x7b", 4096)]))
-    more = draw(st.sampled_from([[], ["--stack", "nemo-24.11"], ["--precision", "fp8"], ["--stack", "phalanx"]]))
+    forms = [[], ["--stack", "nemo-24.11"], ["--precision", "fp8"], ["--stack", "phalanx"]]
+    more = draw(st.sampled_from([*forms, ["--options", "first_moment=bfloat16"]]))
     cluster = draw(st.sampled_from(["dgx-h100", "dgx-h200"]))
     words = ["--model", model, "--cluster", cluster, "--gpus", str(gpus), "--batch", "384", "--seq", str(seq)]
     return [*words, "--strategy", ",".join(line), *more]
@@ -96,6 +100,10 @@ def test_a_plan_is_explained_as_it_was_priced(tmp_path: Path) -> None:
     """The plan of a search, in every command, has the search's own price, stack and precision."""
     asked = ["--model", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "4096"]
     more = ["--stack", "nemo-24.11", "--precision", "fp8"]
+    code, _, err = phalanx(tmp_path, "plan", *asked, "--options", "first_moment=bfloat16", "--json")
+    assert code == 0, err
+    answers = [json.loads(phalanx(tmp_path, c, "plan.json", "--json")[1]) for c in ("predict", "comm", "memory")]
+    assert all(_question(answer)["options"]["first_moment"] == "bfloat16" for answer in answers)
     code, out, err = phalanx(tmp_path, "plan", *asked, *more, "--json")
     assert code == 0, err
     best = json.loads(out)["best"]
@@ -171,3 +179,43 @@ def test_a_plan_leaves_room_and_says_what_it_gives(tmp_path: Path) -> None:
     first = phalanx(tmp_path, "plan", *asked, "--tokens", "1T")[1].splitlines()[:6]
     for word in ("tokens/s", "a GPU", "MFU", "micro-batch", "days", "is left free"):
         assert any(word in line for line in first), word
+
+
+def test_a_plan_has_one_figure_for_its_step(tmp_path: Path) -> None:
+    """The tables' row of the chosen strategy has the plan's figures, also where the plan lists the blocks of chunks;
+    explain splits the memory that the plan names, and place finds no gain in the plan's own strategy."""
+    asked = ["--model", "llama3-70b", "--cluster", "dgx-h100", "--gpus", "64", "--batch", "512", "--seq", "8192"]
+    code, out, err = phalanx(tmp_path, "plan", *asked, "--where", "tp=4, pp=4, virtual=2")
+    assert code == 0, err
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["strategy"]["layers"] != "auto"  # else this shows nothing
+    headline = re.search(r"MFU ([\d.]+%); a step of ([\d.]+ m?s)", out)
+    memory = re.search(r"^memory (\S+ GiB) of", out, re.MULTILINE)
+    rows = re.findall(r"→ .*?([\d.]+ m?s) +([\d.]+%) .* (\S+ GiB)", out)
+    assert headline is not None
+    assert memory is not None
+    assert len(rows) >= 2
+    assert set(rows) == {(headline[2], headline[1], memory[1])}
+
+    code, out, err = phalanx(tmp_path, "explain", "plan.json")
+    parts = out.split("where the memory goes")[1].split("figures against targets")[0]
+    total = float(re.findall(r"([\d.]+) GiB", parts)[0])
+    found = re.findall(r"([\d.]+) ([GM])iB +[\d.]+%", parts)
+    sizes = [float(n) / (1 if unit == "G" else 1024) for n, unit in found]
+    assert sum(sizes) == pytest.approx(total, abs=0.05 * len(sizes) + 0.001 * total)
+
+    free = {"nodes": "node[0-9]", "free": {"node[0-5]": "0-7", "node[6-9]": "0-3"}}
+    (tmp_path / "free.json").write_text(json.dumps(free))
+    code, out, err = phalanx(tmp_path, "place", "plan.json", "--free", "free.json", "--json")
+    assert code == 0, err
+    own = re.sub(r",(layers|order)=[^,]*", "", json.loads(out)["strategy"])
+    for other in json.loads(out)["others"]:
+        assert re.sub(r",(layers|order)=[^,]*", "", other["strategy"]) != own
+
+
+def test_a_file_that_cannot_be_written_is_named_as_it_was_given(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.mkdir()
+    with pytest.raises(OSError, match=re.escape(f"'{file}'")):
+        write_text(file, "{}")
+    assert list(tmp_path.iterdir()) == [file]

@@ -87,6 +87,7 @@ def test_a_trace_is_replayed(tmp_path: Path) -> None:
         ),
         ("--ttft 1ms", "--ttft: no layout keeps them for 90 % of requests; the nearest,"),
         ("--ttft soon", "--ttft = 'soon': is not a time; write 1s or 30ms"),
+        ("--ttft 1s --tpot 30", "--tpot = '30': has no unit; write 30s or 30ms"),
         ("--tpot 0.1ms --ttft 1s", "x; relax it, add GPUs, or shorten the prompts"),
         ("--speculate 3", "--speculate = '3': is not drafted tokens"),
         ("--rate 3 --concurrency 2", "--rate = 3.0: excludes --concurrency; choose one load"),

@@ -184,6 +184,26 @@ def test_two_tabs_do_not_wait_for_each_other(server: LocalServer) -> None:
     assert replies == ['{"error": "stopped"}']
 
 
+def test_a_long_search_is_stopped_by_hand_and_for_the_next_question(server: LocalServer, browser: Browser) -> None:
+    """And does not hold up another tab."""
+    tab = browser.tab(server.address + "#model=llama3-405b&gpus=1024&batch=1024")
+    under_way = "document.getElementById('state').textContent.includes('strategies priced')"
+    tab.wait(under_way)
+    other = browser.tab(server.address + FIRST)
+    other.wait(ANSWERED)
+    assert tab.value("document.getElementById('figures').innerText") == ""
+    tab.click("stop")
+    tab.wait("document.getElementById('state').textContent === 'stopped'")
+    tab.set("batch", 2048)
+    tab.wait(under_way)
+    tab.value("(() => { const f = fetch; globalThis.to = []; fetch = (u, o) => { to.push(u); return f(u, o); }; })()")
+    tab.set("gpus", 8)
+    tab.set("model", "llama3-8b")
+    tab.wait(f"{ANSWERED} && location.hash.includes('model=llama3-8b')")
+    assert tab.value("to.filter((u) => u === 'stop').length") == 1
+    assert browser.errors == []
+
+
 def test_strangers_are_refused(server: LocalServer) -> None:
     assert server.server_address[0] == "127.0.0.1"
     own = f"/{server.token}/"
@@ -224,6 +244,17 @@ def test_strangers_are_refused(server: LocalServer) -> None:
 def test_a_bad_value_is_named(field: str, value: object, said: str) -> None:
     with pytest.raises(InputError, match=said):
         answered(QUESTION | {field: value})
+
+
+def test_the_plan_of_the_page_is_that_of_the_command_line(tmp_path: Path) -> None:
+    uneven = QUESTION | {"model": "llama3-70b", "gpus": 64, "batch": 512, "seq": 8192}
+    about = [w for name in ("model", "cluster", "gpus", "batch", "seq") for w in (f"--{name}", str(uneven[name]))]
+    assert phalanx(tmp_path, "plan", *about, "--out", "plan.json")[0] == 0
+    reply = answered(uneven)
+    plan = json.loads(reply["plan"])
+    assert plan == json.loads((tmp_path / "plan.json").read_text())
+    assert len(set(plan["strategy"]["layers"])) > 1  # chunks that are not equal
+    assert reply["figures"]["step"] in reply["html"].partition("Time of a step")[0]
 
 
 def test_a_port_in_use_is_said(server: LocalServer, tmp_path: Path) -> None:

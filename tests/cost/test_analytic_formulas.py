@@ -11,7 +11,7 @@ import pytest
 from phalanx.cost.analytic.chips import chip_name, system, system_of
 from phalanx.cost.analytic.compression import payment
 from phalanx.cost.analytic.estimate import Estimate, compression_payment, estimate, estimate_all
-from phalanx.cost.analytic.kernels import attention, product_s
+from phalanx.cost.analytic.kernels import attention, product_s, unfused
 from phalanx.cost.analytic.memory import Memory, memory
 from phalanx.cost.analytic.stacks import STACKS, profile
 from phalanx.cost.analytic.step import FORMULAS, _slower, step
@@ -429,10 +429,13 @@ def test_an_order_with_tensor_parallelism_between_nodes_is_slower() -> None:
 
 
 def test_ulysses_turns_heads_into_tokens() -> None:
-    """Two all-to-alls a pass of queries, keys, values and the result: 2 bytes x tokens x 4 x hidden a block."""
+    """Two all-to-alls a pass of queries, keys, values and the result: 2 bytes x tokens x 4 x hidden a block, which
+    is copied three times."""
     found = one("dp=8,cp=8,ulysses=8")
     sent = sum(float(collective_s("all_to_all", 2 * 4096 / 8 * n * 4096, 8, 1, found.system)) for n in (3, 1))
-    assert float(found.step.terms["cp"]) == pytest.approx(32 * 32 * 2 * sent, rel=1e-9)
+    each = 2 * 4096 / 8 * 4 * 4096
+    copied = 3 * 2 * each / float(found.system.memory_bytes_per_s * found.system.memory)  # read and written
+    assert float(found.step.terms["cp"]) == pytest.approx(32 * 32 * 2 * (sent + copied), rel=1e-9)
 
 
 def test_what_compressed_gradients_send() -> None:
@@ -502,3 +505,31 @@ def test_a_gpu_and_its_launches_hold_each_other_up() -> None:
     assert np.diag(both) == pytest.approx(np.diag(gpu) * 1.125)
     assert np.all(np.diff(both, axis=0) >= 0)
     assert np.all(np.diff(both, axis=1) >= 0)
+
+
+def test_heads_that_are_no_multiple_of_four_have_no_fused_softmax() -> None:
+    """Of llama2-7b's 32 heads a rank has two at tp=16, one sequence at a time; two sequences are four matrices."""
+    single, pair, flash = (
+        one(f"dp=4,tp=16{more}", stack=stack)
+        for more, stack in (("", "megatron-2022"), (",micro_batch=2", "megatron-2022"), ("", "megatron-core"))
+    )
+    assert [float(unfused(x.shape, x.layout, x.profile)) for x in (single, pair, flash)] == [1, 0, 0]
+    fused = replace(single.profile, unfused_launches=0.0)
+    launched = (
+        single.step.of["launch"]["forward_s"]
+        / step(single.shape, single.layout, single.system, fused).of["launch"]["forward_s"]
+    )
+    assert float(launched) == pytest.approx(1 + single.profile.unfused_launches / single.profile.launches)
+
+
+def test_each_of_a_ranks_experts_takes_its_time() -> None:
+    """Half as many expert-parallel ranks: twice as many experts on a rank, 3 passes of each."""
+    per = 1e-3
+    for ep in (4, 8):
+        found = one(f"dp=64,ep={ep},micro_batch=4", "mixtral-8x7b")
+        with_, without = (
+            step(found.shape, found.layout, found.system, replace(found.profile, expert_s=s)).terms["ep"]
+            for s in (per, 0.0)
+        )
+        m, blocks = float(found.layout.micro_batches), float(found.shape.layers)
+        assert float(with_ - without) == pytest.approx(m * blocks * 3 * per * 8 / ep)

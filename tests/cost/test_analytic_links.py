@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from phalanx.cost.analytic.chips import generation, system
-from phalanx.cost.analytic.stacks import profile
+from phalanx.cost.analytic.stacks import Profile, profile
 from phalanx.cost.analytic.step import step
 from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.cost.ledger.model_shape import shape
@@ -73,6 +73,23 @@ def test_ranks_that_nvlink_does_not_join_hold_their_pipeline_up() -> None:
         laid = layout(Strategy(**parse(line)), job, spec.layers)
         whole, free = (step(shape(spec), laid, on, stack).seconds for on in (apart, replace(apart, cut_off=0.0)))
         assert float(whole - free) == pytest.approx(messages * float(np.asarray(stack.stalled_s)))
+
+
+def test_a_job_that_nobody_observed_may_be_held_up() -> None:
+    """Over several nodes: between one that is held up and one that is not, by nanotron's share."""
+    spec = make_model({"preset": "llama2-7b"}, Path())[0]
+    job, stack, known = Job(64, 4096, Precision("bfloat16")), profile("nanotron"), system("H100", 8, 50e9)
+
+    def seconds(line: str, held_up: float | None, by: Profile = stack) -> float:
+        laid = layout(Strategy(**parse(line)), job, spec.layers)
+        on = known if held_up is None else replace(known, observed=1.0, held_up=held_up)
+        return float(step(shape(spec), laid, on, by).seconds)
+
+    line = "dp=4,tp=8,sp=1"
+    assert seconds(line, 0) < seconds(line, None) < seconds(line, 1)
+    assert seconds(line, None) == pytest.approx(seconds(line, float(np.asarray(stack.held_up))))
+    assert seconds("tp=8,sp=1", None) == seconds("tp=8,sp=1", 0)
+    assert seconds(line, None, profile("llm-foundry")) == seconds(line, 1, profile("llm-foundry"))
 
 
 def _tp_seconds(line: str) -> float:

@@ -92,6 +92,14 @@ def test_state(examples: int) -> None:
     settings(max_examples=examples)(given(st.one_of(DENSE, EXPERTS))(_state))()
 
 
+def test_state_of_experts_that_one_rank_has() -> None:
+    """Their gradients take turns in a bucket at ZeRO-2, though they have nothing to shard: drawn once."""
+    strategy = Strategy(dp=2, zero=2, etp=2, bucket=0.002)
+    job = Job(global_batch=2, seq=32, precision=Precision(compute="bfloat16", reduce="bfloat16"))
+    model = replace(make_model({"preset": "mixtral-8x7b", "layers": 1}, Path())[0], vocab=300)
+    _state((model, job, strategy))
+
+
 def _state(case: Case) -> None:
     model, job, s = case
     s = replace(s, grad_sync=None, reshard=None, compression="none")

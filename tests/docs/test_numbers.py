@@ -114,12 +114,14 @@ def test_every_number_is_held(page: str) -> None:
     assert not left, f"{page}: nothing in tests/docs/numbers.toml holds\n" + "\n".join(left)
 
 
-def _entries(kind: str) -> Iterator[Any]:
+def _entries(kind: str) -> list[Any]:
+    entries = []
     for page, kinds in HELD.items():
         assert kinds.keys() <= {"run", "test", "rows", "page", "measured", "given"}, page
         for number, entry in enumerate(kinds.get(kind, [])):
             marks = [pytest.mark.long] if kind == "run" and entry.get("long") else []
-            yield pytest.param(page, entry, id=f"{page}-{number}", marks=marks)
+            entries.append(pytest.param(page, entry, id=f"{page}-{number}", marks=marks))
+    return entries
 
 
 @cache

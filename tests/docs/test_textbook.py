@@ -13,7 +13,8 @@ from support.sizes import sampled
 
 from phalanx.plan.question import cluster_named, model_named, pricing_by_gpus
 from phalanx.plan.search.priced import PricedStrategy, price
-from phalanx.plan.tables import textbook
+from phalanx.plan.tables import case_studies, textbook
+from phalanx.report.gallery import growth
 from phalanx.spec.files.job_file import make_strategy
 
 FOLDER = Path(__file__).parents[2] / "docs" / "textbook"
@@ -87,21 +88,26 @@ def test_a_row_that_does_not_hold_is_found(make: ModuleType) -> None:
 
 
 def test_growth_by_the_scaling_law() -> None:
-    """L(C) ~ C^-0.076 (Kaplan et al. 2020): half of the loss takes 2^(1/0.076) times the compute."""
-    assert round(2 ** (1 / 0.076)) == 9139
+    """L(N) ~ N^-0.076 (Kaplan et al. 2020): half of the loss takes 2^(1/0.076) times the parameters."""
+    times = 2 ** (1 / growth.KAPLAN_N)
+    assert times**-growth.KAPLAN_N == pytest.approx(0.5)
+    assert f"{times:,.0f}" == "9,139"
+    assert "9,139" in growth.growth().note
 
 
 def test_gpu_hours_of_llama() -> None:
     """Days of 1,000 GPUs (65B: of 2,048) for the GPU-hours of Touvron et al. 2023, table 15; of DeepSeek-V2's paper
     172.8 k GPU-hours a trillion tokens, for 8.1 T."""
-    for hours, gpus, days in (
-        (82_432, 1000, 3.4),
-        (135_168, 1000, 5.6),
-        (530_432, 1000, 22.1),
-        (1_022_362, 2048, 20.8),
-    ):
-        assert hours / gpus / 24 == pytest.approx(days, abs=0.05)
-    assert pytest.approx(1.40e6, rel=1e-3) == 172.8e3 * 8.1
+    said = {row[0]: row[2:6] for row in case_studies.published().rows}
+    for size, days in (("7B", 3.4), ("13B", 5.6), ("33B", 22.1)):
+        assert said[f"LLaMA {size}"][1] == pytest.approx(days, abs=0.05)
+    assert said["LLaMA 65B"][2] == pytest.approx(20.8, abs=0.05)
+    assert said["DeepSeek-V2"][0] == pytest.approx(1.40e6, rel=1e-3)
+    assert said["DeepSeek-V2"][3] == pytest.approx(2.8, abs=0.005)
+    for case in case_studies.CASES:  # the published step is that of the published hours
+        if case.gpu_hours and case.tokens and case.measured_s:
+            steps = case.tokens / (case.batch * case.seq)
+            assert case.measured_s * steps * case.gpus / 3600 == pytest.approx(case.gpu_hours)
 
 
 def test_overheads_beside_two_seconds() -> None:

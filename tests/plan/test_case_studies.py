@@ -8,7 +8,7 @@ from phalanx.cost.ledger.flops import model_flops
 from phalanx.plan.search import refine, space
 from phalanx.plan.search.priced import price
 from phalanx.plan.tables import rules_of_thumb
-from phalanx.plan.tables.case_studies import CASES, question, sheet, strategy, study
+from phalanx.plan.tables.case_studies import CASES, published, question, sheet, strategy, study
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.strategy.spec import Strategy
 
@@ -73,3 +73,10 @@ def test_plain_ddp_of_7b_does_not_fit_80_gb():
     assert "needs" in str(ddp[7])
     assert zero[6] is not None
     assert zero[6] >= 0
+
+
+def test_what_was_published_is_said_without_a_search():
+    said = {row[0]: row for row in published().rows}
+    assert list(said) == [c.name for c in CASES]
+    assert said["GPT-3 175B"][-1] == "OpenAI's own layout was never published: this is Megatron's"
+    assert all(said[name][1] == "not published" for name in said if name.startswith("LLaMA"))

@@ -60,6 +60,44 @@ def test_rows_whose_blocks_are_alike_are_priced_as_each_alone(model, stack):
 
 
 @pytest.mark.parametrize(
+    ("model", "stack", "seq"),
+    [
+        ("llama3-8b", "fsdp2", 8192),
+        ("mixtral-8x7b", "megatron-core", 4096),
+        ("deepseek-v3", "phalanx", 4096),
+        ("deepseek-v3", "megatron-bridge", 512),
+    ],
+)
+def test_no_core_is_faster_than_its_blocks(model, stack, seq):
+    p = _pricing(model, 8, 48, seq, stack)
+    cores = space.cores(p.model, p.job, 64, p.options)
+    kinds, place = space.kinds(cores)
+    of_kind, kind = space.with_experts(kinds, p.model, p.options)
+    bounds = {
+        (k, ep, etp): bound
+        for k, ep, etp, bound in zip(kind, of_kind.ep, of_kind.etp, p.block_seconds(of_kind), strict=True)
+    }
+    rows, own = space.with_experts(cores, p.model, p.options)
+    least = p.least_seconds(rows, complete=False)
+    bound = np.array([bounds[key] for key in zip(place[own], rows.ep, rows.etp, strict=True)])
+    assert np.all(bound <= least * (1 + 1e-9))
+    assert np.median(bound / least) > 0.5  # and no bound that nothing exceeds
+
+
+def test_only_what_is_certainly_slower_is_left_untimed(llama):
+    some = [s for s in space.everything(llama.model, llama.job, 32).strategies()[::5000] if s.world == 32]
+    all_ = refine.refined(llama, some)
+    below = float(np.median([p.seconds for p, _ in all_]))
+    kept = refine.refined(llama, some, below)
+    assert {p.strategy for p, _ in kept} >= {p.strategy for p, _ in all_ if p.seconds <= below}
+    assert len(kept) < len(all_)
+    assert (
+        dict((p.strategy, p.seconds) for p, _ in kept).items()
+        <= dict((p.strategy, p.seconds) for p, _ in all_).items()
+    )
+
+
+@pytest.mark.parametrize(
     ("model", "nodes", "batch", "seq"),
     [
         ("llama3-8b", 4, 64, 8192),
@@ -73,6 +111,8 @@ def test_branch_and_bound_finds_what_pricing_everything_finds(model, nodes, batc
     everything = space.everything(p.model, p.job, 8 * nodes, options)
     rows = everything.take(p.bytes_(everything) <= p.usable)
     seconds = p.seconds(rows)
+    close = branch_and_bound.explore(p, 8 * nodes, options, keep=1, families=0.25)
+    assert float(close.seconds.min()) == pytest.approx(float(seconds.min()), rel=1e-12)
     found = branch_and_bound.explore(p, 8 * nodes, options, keep=300)
     assert found.legal == len(everything)
     assert found.legal > found.priced >= len(found.rows)

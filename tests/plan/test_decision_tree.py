@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.in_process_cli import phalanx
@@ -64,3 +66,23 @@ def test_the_command_draws_it(tmp_path: Path) -> None:
     assert "--batch: is missing" in phalanx(tmp_path, "cases", "--tree", *job[:6])[2]
     assert "goes with --tree alone" in phalanx(tmp_path, "cases", *job)[2]
     assert max(map(len, phalanx(tmp_path, "cases", "--tree")[1].splitlines())) <= 80
+
+
+def test_the_tree_as_json_has_the_leaves_and_the_path_of_a_job(tmp_path: Path) -> None:
+    code, out, err = phalanx(tmp_path, "cases", "--tree", "--json")
+    assert code == 0, err
+    bare = json.loads(out)
+    assert bare["path"] is None
+    assert _lines(bare["tree"]) == [leaf.line for leaf in leaves()]
+    job = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "64", "--batch", "64", "--seq", "8192")
+    marked = json.loads(phalanx(tmp_path, "cases", "--tree", *job, "--json")[1])
+    node = marked["tree"]
+    for step in marked["path"]:
+        assert node["question"] == step["question"]
+        node = node[step["answer"]]
+    assert (node["rule"], node["strategy"]) == (marked["rule"], marked["strategy"])
+    assert phalanx(tmp_path, "cases", "--tree", "--csv")[0] == 2
+
+
+def _lines(node: dict[str, Any]) -> list[str]:
+    return [node["strategy"]] if "strategy" in node else [*_lines(node["yes"]), *_lines(node["no"])]

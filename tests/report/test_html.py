@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.browser import CHROMIUM, Browser, chromium
 from support.fuzz import listings
 from support.in_process_cli import phalanx
 
@@ -23,7 +23,7 @@ from phalanx.schedule.observation import from_json
 from phalanx.spec.strategy.spec import Strategy
 
 QUESTION = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "8192")
-_VOID = ("meta", "br")
+_VOID = ("meta", "br", "wbr")
 
 
 class _Nesting(HTMLParser):
@@ -90,6 +90,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert (
         phalanx(folder, "scaling", *QUESTION[:4], "--gpus", "8,16", *QUESTION[6:], "--plot", "scaling.html")[0] == 0
     )
+    large = ("--model", "llama3-405b", "--cluster", "dgx-h100", "--gpus", "1024", "--batch", "1024", "--seq", "8192")
+    strategy = ("--strategy", "dp=8,zero=1,tp=4,sp=1,pp=32,virtual=4,schedule=interleaved")
+    assert phalanx(folder, "plan", *large, *strategy, "--out", "large.json", "--report", "large.html")[0] == 0
     small = ("--model", "gpt2", "--cluster", "dgx-h100", "--gpus", "2", "--batch", "2", "--seq", "64")
     assert phalanx(folder, "verify", *small, "--strategy", "tp=2", "--report", "verify.html")[0] == 0
     return folder
@@ -199,7 +202,7 @@ def test_of_a_thousand_ranks_each_stage_is_drawn_and_who_is_slow_is_named() -> N
         (("report", "runs/broken"), "line 1 of metrics.jsonl is of no run of this version"),
         (("report", "runs/one", "--out", "no/where.html"), "make its folder first"),
         (("plan", *QUESTION, "--report", "no/where.html"), "make its folder first"),
-        (("plan", "job.toml", "--report", "x.html"), "--report = x.html: belongs to a plan of a --model"),
+        (("plan", "job.toml", "--report", "x.html"), "--report = 'x.html': belongs to a plan of a --model"),
     ],
 )
 def test_what_cannot_be_shown_is_said(here: Path, words: tuple[str, ...], said: str) -> None:
@@ -223,21 +226,56 @@ def test_a_users_text_runs_nothing() -> None:
     assert text.count("<script") == 4  # the data and three of ours
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_browser_draws_every_chart(here: Path, name: str, tmp_path: Path) -> None:
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
+_CUT_OFF = """[...document.querySelectorAll('figure[data-chart]')].flatMap((figure) => {
+  const room = figure.getBoundingClientRect();
+  return [...figure.querySelectorAll('svg text')].filter((text) => {
+    const own = text.getBoundingClientRect();
+    return own.width && (own.left < room.left - 1 || own.right > room.right + 1);
+  }).map((text) => text.textContent);
+})"""
+"""What is written in charts and leaves them to the left or right."""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if CHROMIUM is None:
         pytest.skip("no Chromium on this machine: the page's scripts cannot be run")
-    words = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-    words += [
-        "--disable-component-update",
-        "--disable-sync",
-        f"--user-data-dir={tmp_path}",
-        "--enable-logging=stderr",
-    ]
-    words += ["--virtual-time-budget=3000", "--dump-dom", (here / name).as_uri()]
-    result = subprocess.run([browser, *words], capture_output=True, text=True, timeout=120, check=True)
-    assert "CONSOLE" not in result.stderr, result.stderr
-    figures = re.findall(r"<figure data-chart.*?</figure>", result.stdout, re.S)
-    assert figures
-    assert all("<svg" in figure for figure in figures)
+    with chromium(tmp_path_factory.mktemp("profile")) as started:
+        yield started
+
+
+@pytest.mark.parametrize("name", [*PAGES, "large.html"])
+def test_a_browser_draws_every_chart_whole(here: Path, name: str, browser: Browser) -> None:
+    tab = browser.tab((here / name).as_uri())
+    for width in (1200, 390):  # a desk and a phone
+        tab.send("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        tab.wait(f"document.readyState === 'complete' && innerWidth === {width}")
+        tab.value("drawCharts()")
+        charts = "[...document.querySelectorAll('figure[data-chart]')]"
+        assert tab.value(f"{charts}.length > 0 && {charts}.every((f) => f.querySelector('svg'))")
+        assert tab.value(_CUT_OFF) == []
+        assert tab.value("document.documentElement.scrollWidth <= innerWidth")
+    assert browser.errors == []
+
+
+def test_on_paper_charts_take_its_width_and_the_numbers_are_open(here: Path, browser: Browser) -> None:
+    tab = browser.tab((here / "plan.html").as_uri())
+    tab.wait("document.querySelector('figure[data-chart] svg')")
+    opened = "document.querySelectorAll('details[open]').length"
+    drawn = "[...document.querySelectorAll('figure[data-chart] svg')].filter((svg) => svg.clientHeight > 40)"
+    for event, wide, open_ in (("beforeprint", True, True), ("afterprint", False, False)):
+        tab.value(f"dispatchEvent(new Event('{event}'))")
+        assert tab.value(f"{drawn}.every((svg) => svg.getAttribute('width') === '680')") is wide
+        assert bool(tab.value(opened)) is open_
+
+
+def test_a_plan_of_a_thousand_gpus_stays_small(here: Path) -> None:
+    text = (here / "large.html").read_text()
+    data = _checked(text)
+    pipeline = next(c for c in data["charts"] if c["kind"] == "timeline")
+    drawn = list(dict.fromkeys(row["row"] for row in pipeline["rows"]))
+    assert (drawn[0], drawn[-1]) == ("rank 0", "rank 31")
+    assert len(pipeline["rows"]) <= 3000
+    assert f"on {len(drawn)} of 32 pipeline ranks" in text
+    assert "... and 96 more nodes" in text  # 32 of 128 are drawn, one of each pipeline rank
+    assert len(text) < 1_100_000

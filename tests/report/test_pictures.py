@@ -9,8 +9,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from phalanx.cost.step.expand import expand
+from phalanx.plan.question import model_named
 from phalanx.plan.tables.table import Sheet, columns
 from phalanx.report import plots
+from phalanx.report.gallery.compression import times_less
 from phalanx.report.gallery.registry import PICTURES, options_of, picture
 from phalanx.report.pictures import bars, files, lines
 from phalanx.report.pictures.figure import (
@@ -27,10 +30,14 @@ from phalanx.report.pictures.figure import (
     Timeline,
 )
 from phalanx.report.pictures.scene import Area, area_of
+from phalanx.schedule.layout import Layout
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.presets import PRESETS as CLUSTERS
 from phalanx.spec.errors import InputError
+from phalanx.spec.job import Job
 from phalanx.spec.model.presets import PRESETS as MODELS
+from phalanx.spec.strategy.compression import parse
+from phalanx.spec.strategy.spec import Strategy
 
 _TEXT, _GROUP = "{http://www.w3.org/2000/svg}text", "{http://www.w3.org/2000/svg}g"
 
@@ -243,3 +250,20 @@ def test_several_pictures_stand_below_each_other() -> None:
     both = files.svgs([_picture("stack"), _picture("roofline")])
     assert files.size(both)[1] == files.size(_svg("stack"))[1] + files.size(_svg("roofline"))[1]
     ElementTree.fromstring(both)
+
+
+@pytest.mark.parametrize("name", ["bf16", "int8", "int4", "topk:0.01", "randk:0.01"])
+def test_compression_saves_what_the_program_sends_less(name: str) -> None:
+    """The wire bytes of a program's collectives, and those of the same without compression."""
+    model, _ = model_named("gpt2")
+
+    def wire(compression: str, ranks: int) -> float:
+        layout = Layout(model, Job(ranks, 64), Strategy(dp=ranks, compression=compression))
+        times = {"all_reduce": 2, "all_gather": 1, "all_to_all": 1}
+        events = [e for e in expand(layout.stage_view()).events if e.kind == "collective" and e.unit != "metrics"]
+        return sum(times[e.op] * e.bytes * (ranks - 1) / ranks for e in events)
+
+    c = parse(name)
+    assert c is not None
+    for ranks in (2, 8):
+        assert wire("none", ranks) / wire(name, ranks) == pytest.approx(times_less(c)(ranks), rel=0.02)

@@ -199,6 +199,18 @@ def test_a_picture_with_one_backward_on_all_ranks_at_once_is_refused(tmp_path: P
     prove_slots(from_csv(path), cells(path))
 
 
+def test_a_picture_that_leaves_passes_out_is_refused(tmp_path: Path) -> None:
+    """GPipe as it is drawn: stage 2 without B3, stage 3 without F3, B3 and B2."""
+    path = tmp_path / "picture.csv"
+    drawn = to_csv(build("gpipe", 4, 4))
+    for left_out in ("2B3", "3F3", "3B3", "3B2"):
+        assert drawn.count(left_out) == 1
+        drawn = drawn.replace(left_out, "")
+    path.write_text(drawn)
+    code, out, _ = phalanx(tmp_path, "pipeline", "prove", "picture.csv")
+    assert (code, "rank 2: the backward pass of chunk 2 for micro-batch 3 runs 0 times" in out) == (1, True)
+
+
 @pytest.mark.parametrize(("names", "said"), [(["picture.csv", "1f1b"], "1f1b"), ([], "naive")])
 def test_slots_of_what_is_no_file_are_refused(names: list[str], said: str, tmp_path: Path) -> None:
     """Before anything is proved: what nobody looked at is not said to be proved."""

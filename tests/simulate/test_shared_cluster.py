@@ -285,6 +285,9 @@ def test_the_command_compares_policies(here):
         ("submit,duration,gpus\n0,ten,1", "row 2: duration = 'ten': is not a number"),
         ("submit,duration,gpus\n0,10,1.5", "row 2: gpus = 1.5"),
         ("submit,duration,gpus\nyesterday,10,1", "is no time"),
+        ("submit,duration,gpus\n0,10,1\n5,,1", "row 3: duration: is missing"),
+        ("submit,duration,gpus\n0,10,1,5", "row 2: fields = 4: but the header names 3"),
+        ("submit,duration,gpus,steps\n0,10,1,5", "row 2: steps = '5': are of a plan"),
         ("submit,duration,gpus,limit\n0,10,1,5", "is shorter than the duration"),
         ("submit,duration,gpus,widths\n0,10,4,2:1.5", "does not list GPUs and speeds"),
         ("submit,duration,gpus,widths\n0,10,4,2:0.5;4:1", "names 4 GPUs, but the job asks for 4; list narrower"),
@@ -319,7 +322,7 @@ def test_bad_rows_are_skipped_only_when_asked_and_counted(tmp_path):
     code, out, err = phalanx(tmp_path, *line, "--skip-bad")
     assert code == 0
     assert "2 bad rows skipped; the first, row 3" in err
-    assert "1 jobs on 4 nodes" in out
+    assert "1 job on 4 nodes" in out
 
 
 def test_plans_run_as_fast_as_their_placement_allows(here):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from phalanx.cli.app import app
 from phalanx.commands.question import Asked, read
 from phalanx.plan.question import cluster_named, model_named, pricing_by_gpus
-from phalanx.plan.search import space
+from phalanx.plan.search import condition_cost, space
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.compare_stacks import compare
 from phalanx.plan.search.condition_cost import condition_costs
@@ -89,7 +89,8 @@ def test_conditions_hold_of_all_that_is_found(line: str) -> None:
         assert bool(where.holds(p.wanted, of_strategy(r.strategy, p.extra)))
 
 
-def test_a_condition_costs_what_it_takes_longer() -> None:
+def test_a_condition_costs_what_it_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(condition_cost, "_PATIENCE_S", float("inf"))
     line = "tp=8, pp=2"
     found = best_on(pricing("megatron-core", line=line), 16)
     assert found is not None

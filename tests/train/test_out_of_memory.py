@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import torch
 from phalanx.commands.plan import decide
 from phalanx.cost.step.expand import expand
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process.gpus import Host, require
+from phalanx.runtime.process.gpus import Host, require, this_host
 from phalanx.runtime.process.world import ALONE
 from phalanx.schedule.layout import Layout
 from phalanx.spec.errors import InputError
@@ -24,6 +25,7 @@ from phalanx.spec.strategy.spec import Strategy
 from phalanx.train import trainer
 from phalanx.train.out_of_memory import Device, OutOfMemory, explained
 from phalanx.train.trainer import Trainer
+from phalanx.train.training_step import Training
 
 TABLES = {
     "model": {"family": "llama", "vocab": 512, "hidden": 64, "layers": 2, "heads": 2, "ffn": 128, "max_seq": 64},
@@ -92,3 +94,31 @@ def test_a_host_that_cannot_run_ranks_on_gpus_says_what_to_change() -> None:
         Host(False, False, None, 0, True),
     ):
         require(host, 2, 2)
+
+
+def test_a_process_that_slurm_gives_one_gpu_of_eight_may_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value, bound in (
+        ("SLURM_GPUS_PER_TASK", "1", True),
+        ("SLURM_TRES_PER_TASK", "cpu=8,gres/gpu=1", True),
+        ("SLURM_GPU_BIND", "verbose,single:1", True),
+        ("SLURM_GPU_BIND", "closest", False),
+        ("SLURM_TRES_PER_TASK", "cpu=8", False),
+    ):
+        with monkeypatch.context() as env:
+            env.setenv(name, value)
+            assert this_host().bound == bound
+    require(replace(GOOD, count=1, bound=True), 8, 16)
+
+
+def test_a_state_that_does_not_fit_is_said_before_any_step(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> Training:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    device = replace(_device(plan), before=0)
+    monkeypatch.setattr(trainer, "Training", full)
+    monkeypatch.setattr(trainer, "Batches", MagicMock())
+    monkeypatch.setattr(trainer, "_memory", lambda device_, before: device)
+    with pytest.raises(
+        OutOfMemory, match=r"the state takes [\d.]+ GiB as predicted.*take a higher zero, or more ranks"
+    ):
+        Trainer(plan, MagicMock(), Path(), Comm(ALONE, mesh(plan.strategy)), resume=False)

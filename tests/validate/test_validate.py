@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from phalanx.cli.app import app
 from phalanx.cost.analytic.chips import system
 from phalanx.cost.analytic.kernels import product_s
+from phalanx.cost.analytic.stacks import profile
 from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.spec.errors import InputError
 from phalanx.validate import records
@@ -241,6 +242,15 @@ def test_a_machine_that_its_owners_measured_is_as_they_say() -> None:
         assert 2 * 4096 * 57344 * 8192 / float(seconds) == pytest.approx(1067e12, rel=1e-9)
         assert float(found.memory_bytes_per_s * found.memory) == pytest.approx(5.33e12)
     assert float(measured(known, Benched()).gemm) == known.gemm
+
+
+def test_the_share_of_held_up_jobs_is_that_of_the_rows() -> None:
+    """What nanotron is expected to lose where nobody measured: the share of its jobs over several nodes that did."""
+    found = [c for c in cases(records.load(records.RUNS))[0] if c.row.family == "hf-ultrascale"]
+    observed = [c for c in found if c.strategy.world > 8 and float(np.asarray(c.system.observed))]
+    held_up = sum(float(np.asarray(c.system.held_up)) for c in observed)
+    assert (held_up, len(observed)) == (740, 1014)
+    assert profile("nanotron").held_up == pytest.approx(740 / 1014, abs=0.005)
 
 
 def test_a_jobs_own_bandwidths_say_whether_its_cpus_hold_it_up() -> None:

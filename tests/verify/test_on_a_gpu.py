@@ -82,6 +82,15 @@ def _on_the_host_kernel(x: Tensor) -> object:
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(heads, heads, heads)
 
 
+def _part_of_statistics(x: Tensor) -> object:
+    heads = x.bfloat16().view(1, 1, -1, 8)
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_backward
+    n, seed = heads.shape[2], torch.empty(2, dtype=torch.uint64, device=x.device)
+    of_more = torch.zeros(2, 1, 2 * n, device=x.device)
+    both = heads.expand(2, -1, -1, -1)
+    return kernel(both, both, both, both, both, of_more[:, :, :n], None, None, n, n, 0.0, False, seed, seed)
+
+
 BROKEN: list[tuple[Callable[[Tensor], object], str]] = [
     (lambda x: x.sum().item(), "reads an element on the host"),
     (lambda x: x.cpu(), "copies a tensor to the host"),
@@ -95,6 +104,7 @@ BROKEN: list[tuple[Callable[[Tensor], object], str]] = [
     (lambda x: torch.zeros(3).to(x.device, non_blocking=True), "that is not pinned"),
     (lambda x: x.int().view(-1, 8).mm(x.int().view(8, -1)), "no CUDA kernel for torch.int32"),
     (_on_the_host_kernel, "has no CUDA kernel"),
+    (_part_of_statistics, "reads its log-sum-exp, (2, 1, 40), as if it were contiguous"),
 ]
 IN_FLIGHT = ("tp=2", "tp=2,sp=1", "dp=2,zero=1", "dp=2,zero=3", "cp=2", "dp=2,compression=int8")
 
@@ -117,6 +127,7 @@ def _examined() -> dict[str, Any]:
         with _after_swiglu(then):
             found["broken"].append(_said("dp=2,zero=2", gpu_device()))
             found["on the host"].append(_said("dp=2,zero=2", torch.device("cpu")))
+    found["rings"] = [_said(line, gpu_device()) for line in ("cp=2", "cp=4")]
     with patch.object(NotIssued, "wait", lambda self: None):
         found["in flight"] = [_said(line, gpu_device()) for line in IN_FLIGHT]
     strategy = make_strategy("dp=2,ep=2")
@@ -146,6 +157,10 @@ def test_what_breaks_a_rule_is_named_with_its_line(examined: dict[str, Any], i: 
     assert "test_on_a_gpu.py:" in said
     if "copies" in expected or "mixes" in expected or "index" in expected or "host;" in expected:
         assert examined["on the host"][i] == ""  # nothing is wrong with it there
+
+
+def test_rings_keep_the_rules(examined: dict[str, Any]) -> None:
+    assert examined["rings"] == ["", ""]
 
 
 def test_a_buffer_in_flight_is_not_used(examined: dict[str, Any]) -> None:

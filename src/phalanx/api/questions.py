@@ -11,6 +11,7 @@ from phalanx.commands import compare as comparing
 from phalanx.commands.question import Asked, Question, fixed, read
 from phalanx.plan.explain import explanation
 from phalanx.plan.explain.analytic import AnalyticSubject
+from phalanx.plan.search import HEADROOM
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.priced import PricedStrategy
 from phalanx.plan.search.refine import RankedStrategy
@@ -33,12 +34,14 @@ def plan(
     where: str | None = None,
     stack: str | None = None,
     precision: str | None = None,
-    headroom: float = 0.05,
+    options: str | None = None,
+    headroom: float = HEADROOM,
 ) -> PlanResult:
     """Find the fastest strategy for a model on a cluster, as `phalanx plan --model` does.
 
-    `strategy`: fields to keep, such as tp=8,pp=*; `where`: conditions, such as "tp<=8, zero=1"; `headroom`: share of
-    a device's memory that must stay free. Raises InputError.
+    `strategy`: fields to keep, such as tp=8,pp=*; `where`: conditions, such as "tp<=8, zero=1"; `options`: those of
+    the stack, such as first_moment=bfloat16; `headroom`: share of a device's memory that must stay free. Raises
+    InputError.
     """
     from dataclasses import replace
 
@@ -49,7 +52,7 @@ def plan(
     if not 0 <= headroom < 1:
         raise InputError("headroom", headroom, "is not a share of the memory", "write 0.05 to leave 5 % free")
     limits = ", ".join(filter(None, (fixed(strategy), where))) or None
-    asked = read(Asked(None, model, cluster, gpus, batch, seq, None, stack, precision, limits), True)
+    asked = read(Asked(None, model, cluster, gpus, batch, seq, None, stack, precision, limits, setting=options), True)
     result = answer(lambda n: replace(asked.pricing_on(n), headroom=headroom), asked.gpus)
 
     def one(r: RankedStrategy) -> Prediction:
@@ -82,12 +85,13 @@ def predict(
     source: str | Path | None = None,
     stack: str | None = None,
     precision: str | None = None,
+    options: str | None = None,
 ) -> Prediction:
     """Predict a strategy's step and memory, as `phalanx predict` does.
 
     `source`: a plan.json, a run's folder or another framework's configuration, in place of model, cluster, batch and
     seq. Raises InputError."""
-    return _predicted(_asked(model, cluster, gpus, batch, seq, strategy, source, stack, precision))
+    return _predicted(_asked(model, cluster, gpus, batch, seq, strategy, source, stack, precision, options))
 
 
 def explain(
@@ -101,12 +105,13 @@ def explain(
     source: str | Path | None = None,
     stack: str | None = None,
     precision: str | None = None,
+    options: str | None = None,
 ) -> Explanation:
     """Show where a strategy's time and memory go and what each single change would do, as `phalanx explain` does.
 
     Raises InputError; also for a plan of our own runtime without a `stack`, whose neighbours only the command prices.
     """
-    x = _asked(model, cluster, gpus, batch, seq, strategy, source, stack, precision)
+    x = _asked(model, cluster, gpus, batch, seq, strategy, source, stack, precision, options)
     if x.exact is not None:
         raise InputError("source", str(source), "is priced exactly", "name a stack, or run phalanx explain")
     neighbours = tuple((what, p.seconds, p.bytes_, reason) for what, p, reason in explanation.why_not(x.subject))
@@ -134,11 +139,14 @@ def compare(
     seq: int | None = None,
     stack: str | None = None,
     precision: str | None = None,
+    options: str | None = None,
 ) -> Comparison:
     """Compare two or three plans, configurations or strategies, as `phalanx compare` does. Raises InputError."""
     from phalanx.report.html.comparison import report
 
-    compared = comparing.sides(list(sides), Asked(None, model, cluster, gpus, batch, seq, None, stack, precision))
+    compared = comparing.sides(
+        list(sides), Asked(None, model, cluster, gpus, batch, seq, None, stack, precision, setting=options)
+    )
     differing = comparing.differing([side.settings for side in compared])
     return Comparison(
         tuple(
@@ -177,21 +185,39 @@ def memory(params: str | float, bytes_per_parameter: int = 16, card_gb: float = 
 
 
 def traffic(
-    model: str, cluster: str, gpus: int, batch: int, seq: int, strategy: str, stack: str | None = None
+    model: str,
+    cluster: str,
+    gpus: int,
+    batch: int,
+    seq: int,
+    strategy: str,
+    stack: str | None = None,
+    precision: str | None = None,
+    options: str | None = None,
 ) -> Table:
     """Tabulate what each axis of a strategy sends, as `phalanx comm` does. Raises InputError."""
     from phalanx.plan.tables.communication import sheet
 
-    return table(sheet(_asked(model, cluster, gpus, batch, seq, strategy, None, stack, None).subject))
+    return table(sheet(_asked(model, cluster, gpus, batch, seq, strategy, None, stack, precision, options).subject))
 
 
-def roofline(model: str, cluster: str, gpus: int, batch: int, seq: int, strategy: str) -> tuple[Table, ...]:
+def roofline(
+    model: str,
+    cluster: str,
+    gpus: int,
+    batch: int,
+    seq: int,
+    strategy: str,
+    stack: str | None = None,
+    precision: str | None = None,
+    options: str | None = None,
+) -> tuple[Table, ...]:
     """Tabulate the operators of a block on the compute roofline, in training and in decoding (`phalanx roofline`).
 
     Raises InputError."""
     from phalanx.plan.tables.roofline import rooflines
 
-    x = _asked(model, cluster, gpus, batch, seq, strategy, None, None, None)
+    x = _asked(model, cluster, gpus, batch, seq, strategy, None, stack, precision, options)
     assert x.strategy is not None
     return tuple(map(table, rooflines(x.pricing, x.strategy)))
 
@@ -203,7 +229,7 @@ def scaling(
     from phalanx.plan.question import cluster_named, model_named, pricing_by_gpus
     from phalanx.plan.tables.scaling import by_gpus
 
-    asked = pricing_by_gpus(model_named(model)[0], cluster_named(cluster), batch, seq, stack)
+    asked = pricing_by_gpus(model_named(model)[0], cluster_named(cluster), batch, seq, stack, HEADROOM)
     strong, weak = (table(by_gpus(asked, sorted(gpus), weak)) for weak in (False, True))
     return strong, weak
 
@@ -218,9 +244,10 @@ def _asked(
     source: str | Path | None,
     stack: str | None,
     precision: str | None,
+    options: str | None,
 ) -> Question:
     path = None if source is None else Path(source)
-    return read(Asked(path, model, cluster, gpus, batch, seq, strategy, stack, precision))
+    return read(Asked(path, model, cluster, gpus, batch, seq, strategy, stack, precision, setting=options))
 
 
 def _predicted(x: Question) -> Prediction:

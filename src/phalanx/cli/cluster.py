@@ -70,6 +70,7 @@ def simulate(
     """
     with exit_on_error():
         from phalanx.commands.cluster import cluster_of, default_policies, policies_of, read_trace, run
+        from phalanx.report.style import counted
         from phalanx.simulate.shared_cluster.outcome import outcome
 
         require_drawing(plot)
@@ -81,12 +82,12 @@ def simulate(
         chosen = policies_of(names, rules, elastic, restart_s, preempt)
         if jobs.skipped:
             line, reason = jobs.skipped[0]
-            announce(f"{len(jobs.skipped):,} bad rows skipped; the first, row {line}: {reason}")
+            announce(f"{counted(len(jobs.skipped), 'bad row')} skipped; the first, row {line}: {reason}")
         histories = []
         for each in chosen:
             start = time.perf_counter()
             histories.append(run(jobs, shared, each, speed_of))
-            announce(f"{each.title}: {len(jobs.jobs):,} jobs in {time.perf_counter() - start:.1f} s")
+            announce(f"{each.title}: {counted(len(jobs.jobs), 'job')} in {time.perf_counter() - start:.1f} s")
         outcomes = [outcome(history) for history in histories]
         if plot:
             from phalanx.report.pictures.files import save
@@ -102,7 +103,7 @@ def simulate(
         from phalanx.report.shared_cluster import drawn, tables
 
         out = console()
-        out.print(f"{len(jobs.jobs):,} jobs on {shared.title}", highlight=False)
+        out.print(f"{counted(len(jobs.jobs), 'job')} on {shared.title}", highlight=False)
         for table in tables(outcomes):
             out.print(table)
         if len(histories) == 1:

@@ -9,7 +9,18 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.observed import observation_in, show_differences
-from phalanx.cli.options import Batch, Cluster, Gpus, Json, Model, OptionalStack, Precision, Report, Seq
+from phalanx.cli.options import (
+    Batch,
+    Cluster,
+    Gpus,
+    Json,
+    Model,
+    OptionalStack,
+    Precision,
+    Report,
+    Seq,
+    StackOptionsLine,
+)
 from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_writable
 
 
@@ -30,6 +41,7 @@ def compare(
     seq: Seq = None,
     stack: OptionalStack = None,
     precision: Precision = None,
+    options: StackOptionsLine = None,
     report: Report = None,
     as_json: Json = False,
 ) -> None:
@@ -53,7 +65,7 @@ def compare(
         from phalanx.report import compare as tables
 
         require_writable("--report", report)
-        asked = Asked(None, model, cluster, gpus, batch, seq, None, stack, precision)
+        asked = Asked(None, model, cluster, gpus, batch, seq, None, stack, precision, setting=options)
         compared = sides(what, asked)
         rows = differing([side.settings for side in compared])
         if as_json:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 def explain(
+    line: typer.Context,
     plan: Plan = None,
     strategy: StrategyLine = None,
     model: Model = None,
@@ -48,7 +49,7 @@ def explain(
     Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy.
     """
     with exit_on_error():
-        if (seen := observation_in(plan)) is not None:
+        if (seen := observation_in(plan, line)) is not None:
             show_price(seen, cluster, as_json, collectives=True)
             return
 
@@ -111,6 +112,7 @@ def _show_mistakes(mistakes: list[Finding], as_json: bool) -> None:
 
 
 def lint(
+    line: typer.Context,
     plan: Plan = None,
     strategy: StrategyLine = None,
     model: Model = None,
@@ -129,11 +131,8 @@ def lint(
     those of the program, in seconds too with --cluster.
     """
     with exit_on_error():
-        if (seen := observation_in(plan)) is not None:
-            others = {"--model": model, "--strategy": strategy, "--gpus": gpus, "--batch": batch, "--seq": seq}
-            show_lint(
-                seen, cluster, {**others, "--stack": stack, "--precision": precision, "--options": options}, as_json
-            )
+        if (seen := observation_in(plan, line)) is not None:
+            show_lint(seen, cluster, as_json)
             return
         from dataclasses import asdict
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from phalanx.cli.observed import observation_in
@@ -23,16 +22,11 @@ def improve(
     where: str | None,
     headroom: float,
     out: Path,
-    others: Mapping[str, object],
     as_json: bool,
 ) -> None:
-    """Find what to change in a configuration, or in an observed program, and print it. `others`: options that have no
-    meaning here. Raises InputError."""
+    """Find what to change in a configuration, or in an observed program, and print it. Raises InputError."""
     from phalanx.spec.errors import InputError
 
-    for name, value in others.items():
-        if value is not None:
-            raise InputError(name, str(value), "does not go with --from", "leave it out")
     if cluster is None:
         raise InputError("--cluster", None, "is missing: what a change brings depends on it", "e.g. dgx-h100")
     from phalanx.commands.question import Asked, fixed, read

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from phalanx.cli.terminal import FAILED, console, print_json
+from phalanx.cli.unread import require_only
 
 if TYPE_CHECKING:
     from phalanx.commands.question import Asked
@@ -17,11 +18,16 @@ if TYPE_CHECKING:
     from phalanx.spec.files.plan import Plan
 
 
-def observation_in(path: Path | None) -> Observation | None:
-    """Return the observation that a file holds, None where it is something else. Raises InputError."""
+def observation_in(path: Path | None, line: typer.Context | None = None) -> Observation | None:
+    """Return the observation that a file holds, None where it is something else. Options of a `line` that belong to a
+    strategy must not be given beside it. Raises InputError."""
     from phalanx.plan.explain.observed import read
 
-    return None if path is None else read(path)
+    seen = None if path is None else read(path)
+    if seen is not None and line is not None:
+        reason = "belongs to a strategy, not to an observed program"
+        require_only(line, "plan", "source", "cluster", reason=reason)
+    return seen
 
 
 def show_price(o: Observation, cluster: str | None, as_json: bool, collectives: bool) -> None:
@@ -47,18 +53,13 @@ def show_price(o: Observation, cluster: str | None, as_json: bool, collectives: 
     )
 
 
-def show_lint(o: Observation, cluster: str | None, others: dict[str, object], as_json: bool) -> None:
-    """Print what is wrong with an observed program; exit code 1 if anything is. `others`: options that belong to a
-    strategy and must not be given. Raises InputError."""
+def show_lint(o: Observation, cluster: str | None, as_json: bool) -> None:
+    """Print what is wrong with an observed program; exit code 1 if anything is. Raises InputError."""
     from phalanx.plan.explain.observed_lint import lint
     from phalanx.plan.question import cluster_named
     from phalanx.report.observe import finding
     from phalanx.report.style import counted
-    from phalanx.spec.errors import InputError
 
-    for name, value in others.items():
-        if value is not None:
-            raise InputError(name, value, "belongs to a strategy, not to an observed program", "leave it out")
     findings = lint(o, cluster_named(cluster)(o.world) if cluster else None)
     if as_json:
         print_json({"program": o.program, "findings": [asdict(f) for f in findings]})

@@ -25,13 +25,13 @@ from phalanx.cli.options import (
     Report,
     Seq,
     Set,
+    StackOptionsLine,
     StrategyLine,
 )
 from phalanx.cli.show import decision_json, show_choices, show_decision, show_notes
 from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_writable
-
-HEADROOM = 0.05
-"""Predictions of memory are off by a few per cent, and an allocator needs room to move in."""
+from phalanx.cli.unread import require_only
+from phalanx.plan.search import HEADROOM
 
 if TYPE_CHECKING:
     from phalanx.commands.question import Question
@@ -211,9 +211,9 @@ def _show(a: Answer, goal: Goal | None, offered: list[Offer]) -> None:
     screen = console()
     for line in lines(a, goal):
         screen.print(line, highlight=False, soft_wrap=True)
-    screen.print(ranked(a.ranked[:5], "the best", a.ranked[0]))
-    screen.print(ranked(a.families, "the best of each family", a.ranked[0]))
-    screen.print(ranked(a.front, "time against memory", a.ranked[0]))
+    screen.print(ranked(a.ranked[:5], "the best", a))
+    screen.print(ranked(a.families, "the best of each family", a))
+    screen.print(ranked(a.front, "time against memory", a))
     if a.types:
         screen.print(number_types(a))
     screen.print(rejected(a, 24))
@@ -317,6 +317,7 @@ def _one(r: RankedStrategy, a: Answer, goal: Goal | None) -> dict[str, Any]:
 
 
 def plan(
+    line: typer.Context,
     job: OptionalJob = None,
     strategy: StrategyLine = None,
     overrides: Set = None,
@@ -349,6 +350,7 @@ def plan(
     ] = "throughput",
     stack: OptionalStack = None,
     precision: Precision = None,
+    options: StackOptionsLine = None,
     where: Annotated[
         str | None,
         typer.Option(
@@ -395,17 +397,19 @@ def plan(
         if source is not None:
             from phalanx.cli.improve import improve
 
-            others = {
-                "JOB.toml": job,
-                "--set": overrides,
-                "--choices": choices or None,
-                "--tokens": tokens,
-                "--price": price,
-                "--deadline": deadline,
-                "--front": front or None,
-                "--objective": None if objective == "throughput" else objective,
-                "--report": report,
-            }
+            of_from = (
+                "source",
+                "model",
+                "cluster",
+                "gpus",
+                "batch",
+                "seq",
+                "strategy",
+                "stack",
+                "precision",
+                "where",
+            )
+            require_only(line, *of_from, "headroom", "out", reason="does not go with --from")
             improve(
                 source,
                 model,
@@ -419,7 +423,6 @@ def plan(
                 where,
                 headroom,
                 out,
-                others,
                 as_json,
             )
             return
@@ -428,26 +431,21 @@ def plan(
 
             if job is not None:
                 raise InputError("--model", model, f"is that of {job}", "leave one of them out")
-            for name, value in (("--set", overrides), ("--choices", choices or None)):
+            for name, value in (("--set", ", ".join(overrides or ())), ("--choices", choices)):
                 if value:
-                    raise InputError(name, value, "is about a job file", "leave it out, or name a job file")
+                    remedy = "leave it out, or name a job file"
+                    raise InputError(name, None if value is True else value, "is about a job file", remedy)
             limits = ", ".join(filter(None, (fixed(strategy), where))) or None
             compared = stack == "all"
             named = None if compared else stack
-            asked = read(
-                Asked(None, model, cluster, gpus, batch, seq, None, named, precision, limits, compared), True
-            )
+            if compared and options:
+                raise InputError("--options", options, "is about one stack", "name it with --stack, or use --where")
+            about = Asked(None, model, cluster, gpus, batch, seq, None, named, precision, limits, compared)
+            asked = read(replace(about, setting=options), True)
             if compared:
-                only = {
-                    "--tokens": tokens,
-                    "--price": price,
-                    "--deadline": deadline,
-                    "--front": front or None,
-                    "--report": report,
-                }
-                for name, given in only.items():
-                    if given is not None:
-                        raise InputError(name, given, "is about one stack", "name it with --stack, or leave this out")
+                of_all = ("model", "cluster", "gpus", "batch", "seq", "strategy", "stack", "precision", "where")
+                remedy = "name it with --stack, or leave this out"
+                require_only(line, *of_all, "headroom", reason="is about one stack", remedy=remedy)
                 fastest = _compare_stacks(asked, headroom, as_json)
                 announce(f"no plan is written; --stack {fastest} writes the fastest")
                 return
@@ -455,26 +453,9 @@ def plan(
                 asked, str(cluster), tokens, price, objective, headroom, deadline, front, out, report, as_json
             )
             return
-        of_model = {
-            "--cluster": cluster,
-            "--gpus": gpus,
-            "--batch": batch,
-            "--seq": seq,
-            "--tokens": tokens,
-            "--price": price,
-            "--stack": stack,
-            "--precision": precision,
-            "--where": where,
-            "--front": front or None,
-            "--objective": None if objective == "throughput" else objective,
-            "--headroom": None if headroom == HEADROOM else headroom,
-            "--deadline": deadline,
-            "--report": report,
-        }
-        for name, given in of_model.items():
-            if given is not None:
-                remedy = "leave it out; --set changes fields of a job" if job else "name a --model"
-                raise InputError(name, given, "belongs to a plan of a --model", remedy)
+        remedy = "leave it out; --set changes fields of a job" if job else "name a --model"
+        of_a_job = ("job", "strategy", "overrides", "choices", "out")
+        require_only(line, *of_a_job, reason="belongs to a plan of a --model", remedy=remedy)
 
         from phalanx.commands.plan import decide, with_strategy
         from phalanx.spec.files import job_file

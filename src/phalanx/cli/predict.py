@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 def predict(
+    line: typer.Context,
     source: Annotated[
         Path | None,
         typer.Argument(
@@ -58,7 +59,7 @@ def predict(
         from phalanx.commands.question import Asked, read
         from phalanx.spec.errors import InputError
 
-        if (seen := observation_in(source)) is not None:
+        if (seen := observation_in(source, line)) is not None:
             show_price(seen, cluster, as_json, collectives=False)
             return
         asked = Asked(source, model, cluster, gpus, batch, seq, strategy, stack, precision, setting=options)

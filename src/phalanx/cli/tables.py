@@ -26,10 +26,12 @@ from phalanx.cli.options import (
     ServedWeights,
     Serving,
     Stack,
+    StackOptionsLine,
     StrategyLine,
 )
 from phalanx.cli.show import show_notes
 from phalanx.cli.terminal import announce, console, exit_on_error, in_progress, print_json, require_drawing
+from phalanx.cli.unread import require_only
 
 if TYPE_CHECKING:
     from phalanx.commands.question import Asked, Question
@@ -38,10 +40,25 @@ if TYPE_CHECKING:
     from phalanx.spec.model.spec import ModelSpec
 
 Pictures = Callable[[], list["Picture"]]
+_OF_A_STRATEGY = (
+    "plan",
+    "strategy",
+    "model",
+    "cluster",
+    "gpus",
+    "batch",
+    "seq",
+    "stack",
+    "precision",
+    "options",
+)
+"""What a table of a strategy reads."""
+
 _RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 def scaling(
+    line: typer.Context,
     model: Model = None,
     cluster: Cluster = "dgx-h100",
     gpus: Annotated[
@@ -72,20 +89,27 @@ def scaling(
     with exit_on_error():
         require_drawing(plot)
         from phalanx.plan import question
+        from phalanx.plan.search import HEADROOM
         from phalanx.plan.tables import scaling as tables
         from phalanx.spec.errors import InputError, nearest
 
         if params is not None:
+            reason = "is not in the rule of 6 N FLOP a token"
+            require_only(line, "params", "tokens", "rate", "gpus", reason=reason, remedy="leave it out, or --params")
             print_sheets([_training(params, tokens, rate, gpus)], as_json, as_csv, plot, of="scaling")
             return
         for name, value in (("--model", model), ("--gpus", gpus), ("--batch", batch), ("--seq", seq)):
             if not value:
                 raise InputError(name, None, "is missing", "scaling needs --model, --gpus, --batch and --seq")
+        shape = ("model", "cluster", "gpus", "batch", "seq", "devices", "profile")
+        require_only(line, *shape, reason="goes with --params alone")
         counts = _counts(gpus)
         spec, _ = question.model_named(str(model))
 
         def on(name: str) -> tables.Question:
-            return question.pricing_by_gpus(spec, question.cluster_named(name), batch or 0, seq or 0, profile)
+            return question.pricing_by_gpus(
+                spec, question.cluster_named(name), batch or 0, seq or 0, profile, HEADROOM
+            )
 
         asked, most = on(str(cluster)), counts[-1]
         sheets = [tables.by_gpus(asked, counts, weak) for weak in (False, True)]
@@ -109,6 +133,7 @@ def scaling(
 
 
 def memory(
+    line: typer.Context,
     plan: Plan = None,
     strategy: StrategyLine = None,
     model: Model = None,
@@ -117,6 +142,7 @@ def memory(
     batch: Batch = None,
     stack: OptionalStack = None,
     precision: Precision = None,
+    options: StackOptionsLine = None,
     params: Params = None,
     policy: Annotated[
         int,
@@ -141,26 +167,32 @@ def memory(
     """
     with exit_on_error():
         require_drawing(plot)
-        of_training = (plan, strategy, batch, stack, precision, params)
+        of_training = (plan, strategy, batch, stack, precision, options, params)
         if serving or weights or kv:
             from phalanx.cli.serving_tables import sheets as of_serving
 
             tables = of_serving("memory", serving, of_training, model, cluster, seq, weights, kv, gpus)
             print_sheets(tables, as_json, as_csv, plot, of="memory")
             return
-        asked = (plan, strategy, cluster, gpus, batch, stack, precision)
+        asked = (plan, strategy, cluster, gpus, batch, stack, precision, options)
         if any(value is not None for value in asked):
             from phalanx.commands.question import Asked
             from phalanx.spec.errors import InputError
 
             if params is not None:
                 raise InputError("--params", params, "has no shape to split", "name a --model, or leave the rest out")
+            require_only(line, *_OF_A_STRATEGY, reason="is not about a strategy, whose memory is priced")
             _memory_of(
-                Asked(plan, model, cluster, gpus, batch, seq, strategy, stack, precision), as_json, as_csv, plot
+                Asked(plan, model, cluster, gpus, batch, seq, strategy, stack, precision, setting=options),
+                as_json,
+                as_csv,
+                plot,
             )
             return
         from phalanx.plan.tables import textbook
 
+        if params is not None and model is None:
+            require_only(line, "params", "policy", "card", reason="is about activations, which need a --model")
         _require_positive({"--card": card, "--micro-batch": micro_batch, "--seq": seq})
         spec, count = _sized(model, params)
         sheets = [textbook.state(count, _RANKS, policy, card * 1e9)]
@@ -205,6 +237,7 @@ def _memory_of(asked: Asked, as_json: bool, as_csv: bool, plot: Path | None) -> 
 
 
 def comm(
+    line: typer.Context,
     plan: Plan = None,
     strategy: StrategyLine = None,
     model: Model = None,
@@ -214,6 +247,7 @@ def comm(
     seq: Seq = None,
     stack: OptionalStack = None,
     precision: Precision = None,
+    options: StackOptionsLine = None,
     params: Params = None,
     rate: Annotated[
         float, typer.Option("--rate", help="Bandwidth of a rank in one direction, in GB/s, with --params.")
@@ -241,7 +275,7 @@ def comm(
         from phalanx.spec.errors import InputError
 
         require_drawing(plot)
-        of_training = (plan, strategy, batch, stack, precision, params)
+        of_training = (plan, strategy, batch, stack, precision, options, params)
         if serving or weights or kv:
             from phalanx.cli.serving_tables import sheets as of_serving
 
@@ -251,7 +285,14 @@ def comm(
         if params is not None:
             from phalanx.plan.tables import textbook
 
+            reason = "is about a strategy, and a number of parameters has no shape to split"
+            remedy = "leave it out, or --params"
+            require_only(line, "params", "rate", "beside", "top_k", reason=reason, remedy=remedy)
             _require_positive({"--rate": rate, "--beside": beside, "--top-k": top_k})
+            about = {"--model": model, "--cluster": cluster, "--gpus": gpus, "--strategy": strategy}
+            for name, given in about.items():
+                if given is not None:
+                    raise InputError(name, given, "is not read with --params", "leave it out; --rate sets the links")
             if top_k is not None and top_k > 1:
                 raise InputError("--top-k", top_k, "is more than all", "use a share such as 0.01")
             count = textbook.counted(params)
@@ -262,23 +303,23 @@ def comm(
             announce(f"note: {textbook.FOLLOWS}")
             return
 
-        for name, value in (("--beside", beside), ("--top-k", top_k)):
-            if value is not None:
-                raise InputError(name, value, "is about gradients of a number of parameters", "add --params 7B")
-        if (seen := observation_in(plan)) is not None:
+        reason = "is about gradients of a number of parameters"
+        require_only(line, *_OF_A_STRATEGY, reason=reason, remedy="add --params 7B")
+        if (seen := observation_in(plan, line)) is not None:
             show_price(seen, cluster, as_json, collectives=True)
             return
 
         from phalanx.commands.question import Asked, read
         from phalanx.plan.tables.communication import exact_sheet, sheet
 
-        asked = read(Asked(plan, model, cluster, gpus, batch, seq, strategy, stack, precision))
+        asked = read(Asked(plan, model, cluster, gpus, batch, seq, strategy, stack, precision, setting=options))
         show_notes(asked.notes)
         table = exact_sheet(asked.exact) if asked.exact is not None else sheet(asked.subject)
         print_sheets([table], as_json, as_csv, plot, asked, "comm")
 
 
 def roofline(
+    line: typer.Context,
     plan: Plan = None,
     strategy: StrategyLine = None,
     model: Model = None,
@@ -288,6 +329,7 @@ def roofline(
     seq: Seq = None,
     stack: OptionalStack = None,
     precision: Precision = None,
+    options: StackOptionsLine = None,
     params: Params = None,
     serving: Serving = False,
     weights: ServedWeights = None,
@@ -302,7 +344,7 @@ def roofline(
     """
     with exit_on_error():
         require_drawing(plot)
-        of_training = (plan, strategy, batch, stack, precision, params)
+        of_training = (plan, strategy, batch, stack, precision, options, params)
         if serving or weights or kv:
             from phalanx.cli.serving_tables import sheets as of_serving
 
@@ -313,6 +355,8 @@ def roofline(
 
         if params is not None:
             there = cluster or "dgx-h100"
+            reason = "is about a strategy, and a number of parameters has no shape to split"
+            require_only(line, "params", "cluster", "seq", reason=reason, remedy="leave it out, or --params")
 
             def of_links() -> list[Picture]:
                 from phalanx.report.gallery.hardware import comm_roofline, staircase
@@ -324,10 +368,13 @@ def roofline(
             return
 
         asked, sheets = None, [ridges()]
-        if plan is not None or model is not None:
+        if plan is None and model is None:
+            remedy = "name a --model or a plan.json, or leave it out"
+            require_only(line, reason="is about a strategy, of which there is none", remedy=remedy)
+        else:
             from phalanx.commands.question import Asked, read
 
-            asked = read(Asked(plan, model, cluster, gpus, batch, seq, strategy, stack, precision))
+            asked = read(Asked(plan, model, cluster, gpus, batch, seq, strategy, stack, precision, setting=options))
             show_notes(asked.notes)
             assert asked.strategy is not None
             sheets += rooflines(asked.pricing, asked.strategy)
@@ -355,6 +402,9 @@ def cases(
         bool,
         typer.Option("--tree", help="Draw the usual tree of decisions; with --model and so on, mark a job's path."),
     ] = False,
+    published: Annotated[
+        bool, typer.Option("--published", help="Say what was published of each training, without a search.")
+    ] = False,
     model: Model = None,
     cluster: Cluster = None,
     gpus: Gpus = None,
@@ -368,7 +418,11 @@ def cases(
     with exit_on_error():
         require_drawing(plot)
         if tree:
-            _draw_tree(model, cluster, gpus, batch, seq, plot)
+            if as_csv:
+                from phalanx.spec.errors import InputError
+
+                raise InputError("--csv", None, "has no columns for a tree", "use --json")
+            _draw_tree(model, cluster, gpus, batch, seq, plot, as_json)
             return
         if any(value is not None for value in (model, cluster, gpus, batch, seq)):
             from phalanx.spec.errors import InputError
@@ -385,6 +439,8 @@ def cases(
             from phalanx.plan.tables import criteria
 
             sheets = [taught.sheet(), criteria.sheet()]
+        elif published:
+            sheets = [studied.published()]
         else:
             results = in_progress(map(studied.study, studied.CASES), "trainings studied", len(studied.CASES))
             sheets = [studied.sheet(list(results))]
@@ -392,7 +448,13 @@ def cases(
 
 
 def _draw_tree(
-    model: str | None, cluster: str | None, gpus: int | None, batch: int | None, seq: int | None, plot: Path | None
+    model: str | None,
+    cluster: str | None,
+    gpus: int | None,
+    batch: int | None,
+    seq: int | None,
+    plot: Path | None,
+    as_json: bool,
 ) -> None:
     """Print the tree of decisions, with a job's path if one is given. Raises InputError for half a job."""
     from phalanx.plan import question
@@ -400,7 +462,7 @@ def _draw_tree(
     from phalanx.spec.errors import InputError
 
     asked = {"--model": model, "--cluster": cluster, "--gpus": gpus, "--batch": batch, "--seq": seq}
-    path = None
+    facts = None
     if any(value is not None for value in asked.values()):
         missing = next((name for name, value in asked.items() if value is None), None)
         if missing:
@@ -410,9 +472,8 @@ def _draw_tree(
         question.require_counts(("--gpus", gpus or 0), ("--batch", batch or 0), ("--seq", seq or 0))
         spec, _ = question.model_named(str(model))
         there = question.cluster_named(str(cluster))(int(gpus or 0))
-        path, _leaf = decision_tree.walk(
-            decision_tree.facts(spec, there, int(gpus or 0), int(batch or 0), int(seq or 0))
-        )
+        facts = decision_tree.facts(spec, there, int(gpus or 0), int(batch or 0), int(seq or 0))
+    path = None if facts is None else decision_tree.walk(facts)[0]
     from phalanx.report.gallery.choosing import decisions
     from phalanx.report.pictures.files import panel_text, write
 
@@ -420,6 +481,9 @@ def _draw_tree(
     if plot is not None:
         write([drawn], plot)
         announce(f"wrote {plot}")
+    if as_json:
+        print_json(decision_tree.as_json(facts))
+        return
     for panel in drawn.panels:
         print("\n".join(panel_text(panel)))
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from phalanx.cost.analytic.chips import system
 from phalanx.plan.search.column_pricing import Pricing
+from phalanx.plan.search.limits import conditions
 from phalanx.plan.search.planner import best_on
 from phalanx.plan.search.priced import PricedStrategy
 from phalanx.plan.search.refine import refined
@@ -27,16 +28,19 @@ from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.spec import ClusterSpec, Tier
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.stack_options import StackOptions
 from phalanx.validate import left_out
 from phalanx.validate.choices import Sweep, by_strategy, differing, expert, question_name, ran, recipes, sweeps
 from phalanx.validate.from_row import Case, cases
 from phalanx.validate.prediction_error import kinds_of, priced
-from phalanx.validate.recipe_options import option, options_of
+from phalanx.validate.recipe_options import option, options_of, overlaps_experts
 from phalanx.validate.records import Row
 from phalanx.validate.scores import spearman
 from phalanx.validate.stacks import number_format
 from phalanx.validate.systems import Benched, description
 
+_OVERLAPPED = "virtual>1, ep>1, recompute not in (full, every*)"
+"""What exchanges of tokens beside another micro-batch's compute ask of a strategy (stacks/megatron.py)."""
 LINKS = ("cluster", "datasheet")
 """Links as measured beside the runs, or as the hardware's datasheets say."""
 
@@ -177,7 +181,7 @@ def score_recipe(c: Case) -> RecipeScore:
 def price_expert(c: Case, pricing: Pricing) -> PricedStrategy:
     """Price the strategy of a recipe on its question. Raises InputError for a layout that cannot be run."""
     theirs, options = options_of(c.row, expert(c))
-    with_options = replace(pricing, extra=options)
+    with_options = replace(pricing, extra=replace(options, overlap_experts=pricing.extra.overlap_experts))
     try:
         return refined(with_options, [theirs])[0][0]
     except InputError:  # a strategy that the search would not name, such as one of unequal chunks
@@ -194,7 +198,10 @@ def question(c: Case) -> Pricing:
     between = Tier("network", -(-world // node) * node, 15e-6, nic, "published", source)
     cluster = ClusterSpec(c.row["gpu"], chip.as_device(), node, -(-world // node), (inside, between), ())
     rates = system(name, node, nic, cloud)
-    return Pricing(c.model, cluster, c.job, c.profile, number_format(c.row), rates, free=True)
+    plain = Pricing(c.model, cluster, c.job, c.profile, number_format(c.row), rates, free=True)
+    if not overlaps_experts(c.row):
+        return plain
+    return replace(plain, extra=StackOptions(overlap_experts="on"), wanted=conditions(_OVERLAPPED)[0])
 
 
 def _summary_of_sweeps(scores: Sequence[SweepScore]) -> dict[str, Any]:

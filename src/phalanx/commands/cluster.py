@@ -58,7 +58,7 @@ def cluster_of(text: str, nodes: int | None, leaf: int | None) -> SharedCluster:
             raise InputError("--cluster", text, "needs 1 to 100,000 nodes of 1 to 256 GPUs")
         sizes = tuple(size for n, size in pairs for _ in range(n))
         if nodes is not None:
-            raise InputError("--nodes", nodes, f"is already said by --cluster {text}", "leave it out")
+            raise InputError("--nodes", nodes, f"is already given by --cluster {text}", "leave it out")
     else:
         if text.lower().endswith(".toml"):
             described = cluster_from_toml(Path(text))

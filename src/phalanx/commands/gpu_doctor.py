@@ -58,6 +58,9 @@ _LEAST_S = 15
 _TWO = (*_OF_TWO, "cp=2,ulysses=2", "pp=2", "pp=2,schedule=zb-v")
 
 
+_EIGHT_BITS = ("float8", "float8-compiled", "float8-row", "float8-row-compiled")
+
+
 @dataclass(frozen=True)
 class Part:
     """A part of the examination: `words` run in a process for at most `limit_s` seconds. It writes its result to the
@@ -89,6 +92,8 @@ def parts(folder: Path, gpus: int) -> Iterator[Part]:
             job = folder / f"parity-{kind}-{2 if '2' in line else 1}.toml"
             words = _phalanx("parity", str(job), "--strategy", line, "--steps", "4", "--json")
             yield Part(f"parity {kind} {line}", words, 60)
+    for kind in _EIGHT_BITS:
+        yield Part(f"steps ours-{kind}", (*module[:2], module[2] + "steps", f"ours-{kind}", "{out}"), 120)
     yield Part("imagined", (*module[:2], module[2] + "imagined", "{out}"), 300, on_gpu=False)
 
 
@@ -206,7 +211,7 @@ def as_text(content: dict[str, Any]) -> str:
         cluster = build(ClusterSpec, content["cluster"], "cluster") if content.get("cluster") else None
         lines += [
             "",
-            "## Steps of one GPU, bf16",
+            "## Steps of one GPU, bf16; blocks' products in 8 bits where a way says so. MFU is of bf16's peak",
             "",
             "| size | way | tokens/s | TFLOP/s | MFU | step ms | predicted ms | peak GiB | predicted GiB |",
         ]
@@ -230,26 +235,25 @@ def _step_row(row: dict[str, Any], cluster: ClusterSpec | None) -> str:
     """Return a row of the steps' table. Our own step is predicted on the measured cluster; MFU is of its peak."""
     if "left_out" in row:
         return f"| {row['size']} | {row['way']} | {row['left_out']} |" + " |" * 6
-    own = row["way"] == "ours"
+    own = row["way"].startswith("ours") and not row["way"].endswith("compiled")
     peak = f"{row['peak_bytes'] / 2**30:.2f}" if "peak_bytes" in row else ""
     predicted = f"{row['predicted_peak_bytes'] / 2**30:.2f}" if own else ""
     flops = row["model_flops_per_s"]
     most = cluster.device.dense_flops_per_s.get("bfloat16") if cluster is not None else None
     mfu = f"{flops / most:.1%}" if most else ""
     cells = [f"{row['tokens_per_s']:,.0f}", f"{flops / 1e12:.1f}", mfu, f"{row['step_s'] * 1e3:.1f}"]
-    cells += [predicted_ms(row["size"], cluster) if own and cluster is not None else "", peak, predicted]
+    cells += [predicted_ms(row["size"], cluster, row["way"]) if own and cluster is not None else "", peak, predicted]
     return f"| {row['size']} | {row['way']} | {' | '.join(cells)} |"
 
 
-def predicted_ms(name: str, cluster: ClusterSpec) -> str:
+def predicted_ms(name: str, cluster: ClusterSpec, way: str = "ours") -> str:
     """Return the milliseconds predicted of our step of a size on a measured cluster; "" where it has no rates."""
-    from phalanx.verify.on_gpu.sizes import SIZES, TINY
+    from phalanx.verify.on_gpu.sizes import SIZES, TINY, products_of
 
     (size,) = (size for size in (*SIZES, TINY) if size.name == name)
     try:
-        return (
-            f"{predict(size.model, cluster, size.job, Strategy(micro_batch=size.micro_batch)).step_time_s * 1e3:.1f}"
-        )
+        one = Strategy(micro_batch=size.micro_batch)
+        return f"{predict(size.model, cluster, size.of(products_of(way)), one).step_time_s * 1e3:.1f}"
     except InputError:
         return ""
 

@@ -50,7 +50,8 @@ def price_of(
 
 
 def seconds(option: str, text: str | None) -> float | None:
-    """Read a time such as 1s, 30ms or 0.5. Raises InputError."""
+    """Read a time with its unit, such as 1s or 30ms: without one, 30 would be half a minute to us and not to whoever
+    wrote it. Raises InputError."""
     if text is None:
         return None
     match = re.fullmatch(r"\s*([0-9.]+(?:e-?\d+)?)\s*(s|ms|us|µs|)\s*", text)
@@ -60,6 +61,8 @@ def seconds(option: str, text: str | None) -> float | None:
         value = -1.0
     if not 0 < value < 1e6:
         raise InputError(option, text, "is not a time", "write 1s or 30ms")
+    if match and not match[2]:
+        raise InputError(option, text, "has no unit", f"write {match[1]}s or {match[1]}ms")
     return value
 
 

@@ -66,7 +66,8 @@ def summary(content: SwitchTree | GpuTopology) -> Iterator[str]:
         yield f"{content.nics} NICs"
         return
     sizes = sorted(len(hosts) for hosts in content.leaves.values())
-    yield f"{sum(sizes)} hosts under {len(sizes)} leaf switches of {sizes[0]} to {sizes[-1]} hosts"
+    each = f"{sizes[0]} to {sizes[-1]} hosts" if sizes[0] < sizes[-1] else f"{sizes[0]} hosts each"
+    yield f"{sum(sizes)} hosts under {len(sizes)} leaf switches of {each}"
     if content.oversubscription > 1:
         yield f"{content.oversubscription:.2f} times as much to hosts as to other switches, at the fullest leaf"
     for leaf, hosts in content.leaves.items():

@@ -122,17 +122,21 @@ def target(asked: Asked, overrides: Sequence[str], announce: Announce) -> Target
 def _of_options(asked: Asked) -> Target:
     """Return what to verify for a model, a cluster and a strategy that options name. Raises InputError."""
     question = read(replace(asked, stack=OWN_STACK))
-    if question.precision not in ("bf16", "fp16"):
-        raise InputError("--precision", question.precision, "is not run by our runtime", "use bf16 or fp16")
+    if question.precision not in ("bf16", "fp16", "fp8"):
+        raise InputError("--precision", question.precision, "is not run by our runtime", "use bf16, fp16 or fp8")
     p, strategy = question.pricing, question.strategy
     assert strategy is not None
     models.require_runnable(p.model)
-    require_runnable(strategy, p.job)
-    priced = price(p.model, p.cluster, p.job, strategy)
+    job = p.job
+    if question.precision == "fp8":
+        job = replace(job, precision=replace(job.precision, products="float8"))
+    require_runnable(strategy, job)
+    check(strategy, p.model, job, None)
+    priced = price(p.model, p.cluster, job, strategy)
     notes = [*question.notes, question.dp_rule]
     if priced.reason:
         notes.append(f"on {p.cluster.name} this strategy is rejected: {priced.reason}")
-    return Target(p.model, p.job, priced.strategy, None, tuple(notes))
+    return Target(p.model, job, priced.strategy, None, tuple(notes))
 
 
 def _of_configuration(path: Path, asked: Asked) -> Target:

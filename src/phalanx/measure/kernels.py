@@ -25,6 +25,7 @@ from phalanx.measure.fit import nonnegative_fit
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.init import create
 from phalanx.nn.optimizers import AdamW
+from phalanx.runtime.autograd.float8 import E4M3
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
 from phalanx.runtime.data_parallel.bucket_buffers import put
@@ -102,6 +103,21 @@ def _spec(hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int) -> Model
     return ModelSpec(**complete({"family": "llama", "layers": 1, "max_seq": 512, **sizes}))
 
 
+class _Seed(torch.autograd.Function):
+    """A scalar whose gradient by its input is given: `backward(g)` first imports symbolic shapes, for a second."""
+
+    @staticmethod
+    def forward(ctx: Any, out: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        """Keep g (as out); return 0."""
+        ctx.g = g
+        return out.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, one: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Return the gradient that was given."""
+        return ctx.g, None
+
+
 class _Bench:
     """The units of one shape with their inputs; `run` times each unit's forward and backward once."""
 
@@ -115,13 +131,14 @@ class _Bench:
         self.times: dict[tuple[str, str], list[float]] = {}
 
     def _time(self, unit: str, forward: Callable[[], torch.Tensor], g: torch.Tensor | None) -> None:
+        seed = _Seed.apply
         for phase, action in (("F", forward), ("B", None)):
             synchronize(self.device)
             start = time.perf_counter()
             if action is not None:
                 out = action()
             else:
-                out.backward(g)
+                (out if g is None else seed(out, g)).backward()  # type: ignore[no-untyped-call]
             synchronize(self.device)
             self.times.setdefault((phase, unit), []).append(time.perf_counter() - start)
 
@@ -207,6 +224,28 @@ def peak_flops(dtype: DType, device: torch.device, barrier: Callable[[], None]) 
         synchronize(device)
         best = min(best, time.perf_counter() - start)
     return 2 * n**3 / best
+
+
+FLOAT8_SINCE = (8, 9)
+"""The compute capability from which on NVIDIA's GPUs multiply 8-bit floats (Ada, Hopper, Blackwell)."""
+
+
+def float8_per_flop(dtype: DType, device: torch.device, barrier: Callable[[], None]) -> float | None:
+    """Return seconds per FLOP of the best of four square products of 8-bit floats; None where the device has none, or
+    computes in another type than their results'."""
+    if dtype != "bfloat16" or (device.type == "cuda" and torch.cuda.get_device_capability(device) < FLOAT8_SINCE):
+        return None
+    n = MEASURED_PRODUCT if device.type == "cuda" else _sizes(dtype, device).square
+    a, one = torch.randn(n, n, device=device).to(E4M3), torch.ones((), device=device)
+    best = float("inf")
+    for _ in range(4):
+        barrier()
+        synchronize(device)
+        start = time.perf_counter()
+        torch._scaled_mm(a, a.t(), one, one, out_dtype=torch.bfloat16)
+        synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return best / (2 * n**3)
 
 
 def optimizer_per_byte(dtype: DType, device: torch.device, barrier: Callable[[], None]) -> float:

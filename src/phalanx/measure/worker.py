@@ -127,6 +127,8 @@ def kernel_rates(
     points = kernels.measure_points(dtype, device, together.barrier, full.run, rounds, quick)
     forward, forward_error = kernels.fit(points, "F")
     backward, backward_error = kernels.fit(points, "B")
+    eight = kernels.float8_per_flop(dtype, device, together.barrier)
+    forward, backward = (replace(rates, per_float8_flop=eight) for rates in (forward, backward))
     return KernelRates(
         dtype=dtype,
         concurrent=concurrent,

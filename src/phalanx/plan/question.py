@@ -65,10 +65,11 @@ def cluster_named(name: str) -> Callable[[int], ClusterSpec]:
 
 
 def pricing_by_gpus(
-    model: ModelSpec, cluster: Callable[[int], ClusterSpec], batch: int, seq: int, stack: str
+    model: ModelSpec, cluster: Callable[[int], ClusterSpec], batch: int, seq: int, stack: str, headroom: float = 0.0
 ) -> Callable[[int], Pricing]:
     """Return a function from a number of GPUs to the question on so many, as a Pricing.
 
+    `headroom` is for searches: the share of a device's memory that a strategy must leave free.
     Raises InputError for impossible counts, an unknown stack, or a device without published rates."""
     require_counts(("--batch", batch), ("--seq", seq))
     profile(stack)
@@ -79,7 +80,7 @@ def pricing_by_gpus(
         spec = cluster(gpus)
         system_of(spec)
         compute = "bfloat16" if "bfloat16" in spec.device.dense_flops_per_s else "float16"
-        return Pricing(model, spec, replace(job, precision=Precision(compute)), stack)  # type: ignore[arg-type]
+        return Pricing(model, spec, replace(job, precision=Precision(compute)), stack, headroom=headroom)  # type: ignore[arg-type]
 
     return larger
 

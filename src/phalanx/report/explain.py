@@ -16,10 +16,11 @@ from phalanx.report.style import seconds, size, table
 def tables(x: AnalyticSubject) -> Iterable[Table]:
     """Yield all tables, the most asked-for first."""
     yield _shares("where the time goes", "of the step", x.priced.terms, seconds, TERM_NAMES)
+    reserved = max(x.priced.bytes_ - sum(x.priced.memory_terms.values()), 0.0)
     yield _shares(
         f"where the memory goes: {size(x.priced.bytes_)} of {size(x.priced.usable)}, the fullest rank",
-        "of the peak",
-        x.priced.memory_terms,
+        "of it",
+        {**x.priced.memory_terms, "reserved by the allocator beyond these": reserved},
         size,
         {},
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
 
 import numpy as np
@@ -16,19 +16,19 @@ _GPU, _GAP, _TOP, _ACROSS = 38, 4, 56, 1200
 _SIDE, _DEPTH = 34, 15  # of a small cube: its front, and the offset of its back
 
 
-def nodes_svg(p: Placement, axis: str, rank: int | None = None) -> str:
-    """Draw every node as a box of GPUs, coloured by the groups of `axis`; `rank` and the peers of its groups are
-    outlined, each axis by a stroke of its own."""
+def nodes_svg(p: Placement, axis: str, rank: int | None = None, drawn: Sequence[int] | None = None) -> str:
+    """Draw nodes as boxes of GPUs, coloured by the groups of `axis`; `rank` and the peers of its groups are outlined,
+    each axis by a stroke of its own. `drawn`: which hosts, by their place; by default the first."""
     hosts = list(p.ranks_by_host())
     group = {int(r): i for i, ranks in enumerate(p.mesh.groups(axis)) for r in ranks}
     columns = min(8, max(len(ranks) for _, ranks in hosts))
     rows = max(-(-len(ranks) // columns) for _, ranks in hosts)
     wide, high = columns * (_GPU + _GAP) + 3 * _GAP, rows * (_GPU + _GAP) + 26
     per_row = max(1, _ACROSS // (wide + 14))
-    drawn = hosts[:NODES_DRAWN]
+    shown = hosts[:NODES_DRAWN] if drawn is None else [hosts[i] for i in drawn]
     strokes = _strokes(p, rank)
     body: list[str] = []
-    for i, (host, ranks) in enumerate(drawn):
+    for i, (host, ranks) in enumerate(shown):
         left, top = 14 + i % per_row * (wide + 14), _TOP + i // per_row * (high + 12)
         name = f"{p.topology.hosts[host]}: {held(p, ranks)}"
         body.append(
@@ -39,18 +39,26 @@ def nodes_svg(p: Placement, axis: str, rank: int | None = None) -> str:
         for j, r in enumerate(ranks.tolist()):
             x, y = left + 2 * _GAP + j % columns * (_GPU + _GAP), top + 20 + j // columns * (_GPU + _GAP)
             body += _gpu(p, r, x, y, COLOURS[group[r] % len(COLOURS)] if r in group else "#ffffff", strokes.get(r))
-    foot = [f"... and {len(hosts) - len(drawn):,} more nodes"] if len(hosts) > len(drawn) else []
+    foot = [f"... and {len(hosts) - len(shown):,} more nodes"] if len(hosts) > len(shown) else []
     foot += [
         f"{row.axis}: {row.groups:,} groups of {row.size:,}, over " + ", ".join(row.tiers) for row in axis_groups(p)
     ]
-    lowest = _TOP + -(-len(drawn) // per_row) * (high + 12) + 12
+    lowest = _TOP + -(-len(shown) // per_row) * (high + 12) + 12
     body += [f'<text x="14" y="{lowest + 16 * i}">{escape(line)}</text>' for i, line in enumerate(foot)]
     title = f"{p.strategy} on {p.cluster.name}: colours are groups of {axis}"
     if rank is not None:
         peers = ", ".join(name for name, size in p.mesh.axes if size > 1)
         title += f"; outlined: rank {rank} (thickest) and its groups of {peers}"
-    width = max(28 + min(per_row, len(drawn)) * (wide + 14), 7 * len(title))
+    width = max(28 + min(per_row, len(shown)) * (wide + 14), 7 * len(title))
     return _svg(width, lowest + 16 * len(foot), title, body)
+
+
+def one_of_each_stage(p: Placement) -> list[int]:
+    """Return the places of hosts, one for each set of pipeline ranks that share a host: the others look alike."""
+    first: dict[frozenset[int], int] = {}
+    for i, (_, ranks) in enumerate(p.ranks_by_host()):
+        first.setdefault(frozenset(p.mesh.coordinates(int(r)).get("pp", 0) for r in ranks), i)
+    return list(first.values())
 
 
 def _strokes(p: Placement, rank: int | None) -> dict[int, str]:

@@ -21,17 +21,21 @@ if TYPE_CHECKING:  # printing a table does not load the pricing code
     from phalanx.plan.search.best_first import Candidate, SearchResult
 
 
-def ranked(rows: Sequence[RankedStrategy], title: str, marked: RankedStrategy | None = None) -> Table:
-    """Tabulate strategies: step time, MFU, communication, bubble and memory; the row of `marked` gets an arrow."""
+def ranked(rows: Sequence[RankedStrategy], title: str, a: Answer) -> Table:
+    """Tabulate strategies: step time, MFU, communication, bubble and memory.
+
+    The row of the best one gets an arrow and the figures of the plan, which lists the blocks of its chunks."""
     table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     left = ("family", "strategy")
     for name in (*left, "step", "MFU", "comm.", "bubble", "memory"):
         table.add_column(name, justify="left" if name in left else "right", overflow="fold")
-    for r in rows:
+    for row in rows:
+        chosen = row.strategy == a.best.strategy
+        r = a.to_run if chosen else row
         bubble = r.run.bubble / r.seconds
         table.add_row(
-            ("→ " if marked is not None and r.strategy == marked.strategy else "") + r.family,
-            between_fields(r.strategy),
+            ("→ " if chosen else "") + row.family,
+            between_fields(row.strategy),
             seconds(r.seconds),
             f"{r.mfu:.1%}",
             f"{r.priced.communication:.0%}",

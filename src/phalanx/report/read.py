@@ -28,7 +28,9 @@ def layout(c: Configuration, title: str) -> Table:
     for name, value in {**c.fields, **c.options}.items():
         result.add_row(name, str(value), ", ".join(by_field.get(name, ())) or "what follows, or the default")
     named = f", named {c.model_name}" if c.model_name else ""
-    said = f"{c.spec.family}, {c.spec.parameter_count:,} parameters" if c.spec else f"open{named}: --model says it"
+    said = (
+        f"{c.spec.family}, {c.spec.parameter_count:,} parameters" if c.spec else f"open{named}: name it with --model"
+    )
     result.add_row("model", said, c.open_model)
     return result
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich import box
 from rich.table import Table
 
@@ -13,6 +15,15 @@ def seconds(value: float) -> str:
     if value >= 1:
         return f"{value:.2f} s"
     return f"{value * 1e3:.1f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} µs"
+
+
+BYTES = {"GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "bytes": 1.0}
+FLOP = {"TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6, "FLOP": 1.0}
+
+
+def largest_unit(largest: float, units: Mapping[str, float]) -> tuple[str, float]:
+    """Return the unit of an axis that ends at `largest`, and its size. `units`: from the largest down."""
+    return next(((name, one) for name, one in units.items() if largest >= one), list(units.items())[-1])
 
 
 def size(value: float) -> str:

@@ -31,6 +31,11 @@ DTYPE_BYTES: dict[str, int] = {
 """Bytes per element, of number types and of the integers that collectives carry."""
 
 
+Products = Literal["compute", "float8", "float8-row"]
+"""What the matrix products of blocks multiply: numbers of the compute type, or 8-bit floats with one scale for each
+tensor, or for each row and column (Micikevicius et al. 2022, "FP8 Formats for Deep Learning")."""
+
+
 def widest(*dtypes: DType) -> DType:
     """The type that sums of these types are kept in: float64 if one of them is, else float32."""
     return "float64" if "float64" in dtypes else "float32"
@@ -48,6 +53,9 @@ class Precision:
     """Of gradients summed over micro-batches."""
     master: DType | None = None
     """Of the parameters that the optimizer updates, and of its state."""
+    products: Products = "compute"
+    """Of the operands of matrix products in blocks: the compute type, or float8 with one scale a tensor, float8-row
+    with one a row. Needs compute = "bfloat16"."""
 
     @property
     def reduce_dtype(self) -> DType:
@@ -63,6 +71,11 @@ class Precision:
     def master_dtype(self) -> DType:
         """`master`, resolved."""
         return self.master or widest(self.compute)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether products of blocks multiply 8-bit floats."""
+        return self.products != "compute"
 
 
 _Decay = Annotated[float, Range(0, 1, below=True)]

@@ -24,8 +24,8 @@ class OutOfMemory(RuntimeError):
 
 @dataclass(frozen=True)
 class Device:
-    """Bytes of a device when an allocation failed: `before` the step, the `peak` in it, `reserved` by the allocator,
-    `allocated` of these, and all it has."""
+    """Bytes of a device when an allocation failed: `before` the step (0: there was none yet), the `peak` in it,
+    `reserved` by the allocator, `allocated` of these, and all it has."""
 
     before: int
     peak: int
@@ -50,6 +50,11 @@ def explained(plan: Plan, rank: int, device: Device) -> OutOfMemory:
         "allocator": "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     }
     worst = max(more, key=lambda name: more[name], default="")
+    if not device.before:  # the state itself was being made
+        return OutOfMemory(
+            f"out of memory: the state takes {state / GIB:.2f} GiB as predicted, of {device.total / GIB:.2f}, and "
+            f"{device.peak / GIB:.2f} were there when it did not fit: take a higher zero, or more ranks"
+        )
     verdict = f"{worst} is what differs most" if worst else "as predicted: the plan does not fit this device"
     mend = mends[worst or "passes"]
     held = f"the allocator holds {unused / GIB:.2f} GiB unused, of {device.total / GIB:.2f}"

@@ -73,7 +73,10 @@ class Trainer:
             source = Path(train.weights)
             step = agree_on_newest(source / "checkpoint", comm, own=False) if is_run(source) else None
             weights = open_weights(source, plan.model, step)
-        self.training = Training(plan.model, job, strategy, comm, train.seed, train.nonfinite, weights)
+        try:
+            self.training = Training(plan.model, job, strategy, comm, train.seed, train.nonfinite, weights)
+        except torch.OutOfMemoryError as error:
+            raise explained(plan, comm.world.rank, _memory(comm.world.device, 0)) from error
         self.peak_lr = train.scaled_lr(job.global_batch)
         self.start = saved or 0
         self.saver = Saver(folder / "checkpoint", comm, train.keep)

@@ -1,4 +1,4 @@
-"""Options of published recipes beyond their layout: what they recompute and offload.
+"""Options of published recipes beyond their layout: what they recompute, offload and overlap.
 
 Tables of performance leave these out; NVIDIA's are in the recipes' own sources, Megatron-Bridge v0.5.0 (release
 26.06), scripts/performance/configs/*/*workload_base_configs.py, whose lines are named here. A recipe of another
@@ -123,3 +123,16 @@ def option(row: Row) -> str:
 
 def _recipe(row: Row) -> _Recipes | None:
     return next((recipes for recipes in _KNOWN if recipes.has(row)), None)
+
+
+def overlaps_experts(row: Row) -> bool:
+    """Whether a recipe exchanges tokens beside another micro-batch's compute: as its row states, or its source
+    (Megatron-Bridge, scripts/performance/configs: 0132842, deepseek/deepseek_llm_pretrain.py:167 and 195, of release
+    25.09; v0.5.0, deepseek/deepseek_workload_base_configs.py:251). Constants of releases from 26.06 on, whose recipes
+    do so too, are fitted on runs that do."""
+    if "EP overlap" in row["options"]:
+        return True
+    if row["framework"] != "Megatron-Bridge" or row["model"] != "deepseek-v3":
+        return False
+    layout = (row["framework_version"], row["gpu"].split("-")[0], row["ep"])
+    return layout in (("NeMo 25.09", "H100", "64"), ("NeMo 26.04.01", "B200", "32"))

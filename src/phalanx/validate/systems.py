@@ -158,6 +158,7 @@ def measured(known: System, by: Benched) -> System:
         ),
         reduce_gain=np.where(has_links, reduce_inside / inside, known.reduce_gain),
         reduce_across=np.where(beyond_node, across, known.reduce_across),
+        observed=1.0 * has_links,
         held_up=1.0 * (beyond_node & (rank_s > _CPU_S)),
         cut_off=1.0 * (has_links & (inside < _CUT_OFF * inner.bytes_per_s_per_gpu_per_direction)),
     )

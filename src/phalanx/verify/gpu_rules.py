@@ -133,8 +133,28 @@ def _require_kernel(func: Any, here: Sequence[Tensor]) -> None:
     if func in _PRODUCTS and any(not d.is_floating_point or d in _EIGHT_BITS for d in dtypes):
         wrong = next(d for d in dtypes if not d.is_floating_point or d in _EIGHT_BITS)
         raise AgainstTheRules(f"{func} has no CUDA kernel for {wrong}")
+    if func is _aten._scaled_mm.default:
+        _require_float8_layout(*here[:4])
     if "flash_attention" in name and any(t.dtype not in _SIXTEEN_BITS for t in here[:3]):
         raise AgainstTheRules(f"{func} takes float16 and bfloat16 only, and this is {here[0].dtype}")
+    if name == "_scaled_dot_product_flash_attention_backward" and not here[5].is_contiguous():
+        # The kernel reads it by sizes alone (aten/src/ATen/native/transformers/cuda/attention_backward.cu).
+        raise AgainstTheRules(f"{func} reads its log-sum-exp, {tuple(here[5].shape)}, as if it were contiguous")
+
+
+def _require_float8_layout(a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor) -> None:
+    """Raise AgainstTheRules for operands of 8-bit products that tensor cores of Hopper do not take
+    (aten/src/ATen/native/cuda/ScaledBlas.cpp)."""
+    if a.dtype not in _EIGHT_BITS or b.dtype not in _EIGHT_BITS or a.dtype == b.dtype == torch.float8_e5m2:
+        raise AgainstTheRules(f"_scaled_mm has no CUDA kernel for {a.dtype} times {b.dtype}")
+    if not a.is_contiguous() or not b.t().is_contiguous():
+        raise AgainstTheRules("_scaled_mm takes rows on the left and columns on the right, each contiguous")
+    if a.shape[1] % 16 or b.shape[1] % 16:
+        raise AgainstTheRules(f"_scaled_mm takes multiples of 16, and this is {tuple(a.shape)} x {tuple(b.shape)}")
+    scales = (of_a, of_b)
+    rows = of_a.shape == (len(a), 1) and of_b.shape == (1, b.shape[1])
+    if any(s.dtype != torch.float32 for s in scales) or not (rows or all(s.numel() == 1 for s in scales)):
+        raise AgainstTheRules("_scaled_mm takes one fp32 scale of each operand, or one of each row and column")
 
 
 def require_free(func: Any, args: Sequence[Any], kwargs: dict[str, Any], flights: Iterable[NotIssued]) -> None:

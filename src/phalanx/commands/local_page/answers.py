@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from threading import BoundedSemaphore, Lock
 from typing import Any
@@ -85,6 +86,8 @@ class Planner:
                 self._stopped.add(name)
             if name in self._busy:
                 self._busy[name].kill()
+                if not self._idle and not self._closed:
+                    self._idle.append(_started())  # the next question need not wait for its start
 
     def close(self) -> None:
         """End every process."""
@@ -123,12 +126,13 @@ def _asked(
 
 def serve() -> None:
     """Answer the questions on stdin until it ends."""
-    for line in sys.stdin:
-        try:
-            reply = answered(json.loads(line), _Reporter())
-        except InputError as error:
-            reply = {"error": str(error)}
-        print(json.dumps(reply), flush=True)
+    with suppress(BrokenPipeError):  # the server has ended
+        for line in sys.stdin:
+            try:
+                reply = answered(json.loads(line), _Reporter())
+            except InputError as error:
+                reply = {"error": str(error)}
+            print(json.dumps(reply), flush=True)
 
 
 class _Reporter:
@@ -162,7 +166,7 @@ def answered(question: Mapping[str, Any], watch: Callable[[int, int], None] | No
         Asked(None, about["model"], about["cluster"], gpus, batch, seq, None, about["stack"], None, limits), True
     )
     result = answer(lambda n: replace(asked.pricing_on(n), headroom=headroom), gpus, fewer=False, watch=watch)
-    best = result.best
+    best = result.to_run
     subject = AnalyticSubject(
         lambda n: result.pricing if n == gpus else replace(asked.pricing_on(n), headroom=headroom),
         best.strategy,
@@ -181,7 +185,7 @@ def answered(question: Mapping[str, Any], watch: Callable[[int, int], None] | No
 
 def _figures(a: Answer, about: Mapping[str, str]) -> dict[str, str]:
     """Return what two answers are compared by, as text."""
-    best, job = a.best, a.pricing.job
+    best, job = a.to_run, a.pricing.job
     terms = {
         TERM_NAMES.get(name, name): seconds(t) for name, t in best.priced.terms.items() if t > 1e-3 * best.seconds
     }

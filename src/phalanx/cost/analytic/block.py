@@ -126,6 +126,11 @@ def _exposed(sent: _Sent, layout: Layout, system: System, profile: Profile, prod
     )
 
 
+_COPIES = 3
+"""Copies of what Ulysses exchanges: heads are brought to the front, and on the other side two restore the order of
+sequences (TransformerEngine, attention/dot_product_attention/context_parallel.py, flash_attn_a2a_communicate)."""
+
+
 def _context_parallel(flows: _Flows, layout: Layout, system: System, profile: Profile, core: Passes) -> Passes:
     """Return exposed seconds of context parallelism in one block. Ring: keys and values travel while attention runs
     over the part received before; what does not fit is exposed, and so is the gradients' last hop, beside which
@@ -134,12 +139,15 @@ def _context_parallel(flows: _Flows, layout: Layout, system: System, profile: Pr
     if not flows:
         return _NONE
     exchanged: Column = 0.0
+    moved: Column = 0.0
     ring: Column = 0.0
     for flow in flows:
         if flow.axis == "ring":
             ring = seconds_of(flow, system)
         else:
             exchanged = exchanged + flow.count("F") * seconds_of(flow, system)
+            moved = moved + flow.count("F") * flow.bytes * (np.asarray(flow.ranks) > 1)
+    exchanged = exchanged + 2 * _COPIES * moved / (system.memory_bytes_per_s * system.memory)
     degree = layout.cp / layout.ulysses
     if np.any(profile.gathers_keys):
         # Gathered before attention, again in the backward pass, and their gradients scattered after it: nothing of
@@ -158,8 +166,8 @@ def _expert_parallel(
     flows: _Flows, shape: Shape, layout: Layout, system: System, profile: Profile, products: Passes, compute: Passes
 ) -> Passes:
     """Return exposed seconds of expert parallelism in one block: all-to-alls (dispatch and combine), permutation on
-    both sides, the router, and waiting for the rank whose experts got the most tokens (`products`: the experts';
-    `compute`: all of a block's)."""
+    both sides, the router, what each of a rank's experts takes, and waiting for the rank whose experts got the most
+    tokens (`products`: the experts'; `compute`: all of a block's)."""
     forward: Column = 0.0
     backward: Column = 0.0
     for flow in flows:
@@ -167,14 +175,18 @@ def _expert_parallel(
         forward, backward = forward + flow.count("F") * each, backward + flow.count("B") * each
     if np.any(profile.overlaps_experts):
         # Another micro-batch's products run meanwhile; what they do not cover is exposed, and they are slowed.
-        slowed = profile.contention - 1
-        forward = np.maximum(forward - compute.forward, 0) + slowed * np.minimum(forward, compute.forward)
-        backward = np.maximum(backward - compute.backward, 0) + slowed * np.minimum(backward, compute.backward)
+        slowed, overlaps = profile.contention - 1, np.asarray(profile.overlaps_experts) > 0
+        forward, backward = (
+            np.where(overlaps, np.maximum(sent - own, 0) + slowed * np.minimum(sent, own), sent)
+            for sent, own in ((forward, compute.forward), (backward, compute.backward))
+        )
     rows = routed_rows(shape, layout, np.maximum(shape.experts, 1)) * shape.hidden
     fixed = profile.token_bytes * rows / (system.memory_bytes_per_s * system.memory) + profile.router_s
+    each = profile.expert_s * np.maximum(shape.experts / layout.ep, 1)
     shown, waits = 1 - profile.ep_overlap, np.where(np.asarray(layout.ep) > 1, profile.imbalance, 0.0)
     return Passes(
-        forward * shown + fixed + waits * products.forward, backward * shown + fixed + waits * products.backward
+        forward * shown + fixed + each + waits * products.forward,
+        backward * shown + fixed + 2 * each + waits * products.backward,
     )
 
 
@@ -220,6 +232,18 @@ def _products(layout: Layout, system: System, profile: Profile) -> kernels.Produ
     parts = np.where((profile.tp_split > 0) & inside, layout.tp, 1)
     rate = kernels.rate_of(layout, system, profile)
     return kernels.Products(system, rate, layout.activation_bytes, layout.frozen, parts)
+
+
+def block_kinds(
+    shape: Shape, layout: Layout, system: System, profile: Profile, common: Common | None = None
+) -> list[tuple[Block, Column]]:
+    """Return each kind of block with how many the model has, those with a plain MLP first. `common`: the parts that
+    do not depend on how experts are spread, where they are known."""
+    common = common or common_parts(shape, layout, system, profile)
+    kinds = [(common.dense, shape.layers - shape.moe_layers)]
+    if np.any(shape.moe_layers):
+        kinds.append((experts_block(common, shape, layout, system, profile), shape.moe_layers))
+    return kinds
 
 
 def common_parts(shape: Shape, layout: Layout, system: System, profile: Profile) -> Common:

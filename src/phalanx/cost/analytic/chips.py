@@ -115,6 +115,7 @@ def system(
         reduce_gain=g.reduce_gain,
         reduce_across=1.0,
         tree=g.tree,
+        observed=0.0,
         held_up=0.0,
         cut_off=0.0,
         bulk_bytes=g.bulk_bytes,
@@ -166,7 +167,8 @@ def system_of(cluster: ClusterSpec, constants: Mapping[str, float] = CONSTANTS) 
         bulk = max(bulk, tier.latency_s)
         tiers.append(TierRates(tier.ranks, rate * share, hop, bulk, bulk))
         ranks_below = tier.ranks
-    result = replace(base, memory_bytes=device.usable_bytes, tiers=tuple(tiers))
+    observed = float(cluster.tiers[-1].origin == "measured")
+    result = replace(base, memory_bytes=device.usable_bytes, tiers=tuple(tiers), observed=observed)
     if device.origin == "measured":
         return _as_measured(result, cluster)
     return replace(

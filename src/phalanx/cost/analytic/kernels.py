@@ -194,11 +194,27 @@ def attention(shape: Shape, layout: Layout, system: System, profile: Profile) ->
     rate = system.peak(layout.activation_bytes) * system.gemm * profile.gemm * _aligned(d, system.misaligned)
     e = layout.activation_bytes
     scores = product_s(s, layout.seq, d, system, rate, e, batch) + product_s(s, d, layout.seq, system, rate, e, batch)
-    passes = profile.score_bytes * pairs * layout.seq / (system.memory_bytes_per_s * system.memory)
+    moved = profile.score_bytes + _UNFUSED_BYTES * unfused(shape, layout, profile)
+    passes = moved * pairs * layout.seq / (system.memory_bytes_per_s * system.memory)
     return Passes(
         np.where(profile.flash > 0, flash + merged, scores + passes),
         np.where(profile.flash > 0, flash_back + merged, 2 * scores + passes),
     )
+
+
+_FUSED_BATCHES = 4
+"""Masked softmax in one kernel takes matrices of scores by four (Megatron-LM 0cb36de,
+megatron/model/fused_softmax.py, attn_batch_size % 4)."""
+_UNFUSED_BYTES = 32.0
+"""Traffic per score of the five kernels instead, beyond that of the one: a cast to fp32 (6 bytes), scale, mask and
+softmax there (8 each) and a cast back (6), less 4."""
+
+
+def unfused(shape: Shape, layout: Layout, profile: Profile) -> Column:
+    """Return 1 where scores are written and their masked softmax is no single kernel, since a rank's heads and
+    sequences are not a multiple of four."""
+    matrices = layout.micro_batch * shape.heads / (layout.tp * layout.ulysses)
+    return 1.0 * ((np.asarray(profile.flash) == 0) & (matrices % _FUSED_BATCHES != 0))
 
 
 def _aligned(d: Column, otherwise: Column) -> Column:

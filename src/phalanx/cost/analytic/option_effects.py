@@ -63,14 +63,15 @@ def effective(by: Profile, model: Shape, options: StackOptions) -> Profile:
         new = replace(new, tp_split=0.0, tp_overlap=0.0)
     elif options.tp_overlap != "auto":
         new = replace(new, tp_split=1.0, tp_overlap=profile(_OVERLAPPED_STACK).tp_overlap)
+    if options.dispatch != "auto":
+        once, gathers = options.dispatch in ("deepep", "hybridep"), options.dispatch == "all_gather"
+        new = replace(new, sends_once=float(once), gathers_tokens=float(gathers))
     return replace(
         new,
         gathers_keys=float(options.context == "all_gather"),
         offloaded_blocks=float(options.activation_offload),
         parameters_on_host=float(options.parameter_offload),
         overlaps_experts=float(options.overlap_experts == "on"),
-        sends_once=float(options.dispatch in ("deepep", "hybridep")),
-        gathers_tokens=float(options.dispatch == "all_gather"),
     )
 
 

@@ -70,6 +70,8 @@ class Profile(Keeps):
     launches: Column = 30.0
     """Kernels of a block's forward pass that the CPU launches one by one, counted in the stack's code; 0 if the step
     is one program. The GPU is never faster than its launches."""
+    unfused_launches: Column = 8.0
+    """Further launches of a block's forward pass where attention's masked softmax is no single kernel."""
     launch_s: Column = 20e-6
     """CPU time of a launch, Python and autograd included."""
     launch_backward: Column = 1.5
@@ -78,6 +80,8 @@ class Profile(Keeps):
     """Collectives per pass of a block that take a list of tensors, one per rank."""
     list_s: Column = 3e-4
     """Seconds by which each of these delays later launches, in jobs that their CPUs hold up."""
+    held_up: Column = 0.0
+    """Share of jobs over several nodes that their CPUs hold up, where no job's collectives were observed."""
     stalled_s: Column = 1e-3
     """Delay of each pipeline message where the ranks of a node do not reach each other over NVLink."""
     launch_sync: Column = 0.05
@@ -117,6 +121,9 @@ class Profile(Keeps):
     """Traffic per routed token and hidden element: permutation there and back."""
     router_s: Column = 1.0e-4
     """Seconds per layer with experts: routing, and waiting for the counts."""
+    expert_s: Column = 1e-5
+    """Seconds per pass of each of a rank's experts beside its products' FLOPs, twice that backward: their products
+    are launched, and their rows quantised, one expert after another."""
     imbalance: Column = 0.1
     """Share of the experts' products that a rank waits for the one whose experts got the most tokens."""
     expert_launches: Column = 30.0
@@ -308,7 +315,9 @@ STACKS: dict[str, Stack] = {
     "nemo-25.05": Stack("nemo-25.04"),
     "megatron-bridge-25.09": Stack("megatron-core", _RECIPE | _BF16_GRADIENTS | _PROBABILITIES_INSIDE),
     "megatron-bridge-25.11": Stack("megatron-bridge-25.09"),
-    "megatron-bridge-26.02": Stack("megatron-bridge-25.11"),
+    # Tokens are dispatched by DeepEP or HybridEP (Megatron-Bridge 0426418,
+    # scripts/performance/configs/deepseek/deepseek_workload_base_configs.py, moe_flex_dispatcher_backend).
+    "megatron-bridge-26.02": Stack("megatron-bridge-25.11", {"sends_once": 1.0}),
     "megatron-bridge-26.02.01": Stack("megatron-bridge-26.02"),
     "megatron-bridge-26.04": Stack("megatron-bridge-26.02"),
     "megatron-bridge-26.04.01": Stack("megatron-bridge-26.04"),
@@ -342,6 +351,8 @@ STACKS: dict[str, Stack] = {
         # Gradients are accumulated in fp32 besides those of the backward pass; collectives take lists of tensors.
         {
             "listed": 4.0,
+            # Of the ultra-scale benchmark's 1,014 jobs over several nodes that measured their links, 740.
+            "held_up": 0.73,
             "balanced": 1.0,
             "whole_bytes": 18.0,
             "replica_bytes": 2.0,

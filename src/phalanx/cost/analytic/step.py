@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from phalanx.cost.analytic import kernels
-from phalanx.cost.analytic.block import Block, common_parts, experts_block, seconds_of
+from phalanx.cost.analytic.block import Block, block_kinds, common_parts, seconds_of
 from phalanx.cost.analytic.kernels import Passes
 from phalanx.cost.analytic.stacks import Profile
 from phalanx.cost.analytic.update import reduced, updated
@@ -53,8 +53,8 @@ FORMULAS = {
     "memory": "micro_batches x blocks x (forward_s + backward_s)",
     "tp": "micro_batches x blocks x (forward_s + backward_s), the exposed part of two all-reduces each",
     "cp": "micro_batches x blocks x (forward_s + backward_s), keys and values that attention does not overlap",
-    "ep": "micro_batches x blocks x (forward_s + backward_s), two all-to-alls each, permutation, the router, waiting "
-    "for the fullest rank",
+    "ep": "micro_batches x blocks x (forward_s + backward_s), two all-to-alls each, permutation, the router, each of "
+    "a rank's experts, waiting for the fullest rank",
     "recompute": "micro_batches x blocks x repeated_s",
     "launch": "micro_batches x blocks x the time by which a pass's launches, or both together, exceed its GPU time",
     "head": "micro_batches x (slowest_s - blocks_s): logits and loss, as far as they make their rank the slowest",
@@ -89,16 +89,18 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile, replica
     out = Step()
     terms = out.terms
     common = common_parts(shape, layout, system, profile)
-    kinds = [(common.dense, shape.layers - shape.moe_layers)]
-    if np.any(shape.moe_layers):
-        kinds.append((experts_block(common, shape, layout, system, profile), shape.moe_layers))
-
+    kinds = block_kinds(shape, layout, system, profile, common)
     parts = stages(shape, layout, profile.balanced)
     blocks = parts.most
     m, full = layout.micro_batches, layout.full
     sync_factor = 1 + profile.launch_sync * (np.minimum(layout.tp, 8) - 1) / 7
-    of_block = profile.launches * profile.launch_s * sync_factor
-    listed = np.where(layout.tp > 1, profile.listed * layout.tp * profile.list_s * system.held_up, 0.0)
+    count = profile.launches + profile.unfused_launches * kernels.unfused(shape, layout, profile)
+    of_block = count * profile.launch_s * sync_factor
+    # A job that nobody observed may be held up; what it reserves is that of one that is not, which reserves more.
+    delay = np.where(layout.tp > 1, profile.listed * layout.tp * profile.list_s, 0.0)
+    several = np.asarray(layout.world) > system.tiers[0].ranks
+    surely = system.held_up * delay
+    listed = np.where(np.asarray(system.observed) > 0, surely, profile.held_up * several * delay)
     every_second = kernels.every_second(shape)
     forward: Column = 0.0
     backward: Column = 0.0
@@ -126,7 +128,7 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile, replica
         terms["launch"] = terms.get("launch", 0) + m * share * idle
         out.blocks.append((count, Passes(f, b)))
         # Within 15 % of each other, the variation from block to block decides who is ahead.
-        cpu = launched * (1 + profile.launch_backward + full) + listed * (2 + full)
+        cpu = launched * (1 + profile.launch_backward + full) + surely * (2 + full)
         keeps_ahead = np.clip((1.15 - cpu / (block.forward + block.backward + repeated)) / 0.3, 0.0, 1.0)
         out.ahead = np.where(np.asarray(count) > 0, keeps_ahead, out.ahead)
         forward = forward + share * f

@@ -4,6 +4,8 @@ Work is counted in four kinds, each with its own rate; time is their sum:
 
     seconds = gemm_flops / P_gemm + attention_flops / P_attention + traffic_bytes / bandwidth + kernels x launch
 
+Products of 8-bit floats are a fifth kind, with a rate of their own.
+
 Since traffic includes the operands of matrix products, 2mnk/P + (mk + kn + mn) e/bandwidth gives small products
 the efficiency k / (k + k0) that they show in practice. The rates are fitted by `measure` on real layers, so they
 absorb caches, causal masks and recomputation inside fused kernels.
@@ -19,6 +21,8 @@ from phalanx.cost.compute import mla, moe
 from phalanx.cost.compute.work import NO_WORK as NO_WORK
 from phalanx.cost.compute.work import Column as Column
 from phalanx.cost.compute.work import Work as Work
+from phalanx.cost.compute.work import float8_gemm as _float8_gemm
+from phalanx.cost.compute.work import float8_gemm_weight as _float8_gemm_weight
 from phalanx.cost.compute.work import gemm as _gemm
 from phalanx.cost.compute.work import gemm_weight as _gemm_weight
 from phalanx.cost.compute.work import memory as _memory
@@ -61,10 +65,12 @@ def forward(
     e: int,
     keys: int | None = None,
     routed: Routed | None = None,
+    narrow: bool = False,
 ) -> Work:
     """Return the work of one forward pass of a unit kind (`embed`, `blocks`, `head`) over `tokens` tokens, in
     elements of `e` bytes. `keys`: keys per query in attention; `seq` by default, fewer where ranks share a sequence.
-    `routed`: the routed rows of these tokens, where the model has experts; by default one rank has all experts."""
+    `routed`: the routed rows of these tokens, where the model has experts; by default one rank has all experts.
+    `narrow`: a block's products are of 8-bit floats."""
     t, h, f = tokens, spec.hidden, mlp_width(spec)
     norm = _memory(5 * t * h, e, 7) if spec.norm == "rms" else _memory(3 * t * h, e, 1)
     if unit == "embed":
@@ -72,8 +78,9 @@ def forward(
     if unit == "head":
         return norm + _gemm(t, spec.vocab, h, e) + _memory(8 * t * spec.vocab, e, 12)
     work = norm * _norms(spec) + _memory(2 * 3 * t * h, e, 2)  # two residual additions
+    product = _float8_gemm if narrow else _gemm
     for n, k in _linears(spec):
-        work += _gemm(t, n, k, e)
+        work += product(t, n, k, e)
     if spec.qk_norm:
         work += _memory(5 * t * (spec.q_width + spec.kv_width), e, 14)
     if spec.latent is not None:
@@ -99,12 +106,16 @@ def backward(
     e: int,
     keys: int | None = None,
     routed: Routed | None = None,
+    narrow: bool = False,
 ) -> Work:
     """Return the work of one backward pass of a unit kind: input gradients and weight gradients."""
-    return input_grad(spec, unit, tokens, seq, e, keys, routed) + weight_grad(spec, unit, tokens, e, routed)
+    inputs = input_grad(spec, unit, tokens, seq, e, keys, routed, narrow)
+    return inputs + weight_grad(spec, unit, tokens, e, routed, narrow)
 
 
-def weight_grad(spec: ModelSpec, unit: str, tokens: Column, e: int, routed: Routed | None = None) -> Work:
+def weight_grad(
+    spec: ModelSpec, unit: str, tokens: Column, e: int, routed: Routed | None = None, narrow: bool = False
+) -> Work:
     """Return the work of weight gradients, which may be deferred: products of inputs and output gradients; rows of
     the embedding."""
     t, h = tokens, spec.hidden
@@ -114,8 +125,9 @@ def weight_grad(spec: ModelSpec, unit: str, tokens: Column, e: int, routed: Rout
     if unit == "head":
         return _gemm_weight(t, spec.vocab, h, e)
     work = NO_WORK
+    product = _float8_gemm_weight if narrow else _gemm_weight
     for n, k in _linears(spec):
-        work += _gemm_weight(t, n, k, e)
+        work += product(t, n, k, e)
     if spec.experts is not None:
         work += moe.weight_grad(spec, spec.experts, _routed(spec, t, routed), e)
     return work
@@ -129,6 +141,7 @@ def input_grad(
     e: int,
     keys: int | None = None,
     routed: Routed | None = None,
+    narrow: bool = False,
 ) -> Work:
     """Return the work of input gradients, which cannot be deferred, with those of norms' weights."""
     t, h, f = tokens, spec.hidden, mlp_width(spec)
@@ -138,8 +151,9 @@ def input_grad(
     if unit == "head":
         return norm + _gemm(t, h, spec.vocab, e) + _memory(2 * t * spec.vocab, e, 1)
     work = norm * _norms(spec) + _memory(4 * 3 * t * h, e, 4)  # residuals, and q, k, v meeting at one input
+    product = _float8_gemm if narrow else _gemm
     for n, k in _linears(spec):
-        work += _gemm(t, k, n, e)
+        work += product(t, k, n, e)
     if spec.qk_norm:
         work += _memory(16 * t * (spec.q_width + spec.kv_width), e, 24)
     if spec.latent is not None:
@@ -173,6 +187,7 @@ def recomputed(
     e: int,
     keys: int | None = None,
     routed: Routed | None = None,
+    narrow: bool = False,
 ) -> Work:
     """Return the forward work that a block's backward pass recomputes (runtime/autograd/recompute.py): with `full`,
     all but the products whose results are not needed; with `selective`, attention's core."""
@@ -182,13 +197,14 @@ def recomputed(
     if repeat == "selective":
         return _core(spec, t, seq, e, keys)
     unneeded = _memory(3 * t * spec.hidden, e, 1)
+    product = _float8_gemm if narrow else _gemm
     if mlp_width(spec):
-        unneeded += _gemm(t, spec.hidden, mlp_width(spec), e)
+        unneeded += product(t, spec.hidden, mlp_width(spec), e)
     if spec.experts is not None:
         unneeded += moe.combined(spec, spec.experts, _routed(spec, t, routed), e)
     if spec.residual != "serial":
-        unneeded += _gemm(t, spec.hidden, _result_width(spec), e) + _memory(3 * t * spec.hidden, e, 1)
-    return forward(spec, "blocks", t, seq, e, keys, routed) + unneeded * -1
+        unneeded += product(t, spec.hidden, _result_width(spec), e) + _memory(3 * t * spec.hidden, e, 1)
+    return forward(spec, "blocks", t, seq, e, keys, routed, narrow) + unneeded * -1
 
 
 def _core(spec: ModelSpec, t: Column, seq: int, e: int, keys: int | None, passes: int = 1) -> Work:

@@ -20,6 +20,8 @@ class Work:
     attention_flops: Column = 0
     traffic_bytes: Column = 0
     kernels: Column = 0
+    float8_flops: Column = 0
+    """Of products of 8-bit floats, which are not among `gemm_flops`."""
 
     def __add__(self, other: Work) -> Work:
         return Work(
@@ -27,15 +29,17 @@ class Work:
             self.attention_flops + other.attention_flops,
             self.traffic_bytes + other.traffic_bytes,
             self.kernels + other.kernels,
+            self.float8_flops + other.float8_flops,
         )
 
     def __mul__(self, n: Column) -> Work:
-        return Work(self.gemm_flops * n, self.attention_flops * n, self.traffic_bytes * n, self.kernels * n)
+        each = (self.gemm_flops, self.attention_flops, self.traffic_bytes, self.kernels, self.float8_flops)
+        return Work(*(count * n for count in each))
 
     @property
     def flops(self) -> Column:
         """FLOPs of products and attention."""
-        return self.gemm_flops + self.attention_flops
+        return self.gemm_flops + self.float8_flops + self.attention_flops
 
     def seconds(self, r: Rates) -> Column:
         """Return the seconds of this work at a device's rates."""
@@ -44,6 +48,7 @@ class Work:
             + self.attention_flops * r.per_attention_flop
             + self.traffic_bytes * r.per_byte
             + self.kernels * r.per_kernel
+            + self.float8_flops * (r.per_float8_flop or 0)
         )
 
 
@@ -53,6 +58,18 @@ NO_WORK = Work()
 def gemm(m: Column, n: int, k: int, e: int) -> Work:
     """Return the work of a product (m, k) x (k, n) in elements of e bytes."""
     return Work(2 * m * n * k, 0, e * (m * k + k * n + m * n), 1)
+
+
+def float8_gemm(m: Column, n: int, k: int, e: int) -> Work:
+    """Return the work of a product (m, k) x (k, n) in 8-bit floats, from and to elements of e bytes: each operand is
+    read for its scale, and read and written again where it is rounded (runtime/autograd/float8.py)."""
+    operands = m * k + k * n
+    return Work(0, 0, operands * (2 * e + 2) + m * n * e, 15, 2 * m * n * k)
+
+
+def float8_gemm_weight(m: Column, n: int, k: int, e: int) -> Work:
+    """Return the work of `gemm_weight` in 8-bit floats."""
+    return float8_gemm(n, k, m, e) + Work(traffic_bytes=2 * n * k * e, kernels=1)
 
 
 def gemm_weight(m: Column, n: int, k: int, e: int) -> Work:

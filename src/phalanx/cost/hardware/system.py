@@ -65,6 +65,8 @@ class System:
     """Between nodes, the all-reduce's rate over what the NICs carry."""
     tree: Column
     """bytes/s that a tree of two nodes carries through each node in an all-reduce; 0: switches reduce."""
+    observed: Column
+    """1: collectives were measured on the machine or beside the job, so that `held_up` says what they show."""
     held_up: Column
     """1: a job's own measurements show that its CPUs delay its collectives."""
     cut_off: Column

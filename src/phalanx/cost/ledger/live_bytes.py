@@ -97,8 +97,10 @@ def state_bytes(layout: Layout, keeps: Keeps, how: Sharding, shards: Column) -> 
     three = keeps.full_shard_bytes / shards + unsharded * (1 - how.reduces_each)
     sharded = np.where(how.parameters > 0, three, np.where(how.reduces_each > 0, two, one))
     whole = keeps.whole_bytes + keeps.replica_bytes * (layout.dp * layout.cp > 1)
-    # Experts of which a rank has the only copy have nothing to shard.
-    return np.where((how.level == 0) | ((shards <= 1) & (how.parameters == 0)), whole, sharded)
+    # Experts of which a rank has the only copy have nothing to shard; what is reduced is not kept at ZeRO-2 either.
+    only_copy = whole - np.asarray(keeps.reduced_bytes) * (how.reduces_each > 0)
+    sharded = np.where((shards <= 1) & (how.parameters == 0), only_copy, sharded)
+    return np.where(how.level == 0, whole, sharded)
 
 
 def operand_bytes(layout: Layout, keeps: Keeps) -> Column:

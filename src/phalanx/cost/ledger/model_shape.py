@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -122,6 +123,7 @@ _SPLIT = ("column", "column_bias", "row", "sink", "embedding", "head")
 """Roles of parameters that are split over tp ranks."""
 
 
+@lru_cache(maxsize=64)  # a search asks for every set of options, and counting a model's parameters takes milliseconds
 def shape(spec: ModelSpec) -> Shape:
     """Return the Shape of a model."""
     e, latent = spec.experts, spec.latent

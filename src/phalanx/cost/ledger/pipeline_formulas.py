@@ -8,14 +8,16 @@ slowest rank.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.pipeline_time import Costs
-from phalanx.schedule.pipeline.schedules import SCHEDULES, build
-from phalanx.schedule.pipeline.simulate import run
+from phalanx.schedule.pipeline.rounds import KINDS, rounds
+from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.strategy.spec import Strategy
 
 NAMES = tuple(SCHEDULES)
@@ -77,11 +79,32 @@ def in_flight(schedule: Column, m: Column, p: Column) -> tuple[Column, Column]:
 def makespan(name: str, ranks: int, m: int, virtual: int, costs: Costs, slowest: float) -> float:
     """Seconds of a pipeline as it runs, with these costs of its chunks; `slowest`: of a micro-batch on the slowest
     rank."""
-    few = min(m, ROUNDS * ranks)
-    # Without overlap a micro-batch goes all the way before the next one starts.
-    through = sum(costs.forward) + sum(costs.input_grad) + sum(costs.weight_grad)
-    pace = slowest if SCHEDULES[name].overlaps else through
-    whole = [i + w for i, w in zip(costs.input_grad, costs.weight_grad, strict=True)]
-    seconds = {"F": costs.forward, "I": costs.input_grad, "W": costs.weight_grad, "B": whole}
-    times = run(build(name, ranks, few, virtual if virtual > 1 else None), seconds, costs.transfer)
-    return max(own[-1][1] for own in times) + (m - few) * pace
+    return makespans(name, ranks, virtual, [m], [costs], [slowest])[0]
+
+
+def makespans(
+    name: str, ranks: int, virtual: int, m: Sequence[int], costs: Sequence[Costs], slowest: Sequence[float]
+) -> list[float]:
+    """Seconds of pipelines that differ in their micro-batches and their chunks' costs; those that run the same
+    actions run together."""
+    seconds = [0.0] * len(m)
+    few = [min(n, ROUNDS * ranks) for n in m]
+    for count in sorted(set(few)):
+        alike = [i for i, n in enumerate(few) if n == count]
+        ended = rounds(name, ranks, count, virtual if virtual > 1 else None).makespans(
+            np.stack([_actions(costs[i]) for i in alike], axis=-1), np.array([costs[i].transfer for i in alike])
+        )
+        for i, end in zip(alike, ended.tolist(), strict=True):
+            c = costs[i]
+            # Without overlap a micro-batch goes all the way before the next one starts.
+            through = sum(c.forward) + sum(c.input_grad) + sum(c.weight_grad)
+            pace = slowest[i] if SCHEDULES[name].overlaps else through
+            seconds[i] = end + (m[i] - count) * pace
+    return seconds
+
+
+def _actions(costs: Costs) -> npt.NDArray[np.float64]:
+    """Seconds of each action of a chunk, (kinds, chunks)."""
+    of_kind = {"F": costs.forward, "I": costs.input_grad, "W": costs.weight_grad}
+    of_kind["B"] = [i + w for i, w in zip(costs.input_grad, costs.weight_grad, strict=True)]
+    return np.array([of_kind[kind] for kind in KINDS], dtype=float)

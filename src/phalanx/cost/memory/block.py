@@ -31,7 +31,9 @@ class Block:
         sp: bool = False,
         repeat: Recompute = "none",
         core: Core | None = None,
+        eight_bit: bool = False,
     ) -> None:
+        self.eight_bit = eight_bit  # products are of 8-bit floats
         self.spec, self.t, self.e, self.tp, self.sp, self.repeat, self.core = spec, t, e, tp, sp, repeat, core
         h, wide = spec.hidden, max(e, 4)
         self.own_tokens = t // tp if sp else t
@@ -67,17 +69,17 @@ class Block:
         self._norm(walk)
         self._attention(walk)
         if (output or self.serial) and (self.serial or not self.sp):
-            self._product(walk, core=True)
+            self._product(walk, self.O, core=True)
             walk.touch(self.S)  # + the input
         if not self.one_norm:
             self._norm(walk)
         self._mlp(walk, output)
 
     def _mlp(self, walk: Walk, output: bool) -> None:
-        self._columns(walk, self.products * self.A)
+        self._columns(walk, *[self.A] * self.products)
         walk.alloc(self.A)  # activation
         if output:
-            self._product(walk, core=not self.serial)
+            self._product(walk, self.A, core=not self.serial)
             walk.alloc(self.S)  # + the residual
             walk.free(self.S if self.serial or self.sp else 2 * self.S)
 
@@ -93,6 +95,7 @@ class Block:
         if self.sp:
             self._sum_without_graph(walk)
             return
+        self._rounded(walk, self.O, S)
         walk.alloc(S)
         walk.free(self.O)
         if self.serial:
@@ -104,6 +107,7 @@ class Block:
     def _mlp_without_graph(self, walk: Walk) -> None:
         S, A = self.S, self.A
         self._activated_without_graph(walk)
+        self._rounded(walk, A, S)
         walk.alloc(S)
         walk.free(A + (0 if self.one_norm else S))
         walk.alloc(S)  # + the residual
@@ -127,7 +131,7 @@ class Block:
         if not self.one_norm:
             self._norm(walk)
             walk.free(self.statistics)
-        self._columns(walk, self.products * self.A)
+        self._columns(walk, *[self.A] * self.products)
         walk.alloc(self.A)
         walk.free(self.products * self.A)
 
@@ -137,7 +141,7 @@ class Block:
         S = self.S
         if self.serial:
             walk.free(S)  # the norm's result
-            self._product(walk)
+            self._product(walk, self.O)
             walk.touch(S)  # + the input
             walk.free(self.O)
         self._mlp_sum_without_graph(walk)
@@ -147,7 +151,7 @@ class Block:
         self._activated_without_graph(walk)
         if not self.one_norm:
             walk.free(S)
-        self._product(walk)
+        self._product(walk, A)
         if self.serial:
             walk.free(A)
         walk.alloc(S)  # + the residual
@@ -157,15 +161,36 @@ class Block:
         """Walk products that read a norm's result; with sequence parallelism, it is gathered for them."""
         together = self.W if self.sp else 0
         walk.alloc(together)
-        walk.alloc(*results)
+        for result in results:
+            self._rounded(walk, self.S, result)
+            walk.alloc(result)
         walk.free(together)
 
-    def _product(self, walk: Walk, core: bool = False) -> None:
-        """Walk a product that is added to the stream. `core`: with sequence parallelism and selective recomputation,
-        attention's core is computed for this product and not kept."""
+    def _rounded(self, walk: Walk, read: Column, result: Column) -> None:
+        """Touch what a product of 8-bit floats holds: its operands, rounded, and the result. `read`, `result`: bytes
+        of the tensors of all tokens."""
+        if self.eight_bit:
+            row = self.t * self.e
+            self._operands(walk, self.t, read // row, result // row)
+
+    def _weight(self, walk: Walk, weight: Column, g: Column, x: Column) -> None:
+        """Touch the gradient of a weight, of `weight` bytes, from the gradient g of a result and the x it read, in
+        bytes; in products of 8-bit floats with their operands."""
+        walk.touch(weight)
+        if self.eight_bit:
+            row = self.t * self.e
+            self._operands(walk, g // row, self.t, x // row)
+
+    def _operands(self, walk: Walk, m: Column, k: Column, n: Column) -> None:
+        walk.touch(m * k + n * k + m * n * self.e)
+
+    def _product(self, walk: Walk, read: Column, core: bool = False) -> None:
+        """Walk a product that is added to the stream, of a tensor of `read` bytes. `core`: with sequence parallelism
+        and selective recomputation, attention's core is computed for this product and not kept."""
         recomputed = core and self.sp and self.repeat == "selective"
         if recomputed:
             self._core_without_graph(walk)
+        self._rounded(walk, read, self.S)
         walk.alloc(self.S)
         walk.touch(self.W + self.O * recomputed if self.sp else 0)
 
@@ -242,8 +267,9 @@ class Block:
         if self.sp:
             self._product_backward(walk, mlp=True, attention=not self.serial)
         else:
+            self._rounded(walk, S, A)
             walk.alloc(A)
-            walk.touch(self.dW_mlp * self.copied)
+            self._weight(walk, self.dW_mlp * self.copied, S, A)
         walk.free(A)  # what the second product read
         if self.spec.gated:
             walk.alloc(3 * A)
@@ -255,12 +281,10 @@ class Block:
             self._columns_backward(walk, *[(A, self.dW_mlp)] * self.products)
             self._read(walk)
             return
-        walk.alloc(S)
-        walk.touch(self.dW_mlp)
-        walk.free(A)
-        if self.spec.gated:
+        for _ in range(self.products):
+            self._rounded(walk, A, S)
             walk.alloc(S)
-            walk.touch(self.dW_mlp)
+            self._weight(walk, self.dW_mlp, A, S)
             walk.free(A)
         self._read(walk)
         if self.spec.gated:
@@ -270,10 +294,24 @@ class Block:
         """Walk the joint backward pass of products of one input. With sequence parallelism the input is gathered
         again, and its gradient is live for all tokens before it is scattered. `parts`: (bytes of the result's
         gradient, which is freed; bytes of the weight's gradient) of each product."""
+        if self.eight_bit:
+            self._narrow_columns_backward(walk, *parts)
+            return
         together = 2 * self.W if self.sp else 0
         walk.alloc(self.S, together)
         walk.touch(sum(weight for _, weight in parts))
         walk.free(together, *(size for size, _ in parts))
+
+    def _narrow_columns_backward(self, walk: Walk, *parts: tuple[Column, int]) -> None:
+        """The same in products of 8-bit floats: of the input's gradient one after the other, and then of weights."""
+        self._rounded(walk, parts[0][0], self.S)
+        walk.alloc(self.S)
+        for size, _ in parts[1:]:
+            self._rounded(walk, size, self.S)
+        for size, weight in parts:
+            self._weight(walk, weight, size, self.S)
+            walk.alloc(weight)
+        walk.free(*(n for part in parts for n in part))
 
     def _product_backward(self, walk: Walk, mlp: bool, attention: bool) -> None:
         """Walk the backward pass of products added to the stream, with sequence parallelism: the MLP's second
@@ -301,9 +339,9 @@ class Block:
 
     def _add(self, walk: Walk, weight: Column, bias: bool) -> None:
         """Sum two gradients of one tensor, while the weight's gradient is still live. With a bias, torch flattens the
-        input, and the weight's gradient is freed first."""
+        input, and the weight's gradient is freed first, unless the product is of 8-bit floats."""
         walk.alloc(self.S)
-        walk.touch(0 if bias else weight)
+        walk.touch(0 if bias and not self.eight_bit else weight)
         walk.free(2 * self.S)
 
     def _core_recompute(self, walk: Walk) -> None:
@@ -335,8 +373,9 @@ class Block:
         else:
             if selective:
                 self._core_recompute(walk)
+            self._rounded(walk, S, self.O)
             walk.alloc(self.O)
-            walk.touch(self.dW_o * self.copied)
+            self._weight(walk, self.dW_o * self.copied, S, self.O)
             if self.result_copied:
                 walk.free(self.O)
         if self.repeat == "none" or (self.sp and selective):
@@ -372,8 +411,9 @@ class Block:
                 self._add(walk, 0, bias=True)
             return
         for i, (size, weight, bias) in enumerate(parts):
+            self._rounded(walk, size, S)
             walk.alloc(S)
-            walk.touch(weight)
+            self._weight(walk, weight, size, S)
             walk.free(size)
             if i == len(parts) - 1:
                 walk.free(S)  # the norm's result, after its last use

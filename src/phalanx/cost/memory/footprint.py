@@ -172,6 +172,8 @@ def footprint(
     kwargs: dict[str, Any] = {} if routed is None or spec.experts is None else {"rows": routed}
     if in_parts:
         kwargs["in_place"] = in_place
+    if job.precision.narrow:
+        kwargs["eight_bit"] = True
     block: Block = _BLOCKS[spec.latent is not None, "rows" in kwargs, in_parts](
         spec, t, e, tp, sp, repeat, core, **kwargs
     )

@@ -43,6 +43,7 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
     dtype, e = job.precision.compute, DTYPE_BYTES[job.precision.compute]
     unit, repeat, unit_spec = name.split(",")[0], repeat_of(s, member), as_seen_by(spec, member)
     keys, rows = keys_per_query(job.seq, s.ring), view.routed
+    narrow = job.precision.narrow
     deferrable = s.pp > 1  # with a pipeline, layers can always defer weight gradients
     cuts = sliced if s.tp == 1 else lambda *sizes: slices_over_ranks(*sizes) > 1
     in_slices = unit == "head" and not view.splits_backward and bool(cuts(t, spec.vocab, spec.hidden, e))
@@ -54,7 +55,7 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
     mask_bytes, temporary = _first_masks(view, core) if unit == "embed" and separate else (0, 0)
     mask_work = unit_work.mask(spec, unit, t, job.seq, e, keys) if separate else NO_WORK
     depends_on_routing = unit_spec.experts is not None and depends_on_router(unit_spec.experts, s)
-    forward = unit_work.forward(unit_spec, unit, t, job.seq, e, keys, rows) + mask_work
+    forward = unit_work.forward(unit_spec, unit, t, job.seq, e, keys, rows, narrow) + mask_work
     products = NO_WORK  # of the backward pass, which a head in slices does in its forward pass
     if in_slices:
         products = unit_work.head_products(spec, t, e)
@@ -67,12 +68,12 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
         alloc=int(memory.kept) + highest,
         free=highest - mask_bytes,
     )
-    recomputed = unit_work.recomputed(unit_spec, repeat, t, job.seq, e, keys, rows) + (
+    recomputed = unit_work.recomputed(unit_spec, repeat, t, job.seq, e, keys, rows, narrow) + (
         mask_work if repeat != "none" else NO_WORK
     )
     freed = _freed(spec, unit, t // s.tp if s.sp else t, job, int(memory.kept))
-    inputs = unit_work.input_grad(unit_spec, unit, t, job.seq, e, keys, rows) + mask_work + recomputed
-    weights = unit_work.weight_grad(unit_spec, unit, t, e, rows)
+    inputs = unit_work.input_grad(unit_spec, unit, t, job.seq, e, keys, rows, narrow) + mask_work + recomputed
+    weights = unit_work.weight_grad(unit_spec, unit, t, e, rows, narrow)
     event = Event("compute", "backward", "B", name, dtype=dtype, routed=depends_on_routing)
     if memory.parts is not None and view.splits_backward:
         halves: tuple[tuple[Phase, str, Work, Work, Pass], ...] = (

@@ -24,6 +24,7 @@ from phalanx.schedule.event import INSIDE
 from phalanx.schedule.layout import Layout, RankView
 from phalanx.schedule.pipeline.sends import strip_sends
 from phalanx.spec.cluster.spec import ClusterSpec, KernelRates
+from phalanx.spec.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,13 @@ def unit_seconds(view: RankView, cluster: ClusterSpec) -> dict[str, float]:
 
 def rates_of(layout: Layout, cluster: ClusterSpec) -> KernelRates:
     """Return the rates of the job's compute dtype with as many ranks of a node at work as the layout has. Raises
-    InputError if the cluster has none."""
-    return cluster.rates(layout.job.precision.compute, min(layout.strategy.world, cluster.ranks_per_node))
+    InputError if the cluster has none, or none of products of 8-bit floats where the job has these."""
+    p = layout.job.precision
+    rates = cluster.rates(p.compute, min(layout.strategy.world, cluster.ranks_per_node))
+    if p.narrow and rates.forward.per_float8_flop is None:
+        reason = f"has no rate on {cluster.device.name}: it has no products of 8-bit floats, or none were measured"
+        raise InputError("job.precision.products", p.products, reason, "leave it out, or run phalanx measure again")
+    return rates
 
 
 def exposed_seconds(cluster: ClusterSpec, rates: KernelRates, term: Term, seconds: float) -> float:

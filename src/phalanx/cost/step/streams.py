@@ -68,8 +68,8 @@ def gathered_bytes(of: Sequence[Timed]) -> list[tuple[float, float]]:
             waiting[t.event.unit] = float(t.event.bytes)
         elif t.event.kind == "compute" and t.event.unit in waiting:
             changes.append((t.end, -waiting.pop(t.event.unit)))
-    held, points = 0.0, []
+    held, points = 0.0, dict[float, float]()
     for at, change in sorted(changes):
         held += change
-        points.append((at, held))
-    return points
+        points[at] = held  # what is freed in the instant in which more is gathered leaves no dip
+    return list(points.items())

@@ -202,6 +202,24 @@ def walk(f: Facts, node: Node = TREE) -> tuple[list[tuple[Branch, bool]], Leaf]:
     return asked, node
 
 
+def as_json(f: Facts | None) -> dict[str, object]:
+    """Return the tree as plain data, with the answers of a job and where they lead, if one is given."""
+
+    def plain(node: Node) -> dict[str, object]:
+        if isinstance(node, Leaf):
+            return {"rule": node.rule, "strategy": node.line}
+        return {"question": node.question, "yes": plain(node.yes), "no": plain(node.no)}
+
+    if f is None:
+        return {"tree": plain(TREE), "path": None, "rule": None, "strategy": None}
+    path, leaf = walk(f)
+    return {
+        "tree": plain(TREE),
+        "path": [{"question": branch.question, "answer": "yes" if answer else "no"} for branch, answer in path],
+        **plain(leaf),
+    }
+
+
 def leaves(node: Node = TREE) -> Iterator[Leaf]:
     """Yield every leaf, from the first yes on."""
     if isinstance(node, Leaf):

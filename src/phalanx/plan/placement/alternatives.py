@@ -14,6 +14,7 @@ import numpy as np
 from phalanx.plan.placement.placement import axis_groups
 from phalanx.plan.placement.price import PlacedJob
 from phalanx.plan.placement.search import Placed, place
+from phalanx.plan.search import HEADROOM
 from phalanx.plan.search.planner import answer
 from phalanx.spec.cluster.spec import ClusterSpec, Tier
 from phalanx.spec.cluster.topology import Ints, Topology
@@ -52,7 +53,7 @@ def alternatives(job: PlacedJob, topology: Topology, free: Ints) -> list[Alterna
     Raises InputError if no strategy is legal or fits.
     """
     world = job.strategy.world
-    even = job.question(shape(job.cluster, topology, free, world))
+    even = replace(job.question(shape(job.cluster, topology, free, world)), headroom=HEADROOM)
     searched = answer(lambda _: even, world, keep=KEPT)
     others = [
         replace(job, strategy=ranked.strategy, options=searched.pricing.extra)
@@ -77,9 +78,10 @@ def gains(own: Placed, other: Placed) -> list[str]:
 
 
 def _distinct(jobs: Sequence[PlacedJob]) -> dict[str, PlacedJob]:
-    """Strategies that differ in more than the order of their axes: the placement chooses that."""
+    """Strategies that differ in more than the order of their axes, which the placement chooses, and the blocks of
+    their chunks: without a list of them a strategy is priced as if they could be cut evenly, which is no gain."""
     return {_unordered(job.strategy): job for job in reversed(jobs)}
 
 
 def _unordered(s: Strategy) -> str:
-    return str(replace(s, order="pp/dp/cp/tp"))
+    return str(replace(s, order="pp/dp/cp/tp", layers="auto"))

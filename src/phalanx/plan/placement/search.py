@@ -4,6 +4,7 @@ Small cases (few ways to deal the ranks to blocks of the innermost tier) are tri
 one block are alike, but for those on rails, which are dealt one by one. Else orders of the mesh's axes, as nested
 blocks carved from the free GPUs (carve.py), are priced, on all free GPUs and on selections of them: as many of each
 host as an even share needs, multiples of the axes on each host and under each switch, the same indices everywhere.
+From the best of them few ranks are exchanged one by one (descent.py).
 Beside the answer stands a bound that no placement can beat, from what each axis can at best have together.
 
 The bound: if every rank has at least a ranks of its tp group, b of its data-parallel group and c of its pipeline in
@@ -20,6 +21,7 @@ from itertools import permutations, product
 
 import numpy as np
 
+from phalanx.plan.placement import descent
 from phalanx.plan.placement.carve import FreeBlock, carve
 from phalanx.plan.placement.placement import Placement
 from phalanx.plan.placement.price import Floats, Parts, PlacedJob
@@ -60,6 +62,10 @@ def place(job: PlacedJob, topology: Topology, free: Ints, busy: Ints | None = No
         raise InputError("--free", len(free), f"{s} has {world} ranks, but {len(free)} GPUs are free")
     if busy is None:
         busy = np.setdiff1d(np.arange(topology.gpus), free)
+
+    def price(gpus: Ints) -> Floats:
+        return job.seconds(topology, gpus, busy)
+
     rails = any(tier.wiring == "rails" for tier in job.cluster.tiers)
     blocks = _free_blocks(topology, free, rails)
     dealt = [FreeBlock(b.scopes, b.gpus[i : i + 1]) for b in blocks for i in range(len(b.gpus))] if rails else blocks
@@ -69,9 +75,13 @@ def place(job: PlacedJob, topology: Topology, free: Ints, busy: Ints | None = No
         exact = True
     else:
         sets = list(_on_common_rails(topology, blocks, world)) if rails else []
-        candidates = _searched(job, blocks, sets, lambda gpus: job.seconds(topology, gpus, busy))
+        candidates = _searched(job, blocks, sets, price)
+        if world <= descent.RANKS:
+            start = candidates[int(np.argmin(price(candidates)))]
+            lower = descent.descended(start, np.setdiff1d(free, start), price)
+            candidates = np.append(candidates, lower[None], axis=0)
         exact = False
-    seconds = job.seconds(topology, candidates, busy)
+    seconds = price(candidates)
     best = int(np.argmin(seconds))
     bound = seconds[best] if exact else min(float(bound_s(job, topology, free, busy)), seconds[best])
     placement = Placement(s, job.cluster, topology, candidates[best])
@@ -206,7 +216,7 @@ def _selections(blocks: Sequence[FreeBlock], world: int, sizes: Sequence[int]) -
     share of the fewest blocks that suffice and of one and two more."""
     yield list(blocks)
     units = sorted({a * b for a, b in product([1, *sizes], repeat=2)})
-    seen = {tuple(len(block.gpus) for block in blocks)}
+    seen = {_which(blocks)}
     for depth in range(len(blocks[0].scopes) + 1):
         # Blocks of one tier, those with the most free GPUs first; their inner blocks likewise.
         members: dict[tuple[int, ...], list[FreeBlock]] = {}
@@ -217,19 +227,24 @@ def _selections(blocks: Sequence[FreeBlock], world: int, sizes: Sequence[int]) -
         counts = np.array([sum(len(block.gpus) for block in inner) for inner in tier])
         for cap in _caps(counts, world, units):
             selection = [kept for inner, n in zip(tier, cap.tolist(), strict=True) for kept in _first(inner, n)]
-            shape = tuple(len(block.gpus) for block in selection)
-            if cap.sum() >= world and shape not in seen:
-                seen.add(shape)
+            which = _which(selection)
+            if cap.sum() >= world and which not in seen:
+                seen.add(which)
                 yield selection
     if len(blocks[0].scopes):
         inner = {n for size in sizes for n in _nested([size]) if n <= len(blocks[0].gpus)}
         for near, far in product(sorted(inner), [unit for unit in units if unit <= _UNDER]):
             if far > near and far % near == 0:
                 selection = _in_multiples(blocks, near, far)
-                shape = tuple(len(block.gpus) for block in selection)
-                if sum(shape) >= world and shape not in seen:
-                    seen.add(shape)
+                which = _which(selection)
+                if sum(count for _, count in which) >= world and which not in seen:
+                    seen.add(which)
                     yield selection
+
+
+def _which(selection: Sequence[FreeBlock]) -> tuple[tuple[int, int], ...]:
+    """Return what tells selections apart: the first GPU and how many, of each block."""
+    return tuple((int(block.gpus[0]), len(block.gpus)) for block in selection)
 
 
 _UNDER = 256
@@ -272,6 +287,7 @@ def _caps(counts: Ints, world: int, units: Sequence[int]) -> Iterator[Ints]:
         yield np.minimum(counts, some)
         yield np.where(counts >= some, some, 0)
         yield np.where(counts >= some, counts, 0)
+        yield np.where(counts <= some, counts, 0)
 
 
 def bound_s(job: PlacedJob, topology: Topology, free: Ints, busy: Ints) -> float:

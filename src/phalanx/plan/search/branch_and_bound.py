@@ -24,6 +24,9 @@ _DDP, _ZERO, _HSDP, _TP, _PP, _3D, _CP, _EP = range(len(FAMILIES))
 _CORES, _ROWS = 16, 32
 """How many cores and rows of each family are expanded first: the best of them become the first incumbents."""
 
+_FIRST = 256
+"""How many cores of each family are priced before the others are held against them."""
+
 
 @dataclass(frozen=True)
 class Exploration:
@@ -65,12 +68,14 @@ def explore(
     slack: float = 0.0,
     front: float = 0.0,
     watch: Callable[[int, int], None] | None = None,
+    families: float = np.inf,
 ) -> Exploration:
     """Find the best strategies over `ranks` ranks by branch and bound.
 
-    The result contains the `keep` fastest strategies that fit, the fastest of each family, and every strategy slower
-    than those by at most the share `slack`. With `front` > 0 it also contains the complete front of time and memory
-    up to `front` times the shortest step. `watch` hears how many of the legal strategies were priced so far.
+    The result contains the `keep` fastest strategies that fit, the fastest of each family that is slower than the
+    fastest of all by at most the share `families`, and every strategy slower than those by at most the share `slack`.
+    With `front` > 0 it also contains the complete front of time and memory up to `front` times the shortest step.
+    `watch` hears how many of the legal strategies were priced so far.
 
     Raises InputError if the job has no legal strategy over so many ranks.
     """
@@ -80,7 +85,7 @@ def explore(
     legal = int(space.size(cores, model, job, options).sum())
     if not legal:
         raise space.nothing_within(options, ranks)
-    incumbents = _Incumbents(pricing, keep, slack, front)
+    incumbents = _Incumbents(pricing, keep, slack, front, families)
 
     def finish(rows: Strategies) -> None:
         """Expand cores with their experts to complete strategies and price them."""
@@ -91,16 +96,68 @@ def explore(
             watch(incumbents.priced, legal)
         incumbents.expand(rows, True, _ROWS, lambda r: incumbents.price(space.sharding(r, job, options)))
 
-    # Experts come before any pruning: where they do not fit on every rank, they may fit spread over ranks.
-    incumbents.expand(space.experts(cores, model, job, options), False, _CORES, finish)
+    # Experts come before any memory: where they do not fit on every rank, they may fit spread over ranks.
+    if front or model.experts is None:
+        incumbents.expand(space.experts(cores, model, job, options), False, _CORES, finish)
+        return incumbents.result(cores, legal)
+    by_blocks = _ByBlocks(pricing, cores, options)
+    first = by_blocks.first(_FIRST)
+    for some in (first, ~first):
+        rows = by_blocks.expanded(some, incumbents)
+        incumbents.expand(space.limited(rows, job, options, "experts"), False, _CORES, finish)
     return incumbents.result(cores, legal)
+
+
+class _ByBlocks:
+    """Cores with their experts, and lower bounds on them by the passes of their blocks alone: priced once for all
+    cores that blocks cannot tell apart."""
+
+    def __init__(self, pricing: Pricing, cores: Strategies, options: Options) -> None:
+        self._model, self._options, self._cores, self._family = pricing.model, options, cores, family(cores)
+        kinds, self._kind = space.kinds(cores)
+        rows, kind = space.with_experts(kinds, pricing.model, options)
+        bound = pricing.block_seconds(rows)
+        self._degrees = int(rows.ep.max(initial=1)) + 1, int(rows.etp.max(initial=1)) + 1
+        code = self._code(kind, rows)
+        order = np.argsort(code)
+        self._codes, self._bounds = code[order], bound[order]
+        spread = rows.ep * rows.etp > 1
+        alone, apart = np.full(len(kinds), np.inf), np.full(len(kinds), np.inf)
+        np.minimum.at(alone, kind[~spread], bound[~spread])
+        np.minimum.at(apart, kind[spread], bound[spread])
+        self._alone, self._apart = alone[self._kind], apart[self._kind]
+
+    def _code(self, kind: Ints, rows: Strategies) -> Ints:
+        """Return a number for each kind of core and way to spread experts."""
+        code: Ints = (kind * self._degrees[0] + rows.ep) * self._degrees[1] + rows.etp
+        return code
+
+    def first(self, count: int) -> npt.NDArray[np.bool_]:
+        """Return the mask of the `count` cores of each family with the lowest bounds."""
+        chosen = np.zeros(len(self._cores), dtype=bool)
+        for place in range(_EP):
+            own = np.flatnonzero(self._family == place)
+            chosen[own[np.argsort(self._alone[own], kind="stable")[:count]]] = True
+        chosen[np.argsort(self._apart, kind="stable")[:count]] = True
+        return chosen
+
+    def expanded(self, some: npt.NDArray[np.bool_], incumbents: _Incumbents) -> Strategies:
+        """Return the strategies of some cores, with their experts, that may be among the best of all or of their
+        family."""
+        alone = some & incumbents.may_win(self._family, self._alone)
+        apart = np.flatnonzero(some & incumbents.may_win(np.full_like(self._family, _EP), self._apart))
+        rows, place = space.with_experts(self._cores.take(apart), self._model, self._options)
+        bound = self._bounds[np.searchsorted(self._codes, self._code(self._kind[apart[place]], rows))]
+        may = (rows.ep * rows.etp > 1) & incumbents.may_win(np.full(len(rows), _EP), bound)
+        return space.joined([self._cores.take(alone), rows.take(may)])
 
 
 class _Incumbents:
     """The strategies priced so far, and the bounds that a row must beat to be worth expanding."""
 
-    def __init__(self, pricing: Pricing, keep: int, slack: float, front: float) -> None:
+    def __init__(self, pricing: Pricing, keep: int, slack: float, front: float, families: float) -> None:
         self._pricing, self._keep, self._slack, self._front = pricing, keep, slack, front
+        self._families = families
         self._steps, self._least = np.zeros(0), np.zeros(0)  # the front: seconds, least bytes up to there
         self._parts: list[tuple[Strategies, Floats, Floats]] = []
         self._best_of_family = np.full(len(FAMILIES), np.inf)
@@ -155,8 +212,10 @@ class _Incumbents:
         family.
 
         Rows of plain data parallelism always may: sharding, which is expanded last, decides their family."""
-        bound = np.maximum(self._best_of_family, self._overall_bound)
+        bound = self._best_of_family.copy()
         bound[_DDP] = np.inf
+        fastest = self._fastest_seconds.min(initial=np.inf)
+        bound = np.maximum(np.minimum(bound, (1 + self._families) * fastest), self._overall_bound)
         possible: npt.NDArray[np.bool_] = least <= bound[families] * (1 + self._slack)
         return possible
 

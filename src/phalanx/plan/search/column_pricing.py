@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from phalanx.cost.analytic.block import block_kinds
 from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.analytic.memory import Memory, allocatable_bytes, memory
 from phalanx.cost.analytic.option_effects import effective, extended, laid_out
@@ -22,7 +23,7 @@ from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank
 from phalanx.cost.ledger.rank_layout import FORMATS, Layout
 from phalanx.cost.ledger.recomputed import recomputed
 from phalanx.plan.search.limits import Limits
-from phalanx.plan.search.space import ORDERS, SEARCHED, Ints, Options, Strategies
+from phalanx.plan.search.space import ORDERS, SEARCHED, Ints, Options, Strategies, joined
 from phalanx.schedule.pipeline.given_layout import ends_of
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
@@ -38,7 +39,7 @@ from phalanx.stacks.registry import ROWS, facts
 from phalanx.stacks.stack import WORDS, Stack, counted
 
 Floats = npt.NDArray[np.float64]
-_SLICE = 65_536
+_SLICE = 16_384
 """Rows priced together: enough that calls cost little beside arithmetic, few enough for the cache."""
 
 
@@ -224,6 +225,19 @@ class Pricing:
             seconds[spread] = np.minimum(seconds[spread], _sliced(other, least))
         return seconds
 
+    def block_seconds(self, rows: Strategies) -> Floats:
+        """Seconds of all blocks' passes in a step of rows without a pipeline: a lower bound on the step of every
+        strategy that has these ranks in pipelines of any length, since no rank has fewer blocks than the mean, and
+        experts are never closer together."""
+        best = replace(rows, zero=np.where(rows.dp * rows.cp > 1, 1, 0), shard=rows.dp)
+
+        def passes(part: Strategies) -> Column:
+            how = self.layout(part).on_nodes(self.system.tiers[0].ranks)
+            kinds = block_kinds(self.shape, how, self.system, self.profile)
+            return how.micro_batches * sum(count * (block.forward + block.backward) for block, count in kinds)
+
+        return _sliced(best, passes)
+
     def least_bytes(self, rows: Strategies, complete: bool) -> Floats:
         """Lower bound on the bytes of each row, however it is sharded.
 
@@ -238,23 +252,30 @@ class Pricing:
 
     def may_fit(self, rows: Strategies, complete: bool) -> npt.NDArray[np.bool_]:
         """Whether the lower bound on memory fits; faster than `least_bytes`, since one way that fits is enough."""
-        fits = np.zeros(len(rows), dtype=bool)
-        possible = np.ones(len(rows), dtype=bool)
-        highest = self._smallest[0]
-        for zero, kind in self._least_ways(complete):
-            if zero == highest:
-                possible[:] = True
-            undecided = np.flatnonzero(~fits & possible & self._has_level(rows, zero))
-            some = _smallest_of(rows.take(undecided), zero, kind, complete)
-            for start in range(0, len(undecided), _SLICE):
-                part = undecided[start : start + _SLICE]
-                needed = self.memory(some.take(slice(start, start + _SLICE)))
-                fits[part] = needed.reserved <= self.usable
-                if zero == highest:
-                    # No level keeps less state: what exceeds the device without what this one gathers, on either end
-                    # of a pipeline, fits at none.
-                    gathered = 2 * (1 + self.profile.fragments) * needed.terms["gathered"]
-                    possible[part] = needed.reserved - gathered <= self.usable
+        fits, hopeless = np.zeros(len(rows), dtype=bool), np.zeros(len(rows), dtype=bool)
+        has = {zero: self._has_level(rows, zero) for zero in self._smallest}
+        most = np.maximum.reduce([np.where(of_rows, zero, -1) for zero, of_rows in has.items()])
+        ways = self._least_ways(complete)
+        while ways and not np.all(fits | hopeless):
+            undecided = np.flatnonzero(~fits & ~hopeless)
+            count = max(1, _SLICE // len(undecided))  # of few rows many ways are tried in one call
+            parts, own, level = [], [], []
+            for zero, kind in ways[:count]:
+                those = undecided[has[zero][undecided]]
+                parts.append(_smallest_of(rows.take(those), zero, kind, complete))
+                own.append(those)
+                level.append(np.full(len(those), zero))
+            some, row, zeros = joined(parts), np.concatenate(own), np.concatenate(level)
+            for start in range(0, len(row), _SLICE):
+                part = slice(start, start + _SLICE)
+                needed = self.memory(some.take(part))
+                fits[row[part][needed.reserved <= self.usable]] = True
+                # No level keeps less state than the highest: what exceeds the device with that, however it is
+                # recomputed, or without what it gathers on either end of a pipeline, fits at none.
+                gathered = 2 * (1 + self.profile.fragments) * needed.terms["gathered"]
+                least = needed.reserved - gathered if complete else needed.steady
+                hopeless[row[part][(zeros[part] == most[row[part]]) & (least > self.usable)]] = True
+            ways = ways[count:]
         return fits
 
     def _least_ways(self, complete: bool) -> list[tuple[int, str]]:

@@ -274,6 +274,10 @@ FOR_OPTIONS = 6
 """Strategies with which the options of a stack are tried."""
 
 
+_CLOSE = 0.25
+"""Share by which a family's fastest may be behind the fastest of all, by the formulas, to be tried as the best."""
+
+
 def best_on(pricing: Pricing, gpus: int) -> tuple[PricedStrategy, float, float] | None:
     """Return the best strategy on so many GPUs, its step time in seconds and its MFU; None if nothing fits."""
     explored = first_pass(pricing, gpus)
@@ -283,7 +287,7 @@ def best_on(pricing: Pricing, gpus: int) -> tuple[PricedStrategy, float, float] 
 def first_pass(pricing: Pricing, gpus: int) -> Exploration | None:
     """Return the strategies that the formulas choose on so many GPUs; None if nothing is legal or fits."""
     try:
-        explored = branch_and_bound.explore(pricing, gpus, pricing.options, keep=1)
+        explored = branch_and_bound.explore(pricing, gpus, pricing.options, keep=1, families=_CLOSE)
     except InputError:
         return None
     return explored if len(explored.rows) else None
@@ -296,7 +300,8 @@ def best_of(pricing: Pricing, explored: Exploration) -> tuple[PricedStrategy, fl
     pricing = with_best_options(pricing, fastest)
     prices = RefinedPrices(pricing)
     # Of those with which the options were tried one fits; the best without them may not.
-    candidates = prices.descend([explored.rows.strategy(row) for row in rows]) or prices.descend(fastest)
+    candidates = prices.descend([explored.rows.strategy(row) for row in rows], slower=False)
+    candidates = candidates or prices.descend(fastest, slower=False)
     first = next(iter(that_fit(prices, candidates)), candidates[0])
     return first.priced, first.seconds, first.mfu
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from phalanx.cost.analytic.memory import memory as memory_of
+from phalanx.cost.analytic.step import Step
 from phalanx.cost.analytic.step import step as step_of
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.rank_layout import Layout
@@ -49,18 +50,22 @@ class PricedStrategy:
 
 def price(pricing: Pricing, strategies: Sequence[Strategy]) -> list[PricedStrategy]:
     """Price strategies term by term. Raises InputError for a `recompute` or `order` that is never searched."""
-    if not strategies:
-        return []
+    return price_with_step(pricing, strategies)[0] if strategies else []
+
+
+def price_with_step(pricing: Pricing, strategies: Sequence[Strategy]) -> tuple[list[PricedStrategy], Step]:
+    """Price strategies, at least one; with the columns of their steps."""
     how = layout_of(pricing, strategies)
     step = step_of(pricing.shape, how, pricing.system, pricing.profile)
     memory = memory_of(pricing.shape, how, pricing.profile, step.ahead)
     count = len(strategies)
     terms, held = _per_row(step.terms, count), _per_row(memory.terms, count)
     reserved = np.broadcast_to(memory.reserved, count)
-    return [
+    priced = [
         PricedStrategy(s, sum(terms[i].values()), float(reserved[i]), terms[i], held[i], pricing.usable)
         for i, s in enumerate(strategies)
     ]
+    return priced, step
 
 
 def layout_of(pricing: Pricing, strategies: Sequence[Strategy]) -> Layout:

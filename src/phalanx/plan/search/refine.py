@@ -9,31 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property, lru_cache
 
 import numpy as np
 
 from phalanx.cost.analytic.kernels import Passes
 from phalanx.cost.analytic.step import Step
 from phalanx.cost.ledger.flops import model_flops
-from phalanx.cost.ledger.pipeline_formulas import makespan
+from phalanx.cost.ledger.pipeline_formulas import makespans
 from phalanx.cost.pipeline_time import Costs, PricedSchedule
 from phalanx.cost.pipeline_time import price as price_schedule
 from phalanx.plan.search import branch_and_bound, space
 from phalanx.plan.search.branch_and_bound import FAMILIES, Exploration
-from phalanx.plan.search.column_pricing import Pricing
+from phalanx.plan.search.column_pricing import Floats, Pricing
 from phalanx.plan.search.neighbours import neighbours
-from phalanx.plan.search.priced import PricedStrategy, price
+from phalanx.plan.search.priced import PricedStrategy, price_with_step
 from phalanx.plan.search.space import ORDERS, SEARCHED, of
-from phalanx.schedule.partition.balance import Units, explain, partition
+from phalanx.schedule.partition.balance import Explained, Units, explain, partition
 from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.given_layout import given_blocks
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.schedule.pipeline.schedules import build as build_schedule
-from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.spec import Schedule, Strategy
 
 _PIPELINED = ("matmul", "attention", "memory", "tp", "cp", "ep", "recompute", "launch", "head", "bubble")
 """The terms of a step that a pipeline's makespan replaces."""
+_ROUNDING = 1e-9
+"""Share by which sums in another order may differ."""
+
+
+def beside_pipeline(terms: Mapping[str, float]) -> float:
+    """Seconds of the terms of a step that its pipeline's makespan does not contain."""
+    return sum(value for name, value in terms.items() if name not in _PIPELINED)
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ class PipelineRun:
 
     def seconds(self, terms: Mapping[str, float]) -> float:
         """Seconds of a step with these terms, the makespan in place of the terms that it replaces."""
-        return self.makespan + sum(value for name, value in terms.items() if name not in _PIPELINED)
+        return self.makespan + beside_pipeline(terms)
 
     def terms(self, formula: Mapping[str, float]) -> dict[str, float]:
         """Correct a formula's terms by this run; they sum to `seconds`.
@@ -67,21 +74,45 @@ class PipelineRun:
         return dict(formula) | {name: share * value for name, value in block_terms.items()} | waits
 
 
-def refined(pricing: Pricing, strategies: Sequence[Strategy]) -> list[tuple[PricedStrategy, PipelineRun]]:
-    """Price strategies term by term, with their pipelines timed action by action.
+def refined(
+    pricing: Pricing, strategies: Sequence[Strategy], below: float = np.inf
+) -> list[tuple[PricedStrategy, PipelineRun]]:
+    """Price strategies term by term, with their pipelines timed action by action; those that certainly take longer
+    than `below` seconds are left out, untimed.
 
     Strategies that differ only in sharding share one run; so do both orders of stages and replicas without experts:
     they move no group of tp or cp."""
+    if not strategies:
+        return []
     alike = SEARCHED if pricing.model.experts is None else ()
-    unsharded = [replace(s, zero=0, shard=None, order=ORDERS[0] if s.order in alike else s.order) for s in strategies]
-    distinct = list(dict.fromkeys(unsharded))
+    priced, step = price_with_step(pricing, strategies)
+    least = _least_makespans(pricing, strategies, step) if below < np.inf else np.zeros(len(strategies))
+    in_time = [
+        (p, replace(s, zero=0, shard=None, order=ORDERS[0] if s.order in alike else s.order))
+        for p, s, shortest in zip(priced, strategies, least.tolist(), strict=True)
+        if shortest + beside_pipeline(p.terms) <= (1 + _ROUNDING) * below
+    ]
+    distinct = list(dict.fromkeys(unsharded for _, unsharded in in_time))
     runs = dict(zip(distinct, run(pricing, distinct), strict=True))
     results = []
-    for p, s in zip(price(pricing, strategies), unsharded, strict=True):
-        pipeline = runs[s]
+    for p, unsharded in in_time:
+        pipeline = runs[unsharded]
         refined_price = replace(p, seconds=pipeline.seconds(p.terms), terms=pipeline.terms(p.terms))
         results.append((refined_price, pipeline))
     return results
+
+
+def _least_makespans(pricing: Pricing, strategies: Sequence[Strategy], step: Step) -> Floats:
+    """Return seconds that no cut of the blocks into chunks undercuts: some rank does at least the mean rank's work,
+    and at least its share of the blocks of each kind, in whole blocks."""
+    pp = np.array([s.pp for s in strategies])
+    m = np.array([s.accumulation(pricing.job) for s in strategies])
+    each = [(np.asarray(count), passes.forward + passes.backward) for count, passes in step.blocks]
+    mean = (sum(count * seconds for count, seconds in each) + step.head.forward + step.head.backward) / pp
+    of_kind = [np.ceil(count / pp) * seconds for count, seconds in each]
+    work = sum(step.terms[name] for name in _PIPELINED)
+    least: Floats = np.where(pp > 1, m * np.maximum.reduce([mean, *of_kind]), work)
+    return least
 
 
 def run(pricing: Pricing, strategies: Sequence[Strategy]) -> list[PipelineRun]:
@@ -106,19 +137,18 @@ def _runs(pricing: Pricing, strategies: Sequence[Strategy], step: Step) -> list[
     experts = pricing.model.experts
     plain = [experts is None or i in experts.dense_layers for i in range(pricing.model.layers)]
     plain += [experts is None] * pricing.extra.mtp
-    runs: dict[Any, PipelineRun] = {}
-    result = []
+    pipelines: dict[int, tuple[_Chunks, int]] = {}
     for i, s in enumerate(strategies):
-        if s.pp == 1:
-            result.append(PipelineRun(float(work[i]), (pricing.model.layers,), 0.0, 0.0))
-            continue
-        key = (s, heads[i], *(kind[i] for kind in kinds))
-        if key not in runs:
-            passes = [kinds[0][i] if dense else kinds[-1][i] for dense in plain]
+        if s.pp > 1:
+            passes = tuple(kinds[0][i] if dense else kinds[-1][i] for dense in plain)
             given = given_blocks(s, pricing.extra, len(plain))
-            runs[key] = _run(s, s.accumulation(pricing.job), passes, heads[i], given)
-        result.append(runs[key])
-    return result
+            chunks = _Chunks(s.schedule, s.pp, s.virtual, passes, heads[i], given)
+            pipelines[i] = chunks, s.accumulation(pricing.job)
+    runs = _timed(list(dict.fromkeys(pipelines.values())))
+    return [
+        runs[pipelines[i]] if i in pipelines else PipelineRun(float(work[i]), (pricing.model.layers,), 0.0, 0.0)
+        for i in range(count)
+    ]
 
 
 def timeline(pricing: Pricing, s: Strategy, blocks: tuple[int, ...], micro_batches: int) -> PricedSchedule:
@@ -141,25 +171,46 @@ def _rows(passes: Passes, count: int) -> list[tuple[float, float]]:
     return [(float(f), float(b)) for f, b in zip(forward, backward, strict=True)]
 
 
-def _run(
-    s: Strategy,
-    m: int,
-    passes: list[tuple[float, float]],
-    head: tuple[float, float],
-    given: tuple[int, ...] | None = None,
-) -> PipelineRun:
-    """Time `m` micro-batches. `passes`: seconds of each block's forward and backward pass; `head`: of the head's;
-    `given`: the blocks of each chunk, where they are not to be balanced."""
-    units = Units(0.0, tuple(f + b for f, b in passes), sum(head))
-    ranks = stages.rank_of(s)
-    blocks = given or partition(units, ranks).blocks
-    shares = explain(units, ranks, blocks)
-    slowest = max(share.seconds for share in shares.ranks)
-    total = makespan(s.schedule, s.pp, m, s.virtual, _costs(passes, head, blocks), slowest)
-    return PipelineRun(total, blocks, shares.imbalance, total - m * slowest, m * sum(units.blocks) / s.pp)
+@dataclass(frozen=True)
+class _Chunks:
+    """What the chunks of a pipeline cost. `passes`: seconds of each block's forward and backward pass; `head`: of the
+    head's; `given`: the blocks of each chunk, where they are not to be balanced."""
+
+    schedule: Schedule
+    pp: int
+    virtual: int
+    passes: tuple[tuple[float, float], ...]
+    head: tuple[float, float]
+    given: tuple[int, ...] | None
 
 
-def _costs(passes: list[tuple[float, float]], head: tuple[float, float], blocks: tuple[int, ...]) -> Costs:
+def _timed(pipelines: Sequence[tuple[_Chunks, int]]) -> dict[tuple[_Chunks, int], PipelineRun]:
+    """Time pipelines of so many micro-batches each, those of the same actions together."""
+    same: dict[tuple[Schedule, int, int], list[tuple[_Chunks, int]]] = {}
+    for chunks, m in pipelines:
+        same.setdefault((chunks.schedule, chunks.pp, chunks.virtual), []).append((chunks, m))
+    runs: dict[tuple[_Chunks, int], PipelineRun] = {}
+    for (schedule, pp, virtual), alike in same.items():
+        cuts = [_cut(chunks) for chunks, _ in alike]
+        slowest = [max(rank.seconds for rank in shares.ranks) for _, shares in cuts]
+        costs = [_costs(c.passes, c.head, blocks) for (c, _), (blocks, _) in zip(alike, cuts, strict=True)]
+        totals = makespans(schedule, pp, virtual, [m for _, m in alike], costs, slowest)
+        for (chunks, m), (blocks, shares), most, total in zip(alike, cuts, slowest, totals, strict=True):
+            mean = m * sum(f + b for f, b in chunks.passes) / pp
+            runs[chunks, m] = PipelineRun(total, blocks, shares.imbalance, total - m * most, mean)
+    return runs
+
+
+@lru_cache(maxsize=1024)
+def _cut(chunks: _Chunks) -> tuple[tuple[int, ...], Explained]:
+    """Return the blocks of each chunk and what each rank does."""
+    units = Units(0.0, tuple(f + b for f, b in chunks.passes), sum(chunks.head))
+    ranks = stages.rank_of(Strategy(pp=chunks.pp, virtual=chunks.virtual, schedule=chunks.schedule))
+    blocks = chunks.given or partition(units, ranks).blocks
+    return blocks, explain(units, ranks, blocks)
+
+
+def _costs(passes: Sequence[tuple[float, float]], head: tuple[float, float], blocks: tuple[int, ...]) -> Costs:
     """Seconds of each chunk's passes; weight gradients take half of a backward pass."""
     forward, backward, start = [], [], 0
     for count in blocks:
@@ -202,33 +253,40 @@ class RefinedPrices:
         self.pricing = pricing
         self._known: dict[Strategy, RankedStrategy] = {}
 
-    def of(self, strategies: Sequence[Strategy]) -> list[RankedStrategy]:
-        """Price each strategy, in the order of `strategies`."""
+    @cached_property
+    def _flops(self) -> float:
+        """FLOPs of the model in a step: the same for all strategies."""
+        return float(np.max(model_flops(self.pricing.shape, self.pricing.layout(space.of([Strategy()])))))
+
+    def of(self, strategies: Sequence[Strategy], below: float = np.inf) -> list[RankedStrategy]:
+        """Price each strategy, in the order of `strategies`; without those that certainly take longer than `below`
+        seconds."""
         new = [s for s in dict.fromkeys(strategies) if s not in self._known]
         if new:
-            rows, peak = space.of(new), float(self.pricing.system.peak_bf16)
-            flops = float(np.max(model_flops(self.pricing.shape, self.pricing.layout(rows))))  # the same for all
-            for kind, (p, run) in zip(branch_and_bound.family(rows), refined(self.pricing, new), strict=True):
-                mfu = flops / (p.seconds * p.strategy.world * peak)
-                self._known[p.strategy] = RankedStrategy(FAMILIES[kind], p, run, mfu)
-        return [self._known[s] for s in strategies]
+            kinds = dict(zip(new, branch_and_bound.family(space.of(new)), strict=True))
+            for p, run in refined(self.pricing, new, below):
+                mfu = self._flops / (p.seconds * p.strategy.world * float(self.pricing.system.peak_bf16))
+                self._known[p.strategy] = RankedStrategy(FAMILIES[kinds[p.strategy]], p, run, mfu)
+        return [self._known[s] for s in strategies if s in self._known]
 
     def met(self) -> list[RankedStrategy]:
         """Return every strategy that was priced, whether it fits or not."""
         return list(self._known.values())
 
-    def descend(self, strategies: Sequence[Strategy]) -> list[RankedStrategy]:
+    def descend(self, strategies: Sequence[Strategy], slower: bool = True) -> list[RankedStrategy]:
         """Descend from the fastest of `strategies` to faster neighbours until none is faster.
 
-        Returns every strategy met on the way that fits, fastest first; none where none of `strategies` fits."""
-        fitting = {s: r for s, r in zip(strategies, self.of(strategies), strict=True) if r.priced.fits}
+        Returns every strategy met on the way that fits, fastest first; none where none of `strategies` fits. Without
+        `slower`, neighbours that are certainly slower than the fastest are left out."""
+        fitting = {r.strategy: r for r in self.of(strategies) if r.priced.fits}
         if not fitting:
             return []
         expanded: Strategy | None = None
         while (best := min(fitting, key=lambda s: fitting[s].seconds)) != expanded:
             expanded = best
             close = [s for _, s in neighbours(best, self.pricing)]
-            fitting |= {s: r for s, r in zip(close, self.of(close), strict=True) if r.priced.fits}
+            below = np.inf if slower else fitting[best].seconds
+            fitting |= {r.strategy: r for r in self.of(close, below) if r.priced.fits}
         return sorted(fitting.values(), key=lambda r: r.seconds)
 
 

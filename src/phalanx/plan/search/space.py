@@ -16,7 +16,7 @@ the same: fields without effect keep their defaults (`zero` is set only where th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import permutations
 from typing import Any
@@ -33,6 +33,7 @@ from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy import recompute as recomputation
 from phalanx.spec.strategy.context import require_context
+from phalanx.spec.strategy.legality import require_narrow
 from phalanx.spec.strategy.spec import AXES, Strategy, divisors
 from phalanx.spec.strategy.split import require_split
 from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
@@ -215,8 +216,12 @@ def cores(model: ModelSpec, job: Job, ranks: int, options: Options | None = None
             dp = ranks // tp // cp // pp
             if job.global_batch % dp or model.layers < pp - 2:
                 continue
-            micro = np.array(divisors(job.global_batch // dp), dtype=np.int64)
-            for sp in (0, 1) if tp > 1 else (0,):
+            sizes = divisors(job.global_batch // dp)
+            if job.precision.narrow:
+                way = Strategy(tp=tp, cp=cp, pp=pp)
+                sizes = [n for n in sizes if _legal(require_narrow, model, job, replace(way, micro_batch=n))]
+            micro = np.array(sizes, dtype=np.int64)
+            for sp in (0, 1) if tp > 1 and not job.precision.narrow else (0,):
                 fits = micro[micro * job.seq // cp % tp == 0] if sp else micro
                 parts["micro_batch"].append(np.repeat(fits, len(ways)))
                 parts["ulysses"].append(np.tile(ways, len(fits)))
@@ -279,6 +284,24 @@ def experts(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> S
     return limited(_by_experts(rows, model, options).rows, job, options, "experts")
 
 
+def kinds(cores: Strategies) -> tuple[Strategies, Ints]:
+    """Return the cores that differ in what a block sees, each as if it had no pipeline, and the place among them of
+    each core: pp and dp share the ranks that tp and cp leave, and a block sees no difference."""
+    code = np.zeros_like(cores.tp)
+    for column in (cores.tp, cores.sp, cores.cp, cores.ulysses, cores.micro_batch):
+        code = code * (int(column.max(initial=0)) + 1) + column
+    _, first, place = np.unique(code, return_index=True, return_inverse=True)
+    some = cores.take(first)
+    return replace(some, dp=some.dp * some.pp, pp=np.ones_like(some.pp)), place.reshape(-1)
+
+
+def with_experts(rows: Strategies, model: ModelSpec, options: Options) -> tuple[Strategies, Ints]:
+    """Return rows with every way to spread experts over their ranks, those that limits exclude too, and the place of
+    the row that each is of."""
+    expansion = _by_experts(rows, model, options)
+    return expansion.rows, np.repeat(np.arange(len(rows)), expansion.times)
+
+
 def pipelines(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> Strategies:
     """Expand each row by every legal schedule (schedule/pipeline/stages.py refuses the others)."""
     return limited(_by_pipeline(rows, model, job, options).rows, job, options, "pipeline")
@@ -338,6 +361,8 @@ def _by_experts(rows: Strategies, model: ModelSpec, options: Options) -> _Expans
 
 
 def _by_pipeline(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> _Expansion:
+    ends, changed = given_ends(options.extra), options.extra.changed()
+
     def within(pp: int, m: int, schedule: int, virtual: int) -> bool:
         given = {
             "pp": pp,
@@ -345,9 +370,9 @@ def _by_pipeline(rows: Strategies, model: ModelSpec, job: Job, options: Options)
             "schedule": NAMES[schedule],
             "virtual": virtual,
             "chunks": pp * virtual,
-            "middle_chunks": (pp - given_ends(options.extra)) * virtual,
+            "middle_chunks": (pp - ends) * virtual,
         }
-        if options.extra.changed():
+        if changed:
             try:
                 given_blocks(
                     Strategy(pp=pp, virtual=virtual, schedule=NAMES[schedule]),  # type: ignore[arg-type]

@@ -41,8 +41,8 @@ def why_not(p: PricedStrategy, best: PricedStrategy | None, pricing: Pricing) ->
     leaves = _wider_than_node(p.strategy, pricing)
     if worst in COMMUNICATION and leaves:
         return f"{slower:+.1%}: {leaves}: {p.communication:.0%} of the step is communication"
-    here, there = _seconds(p.terms[worst]), _seconds(best.terms[worst])
-    return f"{slower:+.1%}: {TERM_NAMES.get(worst, worst)} {here}, there {there}"
+    here, instead = _seconds(p.terms[worst]), _seconds(best.terms[worst])
+    return f"{slower:+.1%}: {TERM_NAMES.get(worst, worst)}: {here} instead of {instead}"
 
 
 def _seconds(s: float) -> str:

@@ -36,6 +36,9 @@ class Case:
     source: str
     note: str = ""
     """What is not published, or differs here."""
+    gpu_hours: float | None = None
+    """As published, of all `tokens`."""
+    tokens: float | None = None
 
 
 def _llama(size: str, hours: int, tokens: float) -> Case:
@@ -53,6 +56,8 @@ def _llama(size: str, hours: int, tokens: float) -> Case:
         hours * 3600 / gpus / (tokens / (batch * seq)),
         "Touvron et al. 2023a, table 15: GPU-hours over all tokens",
         "its layout is not published" + ("" if size == "65B" else ", nor how many GPUs: 2,048 as for 65B"),
+        hours,
+        tokens,
     )
 
 
@@ -110,6 +115,8 @@ CASES = (
         1_720_320 * 3600 / 2048 / (2e12 / (1024 * 4096)),
         "Touvron et al. 2023b, table 2: GPU-hours over all tokens",
         "neither its layout nor how many GPUs is published: 2,048 here",
+        1_720_320,
+        2e12,
     ),
     Case(
         "PaLM 540B",
@@ -188,6 +195,8 @@ CASES = (
         172_800 * 3600 / 1024 / (1e12 / (9216 * 4096)),
         "DeepSeek-AI 2024a, section 3.1 (attention on FlashAttention 2): GPU-hours per 10^12 tokens",
         "how many GPUs is not published: 1,024 here; which of a block's values are kept is not either",
+        172_800 * 8.1,
+        8.1e12,
     ),
     Case(
         "Llama 3 8B, 1 M tokens",
@@ -214,6 +223,8 @@ CASES = (
         None,
         "DeepSeek-AI 2024b, section 3.2",
         "there on H800, in fp8, with DualPipe, and only norms and projections repeated; ran at 19.9 s a step",
+        2_664_000,
+        14.8e12,
     ),
 )
 
@@ -303,4 +314,33 @@ def sheet(studied: Sequence[CaseResult] | None = None) -> Sheet:
         ),
         rows,
         "; ".join(f"{c.name}: {c.source}" + (f" ({c.note})" if c.note else "") for c in CASES),
+    )
+
+
+_PRICE = 2.0
+"""Dollars a GPU-hour, as DeepSeek-AI 2024b reckons."""
+
+
+def published() -> Sheet:
+    """Tabulate what was published of all cases: the layout, and what the GPU-hours come to."""
+    rows = []
+    for c in CASES:
+        hours = c.gpu_hours
+        days = (None, None) if hours is None else (hours / 1000 / 24, hours / c.gpus / 24)
+        cost = None if hours is None else round(hours * _PRICE / 1e6, 2)
+        rows.append((c.name, c.used or "not published", hours, *days, cost, c.note))
+    return Sheet(
+        "what was published of trainings",
+        columns(
+            "training",
+            "layout",
+            ("GPU-hours", "count"),
+            ("days on 1,000 GPUs", "count"),
+            ("days on its GPUs", "count"),
+            (f"M$ at ${_PRICE:g} an hour", "count"),
+            "what is not published, or differs",
+        ),
+        rows,
+        "; ".join(f"{c.name}: {c.gpus:,} GPUs, {c.source}" for c in CASES if c.gpu_hours),
+        charted=False,
     )

@@ -50,6 +50,8 @@ def by_gpus(question: Question, gpus: Sequence[int], weak: bool) -> Sheet:
         "communication, the bubble, the slowest stage, and computing: what a sequence's computing takes longer than "
         "in the first row, in smaller pieces or with more repeated (negative: less)"
     )
+    if headroom := question(most).headroom:
+        note += f"; every strategy leaves {headroom:.0%} of the memory free, as those of phalanx plan do"
     above = [(n, row) for n, row in zip(gpus, rows, strict=True) if isinstance(row[5], float) and row[5] > _MORE]
     if above:
         first = next(n for n, row in zip(gpus, rows, strict=True) if row[4] is not None)

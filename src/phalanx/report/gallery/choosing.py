@@ -13,6 +13,7 @@ from phalanx.plan.explain.decision_tree import Node as Decision
 from phalanx.plan.placement.price import PlacedJob
 from phalanx.plan.placement.search import place
 from phalanx.plan.question import cluster_named, model_named, pricing_by_gpus, require_counts
+from phalanx.plan.search import HEADROOM
 from phalanx.plan.tables import scaling as tables
 from phalanx.plan.tables.table import Sheet
 from phalanx.report.pictures.figure import (
@@ -86,7 +87,7 @@ def scaling(
 
 @cache
 def _scaled(model: str, cluster: str, counts: tuple[int, ...], batch: int, seq: int) -> tuple[Sheet, ...]:
-    asked = pricing_by_gpus(model_named(model)[0], cluster_named(cluster), batch, seq, "megatron-core")
+    asked = pricing_by_gpus(model_named(model)[0], cluster_named(cluster), batch, seq, "megatron-core", HEADROOM)
     return tuple(tables.by_gpus(asked, counts, weak) for weak in (False, True))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -26,7 +26,7 @@ from phalanx.report.pictures.figure import (
     Tree,
 )
 from phalanx.report.pictures.numbers import short
-from phalanx.schedule.collectives.ir import Schedule
+from phalanx.schedule.collectives.ir import Schedule, then
 from phalanx.schedule.collectives.proof import prove, run
 from phalanx.schedule.collectives.registry import ALGORITHMS, COMPOSED, DUALS, build, two_tiers
 from phalanx.spec.cluster.presets import PRESETS, preset
@@ -112,7 +112,12 @@ def message_cost() -> Picture:
         "Cost of a message over its size: latency until n* = alpha/beta, then bandwidth",
         (
             curves,
-            Bars("n* = alpha/beta: doublings of 1 KiB", tuple(bars), head="The crossover of each preset's tiers"),
+            Bars(
+                "n* = alpha/beta, on a logarithmic axis",
+                tuple(bars),
+                head="The crossover of each preset's tiers",
+                ticks=(("1 KiB", 0), ("32 KiB", 5), ("1 MiB", 10), ("32 MiB", 15)),
+            ),
         ),
         "`phalanx clusters` (bandwidths of datasheets in one direction, latencies estimated), n* as `phalanx "
         "collectives table` prints it",
@@ -145,7 +150,11 @@ def algorithms_over_size(op: str, ranks: int, cluster: str) -> Picture:
     if not curves:
         raise InputError("--plot", None, f"no algorithm of {op} has a formula for {ranks} ranks", "leave it out")
     best = [(n, min(curves, key=lambda a: dict(curves[a]).get(n, float("inf")))) for n in sizes]
-    changes = [(n, algorithm) for (_, last), (n, algorithm) in pairwise(best) if algorithm != last]
+    changes = [
+        (_crossing(curves[last], curves[algorithm], before, n), algorithm)
+        for (before, last), (n, algorithm) in pairwise(best)
+        if algorithm != last
+    ]
     rules = [Rule("x", n, f"{algorithm} from here") for n, algorithm in changes]
     panel = Lines(
         Axis("bytes of the buffer", "bytes", log=True, base=2**5, low=256, high=2.0**30),
@@ -161,6 +170,18 @@ def algorithms_over_size(op: str, ranks: int, cluster: str) -> Picture:
         f"formulas on {spec.tiers[tier].name} links",
         f"Smallest buffers: {best[0][1]}. n* = alpha/beta of these links is {short(alpha / beta, 'bytes')}.",
     )
+
+
+def _crossing(
+    one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]], low: float, high: float
+) -> float:
+    """Return the size between two sizes at which two curves meet, as lines on logarithmic axes; `high` if one of
+    them begins only there."""
+    a, b = dict(one), dict(other)
+    if low not in b or high not in a:
+        return high
+    ahead, behind = np.log(b[low] / a[low]), np.log(a[high] / b[high])
+    return float(low * (high / low) ** (ahead / (ahead + behind)))
 
 
 def root_bottleneck(ranks: int = 8) -> Picture:
@@ -219,9 +240,16 @@ def family() -> Picture:
                 other, name = DUALS[op, algorithm]
                 below.append(Node(f"{algorithm} = {other} ({name}) backwards", leaf=True))
         plain = [a for a in ALGORITHMS[op] if (op, a) not in COMPOSED and (op, a) not in DUALS]
+        if op == "all_reduce":
+            for algorithm in tuple(plain):
+                if halves := _halves(algorithm):
+                    below.append(
+                        Node(f"{algorithm} = reduce_scatter ({halves[0]}) + all_gather ({halves[1]})", leaf=True)
+                    )
+                    plain.remove(algorithm)
         if plain:
             below.append(Node("by its own rounds: " + ", ".join(plain), leaf=True))
-        return Node(f"{op}: {_MEANING[op]}", tuple(below))
+        return Node(f"{op} ({_MPI[op]}): {_MEANING[op]}", tuple(below))
 
     groups = (
         ("one rank to all, and back", ("broadcast", "reduce", "scatter", "gather")),
@@ -239,6 +267,33 @@ def family() -> Picture:
     )
 
 
+def _halves(algorithm: str, ranks: int = 8) -> tuple[str, str] | None:
+    """Return the reduce-scatter and the all-gather whose messages, one after the other, are those of an
+    all-reduce."""
+    whole = _messages(build("all_reduce", algorithm, ranks, ranks, tiers=two_tiers(ranks)))
+    for first in ALGORITHMS["reduce_scatter"]:
+        for second in ALGORITHMS["all_gather"]:
+            halves = build("reduce_scatter", first, ranks, ranks), build("all_gather", second, ranks, ranks)
+            if _messages(then(*halves, "all_reduce", algorithm)) == whole:
+                return first, second
+    return None
+
+
+def _messages(s: Schedule) -> list[tuple[int, ...]]:
+    return sorted(zip(*(c.tolist() for c in (s.round, s.source, s.destination, s.offset, s.length)), strict=True))
+
+
+_MPI = {
+    "broadcast": "MPI_Bcast",
+    "reduce": "MPI_Reduce",
+    "scatter": "MPI_Scatter",
+    "gather": "MPI_Gather",
+    "all_gather": "MPI_Allgather",
+    "reduce_scatter": "MPI_Reduce_scatter_block",
+    "all_to_all": "MPI_Alltoall",
+    "all_reduce": "MPI_Allreduce",
+    "barrier": "MPI_Barrier",
+}
 _MEANING = {
     "broadcast": "all get the root's buffer",
     "reduce": "the root gets the sum",

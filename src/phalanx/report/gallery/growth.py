@@ -55,6 +55,10 @@ RELEASES = (
 """Days of the papers or announcements."""
 
 
+KAPLAN_N = 0.076
+"""Exponent of parameters, of Kaplan et al. 2020, equation 1.1; that of compute is 0.050 there."""
+
+
 def growth() -> Picture:
     """Draw the parameters of released models over the years, and the loss over parameters by the scaling law."""
     years = Lines(
@@ -83,5 +87,7 @@ def growth() -> Picture:
         (years, law),
         "sizes: the presets of `phalanx models` where there is one, else (grey) as their papers say; days of papers "
         "or announcements; the law: Hoffmann et al. 2022, equation 10",
-        f"Each tenfold model takes {1 - 10**-LAW.alpha:.0%} off the part of the loss that size decides.",
+        f"Each tenfold model takes {1 - 10**-LAW.alpha:.0%} off the part of the loss that size decides. By the older "
+        f"law L ~ N^-{KAPLAN_N:g} (Kaplan et al. 2020), half of the loss takes {2 ** (1 / KAPLAN_N):,.0f} times the "
+        "parameters.",
     )

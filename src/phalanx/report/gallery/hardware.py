@@ -166,7 +166,12 @@ def memory_hierarchy(cluster: str = "dgx-h100") -> Picture:
     return Picture(
         f"Levels of memory of {spec.device.name}, and of the links beyond it",
         (
-            Bars("size: doublings of 1 MiB", tuple(sizes), head="What each level holds, on the chip in all"),
+            Bars(
+                "size, on a logarithmic axis",
+                tuple(sizes),
+                head="What each level holds, on the chip in all",
+                ticks=(("1 MiB", 0), ("32 MiB", 5), ("1 GiB", 10), ("32 GiB", 15)),
+            ),
             Bars("GB/s of one GPU, links in one direction", tuple(bars), head="How fast it is"),
         ),
         "`phalanx roofline` (sizes: whitepapers and drivers; rates: datasheets); reached: fitted on published runs",

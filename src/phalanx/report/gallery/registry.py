@@ -10,6 +10,7 @@ from typing import Any
 from phalanx.report.gallery import (
     choosing,
     collectives,
+    compression,
     data_parallel,
     experts,
     growth,
@@ -64,6 +65,9 @@ PICTURES: dict[str, Entry] = {
     "prefetch": Entry("A gather ahead, and none", data_parallel.prefetch),
     "hsdp": Entry(
         "Shards inside nodes, copies across", data_parallel.hsdp, "mesh --strategy LINE --cluster C --plot FILE"
+    ),
+    "compression": Entry(
+        "What compressed gradients save, over ranks", compression.compression, "comm --params N --top-k S"
     ),
     "partition": Entry("Matrices cut by columns and rows, MLP, attention", layers.partition),
     "sequence-parallel": Entry("What sp cuts by tokens, between which collectives", layers.sequence_parallel),

@@ -122,7 +122,9 @@ def _table(s: Section) -> str:
 
 def _cell(value: str) -> str:
     number = bool(value) and value.lstrip("+-")[:1].isdigit() and len(value) < 24
-    return f"<td{' class=number' if number else ''}>{escape(value)}</td>"
+    text = escape(value)
+    # a strategy may be broken after its commas, which no browser does by itself
+    return f"<td class=number>{text}</td>" if number else f"<td>{text.replace(',', ',<wbr>')}</td>"
 
 
 def _id(s: Section) -> str:

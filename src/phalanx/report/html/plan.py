@@ -17,7 +17,7 @@ from phalanx.plan.search.refine import RankedStrategy, timeline
 from phalanx.plan.search.space import of
 from phalanx.plan.search.why_not import TERM_NAMES
 from phalanx.report.html.page import Section, page
-from phalanx.report.mesh_svg import nodes_svg
+from phalanx.report.mesh_svg import nodes_svg, one_of_each_stage
 from phalanx.report.plan import lines
 from phalanx.report.style import seconds, size
 from phalanx.spec.cluster.spec import GIB
@@ -25,8 +25,10 @@ from phalanx.spec.cluster.spec import GIB
 _COMPUTING = ("matmul", "attention", "memory", "recompute", "launch", "optimizer", "other")
 _MOST_PASSES = 480
 """Passes of a pipeline that are drawn: more are no longer told apart."""
-_MOST_RANKS = 1024
-"""Ranks whose places are drawn; of more, the first of them."""
+_MOST_DRAWN = 3000
+"""Passes in all; of more, evenly spaced pipeline ranks are drawn."""
+_MOST_NODES = 32
+"""Nodes that are all drawn; of more, one for each set of pipeline ranks that share a node."""
 
 
 def report(a: Answer, goal: Goal | None, x: AnalyticSubject) -> str:
@@ -44,26 +46,48 @@ def title(a: Answer) -> str:
 
 def data(a: Answer) -> dict[str, Any]:
     """Return what the page holds for scripts beside its charts."""
-    return {"strategy": str(a.best.strategy), "terms_s": a.best.priced.terms}
+    return {"strategy": str(a.best.strategy), "terms_s": a.to_run.priced.terms}
 
 
 def sections(a: Answer, goal: Goal | None, x: AnalyticSubject) -> list[Section]:
     """Return the sections of that page."""
-    best = a.best
-    answer, *rest = lines(a, goal)
+    best = a.to_run
+    _, *rest = lines(a, goal)
     return [
-        Section("The answer", "text", text=(answer, *rest)),
+        Section("The answer", "text", text=(_in_a_paragraph(a), *rest)),
         waterfall("Time of a step", best.priced.terms, TERM_NAMES),
         _memory(a),
         *([_memory_by_rank(a)] if best.strategy.pp > 1 else []),
         _front(a),
         _neighbours(x),
-        _layout(best, a),
+        _layout(a.best, a),
         *([_pipeline(best, a)] if best.strategy.pp > 1 else []),
         _roofline(x),
         _axes(x),
         _rejected(a),
     ]
+
+
+def _in_a_paragraph(a: Answer) -> str:
+    """Say what to run, how fast it is, what it holds, and what most of the rest of a step goes to."""
+    best, p = a.to_run, a.pricing
+    s, terms, step = a.best.strategy, best.priced.terms, best.seconds
+    computes = sum(t for name, t in terms.items() if name in _COMPUTING)
+    lost = sorted(
+        ((t, name) for name, t in terms.items() if name not in _COMPUTING and t > 0.001 * step), reverse=True
+    )
+    m = s.accumulation(p.job)
+    text = (
+        f"Run it as {s} under {p.profile.name}: {p.job.global_batch * p.job.seq / step:,.0f} tokens/s, "
+        f"{p.job.global_batch * p.job.seq / step / s.world:,.0f} a GPU, an MFU of {best.mfu:.1%}. A step of "
+        f"{p.job.global_batch:,} sequences takes {seconds(step)} in {m:,} micro-batch{'es' * (m > 1)} of "
+        f"{s.micro_batch} for each replica, and the fullest GPU holds {size(best.priced.bytes_)} of "
+        f"{size(p.cluster.device.usable_bytes)}. {computes / step:.1%} of the step computes"
+    )
+    if lost:
+        parts = [f"{seconds(t)} to {TERM_NAMES.get(name, name)}" for t, name in lost[:3]]
+        text += f"; the rest goes {', '.join(parts)}" + (" and to less than that." if len(lost) > 3 else ".")
+    return text if lost else text + "."
 
 
 def waterfall(title: str, terms: dict[str, float], names: dict[str, str]) -> Section:
@@ -113,7 +137,7 @@ def memory(title: str, bars: dict[str, dict[str, float]], limit: tuple[str, floa
 
 
 def _memory(a: Answer) -> Section:
-    bars = {"chosen": a.best.priced.memory_terms}
+    bars = {"chosen": a.to_run.priced.memory_terms}
     bars |= {r.family: r.priced.memory_terms for r in a.families if r.strategy != a.best.strategy}
     note = (
         "of the fullest rank at its fullest instant: of the chosen strategy, and of the fastest of each other family"
@@ -168,7 +192,11 @@ def _layout(best: RankedStrategy, a: Answer) -> Section:
     placed = in_order(best.strategy, a.pricing.cluster)
     axis = next((name for name, count in reversed(placed.mesh.axes) if count > 1), placed.mesh.axes[-1][0])
     note = f"nodes, GPUs and ranks; colours: groups of {axis}. `phalanx mesh --rank R` outlines a rank's groups"
-    return Section("The layout", "svg", note, svg=nodes_svg(placed, axis))
+    drawn = None
+    if len(placed.topology.hosts) > _MOST_NODES:
+        drawn = one_of_each_stage(placed)[:_MOST_NODES]
+        note += "; one node for each set of pipeline ranks that share one"
+    return Section("The layout", "svg", note, svg=nodes_svg(placed, axis, drawn=drawn))
 
 
 def _pipeline(best: RankedStrategy, a: Answer) -> Section:
@@ -177,19 +205,21 @@ def _pipeline(best: RankedStrategy, a: Answer) -> Section:
     least = 2 * s.pp if s.schedule == "interleaved" else s.pp
     drawn = min(m, max(least, _MOST_PASSES // per_micro_batch // s.pp * s.pp))
     priced = timeline(a.pricing, s, best.run.blocks, drawn)
+    shown = _spread(s.pp, max(3, _MOST_DRAWN // max(map(len, priced.schedule.actions))))
     rows = [
         {
             "row": f"rank {rank}",
-            "start": start,
-            "end": end,
+            "start": float(f"{start:.6g}"),
+            "end": float(f"{end:.6g}"),
             "kind": _PASSES[action.kind],
             "label": f"{_PASSES[action.kind]} of chunk {action.chunk}, micro-batch {action.micro_batch}",
             "short": str(action.micro_batch),
         }
-        for rank, (actions, times) in enumerate(zip(priced.schedule.actions, priced.times, strict=True))
-        for action, (start, end) in zip(actions, times, strict=True)
+        for rank in shown
+        for action, (start, end) in zip(priced.schedule.actions[rank], priced.times[rank], strict=True)
     ]
     few = f"the first {drawn} of {m} micro-batches" if drawn < m else f"all {m} micro-batches"
+    few += f" on {len(shown)} of {s.pp} pipeline ranks" if len(shown) < s.pp else ""
     return Section(
         "The pipeline over time",
         "timeline",
@@ -199,8 +229,15 @@ def _pipeline(best: RankedStrategy, a: Answer) -> Section:
             (str(rank), ", ".join(_blocks(best, rank)), seconds(busy), seconds(priced.makespan - busy))
             for rank, busy in enumerate(priced.work)
         ],
-        chart={"unit": "seconds", "rows": rows, "labelled": len(rows) <= 400},
+        chart={"unit": "seconds", "rows": rows, "labelled": True},
     )
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """Return at most `most` of the numbers below `count`, the first and the last among them."""
+    if count <= most:
+        return list(range(count))
+    return [round(i * (count - 1) / (most - 1)) for i in range(most)]
 
 
 _PASSES = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}

@@ -9,9 +9,8 @@ from typing import Any
 from phalanx.plan.explain.observed_lint import lint
 from phalanx.report.html.page import Section, page
 from phalanx.report.observe import finding
-from phalanx.report.style import size
+from phalanx.report.style import BYTES, FLOP, largest_unit, size
 from phalanx.schedule.observation import Observation, RankObservation, unit
-from phalanx.spec.cluster.spec import GIB
 
 
 def verification(v: Mapping[str, Any]) -> str:
@@ -33,7 +32,9 @@ def _class(c: Mapping[str, Any]) -> list[Section]:
     """Return the sections of one class of ranks: its traffic and memory, predicted and recorded."""
     name = f"rank {c['rank']}, which stands for {c['rank_count']:,}"
     differing = [d["message"] for d in c["differences"]] + ([c["failed"]] if c["failed"] else [])
-    text = (c["ranks"], *differing) if differing else (c["ranks"], f"equal to its plan, in {c['seconds']:.1f} s")
+    text = differing or [f"equal to its plan, in {c['seconds']:.1f} s"]
+    if c["rank_count"] > 1:
+        text = [f"its {c['rank_count']:,} ranks: {c['ranks']}", *text]
     recorded = c["recorded"] or {"collectives": [], "state_bytes": 0, "peak_bytes": 0}
     there = {(r["op"], r["axis"]): r for r in recorded["collectives"]}
     rows = []
@@ -47,7 +48,7 @@ def _class(c: Mapping[str, Any]) -> list[Section]:
     ]
     names = ("operation", "over", "predicted", "recorded", "bytes predicted", "bytes recorded")
     return [
-        Section(f"Collectives of {name}", "table", text=text, columns=names, rows=rows),
+        Section(f"Collectives of {name}", "table", text=tuple(text), columns=names, rows=rows),
         Section(f"Memory of rank {c['rank']}", "table", columns=("bytes", "predicted", "recorded"), rows=held),
     ]
 
@@ -79,11 +80,13 @@ def _rank(r: RankObservation) -> list[Section]:
     flops: Counter[tuple[str, str]] = Counter()
     for (phase, module), n in r.flops.items():
         flops[unit(module) or "(root)", "backward" if phase == "B" else "forward"] += n
-    bars = [{"bar": module, "part": phase, "value": n / 1e12} for (module, phase), n in flops.items()]
+    flop, scale = largest_unit(max(flops.values(), default=0), FLOP)
+    bars = [{"bar": module, "part": phase, "value": n / scale} for (module, phase), n in flops.items()]
     kinds: Counter[str] = Counter()
     for h in r.holders:
         kinds[h.kind] += h.bytes
-    held = [{"bar": name, "part": kind, "value": n / GIB, "text": size(n)} for kind, n in kinds.items()]
+    byte, binary = largest_unit(sum(kinds.values()), BYTES)
+    held = [{"bar": name, "part": kind, "value": n / binary, "text": size(n)} for kind, n in kinds.items()]
     names = ("collective", "over", "count", "bytes each", "phase", "where")
     return [
         Section(f"Collectives of {name}", "table", r.are or "", columns=names, rows=traffic),
@@ -92,7 +95,7 @@ def _rank(r: RankObservation) -> list[Section]:
             "stack",
             columns=("unit", "pass", "FLOP"),
             rows=[(module, phase, f"{n:,}") for (module, phase), n in flops.items()],
-            chart={"unit": "TFLOP", "bars": bars} if bars else {},
+            chart={"unit": flop, "bars": bars} if bars else {},
         ),
         Section(
             f"Memory of {name} at its peak",
@@ -100,7 +103,7 @@ def _rank(r: RankObservation) -> list[Section]:
             f"{size(r.peak)} in the {r.peak_phase} pass of {unit(r.peak_module) or 'the root'}",
             columns=("held by", "bytes"),
             rows=[(kind, f"{n:,}") for kind, n in kinds.most_common()],
-            chart={"unit": "GiB", "bars": held} if held else {},
+            chart={"unit": byte, "bars": held} if held else {},
         ),
         *_waits(r),
     ]

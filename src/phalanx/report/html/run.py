@@ -8,9 +8,8 @@ from statistics import median
 from typing import Any
 
 from phalanx.report.html.page import Section, page
-from phalanx.report.style import seconds, size
+from phalanx.report.style import BYTES, largest_unit, seconds, size
 from phalanx.report.train import Comparison
-from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
@@ -35,12 +34,13 @@ def report(
     `steps`: the lines of metrics.jsonl; `compared`: predicted against measured; `trace`: events of trace.json, empty
     if there is none."""
     prediction = plan.prediction
-    in_gib = [{**row, "mem_gib": float(row["mem_bytes"]) / GIB} for row in steps]
+    byte, binary = largest_unit(max((float(row["mem_bytes"]) for row in steps), default=0.0), BYTES)
+    in_units = [{**row, "mem": float(row["mem_bytes"]) / binary} for row in steps]
     sections = [
         _summary(name, plan, steps),
         _lines("Loss", "nats a token", {"training": "loss"}, steps),
         _lines("Throughput", "tokens/s", {"all ranks": "tokens_per_s"}, steps, zero=True),
-        _lines("Memory", "GiB, the fullest rank", {"peak": "mem_gib"}, in_gib, zero=True),
+        _lines("Memory", f"{byte}, the fullest rank", {"peak": "mem"}, in_units, zero=True),
         Section(
             "Predicted against measured",
             "table",

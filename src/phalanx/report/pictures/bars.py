@@ -54,12 +54,18 @@ def draw(scene: Scene, panel: Bars) -> None:
         wide = width(name, 11)
         scene.text(min(max(x - wide / 2, left), WIDE - EDGE - wide), y + 12, name, "t halo", 11)
     for x, y, written in ends:
+        for _, value in limits:  # no line through a number: it stands behind the line instead, where there is room
+            across = left + value * scale
+            if x - 3 < across < x + width(written, 11) + 3 and across + 6 + width(written, 11) < WIDE - EDGE:
+                x = across + 6
         scene.text(x, y, written, "t halo", 11)
     scene.path([(left, top + 15 * len(limits)), (left, scene.y)], "o")
     scene.path([(left, scene.y), (left + room, scene.y)], "o")
     end = 0.0
-    for value in ticks(Axis(""), 0.0, _longest(panel)):
-        written = short(value, "count")
+    named = panel.ticks or [(short(v, "count"), v) for v in ticks(Axis(""), 0.0, _longest(panel))]
+    for written, value in named:
+        if value > _longest(panel):
+            break
         x = left + value * scale
         scene.path([(x, scene.y), (x, scene.y + 4)], "o")
         if x - width(written, 11) / 2 > end:

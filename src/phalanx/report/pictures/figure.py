@@ -99,6 +99,8 @@ class Bars:
     limits: tuple[tuple[str, float], ...] = ()
     """Lines across: (name, value)."""
     head: str = ""
+    ticks: tuple[tuple[str, float], ...] = ()
+    """(what it says, its length), ascending, where lengths are not the numbers themselves: logarithms."""
 
 
 @dataclass(frozen=True)

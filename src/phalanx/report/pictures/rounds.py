@@ -13,7 +13,7 @@ def draw(scene: Scene, panel: Rounds) -> None:
     scene.heading(panel.head)
     cell = max([18.0, *(width(c, _SMALL) + 8 for r in panel.rounds for row in r.cells for c in row)])
     ranks, chunks = len(panel.rounds[0].cells), len(panel.rounds[0].cells[0])
-    arcs = 20 + 9 * min(ranks, 8)
+    arcs = 12 + 9 * min(ranks - 1, 8)
     name = width(f"rank {ranks - 1}", _SMALL) + 8
     wide = name + cell * chunks + arcs
     wide = max(wide, *(width(r.head, _SMALL) + 16 for r in panel.rounds))
@@ -43,7 +43,7 @@ def _draw(scene: Scene, held: Held, left: float, top: float, name: float, cell: 
             fill = "f2" if share >= 1 else "f4" if share > 0 else "f6"
             scene.rect(x, y, cell - 1, _HIGH - 2, f"{fill} b")
             if held.changed[rank][chunk]:
-                scene.rect(x + 2.5, y + 2.5, cell - 6, _HIGH - 7, "new")
+                scene.rect(x + 1, y + 1, cell - 3, _HIGH - 4, "new")
             scene.text(x + cell / 2, y + 15, word, "on", _SMALL, "middle")
     edge = left + name + cell * chunks + 2
     pairs = list(dict.fromkeys((source, to) for source, to, _ in held.sends))

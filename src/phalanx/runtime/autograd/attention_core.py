@@ -59,6 +59,7 @@ def backward(
         )
     if _flash(q, mask):
         n, m, no_dropout = q.shape[2], k.shape[2], torch.empty(2, dtype=torch.uint64, device=q.device)
+        lse = lse.contiguous()  # the kernel reads it as if it were, and a ring gives a part of it
         return _aten._scaled_dot_product_flash_attention_backward(  # type: ignore[no-any-return]
             g, q, k, v, out, lse, None, None, n, m, 0.0, causal, no_dropout, no_dropout, scale=scale
         )

@@ -25,6 +25,7 @@ from torch.autograd.function import once_differentiable
 
 from phalanx.runtime.autograd import deferred_weight_grads
 from phalanx.runtime.autograd.deferred_weight_grads import Owners
+from phalanx.runtime.autograd.float8 import Float8Linear
 from phalanx.runtime.autograd.layer_comm import LayerComm
 
 Region = Callable[..., Tensor]
@@ -110,6 +111,8 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, needed: bool 
 
 def linear(layer: nn.Linear, x: Tensor, needed: bool = True) -> Tensor:
     """Return x Wᵀ + b of a layer, or `nothing` of its shape if not `needed`."""
+    if isinstance(layer, Float8Linear):
+        return layer(x, needed)  # type: ignore[no-any-return]
     # torch's stubs call a layer's parameters tensors.
     weight, bias = cast(nn.Parameter, layer.weight), cast("nn.Parameter | None", layer.bias)
     if needed and not deferred_weight_grads.owners(weight):

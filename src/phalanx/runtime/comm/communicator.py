@@ -317,7 +317,9 @@ class Comm:
         # No rank knows the size of another's uneven parts: all choose as for the largest size.
         chosen = pick(self.choices, op, len(ranks), 2**62 if parts[0] else size, self.hosts(ranks))
         start = partial(self.start, call, chosen.transport, chosen.algorithm)
-        return self.timeline.issued(flight, _Released(call, start) if self.recorder.keeping else start())
+        # NCCL drops its references when its handle is waited for.
+        keeps = self.recorder.keeping and not call.source.is_cuda
+        return self.timeline.issued(flight, _Released(call, start) if keeps else start())
 
     def start(self, call: Call, transport: Transport = "native", algorithm: str = "") -> Handle:
         """Issue a call over a transport without recording it, as measurements do.

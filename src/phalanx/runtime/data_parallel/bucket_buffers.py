@@ -97,7 +97,7 @@ def placeholder(parameter: Tensor) -> Tensor:
     return torch.full((), torch.nan, dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
 
 
-_AT_ONCE = 2**20  # elements
+_AT_ONCE = {"cpu": 2**20, "gpu": 2**28}  # elements
 
 
 def put(place: Tensor, grad: Tensor | Product | Grouped | None, rows: list[tuple[Tensor, Tensor]], add: bool) -> None:
@@ -119,8 +119,12 @@ def put(place: Tensor, grad: Tensor | Product | Grouped | None, rows: list[tuple
 
 def square(flat: Tensor) -> Tensor:
     """Return the squared 2-norm, (), fp64. Computed in pieces: torch's norm on the CPU adds in fp32, one element
-    after the other, and over millions of elements has a relative error of 1e-4 to 1e-3."""
+    after the other, and over millions of elements has a relative error of 1e-4 to 1e-3. A GPU adds up in a tree, and
+    thousands of small kernels would take it longer than the sum."""
+    pieces = flat.split(_AT_ONCE["cpu" if flat.device.type == "cpu" else "gpu"])
     if flat.dtype in (torch.float32, torch.float64):
-        return torch.stack([torch.dot(piece, piece) for piece in flat.split(_AT_ONCE)]).double().sum()
-    norms = [torch.linalg.vector_norm(piece, dtype=torch.float32) for piece in flat.split(_AT_ONCE // 16)]
+        return torch.stack([torch.dot(piece, piece) for piece in pieces]).double().sum()
+    if flat.device.type == "cpu":
+        pieces = flat.split(_AT_ONCE["cpu"] // 16)
+    norms = [torch.linalg.vector_norm(piece, dtype=torch.float32) for piece in pieces]
     return torch.stack(norms).double().square_().sum()

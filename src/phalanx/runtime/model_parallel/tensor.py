@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from phalanx.runtime.autograd import deferred_weight_grads, recompute
+from phalanx.runtime.autograd import deferred_weight_grads, float8, recompute
 from phalanx.runtime.autograd.deferred_weight_grads import Owners
+from phalanx.runtime.autograd.float8 import Float8Linear
 from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.transport import DONE, Handle
 from phalanx.runtime.model_parallel import sequence
@@ -50,12 +51,20 @@ class TensorParallel:
 class _Columns(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, tp: TensorParallel | None, unit: str, owners: Owners, x: Tensor, *parameters: Tensor | None
+        ctx: Any,
+        tp: TensorParallel | None,
+        unit: str,
+        owners: Owners,
+        rowwise: bool | None,
+        x: Tensor,
+        *parameters: Tensor | None,
     ) -> Any:
         weights, biases = cast("tuple[Tensor, ...]", parameters[::2]), parameters[1::2]
-        ctx.tp, ctx.unit, ctx.owners = tp, unit, owners
+        ctx.tp, ctx.unit, ctx.owners, ctx.rowwise = tp, unit, owners, rowwise
         ctx.biased = [bias is not None for bias in biases]
         ctx.save_for_backward(x, *weights)
+        if rowwise is not None:
+            return tuple(float8.results(x, w, b, rowwise) for w, b in zip(weights, biases, strict=True))
         return tuple(F.linear(x, w, b) for w, b in zip(weights, biases, strict=True))
 
     @staticmethod
@@ -64,6 +73,8 @@ class _Columns(torch.autograd.Function):
         x, *weights = ctx.saved_tensors
         rows = x.view(-1, x.shape[-1])
         g = [part.reshape(-1, part.shape[-1]) for part in d_outs]
+        if ctx.rowwise is not None:
+            return _narrow_backward(ctx, x, weights, rows, g)
         d_x = g[0].mm(weights[0])
         for part, weight in zip(g[1:], weights[1:], strict=True):
             torch.addmm(d_x, part, weight, out=d_x)
@@ -79,7 +90,21 @@ class _Columns(torch.autograd.Function):
                 d_parameters[2 * i] = deferred_weight_grads.beside(owners, part, rows)
                 d_parameters[2 * i + 1] = part.sum(0) if biased else None
         underway.wait()
-        return (None, None, None, d_x.view(x.shape), *d_parameters)
+        return (None, None, None, None, d_x.view(x.shape), *d_parameters)
+
+
+def _narrow_backward(ctx: Any, x: Tensor, weights: Sequence[Tensor], rows: Tensor, g: Sequence[Tensor]) -> Any:
+    """The backward pass of `columns` in products of 8-bit floats."""
+    d_x = float8.product(g[0], weights[0].t(), ctx.rowwise, gradient=True)
+    for part, weight in zip(g[1:], weights[1:], strict=True):
+        d_x.add_(float8.product(part, weight.t(), ctx.rowwise, gradient=True))
+    underway = ctx.tp.all_reduce(d_x, ctx.unit, "B")
+    d_parameters: list[Tensor | None] = []
+    for part, biased in zip(g, ctx.biased, strict=True):
+        d_parameters.append(float8.product(part.t(), rows.t(), ctx.rowwise, gradient=True))
+        d_parameters.append(part.sum(0) if biased else None)
+    underway.wait()
+    return (None, None, None, None, d_x.view(x.shape), *d_parameters)
 
 
 def columns(tp: TensorParallel | None, unit: str, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
@@ -95,7 +120,8 @@ def columns(tp: TensorParallel | None, unit: str, x: Tensor, layers: Sequence[nn
     views = [None if p is None else p.view_as(p) for p in parameters]
     if tp is not None and tp.rows is not None:
         return sequence.columns(tp.rows, unit, owners, x, views)
-    return _Columns.apply(tp, unit, owners, x, *views)  # type: ignore[no-any-return]
+    rowwise = layers[0].rowwise if isinstance(layers[0], Float8Linear) else None
+    return _Columns.apply(tp, unit, owners, rowwise, x, *views)  # type: ignore[no-any-return]
 
 
 class _Copied(torch.autograd.Function):
@@ -146,6 +172,8 @@ class _Sum(torch.autograd.Function):
 def rows(x: Tensor, layer: nn.Linear, needed: bool = True) -> Tensor:
     """Compute this rank's term of x Wᵀ, to be added up by `summed`: the layer holds columns of W, and all of b.
     `needed`: whether the value is used (autograd/recompute.py)."""
+    if isinstance(layer, Float8Linear):
+        return float8.linear(x, layer.weight, None, layer.rowwise, needed)
     if needed and not deferred_weight_grads.owners(layer.weight):
         return F.linear(x, layer.weight)
     return recompute.product(x, layer.weight, needed=needed)

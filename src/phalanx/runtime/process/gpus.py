@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,13 +18,15 @@ _ON_CPU = "or set CUDA_VISIBLE_DEVICES= (empty) to run on the CPU"
 @dataclass(frozen=True)
 class Host:
     """What a host has for GPUs. `driver`: NVIDIA's tools are there; `hidden`: CUDA_VISIBLE_DEVICES is empty; `cuda`:
-    the CUDA that torch was built for, None for a CPU build; `count`: GPUs that torch can use."""
+    the CUDA that torch was built for, None for a CPU build; `count`: GPUs that torch can use; `bound`: Slurm gives
+    each process GPUs of its own, and shows it no others."""
 
     driver: bool
     hidden: bool
     cuda: str | None
     count: int
     nccl: bool
+    bound: bool = False
 
 
 def this_host() -> Host:
@@ -31,7 +34,14 @@ def this_host() -> Host:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     driver = shutil.which("nvidia-smi") is not None
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
-    return Host(driver, hidden, torch.version.cuda, count, dist.is_nccl_available())
+    return Host(driver, hidden, torch.version.cuda, count, dist.is_nccl_available(), _bound(os.environ))
+
+
+def _bound(env: Mapping[str, str]) -> bool:
+    """Whether srun was asked for GPUs by process (--gpus-per-task, --tres-per-task, --gpu-bind)."""
+    by_process = env.get("SLURM_GPUS_PER_TASK") or "gpu" in env.get("SLURM_TRES_PER_TASK", "")
+    kind = env.get("SLURM_GPU_BIND", "").removeprefix("verbose,").partition(":")[0]
+    return bool(by_process) or kind in ("single", "per_task", "map_gpu", "mask_gpu")
 
 
 def require(host: Host, ranks: int, world: int) -> None:
@@ -45,7 +55,7 @@ def require(host: Host, ranks: int, world: int) -> None:
                 f"nvidia-smi shows the newest CUDA it takes; install a newer driver or a torch for that, {_ON_CPU}",
             )
         return
-    if ranks > host.count:
+    if ranks > host.count and not host.bound:
         raise InputError(
             "ranks on this host",
             ranks,

@@ -72,7 +72,7 @@ def _read(rows: csv.DictReader[str], path: Path, widest: int, plan_of: PlanReade
             parsed.append(_job(row, rows.line_num, widest, plan_of))
         except InputError as error:
             if not skip_bad:
-                mend = f"{error.remedy}, or --skip-bad" if error.remedy else "mend the row, or --skip-bad"
+                mend = f"{error.remedy}, or --skip-bad" if error.remedy else "fix the row, or --skip-bad"
                 raise InputError(
                     f"--trace row {rows.line_num}: {error.field}", error.value, error.reason, mend
                 ) from None
@@ -92,6 +92,8 @@ _LARGEST = 2**28
 
 
 def _job(row: Mapping[str, str | None], line: int, widest: int, plan_of: PlanReader) -> TraceJob:
+    if None in row:
+        raise InputError("fields", len(row) - 1 + len(row[None] or ()), f"but the header names {len(row) - 1}")  # type: ignore[index]
     submit = _time(row, "submit")
     plan = (row.get("plan") or "").strip()
     tokens, widths, fewest = 0.0, _widths(row), _whole(row, "min_gpus")
@@ -115,8 +117,11 @@ def _job(row: Mapping[str, str | None], line: int, widest: int, plan_of: PlanRea
     elif fewest:
         raise InputError("min_gpus", fewest, "needs a plan, whose speeds the planner knows", "write widths instead")
     else:
+        if _field(row, "steps"):
+            raise InputError("steps", _field(row, "steps"), "are of a plan, and the row names none", "name its plan")
         gpus = _whole(row, "gpus", None)
-        duration = _number(row, "duration") if (row.get("duration") or "").strip() else _time(row, "end") - submit
+        ended = bool(_field(row, "end")) and not _field(row, "duration")
+        duration = _time(row, "end") - submit if ended else _number(row, "duration")
     if gpus < 1:
         raise InputError("gpus", gpus, "must be at least 1")
     if gpus > widest:

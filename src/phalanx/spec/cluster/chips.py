@@ -82,6 +82,7 @@ class Chip:
             memory_bandwidth_bytes_per_s=bandwidth_bytes_per_s or self.bandwidth_bytes_per_s,
             dense_flops_per_s=self.flops_per_s(),
             own_communication_engine=True,
+            float8_flops_per_s=self.fp8 if "fp8" in self.narrow_types else None,
             origin="published",
             source=f"{self.source}, dense; {how}",
         )

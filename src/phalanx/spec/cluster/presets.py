@@ -29,7 +29,8 @@ def _rates(device: Device, dtype: DType) -> KernelRates:
     """
     peak = device.dense_flops_per_s[dtype]
     bandwidth = device.memory_bandwidth_bytes_per_s
-    rates = Rates(1 / (0.7 * peak), 1 / (0.35 * peak), 1 / (0.8 * bandwidth), 4e-6)
+    eight = 1 / (0.7 * device.float8_flops_per_s) if device.float8_flops_per_s else None
+    rates = Rates(1 / (0.7 * peak), 1 / (0.35 * peak), 1 / (0.8 * bandwidth), 4e-6, eight)
     return KernelRates(dtype, 1, 1, rates, rates, 1 / (0.8 * bandwidth), 1.0, peak, 0.0, "estimated")
 
 

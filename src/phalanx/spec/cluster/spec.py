@@ -55,6 +55,8 @@ class Device:
     """Kind of source of these numbers."""
     source: Name
     """Where the numbers come from, for people."""
+    float8_flops_per_s: Rate | None = None
+    """Peak FLOP/s of dense products of 8-bit floats. None: the device has none, or nobody measured them."""
     gamma_s_per_byte: SecondsPer | None = None
     """Gamma: seconds to add each byte received in a reduction. None: two reads and a write at memory bandwidth."""
 
@@ -103,6 +105,9 @@ class Rates:
     """Seconds per byte read or written in memory."""
     per_kernel: SecondsPer
     """Seconds to launch a kernel."""
+    per_float8_flop: SecondsPer | None = None
+    """Seconds per FLOP of products of 8-bit floats, without rounding to them. None: they were not measured, or the
+    device has none."""
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,8 @@ def read(path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] |
     if leaves is None and "leaves" in content:
         leaves = _leaves(content["leaves"])
     names = _names(content, cluster, leaves)
+    if not names:
+        raise InputError("--free nodes", content.get("nodes"), "names no node", 'write "node[0-31]"')
     if len(set(names)) < len(names):
         twice = next(name for name, n in Counter(names).items() if n > 1)
         raise InputError("--free nodes", twice, "is named twice")
@@ -88,7 +90,7 @@ def read(path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] |
 def _mend(host: str, known: Mapping[str, int]) -> str:
     hint = nearest(host, known) if len(known) < 10_000 else ""
     listing = 'list the nodes, as "nodes": "node[0-31]"'
-    return f"{hint}, or {listing}" if hint.startswith("did") else listing
+    return f"{hint} Else {listing}" if hint.startswith("did") else listing
 
 
 def _names(content: dict[str, Any], cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] | None) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -141,8 +142,14 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text atomically. A link at `path` is replaced, not followed."""
+    """Write a text atomically. A link at `path` is replaced, not followed. Raises OSError, which names `path`."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.unlink(missing_ok=True)  # it may be a link
-    part.write_text(text)
-    os.replace(part, path)
+    try:
+        part.unlink(missing_ok=True)  # it may be a link
+        part.write_text(text)
+        os.replace(part, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)

@@ -72,6 +72,8 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
             f"{s.micro_batch} x {job.seq}" + (f", over cp = {s.cp}" if s.cp > 1 else ""),
             "use another micro_batch, or leave sp out",
         )
+    if job.precision.narrow:
+        require_narrow(model, job, s)
     if job.seq > model.max_seq:
         raise InputError(
             "job.seq",
@@ -79,6 +81,34 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
             f"is longer than model.max_seq = {model.max_seq}",
             "shorten seq or raise model.max_seq",
         )
+
+
+def require_narrow(model: ModelSpec, job: Job, s: Strategy) -> None:
+    """Require that products of a model's blocks can be of 8-bit floats, whose kernels take multiples of 16 (torch's
+    _scaled_mm). Raises InputError."""
+    field, value = "job.precision.products", job.precision.products
+    for name, degree in (("sp", int(s.sp)), ("pp", s.pp - 1)):
+        if degree:
+            reason = f"is not yet runnable with {name} = {int(getattr(s, name))}"
+            raise InputError(field, value, reason, "use dp, zero, tp and cp, or leave it out")
+    if model.experts is not None or model.latent is not None:
+        what = "experts" if model.experts is not None else "latent attention"
+        raise InputError(field, value, f"is not yet runnable with {what}", "leave it out")
+    sizes = {
+        "model.hidden": model.hidden,
+        "model.ffn": model.ffn,
+        "heads x head_dim": model.q_width,
+        "kv_heads x head_dim": model.kv_width,
+    }
+    split = {f"{name} over tp": -(-size // s.tp) for name, size in sizes.items() if name != "model.hidden"}
+    sizes |= (split if s.tp > 1 else {}) | {
+        "tokens of a micro-batch on a rank": s.micro_batch * job.seq // s.cp,
+    }
+    for name, size in sizes.items():
+        if size % 16:
+            raise InputError(
+                field, value, f"takes multiples of 16, and {name} = {size}", "change it, or leave it out"
+            )
 
 
 # The fields of a strategy, with the values that the trainer runs (None: every legal one).
@@ -160,7 +190,11 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
 
 
 def _require_in_range(p: Precision) -> None:
-    """Allow float16 only where a loss scale keeps the numbers within its range (Micikevicius et al. 2018)."""
+    """Allow float16 only where a loss scale keeps the numbers within its range (Micikevicius et al. 2018), and 8-bit
+    products only of bfloat16, the one type that their kernels with a scale a row return."""
+    if p.narrow and p.compute != "bfloat16":
+        reason = f"needs job.precision.compute = bfloat16, not {p.compute}"
+        raise InputError("job.precision.products", p.products, reason, "set both")
     for name, dtype, why in (
         ("accumulate", p.accumulate_dtype, "gradient sums overflow its range"),
         ("master", p.master_dtype, "small updates and Adam's eps underflow in it"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from phalanx.measure.kernels import FLOAT8_SINCE
 from phalanx.nn import functional
 from phalanx.nn.optimizers import AdamW
+from phalanx.runtime.autograd import float8
 from phalanx.runtime.process.world import ALONE
 from phalanx.spec.files.plan import write_json
 
 BOUNDS = {"float32": 1e-4, "bfloat16": 1e-2}
 """Relative error |x - x*| / |x*| of a tensor: on CPUs at most 3e-7 and 4e-3."""
+FLOAT8_BOUND = 8e-2
+"""The same of products of 8-bit floats: on CPUs 3.8e-2."""
 Function = Callable[..., Tensor]
 
 
@@ -34,6 +39,10 @@ def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def _rotary(x: Tensor) -> Tensor:
     angles = torch.arange(16 * 8, dtype=torch.float64, device=x.device).view(16, 1, 8) / 40
     return functional.rotary(x, angles.cos().to(x.dtype), angles.sin().to(x.dtype))
+
+
+def _narrow(rowwise: bool, x: Tensor, weight: Tensor) -> Tensor:
+    return float8.linear(x, weight, None, rowwise)
 
 
 def _targets(x: Tensor) -> Tensor:
@@ -93,6 +102,13 @@ def rows(device: torch.device) -> list[dict[str, Any]]:
             truth = _with_gradients(of, [x.double() for x in exact])
             error = _error(_with_gradients(of, [x.to(device) for x in exact]), truth)
             result.append({"what": case, "dtype": name, "error": error, "bound": bound})
+    if device.type == "cpu" or torch.cuda.get_device_capability(device) >= FLOAT8_SINCE:
+        for rowwise in (False, True):
+            exact = [x.bfloat16() for x in _drawn(((64, 256), (128, 256)))]
+            truth = _with_gradients(lambda x, w: x @ w.t(), [x.double() for x in exact])
+            error = _error(_with_gradients(partial(_narrow, rowwise), [x.to(device) for x in exact]), truth)
+            what = "product, a scale a row" if rowwise else "product, a scale a tensor"
+            result.append({"what": what, "dtype": "float8", "error": error, "bound": FLOAT8_BOUND})
     (weights,) = _drawn(((512,),))
     truth = _stepped([weights.clone()])
     error = _error(_stepped([weights.to(device, torch.float32)]), truth)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from phalanx.spec.files.job_file import build
-from phalanx.spec.job import Job, Precision
+from phalanx.spec.job import Job, Precision, Products
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
 
@@ -22,7 +22,16 @@ class Size:
     @property
     def job(self) -> Job:
         """A step of one micro-batch in bf16, over masters in fp32."""
-        return Job(self.micro_batch, self.seq, Precision("bfloat16"), clip=1.0)
+        return self.of("compute")
+
+    def of(self, products: Products) -> Job:
+        """The same, whose blocks multiply numbers of another kind."""
+        return Job(self.micro_batch, self.seq, Precision("bfloat16", products=products), clip=1.0)
+
+
+def products_of(way: str) -> Products:
+    """What blocks multiply in a way of taking steps, such as ours-float8-row-compiled."""
+    return "float8-row" if "float8-row" in way else "float8" if "float8" in way else "compute"
 
 
 def _size(name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, seq: int, batch: int) -> Size:

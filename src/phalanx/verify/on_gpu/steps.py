@@ -1,8 +1,9 @@
 """Our training step on this machine's GPU, beside plain PyTorch: tokens/s, MFU, peak memory against the predicted.
 
-    python -m phalanx.verify.on_gpu.steps ours|ours-compiled|plain|compiled|fsdp OUT.json [tiny]
+    python -m phalanx.verify.on_gpu.steps ours|plain|compiled|fsdp OUT.json [tiny]
 
-One process, one GPU (or, of the tiny size, the CPU). A size that would not fit is left out with what it needs.
+`ours` may be followed by -float8 or -float8-row, and all of these by -compiled. One process, one GPU (or, of the tiny
+size, the CPU). A size that would not fit is left out with what it needs.
 """
 
 from __future__ import annotations
@@ -22,25 +23,29 @@ from phalanx.cost.ledger.flops import model_flops
 from phalanx.cost.ledger.model_shape import shape
 from phalanx.cost.ledger.rank_layout import layout
 from phalanx.cost.step.expand import expand
+from phalanx.measure.kernels import FLOAT8_SINCE
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.world import ALONE
 from phalanx.schedule.layout import Layout
 from phalanx.spec.files.plan import write_json
+from phalanx.spec.job import Products
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.train.compiled_blocks import compile_blocks
 from phalanx.train.training_step import Training
 from phalanx.verify.on_gpu import plain
-from phalanx.verify.on_gpu.sizes import SIZES, TINY, Size
+from phalanx.verify.on_gpu.sizes import SIZES, TINY, Size, products_of
 
 WARM, TIMED = 3, 10
 Step = Callable[[], object]
 
 
-def ours(size: Size, batch: Tensor, compiled: bool = False) -> tuple[Step, Callable[[], object]]:
+def ours(
+    size: Size, batch: Tensor, products: Products = "compute", compiled: bool = False
+) -> tuple[Step, Callable[[], object]]:
     """Return our step, and what waits for the last one."""
     strategy = Strategy(micro_batch=size.micro_batch)
-    training = Training(size.model, size.job, strategy, Comm(ALONE, mesh(strategy)), seed=0)
+    training = Training(size.model, size.of(products), strategy, Comm(ALONE, mesh(strategy)), seed=0)
     if compiled:
         compile_blocks(training.model)
     return lambda: training.issue([batch], 1e-4), training.settle
@@ -50,17 +55,20 @@ def measured(size: Size, way: str) -> dict[str, Any]:
     """Take steps of one size and describe them."""
     device = ALONE.device
     strategy = Strategy(micro_batch=size.micro_batch)
-    predicted = expand(Layout(size.model, size.job, strategy).rank_view(0)).peak_bytes
+    products = products_of(way)
+    predicted = expand(Layout(size.model, size.of(products), strategy).rank_view(0)).peak_bytes
     row: dict[str, Any] = {"size": size.name, "parameters": size.model.parameter_count, "way": way}
     row["predicted_peak_bytes"] = predicted
     if device.type == "cuda":
+        if products != "compute" and torch.cuda.get_device_capability(device) < FLOAT8_SINCE:
+            return row | {"left_out": "this GPU has no products of 8-bit floats"}
         free = torch.cuda.mem_get_info(device)[0]
         if predicted > free:
             return row | {"left_out": f"needs {predicted / 2**30:.1f} of {free / 2**30:.1f} GiB"}
         torch.cuda.reset_peak_memory_stats(device)
     batch = torch.randint(size.model.vocab, (size.micro_batch, size.seq + 1), device=device)
     if way.startswith("ours"):
-        step, wait = ours(size, batch, way == "ours-compiled")
+        step, wait = ours(size, batch, products, way.endswith("compiled"))
     else:
         step, wait = plain.step(size, batch, compiled=way != "plain", sharded=way == "fsdp")
     seconds = []

@@ -1,5 +1,5 @@
 // Asks the server for a plan whenever a control changes. A tab has one question under way at a time; of those that
-// wait, the latest is asked next. The question stands in the address, so that a tab may be reloaded or shared.
+// wait, the latest is asked next, and a search that takes longer than a second is stopped for it. The question stands in the address, so that a tab may be reloaded or shared.
 "use strict";
 (() => {
   const $ = (id) => document.getElementById(id);
@@ -42,8 +42,13 @@
     const mine = `${tab}.${++count}`, begin = performance.now(), q = question();
     history.replaceState(null, "", `#${new URLSearchParams(Object.entries(q).filter(([, v]) => v !== null && v !== ""))}`);
     asked = mine;
+    let superseded = false;
     const clock = setInterval(() => {
       const s = (performance.now() - begin) / 1000;
+      if (waiting && s >= 1 && !superseded) {
+        superseded = true;
+        post("stop", { id: mine }).catch(gone);
+      }
       $("searching").hidden = s < 0.4;
       $("stop").disabled = s < 0.4;
       if (s >= 0.4) old(latest !== null); // what is shown answers another question

@@ -1,16 +1,30 @@
 // Draws every chart of the page from the JSON in #data. Colours: Okabe and Ito 2008, told apart by the colour-blind.
 "use strict";
 (() => {
-  const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999"];
-  const wide = () => Math.max(320, Math.min(1080, document.getElementById("main").clientWidth - 8));
+  const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999",
+    "#8ed1b6", "#7b5ea7", "#a0623a", "#ffb3c1"]; // the last four for more than eight parts
+  const PAPER = 680; // CSS pixels across a printed page
+  let printing = false;
+  const wide = () => printing ? PAPER
+    : Math.max(320, Math.min(1080, document.getElementById("main").clientWidth - 8));
   const base = (more) => ({
     width: wide(), marginLeft: 150, style: { background: "transparent", color: "currentColor", fontSize: "12px" },
     color: { range: COLOURS, legend: true }, ...more,
   });
-  const span = (values) => [Math.min(...values), Math.max(...values)];
+  const power = (v) => v >= 1e4 ? v.toLocaleString("en", { notation: "compact" }) : v >= 1 ? v.toLocaleString("en") : v.toPrecision(1);
 
-  const left = (names) => Math.min(wide() * 0.4, 14 + 6.6 * Math.max(...names.map((n) => n.length)));
-  const power = (v) => v >= 1 ? v.toLocaleString("en") : v.toPrecision(1);
+  // Names stand left of their rows, or above them where that would leave too little for the rows (on a phone).
+  const named = (names, row) => {
+    const needed = 14 + 6.6 * Math.max(...names.map((n) => n.length));
+    const above = needed > wide() * 0.42;
+    return {
+      rows: names.length * (above ? row + 16 : row), marginLeft: above ? 22 : needed, inset: above ? { insetTop: 17 } : {},
+      y: { label: null, domain: names, ...(above ? { axis: null } : {}) },
+      dy: above ? 8 : 0, // from the middle of a row to the middle of its bar
+      marks: above ? [Plot.text(names, { y: (n) => n, text: (n) => n, frameAnchor: "left", textAnchor: "start",
+        lineAnchor: "top", dx: 2, dy: -(row + 16) / 2 + 3, fill: "currentColor" })] : [],
+    };
+  };
 
   const drawn = {
     waterfall: (c) => {
@@ -20,33 +34,40 @@
         at = bar.to;
         return bar;
       });
+      const lanes = named(bars.map((b) => b.name), 26);
       return Plot.plot(base({
-        height: 40 + 26 * bars.length, marginLeft: left(bars.map((b) => b.name)), marginRight: 70,
-        x: { label: c.unit, grid: true }, y: { label: null, domain: bars.map((b) => b.name) },
+        height: 48 + lanes.rows, marginLeft: lanes.marginLeft, marginRight: 70, marginBottom: 34,
+        x: { label: c.unit, grid: true, ticks: wide() / 90 }, y: lanes.y,
         marks: [
-          Plot.barX(bars, { x1: "from", x2: "to", y: "name", fill: "kind", tip: true,
+          Plot.barX(bars, { x1: "from", x2: "to", y: "name", fill: "kind", tip: true, ...lanes.inset,
             title: (b) => `${b.name}: ${b.text ?? b.value}` }),
-          Plot.text(bars, { x: "to", y: "name", text: "text", textAnchor: "start", dx: 4, fill: "currentColor" }),
+          Plot.text(bars, { x: "to", y: "name", text: "text", textAnchor: "start", dx: 4, dy: lanes.dy, fill: "currentColor" }),
           Plot.ruleX([0]),
+          ...lanes.marks,
         ],
       }));
     },
-    stack: (c) => Plot.plot(base({
-      height: 60 + 34 * new Set(c.bars.map((b) => b.bar)).size, marginLeft: left(c.bars.map((b) => b.bar)), marginRight: 60,
-      x: { label: c.unit, grid: true }, y: { label: null, domain: [...new Set(c.bars.map((b) => b.bar))] },
-      marks: [
-        Plot.barX(c.bars, { x: "value", y: "bar", fill: "part", tip: true, title: (b) => `${b.part}: ${b.text ?? b.value}` }),
-        ...(c.limit ? [
-          Plot.ruleX([c.limit.value], { stroke: "#d55e00", strokeWidth: 2, strokeDasharray: "4 2" }),
-          Plot.text([c.limit], { x: "value", text: "name", frameAnchor: "top", dy: -8, fill: "currentColor" }),
-        ] : []),
-        Plot.ruleX([0]),
-      ],
-      marginTop: 28,
-    })),
+    stack: (c) => {
+      const lanes = named([...new Set(c.bars.map((b) => b.bar))], 34);
+      return Plot.plot(base({
+        height: 66 + lanes.rows, marginLeft: lanes.marginLeft, marginRight: 60, marginTop: 28, marginBottom: 34,
+        x: { label: c.unit, grid: true, ticks: wide() / 90 }, y: lanes.y,
+        color: { range: COLOURS, legend: true, domain: [...new Set(c.bars.map((b) => b.part))] },
+        marks: [
+          Plot.barX(c.bars, { x: "value", y: "bar", fill: "part", tip: true, ...lanes.inset,
+            order: [...new Set(c.bars.map((b) => b.part))], title: (b) => `${b.part}: ${b.text ?? b.value}` }),
+          ...(c.limit ? [
+            Plot.ruleX([c.limit.value], { stroke: "#d55e00", strokeWidth: 2, strokeDasharray: "4 2" }),
+            Plot.text([c.limit], { x: "value", text: "name", frameAnchor: "top", dy: -8, fill: "currentColor" }),
+          ] : []),
+          Plot.ruleX([0]),
+          ...lanes.marks,
+        ],
+      }));
+    },
     scatter: (c) => Plot.plot(base({
       height: 420, marginLeft: 70, marginRight: 44, marginBottom: 42,
-      x: { label: c.x, labelOffset: 36, type: c.log ? "log" : "linear", grid: true, nice: true, ...(c.log ? { tickFormat: power, ticks: 6 } : {}) },
+      x: { label: c.x, labelOffset: 36, type: c.log ? "log" : "linear", grid: true, nice: true, ...(c.log ? { tickFormat: power, ticks: wide() / 160 } : {}) },
       y: { label: c.y, type: c.log ? "log" : "linear", grid: true, nice: true, ...(c.log ? { tickFormat: power, ticks: 6 } : {}) },
       marks: [
         ...(c.roofs ?? []).map((r) => Plot.line([[r.x1, r.y1], [r.x2, r.y2]], { stroke: "currentColor", strokeWidth: 1.5 })),
@@ -68,14 +89,21 @@
       }));
     },
     timeline: (c) => {
-      const names = [...new Set(c.rows.map((r) => r.row))];
+      const lanes = named([...new Set(c.rows.map((r) => r.row))], 24);
+      const [begin, end] = c.rows.reduce(([b, e], r) => [Math.min(b, r.start), Math.max(e, r.end)], [Infinity, -Infinity]);
+      const perUnit = (wide() - lanes.marginLeft - 20) / (end - begin);
+      const widths = c.rows.map((r) => (r.end - r.start) * perUnit).sort((a, b) => a - b);
+      const usual = widths[widths.length >> 1]; // CSS pixels of a block: what is narrow has no outline, and no number
+      const numbered = c.rows.filter((r) => r.short && (r.end - r.start) * perUnit > 4 + 6 * r.short.length);
       return Plot.plot(base({
-        height: 50 + 24 * names.length, marginLeft: left(names), x: { label: c.unit, grid: true, domain: span(c.rows.flatMap((r) => [r.start, r.end])) },
-        y: { label: null, domain: names },
+        height: 58 + lanes.rows, marginLeft: lanes.marginLeft, marginBottom: 34,
+        x: { label: c.unit, grid: true, ticks: wide() / 90, domain: [begin, end] }, y: lanes.y,
         marks: [
-          Plot.barX(c.rows, { x1: "start", x2: "end", y: "row", fill: "kind", stroke: "var(--paper)", strokeWidth: 0.5, tip: true,
+          Plot.barX(c.rows, { x1: "start", x2: "end", y: "row", fill: "kind", ...lanes.inset, tip: true,
+            ...(usual > 4 ? { stroke: "var(--paper)", strokeWidth: 0.5 } : {}),
             title: (r) => `${r.label}: ${r.start.toPrecision(4)} to ${r.end.toPrecision(4)}` }),
-          ...(c.labelled ? [Plot.text(c.rows, { x: (r) => (r.start + r.end) / 2, y: "row", text: "short", fill: "#000000", fontSize: 10 })] : []),
+          ...lanes.marks,
+          ...(c.labelled ? [Plot.text(numbered, { x: (r) => (r.start + r.end) / 2, y: "row", text: "short", dy: lanes.dy, fill: "#000000", fontSize: 10 })] : []),
         ],
       }));
     },
@@ -90,6 +118,20 @@
   };
   draw();
   globalThis.drawCharts = draw; // the page of `phalanx ui` draws each new answer
+  // On paper nothing can be opened or hovered over: charts take its width, and numbers that fit stand below them.
+  const opened = [];
+  addEventListener("beforeprint", () => {
+    printing = true;
+    for (const details of document.querySelectorAll("details:not([open])")) {
+      if (details.querySelectorAll("tr").length <= 40) { details.open = true; opened.push(details); }
+    }
+    draw();
+  });
+  addEventListener("afterprint", () => {
+    printing = false;
+    for (const details of opened.splice(0)) details.open = false;
+    draw();
+  });
   let waiting = 0;
   addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(draw, 150); });
 })();

@@ -1,0 +1,290 @@
+"""Products of 8-bit floats: what they compute, what a step with them holds and does, and where they are refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.fresh_process import in_fresh_process
+from support.in_process_cli import phalanx
+from support.rank_pool import Pool
+from support.sizes import examples
+from torch import Tensor
+
+from phalanx.cost.step.predict import predict
+from phalanx.plan.search.space import cores
+from phalanx.runtime.autograd import float8
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.process.world import ALONE, World
+from phalanx.spec.cluster.presets import preset
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import build, make_strategy
+from phalanx.spec.job import Job, Precision, Products
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.legality import check, require_runnable
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.train.training_step import Training
+from phalanx.verify.fake_step import Unverifiable, gpu_device, imagine
+from phalanx.verify.parity import gradient_errors
+from phalanx.verify.verify import verify
+
+KINDS: tuple[Products, ...] = ("float8", "float8-row")
+SIZES = {"vocab": 512, "hidden": 64, "layers": 2, "heads": 4, "ffn": 160, "max_seq": 64}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"family": "llama", **SIZES, "kv_heads": 2},
+    "gpt2": {"family": "gpt2", **SIZES},
+    "qwen3": {"family": "qwen3", **SIZES},
+    "palm": {"family": "palm", **SIZES},
+}
+STRATEGIES = (
+    "dp=1",
+    "dp=2,zero=3",
+    "dp=1,recompute=full",
+    "dp=2,zero=2,recompute=selective",
+    "dp=4,zero=1,shard=2",
+    "tp=2",
+    "tp=2,dp=2,zero=3,recompute=full",
+    "tp=4,recompute=selective",
+    "cp=2",
+    "dp=2,cp=2,ulysses=2,zero=3,recompute=full",
+)
+
+
+def _model(family: str = "llama", **fields: object) -> ModelSpec:
+    return build(ModelSpec, complete(FAMILIES[family] | fields), "model")
+
+
+def _drawn(rows: int, columns: int, seed: int, spread: float) -> Tensor:
+    """Numbers of very different sizes: rows differ by up to e^spread."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, columns, generator=generator)
+    return (x * torch.exp(torch.rand(rows, 1, generator=generator) * spread)).bfloat16()
+
+
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5), st.integers(0, 99), st.floats(0, 9), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_a_product_is_that_of_the_rounded_operands(
+    m: int, n: int, k: int, seed: int, spread: float, rowwise: bool
+) -> None:
+    a, b = _drawn(16 * m, 16 * k, seed, spread), _drawn(16 * n, 16 * k, seed + 1, spread)
+    narrow_a, of_a = float8.rounded(a, float8.E4M3, rowwise)
+    narrow_b, of_b = float8.rounded(b, float8.E4M3, rowwise)
+    exact = (narrow_a.double() * of_a) @ (narrow_b.double() * of_b).t()
+    size = (narrow_a.double() * of_a).abs() @ (narrow_b.double() * of_b).abs().t()
+    out = float8.product(a, b, rowwise)
+    assert out.dtype == torch.bfloat16
+    assert ((out.double() - exact).abs() <= 2**-8 * exact.abs() + 2**-18 * size).all()  # bf16; sums in fp32
+
+
+@given(st.integers(1, 5), st.integers(0, 99), st.floats(0, 9), st.booleans(), st.booleans(), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_a_number_is_rounded_once_at_the_largest_scale_that_fits(
+    m: int, seed: int, spread: float, rowwise: bool, wide: bool, turned: bool
+) -> None:
+    dtype, digits, least = (float8.E5M2, 2, -16) if wide else (float8.E4M3, 3, -9)
+    x = _drawn(16 * m, 32, seed, spread)
+    x = x.t() if turned else x
+    narrow, back = float8.rounded(x, dtype, rowwise)
+    assert narrow.is_contiguous()
+    assert back.shape == ((len(x), 1) if rowwise else ())
+    assert torch.equal(back, torch.exp2(back.log2().round()))  # powers of two, so that scaling is exact
+    largest = x.abs().float().amax(1, keepdim=True) if rowwise else x.abs().float().amax()
+    most = torch.finfo(dtype).max
+    assert (largest / back <= most).all()
+    assert (2 * largest / back > most).all()
+    error = (narrow.double() * back - x.double()).abs()
+    assert (error <= torch.maximum(x.double().abs() * 2.0 ** -(digits + 1), back.double() * 2.0 ** (least - 1))).all()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("rowwise", [False, True])
+def test_what_is_not_finite_stays_so(value: float, rowwise: bool) -> None:
+    a, b = torch.zeros(16, 32).bfloat16(), torch.ones(16, 32).bfloat16()
+    assert not float8.product(a, b, rowwise).any()  # zeros have no scale, and are no fault
+    a[3, 5] = value
+    assert not torch.isfinite(float8.product(a, b, rowwise)[3]).any()
+
+
+@pytest.mark.parametrize("rowwise", [False, True])
+def test_a_layer_and_its_gradients_are_near_those_of_the_compute_type(rowwise: bool) -> None:
+    x, w, b = _drawn(64, 128, 1, 2).view(2, 32, 128), _drawn(96, 128, 2, 2), _drawn(1, 96, 3, 0)[0]
+    g = _drawn(64, 96, 4, 2).view(2, 32, 96)
+    results = []
+    for of in (lambda *t: float8.linear(*t, rowwise), torch.nn.functional.linear):
+        given = [t.clone().requires_grad_() for t in (x, w, b)]
+        out = of(*given)
+        results.append([out.detach(), *torch.autograd.grad(out, given, g)])
+    for ours, exact in zip(*results, strict=True):
+        assert ours.dtype == torch.bfloat16
+        assert (ours - exact).float().norm() <= 0.08 * exact.float().norm()
+
+
+def _steps(products: Products, n: int) -> list[float]:
+    model, s = _model(), Strategy(micro_batch=4)
+    job = Job(4, 32, Precision("bfloat16", products=products))
+    training = Training(model, job, s, Comm(ALONE, mesh(s)), seed=0)
+    tokens = torch.randint(64, (4, 33), generator=torch.Generator().manual_seed(0))
+    return [training.step([tokens], 3e-3).loss for _ in range(n)]
+
+
+@pytest.mark.parametrize("products", KINDS)
+def test_a_model_learns_as_with_products_of_the_compute_type(products: Products) -> None:
+    plain, ours = _steps("compute", 12), _steps(products, 12)
+    assert ours != plain
+    assert ours[-1] < ours[0] - 1
+    assert all(abs(a - b) < 0.05 * b for a, b in zip(ours, plain, strict=True))
+
+
+def gradients(world: World, products: Products, line: str) -> dict[str, Tensor]:
+    """Gradients of one step, of every logical parameter."""
+    s = make_strategy(line)
+    assert s is not None
+    job = Job(4, 32, Precision("bfloat16", products=products))
+    training = Training(_model(kv_heads=4, ffn=128), job, s, Comm(world, mesh(s)), seed=0)
+    tokens = torch.randint(64, (4, 33), generator=torch.Generator().manual_seed(0))
+    training.step([tokens[world.rank // s.tp :: s.dp]], 0.0)
+    return training.gradients()
+
+
+@pytest.mark.parametrize("line", ["tp=2,micro_batch=4", "dp=2,zero=3,micro_batch=2"])
+def test_gradients_over_ranks_are_near_those_of_one_process(pool: Pool, line: str) -> None:
+    exact = gradients(ALONE, "compute", "micro_batch=4")
+    for ours in pool.run(2, gradients, "float8", line):
+        assert ours.keys() == exact.keys()
+        errors = dict(gradient_errors(ours, exact))
+        assert 1e-3 < max(errors.values()) < 0.15, errors
+
+
+def _unproved(examples: int, on_gpu: bool) -> list[str]:
+    found = []
+    cases = [(family, line, kind) for kind in KINDS for line in STRATEGIES for family in FAMILIES]
+    cases = cases[:: max(1, len(cases) // examples)]
+    for family, line, kind in cases:
+        s = make_strategy(line)
+        assert s is not None
+        job = Job(2 * s.dp, 64, Precision("bfloat16", products=kind))
+        for v in verify(_model(family), job, s, on_gpu=on_gpu):
+            if not v.proved:
+                found.append(f"{family} {line} {kind}: {v.failed} {[str(d) for d in v.differences]}")
+            elif not on_gpu and v.deviation > 4096:
+                found.append(f"{family} {line} {kind}: live bytes off by {v.deviation}")
+    return found
+
+
+@examples(6, 80)
+def test_events_flops_and_live_bytes_are_the_programs(examples: int) -> None:
+    assert _unproved(examples, on_gpu=False) == []
+
+
+@examples(3, 80)
+def test_the_step_keeps_the_rules_of_a_gpu(examples: int) -> None:
+    assert in_fresh_process(_unproved, examples, True, patience_s=900) == []
+
+
+def _turned(products: Products) -> str:
+    """What is said of operands in the layout that tensor cores do not take."""
+    real = float8.rounded
+
+    def as_it_lies(x: Tensor, dtype: torch.dtype, rowwise: bool) -> tuple[Tensor, Tensor]:
+        narrow, back = real(x, dtype, rowwise)
+        return narrow.t().contiguous().t(), back
+
+    float8.rounded = as_it_lies
+    try:
+        imagine(_model(), Job(2, 64, Precision("bfloat16", products=products)), Strategy(), 0, gpu_device())
+    except Unverifiable as error:
+        return str(error)
+    finally:
+        float8.rounded = real
+    return ""
+
+
+def test_a_layout_that_tensor_cores_do_not_take_is_named_with_its_line() -> None:
+    said = in_fresh_process(_turned, "float8")
+    assert "each contiguous, at phalanx/runtime/autograd/float8.py:" in said
+
+
+REFUSED: list[tuple[dict[str, object], str, Precision, str]] = [
+    ({}, "dp=1", Precision("float32", products="float8"), "needs job.precision.compute = bfloat16, not float32"),
+    ({}, "tp=2,sp=1", Precision("bfloat16", products="float8"), "is not yet runnable with sp = 1"),
+    ({"ffn": 176}, "tp=2", Precision("bfloat16", products="float8"), "model.ffn over tp = 88"),
+    ({}, "pp=2", Precision("bfloat16", products="float8-row"), "is not yet runnable with pp = 2"),
+    ({"ffn": 100}, "dp=1", Precision("bfloat16", products="float8"), "takes multiples of 16, and model.ffn = 100"),
+    (
+        {"experts": {"count": 4, "top_k": 2, "ffn": 32}},
+        "dp=1",
+        Precision("bfloat16", products="float8"),
+        "is not yet runnable with experts",
+    ),
+    ({}, "cp=8", Precision("bfloat16", products="float8"), "and tokens of a micro-batch on a rank = 8"),
+]
+
+
+@pytest.mark.parametrize(("fields", "line", "precision", "expected"), REFUSED)
+def test_what_it_is_not_made_for_is_refused(
+    fields: dict[str, object], line: str, precision: Precision, expected: str
+) -> None:
+    s = make_strategy(line)
+    assert s is not None
+    job = Job(2 * s.dp, 64, precision)
+
+    def required() -> None:
+        require_runnable(s, job)
+        check(s, _model(**fields), job, None)
+
+    with pytest.raises(InputError) as caught:
+        required()
+    assert caught.value.field == "job.precision.products"
+    assert expected in str(caught.value)
+
+
+def test_the_search_has_what_runs() -> None:
+    model = _model(hidden=256, ffn=512, heads=8)
+    plain, eight = (Job(8, 64, Precision("bfloat16", products=kind)) for kind in ("compute", "float8"))
+    rows, every = cores(model, eight, 8), cores(model, plain, 8)
+    assert 0 < len(rows) < len(every)
+    assert {2, 4} <= set(rows.tp.tolist())
+
+    def runs(s: Strategy) -> bool:
+        try:
+            check(s, model, eight, 8)
+        except InputError:
+            return False
+        return True
+
+    assert sorted(map(str, rows.strategies())) == sorted(str(s) for s in every.strategies() if runs(s))
+
+
+def test_the_price_knows_the_rate_of_8_bit_products() -> None:
+    """And that rounding costs passes over memory, so that it pays with many tokens only."""
+    model = _model(hidden=4096, ffn=14336, heads=32, kv_heads=8, max_seq=4096)
+    h100, a100, s = preset("dgx-h100", 1), preset("dgx-a100", 1), Strategy(dp=8, micro_batch=4)
+
+    def faster(seq: int) -> float:
+        plain, eight = (
+            predict(model, h100, Job(32, seq, Precision("bfloat16", products=kind)), s)
+            for kind in ("compute", "float8")
+        )
+        assert plain.flops == eight.flops
+        return plain.step_time_s / eight.step_time_s
+
+    assert faster(4096) > 1.05 > faster(16)
+    eight = Job(32, 4096, Precision("bfloat16", products="float8"))
+    with pytest.raises(InputError, match=r"has no rate on A100.*no products of 8-bit floats"):
+        predict(model, a100, eight, s)
+
+
+def test_the_command_verifies_them(tmp_path: Any) -> None:
+    line = "verify --model llama3-8b --cluster {} --gpus 8 --strategy dp=8,zero=3 --batch 8 --seq 128 --precision fp8"
+    code, out, err = phalanx(tmp_path, *line.format("dgx-h100").split())
+    assert (code, err) == (0, err)
+    assert "proved" in out
+    code, _, err = phalanx(tmp_path, *line.format("dgx-a100").split())
+    assert code == 2
+    assert "is a type that A100-SXM4-80GB lacks" in err
