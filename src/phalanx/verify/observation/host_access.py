@@ -35,8 +35,8 @@ def answered(answer: Callable[[str, str], None], note: Callable[[str], None]) ->
         storage = tensor.untyped_storage()
         if not storage.nbytes():
             return 0
-        at: int = tensor.storage_offset() * tensor.element_size()
-        return (storage._cdata << _APART) + at
+        start = int(storage._cdata) << _APART
+        return start + int(tensor.storage_offset()) * tensor.element_size()
 
     def skipped(name: str) -> Callable[..., None]:
         def skip(*args: Any, **kwargs: Any) -> None:
