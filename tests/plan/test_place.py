@@ -299,6 +299,7 @@ def test_the_command_places_and_compares(plan):
         ('{"free": {"n0": "0"}, "nodes": "n0,n0"}', "is named twice"),
         ('{"free": {"n0": "0"}, "nodes": "\\n", "leaves": {"a": "n0"}}', "names no node"),
         ('{"free": {}, "nodes": ""}', "names no node"),
+        ('{"free": {"node0": [1, 3, 1]}}', "--free free.node0 = 1: is listed twice"),
         ('{"free": {"n0": "0"}, "nodes": "n[0-1]", "leaves": {"l": "n0"}}', "is under no leaf"),
         ('{"free": {}, "leaves": {"l": "node0"}, "nodes": "node0", "wiring": "rail"}', "did you mean rails"),
         ('{"free": {}, "wiring": "rails"}', "--free wiring = 'rails': needs leaves"),

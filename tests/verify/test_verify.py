@@ -24,6 +24,7 @@ from phalanx.cost.step.expand import expand
 from phalanx.runtime.data_parallel import engine, zero3
 from phalanx.runtime.observe import host_values
 from phalanx.schedule.layout import Layout
+from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.job_file import build
@@ -128,6 +129,12 @@ def _broken(strategy: str, target: Any, name: str, change: Callable[[Any], Any])
         found = verify(MODEL, JOB, _strategy(strategy))[0]
     assert not found.proved
     return found
+
+
+def test_too_many_blocks_are_refused_before_any_runs() -> None:
+    deep = build(ModelSpec, complete(SIZES | {"layers": 1026}), "model")
+    with pytest.raises(InputError, match=r"model\.layers = 1026: a rank would execute 513 blocks, 512 at most"):
+        verify(deep, Job(global_batch=2, seq=32), Strategy(pp=2))
 
 
 def test_a_bucket_too_many_is_named() -> None:

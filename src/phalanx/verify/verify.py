@@ -19,6 +19,10 @@ from phalanx.verify.fake_step import HOST, Recorded, Unverifiable, gpu_device, i
 from phalanx.verify.rank_classes import RankClass, classes
 
 
+BLOCKS = 512
+"""The most blocks of a rank whose step is executed: more take minutes, and blocks that are alike prove the same."""
+
+
 @dataclass(frozen=True)
 class Verified:
     """The result for a class of ranks. `failed`: why its step did not finish, "" if it did; a failed step has no
@@ -47,9 +51,13 @@ def verify(
     on_gpu: bool = False,
 ) -> tuple[Verified, ...]:
     """Verify every class of a strategy's ranks in turn; `begins` is called before each. `on_gpu`: on an imagined GPU,
-    whose rules the step then has to keep as well (gpu_rules.py)."""
+    whose rules the step then has to keep as well (gpu_rules.py). Raises InputError for more than BLOCKS on a rank."""
     results = []
     layout = Layout(spec, job, strategy)
+    blocks = max(len(view.stage.held_blocks) for view in layout.stage_views())
+    if blocks > BLOCKS:
+        why = f"a rank would execute {blocks:,} blocks, {BLOCKS} at most"
+        raise InputError("model.layers", spec.layers, why, "verify fewer layers, or a longer pipeline")
     for ranks in classes(layout):
         begins(ranks)
         results.append(_verified(layout.rank_view(ranks.rank), ranks, on_gpu))

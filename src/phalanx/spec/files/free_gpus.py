@@ -118,6 +118,9 @@ def _indices(gpus: Any, host: str, node: int) -> list[int]:
         indices = gpus
     else:
         raise InputError(f"--free free.{host}", gpus, "does not list GPUs", 'write "0-3" or [0, 1, 2, 3]')
+    twice = next((i for i, n in Counter(indices).items() if n > 1), None)
+    if twice is not None:
+        raise InputError(f"--free free.{host}", twice, "is listed twice")
     wrong = next((i for i in indices if not 0 <= i < node), None)
     if wrong is not None:
         raise InputError(f"--free free.{host}", wrong, f"is not a GPU of a node, which has 0 to {node - 1}")
