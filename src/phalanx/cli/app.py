@@ -15,9 +15,11 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.cases import cases
 from phalanx.cli.cluster import cluster
 from phalanx.cli.clusters import clusters
 from phalanx.cli.collectives import collectives
+from phalanx.cli.comm import comm
 from phalanx.cli.compare import compare
 from phalanx.cli.doctor import doctor
 from phalanx.cli.draw import draw
@@ -27,6 +29,7 @@ from phalanx.cli.export import export
 from phalanx.cli.generate import generate
 from phalanx.cli.lab import lab
 from phalanx.cli.measure import measure
+from phalanx.cli.memory import memory
 from phalanx.cli.mesh import mesh
 from phalanx.cli.models import models
 from phalanx.cli.observe import observe
@@ -38,10 +41,11 @@ from phalanx.cli.predict import predict
 from phalanx.cli.quiz import quiz
 from phalanx.cli.read import read
 from phalanx.cli.report import report
+from phalanx.cli.roofline import roofline
 from phalanx.cli.root import OneLineErrors
+from phalanx.cli.scaling import scaling
 from phalanx.cli.serve_plan import serve_plan
 from phalanx.cli.sweep import sweep
-from phalanx.cli.tables import cases, comm, memory, roofline, scaling
 from phalanx.cli.terminal import INTERRUPTED, Screened
 from phalanx.cli.train import train
 from phalanx.cli.ui import ui
