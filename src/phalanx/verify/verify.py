@@ -18,7 +18,6 @@ from phalanx.verify.diff import PASSES, Difference, differences, exactly, larges
 from phalanx.verify.fake_step import HOST, Recorded, Unverifiable, gpu_device, imagine, place_of
 from phalanx.verify.rank_classes import RankClass, classes
 
-
 BLOCKS = 512
 """The most blocks of a rank whose step is executed: more take minutes, and blocks that are alike prove the same."""
 
