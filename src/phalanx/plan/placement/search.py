@@ -216,7 +216,7 @@ def _selections(blocks: Sequence[FreeBlock], world: int, sizes: Sequence[int]) -
     share of the fewest blocks that suffice and of one and two more."""
     yield list(blocks)
     units = sorted({a * b for a, b in product([1, *sizes], repeat=2)})
-    seen = {_which(blocks)}
+    seen = {_which(blocks, world)}
     for depth in range(len(blocks[0].scopes) + 1):
         # Blocks of one tier, those with the most free GPUs first; their inner blocks likewise.
         members: dict[tuple[int, ...], list[FreeBlock]] = {}
@@ -227,7 +227,7 @@ def _selections(blocks: Sequence[FreeBlock], world: int, sizes: Sequence[int]) -
         counts = np.array([sum(len(block.gpus) for block in inner) for inner in tier])
         for cap in _caps(counts, world, units):
             selection = [kept for inner, n in zip(tier, cap.tolist(), strict=True) for kept in _first(inner, n)]
-            which = _which(selection)
+            which = _which(selection, world)
             if cap.sum() >= world and which not in seen:
                 seen.add(which)
                 yield selection
@@ -236,15 +236,17 @@ def _selections(blocks: Sequence[FreeBlock], world: int, sizes: Sequence[int]) -
         for near, far in product(sorted(inner), [unit for unit in units if unit <= _UNDER]):
             if far > near and far % near == 0:
                 selection = _in_multiples(blocks, near, far)
-                which = _which(selection)
+                which = _which(selection, world)
                 if sum(count for _, count in which) >= world and which not in seen:
                     seen.add(which)
                     yield selection
 
 
-def _which(selection: Sequence[FreeBlock]) -> tuple[tuple[int, int], ...]:
-    """Return what tells selections apart: the first GPU and how many, of each block."""
-    return tuple((int(block.gpus[0]), len(block.gpus)) for block in selection)
+def _which(selection: Sequence[FreeBlock], world: int) -> tuple[tuple[int, int], ...]:
+    """Return what tells selections apart: how many GPUs of each block, and for few ranks the first of them too. Of
+    many ranks, selections with the same numbers are taken for one: each takes long to price."""
+    few = world <= descent.RANKS
+    return tuple((int(block.gpus[0]) if few else 0, len(block.gpus)) for block in selection)
 
 
 _UNDER = 256
@@ -287,7 +289,8 @@ def _caps(counts: Ints, world: int, units: Sequence[int]) -> Iterator[Ints]:
         yield np.minimum(counts, some)
         yield np.where(counts >= some, some, 0)
         yield np.where(counts >= some, counts, 0)
-        yield np.where(counts <= some, counts, 0)
+        if world <= descent.RANKS:
+            yield np.where(counts <= some, counts, 0)
 
 
 def bound_s(job: PlacedJob, topology: Topology, free: Ints, busy: Ints) -> float:
