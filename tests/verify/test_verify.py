@@ -18,6 +18,7 @@ from support.in_process_cli import phalanx
 from support.proving import prove
 from support.sizes import examples, sampled
 from support.strategies import cases
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from phalanx.commands.plan import decide
 from phalanx.cost.step.expand import expand
@@ -203,6 +204,13 @@ def test_memory_that_stays_is_named() -> None:
     found = _broken("dp=64,zero=3", zero3.Gathered, "forward_ends", change)
     kept.clear()
     assert [d.what for d in found.differences] == ["live bytes before forward blocks.2 of micro-batch 0"]
+
+
+def test_tensors_of_the_caller_do_not_count() -> None:
+    with FakeTensorMode():
+        theirs = [torch.empty(2**16), torch.nn.Linear(8, 8)]
+    prove(MODEL, FEW, Strategy(dp=2))
+    assert theirs
 
 
 def test_other_flops_are_named() -> None:

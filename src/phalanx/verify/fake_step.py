@@ -26,6 +26,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -130,14 +131,19 @@ def _refuse_past_comm(func: Any) -> None:
 
 
 class Watch(Tracker):
-    """Tracks the memory of fake tensors, and refuses collectives that bypass comm; on a GPU also what breaks its
-    rules. `flights` are the collectives under way."""
+    """Tracks the memory of this step's fake tensors, and refuses collectives that bypass comm; on a GPU also what
+    breaks its rules. `flights` are the collectives under way."""
 
     device = HOST
     flights: Callable[[], Iterable[NotIssued]] = staticmethod(tuple)
 
+    def __init__(self, recorder: Recorder) -> None:
+        self._mode = active_fake_mode()
+        super().__init__(recorder)
+
     def owns(self, tensor: Tensor) -> bool:
-        return isinstance(tensor, FakeTensor) and super().owns(tensor)
+        """Fake tensors of another mode are a stranger's: whoever calls may hold some, or a compiler's cache does."""
+        return isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode and super().owns(tensor)
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = meta_ops.run(func, args, kwargs)
