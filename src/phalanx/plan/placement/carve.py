@@ -34,7 +34,8 @@ class _Block:
     together: int
     """Level of the smallest host-bound block inside: how large its pieces are."""
     scopes: tuple[int, ...]
-    gpus: Ints
+    parts: tuple[Ints, ...]
+    """Its GPUs, in one or several arrays."""
 
 
 def carve(hosts: Sequence[FreeBlock], sizes: Sequence[int]) -> Ints | None:
@@ -46,16 +47,24 @@ def carve(hosts: Sequence[FreeBlock], sizes: Sequence[int]) -> Ints | None:
     if sum(len(host.gpus) for host in hosts) < levels[-1]:
         return None
     inventory: list[list[_Block]] = [[] for _ in levels]
+    cuts = {room: _cuts(room, levels) for room in {len(host.gpus) for host in hosts}}
     for host in hosts:
-        start = 0
-        for level in range(len(levels) - 1, -1, -1):
-            while len(host.gpus) - start >= levels[level]:
-                part = host.gpus[start : start + levels[level]]
-                inventory[level].append(_Block(level, level, host.scopes, part))
-                start += levels[level]
+        for level, start in cuts[len(host.gpus)]:
+            part = host.gpus[start : start + levels[level]]
+            inventory[level].append(_Block(level, level, host.scopes, (part,)))
     for outer in range(len(hosts[0].scopes), 0, -1):  # join what one block of a tier holds, the innermost tier first
         inventory = _joined(inventory, levels, outer)
-    return _take(inventory, levels, len(levels) - 1, 1)
+    return np.concatenate(_take(inventory, levels, len(levels) - 1, 1))
+
+
+def _cuts(room: int, levels: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the blocks that `room` GPUs hold as (level, first GPU), the largest first."""
+    result, start = [], 0
+    for level in range(len(levels) - 1, -1, -1):
+        whole, rest = divmod(room - start, levels[level])
+        result += [(level, start + i * levels[level]) for i in range(whole)]
+        start = room - rest
+    return result
 
 
 def _joined(inventory: list[list[_Block]], levels: list[int], outer: int) -> list[list[_Block]]:
@@ -83,14 +92,15 @@ def _joined(inventory: list[list[_Block]], levels: list[int], outer: int) -> lis
 
 def _join(parts: Sequence[_Block], level: int, scope: tuple[int, ...]) -> _Block:
     common = scope + parts[0].scopes[len(scope) :] if _alike(parts) else scope
-    return _Block(level, min(part.together for part in parts), common, np.concatenate([p.gpus for p in parts]))
+    return _Block(level, min(p.together for p in parts), common, tuple(gpus for p in parts for gpus in p.parts))
 
 
 def _alike(parts: Sequence[_Block]) -> bool:
-    return all(part.scopes == parts[0].scopes for part in parts)
+    first = parts[0].scopes
+    return all(part.scopes == first for part in parts)
 
 
-def _take(inventory: list[list[_Block]], levels: list[int], level: int, count: int) -> Ints:
+def _take(inventory: list[list[_Block]], levels: list[int], level: int, count: int) -> list[Ints]:
     """Take `count` blocks of a level: those in the largest pieces first, from the scopes that have most of them; what
     is missing is joined from smaller blocks."""
     many: dict[tuple[int, ...], int] = {}
@@ -98,9 +108,9 @@ def _take(inventory: list[list[_Block]], levels: list[int], level: int, count: i
         many[block.scopes] = many.get(block.scopes, 0) + 1
     own = sorted(inventory[level], key=lambda b: (-b.together, -many[b.scopes], b.scopes))
     taken = own[:count]
-    parts = [block.gpus for block in sorted(taken, key=lambda b: (b.scopes, -b.together))]
+    parts = [gpus for block in sorted(taken, key=lambda b: (b.scopes, -b.together)) for gpus in block.parts]
     missing = count - len(taken)
     if missing:
         # Blocks of this level that are not needed elsewhere were all taken: the rest comes from smaller ones.
-        parts.append(_take(inventory, levels, level - 1, missing * (levels[level] // levels[level - 1])))
-    return np.concatenate(parts)
+        parts += _take(inventory, levels, level - 1, missing * (levels[level] // levels[level - 1]))
+    return parts

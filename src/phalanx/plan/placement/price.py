@@ -200,25 +200,32 @@ def _smallest_part(blocks: Ints, groups: Ints) -> Ints:
     """Return the ranks of a group in its smallest part, of the worst group: `blocks` of each rank, (placements,
     world); `groups` (groups, size). Shape (placements,)."""
     (g, size), count = groups.shape, int(blocks.max()) + 1
-    each = groups.size * size if size <= _FEW else g * count
-    result = np.empty(len(blocks), dtype=np.int64)
-    at_once = max(1, _ELEMENTS // each)
-    for start in range(0, len(blocks), at_once):
-        of = blocks[start : start + at_once][:, groups]  # (placements, groups, size)
-        if size <= _FEW:
-            together = np.sum(of[..., :, None] == of[..., None, :], axis=-1)
-        else:
-            rows = np.arange(len(of) * g).reshape(len(of), g, 1)
-            together = np.bincount((rows * count + of).reshape(-1), minlength=len(of) * g * count)
-            together = np.where(together == 0, size, together).reshape(len(of), g, count)
-        result[start : start + at_once] = together.min(axis=(1, 2))
-    return result
+    if count == 1:
+        return np.full(len(blocks), size)
+    if size == 2:
+        return np.where((blocks[:, groups[:, 0]] == blocks[:, groups[:, 1]]).all(axis=1), 2, 1)
+    offsets = np.repeat(np.arange(g, dtype=np.int32) * count, size)
+    step = max(1, _ELEMENTS // offsets.size)
+    parts = [
+        _shortest_run(own[:, groups.reshape(-1)] + offsets)
+        for own in np.split(blocks.astype(np.int32), range(step, len(blocks), step))
+    ]
+    return np.concatenate(parts)
 
 
-_FEW = 16
-"""Ranks per group up to which members are compared pair by pair, and not counted by block."""
-_ELEMENTS = 2**23
-"""Elements of the largest array."""
+def _shortest_run(keys: npt.NDArray[np.int32]) -> Ints:
+    """Return how often the rarest key of each row occurs: of keys of group and block, the ranks of the smallest
+    part."""
+    keys.sort(axis=1)
+    begins = np.ones(keys.shape, dtype=bool)
+    np.not_equal(keys[:, 1:], keys[:, :-1], out=begins[:, 1:])
+    starts = np.flatnonzero(begins.reshape(-1))
+    lengths = np.diff(starts, append=keys.size)
+    return np.minimum.reduceat(lengths, np.searchsorted(starts, np.arange(len(keys)) * keys.shape[1]))
+
+
+_ELEMENTS = 2**18
+"""Keys that are sorted at once: few enough to stay in a core's cache."""
 _HOPS = ("pp", "ring")
 """Axes that send to neighbours."""
 

@@ -17,6 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import permutations, product
 
 import numpy as np
@@ -145,10 +146,24 @@ def _searched(
     selections = [*_selections(blocks, job.strategy.world, [size for _, size in axes]), *sets]
     known: dict[tuple[int, int], tuple[Ints, float]] = {}
 
+    @cache  # orders of axes that are all powers of two nest in the same blocks
+    def blocks_of(which: int, sizes: tuple[int, ...]) -> Ints | None:
+        return carve(selections[which], sizes)
+
+    def placed(order: Sequence[int], which: int) -> Ints | None:
+        """Return the GPUs of the ranks of a mesh whose axes are nested in an order, carved from a selection."""
+        gpus = blocks_of(which, _nested([axes[i][1] for i in reversed(order)]))
+        if gpus is None:
+            return None
+        places = np.arange(len(gpus)).reshape([size for _, size in axes])
+        result = np.empty_like(gpus)
+        result[places.transpose(order).reshape(-1)] = gpus  # the ranks in the order of the nested blocks
+        return result
+
     def carved(pairs: Iterable[tuple[int, int]]) -> None:
         """Carve and price (order, selection)."""
         new = [pair for pair in dict.fromkeys(pairs) if pair not in known]
-        gpus = [_carved(axes, orders[order], selections[which]) for order, which in new]
+        gpus = [placed(orders[order], which) for order, which in new]
         able = [k for k, each in enumerate(gpus) if each is not None]
         if able:
             prices = price(np.array([gpus[k] for k in able])).tolist()
@@ -170,17 +185,6 @@ _BEST = 2
 """Orders that are tried on every selection, and selections that every order is tried on."""
 
 
-def _carved(axes: Sequence[tuple[str, int]], order: Sequence[int], selection: Sequence[FreeBlock]) -> Ints | None:
-    """Return the GPUs of the ranks of a mesh whose axes are nested in an order, carved from a selection."""
-    places = np.arange(math.prod(size for _, size in axes)).reshape([size for _, size in axes])
-    gpus = carve(selection, _nested([axes[i][1] for i in reversed(order)]))
-    if gpus is None:
-        return None
-    placed = np.empty_like(gpus)
-    placed[places.transpose(order).reshape(-1)] = gpus  # the ranks in the order of the nested blocks
-    return placed
-
-
 def _on_common_rails(topology: Topology, blocks: Sequence[FreeBlock], world: int) -> Iterator[list[FreeBlock]]:
     """Yield selections of the GPUs at the same indices of every host, for the indices that are free on some host."""
     weight: Counter[tuple[int, ...]] = Counter()
@@ -197,7 +201,7 @@ _RAIL_SETS = 16
 """Sets of indices that are tried on rails, those of the most free GPUs first."""
 
 
-def _nested(sizes: Sequence[int]) -> list[int]:
+def _nested(sizes: Sequence[int]) -> tuple[int, ...]:
     """Cumulative sizes of nested blocks, innermost first, with each axis in steps of its prime factors."""
     result, n = [], 1
     for size in sizes:
@@ -208,7 +212,7 @@ def _nested(sizes: Sequence[int]) -> list[int]:
                 result.append(n)
                 size //= factor
             factor += 1
-    return result or [1]
+    return tuple(result) or (1,)
 
 
 def _selections(blocks: Sequence[FreeBlock], world: int, sizes: Sequence[int]) -> Iterator[list[FreeBlock]]:
@@ -271,8 +275,9 @@ def _in_multiples(blocks: Sequence[FreeBlock], near: int, far: int) -> list[Free
 def _first(blocks: Sequence[FreeBlock], count: int) -> Iterator[FreeBlock]:
     """The first `count` GPUs of some blocks."""
     for block in blocks:
-        if count > 0:
-            yield FreeBlock(block.scopes, block.gpus[:count])
+        if count <= 0:
+            return
+        yield block if count >= len(block.gpus) else FreeBlock(block.scopes, block.gpus[:count])
         count -= len(block.gpus)
 
 
