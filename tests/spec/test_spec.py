@@ -18,7 +18,7 @@ from phalanx.spec.model.spec import ModelSpec, parameters
 from phalanx.spec.strategy import spec
 from phalanx.spec.strategy.legality import require_runnable
 from phalanx.spec.strategy.mesh import mesh
-from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.spec import AXES, Strategy
 
 ROOT = Path(__file__).parents[2]
 
@@ -114,12 +114,17 @@ def test_experts_and_context_fold_into_the_ranks() -> None:
     assert grid.group_of(0, "ring") == (0, 4)
 
 
-@given(st.sampled_from([(2, 4, 1, 2), (1, 6, 2, 1), (4, 2, 2, 2)]), st.sampled_from(["pp/dp/cp/tp", "dp/pp/tp/cp"]))
-def test_groups_of_an_axis_cover_every_rank_once(sizes: tuple[int, ...], order: str) -> None:
+@given(st.sampled_from([(2, 4, 1, 2), (1, 6, 2, 1), (4, 2, 2, 2)]), st.permutations(AXES))
+def test_groups_of_an_axis_cover_every_rank_once_and_ascend(sizes: tuple[int, ...], order: list[str]) -> None:
     pp, dp, cp, tp = sizes
-    grid = mesh(Strategy(pp=pp, dp=dp, cp=cp, tp=tp, zero=1, ep=2, order=order))
-    for axis in ("pp", "dp_shard", "cp", "tp", "dp_shard+cp", "ep", "edp", "etp", "ring", "ulysses", "world"):
-        assert np.array_equal(np.sort(grid.groups(axis).ravel()), np.arange(grid.world)), axis
+    grid = mesh(Strategy(pp=pp, dp=dp, cp=cp, tp=tp, zero=1, shard=2, ep=2, order="/".join(order)))
+    fused = (grid.gradient_axis, grid.shard_axis, "dp_shard+cp", "tokens", "ep+etp", "dp_replicate+dp_shard+cp+tp")
+    for axis in ("pp", "dp_shard", "cp", "tp", *fused, "ep", "edp", "etp", "ring", "ulysses", "world"):
+        groups = grid.groups(axis)
+        assert np.array_equal(np.sort(groups.ravel()), np.arange(grid.world)), axis
+        assert np.all(np.diff(groups, axis=1) > 0), axis  # torch.distributed numbers a group's ranks so
+    for rank in range(grid.world):
+        assert grid.group_of(rank, grid.shard_axis)[grid.shard(rank)] == rank
 
 
 def test_an_axis_is_priced_on_the_tier_that_it_spans() -> None:

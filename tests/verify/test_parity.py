@@ -9,12 +9,12 @@ from support import rank_cases
 from support.proving import prove
 from support.rank_pool import Pool
 from support.sizes import examples, sampled
-from support.strategies import OPTIMIZERS, TRANSPORTS, cases
+from support.strategies import OPTIMIZERS, ORDERS, TRANSPORTS, cases
 
 from phalanx.cost.step.expand import expand
 from phalanx.schedule.layout import Layout
-from phalanx.spec.files.job_file import build
-from phalanx.spec.job import Job
+from phalanx.spec.files.job_file import build, make_strategy
+from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
@@ -54,6 +54,33 @@ def test_parity_in_fp32(pool: Pool, examples: int) -> None:
     holds()
 
 
+@pytest.mark.parametrize(
+    ("line", "experts"),
+    [
+        ("dp=2,tp=2", False),
+        ("dp=2,cp=2,zero=1", False),
+        ("dp=2,cp=2,zero=3", False),
+        ("cp=2,tp=2,sp=1", True),
+        ("dp=4,shard=2,zero=2", False),
+        ("dp=2,pp=2,zero=1", False),
+    ],
+)
+@pytest.mark.parametrize("order", sampled(ORDERS, (0, len(ORDERS) - 1)))
+def test_every_order_of_the_mesh(pool: Pool, order: str, line: str, experts: bool) -> None:
+    """The last of the orders turns every two axes round."""
+    model = build(ModelSpec, complete(SIZES | (EXPERTS if experts else {})), "model")
+    strategy = make_strategy(f"{line},order={order}")
+    assert strategy is not None
+    job = Job(4, 8, Precision("float64"), clip=0.0)
+    for transport in ("native", "shm"):
+        found = pool.run(strategy.world, rank_cases.examine, model, job, strategy, "float64", 2, transport, ("sgd",))
+        for deviation in found[0]:
+            assert deviation.loss_rel_max <= BOUNDS["float64"], deviation
+            assert deviation.grad_rel_max <= BOUNDS["float64"], deviation
+    pool.run(strategy.world, rank_cases.kept_and_sent, model, job, strategy, 1, "native")
+    prove(model, job, strategy)
+
+
 SIZES = {
     "family": "llama",
     "vocab": 61,
@@ -64,6 +91,7 @@ SIZES = {
     "max_seq": 16,
     "tied": True,
 }
+EXPERTS = {"experts": {"count": 4, "top_k": 2, "ffn": 24}}
 CASE = (build(ModelSpec, complete(SIZES), "model"), Job(global_batch=4, seq=8), Strategy(dp=2, bucket=0.002))
 
 

@@ -140,7 +140,7 @@ def _searched(
     price: Callable[[Ints], Floats],
 ) -> Ints:
     """Placements by orders of the axes on selections of the free GPUs, those of `sets` among them: every order on all
-    free GPUs, the best orders on every selection, promising orders on the best selections. Shape (placements, world)."""
+    free GPUs, the best orders on every selection, promising orders on the best selections. (placements, world)."""
     axes = [(name, size) for name, size in job.mesh.axes if size > 1]
     orders = list(permutations(range(len(axes))))
     selections = [*_selections(blocks, job.strategy.world, [size for _, size in axes]), *sets]

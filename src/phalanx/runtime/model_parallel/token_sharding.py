@@ -54,18 +54,26 @@ class SequenceTokens:
             batch, here = shape
             cp = self.context.ring * self.context.ulysses
             seq = here * cp
-            each = []
+            parts = []  # by place in cp, then in tp
             for place in range(cp):
                 own = Context(seq, self.context.ring, self.context.ulysses, place).own
-                part = torch.from_numpy((np.arange(batch)[:, None] * seq + own).reshape(-1))
-                each += self._parts(part)
+                parts.append(self._parts(torch.from_numpy((np.arange(batch)[:, None] * seq + own).reshape(-1))))
+            each, index = self._by_rank(parts)
             longest = max(map(len, each))
             where = torch.empty(batch * seq, dtype=torch.int64)
             for rank, ids in enumerate(each):
                 where[ids] = rank * longest + torch.arange(len(ids))
-            index = 0 if self.inner is None else self.inner.comm.ranks("tokens").index(self.inner.comm.world.rank)
             self._known[key] = each[index].clone().to(device), where.to(device)
         return self._known[key]
+
+    def _by_rank(self, parts: list[list[Tensor]]) -> tuple[list[Tensor], int]:
+        """Return the parts in the order of the ranks that share the sequences, and this rank's index among them."""
+        if self.inner is None:
+            return parts[0], 0
+        comm = self.inner.comm
+        cp, tp = comm.mesh.along("cp"), comm.mesh.along("tp")
+        ranks = comm.ranks("tokens")
+        return [parts[cp[rank]][tp[rank] if self.tp else 0] for rank in ranks], ranks.index(comm.world.rank)
 
     def _parts(self, tokens: Tensor) -> list[Tensor]:
         """Divide (tokens,) over the ranks of tp."""

@@ -62,7 +62,8 @@ class Mesh:
         return int(self.groups(axis).shape[1])
 
     def groups(self, axis: str) -> Ranks:
-        """All groups of an axis: an array of ranks, (groups, ranks per group).
+        """All groups of an axis: an array of ranks, (groups, ranks per group), each group in ascending order, as
+        torch.distributed numbers the ranks of a group whatever order it is given.
 
         `axis` is a mesh axis, several joined by `+` (`dp_shard+cp`), `ring`, `ulysses`, `ep`, `etp`, `ep+etp`,
         `edp` (replicas of the same experts), `tokens` (ranks that share sequences: cp and tp), `embed` (the first
@@ -92,7 +93,8 @@ class Mesh:
         if axis == "embed":
             lines = _lines(self._ranks, (names.index("pp"),))
             return lines[:, [0, -1]] if lines.shape[1] > 1 else lines
-        return _lines(self._ranks, tuple(names.index(part) for part in axis.split("+")))
+        # In the order of the mesh, whatever that of the name: then ranks ascend.
+        return _lines(self._ranks, tuple(sorted(names.index(part) for part in axis.split("+"))))
 
     def group_of(self, rank: int, axis: str) -> tuple[int, ...]:
         """The ranks of this rank's group along an axis; the rank alone if it is in none (`embed`)."""
@@ -139,9 +141,8 @@ class Mesh:
         return places
 
     def shard(self, rank: int) -> int:
-        """The index, in dp_shard x cp, of the shard of the model state that this rank holds."""
-        place = self.place(rank)
-        return place["dp_shard"] * dict(self.axes)["cp"] + place["cp"]
+        """The index, in its group of `shard_axis`, of the shard of the model state that this rank holds."""
+        return int(self.along(self.shard_axis)[rank])
 
     def within(self, axis: str, ranks: int) -> bool:
         """Whether every group of the axis lies within one block of `ranks` neighbouring ranks (a node)."""
