@@ -202,7 +202,7 @@ CASES = (
         "torchtitan",
         "fsdp_reshard_after_forward never",
         partial(titan, "--parallelism.fsdp_reshard_after_forward", "never"),
-        "gathers forward alone",
+        "gathers forward alone, but for the embedding of all nine units",
         "torchtitan/distributed/fsdp.py:70",
         "return False",
     ),

@@ -244,14 +244,20 @@ _LOOPED = {"ScheduleInterleaved1F1B", "ScheduleLoopedBFS", "ScheduleInterleavedZ
 _V = {"ScheduleZBVZeroBubble", "ScheduleDualPipeV"}
 
 
-def pipeline(name: str, micro_batches: int = 4) -> None:
-    """A schedule of torch.distributed.pipelining: one block a stage, two stages a rank where it wants them."""
-    rank, world = dist.get_rank(), dist.get_world_size()
+def pipeline(name: str, micro_batches: int = 4, dp: int = 1, **options: Any) -> None:
+    """A schedule of torch.distributed.pipelining: one block a stage, two stages a rank where it wants them; with `dp`
+    each stage under fully_shard."""
+    world = dist.get_world_size() // dp
+    mesh = init_device_mesh("cpu", (world, dp), mesh_dim_names=("pp", "dp"))
+    rank, group = mesh.get_local_rank("pp"), mesh.get_group("pp")
     kind = getattr(schedules, name)
     count = world * (2 if name in _LOOPED | _V else 1)
     mine = [rank] if count == world else [rank, count - 1 - rank if name in _V else rank + world]
     pieces = [_Piece(i == 0, i == count - 1) for i in mine]
-    stages = [PipelineStage(p, i, count, torch.device("cpu")) for p, i in zip(pieces, mine, strict=True)]
+    for piece in pieces if dp > 1 else ():
+        fully_shard(piece.block, mesh=mesh["dp"], **options)
+        fully_shard(piece, mesh=mesh["dp"], **options)
+    stages = [PipelineStage(p, i, count, torch.device("cpu"), group=group) for p, i in zip(pieces, mine, strict=True)]
     schedule = kind(stages if count > world else stages[0], micro_batches, loss_fn=_loss)
     optimizer = torch.optim.AdamW([p for piece in pieces for p in piece.parameters()])
     for _ in range(STEPS):
@@ -297,6 +303,15 @@ PROGRAMS: dict[str, tuple[Callable[..., None], dict[str, Any], tuple[int, ...]]]
         )
     },
     "ScheduleDualPipeV": (pipeline, {"name": "ScheduleDualPipeV", "micro_batches": 8}, (2, 4)),
+    **{
+        f"{name} and fsdp": (pipeline, {"name": name, "dp": 2}, (4,))
+        for name in ("Schedule1F1B", "ScheduleInterleavedZeroBubble", "ScheduleZBVZeroBubble")
+    },
+    "ScheduleZBVZeroBubble and fsdp, kept": (
+        pipeline,
+        {"name": "ScheduleZBVZeroBubble", "dp": 2, "reshard_after_forward": False},
+        (4,),
+    ),
 }
 
 

@@ -15,8 +15,9 @@ import torch.distributed as dist
 from support.fresh_process import in_fresh_process
 from support.in_process_cli import phalanx
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleZBVZeroBubble
 from torch.nn.parallel import DistributedDataParallel
 
 from phalanx.plan.explain.observed_lint import LINTS, ProgramFinding, lint
@@ -134,6 +135,33 @@ def split(tp: int = 8) -> None:
         optimizer.zero_grad()
 
 
+def zero_bubble(kept: bool) -> None:
+    """Two pipeline ranks with two chunks each, under fully_shard over 2, which reshards after forward or keeps."""
+    mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("pp", "dp"))
+    place = mesh.get_local_rank("pp")
+    mine, chunks, stages = [place, 3 - place], nn.ModuleList(), []
+    for index in mine:
+        chunk = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))).cuda()
+        fully_shard(chunk[0], mesh=mesh["dp"], reshard_after_forward=not kept)
+        chunks.append(fully_shard(chunk, mesh=mesh["dp"]))
+        stages.append(PipelineStage(chunk, index, 4, torch.device("cuda"), group=mesh.get_group("pp")))
+
+    def loss(y: Tensor, target: Tensor) -> Tensor:
+        return (y - target).square().mean()
+
+    schedule = ScheduleZBVZeroBubble(stages, 4, loss_fn=loss)
+    optimizer = torch.optim.AdamW(chunks.parameters())
+    x = torch.randn(16, 8, device="cuda")
+    for _ in range(3):
+        schedule.step(*(x,) * (0 in mine), **{"target": x} if 3 in mine else {})  # a schedule
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _zero_bubble(kept: bool) -> Observation:
+    return observe(lambda: zero_bubble(kept), world=4, ranks=[0])
+
+
 @cache
 def observed(program: str, *options: tuple[str, object]) -> Observation:
     return in_fresh_process(_observed, program, options)
@@ -184,6 +212,16 @@ def test_replicated_state_is_gone_under_fully_shard() -> None:
     assert findings(observed("replicated"))["replicated-state"].bytes == pytest.approx(state * 15 / 16, rel=0.001)
 
 
+def test_gradients_that_a_split_backward_pass_loses() -> None:
+    """Of both chunks where none is resharded; else the optimizer has no gradient of the last chunk."""
+    kept, lost = (in_fresh_process(_zero_bubble, kept) for kept in (True, False))
+    assert "lost-gradients" not in {f.name for f in lint(kept)}
+    (finding,) = [f for f in lint(lost) if f.name == "lost-gradients"]
+    assert finding.where == line_of("a schedule")
+    whole = sum(t.all_elements for t in kept.ranks[0].trained)
+    assert sum(t.all_elements for t in lost.ranks[0].trained) == whole / 2
+
+
 def test_tensor_parallelism_is_no_reduction_of_gradients() -> None:
     """Though each micro-batch's backward pass reduces as many elements as the rank has parameters."""
     o = observed("split")
@@ -215,7 +253,7 @@ def test_seconds_need_a_cluster() -> None:
 
 
 def test_every_lint_has_a_case() -> None:
-    assert {*CASES, "replicated-state"} == set(LINTS)
+    assert {*CASES, "replicated-state", "lost-gradients"} == set(LINTS)
     assert from_json(json.loads(json.dumps(to_json(observed("sharded"))))) == observed("sharded")
 
 

@@ -34,8 +34,9 @@ NOWHERE = Site()
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One event of an observed step. `module`: full name of the innermost module that was running, "" outside of all;
-    `ranks`: the global ranks of a collective's group, or both ends of a message; `op_name`: torch's own name."""
+    """One event of an observed step. `module`: full name of the innermost module that was running, "" outside of all,
+    or of the one whose parameters fully_shard gathers; `ranks`: the global ranks of a collective's group, or both ends
+    of a message; `op_name`: torch's own name."""
 
     event: Event
     module: str = ""

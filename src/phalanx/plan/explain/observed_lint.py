@@ -189,6 +189,24 @@ def _repeated_reductions(x: Subject) -> Iterator[ProgramFinding]:
             )
 
 
+def _lost_gradients(x: Subject) -> Iterator[ProgramFinding]:
+    """A zero-bubble schedule finds a chunk sharded. torch takes the parameters whose gradients W computes as I begins
+    (torch 2.13, torch/distributed/pipelining/_backward.py, stage_backward_input), and those that fully_shard gathers
+    within I are others: the micro-batch adds nothing to their gradients."""
+    late: dict[str, list[Observed]] = defaultdict(list)
+    for o in x.rank.communication:
+        if o.event.op == "all_gather" and o.event.phase == "I" and o.op_name.startswith("c10d."):  # not DTensor's
+            late[o.event.axis].append(o)
+    for axis, events in late.items():
+        yield ProgramFinding(
+            "lost-gradients",
+            _where(events),
+            f"parameters are gathered over {axis} {len(events)} time{'s' * (len(events) > 1)} within passes that compute "
+            "gradients of inputs alone: their own gradients of that micro-batch are lost, without an error",
+            "fully_shard(..., reshard_after_forward=False), or a schedule that does not split backward",
+        )
+
+
 def _replicated_state(x: Subject) -> Iterator[ProgramFinding]:
     """Every rank of an axis holds all of the optimizer's state."""
     state, whole = x.rank.start.get("optimizer state", 0), all(t.elements == t.all_elements for t in x.rank.trained)
@@ -319,6 +337,7 @@ LINTS: dict[str, Callable[[Subject], Iterator[ProgramFinding]]] = {
     "host-synchronisation": _synchronisation,
     "repeated-gathers": _repeated_gathers,
     "repeated-reductions": _repeated_reductions,
+    "lost-gradients": _lost_gradients,
     "replicated-state": _replicated_state,
     "kept-by-autograd": _kept,
     "straddling-groups": _straddling,

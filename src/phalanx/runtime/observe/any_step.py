@@ -117,7 +117,12 @@ class AnyStep(TorchDispatchMode):
 
         hook = register_optimizer_step_pre_hook(self._before_optimizer)
         try:
-            with patch.object(torch.UntypedStorage, "resize_", resized), self.position.parts_of_backward(), self:
+            with (
+                patch.object(torch.UntypedStorage, "resize_", resized),
+                self.position.parts_of_backward(),
+                self.position.owners_of_gathers(),
+                self,
+            ):
                 yield self
         finally:
             hook.remove()
@@ -229,14 +234,14 @@ class AnyStep(TorchDispatchMode):
         if not issued:
             return ""
         phase, call = self._now
-        site = self.position.site()
+        site, module = self.position.site(), self.position.owner(call)
         for c in issued:
             message = c.op in ("send", "recv")
             event = Event(
                 "p2p" if message else "collective",
                 c.op,
                 phase,
-                unit(call.module),
+                unit(module),
                 c.group.group_name,
                 c.group.size(),
                 c.peer,
@@ -244,7 +249,7 @@ class AnyStep(TorchDispatchMode):
                 micro_batch=call.micro_batch,
                 bytes=c.bytes,
             )
-            self.step.events.append(Observed(event, call.module, site, c.ranks, str(func)))
+            self.step.events.append(Observed(event, module, site, c.ranks, str(func)))
         return f"buffers of {issued[0].op}"
 
     def _wait(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

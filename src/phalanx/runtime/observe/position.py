@@ -30,6 +30,7 @@ from unittest.mock import patch
 import torch
 import typing_extensions
 from torch import nn
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.pipelining import stage as pipeline_stage
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -87,6 +88,7 @@ class Position:
         self._after_backward = self._optimizing = self._stepped = False
         self._backward = OUTSIDE
         self._part: Phase = "B"
+        self._gathered: nn.Module | None = None
         self._main = threading.get_ident()
         self.optimizers: dict[str, None] = {}
         self._hooks = [
@@ -115,6 +117,25 @@ class Position:
 
         with part("I", "stage_backward_input"), part("W", "stage_backward_weight"):
             yield
+
+    @contextmanager
+    def owners_of_gathers(self) -> Iterator[None]:
+        """Know whose parameters fully_shard gathers: it does so ahead, while another unit runs."""
+        unshard = FSDPParamGroup.unshard
+
+        def unshards(group: FSDPParamGroup, *args: Any, **kwargs: Any) -> None:
+            before, self._gathered = self._gathered, group.modules[0]
+            try:
+                unshard(group, *args, **kwargs)
+            finally:
+                self._gathered = before
+
+        with patch.object(FSDPParamGroup, "unshard", unshards):
+            yield
+
+    def owner(self, call: Call) -> str:
+        """Return the name of the module that a collective issued during `call` serves."""
+        return call.module if self._gathered is None else self._names.get(self._gathered, call.module)
 
     def close(self) -> None:
         """Remove the hooks."""
