@@ -43,6 +43,10 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
         aten.native_layer_norm_backward.default,
         lambda: (*_two((2, 3)), [3], *_two((2, 1)), None, None, [True, False, False]),
     ),
+    "numbers among the results": (
+        aten._scaled_dot_product_flash_attention.default,
+        lambda: tuple(torch.empty(1, 2, 4, 8, dtype=torch.float16) for _ in range(3)),
+    ),
     "in place, of many": (aten._foreach_add_.Scalar, lambda: ([torch.empty(3), torch.empty(2)], 1.0)),
     "a shape changed in place": (aten.t_.default, lambda: (torch.empty(3, 2),)),
 }

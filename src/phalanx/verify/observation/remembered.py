@@ -5,8 +5,8 @@ torch's fake tensors compute a result's shape once and then look it up, but the 
 every argument, building the result through several layers) would be most of the time of an observation. Here the key
 is short, and a result is built by its two allocations: a tensor on `meta`, and the FakeTensor around it.
 
-An entry says for each result: it is an argument (operations in place), it has the storage of an argument (views), or
-it has a storage of its own. It is made only where a result that is built from it is the result in all that a program
+An entry says for each result: it is an argument (operations in place), it has the storage of an argument (views),
+it has a storage of its own, or it is a number (attention's lengths). It is made only where a result that is built from it is the result in all that a program
 can see, and never for operations that change the shape of what they are given or whose result depends on values.
 """
 
@@ -51,7 +51,7 @@ class _Result(NamedTuple):
 class _Entry:
     """The results of an operation; `kind`: the type of what holds them, or None where it returns one tensor."""
 
-    results: tuple[_Result | None, ...]
+    results: tuple[_Result | int | None, ...]
     kind: type[Any] | None
 
 
@@ -131,10 +131,10 @@ class Remembered:
         places = {id(t): i for i, t in reversed(list(enumerate(tensors)))}
         storages = {t.untyped_storage()._cdata: i for i, t in reversed(list(enumerate(tensors)))}
         fresh: set[int] = set()
-        results: list[_Result | None] = []
+        results: list[_Result | int | None] = []
         for t in outs:
-            if t is None:
-                results.append(None)
+            if t is None or (kind and type(t) is int):
+                results.append(t)
                 continue
             if type(t) is not FakeTensor or t.constant is not None or t.layout is not torch.strided:
                 return None
@@ -170,8 +170,8 @@ def _build(entry: _Entry, tensors: list[Tensor]) -> Any:
     """Return the results of an entry for a call with these tensors. Torch's dispatch is to be off."""
     built: list[Any] = []
     for r in entry.results:
-        if r is None:
-            built.append(None)
+        if r is None or isinstance(r, int):
+            built.append(r)
             continue
         if r.in_place:
             built.append(tensors[r.argument])
@@ -192,9 +192,9 @@ def _build(entry: _Entry, tensors: list[Tensor]) -> Any:
     return built if entry.kind is list else tuple(built)
 
 
-def _alike(a: FakeTensor | None, b: FakeTensor | None) -> bool:
+def _alike(a: FakeTensor | int | None, b: FakeTensor | int | None) -> bool:
     """Whether two results are the same in shape, type, device, storage and dispatch."""
-    if a is None or b is None or a is b:
+    if not isinstance(a, FakeTensor) or not isinstance(b, FakeTensor) or a is b:
         return a is b
     return (
         (a.shape, a.stride(), a.storage_offset(), a.dtype, a._fake_device, a.requires_grad)
