@@ -209,7 +209,7 @@ def test_a_pipeline_is_timed_in_its_own_order():
 
 
 def test_neighbours_leave_free_what_a_search_leaves():
-    """What lint and explain offer is what plan would take: no neighbour fits into memory that a search leaves free."""
+    """What lint and explain offer, plan would take: no neighbour fits into memory that a search leaves free."""
     x = _subject(("llama3-8b", 8, 512, 8192), "dp=4,zero=1,tp=2,sp=1")
     twice = replace(x.strategy, micro_batch=2)
     (found,) = [p for _, p in x.neighbours if p.strategy == twice]
