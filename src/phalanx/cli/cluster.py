@@ -87,8 +87,8 @@ def simulate(
         names = policy or [p for p in default_policies(jobs, elastic) if not (preempt and p == "conservative")]
         chosen = policies_of(names, rules, elastic, restart_s, preempt)
         if jobs.skipped:
-            line, reason = jobs.skipped[0]
-            announce(f"{counted(len(jobs.skipped), 'bad row')} skipped; the first, row {line}: {reason}")
+            row, reason = jobs.skipped[0]
+            announce(f"{counted(len(jobs.skipped), 'bad row')} skipped; the first, row {row}: {reason}")
         histories = []
         for each in chosen:
             start = time.perf_counter()

@@ -87,8 +87,8 @@ def mesh(
             soft_wrap=True,
         )
         if cube:
-            for line in drawing.slices(p):
-                out.print(line, highlight=False, soft_wrap=True)
+            for text in drawing.slices(p):
+                out.print(text, highlight=False, soft_wrap=True)
         else:
             out.print(drawing.nodes(p, coloured, out.width))
         if names:
