@@ -17,7 +17,7 @@ from torch import Tensor
 
 from phalanx.cost.step.predict import predict
 from phalanx.plan.search.space import cores
-from phalanx.runtime.autograd import float8
+from phalanx.runtime.autograd import float8, recompute
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.world import ALONE, World
 from phalanx.spec.cluster.presets import preset
@@ -116,7 +116,7 @@ def test_a_layer_and_its_gradients_are_near_those_of_the_compute_type(rowwise: b
     x, w, b = _drawn(64, 128, 1, 2).view(2, 32, 128), _drawn(96, 128, 2, 2), _drawn(1, 96, 3, 0)[0]
     g = _drawn(64, 96, 4, 2).view(2, 32, 96)
     results = []
-    for of in (lambda *t: float8.linear(*t, rowwise), torch.nn.functional.linear):
+    for of in (lambda *t: recompute.product(*t, True, rowwise), torch.nn.functional.linear):
         given = [t.clone().requires_grad_() for t in (x, w, b)]
         out = of(*given)
         results.append([out.detach(), *torch.autograd.grad(out, given, g)])
@@ -191,9 +191,9 @@ def _turned(products: Products) -> str:
     """What is said of operands in the layout that tensor cores do not take."""
     real = float8.rounded
 
-    def as_it_lies(x: Tensor, dtype: torch.dtype, rowwise: bool) -> tuple[Tensor, Tensor]:
+    def as_it_lies(x: Tensor, dtype: torch.dtype, rowwise: bool) -> float8.Rounded:
         narrow, back = real(x, dtype, rowwise)
-        return narrow.t().contiguous().t(), back
+        return float8.Rounded(narrow.t().contiguous().t(), back)
 
     float8.rounded = as_it_lies
     try:

@@ -221,7 +221,7 @@ def cores(model: ModelSpec, job: Job, ranks: int, options: Options | None = None
                 way = Strategy(tp=tp, cp=cp, pp=pp)
                 sizes = [n for n in sizes if _legal(require_narrow, model, job, replace(way, micro_batch=n))]
             micro = np.array(sizes, dtype=np.int64)
-            for sp in (0, 1) if tp > 1 and not job.precision.narrow else (0,):
+            for sp in (0, 1) if tp > 1 else (0,):
                 fits = micro[micro * job.seq // cp % tp == 0] if sp else micro
                 parts["micro_batch"].append(np.repeat(fits, len(ways)))
                 parts["ulysses"].append(np.tile(ways, len(fits)))
