@@ -17,7 +17,7 @@ from support.sizes import examples
 from torch import Tensor
 
 from phalanx.cost.step.predict import predict
-from phalanx.plan.search.space import cores
+from phalanx.plan.search.space import Options, cores, experts
 from phalanx.runtime.autograd import float8, recompute
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.world import ALONE, World
@@ -305,12 +305,14 @@ def test_what_it_is_not_made_for_is_refused(
     assert expected in str(caught.value)
 
 
-def test_the_search_has_what_runs() -> None:
-    model = _model(hidden=256, ffn=512, heads=8)
+@pytest.mark.parametrize("mixture", [None, {"count": 4, "top_k": 2, "ffn": 96}])
+def test_the_search_has_what_runs(mixture: dict[str, int] | None) -> None:
+    model = _model(hidden=256, ffn=512, heads=8, experts=mixture) if mixture else _model(hidden=256, ffn=512, heads=8)
     plain, eight = (Job(8, 64, Precision("bfloat16", products=kind)) for kind in ("compute", "float8"))
-    rows, every = cores(model, eight, 8), cores(model, plain, 8)
+    rows, every = (experts(cores(model, job, 8), model, job, Options()) for job in (eight, plain))
     assert 0 < len(rows) < len(every)
     assert {2, 4} <= set(rows.tp.tolist())
+    assert {0, 1} == set(rows.sp.tolist())
 
     def runs(s: Strategy) -> bool:
         try:
