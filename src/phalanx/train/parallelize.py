@@ -39,7 +39,7 @@ from phalanx.runtime.model_parallel.token_sharding import SequenceTokens
 from phalanx.schedule.gradients.buckets import of_chunks, reduction_slots
 from phalanx.schedule.layers.routing import depends_on_other_tokens
 from phalanx.schedule.layout import Layout, RankView
-from phalanx.schedule.pipeline.schedules import PipelineSchedule, last_weight_grad_at, splits
+from phalanx.schedule.pipeline.actions import PipelineSchedule, last_weight_grad_at, splits
 from phalanx.spec.job import Job, Optimizer
 from phalanx.spec.model.spec import ModelSpec, parameters
 from phalanx.spec.strategy.spec import Strategy
