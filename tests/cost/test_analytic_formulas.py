@@ -346,7 +346,7 @@ def test_launches_are_a_floor_and_not_a_sum() -> None:
 
 @pytest.mark.parametrize("modules", ["core_attn", "layernorm", "mlp", "core_attn+layernorm+mlp"])
 def test_what_runs_again_is_launched_again(modules: str) -> None:
-    """Where the GPU waits for its launches, recomputation costs those of its parts, and less than all of a block's."""
+    """Where the GPU waits for launches, recomputation costs those of its parts, and less than all of a block's."""
     small, job = make_model({"preset": "gpt2"}, Path())[0], Job(8, 128, Precision("bfloat16"))
     seconds = {
         kind: float(estimate(small, preset("dgx-h100", 1), job, Strategy(dp=8, recompute=kind), "nemo-25.04").seconds)
