@@ -174,8 +174,8 @@ _NORM_LAUNCHES, _UP_LAUNCHES = 2, 2
 
 
 def _launched_again(shape: Shape, layout: Layout, profile: Profile, experts: bool) -> Column:
-    """Return the kernels that the backward pass of a block launches again for the parts that run again, `experts`: of a
-    block with experts. Recomputation by operation repeats all but the products and attention that it keeps."""
+    """Return the kernels that the backward pass of a block launches again for the parts that run again (`experts`: of
+    a block with experts). Recomputation by operation repeats all but the products and attention that it keeps."""
     core = np.where(profile.flash > 0, 1, _CORE_LAUNCHES)
     core = core + profile.unfused_launches * kernels.unfused(shape, layout, profile)
     # Of two products of attention and two or three of the MLP one in two is kept, and attention.
