@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from phalanx.cost.analytic.estimate import require_policy
@@ -11,7 +11,7 @@ from phalanx.cost.ledger.flops import hardware_flops, model_flops
 from phalanx.cost.ledger.sharding import sharding
 from phalanx.plan.explain.targets import BUBBLE, EXPOSED, IMBALANCE, MFU, OVERLAP, Target
 from phalanx.plan.explain.traffic import Flow, flows
-from phalanx.plan.search import neighbours, priced, refine, space
+from phalanx.plan.search import HEADROOM, neighbours, priced, refine, space
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.priced import PricedStrategy
 from phalanx.plan.search.refine import PipelineRun
@@ -34,6 +34,8 @@ class AnalyticSubject:
     strategy: Strategy
     gpus: int
     """Number of GPUs there are; the strategy may use fewer."""
+    headroom: float = HEADROOM
+    """Share of a device's memory that other strategies must leave free, as those of a search."""
 
     def __post_init__(self) -> None:
         check(self.strategy, self.pricing.model, self.pricing.job, None)
@@ -43,6 +45,11 @@ class AnalyticSubject:
     def pricing(self) -> Pricing:
         """The question on all `gpus`."""
         return self.larger(self.gpus)
+
+    @cached_property
+    def pricing_of_others(self) -> Pricing:
+        """The question as a search asks it: its strategies leave some memory free."""
+        return replace(self.pricing, headroom=self.headroom)
 
     @property
     def model(self) -> ModelSpec:
@@ -92,7 +99,7 @@ class AnalyticSubject:
     @property
     def memory(self) -> tuple[float, int]:
         """Bytes that the fullest rank needs, and bytes that it may have."""
-        return float(self.priced.bytes_), self.priced.usable
+        return float(self.priced.bytes_), self.pricing.allocatable
 
     def exposed_seconds(self, axis: str) -> float:
         """Return the seconds of a step in which nothing hides an axis's communication."""
@@ -119,7 +126,7 @@ class AnalyticSubject:
             check(s, self.model, self.job, None)
         except InputError:
             return None
-        p = priced.price(self.pricing, [s])[0]
+        p = priced.price(self.pricing_of_others, [s])[0]
         return p if p.fits else None
 
     @property
@@ -169,7 +176,7 @@ class AnalyticSubject:
     def neighbours(self) -> list[tuple[str, PricedStrategy]]:
         """(change, price) of every strategy that differs in one decision, the fastest that fits first."""
         others = neighbours.neighbours(self.strategy, self.pricing)
-        prices = refine.refined(self.pricing, [s for _, s in others])
+        prices = refine.refined(self.pricing_of_others, [s for _, s in others])
         named = [(what, p) for (what, _), (p, _) in zip(others, prices, strict=True)]
         return sorted(named, key=lambda item: (not item[1].fits, item[1].seconds))
 
