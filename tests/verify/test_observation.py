@@ -111,7 +111,9 @@ def test_an_unmodified_script_with_cuda_at_64_ranks(script: Path) -> None:
     assert ("all_gather", "F", linear) in bytes_of
     assert ("reduce_scatter", "B", linear) in bytes_of
     gathers = [c for c in content["collectives"] if (c["op"], c["where"]["phase"]) == ("all_gather", "B")]
-    assert ("1", linear) in {(c["where"]["module"], c["bytes"]) for c in gathers}  # while "2" runs: named by its owner
+    assert ("1", linear) in {
+        (c["where"]["module"], c["bytes"]) for c in gathers
+    }  # while "2" runs: named by its owner
     assert {c["group_size"] for c in content["collectives"]} == {64}
     assert all(c["where"]["line"].startswith("train.py:") for c in content["collectives"])
     waits = {(w["call"], w["where"]["line"]): w["count"] for w in content["host_synchronisations"]}
