@@ -61,7 +61,10 @@ def plan(
     best = result.to_run
 
     subject = AnalyticSubject(
-        lambda n: result.pricing if n == asked.gpus else asked.pricing_on(n), result.best.strategy, asked.gpus
+        lambda n: result.pricing if n == asked.gpus else asked.pricing_on(n),
+        result.best.strategy,
+        asked.gpus,
+        result.prices,
     )
     return PlanResult(
         ranked=tuple(map(one, (best, *result.ranked[1:]))),
