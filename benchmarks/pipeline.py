@@ -38,7 +38,8 @@ from phalanx.runtime.process import world as worlds
 from phalanx.runtime.process.launch import run_rank
 from phalanx.runtime.process.world import ALONE, World
 from phalanx.schedule.pipeline import stages
-from phalanx.schedule.pipeline.schedules import SCHEDULES, Action, PipelineSchedule
+from phalanx.schedule.pipeline.actions import Action, PipelineSchedule
+from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import Job

@@ -75,9 +75,83 @@ def _agree(here: Path, asked: list[str]) -> None:
         assert 1e9 * in_block[row["name"]]["gflop"] == pytest.approx(row["flops"], rel=1e-12)
 
 
-@examples(6, 200)
+def _plan_agrees(here: Path, asked: list[str]) -> None:
+    """What is planned with the question's tp and pp kept has one price, memory and usable memory in all commands."""
+    at = asked.index("--strategy") + 1
+    kept = ",".join(part for part in asked[at].split(",") if part.startswith(("tp=", "pp=")))
+    code, out, err = phalanx(here, "plan", *asked[:at], kept, *asked[at + 1 :], "--json")
+    if code == 2 and "nothing fits" in err:
+        return
+    assert code == 0, err
+    answer = json.loads(out)
+    best, found = answer["best"], _answers(here, ["plan.json"])
+    for command in _COMMANDS:
+        question = _question(found[command])
+        assert question == _question(found["predict"]), command
+        for field in ("stack", "precision", "gpus", "global_batch", "seq"):
+            assert question[field] == _question(answer)[field], (command, field)
+        assert question["options"] == answer["options"]
+    for command in ("predict", "explain"):
+        for figure in ("step_time_s", "mfu"):
+            assert found[command][figure] == pytest.approx(best[figure], rel=1e-9), (command, figure)
+    assert found["explain"]["memory_bytes"] == best["memory_bytes"]
+    assert found["explain"]["usable_bytes"] == best["usable_bytes"] == int(found["predict"]["memory_bytes"]["usable"])
+    assert not {"too-large", "tight-memory"} & {finding["name"] for finding in found["lint"]["findings"]}
+
+
+@examples(4, 200)
 def test_all_commands_agree(tmp_path: Path, examples: int) -> None:
     settings(max_examples=examples, deadline=None)(given(_questions())(lambda asked: _agree(tmp_path, asked)))()
+
+
+@examples(2, 100)
+def test_a_plan_is_what_all_commands_say_of_it(tmp_path: Path, examples: int) -> None:
+    settings(max_examples=examples, deadline=None)(given(_questions())(lambda asked: _plan_agrees(tmp_path, asked)))()
+
+
+@st.composite
+def _small_questions(draw: st.DrawFn) -> list[str]:
+    """Options of a question for our own runtime, about a model whose step takes a moment."""
+    tp, pp = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2]))
+    zero = draw(st.sampled_from([0, 1, 2, 3] if pp == 1 else [0, 1]))
+    line = [f"tp={tp}", f"pp={pp}", f"zero={zero}", f"micro_batch={draw(st.sampled_from([1, 2]))}"]
+    line += draw(st.sampled_from([[], ["dp=2"], ["sp=1"] if tp > 1 else []]))
+    words = ["--model", "config.json", "--cluster", "dgx-h100", "--gpus", str(draw(st.sampled_from([8, 16])))]
+    return [*words, "--batch", "32", "--seq", "128", "--strategy", ",".join(line)]
+
+
+def _verify_agrees(here: Path, asked: list[str]) -> None:
+    code, out, err = phalanx(here, "verify", *asked, "--json")
+    assert code == 0, err
+    verified = json.loads(out)
+    found = [json.loads(phalanx(here, c, *asked, "--stack", "phalanx", "--json")[1]) for c in ("predict", "comm")]
+    question = _question(found[0])
+    assert question == _question(found[1])
+    assert question["dp_rule"] in verified["notes"]
+    assert set(question["strategy"].split(",")) <= {*verified["strategy"].split(","), *asked[-1].split(",")}
+    first = verified["classes"][0]["predicted"]["collectives"]
+    run: dict[str, int] = {}
+    for row in first:  # the loss and the norm's sums over the world are no traffic of an axis
+        if row["axis"] != "world" and row["op"] != "recv":
+            axis = "dp" if row["axis"].startswith("dp") else row["axis"]
+            run[axis] = run.get(axis, 0) + row["bytes"]
+    stages = {"all ranks", "each stage", "both ends", "first stage"}
+    told: dict[str, float] = {}
+    for row in found[1][0]["rows"]:
+        if row["by"] in stages:
+            told[row["axis"]] = told.get(row["axis"], 0.0) + row["times"] * row["payload_bytes"]
+    assert told == pytest.approx(run, rel=1e-12)
+
+
+@examples(2, 100)
+def test_verify_runs_what_the_others_price(tmp_path: Path, examples: int) -> None:
+    """verify takes the same strategy, and rank 0 sends what comm tabulates, byte for byte."""
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 4, "vocab_size": 256}
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": 512}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **heads, **sizes}))
+    settings(max_examples=examples, deadline=None)(
+        given(_small_questions())(lambda asked: _verify_agrees(tmp_path, asked))
+    )()
 
 
 def test_dp_fills_the_gpus_or_says_why_not(tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ from phalanx.cost.memory.state import model_state
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.terms import terms
 from phalanx.schedule.layout import Layout as StepLayout
-from phalanx.schedule.pipeline.schedules import Action, build
+from phalanx.schedule.pipeline.actions import Action
+from phalanx.schedule.pipeline.schedules import build
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job, Precision

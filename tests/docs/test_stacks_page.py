@@ -38,9 +38,10 @@ def test_chunks_and_number_types_of_a_plan() -> None:
     printed = done.stdout
     table = printed[printed.index("narrower number types") : printed.index("why not")]
     assert set(lines(table)) <= set(lines(PAGE)), table
-    chunks = re.search(r"its chunks have (.+) blocks, which the plan lists: equal ones take (\S+) s", printed)
+    chunks = re.search(r"its chunks, in order: (.+), which the plan lists; equal ones take (\S+) s", printed)
     assert chunks is not None
     step = re.search(r"a step of (\S+) s", printed)
     assert step is not None
-    sentence = f"the 70B plan lists `{chunks[1]}` and takes {step[1]} s, where equal chunks take {chunks[2]} s"
+    times = f"it takes {step[1]} s, where equal chunks take {chunks[2]} s"
+    sentence = f"the chunks of the 70B plan are {chunks[1]}; {times}"
     assert sentence in PAGE.replace("\n", " ")

@@ -251,12 +251,17 @@ def test_a_lab_that_is_stopped_leaves_nothing(hosts: Hosts, number: signal.Signa
 
 
 def test_a_host_that_is_told_to_end_does_so_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def told() -> None:
+    logs: list[Path] = []
+
+    def told(words: list[str]) -> None:
+        logs.append(Path(words[0].removeprefix("--log-dir=")))
+        assert logs[0].is_dir()
         raise SignalException("told to end", signal.SIGTERM)
 
     monkeypatch.setattr("torch.distributed.run.main", told)
     with pytest.raises(SystemExit, match="143"):
         runpy.run_module("phalanx.measure.lab_torchrun", run_name="__main__")
+    assert not logs[0].exists()
 
 
 def test_lab_run_starts_torchrun_on_every_host_and_counts(hosts: Hosts, tmp_path: Path) -> None:

@@ -30,6 +30,13 @@ _CASES = [
         "dp=4,zero=1,tp=8,sp=1,pp=2,micro_batch=8,recompute=full",
         "214.6 GiB do not fit in the 78.0 GiB",
     ),
+    (
+        "tight-memory",
+        ("llama3-8b", 8, 512, 8192),
+        "dp=4,zero=1,tp=2,sp=1,micro_batch=2",
+        "dp=4,zero=1,tp=2,sp=1",
+        "of 78.0 GiB leave 2.6% free, and plan would leave 5%",
+    ),
     ("wide-tp", _GPT3, "dp=8,zero=1,tp=16,sp=1,pp=8", "dp=16,zero=1,tp=8,sp=1,pp=8", "tp=16 leaves the 8 ranks"),
     (
         "straddling",
@@ -199,3 +206,15 @@ def test_a_pipeline_is_timed_in_its_own_order():
     near, far = (_subject(_LLAMA8, f"dp=4,tp=8,pp=2,order={order}") for order in ("pp/dp/cp/tp", "tp/dp/cp/pp"))
     assert far.seconds > 2 * near.seconds
     assert far.run.makespan > 2 * near.run.makespan
+
+
+def test_neighbours_leave_free_what_a_search_leaves():
+    """What lint and explain offer, plan would take: no neighbour fits into memory that a search leaves free."""
+    x = _subject(("llama3-8b", 8, 512, 8192), "dp=4,zero=1,tp=2,sp=1")
+    twice = replace(x.strategy, micro_batch=2)
+    (found,) = [p for _, p in x.neighbours if p.strategy == twice]
+    assert 0.95 * x.memory[1] < found.bytes_ < x.memory[1]  # else this shows nothing
+    assert not found.fits
+    assert x.alternative(twice) is None
+    assert replace(x, headroom=0.0).alternative(twice) is not None
+    assert "(78.0 less 5%)" in next(why for _, p, why in explanation.why_not(x) if p.strategy == twice)

@@ -15,17 +15,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory, measured: None) -> Runs:
 
 SAMPLE = (
     Case("data parallel", "launcher", "SIGKILL", "optimizer"),
-    Case("data parallel", "files", "links where the run writes"),
     Case("data parallel", "files", "full disk"),
 )
 LONG = (
     Case("data parallel", 1, "clock", "forward"),
     Case("data parallel", "launcher", "SIGSTOP", "saving"),
-    *(
-        Case("data parallel", "files", name)
-        for name in FILES
-        if name not in ("links where the run writes", "full disk")
-    ),
+    *(Case("data parallel", "files", name) for name in FILES if name != "full disk"),
 )
 
 
@@ -37,6 +32,7 @@ def test_a_case_holds(runs: Runs, case: Case) -> None:
         pytest.skip(str(reason))
 
 
+@pytest.mark.long
 def test_a_case_can_fail(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that continues otherwise than the one left alone is noticed."""
     reference = runs.reference("data parallel")

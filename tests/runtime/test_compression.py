@@ -216,12 +216,12 @@ def uncompressed(pool: Pool, text: bytes) -> float:
 
 SAMPLE = [
     ("int8", -0.02, 0.02),
-    ("powersgd:4", -0.02, 0.02),
     ("topk:0.01", -0.05, 0.05),
     # what error feedback is for
     ("topk:0.01:nofeedback", 0.15, 0.5),
 ]
 OTHERS = [
+    ("powersgd:4", -0.02, 0.02),
     ("fp16", -0.02, 0.02),
     ("bf16", -0.02, 0.02),
     ("int4", -0.05, 0.05),

@@ -77,16 +77,16 @@ def test_ranks_hold_every_element_alike(spec: ModelSpec, degrees: tuple[int, int
     first = initial(spec, 7, None)
     for p in parameters(spec):
         whole = first(p, 0, p.numel).view(p.shape)
-        times = torch.zeros(p.shape)
+        times = torch.zeros(p.shape, dtype=torch.int64)
         for split in splits_of(spec, s):
             box = split.box(p.fqn)
             place = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.sizes, strict=True))
-            times[place] += 1 / box.copies
+            times[place] += s.world // box.copies  # in whole numbers: thirds do not add up to one
             numel, cut = torch.Size(box.shape).numel(), box.numel // 3
             runs = [of_rank(first, split)(p, *run) for run in ((0, cut), (cut, numel))]
             mine = torch.cat(runs).view(box.shape)[tuple(slice(n) for n in box.sizes)]
             assert mine.equal(whole[place])
-        assert times.eq(s.edp if p.of_experts else s.dp).all(), p
+        assert times.eq(s.world * (s.edp if p.of_experts else s.dp)).all(), p
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize("line", sampled(LINES, (1, 2, 6, 8, 10)))
+@pytest.mark.parametrize("line", sampled(LINES, (2, 6, 10)))
 def test_what_goes_between_layers_is_what_was_predicted(line: str) -> None:
     s = strategy(line)
     spec, job = model(dense_layers=[0]), Job(s.dp * 3, 8)
@@ -193,9 +193,10 @@ def test_what_goes_between_layers_is_what_was_predicted(line: str) -> None:
         assert between(imagine(spec, job, s, kind.rank).events) == between(program.events)
 
 
+@examples(3, 50)
 @pytest.mark.parametrize("world", [2, 4, 6])
-def test_parity_with_experts(pool: Pool, world: int) -> None:
-    @settings(max_examples=4)
+def test_parity_with_experts(pool: Pool, world: int, examples: int) -> None:
+    @settings(max_examples=examples)
     @given(cases(world, experts=True), TRANSPORTS, OPTIMIZERS)
     def holds(case, transport, under) -> None:  # type: ignore[no-untyped-def]
         for found in pool.run(world, rank_cases.examine, *case, "float64", 3, transport, (under,))[0]:

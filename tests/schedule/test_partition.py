@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from phalanx.schedule.partition import search
 from phalanx.schedule.partition.balance import Limits, Units, explain, partition
 from phalanx.schedule.partition.bound import packed_bound
-from phalanx.schedule.pipeline.schedules import round_robin, v_shape
+from phalanx.schedule.pipeline.actions import round_robin, v_shape
 from phalanx.spec.errors import InputError
 
 MAPS = [

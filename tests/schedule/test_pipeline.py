@@ -15,8 +15,9 @@ from torch.distributed.pipelining import schedules as torchs
 
 from phalanx.cost.pipeline_time import Costs, price
 from phalanx.schedule.errors import Unproved
+from phalanx.schedule.pipeline.actions import Action, PipelineSchedule
 from phalanx.schedule.pipeline.proof import prove, prove_slots
-from phalanx.schedule.pipeline.schedules import SCHEDULES, Action, PipelineSchedule, build
+from phalanx.schedule.pipeline.schedules import SCHEDULES, build
 from phalanx.schedule.pipeline.sends import insert_sends, strip_sends
 from phalanx.schedule.pipeline.torch_csv import cells, from_csv, to_csv
 from phalanx.spec.errors import InputError

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from phalanx.cost.ledger.pipeline_formulas import bubble, by_schedule, in_flight
-from phalanx.schedule.pipeline.schedules import SCHEDULES, ScheduleFacts, build, splits, table
+from phalanx.schedule.pipeline.actions import splits
+from phalanx.schedule.pipeline.schedules import SCHEDULES, ScheduleFacts, build, table
 from phalanx.schedule.pipeline.stages import rank_of, splits_backward
 from phalanx.spec.strategy.spec import Schedule, Strategy
 

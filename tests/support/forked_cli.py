@@ -122,9 +122,9 @@ def _launcher(
 
             main([*torchrun, *words] if words[0].endswith(".py") else [*torchrun, "-m", "phalanx", *words])
             return
-        from phalanx.cli.app import app
+        from support.in_process_cli import COMMAND
 
-        app(words)
+        COMMAND(words)
 
     _live(work)
 

@@ -108,7 +108,7 @@ def test_recipes_are_what_experts_tuned(usable: list[Case]) -> None:
 
 
 # The expert's question by model, chip and number format; the least that the best strategy may take of the expert's
-# time, and whether the expert's is said to fit. Today's level, as above.
+# time, and whether the expert's is predicted to fit. Today's level, as above.
 _RECIPES = {
     ("llama3-8b", "B200", "fp8-mx"): (0.90, True),
     ("gpt3-175b", "H100-SXM-80GB", "bf16"): (0.90, True),
@@ -139,9 +139,8 @@ def test_what_experts_ran_is_said_to_fit(usable: list[Case]) -> None:
         assert f"| {p.bytes_ / GIB:.1f} GiB | {p.usable / GIB:.1f} |" in page
     counts = (len(tuned), len(tuned) - len(refused), (len(tuned) - len(refused)) / len(tuned))
     assert (
-        "Of the {} recipes that experts published (`phalanx validate --choices`) {} are said to fit, {:.1%}".format(
-            *counts
-        ).replace("%", " %")
+        "Of the {} recipes that experts published (`phalanx validate --choices`) {} are predicted to fit, "
+        "{:.1%}".format(*counts).replace("%", " %")
         in page.replace("\n", " ")
     )
     assert set(refused) == {

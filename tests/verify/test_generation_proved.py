@@ -67,7 +67,7 @@ def test_from_the_command_line() -> None:
         ("--model gpt2 --seq 2000", "--seq = 2000: is longer than the model's context, 1024"),
         ("--model gpt2 --strategy tp=24", "strategy.tp = 24: is more than the model's 12 heads"),
         ("--model gpt2 --strategy dp=2,zero=3", "strategy.zero = 3: is of training"),
-        ("--model gpt2 --cluster dgx-h100", "--cluster = 'dgx-h100': does not apply to --serving"),
+        ("--model gpt2 --cluster dgx-h100", "--cluster = 'dgx-h100': does not go with --serving"),
         ("--model gpt2 --precision fp8", "--precision = 'fp8': is no type to generate in"),
         ("--model gpt-oss-20b", "attention sinks"),
     ],

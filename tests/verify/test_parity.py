@@ -36,7 +36,7 @@ def test_parity_in_fp64(pool: Pool, world: int, examples: int) -> None:
     holds()
 
 
-@examples(4, 50)
+@examples(2, 50)
 def test_parity_in_fp32(pool: Pool, examples: int) -> None:
     @settings(max_examples=examples)
     @given(cases(2), OPTIMIZERS)
@@ -55,29 +55,26 @@ def test_parity_in_fp32(pool: Pool, examples: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "experts"),
+    ("line", "experts", "transport"),
     [
-        ("dp=2,tp=2", False),
-        ("dp=2,cp=2,zero=1", False),
-        ("dp=2,cp=2,zero=3", False),
-        ("cp=2,tp=2,sp=1", True),
-        ("dp=4,shard=2,zero=2", False),
-        ("dp=2,pp=2,zero=1", False),
+        ("dp=2,tp=2", False, "native"),
+        ("dp=2,cp=2,zero=1", False, "shm"),
+        ("dp=2,cp=2,zero=3", False, "native"),
+        ("cp=2,tp=2,sp=1", True, "native"),
+        ("dp=2,pp=2,zero=1", False, "shm"),
     ],
 )
-@pytest.mark.parametrize("order", sampled(ORDERS, (0, len(ORDERS) - 1)))
-def test_every_order_of_the_mesh(pool: Pool, order: str, line: str, experts: bool) -> None:
+@pytest.mark.parametrize("order", sampled(ORDERS, (len(ORDERS) - 1,)))
+def test_every_order_of_the_mesh(pool: Pool, order: str, line: str, experts: bool, transport: str) -> None:
     """The last of the orders turns every two axes round."""
     model = build(ModelSpec, complete(SIZES | (EXPERTS if experts else {})), "model")
     strategy = make_strategy(f"{line},order={order}")
     assert strategy is not None
     job = Job(4, 8, Precision("float64"), clip=0.0)
-    for transport in ("native", "shm"):
-        found = pool.run(strategy.world, rank_cases.examine, model, job, strategy, "float64", 2, transport, ("sgd",))
-        for deviation in found[0]:
-            assert deviation.loss_rel_max <= BOUNDS["float64"], deviation
-            assert deviation.grad_rel_max <= BOUNDS["float64"], deviation
-    pool.run(strategy.world, rank_cases.kept_and_sent, model, job, strategy, 1, "native")
+    for found in pool.run(4, rank_cases.examine, model, job, strategy, "float64", 2, transport, ("sgd",))[0]:
+        assert found.loss_rel_max <= BOUNDS["float64"], found
+        assert found.grad_rel_max <= BOUNDS["float64"], found
+    pool.run(4, rank_cases.kept_and_sent, model, job, strategy, 1, transport)
     prove(model, job, strategy)
 
 
@@ -109,7 +106,7 @@ def test_a_broken_engine_is_caught(pool: Pool, how: str, zero: int) -> None:
     ("zero", "schedule"),
     sampled(
         [(0, "1f1b"), (0, "dualpipe-v"), (1, "zb-v"), (1, "1f1b"), (2, "dualpipe-v"), (3, "zb-v"), (3, "dualpipe-v")],
-        (0, 4, 5),
+        (4, 5),
     ),
 )
 def test_an_embedding_that_is_tied_over_a_pipeline(pool: Pool, schedule: str, zero: int) -> None:

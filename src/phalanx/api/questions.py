@@ -64,6 +64,7 @@ def plan(
         lambda n: result.pricing if n == asked.gpus else asked.pricing_on(n),
         result.best.strategy,
         asked.gpus,
+        headroom,
         result.prices,
     )
     return PlanResult(
@@ -287,11 +288,11 @@ def _prediction(pricing: Pricing, priced: PricedStrategy, mfu: float, gpus: int)
         gpus=gpus,
         mfu=mfu,
         memory_bytes=priced.bytes_,
-        usable_bytes=float(priced.usable),
+        usable_bytes=float(pricing.allocatable),
         terms_s=priced.terms,
         memory_terms=priced.memory_terms,
         options=str(pricing.extra) if changed else "",
-        _page=lambda: _page(str(priced.strategy), priced.terms, priced.memory_terms, priced.usable),
+        _page=lambda: _page(str(priced.strategy), priced.terms, priced.memory_terms, pricing.allocatable),
     )
 
 

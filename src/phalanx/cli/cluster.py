@@ -11,6 +11,7 @@ import typer
 
 from phalanx.cli.options import Json, Plot
 from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_drawing, require_writable
+from phalanx.cli.unread import require_only
 
 cluster = typer.Typer(
     help="Shared clusters: simulate their jobs, read their topology; `phalanx clusters` lists the presets.",
@@ -20,6 +21,7 @@ cluster = typer.Typer(
 
 @cluster.command("simulate")
 def simulate(
+    line: typer.Context,
     trace: Annotated[
         Path,
         typer.Option(
@@ -73,6 +75,10 @@ def simulate(
         from phalanx.report.style import counted
         from phalanx.simulate.shared_cluster.outcome import outcome
 
+        if policy and "las" not in policy and not elastic and not preempt:
+            others = [str(p.name) for p in line.command.params if p.name != "restart_s"]
+            reason = f"is not read under {' and '.join(dict.fromkeys(policy))}, where no job is stopped"
+            require_only(line, *others, reason=reason, remedy="add --preempt, --elastic or --policy las")
         require_drawing(plot)
         rules = placement or ["best-fit"]
         policies_of(policy or [], rules, elastic, restart_s, preempt)  # before a long trace is read
@@ -81,8 +87,8 @@ def simulate(
         names = policy or [p for p in default_policies(jobs, elastic) if not (preempt and p == "conservative")]
         chosen = policies_of(names, rules, elastic, restart_s, preempt)
         if jobs.skipped:
-            line, reason = jobs.skipped[0]
-            announce(f"{counted(len(jobs.skipped), 'bad row')} skipped; the first, row {line}: {reason}")
+            row, reason = jobs.skipped[0]
+            announce(f"{counted(len(jobs.skipped), 'bad row')} skipped; the first, row {row}: {reason}")
         histories = []
         for each in chosen:
             start = time.perf_counter()

@@ -18,12 +18,14 @@ from phalanx.cli.terminal import (
     require_torch,
     require_writable,
 )
+from phalanx.cli.unread import require_only
 
 if TYPE_CHECKING:
     from phalanx.spec.cluster.spec import ClusterSpec
 
 
 def measure(
+    line: typer.Context,
     ranks: Annotated[int | None, typer.Option(help="Number of local ranks; by default one per GPU or core.")] = None,
     dtype: Annotated[str, typer.Option(help="Type that kernels compute in: float32, bfloat16, ...")] = "float32",
     threads: Annotated[int, typer.Option(help="Number of threads per rank.")] = 1,
@@ -69,6 +71,13 @@ def measure(
     from phalanx.commands.measure import measure as measure_machine
 
     with exit_on_error():
+        if source is not None:
+            require_only(line, "source", "out", reason="does not go with --from, which measures nothing")
+        elif nccl_tests:
+            reason = "does not go with --nccl-tests, which measures nothing"
+            require_only(line, "nccl_tests", "preset", "op", "out", reason=reason)
+        else:
+            require_only(line, "ranks", "dtype", "threads", "quick", "out", reason="is about --nccl-tests")
         require_writable("--out", out)
         require_drawing(plot)
         if source is not None:
@@ -81,14 +90,12 @@ def measure(
             require_torch()
             from phalanx.measure.steal_time import noted
             from phalanx.runtime.process import world as worlds
-            from phalanx.spec.errors import InputError
 
             world = worlds.external()
             if world is None:
                 cluster = measure_machine(ranks, dtype, threads, quick, announce)
             else:
-                if quick:
-                    raise InputError("--quick", None, "is for this machine alone, not under torchrun", "leave it out")
+                require_only(line, "dtype", "threads", "out", reason="is for this machine alone, not under torchrun")
                 with noted(announce if world.rank == 0 else lambda _: None):
                     measured = measure_ranks(world, dtype, threads)
                 if measured is None:

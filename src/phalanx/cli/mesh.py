@@ -10,12 +10,14 @@ import typer
 
 from phalanx.cli.options import Cluster, Json, Plot, StrategyLine
 from phalanx.cli.terminal import console, exit_on_error, print_json, require_drawing
+from phalanx.cli.unread import require_only
 
 if TYPE_CHECKING:
     from phalanx.plan.placement.placement import Placement
 
 
 def mesh(
+    line: typer.Context,
     source: Annotated[
         Path | None,
         typer.Argument(
@@ -29,7 +31,11 @@ def mesh(
         str | None, typer.Option(metavar="AXIS", help="List all groups of an axis, such as tp, ep or dp_shard+cp.")
     ] = None,
     axis: Annotated[
-        str | None, typer.Option(metavar="AXIS", help="Colour the groups of this axis; by default the innermost.")
+        str | None,
+        typer.Option(
+            metavar="AXIS",
+            help="Colour the groups of this axis; by default the innermost, or in a --plot those of --groups.",
+        ),
     ] = None,
     cube: Annotated[
         bool, typer.Option("--cube", help="Draw the three largest axes as a cube: in the terminal, its slices.")
@@ -45,11 +51,12 @@ def mesh(
         from phalanx.commands.mesh import placement
         from phalanx.plan.placement.placement import axis_names, groups_of
 
+        _require_read(line, groups, rank, cube, plot is not None, as_json)
         require_drawing(plot)
         p = placement(source, strategy, cluster)
         _require_rank(rank, p)
         names = axis_names(p.mesh)
-        coloured = axis or p.coloured_axis
+        coloured = axis or groups or p.coloured_axis
         groups_of(p, coloured)  # raises for an axis that this mesh does not have
         members, tiers = groups_of(p, groups) if groups else (None, [])
         own = _own_groups(p, rank, names) if rank is not None else []
@@ -80,12 +87,30 @@ def mesh(
             soft_wrap=True,
         )
         if cube:
-            for line in drawing.slices(p):
-                out.print(line, highlight=False, soft_wrap=True)
+            for text in drawing.slices(p):
+                out.print(text, highlight=False, soft_wrap=True)
         else:
             out.print(drawing.nodes(p, coloured, out.width))
         if names:
             out.print(drawing.axes(p))
+
+
+def _require_read(
+    line: typer.Context, groups: str | None, rank: int | None, cube: bool, plotted: bool, as_json: bool
+) -> None:
+    """Require that a form of the command gives no options but those that it reads. Raises InputError."""
+    question = ("source", "strategy", "cluster")
+    of_plot = ("axis", "cube") if plotted else ()
+    if groups is not None:
+        require_only(line, *question, "groups", *of_plot, reason="does not go with --groups, which lists one axis")
+    elif rank is not None:
+        require_only(line, *question, "rank", *of_plot, reason="does not go with --rank, which draws no nodes")
+    elif as_json:
+        require_only(line, *question, *of_plot, reason="is about a drawing, and --json is none")
+    elif cube and not plotted:
+        require_only(
+            line, *question, "cube", reason="colours nodes or a --plot, not slices of a cube in the terminal"
+        )
 
 
 def _require_rank(rank: int | None, p: Placement) -> None:

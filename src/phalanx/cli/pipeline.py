@@ -14,7 +14,7 @@ from phalanx.cli.terminal import FAILED, announce, console, exit_on_error, print
 
 if TYPE_CHECKING:
     from phalanx.cost.pipeline_time import PricedSchedule
-    from phalanx.schedule.pipeline.schedules import PipelineSchedule
+    from phalanx.schedule.pipeline.actions import PipelineSchedule
 
 pipeline = typer.Typer(no_args_is_help=True, help="Draw, compare and prove pipeline schedules, or write them as CSV.")
 _MOST_COLUMNS = 10_000

@@ -126,7 +126,7 @@ def _plan_model(
         from phalanx.plan.explain.analytic import AnalyticSubject
         from phalanx.report.html.plan import report as page_of
 
-        report.write_text(page_of(result, goal, AnalyticSubject(pricing, result.best.strategy, gpus)))
+        report.write_text(page_of(result, goal, AnalyticSubject(pricing, result.best.strategy, gpus, headroom)))
         announce(f"report: {report}")
     whole: ConditionCost | None = None
     each: tuple[ConditionCost, ...] = ()
@@ -297,7 +297,7 @@ def _one(r: RankedStrategy, a: Answer, goal: Goal | None) -> dict[str, Any]:
         "micro_batches": r.strategy.accumulation(job),
         "mfu": r.mfu,
         "memory_bytes": int(r.priced.bytes_),
-        "usable_bytes": r.priced.usable,
+        "usable_bytes": a.pricing.allocatable,
         "communication_share": r.priced.communication,
         "bubble_share": r.run.bubble / r.seconds,
         "imbalance": r.run.imbalance,

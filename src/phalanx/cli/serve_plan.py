@@ -10,6 +10,7 @@ import typer
 
 from phalanx.cli.options import Cluster, Gpus, Json, Model
 from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_writable
+from phalanx.cli.unread import require_only
 
 if TYPE_CHECKING:
     from phalanx.commands.serve_plan import Asked
@@ -29,6 +30,7 @@ _LAUNCH = Annotated[
 
 
 def serve_plan(
+    line: typer.Context,
     plan: Annotated[
         Path | None,
         typer.Argument(
@@ -121,12 +123,19 @@ def serve_plan(
         if launch is not None and launch not in ("engine", "dynamo"):
             raise InputError("--launch", launch, "is not known", nearest(launch, ("engine", "dynamo")))
         if plan is not None:
-            if model is not None:
-                raise InputError("serving.json", str(plan), "excludes --model", "give one of them")
-            _launch(serving.read(plan), launch or "engine", as_json)
+            require_only(line, "plan", "launch", reason=f"does not go with a plan, and {plan} is one")
+            read_back, starter = serving.read(plan), launch or "engine"
+            if as_json:
+                print_json(_launch_json(read_back, starter))
+            else:
+                _launch(read_back, starter)
             return
         asks = {"--model": model, "--cluster": cluster, "--gpus": gpus}
         asks |= {} if trace else {"--input": input, "--output": output}
+        if trace is not None:
+            unread = {"input", "output", "variation", "rate", "concurrency"}
+            read = [str(p.name) for p in line.command.params if p.name not in unread]
+            require_only(line, *read, reason="does not go with --trace, whose requests say it")
         missing = [name for name, value in asks.items() if value is None]
         if missing:
             raise InputError(", ".join(missing), None, "missing", "or give --trace in place of --input and --output")
@@ -164,14 +173,22 @@ def serve_plan(
         serving.write(chosen, out)
         announce(f"serving plan: {out}")
         if as_json:
-            print_json(_as_json(asked, answer, against))
-        else:
-            _show(answer, against)
+            found = _as_json(asked, answer, against)
+            print_json(found | {"launch": _launch_json(chosen, launch)} if launch else found)
+            return
+        _show(answer, against)
         if launch:
-            _launch(chosen, launch, as_json)
+            _launch(chosen, launch)
 
 
-def _launch(plan: ServingPlan, what: str, as_json: bool) -> None:
+def _launch_json(plan: ServingPlan, what: str) -> dict[str, Any]:
+    """Return what starts a plan. Raises InputError for what its engine cannot do."""
+    from phalanx.commands.serve_plan import launch, manifest
+
+    return {"manifest": manifest(plan)} if what == "dynamo" else asdict(launch(plan))
+
+
+def _launch(plan: ServingPlan, what: str) -> None:
     """Print what starts a plan. Raises InputError for what its engine cannot do."""
     from phalanx.commands.serve_plan import launch, manifest
 
@@ -179,9 +196,6 @@ def _launch(plan: ServingPlan, what: str, as_json: bool) -> None:
         print(manifest(plan), end="")
         return
     launch_line = launch(plan)
-    if as_json:
-        print_json(asdict(launch_line))
-        return
     for name, content in launch_line.files.items():
         print(f"# {name}\n{content}")
     for command in launch_line.commands:

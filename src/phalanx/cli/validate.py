@@ -9,12 +9,14 @@ import typer
 
 from phalanx.cli.options import Json
 from phalanx.cli.terminal import announce, console, exit_on_error, print_json
+from phalanx.cli.unread import require_only
 
 if TYPE_CHECKING:
     from phalanx.validate.records import Row
 
 
 def validate(
+    line: typer.Context,
     runs: Annotated[
         Path | None,
         typer.Option(
@@ -65,15 +67,17 @@ def validate(
 ) -> None:
     """Predict every published run that is fully specified, and show how far off the predictions are."""
     with exit_on_error():
-        others = runs is not None or rows is not None or choices or serving
         if placements:
-            _score_placements(others or kernels, as_json)
+            require_only(line, "placements", reason="does not go with --placements, which scores what ships")
+            _score_placements(as_json)
             return
         if kernels:
-            _score_kernels(others, as_json)
+            require_only(line, "kernels", reason="does not go with --kernels, which scores what ships")
+            _score_kernels(as_json)
             return
         if serving:
-            _score_serving(runs, rows, choices, as_json)
+            require_only(line, "serving", "runs", reason="is for training runs", remedy="leave it out, or --serving")
+            _score_serving(runs, as_json)
             return
         from phalanx.validate.collectives import link_scores
         from phalanx.validate.prediction_error import compare, scores
@@ -105,15 +109,12 @@ def validate(
         out.print(reasons(summary))
 
 
-def _score_placements(others: bool, as_json: bool) -> None:
-    """Score what placements cost and print it. Raises InputError where `others`: another option is given beside."""
+def _score_placements(as_json: bool) -> None:
+    """Score what placements cost and print it."""
     from dataclasses import asdict
 
-    from phalanx.spec.errors import InputError
     from phalanx.validate.placements import scores
 
-    if others:
-        raise InputError("--placements", None, "scores the measured placements that ship", "leave other options out")
     scored = scores()
     if as_json:
         print_json([asdict(on) | {"ratios": [asdict(r) | {"error": r.error} for r in rows]} for on, rows in scored])
@@ -127,13 +128,10 @@ def _score_placements(others: bool, as_json: bool) -> None:
         out.print(machine(on, rows))
 
 
-def _score_kernels(others: bool, as_json: bool) -> None:
-    """Score the kernel model and print it. Raises InputError where `others`: another option is given beside it."""
-    from phalanx.spec.errors import InputError
+def _score_kernels(as_json: bool) -> None:
+    """Score the kernel model and print it."""
     from phalanx.validate.kernels import kernel_scores
 
-    if others:
-        raise InputError("--kernels", None, "scores the measured kernels that ship", "leave the other options out")
     summary = kernel_scores()
     if as_json:
         print_json(summary)
@@ -147,15 +145,11 @@ def _score_kernels(others: bool, as_json: bool) -> None:
     out.print(report.notes(summary), highlight=False)
 
 
-def _score_serving(runs: Path | None, rows: str | None, choices: bool, as_json: bool) -> None:
+def _score_serving(runs: Path | None, as_json: bool) -> None:
     """Score predicted serving times and print them. Raises InputError."""
-    from phalanx.spec.errors import InputError
     from phalanx.validate.serving import loaded
     from phalanx.validate.serving_scores import compare, scores
 
-    if rows is not None or choices:
-        option = "--choices" if choices else "--rows"
-        raise InputError(option, None, "is for training runs", "leave it out beside --serving")
     summary = scores(*compare(loaded(runs)))
     if as_json:
         print_json(summary)

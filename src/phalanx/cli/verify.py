@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +10,7 @@ import typer
 
 from phalanx.cli.options import Batch, Gpus, Json, Model, Precision, Report, Seq, Set, StrategyLine
 from phalanx.cli.terminal import FAILED, announce, console, exit_on_error, print_json, require_torch, require_writable
+from phalanx.cli.unread import require_only
 from phalanx.spec.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 
 def verify(
+    line: typer.Context,
     path: Annotated[
         Path | None,
         typer.Argument(
@@ -69,15 +71,9 @@ def verify(
         if device not in ("cpu", "cuda"):
             raise InputError("--device", device, "is neither cpu nor cuda", "use cuda for an imagined GPU")
         if serving:
-            others = (
-                ("PATH", path),
-                ("--cluster", cluster),
-                ("--gpus", gpus),
-                ("--set", overrides),
-                ("--report", report),
-                ("--device", None if device == "cpu" else device),
-            )
-            _serving(model, strategy, batch, seq, precision, others, as_json)
+            of_serving = ("serving", "model", "strategy", "batch", "seq", "precision")
+            require_only(line, *of_serving, reason="does not go with --serving, which verifies generation")
+            _serving(model, strategy, batch, seq, precision, as_json)
             return
         from phalanx.commands.question import Asked
         from phalanx.commands.verify import as_json as to_json
@@ -107,14 +103,13 @@ def _serving(
     batch: int | None,
     seq: int | None,
     precision: str | None,
-    others: Sequence[tuple[str, object]],
     as_json: bool,
 ) -> None:
     """Verify generation and print the result."""
     from phalanx.commands.verify_serving import as_json as to_json
     from phalanx.commands.verify_serving import prove
 
-    result = prove(model, strategy, batch, seq, precision, others, announce)
+    result = prove(model, strategy, batch, seq, precision, announce)
     if as_json:
         print_json(to_json(result))
     else:

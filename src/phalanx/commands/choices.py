@@ -2,8 +2,8 @@
 
 Sweeps: the strategies of one question in the order predicted and in the order measured. Rank correlation is
 Spearman's; regret is the measured time of the strategy predicted to be the fastest, over the shortest measured time,
-minus 1. The strategy that a search would choose is the first one predicted among those said to fit, those that ran
-out of memory included.
+minus 1. The strategy that a search would choose is the fastest of those predicted to fit, those that ran out of
+memory included.
 
 Recipes: the fastest strategy that the search finds for an expert's question, over the expert's own, both priced.
 Below 1, the search would have chosen something else; whether that is faster nobody measured.
@@ -58,10 +58,10 @@ class SweepScore:
     regret_left_out: float | None
     """The same by constants fitted without the family; None for families on which nothing is fitted."""
     chosen: str
-    """The strategy predicted to be the fastest of those that are said to fit; empty if none is."""
+    """The strategy predicted to be the fastest of those that are predicted to fit; empty if none is."""
     chosen_out_of_memory: bool
     refused: int
-    """Strategies that ran but are said not to fit."""
+    """Strategies that ran but are predicted not to fit."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class RecipeScore:
     moe: bool
     expert: str
     best: str
-    """Empty if nothing is said to fit."""
+    """Empty if nothing is predicted to fit."""
     ratio: float | None
     """Predicted seconds of the best strategy over those of the expert's."""
     expert_error: float
@@ -82,7 +82,7 @@ class RecipeScore:
     option: str
     """An option beyond the layout with which the expert saves memory, if one is known."""
     fits: bool
-    """Whether the expert's strategy is said to fit, with that option."""
+    """Whether the expert's strategy is predicted to fit, with that option."""
     share_of_memory: float
     """Its predicted memory over what the device has for it."""
     differs: dict[str, tuple[Any, Any]]

@@ -14,7 +14,7 @@ from phalanx.formats import kueue, slurm, torchrun
 from phalanx.plan.placement.alternatives import Alternative, alternatives
 from phalanx.plan.placement.placement import Placement
 from phalanx.plan.placement.price import PlacedJob
-from phalanx.plan.placement.search import Placed, place
+from phalanx.plan.placement.search import Carvings, Placed, place
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files import free_gpus
@@ -70,14 +70,15 @@ def answer(
             f"has {len(given.free)} free GPUs, but {job.strategy} has {job.strategy.world} ranks",
             f"plan for at most {len(given.free)} GPUs, or free more",
         )
-    placed = place(here, given.topology, given.free)
+    known: Carvings = {}
+    placed = place(here, given.topology, given.free, known=known)
     everything = np.arange(given.topology.gpus)
     empty = place(here, given.topology, everything)
     others: tuple[Alternative, ...] = ()
     reason = ""
     if search:
         try:
-            others = tuple(alternatives(here, given.topology, given.free))
+            others = tuple(alternatives(here, given.topology, given.free, known))
         except InputError as error:
             reason = str(error)
     return PlaceAnswer(here, given, placed, empty, others, reason)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,22 +43,17 @@ def prove(
     slots: int | None,
     context: int | None,
     precision: str | None,
-    others: Sequence[tuple[str, object]],
     announce: Announce,
 ) -> ServingProof:
-    """Verify steps of `slots` requests a replica with `context` tokens each. `others`: options that do not apply.
-    Raises InputError."""
-    for option, value in others:
-        if value is not None:
-            remedy = "it takes --model, --strategy, --batch, --seq and --precision"
-            raise InputError(option, str(value), "does not apply to --serving", remedy)
+    """Verify steps of `slots` requests a replica with `context` tokens each. Raises InputError."""
     if model is None:
         remedy = "phalanx verify --serving --model llama3-405b --strategy tp=8"
         raise InputError("--model", None, "is missing", remedy)
     spec, notes = model_named(model)
     for note in notes:
         announce(f"note: {note}")
-    slots, context = slots or 16, context or min(4096, spec.max_seq)
+    slots = 16 if slots is None else slots
+    context = min(4096, spec.max_seq) if context is None else context
     require_counts(("--batch", slots), ("--seq", context))
     if context > spec.max_seq:
         raise InputError("--seq", context, f"is longer than the model's context, {spec.max_seq}", "use less")

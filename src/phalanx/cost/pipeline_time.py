@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from phalanx.schedule.pipeline.schedules import PipelineSchedule, live_activations
+from phalanx.schedule.pipeline.actions import PipelineSchedule, live_activations
 from phalanx.schedule.pipeline.simulate import Times, run
 
 

@@ -7,27 +7,32 @@ As in functional.py, docstrings say what is kept for the backward pass.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from phalanx.runtime.autograd import deferred_weight_grads
+from phalanx.runtime.autograd import deferred_weight_grads, float8
 from phalanx.runtime.autograd.deferred_weight_grads import Grouped, Owners
 
 
 def product(
-    x: Tensor, weights: Tensor, counts: Sequence[int], out: Tensor | None = None, add: bool = False
+    x: Tensor,
+    weights: Tensor,
+    counts: Sequence[int],
+    out: Tensor | None = None,
+    add: bool = False,
+    rowwise: bool | None = None,
+    gradient: bool = False,
 ) -> Tensor:
     """Compute x W_e for the rows of each expert e: (rows, n), from x (rows, m), of which expert e has counts[e] rows,
-    and W (experts, m, n). Written to `out` if given, or with `add` added to it."""
+    and W (experts, m, n). Written to `out` if given, or with `add` added to it. `rowwise`, `gradient`: of products of
+    8-bit floats (runtime/autograd/float8.py)."""
     y = x.new_empty(len(x), weights.shape[-1]) if out is None else out
     for here, into, weight in _each(counts, x, y, weights):
-        if add:
-            torch.addmm(into, here, weight, out=into)
-        else:
-            torch.mm(here, weight, out=into)
+        float8.product(here, weight.t(), rowwise, gradient, into, add)
     return y
 
 
@@ -44,20 +49,28 @@ def _each(counts: Sequence[int], x: Tensor, y: Tensor, weights: Tensor) -> Itera
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, owners: Owners, counts: tuple[int, ...], x: Tensor, gate: Tensor, up: Tensor, down: Tensor
+        ctx: Any,
+        owners: Owners,
+        counts: tuple[int, ...],
+        rowwise: bool | None,
+        x: Tensor,
+        gate: Tensor,
+        up: Tensor,
+        down: Tensor,
     ) -> Tensor:
-        ctx.owners, ctx.counts = owners, counts
-        g, u = product(x, gate.mT, counts), product(x, up.mT, counts)
+        ctx.owners, ctx.counts, ctx.rowwise = owners, counts, rowwise
+        g, u = (product(x, w.mT, counts, rowwise=rowwise) for w in (gate, up))
         ctx.save_for_backward(x, g, u, gate, up, down)
-        return product(nn.functional.silu(g).mul_(u), down.mT, counts)
+        return product(nn.functional.silu(g).mul_(u), down.mT, counts, rowwise=rowwise)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_y: Tensor) -> Any:
         x, g, u, gate, up, down = ctx.saved_tensors
         counts, d_y = ctx.counts, d_y.contiguous()
-        gradient = _WeightGradient(ctx.owners, counts)
-        d_a = product(d_y, down, counts)
+        multiply = partial(product, counts=counts, rowwise=ctx.rowwise, gradient=True)
+        gradient = _WeightGradient(ctx.owners, counts, ctx.rowwise)
+        d_a = multiply(d_y, down)
         a = nn.functional.silu(g)
         d_u = d_a * a
         d_a.mul_(u)
@@ -65,33 +78,37 @@ class _SwiGLU(torch.autograd.Function):
         del d_a
         d_down = gradient(2, d_y, a.mul_(u))
         del a
-        d_x = product(d_g, gate, counts)
-        product(d_u, up, counts, out=d_x, add=True)
+        d_x = multiply(d_g, gate)
+        multiply(d_u, up, out=d_x, add=True)
         d_up, d_gate = gradient(1, d_u, x), gradient(0, d_g, x)
-        return None, None, d_x, d_gate, d_up, d_down
+        return None, None, None, d_x, d_gate, d_up, d_down
 
 
 class _WeightGradient:
     """Computes gradients of weights in the backward pass, or hands their factors to the engine or a deferred pass."""
 
-    def __init__(self, owners: Owners, counts: tuple[int, ...]) -> None:
-        self._owners, self._counts, self._deferred = (
-            owners,
-            counts,
-            deferred_weight_grads.now(owners),
-        )
+    def __init__(self, owners: Owners, counts: tuple[int, ...], rowwise: bool | None) -> None:
+        self._owners, self._counts, self._rowwise = owners, counts, rowwise
+        self._deferred = deferred_weight_grads.now(owners)
 
     def __call__(self, which: int, g: Tensor, x: Tensor) -> Tensor | None:
-        gradient = Grouped(g, x.detach(), self._counts)
+        gradient = Grouped(g, x.detach(), self._counts, self._rowwise)
         if self._deferred is not None:
             self._deferred.deliver_later(self._owners[which], gradient)
             return None
         return deferred_weight_grads.taken(self._owners[which:], gradient)
 
 
-def swiglu(x: Tensor, counts: Sequence[int], gate: nn.Parameter, up: nn.Parameter, down: nn.Parameter) -> Tensor:
+def swiglu(
+    x: Tensor,
+    counts: Sequence[int],
+    gate: nn.Parameter,
+    up: nn.Parameter,
+    down: nn.Parameter,
+    rowwise: bool | None = None,
+) -> Tensor:
     """(silu(x gateᵀ) * (x upᵀ)) downᵀ of each expert, (rows, hidden). x: (rows, hidden), of which expert e has
     counts[e]; gate, up: (experts, ffn, hidden); down: (experts, hidden, ffn). Keeps x and two products of it."""
     # Views make gradients come in order, as in runtime/model_parallel/tensor.columns.
     views = [p.view_as(p) for p in (gate, up, down)]
-    return _SwiGLU.apply(deferred_weight_grads.owners(gate, up, down), tuple(counts), x, *views)  # type: ignore[no-any-return]
+    return _SwiGLU.apply(deferred_weight_grads.owners(gate, up, down), tuple(counts), rowwise, x, *views)  # type: ignore[no-any-return]

@@ -44,6 +44,9 @@ class _Matrices(nn.Module):
 class _Bank(nn.Module):
     """The MLPs of the local experts."""
 
+    rowwise: bool | None = None
+    """The scales of products of 8-bit floats; None: of the compute type."""
+
     def __init__(self, here: int, hidden: int, ffn: int) -> None:
         super().__init__()
         self.gate = _Matrices(here, ffn, hidden)
@@ -123,7 +126,8 @@ class MoE(nn.Module):
         beside = None if shared is None else shared()
         rows = expert.come(self.ep, self.unit, route, rows)
         bank = self.experts
-        rows = grouped_mlp.swiglu(rows, route.rows_per_expert, bank.gate.weight, bank.up.weight, bank.down.weight)
+        matrices = bank.gate.weight, bank.up.weight, bank.down.weight
+        rows = grouped_mlp.swiglu(rows, route.rows_per_expert, *matrices, recompute.scales(bank))
         rows = expert.give_back(self.ep, self.unit, route, rows)
         return expert.combine(route, rows, weights, needed), beside
 

@@ -256,13 +256,15 @@ def _level_of_zero(draw: random.Random) -> Exercise:
     sizes = [textbook.zero_bytes(billions * 1e9, zero, p) / 1e9 for zero in range(4)]
     level = next(zero for zero, size in enumerate(sizes) if size <= room)
     held = ", ".join(f"{size:.4g}" for size in sizes)
+    why = "" if level == 0 else "a lower level does not fit"
+    if level < 3:
+        why += ("; " if why else "") + "a higher one gains nothing that is needed, and 3 sends half as much again"
     return Exercise(
         3,
         "memory",
         f"{billions} B parameters with Adam, {p} cards of {card} GB, data parallelism alone. State may take 60 % of "
         "a card. Which level of ZeRO do you choose, and why not another?",
-        f"{level}: state takes {held} GB at levels 0 to 3, and {room:.4g} are free; a lower level does not fit, and "
-        "a higher one gains nothing that is needed (3 sends half as much again)",
+        f"{level}: state takes {held} GB at levels 0 to 3, and {room:.4g} are free; {why}",
         level,
         f"memory --params {billions}B --card {card}",
     )

@@ -29,7 +29,7 @@ def _line(strategy: str) -> str:
 
 def sweeps(scores: Mapping[str, Any]) -> Table:
     """Tabulate the sweeps by family and links: rank correlation, regret of the first predicted, strategies that ran
-    but are said not to fit, and sweeps whose chosen strategy ran out of memory (OOM)."""
+    but are predicted not to fit, and sweeps whose chosen strategy ran out of memory (OOM)."""
     grid = empty_table("sweeps: regret of the first predicted of the strategies measured for one question")
     columns = ("sweeps", "strategies", "rank corr.", "median", "p90", "left out p90", "refused", "OOM")
     for name in ("family", "links", *columns):
@@ -50,8 +50,8 @@ def worst_sweeps(scores: Mapping[str, Any]) -> Table:
     """Tabulate the sweeps of most regret, with links as measured beside them."""
     grid = table(
         "sweeps of most regret, links as measured",
-        *("question", "strategies", "rank corr.", "regret", "first that is said to fit"),
-        left=("question", "first that is said to fit"),
+        *("question", "strategies", "rank corr.", "regret", "first that is predicted to fit"),
+        left=("question", "first that is predicted to fit"),
     )
     each = sorted(scores["sweeps"]["each"]["cluster"], key=lambda s: -s["regret"])
     for s in each[:_WORST]:
@@ -66,7 +66,7 @@ def recipes(scores: Mapping[str, Any]) -> Table:
     """Tabulate the recipes that experts tuned: the best strategy predicted against theirs."""
     grid = table(
         "recipes that experts tuned: predicted step time of the best strategy over that of theirs",
-        *("models", "recipes", "ratio p10", "median", "p90", "said to fit", "fields that differ, and how often"),
+        *("models", "recipes", "ratio p10", "median", "p90", "fit", "fields that differ, and how often"),
         left=("models", "fields that differ, and how often"),
     )
     for kind, r in scores["recipes"].items():
@@ -78,10 +78,10 @@ def recipes(scores: Mapping[str, Any]) -> Table:
 
 
 def options(scores: Mapping[str, Any]) -> Table:
-    """Tabulate which of the experts' strategies are said to fit, by the option that a strategy cannot express."""
+    """Tabulate which of the experts' strategies are predicted to fit, by the option that a strategy lacks."""
     grid = table(
-        "which of them are said to fit, by the option with which they save memory",
-        *("models", "option", "recipes", "said to fit"),
+        "which of them are predicted to fit, by the option with which they save memory",
+        *("models", "option", "recipes", "predicted to fit"),
         left=("models", "option"),
     )
     for kind, r in scores["recipes"].items():

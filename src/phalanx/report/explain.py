@@ -18,7 +18,7 @@ def tables(x: AnalyticSubject) -> Iterable[Table]:
     yield _shares("where the time goes", "of the step", x.priced.terms, seconds, TERM_NAMES)
     reserved = max(x.priced.bytes_ - sum(x.priced.memory_terms.values()), 0.0)
     yield _shares(
-        f"where the memory goes: {size(x.priced.bytes_)} of {size(x.priced.usable)}, the fullest rank",
+        f"where the memory goes: {size(x.priced.bytes_)} of {size(x.memory[1])}, the fullest rank",
         "of it",
         {**x.priced.memory_terms, "reserved by the allocator beyond these": reserved},
         size,

@@ -76,12 +76,12 @@ def lines(a: Answer, goal: Goal | None = None) -> Iterable[str]:
     if p.extra.changed():
         yield f"with options of the stack: {p.extra}"
     if a.lengths:
-        chunks, against = a.lengths, "it does not fit with equal ones"
+        chunks, against = a.lengths, "equal ones do not fit"
         if chunks.equal_seconds is not None:
             against = f"equal ones take {seconds(chunks.equal_seconds)}, {chunks.equal_seconds / step - 1:.1%} more"
-        yield f"its chunks have {chunks} blocks, which the plan lists: {against}"
+        yield f"its chunks, in order: {chunks}, which the plan lists; {against}"
     free = f"{p.headroom:.0%} is left free (--headroom)"
-    yield f"memory {size(best.priced.bytes_)} of {size(device.usable_bytes)}; {free}"
+    yield f"memory {size(best.priced.bytes_)} of {size(p.allocatable)}; {free}"
     if goal is None:
         yield f"10^12 tokens take {1e12 / rate / 86_400:,.1f} days (--tokens asks for others)"
     else:

@@ -8,10 +8,9 @@ from rich.text import Text
 from phalanx.cost.analytic.compression import MOST, Payment
 from phalanx.cost.analytic.estimate import Estimate, compression_payment
 from phalanx.cost.analytic.step import FORMULAS
+from phalanx.plan.search import HEADROOM
 from phalanx.report.style import empty_table, seconds, size
 
-_TIGHT = 0.95
-"""Above this share of the usable memory the error of a prediction decides whether a strategy fits."""
 _SHOWN = 0.002
 """Terms below this share are not drawn."""
 
@@ -30,7 +29,7 @@ def figures(e: Estimate, line: str) -> Table:
     table.add_row("MFU", f"{e.mfu:.1%}", f"{e.model_flops:.3g} FLOP a step; 6N says {six:.3g}; peak of bf16")
     table.add_row("HFU", f"{e.hfu:.1%}", "including what recomputation repeats")
     share = float(memory.reserved) / usable
-    tight = f", tight: {share:.0%}" if share > _TIGHT else ""
+    tight = f", tight: {share:.0%}" if share > 1 - HEADROOM else ""
     fits = f"fits{tight}" if e.fits else "does not fit"
     table.add_row("memory, peak", size(float(memory.peak)), "allocated, fullest rank, fullest instant")
     table.add_row("memory, reserved", size(float(memory.reserved)), f"{fits}: {size(usable)} usable (estimated)")

@@ -18,7 +18,7 @@ from phalanx.schedule.layers.context import Context
 from phalanx.schedule.layers.routing import Routed, routed
 from phalanx.schedule.layers.tensor import summed_elements
 from phalanx.schedule.pipeline import stages
-from phalanx.schedule.pipeline.schedules import Action, PipelineSchedule
+from phalanx.schedule.pipeline.actions import Action, PipelineSchedule
 from phalanx.schedule.unit_classes import unit_classes
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec, StageSpec, chunks

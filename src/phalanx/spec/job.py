@@ -36,6 +36,11 @@ Products = Literal["compute", "float8", "float8-row"]
 tensor, or for each row and column (Micikevicius et al. 2022, "FP8 Formats for Deep Learning")."""
 
 
+NARROW_MULTIPLE = 16
+"""Numbers in the rows of operands and results of products of 8-bit floats come in multiples of it (torch's
+_scaled_mm)."""
+
+
 def widest(*dtypes: DType) -> DType:
     """The type that sums of these types are kept in: float64 if one of them is, else float32."""
     return "float64" if "float64" in dtypes else "float32"

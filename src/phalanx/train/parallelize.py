@@ -25,7 +25,7 @@ from phalanx.nn.init import Initial, create, fill_buffers, initial, of_rank
 from phalanx.nn.optimizers import SGD, AdamW
 from phalanx.nn.weight_source import Weights
 from phalanx.runtime.autograd.deferred_weight_grads import DeferredGradients
-from phalanx.runtime.autograd.float8 import narrow_products
+from phalanx.runtime.autograd.float8_linear import narrow_products
 from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
@@ -39,7 +39,7 @@ from phalanx.runtime.model_parallel.token_sharding import SequenceTokens
 from phalanx.schedule.gradients.buckets import of_chunks, reduction_slots
 from phalanx.schedule.layers.routing import depends_on_other_tokens
 from phalanx.schedule.layout import Layout, RankView
-from phalanx.schedule.pipeline.schedules import PipelineSchedule, last_weight_grad_at, splits
+from phalanx.schedule.pipeline.actions import PipelineSchedule, last_weight_grad_at, splits
 from phalanx.spec.job import Job, Optimizer
 from phalanx.spec.model.spec import ModelSpec, parameters
 from phalanx.spec.strategy.spec import Strategy
@@ -146,7 +146,7 @@ def place(layers: Layers, weights: Weights | None) -> Decoder:
         tokens=layers.tokens,
     )
     if job.precision.narrow:
-        narrow_products(model.blocks, job.precision.products == "float8-row")
+        narrow_products(model.blocks, job.precision.products == "float8-row", but=("router",))
     if job.documents == "packed":
         model.prepare(job.seq)
     if local.experts and depends_on_other_tokens(local.experts, strategy):

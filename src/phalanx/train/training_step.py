@@ -39,7 +39,7 @@ from phalanx.runtime.comm.recorder import Now
 from phalanx.runtime.data_parallel import logical_state, replica_check
 from phalanx.runtime.observe import host_values
 from phalanx.schedule.pipeline import stages
-from phalanx.schedule.pipeline.schedules import PipelineSchedule
+from phalanx.schedule.pipeline.actions import PipelineSchedule
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec, units
 from phalanx.spec.strategy.spec import Strategy

@@ -133,7 +133,7 @@ def _require_kernel(func: Any, here: Sequence[Tensor]) -> None:
     if func in _PRODUCTS and any(not d.is_floating_point or d in _EIGHT_BITS for d in dtypes):
         wrong = next(d for d in dtypes if not d.is_floating_point or d in _EIGHT_BITS)
         raise AgainstTheRules(f"{func} has no CUDA kernel for {wrong}")
-    if func is _aten._scaled_mm.default:
+    if func in (_aten._scaled_mm.default, _aten._scaled_mm.out):
         _require_float8_layout(*here[:4])
     if "flash_attention" in name and any(t.dtype not in _SIXTEEN_BITS for t in here[:3]):
         raise AgainstTheRules(f"{func} takes float16 and bfloat16 only, and this is {here[0].dtype}")

@@ -66,7 +66,9 @@ _PRODUCTS = {_aten.mm.out, _aten.addmm.out}
 """Return the matrix to which they write the product of their last two arguments."""
 _ONE_TYPE = {_aten.mm.default, _aten.mv.default}
 """Take operands of one type only, which the meta device does not check."""
-_ALL = _MAKES | _CHANGES | _SPLITS | _FILLS | _PRODUCTS
+_SCALED = {_aten._scaled_mm.out}
+"""The same of their first two arguments, in 8 bits; torch has no such operation on the meta device."""
+_ALL = _MAKES | _CHANGES | _SPLITS | _FILLS | _PRODUCTS | _SCALED
 
 
 def _fits(operands: Sequence[Tensor], out: Tensor) -> bool:
@@ -103,6 +105,10 @@ def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | list
         fits = a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0] and out.shape == (a.shape[0], b.shape[1])
         alike = type(out) is FakeTensor and len({x.dtype for x in (*fakes, out)}) == 1
         return out if fits and alike and all(_broadcasts(x, out) for x in added) else None
+    if func in _SCALED:
+        a, b, out = fakes[0], fakes[1], kwargs["out"]
+        fits = a.shape[1] == b.shape[0] and out.shape == (a.shape[0], b.shape[1]) and type(out) is FakeTensor
+        return out if fits else None
     if func in _ONE_TYPE and len({a.dtype for a in fakes}) > 1:
         return None
     if func in _CHANGES and func is not _aten.copy_.default and not _fits(fakes, fakes[0]):

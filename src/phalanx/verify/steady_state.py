@@ -21,7 +21,7 @@ from torch import Tensor
 from phalanx.runtime.model_parallel.pipeline import PASSES, Pipeline
 from phalanx.runtime.observe.instrument import Tracker
 from phalanx.schedule.event import Event
-from phalanx.schedule.pipeline.schedules import Action
+from phalanx.schedule.pipeline.actions import Action
 
 T = TypeVar("T")
 

@@ -171,6 +171,7 @@ def answered(question: Mapping[str, Any], watch: Callable[[int, int], None] | No
         lambda n: result.pricing if n == gpus else replace(asked.pricing_on(n), headroom=headroom),
         best.strategy,
         gpus,
+        headroom,
         result.prices,
     )
     shown = sections(result, None, subject)

@@ -9,13 +9,13 @@ from phalanx.spec.model.mechanisms import Experts
 from phalanx.spec.model.spec import ModelSpec
 
 
-def forward(spec: ModelSpec, x: Experts, r: Routed, e: int) -> Work:
+def forward(spec: ModelSpec, x: Experts, r: Routed, e: int, narrow: bool = False) -> Work:
     """Return the forward work: the router, laying out rows for dispatch and combine, and the experts' MLPs."""
     h, f = spec.hidden, x.ffn
     work = gemm(r.tokens, x.count, h, e) + _choice(x, r)
     work += memory(2 * _moved(x, r) * h, e, 4)
     for n, k in ((f, h), (f, h), (h, f)):
-        work += _grouped(r.received, n, k, x.here, e)
+        work += _grouped(r.received, n, k, x.here, e, narrow)
     return work + memory(5 * r.received * f, e, 2) + combined(spec, x, r, e)
 
 
@@ -31,23 +31,27 @@ def combined(spec: ModelSpec, x: Experts, r: Routed, e: int) -> Work:
     return memory((3 * r.rows * r.copies + r.tokens) * spec.hidden, e, 2 * x.top_k * r.copies + 1)
 
 
-def input_grad(spec: ModelSpec, x: Experts, r: Routed, e: int) -> Work:
+def input_grad(spec: ModelSpec, x: Experts, r: Routed, e: int, narrow: bool = False) -> Work:
     """Return the work of input gradients: those of the routing weights need the rows; the rest mirrors the forward
     pass."""
     h, f = spec.hidden, x.ffn
     work = gemm(r.tokens, h, x.count, e) + memory(10 * r.tokens * x.count, 4, 8)
     work += memory((2 * _moved(x, r) + 5 * r.rows * r.copies) * h, e, 8)
     for n, k in ((f, h), (f, h), (h, f)):
-        work += _grouped(r.received, k, n, x.here, e)
+        work += _grouped(r.received, k, n, x.here, e, narrow)
     return work + memory(14 * r.received * f, e, 5) + combined(spec, x, r, e)
 
 
-def weight_grad(spec: ModelSpec, x: Experts, r: Routed, e: int) -> Work:
+def weight_grad(spec: ModelSpec, x: Experts, r: Routed, e: int, narrow: bool = False) -> Work:
     """Return the work of weight gradients of the router and the local experts."""
     h, f, copied = spec.hidden, x.ffn, 2 * 3 * x.here * x.ffn * spec.hidden
     work = gemm_weight(r.tokens, x.count, h, e) + memory(copied, e, 3)
     for n, k in ((f, h), (f, h), (h, f)):
-        work += _grouped(r.received, n, k, x.here, e)
+        if narrow:
+            operands = r.padded * (n + k)
+            work += Work(0, 0, operands * (2 * e + 2) + x.here * n * k * e, 15 * x.here, 2 * r.padded * n * k)
+        else:
+            work += _grouped(r.received, n, k, x.here, e)
     return work
 
 
@@ -61,6 +65,10 @@ def _moved(x: Experts, r: Routed) -> Column:
     return r.rows * r.copies + (2 * r.received * (x.here > 1) if x.here < x.count or r.copies > 1 else 0)
 
 
-def _grouped(rows: Column, n: int, k: int, experts: int, e: int) -> Work:
-    """Return the work of multiplying rows by their expert's (n, k) matrix, one expert after the other."""
+def _grouped(rows: Column, n: int, k: int, experts: int, e: int, narrow: bool = False) -> Work:
+    """Return the work of multiplying rows by their expert's (n, k) matrix, one expert after the other. `narrow`:
+    in products of 8-bit floats, as float8_gemm."""
+    if narrow:
+        operands = rows * k + experts * k * n
+        return Work(0, 0, operands * (2 * e + 2) + rows * n * e, 15 * experts, 2 * rows * n * k)
     return Work(2 * rows * n * k, 0, e * (rows * k + experts * k * n + rows * n), experts)

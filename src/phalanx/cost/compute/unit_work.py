@@ -89,7 +89,7 @@ def forward(
         work += _rotary(spec, t, e, 8)
     work += _core(spec, t, seq, e, keys)
     if spec.experts is not None:
-        work += moe.forward(spec, spec.experts, _routed(spec, t, routed), e)
+        work += moe.forward(spec, spec.experts, _routed(spec, t, routed), e, narrow)
     return work + _activation(t * f, e, (5, 2) if spec.gated else (2, 1))
 
 
@@ -129,7 +129,7 @@ def weight_grad(
     for n, k in _linears(spec):
         work += product(t, n, k, e)
     if spec.experts is not None:
-        work += moe.weight_grad(spec, spec.experts, _routed(spec, t, routed), e)
+        work += moe.weight_grad(spec, spec.experts, _routed(spec, t, routed), e, narrow)
     return work
 
 
@@ -162,7 +162,7 @@ def input_grad(
         work += _rotary(spec, t, e, 10)
     work += _core(spec, t, seq, e, keys, 2)
     if spec.experts is not None:
-        work += moe.input_grad(spec, spec.experts, _routed(spec, t, routed), e)
+        work += moe.input_grad(spec, spec.experts, _routed(spec, t, routed), e, narrow)
     return work + _activation(t * f, e, (11, 4) if spec.gated else (3, 1))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from phalanx.cost.compute.unit_work import Column
 from phalanx.cost.memory.attention_core import Core
 from phalanx.cost.memory.live_bytes import Walk, normed, rms_temporaries, statistics
+from phalanx.schedule.layers.tensor import chunks
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Recompute
 
@@ -161,6 +162,11 @@ class Block:
         """Walk products that read a norm's result; with sequence parallelism, it is gathered for them."""
         together = self.W if self.sp else 0
         walk.alloc(together)
+        if self.sp:
+            walk.alloc(*results)
+            self._in_chunks(walk, *results)
+            walk.free(together)
+            return
         for result in results:
             self._rounded(walk, self.S, result)
             walk.alloc(result)
@@ -184,15 +190,43 @@ class Block:
     def _operands(self, walk: Walk, m: Column, k: Column, n: Column) -> None:
         walk.touch(m * k + n * k + m * n * self.e)
 
+    def _in_chunks(self, walk: Walk, *others: Column, added: bool = False) -> None:
+        """Touch what products of 8-bit floats hold that are computed chunk by chunk, with sequence parallelism: all
+        weights, rounded, and a chunk of what they read. They go from the stream to tensors of `others` bytes, or if
+        `added` from these to one sum."""
+        if not self.eight_bit:
+            return
+        widths = [other // (self.t * self.e) for other in others]
+        chunk, h = self.t // chunks(self.t, self.tp), self.spec.hidden
+        read = h
+        if added:
+            read = max(width + h * self.e * (i > 0) for i, width in enumerate(widths))
+        walk.touch(sum(widths) * h + chunk * read)
+
+    def _weights_of_one(self, walk: Walk, *parts: tuple[Column, int]) -> None:
+        """Allocate weight gradients of products that share a factor of the stream's width, with sequence parallelism.
+        `parts`: (bytes of the other factor, bytes of the weight's gradient)."""
+        shared = self.t * self.spec.hidden * self.eight_bit
+        walk.alloc(shared)
+        for size, weight in parts:
+            walk.alloc(weight)
+            walk.touch(size // self.e * self.eight_bit)
+        walk.free(shared)
+
     def _product(self, walk: Walk, read: Column, core: bool = False) -> None:
         """Walk a product that is added to the stream, of a tensor of `read` bytes. `core`: with sequence parallelism
         and selective recomputation, attention's core is computed for this product and not kept."""
         recomputed = core and self.sp and self.repeat == "selective"
         if recomputed:
             self._core_without_graph(walk)
-        self._rounded(walk, read, self.S)
-        walk.alloc(self.S)
-        walk.touch(self.W + self.O * recomputed if self.sp else 0)
+        if not self.sp:
+            self._rounded(walk, read, self.S)
+            walk.alloc(self.S)
+            return
+        held = self.W + self.O * recomputed
+        walk.alloc(self.S, held)
+        self._in_chunks(walk, *((read,) if self.serial else (self.O, read)), added=True)
+        walk.free(held)
 
     def _norm(self, walk: Walk) -> None:
         """Walk a norm of the residual stream."""
@@ -294,24 +328,26 @@ class Block:
         """Walk the joint backward pass of products of one input. With sequence parallelism the input is gathered
         again, and its gradient is live for all tokens before it is scattered. `parts`: (bytes of the result's
         gradient, which is freed; bytes of the weight's gradient) of each product."""
-        if self.eight_bit:
-            self._narrow_columns_backward(walk, *parts)
+        results, weights = [size for size, _ in parts[::-1]], [weight for _, weight in parts]
+        if self.sp:
+            together = 2 * self.W
+            walk.alloc(self.S, together)
+            self._in_chunks(walk, *results, added=True)
+            self._weights_of_one(walk, *parts[::-1])
+            walk.free(together, *results, *weights)
             return
-        together = 2 * self.W if self.sp else 0
-        walk.alloc(self.S, together)
-        walk.touch(sum(weight for _, weight in parts))
-        walk.free(together, *(size for size, _ in parts))
-
-    def _narrow_columns_backward(self, walk: Walk, *parts: tuple[Column, int]) -> None:
-        """The same in products of 8-bit floats: of the input's gradient one after the other, and then of weights."""
-        self._rounded(walk, parts[0][0], self.S)
-        walk.alloc(self.S)
-        for size, _ in parts[1:]:
-            self._rounded(walk, size, self.S)
-        for size, weight in parts:
+        self._input_gradient(walk, *results)
+        for size, weight in parts[::-1]:
             self._weight(walk, weight, size, self.S)
             walk.alloc(weight)
-        walk.free(*(n for part in parts for n in part))
+        walk.free(*results, *weights)
+
+    def _input_gradient(self, walk: Walk, *results: Column) -> None:
+        """Walk the gradient of an input of products from those of their results, one after the other."""
+        self._rounded(walk, results[0], self.S)
+        walk.alloc(self.S)
+        for size in results[1:]:
+            self._rounded(walk, size, self.S)
 
     def _product_backward(self, walk: Walk, mlp: bool, attention: bool) -> None:
         """Walk the backward pass of products added to the stream, with sequence parallelism: the MLP's second
@@ -322,7 +358,9 @@ class Block:
         if recomputed:
             self._core_recompute(walk)
         walk.alloc(self.A * mlp + self.O * attention)
-        walk.alloc(self.dW_mlp * mlp + self.dW_o * attention)
+        parts = ((self.O, self.dW_o),) * attention + ((self.A, self.dW_mlp),) * mlp
+        self._in_chunks(walk, *(size for size, _ in parts))
+        self._weights_of_one(walk, *parts)
         walk.free(self.W)
         if recomputed:
             self._core_backward(walk)
@@ -397,7 +435,12 @@ class Block:
                 walk.touch(rms_temporaries(self.t * heads, spec.head_dim, self.e))
                 walk.free(size, sums)
         bias = spec.qkv_bias
-        self._heads_input(walk, (K, self.dW_k, bias), (K, self.dW_k, bias), (Q, self.dW_q, bias))
+        self._heads_input(walk, *((size, weight, bias) for size, weight in self._heads_parts))
+
+    @property
+    def _heads_parts(self) -> tuple[tuple[Column, int], ...]:
+        """(Bytes of the result, bytes of the weight) of the products that read the norm's result, last one first."""
+        return (self.K, self.dW_k), (self.K, self.dW_k), (self.Q, self.dW_q)
 
     def _heads_input(self, walk: Walk, *parts: tuple[Column, int, bool]) -> None:
         """Walk the backward pass of products that read the norm's result, last one first. `parts`: (bytes of the

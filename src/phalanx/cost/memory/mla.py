@@ -53,6 +53,7 @@ class LatentHeads(Block):
         self._columns(walk, self.first, self.down)
         if self.q_rank is not None:
             self._normed(walk, self.q_rank, kept)
+            self._rounded(walk, self.first, self.raw)
             walk.alloc(self.raw)
             walk.free(0 if kept else 2 * self.first)
         walk.touch(self.raw)  # rotated, replacing the previous ones
@@ -62,6 +63,7 @@ class LatentHeads(Block):
         self._normed(walk, self.kv_rank, kept)
         walk.alloc(self.rope)
         walk.free(0 if kept else self.down)
+        self._rounded(walk, self.latent, self.up)
         walk.alloc(self.up)
         walk.alloc(2 * self.K)
         walk.free(self.up + self.rope + (0 if kept else self.latent))
@@ -100,17 +102,24 @@ class LatentHeads(Block):
     def _heads_backward(self, walk: Walk) -> None:
         walk.alloc(self.up, self.rope)
         walk.free(2 * self.K * (not self.in_one))
+        self._rounded(walk, self.up, self.latent)
         walk.alloc(self.latent)
-        walk.touch(self.dW_up * self.copied)
+        self._weight(walk, self.dW_up * self.copied, self.up, self.latent)
         walk.free(self.up + self.latent)
         self._down_backward(walk)
         if self.q_rank is not None:
+            self._rounded(walk, self.raw, self.first)
             walk.alloc(self.first)
-            walk.touch(self.dW_q_up * self.copied)
+            self._weight(walk, self.dW_q_up * self.copied, self.raw, self.first)
             walk.free(self.raw + self.first)
             self._norm_backward(walk, self.q_rank, self.first)
         biases = self.spec.qkv_bias, self.spec.qkv_bias and self.q_rank is not None
-        self._heads_input(walk, (self.down, self.dW_down, biases[0]), (self.first, self.dW_first, biases[1]))
+        parts = zip(self._heads_parts, biases, strict=True)
+        self._heads_input(walk, *((size, weight, bias) for (size, weight), bias in parts))
+
+    @property
+    def _heads_parts(self) -> tuple[tuple[Column, int], ...]:
+        return (self.down, self.dW_down), (self.first, self.dW_first)
 
     def _down_backward(self, walk: Walk) -> None:
         """Walk from the gradients of the normed latent and of the rotary part to the joint one; rotate queries
@@ -142,19 +151,21 @@ class SplitLatentBlock(LatentHeads, SplitBlock):
     def _heads_inputs(self, walk: Walk) -> None:
         walk.alloc(self.up, self.rope)
         walk.free(2 * self.K * (not self.in_one))
+        self._rounded(walk, self.up, self.latent)
         walk.alloc(self.latent)
         walk.alloc(self.kv_rank * self.e)
         self._down_backward(walk)
         if self.q_rank is not None:
+            self._rounded(walk, self.raw, self.first)
             walk.alloc(self.first)
             walk.alloc(self.q_rank * self.e)
             self._norm_backward(walk, self.q_rank, self.first)
 
     def _heads_weights(self, walk: Walk, g: Column) -> None:
         self._result_weight(walk, g)
-        walk.touch(self.dW_up * self.copied)
+        self._weight(walk, self.dW_up * self.copied, self.up, self.latent)
         walk.free(self.up + self.latent + self.kv_rank * self.e)
         if self.q_rank is not None:
-            walk.touch(self.dW_q_up * self.copied)
+            self._weight(walk, self.dW_q_up * self.copied, self.raw, self.first)
             walk.free(self.raw + self.first + self.q_rank * self.e)
-        self._columns_weights(walk, (self.down, self.dW_down), (self.first, self.dW_first))
+        self._columns_weights(walk, *self._heads_parts)

@@ -10,7 +10,7 @@ from phalanx.cost.compute.work import Column
 from phalanx.cost.memory.block import Block
 from phalanx.cost.memory.live_bytes import Walk
 from phalanx.cost.memory.split_backward import SplitBlock
-from phalanx.schedule.layers.routing import Routed
+from phalanx.schedule.layers.routing import Routed, padded
 
 if TYPE_CHECKING:
     from phalanx.spec.model.mechanisms import Experts
@@ -44,6 +44,10 @@ class _Mixture(Block):
         self.dW_router = x.count * h * e
         self.all_local = rows.copies == 1 and x.here == x.count
         """All experts are on this rank, so no rows are sent."""
+        # What products of 8-bit floats hold of one expert, rounded: to its width, from it, and of weight gradients.
+        eight, most = self.eight_bit, rows.most
+        self.into, self.out_of = ((most * n + x.ffn * h) * eight for n in (h, x.ffn))
+        self.both = (padded(most) * (h + x.ffn) + self.dW_expert) * eight
         laid_out = not self.all_local and x.here > 1
         self.in_order, self.order = self.C * laid_out, rows.received * 8 * laid_out
         """Bytes of received rows, sorted by expert; and of their order."""
@@ -131,14 +135,16 @@ class _Mixture(Block):
     def _experts(self, walk: Walk, kept: bool) -> None:
         """Walk the local experts' MLPs."""
         walk.alloc(2 * self.F)
+        walk.touch(self.into)
         walk.alloc(self.F)
         walk.alloc(self.C)
+        walk.touch(self.out_of)
         walk.free(self.F if kept else 3 * self.F + self.C)  # its inputs too
 
     def _shared_term(self, walk: Walk) -> None:
         """Walk the first products and activation of the shared MLP."""
         if self.shared:
-            self._columns(walk, self.products * self.A)
+            self._columns(walk, *[self.A] * self.products)
             walk.alloc(self.A)
 
     def _mlp(self, walk: Walk, output: bool) -> None:
@@ -147,6 +153,7 @@ class _Mixture(Block):
         self._dispatch(walk)
         self._shared_term(walk)
         if self.shared and not self.sp:
+            self._rounded(walk, self.A * output, S * output)
             walk.alloc(S * output)
         self._receive(walk)
         self._experts(walk, kept=True)
@@ -163,8 +170,9 @@ class _Mixture(Block):
         S = self.S
         if self.sp:
             if self.shared:
-                walk.alloc(S)
-                walk.touch(self.W)
+                walk.alloc(S, self.W)
+                self._in_chunks(walk, self.A, added=True)
+                walk.free(self.W)
                 walk.alloc(S)
                 walk.free(2 * S)
             return
@@ -185,6 +193,7 @@ class _Mixture(Block):
         if self.shared:
             walk.free(self.products * self.A)
             if not self.sp:
+                self._rounded(walk, self.A, S)
                 walk.alloc(S)
                 walk.free(self.A)
         self._receive(walk)
@@ -250,14 +259,22 @@ class _Mixture(Block):
 
     def _experts_inside(self, walk: Walk) -> None:
         """Walk to the gradients of the gate and up products."""
-        walk.alloc(4 * self.F)
+        walk.alloc(self.F)
+        walk.touch(self.into)
+        walk.alloc(3 * self.F)
         walk.free(self.F)
+
+    def _received_gradient(self, walk: Walk) -> None:
+        """Walk to the gradient of received rows."""
+        walk.alloc(self.C)
+        walk.touch(self.out_of + self.rows.most * self.spec.hidden * self.e * self.eight_bit)
 
     def _mlp_backward(self, walk: Walk) -> None:
         if self.sp and self.shared:
             walk.alloc(self.W)
             walk.alloc(self.A)
-            walk.alloc(self.dW_mlp)
+            self._in_chunks(walk, self.A)
+            self._weights_of_one(walk, (self.A, self.dW_mlp))
             walk.free(self.W)
             walk.free(self.A)
         self._combine_backward(walk)
@@ -305,9 +322,11 @@ class ExpertsBlock(_Mixture):
         C, F, dW = self.C, self.F, self.dW_experts
         self._experts_inside(walk)
         walk.alloc(dW)
+        walk.touch(self.both)
         walk.free(F)
-        walk.alloc(C)
+        self._received_gradient(walk)
         walk.alloc(2 * dW)
+        walk.touch(self.both)
         walk.free(3 * dW + 4 * F + 2 * C)  # also gate, up, the received rows, the gradient of the experts' results
 
     def _shared_backward(self, walk: Walk) -> None:
@@ -316,8 +335,9 @@ class ExpertsBlock(_Mixture):
         if self.sp:
             walk.free(self.dW_mlp)
         else:
+            self._rounded(walk, S, A)
             walk.alloc(A)
-            walk.touch(self.dW_mlp)
+            self._weight(walk, self.dW_mlp, S, A)
             walk.free(A)
         walk.alloc(3 * A)
         walk.free(4 * A)
@@ -325,8 +345,9 @@ class ExpertsBlock(_Mixture):
             self._columns_backward(walk, *[(A, self.dW_mlp)] * self.products)
             return
         for _ in range(self.products):
+            self._rounded(walk, A, S)
             walk.alloc(S)
-            walk.touch(self.dW_mlp)
+            self._weight(walk, self.dW_mlp, A, S)
             walk.free(A)
         self._add(walk, self.dW_mlp, self.spec.mlp_bias)
 
@@ -341,29 +362,30 @@ class SplitExpertsBlock(_Mixture, SplitBlock):
 
     def _experts_inputs(self, walk: Walk) -> None:
         self._experts_inside(walk)
-        walk.alloc(self.C)
+        self._received_gradient(walk)
         walk.free(2 * self.F)
 
     def _experts_weights(self, walk: Walk) -> None:
         C, F = self.C, self.F
         for size in (C + F, F, F + C):  # down, up, gate
-            walk.touch(self.dW_expert * self.copied)
+            walk.touch(self.both if self.eight_bit else self.dW_expert * self.copied)
             walk.free(size)
 
     def _shared_backward(self, walk: Walk) -> None:
-        S, A, parts = self.S, self.A, [(self.A, self.dW_mlp)] * self.products
+        A, parts = self.A, [(self.A, self.dW_mlp)] * self.products
         if self.sp:
             walk.free(self.dW_mlp)
         else:
+            self._rounded(walk, self.S, A)
             walk.alloc(A)
-            walk.touch(self.dW_mlp * self.copied)
+            self._weight(walk, self.dW_mlp * self.copied, self.S, A)
             walk.free(A)
         walk.alloc(3 * A)
         walk.free(4 * A)
         if self.sp:
             self._columns_backward(walk, *parts)
             return
-        walk.alloc(S)
+        self._input_gradient(walk, *(size for size, _ in parts))
         self._one_by_one(walk, *parts)
 
     def _mlp_inputs(self, walk: Walk) -> None:
@@ -375,10 +397,12 @@ class SplitExpertsBlock(_Mixture, SplitBlock):
         self._experts_inputs(walk)
         self._receive_backward(walk)
         if self.shared:
-            walk.alloc(A * (not self.sp))
+            if not self.sp:
+                self._rounded(walk, self.S, A)
+                walk.alloc(A)
             walk.alloc(3 * A)
             walk.free(4 * A)
-            self._columns_inputs(walk)
+            self._columns_inputs(walk, *[A] * self.products)
         self._dispatch_backward(walk)
         self._router_backward(walk)
         walk.alloc(self.Z)  # kept for W

@@ -43,12 +43,12 @@ class Parts:
 class SplitBlock(Block):
     """The tensors of a block whose layers can defer weight gradients. All products of one input have their backward
     pass together, on one rank too. `in_place`: gradient memory has the products' dtype, so they write straight into
-    it."""
+    it, unless they are of 8-bit floats."""
 
     def __init__(self, *args: Any, in_place: bool, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.joint = True
-        self.copied = int(not in_place)
+        self.copied = int(not in_place or self.eight_bit)
 
     def parts(self) -> Parts:
         """Return the backward pass split in I and W."""
@@ -115,6 +115,7 @@ class SplitBlock(Block):
         if self.sp:
             self._product_inputs(walk, self.A, attention=not self.serial)
         else:
+            self._rounded(walk, self.S, A)
             walk.alloc(A)
         if self.spec.gated:
             walk.alloc(3 * A)
@@ -122,11 +123,16 @@ class SplitBlock(Block):
         else:
             walk.alloc(A)
             walk.free(2 * A)
-        self._columns_inputs(walk)
+        self._columns_inputs(walk, *[A] * self.products)
 
-    def _columns_inputs(self, walk: Walk) -> None:
-        walk.alloc(self.S)
-        walk.touch(self.W if self.sp else 0)
+    def _columns_inputs(self, walk: Walk, *results: Column) -> None:
+        """Walk I of products of one input, whose results' gradients have so many bytes."""
+        if not self.sp:
+            self._input_gradient(walk, *results)
+            return
+        walk.alloc(self.S, self.W)
+        self._in_chunks(walk, *results, added=True)
+        walk.free(self.W)
 
     def _product_inputs(self, walk: Walk, mlp: Column, attention: bool) -> None:
         """Walk I of the products of one sum, with sequence parallelism."""
@@ -135,6 +141,7 @@ class SplitBlock(Block):
         if recomputed:
             self._core_recompute(walk)
         walk.alloc(mlp, self.O * attention)
+        self._in_chunks(walk, mlp, self.O * attention)
         if recomputed:
             self._core_inputs(walk)
 
@@ -151,11 +158,12 @@ class SplitBlock(Block):
         elif not self.sp:
             if selective:
                 self._core_recompute(walk)
+            self._rounded(walk, self.S, self.O)
             walk.alloc(self.O)
         if not (self.sp and selective):
             self._core_inputs(walk)
         self._heads_inputs(walk)
-        self._columns_inputs(walk)
+        self._columns_inputs(walk, *(size for size, _ in self._heads_parts[::-1]))
 
     def _heads_inputs(self, walk: Walk) -> None:
         Q, K, spec = self.Q, self.K, self.spec
@@ -177,29 +185,29 @@ class SplitBlock(Block):
         walk.free(S, norm_weights(spec, self.e))
 
     def _mlp_weights(self, walk: Walk, g: Column) -> None:
-        walk.touch(self.dW_mlp * self.copied)
+        self._weight(walk, self.dW_mlp * self.copied, g, self.A)
         walk.free(self.A)  # activation
         if self.serial:
             walk.free(g)
         self._columns_weights(walk, *[(self.A, self.dW_mlp)] * self.products)
 
     def _heads_weights(self, walk: Walk, g: Column) -> None:
-        Q, K = self.Q, self.K
         if self.spec.qk_norm:
             walk.free(2 * self.spec.head_dim * self.e)
         self._result_weight(walk, g)
-        self._columns_weights(walk, (K, self.dW_k), (K, self.dW_k), (Q, self.dW_q))
+        self._columns_weights(walk, *self._heads_parts)
 
     def _result_weight(self, walk: Walk, g: Column) -> None:
-        walk.touch(self.dW_o * self.copied)
+        self._weight(walk, self.dW_o * self.copied, g, self.O)
         walk.free(self.O, g)
 
     def _columns_weights(self, walk: Walk, *parts: tuple[Column, int]) -> None:
         """Walk W of products that read one input. `parts`: (bytes of the result's gradient, bytes of the weight's
         gradient)."""
         if self.sp:
-            walk.touch(self.W + sum(weight for _, weight in parts))
-            walk.free(*(size for size, _ in parts))
+            walk.alloc(self.W)
+            self._weights_of_one(walk, *parts[::-1])
+            walk.free(self.W, *(n for part in parts for n in part))
             return
         self._one_by_one(walk, *parts)
 
@@ -207,13 +215,13 @@ class SplitBlock(Block):
         if self.tp > 1:
             super()._columns_backward(walk, *parts)
             return
-        walk.alloc(self.S)
+        self._input_gradient(walk, *(size for size, _ in parts[::-1]))
         self._one_by_one(walk, *parts)
 
     def _one_by_one(self, walk: Walk, *parts: tuple[Column, int]) -> None:
         """Walk computing weight gradients one by one, each when it is needed."""
         for size, weight in parts:
-            walk.touch(weight * self.copied)
+            self._weight(walk, weight * self.copied, size, self.W)
             walk.free(size)
 
 

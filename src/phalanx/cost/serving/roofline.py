@@ -27,7 +27,7 @@ from phalanx.cost.serving.step import (
 )
 from phalanx.cost.serving.step import weight_bytes as bytes_of_weights
 from phalanx.spec.cluster.chips import CHIPS
-from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.cluster.spec import GIB, ClusterSpec
 from phalanx.spec.model.served import served_of
 from phalanx.spec.model.spec import ModelSpec
 
@@ -97,13 +97,24 @@ class ServingPrice:
         """Bytes of weights on the GPU that has most."""
         return float(bytes_of_weights(self.shape, self.split(x)))
 
+    @property
+    def bytes_for_weights(self) -> float:
+        """Bytes of a GPU that its engine gives to weights and cache: its share of all, less what it works in."""
+        return self.cluster.device.memory_bytes * _SHARE - _WORKSPACE
+
+    @property
+    def room(self) -> str:
+        """Those bytes in words, and how they come from the device's: it has more than what a training may use."""
+        whole = self.cluster.device.memory_bytes / GIB
+        return f"{self.bytes_for_weights / GIB:.1f} GiB ({_SHARE:.0%} of {whole:.1f}, less {_WORKSPACE / GIB:.0f})"
+
     def cache_tokens(self, x: ServingLayout, length: int = 0) -> int:
         """Tokens whose cache one copy holds; 0 where weights leave no room.
 
         Of requests of `length` tokens: layers with a sliding window keep no more of each than the window, so that
         more of them fit. 0: all tokens in all layers.
         """
-        room = self.cluster.device.memory_bytes * _SHARE - self.weight_bytes(x) - _WORKSPACE
+        room = self.bytes_for_weights - self.weight_bytes(x)
         kept = float(cached_tokens(self.shape, length)) / length if length else 1.0
         return int(max(room, 0.0) / (self.cache_bytes_per_gpu(x) * kept)) * x.attention_dp
 

@@ -30,7 +30,7 @@ from phalanx.schedule.gradients.buckets import Bucket, of_chunks
 from phalanx.schedule.gradients.compression import Sent, bucket_collectives, replica_collectives
 from phalanx.schedule.layers import collectives, context
 from phalanx.schedule.layout import RankView
-from phalanx.schedule.pipeline.schedules import last_weight_grad_at
+from phalanx.schedule.pipeline.actions import last_weight_grad_at
 from phalanx.schedule.unit_classes import repeat_of
 from phalanx.spec.job import DTYPE_BYTES
 from phalanx.spec.model.spec import as_seen_by, blocks_among

@@ -15,7 +15,7 @@ from phalanx.cost.step.pass_terms import pass_terms
 from phalanx.cost.step.predict_pipeline import unit_seconds
 from phalanx.schedule.layout import Layout, RankView
 from phalanx.schedule.partition.balance import Limits, Units, explain, partition
-from phalanx.schedule.pipeline.schedules import live_activations
+from phalanx.schedule.pipeline.actions import live_activations
 from phalanx.schedule.unit_classes import unit_class
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from phalanx.cost.analytic.estimate import require_policy
@@ -11,7 +11,7 @@ from phalanx.cost.ledger.flops import hardware_flops, model_flops
 from phalanx.cost.ledger.sharding import sharding
 from phalanx.plan.explain.targets import BUBBLE, EXPOSED, IMBALANCE, MFU, OVERLAP, Target
 from phalanx.plan.explain.traffic import Flow, flows
-from phalanx.plan.search import priced, space
+from phalanx.plan.search import HEADROOM, priced, space
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.priced import PricedStrategy
 from phalanx.plan.search.refine import PipelineRun, RankedStrategy, RefinedPrices
@@ -34,8 +34,10 @@ class AnalyticSubject:
     strategy: Strategy
     gpus: int
     """Number of GPUs there are; the strategy may use fewer."""
+    headroom: float = HEADROOM
+    """Share of a device's memory that other strategies must leave free, as those of a search."""
     known: RefinedPrices | None = None
-    """What a search priced under the same question, if one did."""
+    """What a search priced under the same question and headroom, if one did."""
 
     def __post_init__(self) -> None:
         check(self.strategy, self.pricing.model, self.pricing.job, None)
@@ -45,6 +47,11 @@ class AnalyticSubject:
     def pricing(self) -> Pricing:
         """The question on all `gpus`."""
         return self.larger(self.gpus)
+
+    @cached_property
+    def pricing_of_others(self) -> Pricing:
+        """The question as a search asks it: its strategies leave some memory free."""
+        return replace(self.pricing, headroom=self.headroom)
 
     @property
     def model(self) -> ModelSpec:
@@ -62,12 +69,8 @@ class AnalyticSubject:
         return self.pricing.job
 
     @cached_property
-    def _prices(self) -> RefinedPrices:
-        return self.known or RefinedPrices(self.pricing)
-
-    @cached_property
     def _priced(self) -> RankedStrategy:
-        return self._prices.of([self.strategy])[0]
+        return (self.known or RefinedPrices(self.pricing)).of([self.strategy])[0]
 
     @property
     def priced(self) -> PricedStrategy:
@@ -98,7 +101,7 @@ class AnalyticSubject:
     @property
     def memory(self) -> tuple[float, int]:
         """Bytes that the fullest rank needs, and bytes that it may have."""
-        return float(self.priced.bytes_), self.priced.usable
+        return float(self.priced.bytes_), self.pricing.allocatable
 
     def exposed_seconds(self, axis: str) -> float:
         """Return the seconds of a step in which nothing hides an axis's communication."""
@@ -125,7 +128,7 @@ class AnalyticSubject:
             check(s, self.model, self.job, None)
         except InputError:
             return None
-        p = priced.price(self.pricing, [s])[0]
+        p = priced.price(self.pricing_of_others, [s])[0]
         return p if p.fits else None
 
     @property
@@ -174,9 +177,9 @@ class AnalyticSubject:
     @cached_property
     def neighbours(self) -> list[tuple[str, PricedStrategy]]:
         """(change, price) of every strategy that differs in one decision, the fastest that fits first."""
-        others = self._prices.neighbours(self.strategy)
-        prices = self._prices.of([s for _, s in others])
-        named = [(what, r.priced) for (what, _), r in zip(others, prices, strict=True)]
+        prices = self.known or RefinedPrices(self.pricing_of_others)
+        others = prices.neighbours(self.strategy)
+        named = [(what, r.priced) for (what, _), r in zip(others, prices.of([s for _, s in others]), strict=True)]
         return sorted(named, key=lambda item: (not item[1].fits, item[1].seconds))
 
     def better(self, *words: str) -> PricedStrategy | None:

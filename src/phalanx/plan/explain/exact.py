@@ -90,6 +90,11 @@ class ExactSubject:
         return self.chosen.seconds
 
     @property
+    def headroom(self) -> float:
+        """None: the memory of our own runtime is known to the byte, and its search leaves none free."""
+        return 0.0
+
+    @property
     def memory(self) -> tuple[float, int]:
         """Bytes that the fullest rank needs, and bytes that it may have."""
         return float(self.chosen.prediction.memory_bytes), self.cluster.device.usable_bytes

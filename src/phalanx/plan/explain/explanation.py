@@ -105,7 +105,7 @@ def why_not(x: AnalyticSubject) -> list[tuple[str, PricedStrategy, str]]:
         if p.fits and p.seconds < x.priced.seconds:
             rows.append((what, p, f"saves {1 - p.seconds / x.priced.seconds:.1%}"))
         else:
-            rows.append((what, p, reasons.why_not(p, x.priced, x.pricing)))
+            rows.append((what, p, reasons.why_not(p, x.priced, x.pricing_of_others)))
     return rows
 
 
@@ -117,7 +117,7 @@ def as_json(x: AnalyticSubject) -> dict[str, object]:
         "mfu": x.mfu,
         "fits": x.priced.fits,
         "memory_bytes": int(x.priced.bytes_),
-        "usable_bytes": x.priced.usable,
+        "usable_bytes": x.memory[1],
         "terms_s": x.priced.terms,
         "memory_terms": x.priced.memory_terms,
         "targets": [

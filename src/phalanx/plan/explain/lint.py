@@ -40,8 +40,6 @@ class Alternative(Protocol):
     def seconds(self) -> float: ...
     @property
     def bytes_(self) -> float: ...
-    @property
-    def usable(self) -> int: ...
 
 
 class LintSubject(Protocol):
@@ -65,6 +63,10 @@ class LintSubject(Protocol):
     @property
     def memory(self) -> tuple[float, int]:
         """Bytes that the fullest rank needs, and bytes that it may have."""
+
+    @property
+    def headroom(self) -> float:
+        """Share of those that a search leaves free, and an `alternative` has to."""
 
     def exposed_seconds(self, axis: str) -> float:
         """Return the seconds of a step in which nothing hides an axis's communication."""
@@ -99,9 +101,23 @@ def lint(subject: LintSubject) -> list[Finding]:
 
 def _too_large(x: LintSubject) -> Iterator[Finding]:
     """More memory than a device has."""
-    s, (needs, has) = x.strategy, x.memory
-    if needs <= has:
-        return
+    needs, has = x.memory
+    if needs > has:
+        problem = f"{needs / GIB:.1f} GiB do not fit in the {has / GIB:.1f} GiB of a device"
+        yield Finding("too-large", problem, f"{_smaller(x)}; or more tp, pp")
+
+
+def _tight(x: LintSubject) -> Iterator[Finding]:
+    """Report memory of which less is left free than a search leaves."""
+    needs, has = x.memory
+    if (1 - x.headroom) * has < needs <= has:
+        left = f"leave {1 - needs / has:.1%} free, and plan would leave {x.headroom:.0%}"
+        yield Finding("tight-memory", f"{needs / GIB:.1f} of {has / GIB:.1f} GiB {left}", _smaller(x))
+
+
+def _smaller(x: LintSubject) -> str:
+    """Name the fastest single change with which a strategy fits."""
+    s = x.strategy
     changes: list[tuple[str, Strategy]] = [
         ("recompute=selective", replace(s, recompute="selective")),
         ("recompute=full", replace(s, recompute="full")),
@@ -109,12 +125,7 @@ def _too_large(x: LintSubject) -> Iterator[Finding]:
         *((f"zero={zero}", replace(s, zero=zero)) for zero in (1, 2, 3) if s.gradient_ranks > 1 and zero > s.zero),
     ]
     fitting = [(p.seconds, line) for line, other in changes if other != s and (p := x.alternative(other)) is not None]
-    remedy = f"{min(fitting)[1]} fits" if fitting else "no single change of recomputation, ZeRO or micro-batch fits"
-    yield Finding(
-        "too-large",
-        f"{needs / GIB:.1f} GiB do not fit in the {has / GIB:.1f} GiB of a device",
-        f"{remedy}; or more tp, pp",
-    )
+    return f"{min(fitting)[1]} fits" if fitting else "no single change of recomputation, ZeRO or micro-batch fits"
 
 
 def _wide_tp(x: LintSubject) -> Iterator[Finding]:
@@ -223,7 +234,7 @@ def _needless_accumulation(x: LintSubject) -> Iterator[Finding]:
             yield Finding(
                 "needless-accumulation",
                 f"{m} micro-batches are accumulated, but {p.strategy.micro_batch} sequences at once fit "
-                f"({p.bytes_ / GIB:.1f} of {p.usable / GIB:.1f} GiB)",
+                f"({p.bytes_ / GIB:.1f} of {x.memory[1] / GIB:.1f} GiB)",
                 f"micro_batch={p.strategy.micro_batch} saves {1 - p.seconds / x.comparable_seconds:.0%}",
             )
 
@@ -314,7 +325,7 @@ def _needless_zero3(x: LintSubject) -> Iterator[Finding]:
         if p is not None and p.seconds < x.comparable_seconds:
             yield Finding(
                 "needless-zero3",
-                f"zero={zero} fits as well ({p.bytes_ / GIB:.1f} of {p.usable / GIB:.1f} GiB), and "
+                f"zero={zero} fits as well ({p.bytes_ / GIB:.1f} of {x.memory[1] / GIB:.1f} GiB), and "
                 "gathers parameters once a step or never",
                 f"zero={zero} saves {1 - p.seconds / x.comparable_seconds:.1%}",
             )
@@ -355,6 +366,7 @@ def _losing_compressor(x: LintSubject) -> Iterator[Finding]:
 
 LINTS: dict[str, Lint] = {
     "too-large": _too_large,
+    "tight-memory": _tight,
     "wide-tp": _wide_tp,
     "straddling": _straddling,
     "few-micro-batches": _few_micro_batches,

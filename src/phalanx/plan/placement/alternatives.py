@@ -13,7 +13,7 @@ import numpy as np
 
 from phalanx.plan.placement.placement import axis_groups
 from phalanx.plan.placement.price import PlacedJob
-from phalanx.plan.placement.search import Placed, place
+from phalanx.plan.placement.search import Carvings, Placed, place
 from phalanx.plan.search import HEADROOM
 from phalanx.plan.search.planner import answer
 from phalanx.spec.cluster.spec import ClusterSpec, Tier
@@ -46,9 +46,9 @@ def shape(cluster: ClusterSpec, topology: Topology, free: Ints, world: int) -> C
     return replace(cluster, ranks_per_node=size, nodes=nodes, tiers=tuple(tiers))
 
 
-def alternatives(job: PlacedJob, topology: Topology, free: Ints) -> list[Alternative]:
+def alternatives(job: PlacedJob, topology: Topology, free: Ints, known: Carvings | None = None) -> list[Alternative]:
     """Return other strategies for a job's model and batch on so many of these GPUs, the fastest as placed first: the
-    best of the search, and the best of each family.
+    best of the search, and the best of each family. `known`: as for `place`.
 
     Raises InputError if no strategy is legal or fits.
     """
@@ -60,8 +60,11 @@ def alternatives(job: PlacedJob, topology: Topology, free: Ints) -> list[Alterna
         for ranked in (*searched.ranked, *searched.families)
     ]
     own = _unordered(job.strategy)
+    known = {} if known is None else known
     placed = [
-        Alternative(other, place(other, topology, free)) for name, other in _distinct(others).items() if name != own
+        Alternative(other, place(other, topology, free, known=known))
+        for name, other in _distinct(others).items()
+        if name != own
     ]
     return sorted(placed, key=lambda a: a.placed.seconds)
 

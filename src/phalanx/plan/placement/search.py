@@ -33,6 +33,10 @@ EXACT = 40_000
 """The most ways to deal ranks to blocks that are all tried."""
 
 
+Carvings = dict[tuple[tuple[int, ...], tuple[int, ...]], Ints | None]
+"""GPUs of the ranks of nested blocks, by the selection of free GPUs and the blocks' sizes; None if too few."""
+
+
 @dataclass(frozen=True, eq=False)
 class Placed:
     """A placement with its price, and how good it is."""
@@ -53,8 +57,11 @@ class Placed:
         return 0.0 if self.exact else self.seconds / self.bound_s - 1
 
 
-def place(job: PlacedJob, topology: Topology, free: Ints, busy: Ints | None = None) -> Placed:
-    """Place a job on the free GPUs of a topology; `busy`: GPUs in use by others, by default all that are not free.
+def place(
+    job: PlacedJob, topology: Topology, free: Ints, busy: Ints | None = None, known: Carvings | None = None
+) -> Placed:
+    """Place a job on the free GPUs of a topology; `busy`: GPUs in use by others, by default all that are not free;
+    `known`: what was carved from the same free GPUs for other jobs, and will be for this one.
 
     Raises InputError if fewer GPUs are free than the job has ranks.
     """
@@ -76,7 +83,7 @@ def place(job: PlacedJob, topology: Topology, free: Ints, busy: Ints | None = No
         exact = True
     else:
         sets = list(_on_common_rails(topology, blocks, world)) if rails else []
-        candidates = _searched(job, blocks, sets, price)
+        candidates = _searched(job, blocks, sets, price, {} if known is None else known)
         if world <= descent.RANKS:
             start = candidates[int(np.argmin(price(candidates)))]
             lower = descent.descended(start, np.setdiff1d(free, start), price)
@@ -138,6 +145,7 @@ def _searched(
     blocks: Sequence[FreeBlock],
     sets: Sequence[list[FreeBlock]],
     price: Callable[[Ints], Floats],
+    carvings: Carvings,
 ) -> Ints:
     """Placements by orders of the axes on selections of the free GPUs, those of `sets` among them: every order on all
     free GPUs, the best orders on every selection, promising orders on the best selections. (placements, world)."""
@@ -146,13 +154,18 @@ def _searched(
     selections = [*_selections(blocks, job.strategy.world, [size for _, size in axes]), *sets]
     known: dict[tuple[int, int], tuple[Ints, float]] = {}
 
-    @cache  # orders of axes that are all powers of two nest in the same blocks
-    def blocks_of(which: int, sizes: tuple[int, ...]) -> Ints | None:
-        return carve(selections[which], sizes)
+    @cache
+    def name(which: int) -> tuple[int, ...]:
+        """What no other selection has: the first GPU of each block, and how many."""
+        return tuple(n for block in selections[which] for n in (int(block.gpus[0]), len(block.gpus)))
 
     def placed(order: Sequence[int], which: int) -> Ints | None:
         """Return the GPUs of the ranks of a mesh whose axes are nested in an order, carved from a selection."""
-        gpus = blocks_of(which, _nested([axes[i][1] for i in reversed(order)]))
+        sizes = _nested([axes[i][1] for i in reversed(order)])  # the same for many orders: all, of powers of two
+        key = (name(which), sizes)
+        if key not in carvings:
+            carvings[key] = carve(selections[which], sizes)
+        gpus = carvings[key]
         if gpus is None:
             return None
         places = np.arange(len(gpus)).reshape([size for _, size in axes])

@@ -301,7 +301,12 @@ class Pricing:
     @property
     def usable(self) -> int:
         """Bytes of a device that a strategy may take: what the stack's allocator may have, less the headroom."""
-        return int((1 - self.headroom) * float(allocatable_bytes(self.cluster.device.usable_bytes, self.profile)))
+        return int((1 - self.headroom) * self.allocatable)
+
+    @property
+    def allocatable(self) -> int:
+        """Bytes of a device that the stack's allocator may have."""
+        return int(float(allocatable_bytes(self.cluster.device.usable_bytes, self.profile)))
 
 
 def _strides(rows: Strategies) -> dict[str, Ints]:

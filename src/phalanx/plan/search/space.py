@@ -29,7 +29,7 @@ from phalanx.plan.search.limits import UNLIMITED, Limits
 from phalanx.schedule.pipeline.given_layout import given_blocks
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.errors import InputError
-from phalanx.spec.job import Job
+from phalanx.spec.job import NARROW_MULTIPLE, Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy import recompute as recomputation
 from phalanx.spec.strategy.context import require_context
@@ -226,7 +226,7 @@ def cores(model: ModelSpec, job: Job, ranks: int, options: Options | None = None
                 way = Strategy(tp=tp, cp=cp, pp=pp)
                 sizes = [n for n in sizes if _legal(require_narrow, model, job, replace(way, micro_batch=n))]
             micro = np.array(sizes, dtype=np.int64)
-            for sp in (0, 1) if tp > 1 and not job.precision.narrow else (0,):
+            for sp in (0, 1) if tp > 1 else (0,):
                 fits = micro[micro * job.seq // cp % tp == 0] if sp else micro
                 parts["micro_batch"].append(np.repeat(fits, len(ways)))
                 parts["ulysses"].append(np.tile(ways, len(fits)))
@@ -286,7 +286,10 @@ def size(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> Ints
 
 def experts(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> Strategies:
     """Expand each row by every way to spread experts over its ranks."""
-    return limited(_by_experts(rows, model, options).rows, job, options, "experts")
+    spread = _by_experts(rows, model, options).rows
+    if job.precision.narrow and model.experts is not None:
+        spread = spread.take(np.flatnonzero(model.experts.ffn // spread.etp % NARROW_MULTIPLE == 0))
+    return limited(spread, job, options, "experts")
 
 
 def kinds(cores: Strategies) -> tuple[Strategies, Ints]:

@@ -55,9 +55,10 @@ class StageLengths:
         return None if self.equal_seconds is None else 1 - self.listed.seconds / self.equal_seconds
 
     def __str__(self) -> str:
-        """The blocks, equal neighbours together: 10 x 6, 11, 9."""
+        """The chunks in the order of the model, equal neighbours together: 6 of 10 blocks, 1 of 11, 1 of 9."""
         runs = [(n, len(list(same))) for n, same in groupby(self.blocks)]
-        return ", ".join(f"{n} x {count}" if count > 1 else str(n) for n, count in runs)
+        (n, count), *others = runs
+        return ", ".join([f"{count} of {n} block{'s' * (n > 1)}", *(f"{count} of {n}" for n, count in others)])
 
 
 def can_list(pricing: Pricing) -> bool:

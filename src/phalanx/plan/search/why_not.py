@@ -33,7 +33,8 @@ def why_not(p: PricedStrategy, best: PricedStrategy | None, pricing: Pricing) ->
     `best` may be None only if `p` does not fit."""
     if not p.fits:
         name, most = max(p.memory_terms.items(), key=lambda item: item[1])
-        return f"needs {p.bytes_ / GIB:.1f} of {p.usable / GIB:.1f} GiB, {most / GIB:.1f} of them {name}"
+        free = f" ({pricing.allocatable / GIB:.1f} less {pricing.headroom:.0%})" if pricing.headroom else ""
+        return f"needs {p.bytes_ / GIB:.1f} of {p.usable / GIB:.1f} GiB{free}, {most / GIB:.1f} of them {name}"
     assert best is not None
     slower = p.seconds / best.seconds - 1
     grown = {name: p.terms[name] - best.terms.get(name, 0.0) for name in p.terms}

@@ -22,6 +22,7 @@ from phalanx.cost.serving.roofline import ServingPrice
 from phalanx.plan.serving.question import Question, Steady
 from phalanx.plan.serving.tabulated import Tabulated
 from phalanx.simulate.serving.deployment import Speculation
+from phalanx.spec.cluster.spec import GIB
 
 MOST_SLOTS = 1024
 """The most requests at once on a GPU group that attends for itself, as engines allow."""
@@ -41,12 +42,12 @@ class Copy:
     _tables: dict[tuple[int, int], Tabulated] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        q, device = self.question, self.pricing.cluster.device
+        q = self.question
         self.cache_tokens = self.pricing.cache_tokens(self.layout, q.input + q.output)
         room = self.cache_tokens // self.layout.attention_dp
         if self.cache_tokens <= 0:
             held = self.pricing.weight_bytes(self.layout)
-            self.missing = f"weights take {held / 2**30:.1f} of {device.memory_bytes / 2**30:.1f} GiB"
+            self.missing = f"weights take {held / GIB:.1f} of {self.pricing.room}"
         elif room < q.longest:
             self.missing = f"its cache holds {room:,} tokens, the longest request {q.longest:,}"
 

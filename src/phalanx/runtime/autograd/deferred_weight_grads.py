@@ -29,6 +29,8 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from phalanx.runtime.autograd import float8
+
 
 class Product(NamedTuple):
     """A gradient gᵀ x, (out, in), not computed yet, of g (tokens, out) and x (tokens, in).
@@ -38,19 +40,19 @@ class Product(NamedTuple):
 
     g: Tensor
     x: Tensor
+    rowwise: bool | None = None
+    """The scales of products of 8-bit floats (float8.py); None: of the compute type."""
 
     def compute(self) -> Tensor:
         """Return the gradient as a tensor of its own."""
-        return self.g.t().mm(self.x)
+        return float8.product(self.g.t(), self.x.t(), self.rowwise, gradient=True)
 
     def put(self, place: Tensor, add: bool) -> None:
         """Write the gradient into `place` (out, in), or add it to what is there."""
-        if place.dtype != self.g.dtype:
+        if place.dtype != self.g.dtype or self.rowwise is not None:
             place.add_(self.compute()) if add else place.copy_(self.compute())
-        elif add:
-            torch.addmm(place, self.g.t(), self.x, out=place)
         else:
-            torch.mm(self.g.t(), self.x, out=place)
+            float8.product(self.g.t(), self.x.t(), None, out=place, add=add)
 
 
 class Grouped(NamedTuple):
@@ -62,6 +64,8 @@ class Grouped(NamedTuple):
     g: Tensor
     x: Tensor
     rows_per_expert: tuple[int, ...]
+    rowwise: bool | None = None
+    """As in Product."""
 
     def compute(self) -> Tensor:
         """Return the gradients as a tensor of its own."""
@@ -75,7 +79,7 @@ class Grouped(NamedTuple):
         experts = zip(place.view(len(rows), -1), torch.split(self.g, rows), torch.split(self.x, rows), strict=True)
         for into, g, x in experts:
             if len(g):
-                Product(g, x).put(into.view(g.shape[1], -1), add)
+                Product(g, x, self.rowwise).put(into.view(g.shape[1], -1), add)
             elif not add:
                 into.zero_()
 
@@ -134,20 +138,20 @@ class DeferredGradients:
         if gradient is not None:
             self.leave(parameter, partial(_deliver, parameter, gradient))
 
-    def product(self, owners: Owners, g: Tensor, x: Tensor) -> None:
+    def product(self, owners: Owners, g: Tensor, x: Tensor, rowwise: bool | None = None) -> None:
         """Defer the gradients of a weight W, and its bias b if it has one.
 
-        `g` (tokens, out) is the gradient of x Wᵀ + b, x is (tokens, in).
+        `g` (tokens, out) is the gradient of x Wᵀ + b, x is (tokens, in). `rowwise`: as in Product.
         """
         weight, *bias = owners
         if bias:
             self.sum(bias[0], g)
-        self.leave(weight, partial(_product, weight, g, x.detach()))
+        self.leave(weight, partial(_product, weight, Product(g, x.detach(), rowwise)))
 
-    def products(self, layers: Sequence[Owners], g: Sequence[Tensor], x: Tensor) -> None:
+    def products(self, layers: Sequence[Owners], g: Sequence[Tensor], x: Tensor, rowwise: bool | None = None) -> None:
         """Defer the gradients of several layers with the same input x (tokens, in)."""
         for owners, part in zip(layers, g, strict=True):
-            self.product(owners, part, x)
+            self.product(owners, part, x, rowwise)
 
     def sum(self, bias: nn.Parameter, g: Tensor) -> None:
         """Defer the gradient of a bias: the sum of g (tokens, out) over tokens."""
@@ -183,17 +187,18 @@ def _rows(embedding: nn.Parameter, make: Callable[[], tuple[Tensor, Tensor]], de
     deliver(embedding, None, [make()])
 
 
-def _product(weight: nn.Parameter, g: Tensor, x: Tensor, deliver: Deliver) -> None:
-    deliver(weight, Product(g, x), [])
+def _product(weight: nn.Parameter, gradient: Product, deliver: Deliver) -> None:
+    deliver(weight, gradient, [])
 
 
-def beside(owner: Sequence[nn.Parameter], g: Tensor, x: Tensor) -> Tensor | None:
+def beside(owner: Sequence[nn.Parameter], g: Tensor, x: Tensor, rowwise: bool | None = None) -> Tensor | None:
     """Return the gradient gᵀ x of a weight, or leave it as a product with its owner.
 
     If the data-parallel engine accepts products, the owner (its parameter) gets one, and autograd gets None; the
-    parameter's hook is called anyway. `owner` is empty if there is none.
+    parameter's hook is called anyway. `owner` is empty if there is none. `rowwise`: as in
+    Product.
     """
-    return taken(owner, Product(g, x))
+    return taken(owner, Product(g, x, rowwise))
 
 
 def taken(owner: Sequence[nn.Parameter], gradient: Product | Grouped) -> Tensor | None:

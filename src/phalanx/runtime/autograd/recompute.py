@@ -19,13 +19,11 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from phalanx.runtime.autograd import deferred_weight_grads
+from phalanx.runtime.autograd import deferred_weight_grads, float8
 from phalanx.runtime.autograd.deferred_weight_grads import Owners
-from phalanx.runtime.autograd.float8 import Float8Linear
 from phalanx.runtime.autograd.layer_comm import LayerComm
 
 Region = Callable[..., Tensor]
@@ -80,44 +78,55 @@ def nothing(like: Tensor, shape: Sequence[int]) -> Tensor:
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, owners: Owners, needed: bool, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.owners, ctx.biased = owners, bias is not None
+    def forward(
+        ctx: Any, owners: Owners, needed: bool, rowwise: bool | None, x: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        ctx.owners, ctx.rowwise, ctx.biased = owners, rowwise, bias is not None
         ctx.save_for_backward(x, weight)
-        return F.linear(x, weight, bias) if needed else nothing(x, (*x.shape[:-1], weight.shape[0]))
+        return float8.results(x, weight, bias, rowwise) if needed else nothing(x, (*x.shape[:-1], weight.shape[0]))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         g = g.reshape(-1, g.shape[-1])
-        d_x, rows = g.mm(weight).view(x.shape), x.view(-1, x.shape[-1])
+        d_x = float8.product(g, weight.t(), ctx.rowwise, gradient=True).view(x.shape)
+        rows = x.view(-1, x.shape[-1])
         deferred_gradients = deferred_weight_grads.now(ctx.owners)
         if deferred_gradients is not None:
-            deferred_gradients.product(ctx.owners, g, rows)
-            return None, None, d_x, None, None
-        return None, None, d_x, deferred_weight_grads.beside(ctx.owners, g, rows), g.sum(0) if ctx.biased else None
+            deferred_gradients.product(ctx.owners, g, rows, ctx.rowwise)
+            return None, None, None, d_x, None, None
+        d_weight = deferred_weight_grads.beside(ctx.owners, g, rows, ctx.rowwise)
+        return None, None, None, d_x, d_weight, g.sum(0) if ctx.biased else None
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, needed: bool = False) -> Tensor:
-    """Return x Wᵀ + b, or `nothing` of its shape if not `needed`. Keeps x and W.
+def product(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, needed: bool = False, rowwise: bool | None = None
+) -> Tensor:
+    """Return x Wᵀ + b, or `nothing` of its shape if not `needed`; by products of 8-bit floats unless `rowwise` is
+    None (float8.py). Keeps x and W.
 
     Defers weight gradients if asked to (deferred_weight_grads.py).
     """
     # Through views, as in model_parallel/tensor.py, so that gradients arrive in order.
     views = weight.view_as(weight), None if bias is None else bias.view_as(bias)
     owners = deferred_weight_grads.owners(weight, bias)
-    return _Product.apply(owners, needed, x, *views)  # type: ignore[no-any-return]
+    return _Product.apply(owners, needed, rowwise, x, *views)  # type: ignore[no-any-return]
 
 
 def linear(layer: nn.Linear, x: Tensor, needed: bool = True) -> Tensor:
     """Return x Wᵀ + b of a layer, or `nothing` of its shape if not `needed`."""
-    if isinstance(layer, Float8Linear):
-        return layer(x, needed)  # type: ignore[no-any-return]
     # torch's stubs call a layer's parameters tensors.
     weight, bias = cast(nn.Parameter, layer.weight), cast("nn.Parameter | None", layer.bias)
-    if needed and not deferred_weight_grads.owners(weight):
+    rowwise = scales(layer)
+    if needed and rowwise is None and not deferred_weight_grads.owners(weight):
         return layer(x)  # type: ignore[no-any-return]
-    return product(x, weight, bias, needed)
+    return product(x, weight, bias, needed, rowwise)
+
+
+def scales(layer: nn.Module) -> bool | None:
+    """Return whether a layer's products of 8-bit floats have a scale a row; None if they are of the compute type."""
+    return layer.__dict__.get("rowwise")
 
 
 class _NoSum(torch.autograd.Function):

@@ -33,7 +33,7 @@ from phalanx.runtime.comm.timeline import Span
 from phalanx.runtime.comm.transport import Handle
 from phalanx.runtime.data_parallel.engine import DataParallel
 from phalanx.schedule.event import Phase
-from phalanx.schedule.pipeline.schedules import Action, PipelineSchedule, last_weight_grad_at
+from phalanx.schedule.pipeline.actions import Action, PipelineSchedule, last_weight_grad_at
 
 PASSES = ("F", "B", "I", "W")
 SCHEDULE = "schedule"

@@ -5,7 +5,8 @@
               for the gradients of the weights, and a reduce-scatter of the input's gradient
     rows      forward: reduce-scatter of the output. Backward: all-gather of its gradient
 
-Products are computed chunk by chunk, overlapped with the communication of the next chunk.
+Products are computed chunk by chunk, overlapped with the communication of the next chunk. Where they are of 8-bit
+floats (autograd/float8.py), weights are rounded once a pass, and a chunk when it is there.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from phalanx.runtime.autograd import deferred_weight_grads, recompute
+from phalanx.runtime.autograd import deferred_weight_grads, float8, recompute
 from phalanx.runtime.autograd.deferred_weight_grads import Deliver, Owners
 from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.transport import Handle
@@ -68,21 +69,20 @@ class Rows:
 
 class _Columns(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Rows, unit: str, owners: Owners, x: Tensor, *parameters: Any) -> Any:
+    def forward(
+        ctx: Any, rows: Rows, unit: str, owners: Owners, rowwise: bool | None, x: Tensor, *parameters: Any
+    ) -> Any:
         weights, biases = parameters[::2], parameters[1::2]
-        ctx.rows, ctx.unit, ctx.owners = rows, unit, owners
+        ctx.rows, ctx.unit, ctx.owners, ctx.rowwise = rows, unit, owners, rowwise
         ctx.biased = [bias is not None for bias in biases]
         ctx.save_for_backward(x, *weights)
         gathered, arriving = rows.gather(x, unit, "F")
         outs = [x.new_empty(rows.batch, rows.seq, len(w)) for w in weights]
         by_token = [out.view(rows.tokens, -1) for out in outs]
+        held = [float8.operand(w, rowwise) for w in weights]
         for handle, (here, *into) in zip(arriving, rows.per_chunk(gathered, *by_token), strict=True):
             handle.wait()
-            for out, weight, bias in zip(into, weights, biases, strict=True):
-                if bias is None:
-                    torch.mm(here, weight.t(), out=out)
-                else:
-                    torch.addmm(bias, here, weight.t(), out=out)
+            _each(here, held, into, rowwise, biases)
         return tuple(outs)
 
     @staticmethod
@@ -97,52 +97,107 @@ class _Columns(torch.autograd.Function):
         d_x = torch.empty_like(x)
         underway = []
         terms = rows.memory(x.shape[-1], x)
-        for into, term, first, *others in rows.per_chunk(d_x, terms, *g):
-            torch.mm(first, weights[0], out=term)
-            for part, weight in zip(others, weights[1:], strict=True):
-                torch.addmm(term, part, weight, out=term)
+        for into, term in _chunk_by_chunk(rows, d_x, terms, g, [w.t() for w in weights], ctx.rowwise, True):
             underway.append(rows.scatter(into, term, ctx.unit, "B"))
         d_given: list[Tensor | None] = [None] * (2 * len(weights))
         if deferred is None:
             for handle in arriving:
                 handle.wait()
+            d_weights = _products(g, gathered, ctx.rowwise)
             d_given = [
                 d
-                for part, biased in zip(g, ctx.biased, strict=True)
-                for d in (part.t().mm(gathered), part.sum(0) if biased else None)
+                for part, d_weight, biased in zip(g, d_weights, ctx.biased, strict=True)
+                for d in (d_weight, part.sum(0) if biased else None)
             ]
         else:
             deferred.leave(
-                ctx.owners[-1], partial(_weight_gradients, rows, ctx.unit, ctx.owners, ctx.biased, g, x.detach())
+                ctx.owners[-1],
+                partial(_weight_gradients, rows, ctx.unit, ctx.owners, ctx.biased, ctx.rowwise, g, x.detach()),
             )
         for handle in underway:
             handle.wait()
-        return (None, None, None, d_x, *d_given)
+        return (None, None, None, None, d_x, *d_given)
+
+
+def _products(g: Sequence[Tensor], x: Tensor, rowwise: bool | None) -> list[Tensor]:
+    """Compute the weight gradients gᵀ x, (out, in), of several g (tokens, out) and one x (tokens, in)."""
+    read = float8.operand(x.t(), rowwise)
+    return [float8.product(part.t(), read, rowwise, gradient=True) for part in g]
 
 
 def _weight_gradients(
-    rows: Rows, unit: str, owners: Owners, biased: list[bool], g: list[Tensor], x: Tensor, deliver: Deliver
+    rows: Rows,
+    unit: str,
+    owners: Owners,
+    biased: list[bool],
+    rowwise: bool | None,
+    g: list[Tensor],
+    x: Tensor,
+    deliver: Deliver,
 ) -> None:
     """Compute and deliver the weight gradients that `columns` deferred."""
     gathered, arriving = rows.gather(x, unit, "W")
-    d_weights = [part.new_empty(part.shape[1], x.shape[1]) for part in g]
-    for i, (handle, (here, *parts)) in enumerate(zip(arriving, rows.per_chunk(gathered, *g), strict=True)):
-        handle.wait()
-        for d_weight, part in zip(d_weights, parts, strict=True):
-            torch.addmm(d_weight, part.t(), here, beta=min(i, 1), out=d_weight)
-    del gathered, here
+    if rowwise is None:
+        d_weights = [part.new_empty(part.shape[1], x.shape[1]) for part in g]
+        for i, (handle, (here, *parts)) in enumerate(zip(arriving, rows.per_chunk(gathered, *g), strict=True)):
+            handle.wait()
+            for d_weight, part in zip(d_weights, parts, strict=True):
+                torch.addmm(d_weight, part.t(), here, beta=min(i, 1), out=d_weight)
+        del here
+    else:  # scales are those of all tokens
+        for handle in arriving:
+            handle.wait()
+        d_weights = _products(g, gathered, rowwise)
+    del gathered
     for part, (weight, *bias) in reversed(list(zip(g, deferred_weight_grads.by_layer(owners, biased), strict=True))):
         if bias:
             deliver(bias[0], part.sum(0), [])
         deliver(weight, d_weights.pop(), [])
 
 
+def _chunk_by_chunk(
+    rows: Rows,
+    out: Tensor,
+    terms: Tensor,
+    left: Sequence[Tensor],
+    right: Sequence[Tensor],
+    rowwise: bool | None,
+    gradient: bool = False,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield for each chunk (where its sum over ranks belongs in `out`, the sum of the products a bᵀ of its rows of
+    each a in `left` and of b in `right`, written to `terms`)."""
+    held = [float8.operand(b, rowwise) for b in right]
+    for into, term, *parts in rows.per_chunk(out, terms, *left):
+        for i, (part, b) in enumerate(zip(parts, held, strict=True)):
+            float8.product(part, b, rowwise, gradient, term, add=i > 0)
+        yield into, term
+
+
+def _each(
+    here: Tensor,
+    weights: Sequence[float8.Operand],
+    outs: Sequence[Tensor],
+    rowwise: bool | None,
+    biases: Sequence[Tensor | None] | None = None,
+    gradient: bool = False,
+) -> None:
+    """Write x Wᵀ + b of a chunk's rows x to `outs`, for several W and b."""
+    read = float8.operand(here, rowwise, gradient)
+    for out, weight, bias in zip(outs, weights, biases or [None] * len(outs), strict=True):
+        if bias is not None and isinstance(weight, Tensor):
+            torch.addmm(bias, here, weight.t(), out=out)
+            continue
+        float8.product(read, weight, rowwise, gradient, out)
+        if bias is not None:
+            out.add_(bias)
+
+
 def columns(
-    rows: Rows, unit: str, owners: Owners, x: Tensor, parameters: Sequence[Tensor | None]
+    rows: Rows, unit: str, owners: Owners, rowwise: bool | None, x: Tensor, parameters: Sequence[Tensor | None]
 ) -> tuple[Tensor, ...]:
     """Compute x Wᵀ + b of all tokens, (batch, seq, out), for each weight in `parameters`, which holds weights and
-    biases (or None) in turn; x: this rank's rows, (own, in)."""
-    return _Columns.apply(rows, unit, owners, x, *parameters)  # type: ignore[no-any-return]
+    biases (or None) in turn; x: this rank's rows, (own, in). `rowwise`: the scales of products of 8-bit floats."""
+    return _Columns.apply(rows, unit, owners, rowwise, x, *parameters)  # type: ignore[no-any-return]
 
 
 Core = Callable[..., Tensor]
@@ -160,6 +215,8 @@ class Factors:
     core: Core | None = None
     inner: LayerComm | None = None
     owners: Owners = ()
+    rowwise: bool | None = None
+    """The scales of products of 8-bit floats; None: of the compute type."""
 
     def x(self) -> Tensor:
         """Return the left factor, (batch, seq, in)."""
@@ -173,7 +230,9 @@ def factors(x: Tensor, layer: nn.Linear) -> Factors:
     (see tensor.columns)."""
     weight, bias = layer.weight.view_as(layer.weight), layer.bias
     owners = deferred_weight_grads.owners(layer.weight, bias)
-    return Factors((x,), weight, None if bias is None else bias.view_as(bias), owners=owners)
+    return Factors(
+        (x,), weight, None if bias is None else bias.view_as(bias), owners=owners, rowwise=recompute.scales(layer)
+    )
 
 
 def repeated(core: Core, inner: LayerComm, inputs: tuple[Tensor | None, ...], layer: nn.Linear) -> Factors:
@@ -193,18 +252,17 @@ class _Summed(torch.autograd.Function):
         # Without the tensors: ctx would keep them beyond the backward pass.
         ctx.terms = [(term.core, term.inner, len(term.inputs)) for term in terms]
         ctx.owners = [term.owners for term in terms]
+        ctx.rowwise = rowwise = terms[0].rowwise
         width = len(terms[0].weight)
         if not needed:
             return recompute.nothing(terms[0].weight, (rows.own, width))
         x = [term.x().reshape(rows.tokens, -1) for term in terms]
         out = x[0].new_empty(rows.own, width)
         memory = rows.memory(width, out)
-        underway = []
-        for into, part, first, *others in rows.per_chunk(out, memory, *x):
-            torch.mm(first, terms[0].weight.t(), out=part)
-            for other, term in zip(others, terms[1:], strict=True):
-                torch.addmm(part, other, term.weight.t(), out=part)
-            underway.append(rows.scatter(into, part, unit, "F"))
+        underway = [
+            rows.scatter(into, part, unit, "F")
+            for into, part in _chunk_by_chunk(rows, out, memory, x, [term.weight for term in terms], rowwise)
+        ]
         for handle in underway:
             handle.wait()
         for term in terms:
@@ -227,20 +285,26 @@ class _Summed(torch.autograd.Function):
             del saved[: n + 2], wanted[: n + 2]
             terms.append((x, inputs, weight, bias))
         d_x = [x.new_empty(x.shape).view(rows.tokens, -1) for x, *_ in terms]
+        held = [float8.operand(weight.t(), ctx.rowwise) for _, _, weight, _ in terms]
         for handle, (here, *into) in zip(arriving, rows.per_chunk(gathered, *d_x), strict=True):
             handle.wait()
-            for part, (_, _, weight, _) in zip(into, terms, strict=True):
-                torch.mm(here, weight, out=part)
+            _each(here, held, into, ctx.rowwise, gradient=True)
+        del held
         d_bias = g.sum(0) if any(bias is not None for *_, bias in terms) else None
         d_weights: list[Tensor | None] = [None] * len(terms)
         deferred = deferred_weight_grads.now(ctx.owners[0])
         if deferred is None:
-            d_weights = [gathered.t().mm(x.detach().view(rows.tokens, -1)) for x, *_ in terms]
+            g_columns = float8.operand(gathered.t(), ctx.rowwise, gradient=True)
+            d_weights = [
+                float8.product(g_columns, x.detach().view(rows.tokens, -1).t(), ctx.rowwise, gradient=True)
+                for x, *_ in terms
+            ]
+            del g_columns
         else:
             for owners, (x, *_) in zip(ctx.owners, terms, strict=True):
                 for bias in owners[1:]:
                     deferred.deliver_later(bias, d_bias)
-                deferred.product(owners[:1], gathered, x.detach().view(rows.tokens, -1))
+                deferred.product(owners[:1], gathered, x.detach().view(rows.tokens, -1), ctx.rowwise)
             d_bias = None
         del gathered, here  # frees memory for the repeated core passes
         d_given: list[Tensor | None] = []

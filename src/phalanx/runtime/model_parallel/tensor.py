@@ -19,7 +19,6 @@ from torch.autograd.function import once_differentiable
 
 from phalanx.runtime.autograd import deferred_weight_grads, float8, recompute
 from phalanx.runtime.autograd.deferred_weight_grads import Owners
-from phalanx.runtime.autograd.float8 import Float8Linear
 from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.transport import DONE, Handle
 from phalanx.runtime.model_parallel import sequence
@@ -63,9 +62,7 @@ class _Columns(torch.autograd.Function):
         ctx.tp, ctx.unit, ctx.owners, ctx.rowwise = tp, unit, owners, rowwise
         ctx.biased = [bias is not None for bias in biases]
         ctx.save_for_backward(x, *weights)
-        if rowwise is not None:
-            return tuple(float8.results(x, w, b, rowwise) for w, b in zip(weights, biases, strict=True))
-        return tuple(F.linear(x, w, b) for w, b in zip(weights, biases, strict=True))
+        return tuple(float8.results(x, w, b, rowwise) for w, b in zip(weights, biases, strict=True))
 
     @staticmethod
     @once_differentiable
@@ -73,38 +70,22 @@ class _Columns(torch.autograd.Function):
         x, *weights = ctx.saved_tensors
         rows = x.view(-1, x.shape[-1])
         g = [part.reshape(-1, part.shape[-1]) for part in d_outs]
-        if ctx.rowwise is not None:
-            return _narrow_backward(ctx, x, weights, rows, g)
-        d_x = g[0].mm(weights[0])
+        d_x = float8.product(g[0], weights[0].t(), ctx.rowwise, gradient=True)
         for part, weight in zip(g[1:], weights[1:], strict=True):
-            torch.addmm(d_x, part, weight, out=d_x)
+            float8.product(part, weight.t(), ctx.rowwise, True, d_x, add=True)
         underway = ctx.tp.all_reduce(d_x, ctx.unit, "B") if ctx.tp is not None else DONE
         d_parameters: list[Tensor | None] = [None] * (2 * len(weights))
         deferred = deferred_weight_grads.now(ctx.owners)
         if deferred is not None:
-            deferred.products(deferred_weight_grads.by_layer(ctx.owners, ctx.biased), g, rows)
+            deferred.products(deferred_weight_grads.by_layer(ctx.owners, ctx.biased), g, rows, ctx.rowwise)
         else:
             # Overlapped with the all-reduce. Without tp the engine makes the products where it takes gradients.
             by_layer = deferred_weight_grads.by_layer(() if ctx.tp is not None else ctx.owners, ctx.biased)
             for i, (part, owners, biased) in enumerate(zip(g, by_layer, ctx.biased, strict=True)):
-                d_parameters[2 * i] = deferred_weight_grads.beside(owners, part, rows)
+                d_parameters[2 * i] = deferred_weight_grads.beside(owners, part, rows, ctx.rowwise)
                 d_parameters[2 * i + 1] = part.sum(0) if biased else None
         underway.wait()
         return (None, None, None, None, d_x.view(x.shape), *d_parameters)
-
-
-def _narrow_backward(ctx: Any, x: Tensor, weights: Sequence[Tensor], rows: Tensor, g: Sequence[Tensor]) -> Any:
-    """The backward pass of `columns` in products of 8-bit floats."""
-    d_x = float8.product(g[0], weights[0].t(), ctx.rowwise, gradient=True)
-    for part, weight in zip(g[1:], weights[1:], strict=True):
-        d_x.add_(float8.product(part, weight.t(), ctx.rowwise, gradient=True))
-    underway = ctx.tp.all_reduce(d_x, ctx.unit, "B")
-    d_parameters: list[Tensor | None] = []
-    for part, biased in zip(g, ctx.biased, strict=True):
-        d_parameters.append(float8.product(part.t(), rows.t(), ctx.rowwise, gradient=True))
-        d_parameters.append(part.sum(0) if biased else None)
-    underway.wait()
-    return (None, None, None, None, d_x.view(x.shape), *d_parameters)
 
 
 def columns(tp: TensorParallel | None, unit: str, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
@@ -119,8 +100,8 @@ def columns(tp: TensorParallel | None, unit: str, x: Tensor, layers: Sequence[nn
     # the order in which it fills its buckets.
     views = [None if p is None else p.view_as(p) for p in parameters]
     if tp is not None and tp.rows is not None:
-        return sequence.columns(tp.rows, unit, owners, x, views)
-    rowwise = layers[0].rowwise if isinstance(layers[0], Float8Linear) else None
+        return sequence.columns(tp.rows, unit, owners, recompute.scales(layers[0]), x, views)
+    rowwise = recompute.scales(layers[0])
     return _Columns.apply(tp, unit, owners, rowwise, x, *views)  # type: ignore[no-any-return]
 
 
@@ -172,11 +153,10 @@ class _Sum(torch.autograd.Function):
 def rows(x: Tensor, layer: nn.Linear, needed: bool = True) -> Tensor:
     """Compute this rank's term of x Wᵀ, to be added up by `summed`: the layer holds columns of W, and all of b.
     `needed`: whether the value is used (autograd/recompute.py)."""
-    if isinstance(layer, Float8Linear):
-        return float8.linear(x, layer.weight, None, layer.rowwise, needed)
-    if needed and not deferred_weight_grads.owners(layer.weight):
+    rowwise = recompute.scales(layer)
+    if needed and rowwise is None and not deferred_weight_grads.owners(layer.weight):
         return F.linear(x, layer.weight)
-    return recompute.product(x, layer.weight, needed=needed)
+    return recompute.product(x, layer.weight, needed=needed, rowwise=rowwise)
 
 
 def summed(

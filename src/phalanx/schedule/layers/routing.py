@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from phalanx.spec.job import NARROW_MULTIPLE
 from phalanx.spec.model.mechanisms import Experts
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
@@ -45,6 +46,11 @@ def balanced(tokens: Column, x: Experts) -> list[Column]:
     return [min(n, limit) if isinstance(n, int) else np.minimum(n, limit) for n in even]
 
 
+def padded(rows: Column) -> Column:
+    """Return the rows that weight gradients in products of 8-bit floats take: zeros fill up a multiple."""
+    return rows + -rows % NARROW_MULTIPLE
+
+
 def depends_on_other_tokens(x: Experts, s: Strategy) -> bool:
     """Tell whether a choice, or its weight, depends on the other tokens of the sequence."""
     return bool(x.balance_loss) or (s.cp * s.tp > 1 and (x.chooser == "experts" or x.capacity is not None))
@@ -64,11 +70,14 @@ def own_tokens(tokens: Column, tp: int, index: int) -> Column:
 @dataclass(frozen=True)
 class Routed:
     """The traffic of one layer and micro-batch of a rank. `tokens`: how many it routes; `rows`: their rows, each sent
-    to all `copies` ranks that share an expert; `received`: rows that its own experts receive."""
+    to all `copies` ranks that share an expert; `received`: rows that its own experts receive; `most`: by one of them;
+    `padded`: by all, those of each raised to a multiple of 16, as products of 8-bit floats take them."""
 
     tokens: Column
     rows: Column
     received: Column
+    most: Column
+    padded: Column
     copies: int = 1
 
 
@@ -77,13 +86,15 @@ def routed(x: Experts, s: Strategy, tokens: Column, rank: int = 0) -> Routed:
     grid, count = mesh(s), x.count
     at_tp = grid.along("tp")
     routed_tokens = own_tokens(tokens, s.tp, int(at_tp[rank]))
-    rows = sum(balanced(routed_tokens, x))
+    choices = balanced(routed_tokens, x)
+    rows = sum(choices)
     if s.ep * s.etp == 1:
-        return Routed(routed_tokens, rows, rows)
+        return Routed(routed_tokens, rows, rows, choices[0], sum(map(padded, choices)))
     here = count // s.ep
     first = int(grid.along("ep")[rank]) * here
     sources = Counter(int(at_tp[other]) for other in grid.group_of(rank, "ep+etp"))
-    received: Column = 0
+    of_each: list[Column] = [0] * here
     for index, n in sources.items():
-        received = received + n * sum(balanced(own_tokens(tokens, s.tp, index), x)[first : first + here])
-    return Routed(routed_tokens, rows, received, s.etp)
+        choices = balanced(own_tokens(tokens, s.tp, index), x)[first : first + here]
+        of_each = [sum_ + n * more for sum_, more in zip(of_each, choices, strict=True)]
+    return Routed(routed_tokens, rows, sum(of_each), of_each[0], sum(map(padded, of_each)), s.etp)

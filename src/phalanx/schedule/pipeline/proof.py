@@ -10,7 +10,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from phalanx.schedule.errors import Unproved
-from phalanx.schedule.pipeline.schedules import Action, PipelineSchedule, live_activations
+from phalanx.schedule.pipeline.actions import Action, PipelineSchedule, live_activations
 from phalanx.schedule.pipeline.sends import insert_sends, strip_sends
 from phalanx.schedule.pipeline.simulate import run, unit
 

@@ -16,7 +16,8 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.schedule.pipeline.schedules import PipelineSchedule, build
+from phalanx.schedule.pipeline.actions import PipelineSchedule
+from phalanx.schedule.pipeline.schedules import build
 from phalanx.schedule.pipeline.simulate import run
 
 Floats = npt.NDArray[np.float64]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from phalanx.schedule.pipeline.schedules import Action, PipelineSchedule
+from phalanx.schedule.pipeline.actions import Action, PipelineSchedule
 from phalanx.schedule.pipeline.simulate import run, unit
 
 

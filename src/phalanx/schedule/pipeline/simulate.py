@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from phalanx.schedule.errors import Unproved
-from phalanx.schedule.pipeline.schedules import Action, PipelineSchedule
+from phalanx.schedule.pipeline.actions import Action, PipelineSchedule
 
 Times = list[list[tuple[float, float]]]
 """(start, end) of each action, per rank, in the unit of the costs given."""

@@ -7,7 +7,8 @@ gets as few multiplied weights as possible. The embedding counts as none, the he
 from __future__ import annotations
 
 from phalanx.schedule.partition.balance import Units, partition
-from phalanx.schedule.pipeline.schedules import SCHEDULES, PipelineSchedule, build, round_robin, v_shape
+from phalanx.schedule.pipeline.actions import PipelineSchedule, round_robin, v_shape
+from phalanx.schedule.pipeline.schedules import SCHEDULES, build
 from phalanx.schedule.pipeline.sends import insert_sends
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from phalanx.schedule.pipeline.schedules import Action, PipelineSchedule
+from phalanx.schedule.pipeline.actions import Action, PipelineSchedule
 from phalanx.spec.documents import read_text
 from phalanx.spec.errors import InputError
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from phalanx.spec.errors import InputError
-from phalanx.spec.job import DType, Job, Precision
+from phalanx.spec.job import NARROW_MULTIPLE, DType, Job, Precision
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy import compression
 from phalanx.spec.strategy.context import require_context
@@ -87,28 +87,29 @@ def require_narrow(model: ModelSpec, job: Job, s: Strategy) -> None:
     """Require that products of a model's blocks can be of 8-bit floats, whose kernels take multiples of 16 (torch's
     _scaled_mm). Raises InputError."""
     field, value = "job.precision.products", job.precision.products
-    for name, degree in (("sp", int(s.sp)), ("pp", s.pp - 1)):
-        if degree:
-            reason = f"is not yet runnable with {name} = {int(getattr(s, name))}"
-            raise InputError(field, value, reason, "use dp, zero, tp and cp, or leave it out")
-    if model.experts is not None or model.latent is not None:
-        what = "experts" if model.experts is not None else "latent attention"
-        raise InputError(field, value, f"is not yet runnable with {what}", "leave it out")
-    sizes = {
-        "model.hidden": model.hidden,
-        "model.ffn": model.ffn,
-        "heads x head_dim": model.q_width,
-        "kv_heads x head_dim": model.kv_width,
-    }
-    split = {f"{name} over tp": -(-size // s.tp) for name, size in sizes.items() if name != "model.hidden"}
-    sizes |= (split if s.tp > 1 else {}) | {
-        "tokens of a micro-batch on a rank": s.micro_batch * job.seq // s.cp,
-    }
-    for name, size in sizes.items():
-        if size % 16:
-            raise InputError(
-                field, value, f"takes multiples of 16, and {name} = {size}", "change it, or leave it out"
-            )
+    sizes = {"model.hidden": (model.hidden, 1)}  # (of the model, ranks that share it)
+    if model.experts is None or model.experts.dense_layers:
+        sizes["model.ffn"] = model.ffn, s.tp
+    if model.experts is not None:
+        sizes["model.experts.ffn"] = model.experts.ffn, s.etp
+        sizes["model.experts.shared_ffn"] = model.experts.shared_ffn, s.tp
+    sizes["heads x head_dim"] = model.q_width, s.tp
+    a = model.latent
+    if a is None:
+        sizes["kv_heads x head_dim"] = model.kv_width, s.tp
+    else:
+        sizes["model.latent.q_rank"] = a.q_rank or 0, 1
+        sizes["model.latent.kv_rank"] = a.kv_rank, 1
+        sizes["kv_rank + rope_dim"] = a.kv_rank + a.rope_dim, 1
+        sizes["heads x (nope_dim + v_dim)"] = model.heads * (a.nope_dim + a.v_dim), s.tp
+        sizes["heads x v_dim"] = model.heads * a.v_dim, s.tp
+    sizes["tokens of a micro-batch on a rank"] = s.micro_batch * job.seq // s.cp, 1
+    for name, (size, ranks) in sizes.items():
+        held = -(-size // ranks)
+        if size % NARROW_MULTIPLE or held % NARROW_MULTIPLE:
+            what = f"{name} = {size}" if size % NARROW_MULTIPLE else f"{name} over {ranks} ranks = {held}"
+            reason = f"takes multiples of {NARROW_MULTIPLE}, and {what}"
+            raise InputError(field, value, reason, "change it, or leave it out")
 
 
 # The fields of a strategy, with the values that the trainer runs (None: every legal one).

@@ -21,7 +21,7 @@ from torch import Tensor
 from phalanx.measure.kernels import FLOAT8_SINCE
 from phalanx.nn import functional
 from phalanx.nn.optimizers import AdamW
-from phalanx.runtime.autograd import float8
+from phalanx.runtime.autograd import recompute
 from phalanx.runtime.process.world import ALONE
 from phalanx.spec.files.plan import write_json
 
@@ -42,7 +42,7 @@ def _rotary(x: Tensor) -> Tensor:
 
 
 def _narrow(rowwise: bool, x: Tensor, weight: Tensor) -> Tensor:
-    return float8.linear(x, weight, None, rowwise)
+    return recompute.product(x, weight, None, True, rowwise)
 
 
 def _targets(x: Tensor) -> Tensor:
