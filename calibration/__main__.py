@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from calibration import links as link_constants
 from calibration import memory
 from calibration.fit import Data, Free, descend, fit, offsets_of
-from calibration.free_constants import LEFT_OUT, family, fitted, free, timed
+from calibration.free_constants import LAUNCHES, LEFT_OUT, family, fitted, free, timed
 from calibration.write import write, write_left_out
 from phalanx.cost.analytic.fitted_constants import CONSTANTS
 from phalanx.spec.errors import InputError, nearest
@@ -63,15 +64,29 @@ def _announce(text: str) -> None:
 def without_family(rows: Sequence[Case], current: Mapping[str, float], left_out: Sequence[str]) -> dict[str, float]:
     """Fit constants of step times without the rows of some families, from the current values.
 
-    Constants that only those rows determine get their parents' values.
+    Constants that only those rows determine get their parents' values, and so do those of a stack's launches where
+    hardly any other of its own runs waits for them.
     """
     data, moved = fitted(rows, left_out), free()
+    stacks = {c.profile for c in rows if family(c) in left_out}
     x = offsets_of(moved, current)
     for j, f in enumerate(moved):
         if not data.rows(f):
             x[j] = 0.0
+        elif f.owner in stacks and f.field in LAUNCHES and _seldom_waits(data, f, current):
+            x[j], moved[j] = 0.0, replace(f, spread=1e-3)
     links = {key: current[key] for key in link_constants.KEYS}
     return fit(data, moved, links, start=x, rounds=3)[1]
+
+
+def _seldom_waits(data: Data, f: Free, current: Mapping[str, float]) -> bool:
+    """Whether fewer than a tenth of a stack's runs wait for its launches: would be slower if these were."""
+    of_stack = data.of(f)
+    if of_stack is None:
+        return False
+    value = current.get(f.key, f.parent(current))
+    slower = of_stack.predict({**current, f.key: 1.1 * value}) / of_stack.predict(current)
+    return float(np.mean(slower > 1 + 1e-3)) < 0.1
 
 
 def table(

@@ -29,6 +29,9 @@ THINNED = {
 UNFITTED = ("bigscience-v100", "megatron-ci-golden", "megatron-ci-golden MoE")
 """Families that are predicted but never fitted: times that vary by 40 %, and tests."""
 
+LAUNCHES = ("launch_s", "launch_sync", "launch_backward")
+"""Fields that only runs tell which wait for their launches."""
+
 LEFT_OUT: dict[str, tuple[str, ...]] = {
     "vtrain multi-node": ("vtrain multi-node",),
     "vtrain single-node": ("vtrain single-node",),

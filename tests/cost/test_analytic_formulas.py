@@ -213,13 +213,19 @@ def test_recomputation_by_operation_repeats_every_second_product() -> None:
 
 
 def test_products_beside_an_exchange_are_cut() -> None:
-    """In as many parts as ranks, where a stack does it and these are in a node; never faster than whole."""
-    found = one("dp=16,tp=4,sp=1")
-    of = [
-        step(found.shape, found.layout, found.system, replace(found.profile, tp_split=split)).of["matmul"]
-        for split in (0.0, 1.0)
-    ]
-    assert float(of[1]["forward_s"]) > float(of[0]["forward_s"])
+    """In as many parts as ranks, where a stack does it and these are in a node. Parts of whole tiles share waves, so
+    that they take as long as the whole; rows that do not fill a tile are lost in each."""
+
+    def forward(seq: int, split: float) -> float:
+        line = Strategy(**parse("dp=16,tp=4,sp=1"))
+        found = estimate(model(), preset("dgx-h100", 8), replace(JOB, seq=seq), line, "megatron-core")
+        by = replace(found.profile, tp_split=split)
+        return float(step(found.shape, found.layout, found.system, by).of["matmul"]["forward_s"])
+
+    assert forward(4096, 1.0) == pytest.approx(forward(4096, 0.0))
+    assert forward(4096 + 4, 1.0) > 1.05 * forward(4096 + 4, 0.0)
+    for seq in range(512, 4096, 100):
+        assert forward(seq, 1.0) >= forward(seq, 0.0) * (1 - 1e-9)
     apart = one("dp=16,tp=4,sp=1,order=pp/tp/dp/cp")
     same = [
         step(apart.shape, apart.layout, apart.system, replace(apart.profile, tp_split=split)).seconds
@@ -336,6 +342,18 @@ def test_launches_are_a_floor_and_not_a_sum() -> None:
     assert float(again.seconds) - float(found.seconds) == pytest.approx(floor, rel=1e-6)
     large = one("dp=64,micro_batch=4", stack="eager")
     assert float(large.step.terms["launch"]) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("modules", ["core_attn", "layernorm", "mlp", "core_attn+layernorm+mlp"])
+def test_what_runs_again_is_launched_again(modules: str) -> None:
+    """Where the GPU waits for launches, recomputation costs those of its parts, and less than all of a block's."""
+    small, job = make_model({"preset": "gpt2"}, Path())[0], Job(8, 128, Precision("bfloat16"))
+    seconds = {
+        kind: float(estimate(small, preset("dgx-h100", 1), job, Strategy(dp=8, recompute=kind), "nemo-25.04").seconds)
+        for kind in ("none", f"selective:{modules}", "full")
+    }
+    none, some, full = seconds.values()
+    assert none * 1.001 < some < full
 
 
 def test_every_stack_has_constants_that_make_sense() -> None:

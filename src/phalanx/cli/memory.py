@@ -82,10 +82,10 @@ def memory(
         asked = (plan, strategy, cluster, gpus, batch, stack, precision, options)
         if any(value is not None for value in asked):
             from phalanx.commands.question import Asked
-            from phalanx.spec.errors import InputError
 
             if params is not None:
-                raise InputError("--params", params, "has no shape to split", "name a --model, or leave the rest out")
+                reason = "is about a strategy, and a number of parameters has no shape to split"
+                require_only(line, "params", "policy", "card", reason=reason, remedy="leave it out, or --params")
             require_only(line, *OF_A_STRATEGY, reason="is not about a strategy, whose memory is priced")
             _memory_of(
                 Asked(plan, model, cluster, gpus, batch, seq, strategy, stack, precision, setting=options),

@@ -30,8 +30,8 @@ _ROWS, _COLUMNS = {a for a, _, _ in _TILES}, {b for _, b, _ in _TILES}
 def product_s(
     m: Column, n: Column, k: Column, system: System, rate: Column, e: Column, batch: Column = 1.0
 ) -> Column:
-    """Return seconds of `batch` products (m, k) x (k, n) at `rate` FLOP/s, or of moving their operands, of `e` bytes
-    per element, if that takes longer."""
+    """Return seconds of `batch` products (m, k) x (k, n) at `rate` FLOP/s that fill the chip together, or of moving
+    their operands, of `e` bytes per element, if that takes longer."""
     down, across = {a: batch * np.ceil(m / a) for a in _ROWS}, {b: np.ceil(n / b) for b in _COLUMNS}
     best: Column = np.inf
     for a, b, share in _TILES:
@@ -79,16 +79,18 @@ class Products:
     frozen: Column = 0.0
     parts: Column = 1.0
     """Kernels that a product is cut into so that it overlaps the tensor-parallel collective of its operand or
-    result."""
+    result. They are launched on streams in turn, and where the tiles of one do not fill a wave, those of the next do
+    (TransformerEngine, common/comm_gemm_overlap/comm_gemm_overlap.cpp, split_overlap_ag and split_overlap_rs:
+    `_stream_compute[i % _stream_compute.size()]`)."""
 
     def linear(self, m: Column, n: Column, k: Column, batch: Column = 1.0, back: bool = False) -> Passes:
         """Return seconds of x (m, k) W (k, n): forward, and the gradients of its input (m, k) and of its weight (k,
         n). `back`: the input gradient is cut into `parts` too."""
-        one = (self.system, self.rate, self.e, batch)
-        weight = product_s(n, k, m, *one) * (1 - self.frozen)
+        one = (self.system, self.rate, self.e)
+        weight = product_s(n, k, m, *one, batch) * (1 - self.frozen)
         parts = self.parts if back else 1.0
-        inputs = parts * product_s(m / parts, k, n, *one)
-        return Passes(self.parts * product_s(m / self.parts, n, k, *one), inputs + weight)
+        inputs = product_s(m / parts, k, n, *one, parts * batch)
+        return Passes(product_s(m / self.parts, n, k, *one, self.parts * batch), inputs + weight)
 
 
 def _sum(parts: list[Passes]) -> Passes:

@@ -95,7 +95,8 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile, replica
     m, full = layout.micro_batches, layout.full
     sync_factor = 1 + profile.launch_sync * (np.minimum(layout.tp, 8) - 1) / 7
     count = profile.launches + profile.unfused_launches * kernels.unfused(shape, layout, profile)
-    of_block = count * profile.launch_s * sync_factor
+    launch_s = profile.launch_s * sync_factor
+    of_block = count * launch_s
     # A job that nobody observed may be held up; what it reserves is that of one that is not, which reserves more.
     delay = np.where(layout.tp > 1, profile.listed * layout.tp * profile.list_s, 0.0)
     several = np.asarray(layout.world) > system.tiers[0].ranks
@@ -115,8 +116,10 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile, replica
             + _adapters(shape, layout, system, profile)
             + _offloaded(shape, layout, system, profile, block, blocks)
         )
+        launched_back = launched * (profile.launch_backward + full)
+        launched_back = launched_back + (1 - full) * _launched_again(shape, layout, profile, place > 0) * launch_s
         f = _slower(block.forward, launched + listed)
-        b = _slower(block.backward + repeated, launched * (profile.launch_backward + full) + listed * (1 + full))
+        b = _slower(block.backward + repeated, launched_back + listed * (1 + full))
         for name, part in block.parts.items():
             terms[name] = terms.get(name, 0) + m * share * (part.forward + part.backward)
             factors = {"micro_batches": m, "blocks": share, "forward_s": part.forward, "backward_s": part.backward}
@@ -128,7 +131,7 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile, replica
         terms["launch"] = terms.get("launch", 0) + m * share * idle
         out.blocks.append((count, Passes(f, b)))
         # Within 15 % of each other, the variation from block to block decides who is ahead.
-        cpu = launched * (1 + profile.launch_backward + full) + surely * (2 + full)
+        cpu = launched + launched_back + surely * (2 + full)
         keeps_ahead = np.clip((1.15 - cpu / (block.forward + block.backward + repeated)) / 0.3, 0.0, 1.0)
         out.ahead = np.where(np.asarray(count) > 0, keeps_ahead, out.ahead)
         forward = forward + share * f
@@ -160,6 +163,33 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile, replica
         out.of |= more.of
     terms["other"] = profile.step_s + profile.jitter * np.log2(np.maximum(layout.world / 8, 1)) * m * slowest
     return out
+
+
+_CORE_LAUNCHES = 4
+"""Kernels of attention's core where it writes scores: two batched products, masked softmax, dropout."""
+_MLP_LAUNCHES = 3
+"""Kernels of an MLP, and of shared experts: two products and the activation."""
+_NORM_LAUNCHES, _UP_LAUNCHES = 2, 2
+"""Norms of a block, and products that expand latents."""
+
+
+def _launched_again(shape: Shape, layout: Layout, profile: Profile, experts: bool) -> Column:
+    """Return the kernels that the backward pass of a block launches again for the parts that run again (`experts`: of
+    a block with experts). Recomputation by operation repeats all but the products and attention that it keeps."""
+    core = np.where(profile.flash > 0, 1, _CORE_LAUNCHES)
+    core = core + profile.unfused_launches * kernels.unfused(shape, layout, profile)
+    # Of two products of attention and two or three of the MLP one in two is kept, and attention.
+    by_operation = np.maximum(profile.launches - (2 + shape.mlp_matrices) / 2 - 1, 0)
+    again: Column = layout.selective * np.where(profile.per_op > 0, by_operation, core)
+    m = layout.modules
+    if not m.any:
+        return again * (profile.launches > 0)
+    inside: Column = m.mlp * _MLP_LAUNCHES
+    if experts:
+        whole = _MLP_LAUNCHES + profile.expert_launches
+        inside = np.where(m.moe > 0, whole, m.moe_act + m.shared_experts * _MLP_LAUNCHES * (shape.shared_ffn > 0))
+    up = m.mla_up_proj * _UP_LAUNCHES * (shape.kv_rank > 0)
+    return (again + m.layernorm * _NORM_LAUNCHES + up + inside) * (profile.launches > 0)
 
 
 def _transfers(out: Step, shape: Shape, layout: Layout, system: System, profile: Profile) -> None:
