@@ -496,6 +496,7 @@ def test_half_and_contradicting_command_lines_get_one_line(
         ("torchtitan-0.2.1", "torchtitan"),
         ("nemo-24.09", "nemo-24.11"),
         ("megatron-bridge-25.10", "megatron-bridge-25.11"),
+        ("megatron-0.15", "megatron-core-0.14"),
     ],
 )
 def test_the_nearest_release_is_taken_and_said(name: str, taken: str) -> None:
@@ -504,6 +505,13 @@ def test_the_nearest_release_is_taken_and_said(name: str, taken: str) -> None:
     assert "the nearest release, is taken" in said
     for known in (taken, "phalanx", "nobody-1.2"):
         assert release_named(known) == (known, "")
+
+
+@pytest.mark.parametrize(("name", "taken"), [("megatron", "megatron-core"), ("nemo", "megatron-bridge")])
+def test_a_framework_as_people_say_it_is_taken_for_its_row_and_said(name: str, taken: str) -> None:
+    stack, said = release_named(name)
+    assert stack == taken
+    assert said.startswith(f"{name} is taken for {taken}")
 
 
 REGISTRY = """

@@ -65,6 +65,7 @@ def plan(
         result.best.strategy,
         asked.gpus,
         headroom,
+        result.prices,
     )
     return PlanResult(
         ranked=tuple(map(one, (best, *result.ranked[1:]))),

@@ -1,4 +1,5 @@
-"""Releases of stacks by name: one that is not known is answered by the nearest of the same framework, and said."""
+"""Releases of stacks by name: one that is not known is answered by the nearest of the same framework, and said; so is
+a framework's name as people say it, by the row that stands for it."""
 
 from __future__ import annotations
 
@@ -7,6 +8,14 @@ import re
 from phalanx.cost.analytic.stacks import STACKS
 from phalanx.stacks.registry import ROWS
 
+_AS_SAID = {
+    "megatron": "megatron-core",
+    "megatron-lm": "megatron-core",
+    "bridge": "megatron-bridge",
+    "nemo": "megatron-bridge",
+}
+"""Names of frameworks and the rows that stand for them."""
+
 
 def release_named(name: str) -> tuple[str, str]:
     """Return (the stack that a name means, what to say about it, "" if it is known).
@@ -14,9 +23,17 @@ def release_named(name: str) -> tuple[str, str]:
     `megatron-core-0.13` is the framework `megatron-core` at a release that no row and no constants are of. A name of
     another form, or of no framework that is known, is returned as it is: whoever looks it up says what is near."""
     asked = re.fullmatch(r"([a-z][a-z-]*?)[-_ ]?v?([0-9]{1,9}(?:\.[0-9]{1,9})*)", name)
+    if name in _AS_SAID:
+        row = ROWS[_AS_SAID[name]]
+        return row.name, f"{name} is taken for {row.name} ({row.title})"
     if name in ROWS or name in STACKS or asked is None:
         return name, ""
-    releases = {known: of for known in (*ROWS, *STACKS) if (of := _release(known, asked[1])) is not None}
+    releases = {
+        known: of
+        for framework in {asked[1], _AS_SAID.get(asked[1], asked[1])}
+        for known in (*ROWS, *STACKS)
+        if (of := _release(known, framework)) is not None
+    }
     if not releases:
         return name, ""
     wanted = _number(asked[2])

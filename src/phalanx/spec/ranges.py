@@ -82,6 +82,9 @@ Bytes = Annotated[int, Range(0, 2**60)]
 """A size in memory: an exbibyte at most."""
 
 
+_SINGLE = (int, float, str)
+
+
 def require_ranges(record: Any, where: str) -> None:
     """Require that the fields of a record are in the ranges they were declared with; None is in each.
 
@@ -89,7 +92,8 @@ def require_ranges(record: Any, where: str) -> None:
     """
     for name, rule in _rules(record.__class__):
         value = getattr(record, name)
-        for place, part in _parts(value, ""):
+        # Most values are single: searches check strategies by thousands.
+        for place, part in (("", value),) if type(value) in _SINGLE else _parts(value, ""):
             if isinstance(part, str) == isinstance(rule, Length) and (problem := rule.problem(part)):
                 raise InputError(f"{where}.{name}{place}", part, problem)
 

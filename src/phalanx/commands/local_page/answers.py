@@ -172,6 +172,7 @@ def answered(question: Mapping[str, Any], watch: Callable[[int, int], None] | No
         best.strategy,
         gpus,
         headroom,
+        result.prices,
     )
     shown = sections(result, None, subject)
     plan = plan_of(result.pricing, best.priced, best.run, best.mfu, about["cluster"], asked.precision)

@@ -18,7 +18,7 @@ from phalanx.cost.collectives.nccl_model import collective_s, message_s
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.flow import Flow
-from phalanx.cost.ledger.layer_flows import expert_flows, layer_flows, routed_rows
+from phalanx.cost.ledger.layer_flows import expert_flows, flows_without_routing, routed_rows
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.rank_layout import Layout
 
@@ -126,6 +126,8 @@ def _exposed(sent: _Sent, layout: Layout, system: System, profile: Profile, prod
     )
 
 
+_NOT_SENT = _Sent(0.0, 0.0, 0.0)
+
 _COPIES = 3
 """Copies of what Ulysses exchanges: heads are brought to the front, and on the other side two restore the order of
 sequences (TransformerEngine, attention/dot_product_attention/context_parallel.py, flash_attn_a2a_communicate)."""
@@ -149,17 +151,16 @@ def _context_parallel(flows: _Flows, layout: Layout, system: System, profile: Pr
             moved = moved + flow.count("F") * flow.bytes * (np.asarray(flow.ranks) > 1)
     exchanged = exchanged + 2 * _COPIES * moved / (system.memory_bytes_per_s * system.memory)
     degree = layout.cp / layout.ulysses
-    if np.any(profile.gathers_keys):
-        # Gathered before attention, again in the backward pass, and their gradients scattered after it: nothing of
-        # attention runs meanwhile.
-        around = np.maximum(degree - 1, 0) * ring
-        return Passes(around + exchanged, 2 * around + exchanged)
     hops, overlapping = np.maximum(degree - 1, 0), 1 - 1 / degree
     last = ring * (degree > 1)
-    return Passes(
-        np.maximum(hops * ring - core.forward * overlapping, 0) + exchanged,
-        np.maximum(2 * hops * ring - last - core.backward * overlapping, 0) + last + exchanged,
-    )
+    forward = np.maximum(hops * ring - core.forward * overlapping, 0) + exchanged
+    backward = np.maximum(2 * hops * ring - last - core.backward * overlapping, 0) + last + exchanged
+    if not np.any(profile.gathers_keys):
+        return Passes(forward, backward)
+    # Gathered before attention, again in the backward pass, and their gradients scattered after it: nothing of
+    # attention runs meanwhile.
+    around, gathers = hops * ring, np.asarray(profile.gathers_keys) > 0
+    return Passes(np.where(gathers, around + exchanged, forward), np.where(gathers, 2 * around + exchanged, backward))
 
 
 def _expert_parallel(
@@ -253,7 +254,7 @@ def common_parts(shape: Shape, layout: Layout, system: System, profile: Profile)
 
 def _common(shape: Shape, layout: Layout, system: System, profile: Profile) -> Common:
     by_unit: dict[str, list[Flow]] = {}
-    for flow in layer_flows(shape, layout, profile.policy):
+    for flow in flows_without_routing(shape, layout, profile.policy):
         by_unit.setdefault(flow.unit, []).append(flow)
     timer, by = _Timer(system), _products(layout, system, profile)
 
@@ -274,8 +275,13 @@ def _common(shape: Shape, layout: Layout, system: System, profile: Profile) -> C
         ep=_NONE,
         again=again + layout.modules.mlp * (inner.forward + 3 * _element(layout, system) * shape.ffn / layout.tp),
     )
-    shared = kernels.mlp(shape, layout, np.maximum(shape.shared_ffn, 1), by)
-    has, width = shape.shared_ffn > 0, shape.top_k * shape.expert_ffn + shape.shared_ffn
+    shared, memory, of_experts = _NONE, _NONE, _NOT_SENT
+    if np.any(shape.moe_layers):
+        memory = kernels.traffic(shape, layout, shape.top_k * shape.expert_ffn + shape.shared_ffn, system, profile)
+        of_experts = sent("experts")
+    if np.any(shape.shared_ffn):
+        has, passes = shape.shared_ffn > 0, kernels.mlp(shape, layout, np.maximum(shape.shared_ffn, 1), by)
+        shared = Passes(np.where(has, passes.forward, 0), np.where(has, passes.backward, 0))
     products, loss = kernels.head(shape, layout, system, profile)
     of_head, heads = _exposed(sent("head"), layout, system, profile, products), 1 + shape.depths
     return Common(
@@ -286,9 +292,9 @@ def _common(shape: Shape, layout: Layout, system: System, profile: Profile) -> C
         ),
         embedding=_exposed(sent("embed"), layout, system, profile, _NONE),
         around=around,
-        shared=Passes(np.where(has, shared.forward, 0), np.where(has, shared.backward, 0)),
-        memory=kernels.traffic(shape, layout, width, system, profile),
-        sent=sent("experts"),
+        shared=shared,
+        memory=memory,
+        sent=of_experts,
         again=again,
     )
 

@@ -188,6 +188,8 @@ def attention(shape: Shape, layout: Layout, system: System, profile: Profile) ->
     steps = np.where(ring > 1, ring, 0)
     merged = steps * profile.ring_bytes * pairs * shape.value_dim / (system.memory_bytes_per_s * system.memory)
 
+    if np.all(profile.flash):
+        return Passes(flash + merged, flash_back + merged)
     # A head as inner or outer size does not fill tiles, and rows that are no multiple of 8 elements cannot use tensor
     # cores.
     d = shape.head_dim

@@ -60,6 +60,10 @@ def _spanning(op: str, n: Column, p: Column, stride: Column, system: System) -> 
         latency = passes * (per_block - 1) * _hop_s(inner, chunk, reduces, system)
     for tier in system.tiers[1:]:
         blocks = np.ceil(p / members)
+        crossing = blocks > 1
+        if not np.any(crossing):  # as of most groups of tensor parallelism
+            members = together(p, stride, tier)
+            continue
         rate = tier.bytes_per_s_per_gpu_per_direction
         if op == "all_to_all":
             across = n * (blocks - 1) / blocks / rate
@@ -69,7 +73,6 @@ def _spanning(op: str, n: Column, p: Column, stride: Column, system: System) -> 
             across = np.where(np.asarray(system.tree) > 0, tree, 2 * n * (blocks - 1) / blocks / ports)
         else:
             across = n * share / (members * rate)
-        crossing = blocks > 1
         hops = np.minimum(blocks - 1, 2 * np.log2(blocks)) if reduces else _leaving(blocks, p)
         seconds = np.where(crossing, np.maximum(seconds, across), seconds)
         latency = latency + passes * hops * _hop_s(tier, chunk, reduces, system)

@@ -34,6 +34,14 @@ COUNT_BYTES = 8.0
 
 def layer_flows(shape: Shape, layout: Layout, policy: Policy) -> list[Flow]:
     """Return what the layers of a rank send."""
+    flows = flows_without_routing(shape, layout, policy)
+    if np.any(shape.moe_layers):
+        flows += [*_core(shape, layout, "experts"), *expert_flows(shape, layout, policy)]
+    return flows
+
+
+def flows_without_routing(shape: Shape, layout: Layout, policy: Policy) -> list[Flow]:
+    """Return the same without what depends on how experts are spread, and attention's core of one kind of block."""
     parts = _halves(layout, policy)
     whole = stream_bytes(shape, layout)
     of = _Stream(whole, whole / parts if np.any(parts > 1) else whole, parts)
@@ -43,8 +51,7 @@ def layer_flows(shape: Shape, layout: Layout, policy: Policy) -> list[Flow]:
         *_core(shape, layout, "dense"),
     ]
     if np.any(shape.moe_layers):
-        flows += [*_stream(shape, layout, policy, of, "experts"), *_core(shape, layout, "experts")]
-        flows += expert_flows(shape, layout, policy)
+        flows += _stream(shape, layout, policy, of, "experts")
     return flows
 
 

@@ -11,10 +11,10 @@ from phalanx.cost.ledger.flops import hardware_flops, model_flops
 from phalanx.cost.ledger.sharding import sharding
 from phalanx.plan.explain.targets import BUBBLE, EXPOSED, IMBALANCE, MFU, OVERLAP, Target
 from phalanx.plan.explain.traffic import Flow, flows
-from phalanx.plan.search import HEADROOM, neighbours, priced, refine, space
+from phalanx.plan.search import HEADROOM, priced, space
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.priced import PricedStrategy
-from phalanx.plan.search.refine import PipelineRun
+from phalanx.plan.search.refine import PipelineRun, RankedStrategy, RefinedPrices
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
@@ -36,6 +36,8 @@ class AnalyticSubject:
     """Number of GPUs there are; the strategy may use fewer."""
     headroom: float = HEADROOM
     """Share of a device's memory that other strategies must leave free, as those of a search."""
+    known: RefinedPrices | None = None
+    """What a search priced under the same question and headroom, if one did."""
 
     def __post_init__(self) -> None:
         check(self.strategy, self.pricing.model, self.pricing.job, None)
@@ -67,18 +69,18 @@ class AnalyticSubject:
         return self.pricing.job
 
     @cached_property
-    def _priced(self) -> tuple[PricedStrategy, PipelineRun]:
-        return refine.refined(self.pricing, [self.strategy])[0]
+    def _priced(self) -> RankedStrategy:
+        return (self.known or RefinedPrices(self.pricing)).of([self.strategy])[0]
 
     @property
     def priced(self) -> PricedStrategy:
         """The strategy's price, its pipeline timed action by action."""
-        return self._priced[0]
+        return self._priced.priced
 
     @property
     def run(self) -> PipelineRun:
         """The pipeline, timed action by action."""
-        return self._priced[1]
+        return self._priced.run
 
     @cached_property
     def flows(self) -> list[Flow]:
@@ -175,9 +177,9 @@ class AnalyticSubject:
     @cached_property
     def neighbours(self) -> list[tuple[str, PricedStrategy]]:
         """(change, price) of every strategy that differs in one decision, the fastest that fits first."""
-        others = neighbours.neighbours(self.strategy, self.pricing)
-        prices = refine.refined(self.pricing_of_others, [s for _, s in others])
-        named = [(what, p) for (what, _), (p, _) in zip(others, prices, strict=True)]
+        prices = self.known or RefinedPrices(self.pricing_of_others)
+        others = prices.neighbours(self.strategy)
+        named = [(what, r.priced) for (what, _), r in zip(others, prices.of([s for _, s in others]), strict=True)]
         return sorted(named, key=lambda item: (not item[1].fits, item[1].seconds))
 
     def better(self, *words: str) -> PricedStrategy | None:

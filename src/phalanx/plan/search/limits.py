@@ -117,6 +117,19 @@ class Limits:
             )
         return self._judged[key]
 
+    def keeps_ways(self, own: tuple[str, ...], columns: Mapping[str, Any], count: int) -> npt.NDArray[np.bool_]:
+        """Return the mask of `count` ways that `way` keeps, each a row of `columns`."""
+        wanted, rules, legal, _ = self._due_of(own, columns.keys())
+        given = {**self.constants, **columns}
+        keep = np.ones(count, dtype=bool)
+        for condition in wanted:
+            keep &= np.asarray(condition.holds(given), dtype=bool)
+        for rule in rules:
+            keep &= ~np.asarray(where.holds(rule, given), dtype=bool)
+        for name in legal:
+            keep &= self._legal(name, given)
+        return keep
+
     def _due_of(self, own: tuple[str, ...], known: Iterable[str]) -> _Due:
         """Return the conditions, rules and restricted fields that concern `own` and read only what is known."""
         chosen, there = set(own), {*self.constants, *known}

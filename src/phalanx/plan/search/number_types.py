@@ -9,16 +9,11 @@ searches all strategies under it, so what an offer brings is the least that it d
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from phalanx.cost.analytic.memory import memory
-from phalanx.cost.analytic.stacks import Profile
-from phalanx.cost.analytic.step import step
 from phalanx.plan.search.column_pricing import Pricing
-from phalanx.plan.search.priced import layout_of
+from phalanx.plan.search.priced import price_under
 from phalanx.plan.search.refine import RankedStrategy, RefinedPrices
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import StackOptions
@@ -106,12 +101,7 @@ def _least(
     anew, for all sets in one call, the pipelines as they were timed."""
     strategies = [r.strategy for r in tried]
     each = [replace(pricing, extra=StackOptions(**pricing.extra.changed() | types)) for types in sets]
-    how = layout_of(pricing, strategies * len(sets))
-    by = _joined([there.profile for there in each], len(strategies))
-    rows = len(strategies) * len(sets)
-    timed = step(pricing.shape, how, pricing.system, by)
-    reserved = np.broadcast_to(memory(pricing.shape, how, by, timed.ahead).reserved, rows)
-    terms = {name: np.broadcast_to(term, rows) for name, term in timed.terms.items()}
+    terms, reserved = price_under(each, strategies)
     for k, (types, there) in enumerate(zip(sets, each, strict=True)):
         least: NarrowerTypes | None = None
         for i, r in enumerate(tried, k * len(tried)):
@@ -121,16 +111,6 @@ def _least(
             if faster and reserved[i] <= pricing.usable and _legal(there, r.strategy):
                 least = NarrowerTypes(types, r.strategy, seconds, float(reserved[i]), 1 - seconds / limit)
         yield least
-
-
-def _joined(profiles: Sequence[Profile], each: int) -> Profile:
-    """Join the constants of several sets into columns, `each` elements of each; what is the same stays a number."""
-    changes: dict[str, Any] = {}
-    for f in fields(Profile):
-        values = [getattr(p, f.name) for p in profiles]
-        if any(isinstance(v, float) and v != values[0] for v in values):
-            changes[f.name] = np.repeat(np.array(values, dtype=float), each)
-    return replace(profiles[0], **changes)
 
 
 def _legal(there: Pricing, s: Strategy) -> bool:

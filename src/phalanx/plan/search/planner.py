@@ -13,7 +13,6 @@ import numpy as np
 from phalanx.plan.search import branch_and_bound, priced, space, why_not
 from phalanx.plan.search.branch_and_bound import FAMILIES, Exploration
 from phalanx.plan.search.column_pricing import Pricing
-from phalanx.plan.search.neighbours import neighbours
 from phalanx.plan.search.number_types import NarrowerTypes, narrower_types
 from phalanx.plan.search.priced import PricedStrategy
 from phalanx.plan.search.refine import RankedStrategy, RefinedPrices, best_of_each_family
@@ -60,7 +59,8 @@ class FewerGpus:
 class Answer:
     """The result of a search for one model, job and number of GPUs."""
 
-    pricing: Pricing
+    prices: RefinedPrices
+    """The prices of the second pass: of all that it met, and of what is asked of them later."""
     gpus: int
     ranked: tuple[RankedStrategy, ...]
     """Best first by the objective."""
@@ -80,6 +80,11 @@ class Answer:
     """The best strategy with the blocks of its chunks, where equal chunks are slower or do not fit."""
     types: tuple[NarrowerTypes, ...] = ()
     """Narrower number types that the stack has and that would be faster, fastest first."""
+
+    @property
+    def pricing(self) -> Pricing:
+        """The question, with the options of the stack that make its best strategies faster."""
+        return self.prices.pricing
 
     @property
     def best(self) -> RankedStrategy:
@@ -142,7 +147,7 @@ def answer(
     types = narrower_types(prices, ranked) if objective == "throughput" else ()
     rejected = tuple(_rejected(prices, ranked[0], explored, {r.family for r in families}, options))
     return Answer(
-        pricing=pricing,
+        prices=prices,
         gpus=gpus,
         ranked=tuple(ranked),
         families=families,
@@ -233,7 +238,7 @@ def _rejected(
     pricing = prices.pricing
     for p, kind in _misfits(pricing, explored.cores, has, options):
         yield Rejected(kind, p, why_not.why_not(p, best.priced, pricing))
-    close = neighbours(replace(best.strategy, layers="auto"), pricing)
+    close = prices.neighbours(replace(best.strategy, layers="auto"))
     for (what, _), other in zip(close, prices.of([s for _, s in close]), strict=True):
         if other.priced.fits and other.seconds < best.seconds:
             continue  # faster, but needs more memory, and memory is the objective
@@ -242,18 +247,21 @@ def _rejected(
 
 def _misfits(
     pricing: Pricing, cores: Strategies, has: set[str], options: Options
-) -> Iterable[tuple[PricedStrategy, str]]:
+) -> list[tuple[PricedStrategy, str]]:
     """For each family not in `has`, its strategy of least memory, if that does not fit; cp = micro_batch = 1."""
     rows = cores.take((cores.cp == 1) & (cores.micro_batch == 1))
     rows = space.sharding(space.recomputing(rows, pricing.model, pricing.job, options), pricing.job, options)
     kinds, bytes_ = branch_and_bound.family(rows), pricing.bytes_(rows)
+    smallest: dict[str, int] = {}
     for kind, name in enumerate(FAMILIES):
         members = np.flatnonzero(kinds == kind)
         if name in has or not len(members):
             continue
-        least = members[np.argmin(bytes_[members])]
+        least = int(members[np.argmin(bytes_[members])])
         if bytes_[least] > pricing.usable:
-            yield priced.price(pricing, [rows.strategy(int(least))])[0], name
+            smallest[name] = least
+    prices = priced.price(pricing, [rows.strategy(row) for row in smallest.values()])
+    return list(zip(prices, smallest, strict=True))
 
 
 def _nothing_fits(

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
 from phalanx.cost.analytic.memory import memory as memory_of
+from phalanx.cost.analytic.stacks import Profile
 from phalanx.cost.analytic.step import Step
 from phalanx.cost.analytic.step import step as step_of
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.rank_layout import Layout
 from phalanx.plan.search import space
-from phalanx.plan.search.column_pricing import Pricing
+from phalanx.plan.search.column_pricing import Floats, Pricing
 from phalanx.schedule.pipeline.given_layout import ends_of
 from phalanx.spec.strategy.spec import Strategy
 
@@ -66,6 +68,28 @@ def price_with_step(pricing: Pricing, strategies: Sequence[Strategy]) -> tuple[l
         for i, s in enumerate(strategies)
     ]
     return priced, step
+
+
+def price_under(each: Sequence[Pricing], strategies: Sequence[Strategy]) -> tuple[dict[str, Floats], Floats]:
+    """Price strategies under questions that differ in the constants of their stacks alone, all in one call: the terms
+    of a step, and the reserved bytes, those of the first question's strategies first."""
+    pricing, rows = each[0], len(each) * len(strategies)
+    how = layout_of(pricing, [*strategies] * len(each))
+    by = _joined([one.profile for one in each], len(strategies))
+    step = step_of(pricing.shape, how, pricing.system, by)
+    reserved = np.broadcast_to(memory_of(pricing.shape, how, by, step.ahead).reserved, rows)
+    return {name: np.broadcast_to(term, rows) for name, term in step.terms.items()}, reserved
+
+
+def _joined(profiles: Sequence[Profile], each: int) -> Profile:
+    """Join the constants of several questions into columns, `each` elements of each; what is the same stays a
+    number."""
+    changes: dict[str, Any] = {}
+    for f in fields(Profile):
+        values = [getattr(p, f.name) for p in profiles]
+        if any(isinstance(v, float) and v != values[0] for v in values):
+            changes[f.name] = np.repeat(np.array(values, dtype=float), each)
+    return replace(profiles[0], **changes)
 
 
 def layout_of(pricing: Pricing, strategies: Sequence[Strategy]) -> Layout:

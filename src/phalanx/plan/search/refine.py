@@ -15,6 +15,7 @@ import numpy as np
 
 from phalanx.cost.analytic.kernels import Passes
 from phalanx.cost.analytic.step import Step
+from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.flops import model_flops
 from phalanx.cost.ledger.pipeline_formulas import makespans
 from phalanx.cost.pipeline_time import Costs, PricedSchedule
@@ -88,18 +89,36 @@ def refined(
     priced, step = price_with_step(pricing, strategies)
     least = _least_makespans(pricing, strategies, step) if below < np.inf else np.zeros(len(strategies))
     in_time = [
-        (p, replace(s, zero=0, shard=None, order=ORDERS[0] if s.order in alike else s.order))
-        for p, s, shortest in zip(priced, strategies, least.tolist(), strict=True)
+        (row, p, replace(s, zero=0, shard=None, order=ORDERS[0] if s.order in alike else s.order))
+        for row, (p, s, shortest) in enumerate(zip(priced, strategies, least.tolist(), strict=True))
         if shortest + beside_pipeline(p.terms) <= (1 + _ROUNDING) * below
     ]
-    distinct = list(dict.fromkeys(unsharded for _, unsharded in in_time))
-    runs = dict(zip(distinct, run(pricing, distinct), strict=True))
+    first: dict[Strategy, int] = {}
+    for row, _, unsharded in in_time:
+        first.setdefault(unsharded, row)
+    runs = dict(
+        zip(first, _runs(pricing, list(first), _rows_of(step, list(first.values()), len(priced))), strict=True)
+    )
     results = []
-    for p, unsharded in in_time:
+    for _, p, unsharded in in_time:
         pipeline = runs[unsharded]
         refined_price = replace(p, seconds=pipeline.seconds(p.terms), terms=pipeline.terms(p.terms))
         results.append((refined_price, pipeline))
     return results
+
+
+def _rows_of(step: Step, rows: list[int], count: int) -> Step:
+    """Return some of a step's `count` rows, with what a pipeline's run is made of."""
+
+    def taken(column: Column) -> Column:
+        return np.broadcast_to(column, count)[rows]
+
+    def both(passes: Passes) -> Passes:
+        return Passes(taken(passes.forward), taken(passes.backward))
+
+    terms = {name: taken(step.terms[name]) for name in _PIPELINED}
+    blocks = [(number, both(passes)) for number, passes in step.blocks]
+    return Step(terms=terms, blocks=blocks, head=both(step.head))
 
 
 def _least_makespans(pricing: Pricing, strategies: Sequence[Strategy], step: Step) -> Floats:
@@ -252,6 +271,7 @@ class RefinedPrices:
     def __init__(self, pricing: Pricing) -> None:
         self.pricing = pricing
         self._known: dict[Strategy, RankedStrategy] = {}
+        self._close: dict[Strategy, list[tuple[str, Strategy]]] = {}
 
     @cached_property
     def _flops(self) -> float:
@@ -269,6 +289,12 @@ class RefinedPrices:
                 self._known[p.strategy] = RankedStrategy(FAMILIES[kinds[p.strategy]], p, run, mfu)
         return [self._known[s] for s in strategies if s in self._known]
 
+    def neighbours(self, s: Strategy) -> list[tuple[str, Strategy]]:
+        """Return (change, strategy) of each neighbour of a strategy."""
+        if s not in self._close:
+            self._close[s] = neighbours(s, self.pricing)
+        return self._close[s]
+
     def met(self) -> list[RankedStrategy]:
         """Return every strategy that was priced, whether it fits or not."""
         return list(self._known.values())
@@ -284,7 +310,7 @@ class RefinedPrices:
         expanded: Strategy | None = None
         while (best := min(fitting, key=lambda s: fitting[s].seconds)) != expanded:
             expanded = best
-            close = [s for _, s in neighbours(best, self.pricing)]
+            close = [s for _, s in self.neighbours(best)]
             below = np.inf if slower else fitting[best].seconds
             fitting |= {r.strategy: r for r in self.of(close, below) if r.priced.fits}
         return sorted(fitting.values(), key=lambda r: r.seconds)

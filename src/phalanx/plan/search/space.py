@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import permutations
 from typing import Any
 
@@ -66,6 +66,11 @@ class Options:
     """What the stack refuses and the user excludes."""
     extra: StackOptions = AS_RELEASED
     """What the stack does beyond the strategies, the same for all of them."""
+
+    @cached_property
+    def pipelines(self) -> dict[tuple[int, int, int], Ints]:
+        """The ways (schedule, virtual) of each (blocks, pp, micro-batches) that a search has asked for."""
+        return {}
 
     def allows(self, s: Strategy, micro_batches: int) -> bool:
         """Whether a search may choose a strategy of so many micro-batches, as far as these options say."""
@@ -320,16 +325,27 @@ def sharding(rows: Strategies, job: Job, options: Options) -> Strategies:
     return limited(_by_sharding(rows, options).rows, job, options, "sharding")
 
 
+def _one_by_one(ways: Callable[[int, int], Ways], columns: int) -> Callable[[Sequence[tuple[int, int]]], list[Ints]]:
+    """Return a function from pairs of keys to the table of each, from one that lists the ways of a pair."""
+    return lambda keys: [np.array(ways(*pair), np.int64).reshape(-1, columns) for pair in keys]
+
+
 class _Expansion:
-    """Repeats each row once for every way that its two keys allow; a way is the values of the columns `into`."""
+    """Repeats each row once for every way that its two keys allow; a way is the values of the columns `into`, and
+    `tables` returns the ways of each of many pairs of keys."""
 
     def __init__(
-        self, rows: Strategies, first: Ints, second: Ints, into: tuple[str, ...], ways: Callable[[int, int], Ways]
+        self,
+        rows: Strategies,
+        first: Ints,
+        second: Ints,
+        into: tuple[str, ...],
+        tables: Callable[[Sequence[tuple[int, int]]], Sequence[Ints]],
     ) -> None:
         self._given, self._into = rows, into
         base = int(second.max(initial=0)) + 1
         each, self._kind = np.unique(first * base + second, return_inverse=True)
-        self._tables = [np.array(ways(*divmod(int(k), base)), np.int64).reshape(-1, len(into)) for k in each]
+        self._tables = tables([divmod(k, base) for k in each.tolist()])
         self._lengths = np.array([len(t) for t in self._tables], dtype=np.int64)
 
     @property
@@ -360,39 +376,62 @@ def _by_experts(rows: Strategies, model: ModelSpec, options: Options) -> _Expans
         pairs = [(ep, etp) for ep, etp in pairs if options.limits.way(("ep", "etp"), {"ep": ep, "etp": etp})]
         return [(ep, etp) for ep, etp in pairs if _legal(require_split, model, Strategy(dp=ep * etp, ep=ep, etp=etp))]
 
-    return _Expansion(rows, rows.dp * rows.cp * rows.tp, rows.zero, ("ep", "etp"), ways)
+    return _Expansion(rows, rows.dp * rows.cp * rows.tp, rows.zero, ("ep", "etp"), _one_by_one(ways, 2))
 
 
 def _by_pipeline(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> _Expansion:
-    ends, changed = given_ends(options.extra), options.extra.changed()
+    known = options.pipelines
 
-    def within(pp: int, m: int, schedule: int, virtual: int) -> bool:
-        given = {
+    def tables(kinds: Sequence[tuple[int, int]]) -> list[Ints]:
+        """Return the ways of each (pp, micro-batches), those that no step before asked for judged in one call."""
+        new = [kind for kind in kinds if (model.layers, *kind) not in known]
+        ways = [np.array(pipeline_ways(model.layers, *kind, options.schedules), np.int64) for kind in new]
+        ways = [table.reshape(-1, 2) for table in ways]
+        keep = _legal_pipelines(new, ways, model, options)
+        for kind, table, of_kind in zip(new, ways, keep, strict=True):
+            known[model.layers, *kind] = table[of_kind]
+        return [known[model.layers, *kind] for kind in kinds]
+
+    return _Expansion(rows, rows.pp, rows.micro_batches(job), ("schedule", "virtual"), tables)
+
+
+def _legal_pipelines(
+    kinds: Sequence[tuple[int, int]], ways: Sequence[Ints], model: ModelSpec, options: Options
+) -> list[npt.NDArray[np.bool_]]:
+    """Return for each (pp, micro-batches) the mask of its ways that limits and given blocks allow."""
+    if not kinds:
+        return []
+    lengths = [len(table) for table in ways]
+    pp, m = (np.repeat(column, lengths) for column in np.array(kinds, np.int64).T)
+    schedule, virtual = np.concatenate(ways).T
+    keep = np.ones(len(pp), dtype=bool)
+    if options.limits:
+        columns = {
             "pp": pp,
             "micro_batches": m,
-            "schedule": NAMES[schedule],
+            "schedule": Words(schedule, NAMES),
             "virtual": virtual,
             "chunks": pp * virtual,
-            "middle_chunks": (pp - ends) * virtual,
+            "middle_chunks": (pp - given_ends(options.extra)) * virtual,
         }
-        if changed:
-            try:
-                given_blocks(
-                    Strategy(pp=pp, virtual=virtual, schedule=NAMES[schedule]),  # type: ignore[arg-type]
-                    options.extra,
-                    model.layers + options.extra.mtp,
-                )
-            except InputError:
-                return False
-        return not options.limits or options.limits.way(("schedule", "virtual"), given)
+        keep = options.limits.keeps_ways(("schedule", "virtual"), columns, len(pp))
+    if options.extra.changed():
+        way = np.stack([pp, schedule, virtual], axis=1)
+        distinct, place = np.unique(way, axis=0, return_inverse=True)
+        keep &= np.array([_adds_up(row, model, options) for row in distinct.tolist()], dtype=bool)[place.reshape(-1)]
+    return np.split(keep, np.cumsum(lengths)[:-1])
 
-    return _Expansion(
-        rows,
-        rows.pp,
-        rows.micro_batches(job),
-        ("schedule", "virtual"),
-        lambda pp, m: [way for way in pipeline_ways(model.layers, pp, m, options.schedules) if within(pp, m, *way)],
-    )
+
+def _adds_up(way: Sequence[int], model: ModelSpec, options: Options) -> bool:
+    """Whether the blocks that options give to the ends of a pipeline (pp, schedule, virtual) leave the other ranks as
+    many as they need."""
+    pp, schedule, virtual = way
+    s = Strategy(pp=pp, virtual=virtual, schedule=NAMES[schedule])  # type: ignore[arg-type]
+    try:
+        given_blocks(s, options.extra, model.layers + options.extra.mtp)
+    except InputError:
+        return False
+    return True
 
 
 def pipeline_ways(layers: int, pp: int, m: int, schedules: Sequence[str] = NAMES) -> list[tuple[int, int]]:
@@ -419,7 +458,7 @@ def _by_recompute(rows: Strategies, model: ModelSpec, options: Options) -> _Expa
         chunk = -(-model.layers // max(chunks, 1))
         return [(code,) for code in _distinct(options.recompute, model.layers, chunk)]
 
-    return _Expansion(rows, rows.pp * rows.virtual, rows.zero, ("recompute",), ways)
+    return _Expansion(rows, rows.pp * rows.virtual, rows.zero, ("recompute",), _one_by_one(ways, 1))
 
 
 @cache
@@ -455,7 +494,7 @@ def _by_sharding(rows: Strategies, options: Options) -> _Expansion:
         return options.limits.way(("zero", "shard", "order"), given)
 
     flags = 4 * (rows.pp > 1) + 2 * (rows.cp > 1) + ((rows.pp > 1) & (rows.dp > 1))
-    return _Expansion(rows, rows.dp, flags, ("zero", "shard", "order"), ways)
+    return _Expansion(rows, rows.dp, flags, ("zero", "shard", "order"), _one_by_one(ways, 3))
 
 
 def _pairs(ranks: int) -> list[tuple[int, int]]:

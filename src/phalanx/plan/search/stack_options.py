@@ -15,8 +15,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from phalanx.plan.search.column_pricing import Pricing
-from phalanx.plan.search.priced import price
+from phalanx.plan.search.priced import price_under
 from phalanx.spec.strategy.spec import Strategy
 
 _CHANGES: tuple[dict[str, Any], ...] = (
@@ -51,14 +53,18 @@ def with_best_options(pricing: Pricing, strategies: Sequence[Strategy]) -> Prici
         and all(name in row.options and row.options[name].allows(value) for name, value in change.items())
         and not any(row.options[name].in_code for name in change)
     ]
-    best, least = pricing, _least(pricing, some)
+    best, least = pricing, np.inf
     while True:
-        tried = [replace(best, extra=replace(best.extra, **change)) for change in open_changes if _new(best, change)]
-        timed = [(_least(candidate, some), i) for i, candidate in enumerate(tried)]
-        if not timed or min(timed)[0] > (1 - _GAIN) * least:
+        tried = [best, *(replace(best, extra=replace(best.extra, **c)) for c in open_changes if _new(best, c))]
+        if len(tried) == 1:
             return best
-        least, chosen = min(timed)
-        best = tried[chosen]
+        if best is pricing:
+            least, *timed = _least(tried, some)
+        else:
+            timed = _least(tried[1:], some)
+        if min(timed) > (1 - _GAIN) * least:
+            return best
+        least, best = min(timed), tried[1 + timed.index(min(timed))]
 
 
 def _new(pricing: Pricing, change: dict[str, Any]) -> bool:
@@ -66,9 +72,14 @@ def _new(pricing: Pricing, change: dict[str, Any]) -> bool:
     return not pricing.extra.changed().keys() & change.keys()
 
 
-def _least(pricing: Pricing, strategies: Sequence[Strategy]) -> float:
-    """Return the shortest step of those that fit and that the stack runs with these options; infinity if none."""
-    legal = [s for s in strategies if pricing.options.allows(s, s.accumulation(pricing.job))]
-    if not legal:
-        return float("inf")
-    return min((p.seconds for p in price(pricing, legal) if p.fits), default=float("inf"))
+def _least(each: Sequence[Pricing], strategies: Sequence[Strategy]) -> list[float]:
+    """Return for each question the shortest step of the strategies that fit and that the stack runs with its options;
+    infinity if none does."""
+    shape = (len(each), len(strategies))
+    terms, reserved = price_under(each, strategies)
+    seconds = np.array(sum(terms.values())).reshape(shape)
+    usable = np.array([[pricing.usable] for pricing in each])
+    runs = [[pricing.options.allows(s, s.accumulation(pricing.job)) for s in strategies] for pricing in each]
+    counts = (reserved.reshape(shape) <= usable) & np.array(runs)
+    least: list[float] = np.where(counts, seconds, np.inf).min(axis=1).tolist()
+    return least

@@ -170,8 +170,12 @@ def _sum(text: str, known: Sequence[str], words: Mapping[str, Sequence[str]], wh
             return _Sum(frozenset(), lambda given: number)
         return _Sum(frozenset(names), lambda given: given[name])
 
+    operands = [int(t) if t.isdigit() else t for t in tokens[::2]]
+
     def value(given: Mapping[str, Any]) -> Any:
-        terms = [int(t) if t.isdigit() else given[t] for t in tokens[::2]]
+        terms = [given[t] if isinstance(t, str) else t for t in operands]
+        if len(terms) == 2:
+            return _CALCULATE[tokens[1]](*terms)
         ops = list(tokens[1::2])
         for level in ("*%", "+-"):
             place = 0
@@ -187,6 +191,8 @@ def _sum(text: str, known: Sequence[str], words: Mapping[str, Sequence[str]], wh
 
 
 def _remainder(a: Any, b: Any) -> Any:
+    if isinstance(a, int) and isinstance(b, int):
+        return a % max(b, 1)
     return np.mod(a, np.maximum(b, 1))
 
 
