@@ -35,8 +35,8 @@ NOWHERE = Site()
 @dataclass(frozen=True, slots=True)
 class Observed:
     """One event of an observed step. `module`: full name of the innermost module that was running, "" outside of all,
-    or of the one whose parameters fully_shard gathers; `ranks`: the global ranks of a collective's group, or both ends
-    of a message; `op_name`: torch's own name."""
+    or of the one whose parameters fully_shard gathers; `ranks`: the global ranks of a collective's group, or both
+    ends of a message; `op_name`: torch's own name."""
 
     event: Event
     module: str = ""

@@ -201,8 +201,8 @@ def _lost_gradients(x: Subject) -> Iterator[ProgramFinding]:
         yield ProgramFinding(
             "lost-gradients",
             _where(events),
-            f"parameters are gathered over {axis} {len(events)} time{'s' * (len(events) > 1)} within passes that compute "
-            "gradients of inputs alone: their own gradients of that micro-batch are lost, without an error",
+            f"parameters are gathered over {axis} {len(events)} time{'s' * (len(events) > 1)} within passes that "
+            "compute gradients of inputs alone: their own gradients of that micro-batch are lost, without an error",
             "fully_shard(..., reshard_after_forward=False), or a schedule that does not split backward",
         )
 

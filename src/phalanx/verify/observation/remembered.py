@@ -6,8 +6,9 @@ every argument, building the result through several layers) would be most of the
 is short, and a result is built by its two allocations: a tensor on `meta`, and the FakeTensor around it.
 
 An entry says for each result: it is an argument (operations in place), it has the storage of an argument (views),
-it has a storage of its own, or it is a number (attention's lengths). It is made only where a result that is built from it is the result in all that a program
-can see, and never for operations that change the shape of what they are given or whose result depends on values.
+it has a storage of its own, or it is a number (attention's lengths). It is made only where a result that is built
+from it is the result in all that a program can see, and never for operations that change the shape of what they are
+given or whose result depends on values.
 """
 
 from __future__ import annotations
