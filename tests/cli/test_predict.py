@@ -89,7 +89,7 @@ def test_a_cluster_file(tmp_path: Path) -> None:
 def test_wrong_input_is_one_line() -> None:
     for more, word in (
         (["--strategy", "tp=3"], "strategy"),
-        (["--stack", "megatron"], "--stack"),
+        (["--stack", "megatron-cor"], "--stack"),
         (["--precision", "fp6"], "--precision"),
         (["--strategy", "dp=64,bucket=50"], "strategy.bucket"),
         (["--strategy", "tp=two"], "strategy.tp"),

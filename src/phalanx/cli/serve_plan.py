@@ -173,8 +173,8 @@ def serve_plan(
         serving.write(chosen, out)
         announce(f"serving plan: {out}")
         if as_json:
-            found = _as_json(asked, answer, against)
-            print_json(found | {"launch": _launch_json(chosen, launch)} if launch else found)
+            document = _as_json(asked, answer, against)
+            print_json(document | {"launch": _launch_json(chosen, launch)} if launch else document)
             return
         _show(answer, against)
         if launch:
