@@ -222,6 +222,21 @@ def test_a_plan_is_placed_with_its_number_format_and_the_options_of_its_stack(tm
     )
 
 
+def test_jobs_placed_one_after_the_other_on_rails_are_placed_as_alone():
+    """What was carved for one job serves the next, by all GPUs of a selection: indices 0, 1, 3 are not 0, 2, 3."""
+    cluster, topology = _leaves("rails")
+    free = np.array([8 * host + index for host in range(6) for index in ((0, 1, 3, 5), (0, 2, 3, 5))[host % 2]])
+    known = {}
+    for line in ("tp=4,dp=4", "tp=2,pp=2,dp=4", "pp=4,dp=4"):
+        job = _job(Strategy(**{k: int(v) for k, v in (part.split("=") for part in line.split(","))}), cluster)
+        alone, after = place(job, topology, free), place(job, topology, free, known=known)
+        assert after.seconds == alone.seconds
+        assert np.array_equal(after.placement.gpu, alone.placement.gpu)
+    for (selected, _), gpus in known.items():
+        assert gpus is not None
+        assert set(gpus.tolist()) <= set(np.frombuffer(selected, dtype=np.int64).tolist())
+
+
 def test_16384_ranks_on_uneven_nodes_keep_tensor_groups_in_nodes():
     cluster = preset("dgx-h100", 2300)
     free = np.sort(np.random.default_rng(0).permutation(cluster.ranks)[:18_000])

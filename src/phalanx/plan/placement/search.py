@@ -33,8 +33,8 @@ EXACT = 40_000
 """The most ways to deal ranks to blocks that are all tried."""
 
 
-Carvings = dict[tuple[tuple[int, ...], tuple[int, ...]], Ints | None]
-"""GPUs of the ranks of nested blocks, by the selection of free GPUs and the blocks' sizes; None if too few."""
+Carvings = dict[tuple[bytes, tuple[int, ...]], Ints | None]
+"""GPUs of the ranks of nested blocks, by the selected free GPUs and the blocks' sizes; None if too few."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,9 +155,9 @@ def _searched(
     known: dict[tuple[int, int], tuple[Ints, float]] = {}
 
     @cache
-    def name(which: int) -> tuple[int, ...]:
-        """What no other selection has: the first GPU of each block, and how many."""
-        return tuple(n for block in selections[which] for n in (int(block.gpus[0]), len(block.gpus)))
+    def name(which: int) -> bytes:
+        """What no other selection has: all its GPUs. On rails, blocks may begin alike and be as long."""
+        return np.concatenate([block.gpus for block in selections[which]]).tobytes()
 
     def placed(order: Sequence[int], which: int) -> Ints | None:
         """Return the GPUs of the ranks of a mesh whose axes are nested in an order, carved from a selection."""
