@@ -99,7 +99,7 @@ def deal(question: Question) -> Solution | None:
     heap = [next_of(rank) for rank in sorted(set(question.rank_of))]
     heapq.heapify(heap)
     left = question.length - sum(counts)
-    while left and heap:
+    while left > 0 and heap:
         rank = -heapq.heappop(heap)[1]
         if question.limit and sums[1][rank] + each[1][rank] > 0:
             continue  # full
