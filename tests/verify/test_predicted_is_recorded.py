@@ -54,11 +54,11 @@ def test_several_ranks(pool: Pool, world: int, examples: int) -> None:
         for found in every:
             assert found["differences"] == []
             assert found["events"] > 0
-            assert found["predicted_peak"] == pytest.approx(found["measured_peak"], rel=0.02), case
-        alike = every if case[2].pp == 1 else every[:1]  # pipeline ranks hold unlike parts
-        verified = imagine(*case, rank=0)
-        for found in alike:
-            assert verified.memory.peak == pytest.approx(found["measured_peak"], rel=0.02), case
+            assert found["predicted_peak"] == pytest.approx(found["measured_peak"], abs=found["slack"]), case
+        # The other ranks hold other parts, or fewer elements where these do not divide.
+        assert imagine(*case, rank=0).memory.peak == pytest.approx(every[0]["measured_peak"], abs=found["slack"]), (
+            case
+        )
 
     equal()
 
