@@ -1,5 +1,5 @@
-"""No answer of `predict` breaks what must hold of any machine: drawn questions to all stacks, pipelines timed action by
-action (tests/cost/test_every_stack.py has the formulas alone, and state on more GPUs).
+"""No answer of `predict` breaks what must hold of any machine: drawn questions to all stacks, pipelines timed action
+by action (tests/cost/test_every_stack.py has the formulas alone, and state on more GPUs).
 
     bounds     0 < MFU <= 1; no rank holds less than its weights
     machine    no slower with faster links, sooner messages, faster memory or faster products, if blocks stay put
