@@ -235,7 +235,8 @@ class Pricing:
         def passes(part: Strategies) -> Column:
             how = self.layout(part).on_nodes(self.system.tiers[0].ranks)
             kinds = kinds_of(self.shape, how, self.system, self.profile)
-            return how.micro_batches * sum(count * (block.forward + block.backward) for block, count in kinds)
+            m = self.job.global_batch / (how.micro_batch * how.dp)  # of a pipeline's ranks together: not whole
+            return m * sum(count * (block.forward + block.backward) for block, count in kinds)
 
         return _sliced(best, passes)
 

@@ -56,7 +56,7 @@ def _ways(question: Question, count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _others(question: Question, first: tuple[int, ...]) -> Question:
-    """Return what remains to be dealt out: the blocks of the second kind, to the chunks from the last of `first` on."""
+    """Return what remains to be dealt out: blocks of the second kind, to the chunks from the last of `first` on."""
     begin, count = len(first) - 1, sum(first)
     rank_of = question.rank_of
 
