@@ -5,8 +5,8 @@ Parity, predicted = recorded and checkpoints of random strategies, cp among them
 from __future__ import annotations
 
 from collections import Counter
-from itertools import product
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
