@@ -171,8 +171,8 @@ def test_nothing_is_lost(pool: Pool, world: int, examples: int) -> None:
     holds()
 
 
-@pytest.mark.parametrize("levels", sampled([(0, 2), (1, 3)], (0,)))
-def test_one_step_is_within_its_bound(pool: Pool, levels: tuple[int, int]) -> None:
+@pytest.mark.parametrize("levels", sampled([[0, 2], [1, 3]], (0,)))
+def test_one_step_is_within_its_bound(pool: Pool, levels: list[int]) -> None:
     """A sum of p contributions, each coded once, and with zero=0 the sum again; in units of the largest magnitude."""
     job = Job(4, 8, Precision("float64"), clip=0.0)
     for name, step in (("fp16", 2**-11), ("bf16", 2**-8), ("int8", 0.5 / 127), ("int4", 0.5 / 7)):
