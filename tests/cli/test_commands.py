@@ -268,7 +268,8 @@ def test_another_layout_reads_the_checkpoint(here: Path) -> None:
 def test_torchrun_starts_the_same_file(here: Path) -> None:
     """In forked processes; a new interpreter under torchrun is test_torchrun_starts_generation's."""
     options = ("--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
-    code, out, err = forked(here, "train", "job.toml", "--set", "train.name=torchrun", torchrun=options)
+    words = ("train", "job.toml", "--set", "train.name=torchrun")
+    code, out, err = forked(here, *words, torchrun=options, instead={"phalanx": "phalanx.__main__"})
     assert code == 0, err
     assert "predicted against measured" in out
     ours, theirs = rows(here / "runs" / "whole"), rows(here / "runs" / "torchrun")
