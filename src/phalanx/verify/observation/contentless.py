@@ -28,7 +28,7 @@ from phalanx.verify.observation.stated_values import follow, half, stated
 
 _aten = torch.ops.aten
 _HOST = torch.device("cpu")
-"""The host has no number: what torch makes on "cpu:0" is on "cpu", where fake tensors would keep the 0 and not mix."""
+"""The host has no number: what torch makes on "cpu:0" is on "cpu"; fake tensors would keep the 0 and not mix."""
 _LARGEST_WITH_CONTENT = 2**26
 """Elements of an integer tensor on the host that keeps its content."""
 
@@ -108,7 +108,13 @@ class Contentless(AnyStep):
 
     def answer(self, what: str, value: str) -> None:
         """Note that a value was asked for that does not exist."""
-        self.answered[what, value, str(self.position.site())] += 1
+        self.answered_again(what, value, str(self.position.site()))
+
+    def answered_again(self, what: str, value: str, place: str) -> None:
+        """Note that a value was asked for at `place`."""
+        self.answered[what, value, place] += 1
+        if self.log is not None:
+            self.log.entries.append(("answer", what, value, place))
 
 
 def _completed(func: Any, args: tuple[Any, ...]) -> Any:
