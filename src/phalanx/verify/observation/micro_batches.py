@@ -1,14 +1,14 @@
 """The steady state of torch's pipelines: of the many micro-batches that do the same in a stage, few are run.
 
-Schedule1F1B and ScheduleGPipe go through all of their actions, with every message. The passes of a stage (F forward, L
-the loss, B backward) are run for the first three micro-batches of each kind and for the last one, each under a log of
-all that it did (runtime/observe/repetition.py). A pass is repeated from the log where its last two runs did the same,
-were given the same shapes, and the same content on the host, found the same parameters gathered, and left nothing but
-their results behind. The last micro-batch must do again what was repeated.
+Schedule1F1B and ScheduleGPipe go through all of their actions, with every message. The passes of a stage (F:
+forward, L: loss, B: backward) are run for the first three micro-batches of each kind and for the last one, each
+under a log of all that it did (runtime/observe/repetition.py). A pass is repeated from the log where its last two
+runs did the same, were given the same shapes, and the same content on the host, found the same parameters gathered,
+and left nothing but their results behind. The last micro-batch must do again what was repeated.
 
 Where a pass must be run whose forward pass was repeated, or the last micro-batch does something else, Unsteady ends
-the observation, and it is made again with every micro-batch run. A pass is the program's own code: what it does beside
-torch's operations (prints, counters of its own) happens for the micro-batches that are run.
+the observation, and it is made again with every micro-batch run. A pass is the program's own code: what it does
+beside torch's operations (prints, counters of its own) happens for the micro-batches that are run.
 """
 
 from __future__ import annotations
