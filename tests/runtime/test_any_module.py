@@ -196,7 +196,7 @@ def test_misuse_is_said() -> None:
         phalanx.parallelize(mixed)
     with pytest.raises(InputError, match="no parameter"):
         phalanx.parallelize(nn.ReLU())
-    with pytest.raises(InputError, match="not a torch.nn.Module"):
+    with pytest.raises(InputError, match=r"not a torch\.nn\.Module"):
         phalanx.parallelize(nn.functional.relu)  # type: ignore[arg-type]
     nested = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
     with pytest.raises(InputError, match="do not nest"):
