@@ -5,10 +5,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache as made_once
 from pathlib import Path
 
 import hypothesis
 import pytest
+import typer.testing
 
 # Tensors here are small: a second thread computes nothing faster, and on a busy machine both wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -19,6 +21,8 @@ from support.rank_pool import Pool
 from phalanx.cli import terminal
 
 terminal._SILENT_S = 60.0  # as in support/preload.py
+# Making every command and its options takes longer than most of them take to answer.
+typer.main.get_command = typer.testing._get_command = made_once(typer.main.get_command)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs behind it without one
 
 # Time limits belong to benchmarks: this machine may be busy.
