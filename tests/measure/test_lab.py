@@ -323,6 +323,7 @@ def test_rates() -> None:
         (["a.py", "b"], ["a.py", "b"]),
         (["-m", "x"], ["-m", "x"]),
         (["hostname"], ["--no-python", "hostname"]),
+        (["python3", "-c", "pass"], ["--no-python", "python3", "-c", "pass"]),
     ],
 )
 def test_what_torchrun_is_told(command: list[str], words: list[str]) -> None:

@@ -77,6 +77,10 @@ def test_no_core_is_faster_than_its_blocks(model, stack, seq):
         (k, ep, etp): bound
         for k, ep, etp, bound in zip(kind, of_kind.ep, of_kind.etp, p.block_seconds(of_kind), strict=True)
     }
+    without, each = p.block_seconds(kinds, spread=False), p.block_seconds(of_kind)
+    assert np.all(without[kind] <= each * (1 + 1e-9))
+    finite = np.isfinite(each)
+    assert np.median(without[kind][finite] / each[finite]) > 0.3  # and no bound that nothing exceeds
     rows, own = space.with_experts(cores, p.model, p.options)
     least = p.least_seconds(rows, complete=False)
     bound = np.array([bounds[key] for key in zip(place[own], rows.ep, rows.etp, strict=True)])
