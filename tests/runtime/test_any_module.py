@@ -166,10 +166,10 @@ def test_masters_are_finer_than_weights() -> None:
     ("line", "words"),
     [
         ("zero=5", "strategy.zero"),
-        ("dp=2", "there are 1"),
+        ("dp=2", "there are 1; leave dp out, or start so many"),
         ("zerro=1", "did you mean"),
-        ("tp=2", "for 2 ranks, but there are 1"),
-        ("pp=2", "for 2 ranks, but there are 1"),
+        ("tp=2", "for 2 ranks, but there are 1; start so many: torchrun --nproc-per-node 2 SCRIPT"),
+        ("pp=2", "for 2 ranks, but there are 1; start so many: torchrun --nproc-per-node 2 SCRIPT"),
         ("virtual=2", "applies to pipelines only"),
         ("micro_batch=2", "what your loop hands"),
         ("recompute=full", "torch.utils.checkpoint"),
@@ -196,6 +196,8 @@ def test_misuse_is_said() -> None:
         phalanx.parallelize(mixed)
     with pytest.raises(InputError, match="no parameter"):
         phalanx.parallelize(nn.ReLU())
+    with pytest.raises(InputError, match=r"not a torch\.nn\.Module"):
+        phalanx.parallelize(nn.functional.relu)  # type: ignore[arg-type]
     nested = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
     with pytest.raises(InputError, match="do not nest"):
         phalanx.parallelize(nested, units=[nested[0], nested[0][0]])
@@ -291,6 +293,8 @@ def test_an_optimizer_that_is_not_attached_is_said_at_once() -> None:
     torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(RuntimeError, match="no optimizer is attached"):
         model.backward(model(torch.ones(1, 2)).sum())
+    with pytest.raises(RuntimeError, match=r"call model\.backward\(loss\), not loss\.backward"):
+        model(torch.ones(1, 2)).sum().backward()
 
 
 def test_the_wrapper_is_a_module() -> None:
