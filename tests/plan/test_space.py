@@ -16,7 +16,7 @@ from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.strategy.legality import check
+from phalanx.spec.strategy import legality
 from phalanx.spec.strategy.spec import Strategy, divisors
 
 
@@ -108,7 +108,7 @@ def test_recomputation_that_means_the_same_is_there_once():
         found = space.everything(_model(2, 2, layers, 8, 0), job, 1).strategies()
         assert len({s.recompute for s in found}) == kinds
         for s in found:
-            check(s, _model(2, 2, layers, 8, 0), job, 1)
+            legality.check(s, _model(2, 2, layers, 8, 0), job, 1)
 
 
 def test_columns_and_strategies_are_the_same():
