@@ -266,20 +266,12 @@ def test_another_layout_reads_the_checkpoint(here: Path) -> None:
 
 @pytest.mark.usefixtures("whole")
 def test_torchrun_starts_the_same_file(here: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
-    command += [
-        "--rdzv-endpoint",
-        "localhost:0",
-        "-m",
-        "phalanx",
-        "train",
-        "job.toml",
-        "--set",
-        "train.name=torchrun",
-    ]
-    done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=180, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "predicted against measured" in done.stdout
+    """In forked processes; a new interpreter under torchrun is test_torchrun_starts_generation's."""
+    options = ("--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
+    words = ("train", "job.toml", "--set", "train.name=torchrun")
+    code, out, err = forked(here, *words, torchrun=options, instead={"phalanx": "phalanx.__main__"})
+    assert code == 0, err
+    assert "predicted against measured" in out
     ours, theirs = rows(here / "runs" / "whole"), rows(here / "runs" / "torchrun")
     assert [r["loss"] for r in ours] == [r["loss"] for r in theirs]
 

@@ -131,3 +131,29 @@ def test_what_a_form_does_not_read_is_refused(tmp_path: Path, form: str) -> None
         assert len(err.splitlines()) == 1, (given, err)
         tried += 1
     assert tried
+
+
+_RUN = """torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 \\
+  --ffn-hidden-size 128 --seq-length 128 --max-position-embeddings 128 --micro-batch-size 1 --global-batch-size 8 \\
+  --tensor-model-parallel-size 2 --bf16 --vocab-size 512 --swiglu --disable-bias-linear --normalization RMSNorm
+"""
+
+
+@pytest.mark.parametrize("value", ["0", "-1"])
+@pytest.mark.parametrize("option", ["--batch", "--seq", "--gpus"])
+def test_a_number_beside_a_configuration_is_not_taken_for_none(tmp_path: Path, option: str, value: str) -> None:
+    """0 meant what the file says."""
+    (tmp_path / "run.sh").write_text(_RUN)
+    on = ("--cluster", "dgx-h100")
+    assert phalanx(tmp_path, "predict", "run.sh", *on)[0] == 0
+    forms = (
+        ("predict", "run.sh", *on),
+        ("lint", "run.sh", *on),
+        ("verify", "run.sh"),
+        ("plan", "--from", "run.sh", *on),
+        ("compare", "run.sh", "tp=4", *on),
+        ("read", "run.sh", "--out", "plan.json", *on),
+    )
+    for words in forms:
+        code, _, err = phalanx(tmp_path, *words, option, value)
+        assert (code, err) == (2, f"error: {option} = {value}: must be at least 1\n"), words

@@ -91,7 +91,7 @@ for _i in (0, 1):
         WORSE[f"{_name} of tier {_i}"] = _worse
 
 
-@examples(6, 60)
+@examples(3, 60)
 @pytest.mark.parametrize("model", ["llama3-8b", "mixtral-8x7b"])
 def test_what_holds_of_any_strategy(model: str, examples: int) -> None:
     for seed, stack in enumerate(STACKS):

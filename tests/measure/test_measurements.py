@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -168,17 +167,29 @@ def test_disturbed_rounds_are_left_out_while_there_are_others() -> None:
     assert few.quiet == [4.0, 5.0, 7.0]  # the least disturbed
 
 
-def test_processors_that_others_had_are_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("stolen", "others", "words"),
+    [
+        (0.0, 0.0, []),
+        (0.5, 0.0, ["host gave 50% of its processors"]),
+        (0.0, 2.1, []),  # two of four were free
+        (0.0, 2.5, ["other programs kept 2.5 of 4 processors busy"]),
+        (0.1, 4.0, ["host gave 10%", "kept 4.0 of 4"]),
+    ],
+)
+def test_processors_that_others_had_are_spoken_of(
+    monkeypatch: pytest.MonkeyPatch, stolen: float, others: float, words: list[str]
+) -> None:
+    """`stolen`: the share of four processors; `others`: processors, beside a measurement that needs two."""
     said: list[str] = []
-    for share in (0.0, 0.5):
-        ticks = iter((0.0, share * 10 * (os.cpu_count() or 1)))
-        clock = iter((0.0, 10.0))
-        monkeypatch.setattr(steal_time, "stolen_s", lambda ticks=ticks: next(ticks))
-        monkeypatch.setattr("phalanx.measure.steal_time.time.monotonic", lambda clock=clock: next(clock))
-        with steal_time.noted(said.append):
-            pass
-    assert len(said) == 1
-    assert "50% of its processors" in said[0]
+    clocks = {"stolen_s": (0.0, stolen * 40), "others_s": (0.0, others * 10), "time.monotonic": (0.0, 10.0)}
+    monkeypatch.setattr("phalanx.measure.steal_time.os.cpu_count", lambda: 4)
+    for name, values in clocks.items():
+        monkeypatch.setattr(f"phalanx.measure.steal_time.{name}", iter(values).__next__)
+    with steal_time.noted(said.append, 2):
+        pass
+    assert len(said) == len(words)
+    assert all(word in line for word, line in zip(words, said, strict=True))
 
 
 def test_who_exchanges_messages_with_whom() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.hf_configs import configs
 from support.saved_models import ROUTED, logits, spec_of
+from support.sizes import examples
 
 from phalanx.nn.init import create, fill_buffers
 from phalanx.nn.weight_files import open_weights
@@ -42,11 +43,12 @@ def routed(draw: st.DrawFn, family: str) -> dict[str, Any]:
     return given | some({}, {"rope_parameters": rope | scales})
 
 
+@examples(4, 40)
 @pytest.mark.parametrize("family", ROUTED)
-def test_logits_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+def test_logits_are_those_of_transformers(family: str, tmp_path: Path, examples: int) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    @settings(max_examples=12)
+    @settings(max_examples=examples)
     @given(routed(family))
     def equal(arguments: dict[str, Any]) -> None:
         torch.manual_seed(1)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.in_process_cli import phalanx
+from support.sizes import sampled
 
 from phalanx.plan.exercises import Exercise, exercises, right
 
@@ -60,13 +61,18 @@ def test_replies() -> None:
     assert [right(word, said) for said in ("No", " no ", "yes")] == [True, True, False]
 
 
-def test_the_command_asks_and_its_commands_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slow", sampled([False, True], (0,)))
+def test_its_commands_run(tmp_path: Path, slow: bool) -> None:
+    """That of 256 ranks takes seconds, as plans do."""
+    for e in json.loads(phalanx(tmp_path, "quiz", "--json")[1]):
+        if "MODULE" not in e["command"] and (e["command"].startswith("plan ") or "256" in e["command"]) == slow:
+            assert phalanx(tmp_path, *e["command"].split())[0] == 0, e["command"]
+
+
+def test_the_command_asks(tmp_path: Path) -> None:
     asked = json.loads(phalanx(tmp_path, "quiz", "--json")[1])
     assert {e["level"] for e in asked} == {1, 2, 3}
     assert len(asked) == 16
-    for e in asked:
-        if "MODULE" not in e["command"] and not e["command"].startswith("plan "):
-            assert phalanx(tmp_path, *e["command"].split())[0] == 0, e["command"]
     assert phalanx(tmp_path, "quiz", "--level", "1", "--answers")[1].count("phalanx ") == 6
     assert "phalanx " not in phalanx(tmp_path, "quiz", "--level", "1")[1]  # not a terminal: questions alone
     assert "use 1, 2 or 3" in phalanx(tmp_path, "quiz", "--level", "4")[2]

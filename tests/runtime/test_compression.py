@@ -154,7 +154,7 @@ def test_matrices_too_small_for_factors_are_sent_as_they_are() -> None:
 
 
 @examples(4, 60)
-@pytest.mark.parametrize("world", sampled([2, 3, 4], (1, 2)))
+@pytest.mark.parametrize("world", sampled([2, 3, 4], (2,)))
 def test_nothing_is_lost(pool: Pool, world: int, examples: int) -> None:
     """At lr = 0, T results and what is kept back in the end are T times the gradient."""
 
@@ -171,18 +171,19 @@ def test_nothing_is_lost(pool: Pool, world: int, examples: int) -> None:
     holds()
 
 
-def test_one_step_is_within_its_bound(pool: Pool) -> None:
+@pytest.mark.parametrize("levels", sampled([[0, 2], [1, 3]], (0,)))
+def test_one_step_is_within_its_bound(pool: Pool, levels: list[int]) -> None:
     """A sum of p contributions, each coded once, and with zero=0 the sum again; in units of the largest magnitude."""
     job = Job(4, 8, Precision("float64"), clip=0.0)
     for name, step in (("fp16", 2**-11), ("bf16", 2**-8), ("int8", 0.5 / 127), ("int4", 0.5 / 7)):
-        for zero in (0, 1, 2, 3):
+        for zero in levels:
             strategy = Strategy(dp=4, zero=zero, compression=name)  # type: ignore[arg-type]
             found = pool.run(4, rank_cases.first_error, MODEL, job, strategy)[0]
             assert found["error"] <= step * (found["largest"] + found["largest_sum"]), (name, zero)
             assert found["error"] > 0
 
 
-@pytest.mark.parametrize("compression", ["int8", "topk:0.2", "powersgd:2", "randk:0.3"])
+@pytest.mark.parametrize("compression", sampled(["int8", "topk:0.2", "powersgd:2", "randk:0.3"], (1, 2)))
 def test_a_compressed_run_goes_on(pool: Pool, tmp_path: Path, compression: str) -> None:
     """What was kept back is in the checkpoint: any layout goes on from it, none begins anew."""
     job = Job(12, 8, Precision("float64"), Optimizer("sgd"))
@@ -215,12 +216,12 @@ def uncompressed(pool: Pool, text: bytes) -> float:
 
 
 SAMPLE = [
-    ("int8", -0.02, 0.02),
     ("topk:0.01", -0.05, 0.05),
     # what error feedback is for
     ("topk:0.01:nofeedback", 0.15, 0.5),
 ]
 OTHERS = [
+    ("int8", -0.02, 0.02),
     ("powersgd:4", -0.02, 0.02),
     ("fp16", -0.02, 0.02),
     ("bf16", -0.02, 0.02),

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import rank_cases
 from support.rank_pool import Pool
@@ -186,7 +187,7 @@ def test_classes_are_the_ends_of_the_ring_and_what_is_between() -> None:
             ({"cp": 8, "tp": 2, "zero": 2}, {"family": "qwen3"}, {"precision": Precision("bfloat16")}),
             ({"cp": 6, "ulysses": 2, "micro_batch": 3}, {"window": 50}, {}),
         ],
-        (3, 4),
+        (3,),
     ),
 )
 def test_a_step_is_proved_event_for_event_and_in_live_bytes(
@@ -229,7 +230,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("line", "sizes", "job"), sampled(CASES, (2, 6, 7)))
+@pytest.mark.parametrize(("line", "sizes", "job"), sampled(CASES, (6, 7)))
 def test_the_axis_alone_equals_one_process(
     pool: Pool, line: dict[str, Any], sizes: dict[str, Any], job: dict[str, Any]
 ) -> None:
@@ -255,8 +256,9 @@ def test_gradients_that_are_not_summed_over_cp_alone_are_caught(pool: Pool) -> N
     )
 
 
-@settings(max_examples=3)
-@given(st.sampled_from(["int8", "topk:0.1", "powersgd:2"]), st.sampled_from([0, 1]))
+@pytest.mark.parametrize(
+    ("compression", "zero"), sampled(list(product(["int8", "topk:0.1", "powersgd:2"], [0, 1])), (3,))
+)
 def test_compressed_gradients_lose_nothing(pool: Pool, compression: str, zero: Any) -> None:
     strategy = Strategy(cp=2, dp=2, zero=zero, compression=compression)
     for lost in pool.run(4, rank_cases.kept_and_sent, model(), Job(4, 16), strategy, 3, "native"):

@@ -67,10 +67,16 @@ def splits_of(spec: ModelSpec, s: Strategy) -> Iterator[Split]:
         yield Split.of(spec, s, *(int(grid.along(axis)[rank]) for axis in ("tp", "ep", "etp")))
 
 
-@settings(max_examples=15)
-@given(with_experts(small=True), st.sampled_from([(1, 2, 1), (1, 2, 2), (2, 1, 1), (2, 2, 3), (3, 3, 2), (1, 4, 3)]))
-def test_ranks_hold_every_element_alike(spec: ModelSpec, degrees: tuple[int, int, int]) -> None:
+DEGREES = [(1, 2, 1), (1, 2, 2), (2, 1, 1), (2, 2, 3), (3, 3, 2), (1, 4, 3)]
+
+
+@examples(5, 40)
+def test_ranks_hold_every_element_alike(examples: int) -> None:
     """All ranks together each as often as every other: those of experts on `edp` ranks."""
+    settings(max_examples=examples)(given(with_experts(small=True), st.sampled_from(DEGREES))(_holds_alike))()
+
+
+def _holds_alike(spec: ModelSpec, degrees: tuple[int, int, int]) -> None:
     tp, ep, etp = degrees
     assume(splits(spec, *degrees))
     s = Strategy(dp=2 * ep * etp, tp=tp, ep=ep, etp=etp)
@@ -178,7 +184,7 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize("line", sampled(LINES, (2, 6, 10)))
+@pytest.mark.parametrize("line", sampled(LINES, (2, 6)))
 def test_what_goes_between_layers_is_what_was_predicted(line: str) -> None:
     s = strategy(line)
     spec, job = model(dense_layers=[0]), Job(s.dp * 3, 8)
@@ -194,7 +200,7 @@ def test_what_goes_between_layers_is_what_was_predicted(line: str) -> None:
 
 
 @examples(3, 50)
-@pytest.mark.parametrize("world", [2, 4, 6])
+@pytest.mark.parametrize("world", sampled([2, 4, 6], (1, 2)))
 def test_parity_with_experts(pool: Pool, world: int, examples: int) -> None:
     @settings(max_examples=examples)
     @given(cases(world, experts=True), TRANSPORTS, OPTIMIZERS)
@@ -267,15 +273,22 @@ def test_a_run_with_experts_goes_on_over_any_layout(
 
 @pytest.mark.parametrize(
     ("line", "spoiled", "said"),
-    [
-        ("dp=2,ep=2,tp=2", {}, ""),
-        ("dp=4,ep=2,zero=3,shard=2", {}, ""),
-        # ranks 0 and 2 hold the same experts, 1 and 3 the others
-        ("dp=4,ep=2", {2: f"weight {DOWN}"}, f"{DOWN} (rank 0 against rank 2)"),
-        ("dp=4,ep=2,zero=2", {3: f"weight {DOWN}"}, f"{DOWN} (rank 1 against rank 3)"),
-        ("tp=2", {1: f"weight {DOWN}"}, f"{DOWN} (rank 0 against rank 1)"),
-        ("tp=2,ep=2", {1: "weight blocks.0.mlp.router.weight"}, "blocks.0.mlp.router.weight (rank 0 against rank 1)"),
-    ],
+    sampled(
+        [
+            ("dp=2,ep=2,tp=2", {}, ""),
+            ("dp=4,ep=2,zero=3,shard=2", {}, ""),
+            # ranks 0 and 2 hold the same experts, 1 and 3 the others
+            ("dp=4,ep=2", {2: f"weight {DOWN}"}, f"{DOWN} (rank 0 against rank 2)"),
+            ("dp=4,ep=2,zero=2", {3: f"weight {DOWN}"}, f"{DOWN} (rank 1 against rank 3)"),
+            ("tp=2", {1: f"weight {DOWN}"}, f"{DOWN} (rank 0 against rank 1)"),
+            (
+                "tp=2,ep=2",
+                {1: "weight blocks.0.mlp.router.weight"},
+                "blocks.0.mlp.router.weight (rank 0 against rank 1)",
+            ),
+        ],
+        (1, 3, 5),
+    ),
 )
 def test_experts_are_compared_where_others_hold_the_same(
     pool: Pool, line: str, spoiled: dict[int, str], said: str
@@ -285,7 +298,7 @@ def test_experts_are_compared_where_others_hold_the_same(
     assert {text for text, _ in found} == {f"replicas hold different bits in {said}" if said else ""}
 
 
-@pytest.mark.parametrize("zero", sampled([0, 1, 2, 3], (0, 3)))
+@pytest.mark.parametrize("zero", sampled([0, 1, 2, 3], (3,)))
 def test_an_expert_bucket_that_is_forgotten_is_caught(pool: Pool, zero: int) -> None:
     case = (model(), Job(8, 8), replace(Strategy(dp=4, ep=2), zero=zero))
     assert all(d.grad_rel_max < 1e-9 for d in pool.run(4, rank_cases.examine, *case, "float64", 2)[0])

@@ -17,6 +17,7 @@ from support import rank_cases
 from support.forked_cli import Launcher
 from support.quick_runs import TEXT, rows, wait_for_step
 from support.rank_pool import Pool
+from support.sizes import sampled
 from support.struck_runs import Stroke, begin, folder_of_runs, nothing_is_left, train, words
 
 from phalanx.runs.resume import on_ranks
@@ -85,7 +86,7 @@ def test_nobody_waits_for_a_rank_that_has_not_begun(here: Path) -> None:
     assert err.strip().splitlines()[-1].startswith("error: rank 0 failed during start-up: ended with SIGKILL"), err
 
 
-@pytest.mark.parametrize("transport", ["native", "p2p", "shm"])
+@pytest.mark.parametrize("transport", sampled(["native", "p2p", "shm"], (0, 2)))
 def test_a_rank_that_dies_in_a_collective_is_named(here: Path, transport: str) -> None:
     more = ("--set", f"train.transport={transport}", "--strategy", "dp=2,zero=2,micro_batch=2")
     code, err = train(here, transport, (("SIGKILL", 1, "reduce_scatter", 7),), *more)

@@ -221,7 +221,7 @@ def _unproved(examples: int, on_gpu: bool) -> list[str]:
     every = [(family, line, kind) for kind in KINDS for line in STRATEGIES for family in FAMILIES]
     every += [("experts", line, kind) for kind in KINDS for line in EXPERTS]
     cases = SAMPLE if examples <= len(SAMPLE) else every[:: max(1, len(every) // examples)]
-    for family, line, kind in cases[:examples]:
+    for family, line, kind in cases[-examples:] if on_gpu else cases[:examples]:
         s = make_strategy(line)
         assert s is not None
         job = Job(2 * s.dp * s.pp, 64, Precision("bfloat16", products=kind))
@@ -233,12 +233,12 @@ def _unproved(examples: int, on_gpu: bool) -> list[str]:
     return found
 
 
-@examples(6, 80)
+@examples(3, 80)
 def test_events_flops_and_live_bytes_are_the_programs(examples: int) -> None:
     assert _unproved(examples, on_gpu=False) == []
 
 
-@examples(3, 80)
+@examples(2, 80)
 def test_the_step_keeps_the_rules_of_a_gpu_and_what_breaks_one_is_named_with_its_line(examples: int) -> None:
     unproved, said = in_fresh_process(_on_gpu, examples, patience_s=900)
     assert unproved == []
@@ -344,9 +344,7 @@ def test_the_price_knows_the_rate_of_8_bit_products() -> None:
 
 
 def test_the_command_verifies_them(tmp_path: Any) -> None:
-    line = (
-        "verify --model gpt2 --cluster {} --gpus 8 --strategy dp=2,tp=2,sp=1,pp=2 --batch 8 --seq 128 --precision fp8"
-    )
+    line = "verify --model gpt2 --cluster {} --gpus 2 --strategy tp=2,sp=1 --batch 2 --seq 128 --precision fp8"
     code, out, err = phalanx(tmp_path, *line.format("dgx-h100").split())
     assert (code, err) == (0, err)
     assert "proved" in out

@@ -14,6 +14,7 @@ from support import pipeline_cases, toy_model
 from support.forked_cli import phalanx
 from support.quick_runs import rows, wait_for_step
 from support.rank_pool import Pool
+from support.sizes import combined, sampled
 from support.struck_runs import Stroke, begin, folder_of_runs, nothing_is_left, train, words
 from torch.distributed.pipelining import schedules as torchs
 
@@ -28,7 +29,7 @@ from phalanx.spec.job import Job, Precision
 from phalanx.spec.strategy.spec import Strategy
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", sampled([2, 3], (1,)))
 def test_torch_executes_our_schedules(pool: Pool, tmp_path: Path, ranks: int) -> None:
     """Those it gives sends and receives itself, and those that have ours."""
     cases: list[tuple[Path, Any, tuple[int, ...], int]] = []
@@ -59,10 +60,10 @@ def strategy(pp: int, schedule: Any, layers: int) -> Strategy:
     return replace(s, layers="/".join([str(layers // chunks)] * chunks))
 
 
-@pytest.mark.parametrize(("name", "like"), THEIRS)
-@pytest.mark.parametrize("form", ["compute_only", "compute_comms"])
-def test_we_execute_torchs_schedules(pool: Pool, tmp_path: Path, name: str, like: str, form: str) -> None:
+@pytest.mark.parametrize(("theirs", "form"), combined(THEIRS, ["compute_only", "compute_comms"]))
+def test_we_execute_torchs_schedules(pool: Pool, tmp_path: Path, theirs: tuple[str, str], form: str) -> None:
     """As torch writes them; over the chunks of a schedule of ours."""
+    name, like = theirs
     ranks = 3 if form == "compute_only" else 2
     m, path = 2 * ranks, tmp_path / "torch.csv"
     stage: Any = SimpleNamespace(num_stages=2 * ranks, group_size=ranks, group_rank=0, submod=None)
@@ -103,7 +104,7 @@ def test_what_lives_is_what_the_schedule_holds(pool: Pool, name: str) -> None:
         assert left == [set(), set(), set()]
 
 
-@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb-v"])
+@pytest.mark.parametrize("name", sampled(["1f1b", "interleaved", "zb-v"], (2,)))
 def test_what_is_not_finite_is_named_where_it_arose(pool: Pool, name: str) -> None:
     """On whichever rank it is, and not where it spread to: every rank has it in the end."""
     spec, job = toy_model.model(layers=4, tied=True), Job(4, 8)

@@ -50,8 +50,10 @@ def test_which_blocks_repeat_what() -> None:
     assert of["selective"] == ["selective"] * 5
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("sizes", [{}, {"family": "gpt2"}, {"family": "gpt_neox"}, {"family": "palm"}])
+@pytest.mark.parametrize(
+    ("sizes", "dtype"),
+    combined([{}, {"family": "gpt2"}, {"family": "gpt_neox"}, {"family": "palm"}], ["float32", "bfloat16"]),
+)
 def test_losses_and_gradient_norms_are_the_same_bits(sizes: dict[str, Any], dtype: Any) -> None:
     """The same kernels run on the same numbers, only later."""
     job = Job(global_batch=4, seq=16, precision=Precision(dtype))

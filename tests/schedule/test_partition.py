@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.schedule.partition import search
+from phalanx.schedule.partition import balance, search
 from phalanx.schedule.partition.balance import Limits, Units, explain, partition
 from phalanx.schedule.partition.bound import packed_bound
 from phalanx.schedule.pipeline.actions import round_robin, v_shape
@@ -50,10 +50,14 @@ def asked(draw: st.DrawFn) -> tuple[Units, tuple[int, ...], Limits | None]:
     ranks, length = len(set(rank_of)), draw(st.integers(max(len(rank_of) - 2, 0), 8))
     high = draw(st.sampled_from([1, 3, 30]))
 
+    first = draw(st.sampled_from([None, 0, 1, 2, 3]))  # blocks of another kind than all after them; None: any
+
     def units() -> Units:
         cost = st.integers(0, high)
-        alike = draw(st.booleans())
-        blocks = [draw(cost)] * length if alike else draw(st.lists(cost, min_size=length, max_size=length))
+        if first is None:
+            blocks = draw(st.lists(cost, min_size=length, max_size=length))
+        else:
+            blocks = ([draw(cost)] * first + [draw(cost)] * length)[:length]
         return Units(draw(st.integers(0, 3 * high)), tuple(blocks), draw(st.integers(0, 3 * high)))
 
     seconds = units()
@@ -115,6 +119,22 @@ def best_of_all(seconds: Units, rank_of: tuple[int, ...], limits: Limits | None)
     assert value(found.blocks) == min(map(value, fit))
     assert found.optimal
     assert found.slowest == value(found.blocks)[0] == found.bound
+
+
+@pytest.mark.parametrize("rank_of", [round_robin(4, 2), round_robin(3), v_shape(4)])
+@pytest.mark.parametrize("first", [1, 3])
+def test_a_few_blocks_before_equal_ones(
+    rank_of: tuple[int, ...], first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in models with experts but for their first layers: dealt out, as good as the search finds, and proved."""
+    seconds = Units(0.0, (30.0,) * first + (70.0,) * (20 - first), 110.0)
+    dealt = partition(seconds, rank_of)
+    monkeypatch.setattr(balance, "leading", lambda question: 0)
+    searched = partition(seconds, rank_of)
+    assert dealt.optimal
+    assert dealt.slowest == searched.slowest
+    squares = [sum(r.seconds**2 for r in explain(seconds, rank_of, p.blocks).ranks) for p in (dealt, searched)]
+    assert squares[0] <= squares[1]
 
 
 @settings(max_examples=25, deadline=None)

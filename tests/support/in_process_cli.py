@@ -16,7 +16,7 @@ import typer
 from phalanx.cli.app import app
 
 COMMAND = typer.main.get_command(app)
-"""Made once: making every command and its options takes longer than most of them take to answer."""
+"""Made once, also for the processes that are forked (support/preload.py)."""
 
 
 def phalanx(here: Path, *words: str) -> tuple[int, str, str]:

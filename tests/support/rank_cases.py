@@ -56,14 +56,15 @@ from phalanx.train.trainer import learning_rate
 from phalanx.train.training_step import Training
 from phalanx.verify import parity
 from phalanx.verify.compression_error import examine_compressed
-from phalanx.verify.diff import differences
+from phalanx.verify.diff import differences, slack
 from support.sockets import Touch
 
 
 def instrumented_step(
     world: World, spec: ModelSpec, job: Job, strategy: Strategy, transport: str = "native", balanced: bool = False
 ) -> dict[str, Any]:
-    """Compare a recorded step with its program; return (differences, predicted peak, measured peak).
+    """Compare a recorded step with its program; return differences, predicted and measured peak, and by how much
+    these may differ.
 
     `balanced`: experts are chosen in turn, whatever the router says.
     """
@@ -87,6 +88,7 @@ def instrumented_step(
         "differences": list(map(str, differences(expected, tuple(comm.recorder.events)))),
         "events": len(comm.recorder.events),
         "predicted_peak": program.peak_bytes,
+        "slack": slack(program),
         "measured_peak": tracker.peak - others,
         "bytes": dict(comm.recorder.bytes_per_axis),
     }

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 from support import rank_cases
 from support.rank_pool import Pool
+from support.sizes import combined, sampled
 
 from phalanx.cost.step.expand import expand
 from phalanx.schedule.event import Event
@@ -42,7 +43,10 @@ def test_parity(pool: Pool, sp: bool) -> None:
 
 @pytest.mark.parametrize(
     ("precision", "sp", "tied"),
-    [("float32", False, True), ("float32", True, False), ("bfloat16", False, False), ("bfloat16", True, True)],
+    sampled(
+        [("float32", False, True), ("float32", True, False), ("bfloat16", False, False), ("bfloat16", True, True)],
+        (1, 2),
+    ),
 )
 def test_the_step_is_the_program(pool: Pool, precision: str, sp: bool, tied: bool) -> None:
     for found in pool.run(2, rank_cases.instrumented_step, *_case(precision, sp, tied)):
@@ -63,8 +67,7 @@ def _head_flops(model: ModelSpec, job: Job, s: Strategy) -> dict[str, int]:
     return {e.phase: e.flops for e in events if e.kind == "compute" and e.unit == "head" and not e.micro_batch}
 
 
-@pytest.mark.parametrize("s", PIPELINES, ids=str)
-@pytest.mark.parametrize("precision", ["float64", "bfloat16"])
+@pytest.mark.parametrize(("s", "precision"), combined(PIPELINES, ["float64", "bfloat16"]), ids=str)
 def test_at_the_end_of_a_pipeline(pool: Pool, s: Strategy, precision: str) -> None:
     model = build(ModelSpec, complete(_SIZES | {"tied": s.tp > 1, "layers": 4}), "model")
     job = Job(8, 256, Precision(precision))  # type: ignore[arg-type]

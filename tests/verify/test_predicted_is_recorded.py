@@ -2,6 +2,7 @@
 tensors without content, whose live bytes are the real ones."""
 
 import gc
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,8 +13,14 @@ from support.sizes import examples, sampled
 from support.strategies import TRANSPORTS, cases
 
 from phalanx.runtime.process.world import ALONE
+from phalanx.spec.files.job_file import build
+from phalanx.spec.job import Job
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Recompute, Strategy
 from phalanx.verify.diff import SLACK_BYTES
 from phalanx.verify.fake_step import imagine
+from phalanx.verify.verify import verify
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,7 +45,7 @@ def test_one_process(examples: int) -> None:
 
 
 @examples(3, 100)
-@pytest.mark.parametrize("world", sampled([2, 3, 4], (0, 2)))
+@pytest.mark.parametrize("world", sampled([2, 3, 4], (2,)))
 def test_several_ranks(pool: Pool, world: int, examples: int) -> None:
     @settings(max_examples=examples)
     @given(cases(world, small=False, compressed=True), TRANSPORTS)
@@ -47,16 +54,16 @@ def test_several_ranks(pool: Pool, world: int, examples: int) -> None:
         for found in every:
             assert found["differences"] == []
             assert found["events"] > 0
-            assert found["predicted_peak"] == pytest.approx(found["measured_peak"], rel=0.02), case
-        alike = every if case[2].pp == 1 else every[:1]  # pipeline ranks hold unlike parts
-        verified = imagine(*case, rank=0)
-        for found in alike:
-            assert verified.memory.peak == pytest.approx(found["measured_peak"], rel=0.02), case
+            assert found["predicted_peak"] == pytest.approx(found["measured_peak"], abs=found["slack"]), case
+        # The other ranks hold other parts, or fewer elements where these do not divide.
+        assert imagine(*case, rank=0).memory.peak == pytest.approx(every[0]["measured_peak"], abs=found["slack"]), (
+            case
+        )
 
     equal()
 
 
-@examples(3, 50)
+@examples(2, 50)
 def test_one_process_with_experts(examples: int) -> None:
     @settings(max_examples=examples)
     @given(cases(1, small=False, experts=True))
@@ -70,7 +77,7 @@ def test_one_process_with_experts(examples: int) -> None:
 
 
 @examples(2, 50)
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", sampled([2, 4], (1,)))
 def test_several_ranks_with_experts(pool: Pool, world: int, examples: int) -> None:
     @settings(max_examples=examples)
     @given(cases(world, small=False, experts=True), TRANSPORTS, st.booleans())
@@ -82,3 +89,14 @@ def test_several_ranks_with_experts(pool: Pool, world: int, examples: int) -> No
                 assert found["predicted_peak"] == pytest.approx(found["measured_peak"], rel=0.02), case
 
     equal()
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("s", [Strategy(pp=2), Strategy(pp=2, tp=2), Strategy(pp=2, tp=2, sp=True)], ids=str)
+def test_a_norm_that_attention_and_mlp_share_in_a_pipeline(s: Strategy, recompute: Recompute) -> None:
+    """Where the stream is far wider than all heads, the peak of a block's backward pass is as both gradients of the
+    norm's result are added up."""
+    sizes = {"family": "llama", "vocab": 300, "hidden": 256, "layers": 2, "heads": 2, "head_dim": 16, "ffn": 64}
+    model = build(ModelSpec, complete(sizes | {"max_seq": 128, "residual": "parallel_one_norm"}), "model")
+    for verified in verify(model, Job(1, 128), replace(s, recompute=recompute)):
+        assert verified.differences == ()

@@ -54,7 +54,7 @@ JOB = Job(global_batch=128, seq=32)
 FEW = Job(global_batch=8, seq=32)
 
 
-@examples(3, 60)
+@examples(2, 60)
 def test_worlds_that_are_not_here(examples: int) -> None:
     @settings(max_examples=examples)
     @given(st.sampled_from([8, 64, 1000]).flatmap(lambda ranks: cases(ranks, small=False, compressed=ranks < 100)))
@@ -75,7 +75,7 @@ def test_worlds_that_are_not_here(examples: int) -> None:
             "pp=2,dp=2,zero=2",
             "pp=2,dp=2,zero=3,schedule=zb-v",
         ],
-        (1, 3, 5),
+        (1, 5),
     ),
 )
 def test_a_cut_accumulation_is_the_whole_one(strategy: str) -> None:
@@ -94,13 +94,17 @@ def test_a_cut_accumulation_is_the_whole_one(strategy: str) -> None:
     assert abs(cut.memory.peak - whole.memory.peak) < 256
 
 
-@settings(max_examples=3)
-@given(case=st.sampled_from([1, 4]).flatmap(lambda ranks: cases(ranks, small=False, compressed=True)))
-def test_the_quick_way_is_torchs_own(case: tuple[ModelSpec, Job, Strategy]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        ours = imagine(*case, rank=0)
-        patch.setattr(meta_ops, "run", lambda *_: None)
-        assert imagine(*case, rank=0) == ours
+@examples(2, 20)
+def test_the_quick_way_is_torchs_own(examples: int) -> None:
+    @settings(max_examples=examples)
+    @given(case=st.sampled_from([1, 4]).flatmap(lambda ranks: cases(ranks, small=False, compressed=True)))
+    def equal(case: tuple[ModelSpec, Job, Strategy]) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            ours = imagine(*case, rank=0)
+            patch.setattr(meta_ops, "run", lambda *_: None)
+            assert imagine(*case, rank=0) == ours
+
+    equal()
 
 
 def test_a_rank_of_padding_alone_takes_its_step() -> None:
@@ -479,7 +483,7 @@ _TINY = 'family = "llama"\nvocab = 300\nhidden = 64\nlayers = 2\nheads = 4\nffn 
 _CLUSTER = '[cluster]\npreset = "dgx-h100"\n'
 
 
-@pytest.mark.parametrize("zero", [0, 2])
+@pytest.mark.parametrize("zero", sampled([0, 2], (1,)))
 def test_factors_of_a_high_rank_are_proved(zero: int) -> None:
     """What a decomposition works in is larger than any piece that other compressors code."""
     spec = build(ModelSpec, complete(SIZES | {"vocab": 8000, "hidden": 256}), "model")
@@ -488,7 +492,7 @@ def test_factors_of_a_high_rank_are_proved(zero: int) -> None:
 
 def test_options_ask_what_a_job_file_asks(tmp_path: Path) -> None:
     """Without a file verify takes the options of predict; GPUs fill dp."""
-    asked = ["--model", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "8", "--batch", "8", "--seq", "256"]
+    asked = ["--model", "gpt2", "--cluster", "dgx-h100", "--gpus", "8", "--batch", "8", "--seq", "256"]
     code, out, err = phalanx(tmp_path, "verify", *asked, "--strategy", "tp=4,zero=1", "--json")
     assert code == 0, err
     assert json.loads(out)["strategy"].startswith("dp=2,zero=1,tp=4")
@@ -499,7 +503,7 @@ def test_options_ask_what_a_job_file_asks(tmp_path: Path) -> None:
 
 
 def test_a_plan_of_another_stack_fails_where_traffic_differs(tmp_path: Path) -> None:
-    asked = ["--model", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "8", "--batch", "8", "--seq", "256"]
+    asked = ["--model", "gpt2", "--cluster", "dgx-h100", "--gpus", "8", "--batch", "8", "--seq", "256"]
     assert phalanx(tmp_path, "plan", *asked)[0] == 0
     plan = plans.read(tmp_path / "plan.json")
     plans.write(replace(plan, strategy=_strategy("dp=8,zero=1")), tmp_path / "plan.json")

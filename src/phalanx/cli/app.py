@@ -42,7 +42,7 @@ from phalanx.cli.quiz import quiz
 from phalanx.cli.read import read
 from phalanx.cli.report import report
 from phalanx.cli.roofline import roofline
-from phalanx.cli.root import OneLineErrors
+from phalanx.cli.root import OneLineErrors, only
 from phalanx.cli.scaling import scaling
 from phalanx.cli.serve_plan import serve_plan
 from phalanx.cli.sweep import sweep
@@ -111,6 +111,7 @@ def main() -> None:
     gc.set_threshold(50_000)
     if sys.stdout is not None and sys.stdout.isatty():
         sys.stdout = Screened(sys.stdout)
+    only(app, sys.argv[1:])
     try:
         app()
     except SystemExit as end:

@@ -96,7 +96,8 @@ def measure(
                 cluster = measure_machine(ranks, dtype, threads, quick, announce)
             else:
                 require_only(line, "dtype", "threads", "out", reason="is for this machine alone, not under torchrun")
-                with noted(announce if world.rank == 0 else lambda _: None):
+                # The other ranks are no children of this one, and count as others.
+                with noted(announce if world.rank == 0 else lambda _: None, threads):
                     measured = measure_ranks(world, dtype, threads)
                 if measured is None:
                     sys.stdout.flush()

@@ -40,6 +40,19 @@ class OneLineErrors(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
 
+def only(app: typer.Typer, words: Sequence[str]) -> None:
+    """Leave of an app's commands the one that `words` begin with, if there is one: Typer makes all that it is given,
+    with every option, and a quick command answers in less time than that takes."""
+    commands = [c for c in app.registered_commands if words and _name(c) == words[0]]
+    groups = [g for g in app.registered_groups if words and g.name == words[0]]
+    if commands or groups:
+        app.registered_commands, app.registered_groups = commands, groups
+
+
+def _name(command: Any) -> str:
+    return str(command.name or command.callback.__name__).replace("_", "-")
+
+
 def _one_line(error: Any, words: Sequence[str]) -> str:
     """Write an error of usage as `field = value: reason; remedy`."""
     from phalanx.spec.errors import InputError, nearest

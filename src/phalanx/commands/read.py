@@ -222,6 +222,8 @@ def _priceable(s: Strategy) -> tuple[Strategy, list[str]]:
 def asked_by(path: Path, asked: Any, reading: Reading | None = None) -> Any:
     """Return the question that a configuration asks: an `Asked` with the file's model, job, strategy, options, stack
     and precision, where its options do not say otherwise. `reading`: the file, read. Raises InputError."""
+    given = (("--gpus", asked.gpus), ("--batch", asked.batch), ("--seq", asked.seq))
+    names.require_counts(*((name, number) for name, number in given if number is not None))
     reading = reading or read([path], None, asked.gpus)
     c, s = reading.configuration, reading.layout
     for m in reading.mistakes:

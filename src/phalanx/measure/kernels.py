@@ -75,12 +75,12 @@ _SMALL = _Sizes(
 )
 
 
-# A third of that work, of the same four shapes: what `--quick` times.
+# A quarter of that work, of the same four shapes: what `--quick` times.
 _QUICK_LADDER = (
     ((128, 4, 4, 512, 2048), ((8, 128),)),
     ((192, 6, 3, 512, 2048), ((3, 128), (12, 128))),
     ((256, 8, 8, 1024, 4096), ((1, 256),)),
-    ((512, 8, 4, 1408, 8192), ((2, 128),)),
+    ((512, 8, 4, 1408, 8192), ((1, 128),)),
 )
 
 
@@ -189,7 +189,7 @@ def measure_points(
     rounds: int,
     quick: bool = False,
 ) -> list[Point]:
-    """Time the ladder on this rank, or a third of its work (`quick`), `rounds` times after one to warm up.
+    """Time the ladder on this rank, or a quarter of its work (`quick`), `rounds` times after one to warm up.
 
     `barrier` starts each shape together with the other ranks. `full_passes` is called now and then between shapes,
     so that what it times meets the same disturbances.
@@ -297,10 +297,11 @@ class FullPasses:
     """Full passes of a four-layer decoder with its gradient all-reduce, timed beside the ladder.
 
     They show what a pass costs beyond the price of its parts: cold caches, ranks that wait for the slowest. With
-    several hosts nothing is sent, as the time on slow links would hide that.
+    several hosts nothing is sent, as the time on slow links would hide that. `at_once`: passes of a run.
     """
 
-    def __init__(self, dtype: DType, comm: Comm) -> None:
+    def __init__(self, dtype: DType, comm: Comm, at_once: int = 2) -> None:
+        self.at_once = at_once
         shape, (self.sequences, seq) = _sizes(dtype, comm.world.device).full
         self.comm, self.spec = comm, replace(_spec(*shape), layers=4)
         self.job = Job(global_batch=self.sequences * comm.world.size, seq=seq, precision=Precision(compute=dtype))
@@ -316,9 +317,9 @@ class FullPasses:
         self.times: list[float] = []
 
     def run(self) -> None:
-        """Time two passes."""
+        """Time some passes."""
         device = self.comm.world.device
-        for _ in range(2):
+        for _ in range(self.at_once):
             self.comm.barrier()
             synchronize(device)
             start = time.perf_counter()
@@ -345,4 +346,4 @@ class FullPasses:
         if links and self.sends and self.comm.world.device.type == "cpu":
             e = DTYPE_BYTES[self.job.precision.reduce_dtype]
             sent = sum(min(fit.seconds(b.bucket.numel * e) for fit in links) for b in self.engine.buckets)
-        return max(1.0, float((median(self.times[2:]) - sent) / parts))
+        return max(1.0, float((median(self.times[self.at_once :]) - sent) / parts))

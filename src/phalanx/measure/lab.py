@@ -319,7 +319,8 @@ def torchrun_words(command: Sequence[str]) -> list[str]:
     first = Path(command[0]).name
     if first == "phalanx":
         return ["-m", "phalanx", *command[1:]]
-    if re.fullmatch(r"python[\d.]*", first) and len(command) > 1:
+    own = len(command) > 1 and (command[1] == "-m" or not command[1].startswith("-"))  # torchrun knows no -c, no -u
+    if own and re.fullmatch(r"python[\d.]*", first):
         return list(command[1:])
     if first == "-m" or first.endswith(".py"):
         return list(command)

@@ -1,4 +1,5 @@
-"""Steal time: processor time that a virtual machine wanted and its host gave to others.
+"""Processor time that a measurement lacks: what the host of a virtual machine gave to others (steal time), and what
+other programs of the machine took.
 
 Times measured meanwhile say little about the machine.
 """
@@ -14,8 +15,10 @@ from pathlib import Path
 
 _STAT = Path("/proc/stat")
 _STEAL = 8  # index of the word in its first line: clock ticks of all processors (man 5 proc_stat)
+_BUSY = (1, 2, 3, 6, 7)  # user, nice, system, interrupts
 NOTED = 0.02
 """The share of a machine's processors above which a measurement counts as disturbed."""
+_CROWDED = 0.1  # share of the processors that a measurement needs, and other programs had
 LEAST = 3  # undisturbed rounds that a measurement needs
 
 
@@ -57,14 +60,27 @@ class Rounds:
         return [s for s, share in zip(self.seconds, self.stolen, strict=True) if share <= limit]
 
 
+def others_s() -> float:
+    """Return the processor seconds of all programs but this one and the children it has waited for; 0 if the system
+    does not count them."""
+    try:
+        words = _STAT.read_text().split()
+        busy = sum(int(words[i]) for i in _BUSY) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return 0.0
+    return busy - sum(os.times()[:4])
+
+
 @contextmanager
-def noted(announce: Callable[[str], None]) -> Iterator[None]:
-    """Announce it if too much processor time was stolen inside this context."""
-    start, before = time.monotonic(), stolen_s()
+def noted(announce: Callable[[str], None], needed: int) -> Iterator[None]:
+    """Announce it if a measurement that needs so many processors was short of processor time inside this context."""
+    start, before, others = time.monotonic(), stolen_s(), others_s()
     yield
-    share = stolen_share(stolen_s() - before, time.monotonic() - start)
+    seconds = max(time.monotonic() - start, 1e-9)
+    share = stolen_share(stolen_s() - before, seconds)
+    again = "kernels may be measured too slow: measure again when it is quiet (phalanx measure)"
     if share >= NOTED:
-        announce(
-            f"note: this virtual machine's host gave {share:.0%} of its processors to others meanwhile; "
-            "kernels may be measured too slow: measure again when it is quiet (phalanx measure)"
-        )
+        announce(f"note: this virtual machine's host gave {share:.0%} of its processors to others meanwhile; {again}")
+    cores, taken = os.cpu_count() or 1, (others_s() - others) / seconds
+    if taken - max(cores - needed, 0) >= _CROWDED * needed:
+        announce(f"note: other programs kept {taken:.1f} of {cores} processors busy meanwhile; {again}")

@@ -117,7 +117,7 @@ def local_cluster(
             kept.unlink()
         else:
             announce("what was measured before the interruption is kept")
-    with noted(announce):
+    with noted(announce, ranks * threads):
         rows = _measure(ranks, dtype, threads, quick, kept)
     kept.unlink(missing_ok=True)
     cluster = build(ClusterSpec, describe(machine, ranks, dtype, rows), "cluster")

@@ -123,7 +123,7 @@ def kernel_rates(
     `over`: the fits of their all-reduces, whose time is subtracted from full passes.
     """
     device = together.world.device
-    full = kernels.FullPasses(dtype, together)
+    full = kernels.FullPasses(dtype, together, 1 if quick else 2)
     points = kernels.measure_points(dtype, device, together.barrier, full.run, rounds, quick)
     forward, forward_error = kernels.fit(points, "F")
     backward, backward_error = kernels.fit(points, "B")

@@ -181,14 +181,19 @@ def _expert_parallel(
             np.where(overlaps, np.maximum(sent - own, 0) + slowed * np.minimum(sent, own), sent)
             for sent, own in ((forward, compute.forward), (backward, compute.backward))
         )
-    rows = routed_rows(shape, layout, np.maximum(shape.experts, 1)) * shape.hidden
-    fixed = profile.token_bytes * rows / (system.memory_bytes_per_s * system.memory) + profile.router_s
+    fixed = _permuted(routed_rows(shape, layout, np.maximum(shape.experts, 1)), shape, system, profile)
     each = profile.expert_s * np.maximum(shape.experts / layout.ep, 1)
     shown, waits = 1 - profile.ep_overlap, np.where(np.asarray(layout.ep) > 1, profile.imbalance, 0.0)
     return Passes(
         forward * shown + fixed + each + waits * products.forward,
         backward * shown + fixed + 2 * each + waits * products.backward,
     )
+
+
+def _permuted(rows: Column, shape: Shape, system: System, profile: Profile) -> Column:
+    """Return the seconds of the router, and of permuting these rows to their experts or back."""
+    moved = profile.token_bytes * rows * shape.hidden
+    return moved / (system.memory_bytes_per_s * system.memory) + profile.router_s
 
 
 def _dispatched(flow: Flow, shape: Shape, layout: Layout, system: System, profile: Profile) -> Flow:
@@ -244,6 +249,34 @@ def block_kinds(
     kinds = [(common.dense, shape.layers - shape.moe_layers)]
     if np.any(shape.moe_layers):
         kinds.append((experts_block(common, shape, layout, system, profile), shape.moe_layers))
+    return kinds
+
+
+def least_block_kinds(shape: Shape, layout: Layout, system: System, profile: Profile) -> list[tuple[Block, Column]]:
+    """Return the kinds of blocks with less than any way to spread experts takes: each rank has one expert, which all
+    its products' FLOPs are of and keep the tensor cores busy, and nothing travels to it."""
+    common = common_parts(shape, layout, system, profile)
+    kinds = [(common.dense, shape.layers - shape.moe_layers)]
+    if np.any(shape.moe_layers):
+        rows = routed_rows(shape, layout, np.maximum(shape.experts, 1))
+        by = _products(layout, system, profile)
+        forward = 2 * rows * shape.hidden * shape.mlp_matrices * shape.expert_ffn / (by.rate * profile.grouped)
+        routed = Passes(forward, forward * (2 - layout.frozen))
+        around, shared = common.around, common.shared
+        products = Passes(
+            around.forward + shared.forward + routed.forward, around.backward + shared.backward + routed.backward
+        )
+        each, fixed = profile.expert_s, _permuted(rows, shape, system, profile)
+        block = Block(
+            matmul=products,
+            attention=common.dense.attention,
+            memory=common.memory,
+            tp=_exposed(common.sent, layout, system, profile, products),
+            cp=common.dense.cp,
+            ep=Passes(fixed + each, fixed + 2 * each),
+            again=0.0,
+        )
+        kinds.append((block, shape.moe_layers))
     return kinds
 
 

@@ -218,6 +218,17 @@ class SplitBlock(Block):
         self._input_gradient(walk, *(size for size, _ in parts[::-1]))
         self._one_by_one(walk, *parts)
 
+    def _heads_input(self, walk: Walk, *parts: tuple[Column, int, bool]) -> None:
+        if self.tp > 1 or not self.one_norm:
+            super()._heads_input(walk, *parts)
+            return
+        # The engine makes the products when it takes their gradients: by then autograd has added the gradient of the
+        # norm's result to the MLP's, and the products still hold that result.
+        self._input_gradient(walk, *(size for size, _, _ in parts[::-1]))
+        self._add(walk, 0, bias=True)
+        self._one_by_one(walk, *((size, weight) for size, weight, _ in parts))
+        walk.free(self.S)
+
     def _one_by_one(self, walk: Walk, *parts: tuple[Column, int]) -> None:
         """Walk computing weight gradients one by one, each when it is needed."""
         for size, weight in parts:

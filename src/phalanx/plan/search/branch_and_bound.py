@@ -110,46 +110,46 @@ def explore(
 
 class _ByBlocks:
     """Cores with their experts, and lower bounds on them by the passes of their blocks alone: priced once for all
-    cores that blocks cannot tell apart."""
+    cores that blocks cannot tell apart, and with experts spread in each way only where they may win in the best."""
 
     def __init__(self, pricing: Pricing, cores: Strategies, options: Options) -> None:
-        self._model, self._options, self._cores, self._family = pricing.model, options, cores, family(cores)
-        kinds, self._kind = space.kinds(cores)
-        rows, kind = space.with_experts(kinds, pricing.model, options)
-        bound = pricing.block_seconds(rows)
-        self._degrees = int(rows.ep.max(initial=1)) + 1, int(rows.etp.max(initial=1)) + 1
-        code = self._code(kind, rows)
-        order = np.argsort(code)
-        self._codes, self._bounds = code[order], bound[order]
-        spread = rows.ep * rows.etp > 1
-        alone, apart = np.full(len(kinds), np.inf), np.full(len(kinds), np.inf)
-        np.minimum.at(alone, kind[~spread], bound[~spread])
-        np.minimum.at(apart, kind[spread], bound[spread])
-        self._alone, self._apart = alone[self._kind], apart[self._kind]
-
-    def _code(self, kind: Ints, rows: Strategies) -> Ints:
-        """Return a number for each kind of core and way to spread experts."""
-        code: Ints = (kind * self._degrees[0] + rows.ep) * self._degrees[1] + rows.etp
-        return code
+        self._pricing, self._options, self._cores, self._family = pricing, options, cores, family(cores)
+        self._kinds, self._kind = space.kinds(cores)
+        self._least = pricing.block_seconds(self._kinds, spread=False)[self._kind]
 
     def first(self, count: int) -> npt.NDArray[np.bool_]:
         """Return the mask of the `count` cores of each family with the lowest bounds."""
         chosen = np.zeros(len(self._cores), dtype=bool)
         for place in range(_EP):
             own = np.flatnonzero(self._family == place)
-            chosen[own[np.argsort(self._alone[own], kind="stable")[:count]]] = True
-        chosen[np.argsort(self._apart, kind="stable")[:count]] = True
+            chosen[own[np.argsort(self._least[own], kind="stable")[:count]]] = True
+        chosen[np.argsort(self._least, kind="stable")[:count]] = True
         return chosen
 
     def expanded(self, some: npt.NDArray[np.bool_], incumbents: _Incumbents) -> Strategies:
         """Return the strategies of some cores, with their experts, that may be among the best of all or of their
         family."""
-        alone = some & incumbents.may_win(self._family, self._alone)
-        apart = np.flatnonzero(some & incumbents.may_win(np.full_like(self._family, _EP), self._apart))
-        rows, place = space.with_experts(self._cores.take(apart), self._model, self._options)
-        bound = self._bounds[np.searchsorted(self._codes, self._code(self._kind[apart[place]], rows))]
-        may = (rows.ep * rows.etp > 1) & incumbents.may_win(np.full(len(rows), _EP), bound)
-        return space.joined([self._cores.take(alone), rows.take(may)])
+        apart = np.full_like(self._family, _EP)
+        may = incumbents.may_win(self._family, self._least) | incumbents.may_win(apart, self._least)
+        cores = np.flatnonzero(some & may)
+        kinds, kind = np.unique(self._kind[cores], return_inverse=True)
+        model, options = self._pricing.model, self._options
+        spread, of_kind = space.with_experts(self._kinds.take(kinds), model, options)
+        bound = self._pricing.block_seconds(spread)
+        code = _spread_code(of_kind, spread, spread)
+        order = np.argsort(code)
+        rows, place = space.with_experts(self._cores.take(cores), model, options)
+        at = np.searchsorted(code[order], _spread_code(kind[place], rows, spread))
+        families = np.where(rows.ep * rows.etp > 1, _EP, self._family[cores][place])
+        return rows.take(incumbents.may_win(families, bound[order][at]))
+
+
+def _spread_code(kind: Ints, rows: Strategies, among: Strategies) -> Ints:
+    """Return a number for each kind of core and way to spread experts, one of those `among`."""
+    code: Ints = (kind * (int(among.ep.max(initial=1)) + 1) + rows.ep) * (
+        int(among.etp.max(initial=1)) + 1
+    ) + rows.etp
+    return code
 
 
 class _Incumbents:

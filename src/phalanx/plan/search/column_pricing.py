@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.cost.analytic.block import block_kinds
+from phalanx.cost.analytic.block import block_kinds, least_block_kinds
 from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.analytic.memory import Memory, allocatable_bytes, memory
 from phalanx.cost.analytic.option_effects import effective, extended, laid_out
@@ -225,16 +225,18 @@ class Pricing:
             seconds[spread] = np.minimum(seconds[spread], _sliced(other, least))
         return seconds
 
-    def block_seconds(self, rows: Strategies) -> Floats:
+    def block_seconds(self, rows: Strategies, spread: bool = True) -> Floats:
         """Seconds of all blocks' passes in a step of rows without a pipeline: a lower bound on the step of every
         strategy that has these ranks in pipelines of any length, since no rank has fewer blocks than the mean, and
-        experts are never closer together."""
+        experts are never closer together. Without `spread`, a lower bound over all ways to spread experts."""
         best = replace(rows, zero=np.where(rows.dp * rows.cp > 1, 1, 0), shard=rows.dp)
+        kinds_of = block_kinds if spread else least_block_kinds
 
         def passes(part: Strategies) -> Column:
             how = self.layout(part).on_nodes(self.system.tiers[0].ranks)
-            kinds = block_kinds(self.shape, how, self.system, self.profile)
-            return how.micro_batches * sum(count * (block.forward + block.backward) for block, count in kinds)
+            kinds = kinds_of(self.shape, how, self.system, self.profile)
+            m = self.job.global_batch / (how.micro_batch * how.dp)  # of a pipeline's ranks together: not whole
+            return m * sum(count * (block.forward + block.backward) for block, count in kinds)
 
         return _sliced(best, passes)
 

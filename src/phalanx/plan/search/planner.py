@@ -251,15 +251,17 @@ def _misfits(
     """For each family not in `has`, its strategy of least memory, if that does not fit; cp = micro_batch = 1."""
     rows = cores.take((cores.cp == 1) & (cores.micro_batch == 1))
     rows = space.sharding(space.recomputing(rows, pricing.model, pricing.job, options), pricing.job, options)
+    missing = [kind for kind, name in enumerate(FAMILIES) if name not in has]
+    rows = rows.take(np.isin(branch_and_bound.family(rows), missing))
     kinds, bytes_ = branch_and_bound.family(rows), pricing.bytes_(rows)
     smallest: dict[str, int] = {}
-    for kind, name in enumerate(FAMILIES):
+    for kind in missing:
         members = np.flatnonzero(kinds == kind)
-        if name in has or not len(members):
+        if not len(members):
             continue
         least = int(members[np.argmin(bytes_[members])])
         if bytes_[least] > pricing.usable:
-            smallest[name] = least
+            smallest[FAMILIES[kind]] = least
     prices = priced.price(pricing, [rows.strategy(row) for row in smallest.values()])
     return list(zip(prices, smallest, strict=True))
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from itertools import permutations
 from typing import Any
 
@@ -209,7 +209,15 @@ def cores(model: ModelSpec, job: Job, ranks: int, options: Options | None = None
     Raises InputError if the job has no strategy over so many ranks, or none within the limits.
     """
     options = options or Options()
-    ulysses = options.ulysses
+    within = limited(_cores(model, job, ranks, options.ulysses), job, options, "core")
+    if not len(within):
+        raise nothing_within(options, ranks)
+    return within
+
+
+@lru_cache(maxsize=16)
+def _cores(model: ModelSpec, job: Job, ranks: int, ulysses: bool) -> Strategies:
+    """Enumerate the first step without limits; kept, since stacks and conditions differ in those alone."""
     if job.seq > model.max_seq:
         reason = f"is longer than model.max_seq = {model.max_seq}"
         raise InputError("job.seq", job.seq, reason, "shorten seq or raise model.max_seq")
@@ -238,11 +246,7 @@ def cores(model: ModelSpec, job: Job, ranks: int, options: Options | None = None
         raise InputError("--gpus", ranks, reason, "use another number, or another batch")
     one = np.ones_like(columns["dp"])
     rest = {"ep": one, "etp": one, "shard": one, "virtual": one, "schedule": _DEFAULT * one}
-    rows = Strategies(**columns, **rest, zero=0 * one, recompute=0 * one, order=0 * one)
-    within = limited(rows, job, options, "core")
-    if not len(within):
-        raise nothing_within(options, ranks)
-    return within
+    return Strategies(**columns, **rest, zero=0 * one, recompute=0 * one, order=0 * one)
 
 
 def nothing_within(options: Options, ranks: int) -> InputError:

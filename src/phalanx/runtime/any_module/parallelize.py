@@ -98,6 +98,8 @@ def spread(
     cuts: Sequence[int | str] | None = None,
 ) -> Parallel:
     """Do what `parallelize` does, in a world that has been joined."""
+    if not isinstance(module, nn.Module):
+        raise InputError("module", type(module).__name__, "is not a torch.nn.Module", "wrap the model itself")
     s = _strategy(strategy, world)
     if buffers not in get_args(Buffers):
         raise InputError("buffers", buffers, "is not a choice", "use 'rank 0', 'average' or 'synchronise'")
@@ -181,7 +183,10 @@ def _strategy(strategy: str | Strategy, world: World) -> Strategy:
         reason = "compresses gradients of whole layers, and tp splits them"
         raise InputError("strategy.compression", strategy.compression, reason, "leave one of them out")
     if strategy.world != world.size:
+        start = f"start so many: torchrun --nproc-per-node {strategy.world} SCRIPT"
+        fits = world.size % (strategy.world // strategy.dp) == 0  # with another dp
+        mend = f"leave dp out, or {start}" if fits else start
         raise InputError(
-            "strategy", str(strategy), f"is for {strategy.world} ranks, but there are {world.size}", "leave dp out"
+            "strategy", str(strategy), f"is for {strategy.world} ranks, but there are {world.size}", mend
         )
     return strategy

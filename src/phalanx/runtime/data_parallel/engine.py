@@ -257,7 +257,10 @@ class DataParallel:
         if self._deferring:
             return
         if not self._open:
-            raise RuntimeError(f"{name} got a gradient in a backward pass that was not announced to the engine")
+            raise RuntimeError(
+                f"{name} got a gradient in a backward pass that was not announced to the engine: "
+                "of a parallelized module call model.backward(loss), not loss.backward()"
+            )
         rows, products = parameter.rows_beside, parameter.products_beside  # type: ignore[attr-defined]
         self.take(name, products.pop() if products else parameter.grad, rows)
         rows.clear()

@@ -4,6 +4,7 @@ A model is embed, blocks 0..L-1, head. Chunks are contiguous runs of it, in orde
 head, so these two need no block, and every other has at least one. The cost of a rank is the sum of its chunks.
 
     blocks of equal cost       greedy, each block to the rank that is then the cheapest: optimal for any map of chunks
+    a few, then equal ones     the same, for every way to cut the few (leading.py)
     one chunk a rank, or a V   optimal dynamic programming, rank by rank: of the partial partitions that leave
                                the same choices open, only the best is kept
     others, of unequal blocks  local search that moves blocks, then the same dynamic programming while it stays small,
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from phalanx.schedule.partition.leading import deal_after, leading
 from phalanx.schedule.partition.search import Measure, Question, Solution, deal, least_worst
 from phalanx.spec.byte_sizes import write_bytes
 from phalanx.spec.errors import InputError
@@ -116,14 +118,20 @@ def partition(seconds: Units, rank_of: Sequence[int], limits: Limits | None = No
         memory = _measure(sizes, most, rank_of)
     equal = all(len(set(units.blocks)) <= 1 for units in (seconds, *(limits.bytes if limits else ())))
     question = Question(time, memory, tuple(rank_of), _least(rank_of))
-    solve = deal if equal else least_worst
+    first = 0 if equal else leading(question)
+
+    def solve(question: Question) -> Solution | None:
+        if equal:
+            return deal(question)
+        return deal_after(question, first) if first else least_worst(question)
+
     best = solve(question)
     if best is None:
         assert limits is not None
         assert memory is not None
         nearest = solve(Question(memory, None, question.rank_of, question.least))  # closest to the limits
         assert nearest
-        best = least_worst(question, nearest.blocks) if nearest.worst <= 0 and not equal else None
+        best = least_worst(question, nearest.blocks) if nearest.worst <= 0 and not equal and not first else None
         if best is None:
             raise _unfit(explain(seconds, rank_of, nearest.blocks, limits), nearest)
     slowest = max(share.seconds for share in explain(seconds, rank_of, best.blocks, limits).ranks)

@@ -1,11 +1,12 @@
 """The search behind balance.py: the counts of blocks per chunk whose worst rank costs least, in integers.
 
-A cut is where a chunk begins: cut 0 is block 0, the last cut is the end. `deal` serves blocks of equal cost.
-Otherwise `_improved` moves blocks for as long as that helps, and `_sweep` finds out whether anything better exists:
-it goes through the ranks and tries every way to cut their chunks. What later ranks can do depends only on the cuts
-that border on a chunk not yet cut, so of all partial partitions that agree in those only the best is continued. That
-is one cut if a rank has one chunk, two in a V, three if two chunks per rank are dealt out in turns: few. With more
-chunks per rank they are many, and the sweep gives up beyond ROOM.
+A cut is where a chunk begins: cut 0 is block 0, the last cut is the end. `deal` serves blocks of equal cost, and
+leading.py a few of one kind before others of equal cost. Otherwise `_improved` moves blocks for as long as that
+helps, and `_sweep` finds out whether anything better exists: it goes through the ranks and tries every way to cut
+their chunks. What later ranks can do depends only on the cuts that border on a chunk not yet cut, so of all partial
+partitions that agree in those only the best is continued. That is one cut if a rank has one chunk, two in a V, three
+if two chunks per rank are dealt out in turns: few. With more chunks per rank they are many, and the sweep gives up
+beyond ROOM.
 """
 
 from __future__ import annotations
@@ -95,10 +96,10 @@ def deal(question: Question) -> Solution | None:
         return sums[0][rank] + each[0][rank], -rank
 
     more = [0 for _ in ranks]
-    heap = [next_of(rank) for rank in ranks]
+    heap = [next_of(rank) for rank in sorted(set(question.rank_of))]
     heapq.heapify(heap)
     left = question.length - sum(counts)
-    while left and heap:
+    while left > 0 and heap:
         rank = -heapq.heappop(heap)[1]
         if question.limit and sums[1][rank] + each[1][rank] > 0:
             continue  # full
@@ -125,8 +126,8 @@ def deal(question: Question) -> Solution | None:
 def least_worst(question: Question, begin: Sequence[int] | None = None) -> Solution | None:
     """Return the best partition found, starting from `begin` (blocks per chunk); None if no move meets the limits."""
     starts = [begin] if begin else [_even(question), _by_cost(question)]
-    best = min((_improved(question, _cuts(start)) for start in starts), key=lambda cuts: _value(question, cuts))
-    excess, worst, _ = _value(question, best)
+    best = min((_improved(question, cuts_of(start)) for start in starts), key=lambda cuts: value_of(question, cuts))
+    excess, worst, _ = value_of(question, best)
     if excess > 0:
         return None
     below = _bound(question) - 1  # costs of the worst rank up to this are known to be impossible
@@ -142,21 +143,22 @@ def least_worst(question: Question, begin: Sequence[int] | None = None) -> Solut
                 break
             if part == 4:
                 best = _kicked(question, best, below + 1)
-                worst = _value(question, best)[1]
+                worst = value_of(question, best)[1]
             failed, part = 0, 4 * part  # a lower guess leaves fewer partial partitions
             continue
         if result is None:
             below, failed = tried, failed + 1
         else:
             best, failed = _improved(question, result), 0
-            worst = _value(question, best)[1]
+            worst = value_of(question, best)[1]
     with suppress(_TooMany):
-        even = _sweep(question, worst, _value(question, best)[2])
+        even = _sweep(question, worst, value_of(question, best)[2])
         best = best if even is None else even
     return Solution(tuple(int(n) for n in np.diff(best)), worst, below + 1)
 
 
-def _cuts(blocks: Sequence[int]) -> Ints:
+def cuts_of(blocks: Sequence[int]) -> Ints:
+    """Return where each chunk begins, and the end."""
     return np.concatenate([[0], np.cumsum(np.array(blocks, dtype=np.int64))])
 
 
@@ -226,7 +228,7 @@ def _squares(load: Ints) -> Ints:
     return (load >> 20) ** 2
 
 
-def _value(question: Question, cuts: Ints) -> tuple[int, int, int]:
+def value_of(question: Question, cuts: Ints) -> tuple[int, int, int]:
     """Return (excess over the limits, worst rank, sum of squares): smaller is better, in this order."""
     sums = _sums(question, cuts)
     excess = int(np.maximum(sums[1:], 0).sum())
@@ -239,7 +241,7 @@ def _improved(question: Question, cuts: Ints) -> Ints:
     ranks = np.array(question.rank_of)
     least = np.array(question.least)
     inner = np.arange(1, len(ranks))
-    value = _value(question, cuts)
+    value = value_of(question, cuts)
     while True:
         best = value
         sums = _sums(question, cuts)
@@ -276,7 +278,7 @@ def _kicked(question: Question, cuts: Ints, bound: int) -> Ints:
     """Escape from a local optimum: move a few blocks at random, improve again, and keep the result if it is no worse.
     The seed is fixed."""
     draw, least = np.random.default_rng(0), np.array(question.least)
-    value = _value(question, cuts)
+    value = value_of(question, cuts)
     for _ in range(KICKS):
         if value[1] <= bound:
             break
@@ -286,9 +288,9 @@ def _kicked(question: Question, cuts: Ints, bound: int) -> Ints:
             if len(givers):
                 blocks[draw.choice(givers)] -= 1
                 blocks[draw.integers(len(blocks))] += 1
-        tried = _improved(question, _cuts(blocks.tolist()))
-        if _value(question, tried) <= value:
-            cuts, value = tried, _value(question, tried)
+        tried = _improved(question, cuts_of(blocks.tolist()))
+        if value_of(question, tried) <= value:
+            cuts, value = tried, value_of(question, tried)
     return cuts
 
 
