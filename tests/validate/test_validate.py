@@ -124,7 +124,7 @@ def test_results_of_a_row_are_no_input_of_its_prediction() -> None:
 
 
 def test_vtrains_runs_in_one_node_are_those_of_its_predictor() -> None:
-    """Nothing is repeated there, and GPT-2's vocabulary is not padded; over several nodes both are as the table says."""
+    """Nothing is repeated there, and GPT-2's vocabulary is not padded; over several nodes the table holds."""
     found = cases([r for r in records.load(records.RUNS) if r.family == "vtrain"])[0]
     read = {(c.row.group == "vtrain/single-node", c.profile, c.strategy.recompute, c.model.vocab) for c in found}
     assert read == {(True, "vtrain", "none", 50257), (False, "megatron-2022", "full", 51200)}
