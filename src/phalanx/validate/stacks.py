@@ -20,11 +20,12 @@ _BF16_GRADIENTS = ("nemotron-340b", "nemotron4-340b", "mixtral")
 """How the names of models begin whose recipes reduce gradients in bf16 where a stack has both."""
 
 _REPEATED_NOTHING = ("vtrain/single-node",)
-"""Groups of runs whose recomputation the table assumes and whose times exclude it. Of vTrain's runs in one node, a block
-of h = 2,048 takes 16.5 ms for 8 sequences of 1,024 tokens (the slope over layers, at two and at four stages). Repeated,
-its forward pass would make the products 3.3e12 FLOP, and scores, masks and norms take 5 ms of the 16.5: products at 290
-of an A100's 312 TFLOP/s. Without it they run at 220. vTrain's own predictor repeats nothing on a last stage either,
-which without a pipeline is the whole model (VIA-Research/vTrain f8dda84, src/predictor.py:256)."""
+"""Groups of runs whose recomputation the table assumes and whose times exclude it. Of vTrain's runs in one node, a
+block of h = 2,048 takes 16.5 ms for 8 sequences of 1,024 tokens (the slope over layers, at two and at four stages).
+Repeated, its forward pass would make the products 3.3e12 FLOP, and scores, masks and norms take 5 ms of the 16.5:
+products at 290 of an A100's 312 TFLOP/s. Without it they run at 220. vTrain's own predictor repeats nothing on a
+last stage either, which without a pipeline is the whole model (VIA-Research/vTrain f8dda84,
+src/predictor.py:256)."""
 
 
 @dataclass(frozen=True)

@@ -88,8 +88,8 @@ class Profile(Keeps):
     stalled_s: Column = 1e-3
     """Delay of each pipeline message where the ranks of a node do not reach each other over NVLink."""
     joined: Column = 0.0
-    """1: launches are hardly ahead of a small model's kernels, so that nothing runs for `join_s` around a collective of
-    tensor parallelism: its stream takes over, and its ranks wait for the last one."""
+    """1: launches are hardly ahead of a small model's kernels, so that nothing runs for `join_s` around a collective
+    of tensor parallelism: its stream takes over, and its ranks wait for the last one."""
     join_s: Column = 1e-4
     launch_sync: Column = 0.05
     """Slowdown of launches over 8 or more tp ranks, proportionally less over fewer: collectives wait for the slowest
