@@ -21,6 +21,7 @@ from phalanx.plan.search.limits import conditions
 from phalanx.plan.search.planner import answer, best_on
 from phalanx.plan.search.priced import price
 from phalanx.plan.search.refine import refined
+from phalanx.plan.search.strategy_columns import ORDERS, Options
 from phalanx.schedule.pipeline.given_layout import given_blocks
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
@@ -59,7 +60,7 @@ def test_what_is_left_out_is_refused(stack: str) -> None:
     """Of the strategies of any stack, the search under one has exactly those that it does not refuse."""
     p, free = pricing(stack, gpus=8), replace(pricing(stack, gpus=8), free=True, stack="any")
     kinds = p.options.recompute
-    options = space.Options(recompute=kinds, orders=p.options.orders)
+    options = Options(recompute=kinds, orders=p.options.orders)
     everything = space.everything(free.model, free.job, 8, options)
     offered = set(space.everything(p.model, p.job, 8, p.options).strategies())
     for i in np.random.default_rng(3).integers(0, len(everything), 400):
@@ -184,7 +185,7 @@ def test_no_option_of_experts_is_free(options: dict[str, object], saves: str, ne
 def test_recomputation_never_saves_both(examples: int) -> None:
     """More of it is slower and keeps less, whatever the strategy."""
     p = pricing("megatron-core", "deepseek-v3", 256)
-    options = space.Options(recompute=("none",), orders=space.ORDERS[:1], schedules=("1f1b", "interleaved"))
+    options = Options(recompute=("none",), orders=ORDERS[:1], schedules=("1f1b", "interleaved"))
     cores = space.cores(p.model, p.job, 256, options)
     some = cores.take(np.random.default_rng(5).integers(0, len(cores), examples))
     rows = space.pipelines(some, p.model, p.job, options)
