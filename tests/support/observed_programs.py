@@ -139,10 +139,11 @@ def ddp(
     hook: str = "",
     unused: bool = False,
     zero: bool = False,
+    device: str = "cpu",
     **options: Any,
 ) -> None:
     """DistributedDataParallel."""
-    model = DistributedDataParallel(Model(unused=unused), **options)
+    model = DistributedDataParallel(Model(unused=unused).to(device), **options)
     if hook:
         model.register_comm_hook(None, getattr(default_hooks, hook))
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW) if zero else None
@@ -271,6 +272,7 @@ def pipeline(name: str, micro_batches: int = 4, dp: int = 1, **options: Any) -> 
 PROGRAMS: dict[str, tuple[Callable[..., None], dict[str, Any], tuple[int, ...]]] = {
     "ddp": (ddp, {}, (2, 4)),
     "ddp, small buckets": (ddp, {"bucket_cap_mb": 0.02}, (2, 4)),
+    "ddp, on cpu:0": (ddp, {"device": "cpu:0"}, (2,)),
     "ddp, two micro-batches": (ddp, {"micro_batches": 2}, (2, 4)),
     "ddp, no_sync": (ddp, {"micro_batches": 3, "no_sync": True}, (2, 4)),
     "ddp, gradients as views": (ddp, {"gradient_as_bucket_view": True}, (2, 4)),

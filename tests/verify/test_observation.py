@@ -29,7 +29,7 @@ from phalanx.spec.strategy.spec import Strategy
 from phalanx.verify.observation.function import observe as phalanx_observe
 from phalanx.verify.observation.run import Unobservable
 
-SAMPLE = ["ddp, small buckets", "tp and sp"]
+SAMPLE = ["ddp, small buckets", "ddp, on cpu:0", "tp and sp"]
 
 
 def _equal(name: str, recorded: RankObservation | str, observed: RankObservation | str) -> None:

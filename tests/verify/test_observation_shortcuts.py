@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +16,8 @@ from support.fresh_process import in_fresh_process
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, schedules
 
 from phalanx.schedule.observation import Observation, RankObservation
 from phalanx.verify.observation.function import observe
@@ -155,3 +158,80 @@ def _steps(log: Path) -> dict[int, list[int]]:
         rank, step = map(int, line.split())
         steps.setdefault(rank, []).append(step)
     return steps
+
+
+WIDTH = 8
+
+
+class _Stage(nn.Module):
+    """A product; two where the micro-batch is a heavy one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, heavy: Tensor) -> Tensor:
+        out: Tensor = self.product(x).relu()
+        return out if not heavy.item() else self.product(out)
+
+
+def _pipelined(kind: str, heavy: list[int], sharded: bool | None, odd_loss: bool, every: bool) -> Observation:
+    """A pipeline of two ranks, under fully_shard where `sharded` says if it reshards after forward."""
+
+    def program() -> None:
+        mesh = init_device_mesh("cuda", (2, 1 if sharded is None else 2), mesh_dim_names=("pp", "dp"))
+        place = mesh.get_local_rank("pp")
+        model = _Stage().cuda()
+        if sharded is not None:
+            fully_shard(model, mesh=mesh["dp"], reshard_after_forward=sharded)
+        stage = PipelineStage(model, place, 2, torch.device("cuda"), group=mesh.get_group("pp"))
+
+        def loss(out: Tensor, target: Tensor) -> Tensor:
+            error = (out - target).square()
+            last = odd_loss and len(schedule._internal_losses) == len(heavy) - 1
+            return (error * error).mean() if last else error.mean()
+
+        schedule = getattr(schedules, kind)(stage, len(heavy), loss_fn=loss)
+        optimizer = torch.optim.AdamW(model.parameters())
+        x = torch.randn(4 * len(heavy), WIDTH, device="cuda")
+        for _ in range(3):
+            schedule.step(*(x,) * (place == 0), **({"target": x} if place else {}), heavy=torch.tensor(heavy))
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return observe(program, world=2 if sharded is None else 4, every_micro_batch=every)
+
+
+def _with_and_without(*case: Any) -> tuple[Observation, Observation]:
+    return _pipelined(*case, True), _pipelined(*case, False)
+
+
+CASES = {
+    "1F1B": ("Schedule1F1B", [0] * 8, None, False),
+    "GPipe": ("ScheduleGPipe", [0] * 8, None, False),
+    "kept by fully_shard": ("Schedule1F1B", [0] * 8, False, False),
+    "resharded by fully_shard": ("Schedule1F1B", [0] * 8, True, False),
+    "resharded in GPipe": ("ScheduleGPipe", [0] * 8, True, False),
+    "a micro-batch that does more": ("Schedule1F1B", [0, 0, 0, 0, 0, 1, 0, 0, 0], None, False),
+    "kinds that alternate": ("Schedule1F1B", [0, 1] * 5, None, False),
+    "a last loss of its own": ("Schedule1F1B", [0] * 8, None, True),
+}
+NOT_REPEATED = {"a last loss of its own", "resharded by fully_shard"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("1F1B", "a last loss of its own") else pytest.mark.long)
+        for name in CASES
+    ],
+)
+def test_repeated_micro_batches_are_those_that_were_not_run(name: str) -> None:
+    """Event by event, and all else but the note; one that turns out to differ is found, and all are run."""
+    in_full, quick = in_fresh_process(_with_and_without, *CASES[name])
+    assert [any("repeated" in note for note in r.notes) for r in quick.ranks] == [name not in NOT_REPEATED] * len(
+        quick.ranks
+    )
+    for a, b in zip(in_full.ranks, quick.ranks, strict=True):
+        assert a.events == b.events
+        assert replace(a, notes=()) == replace(b, notes=())

@@ -37,6 +37,10 @@ def observe(
     ] = None,
     node: Annotated[int, typer.Option("--node", help="Ranks of a node, as LOCAL_WORLD_SIZE and GPUs say.")] = 8,
     step: Annotated[int, typer.Option("--step", help="Which step to record; the first initialises lazily.")] = 2,
+    every_micro_batch: Annotated[
+        bool,
+        typer.Option("--every-micro-batch", help="Also run a pipeline's micro-batches that do what others did."),
+    ] = False,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="observed.json", help="Also write the observation to a file.")
     ] = None,
@@ -55,7 +59,7 @@ def observe(
         from phalanx.spec.files.plan import write_json
 
         target = program(command)
-        result = run(target, world, ranks_of(ranks, world), axes_of(mesh, world), node, step)
+        result = run(target, world, ranks_of(ranks, world), axes_of(mesh, world), node, step, every_micro_batch)
         if out is not None:
             write_json(out, to_json(result))
         if report is not None:

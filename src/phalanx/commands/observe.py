@@ -103,7 +103,13 @@ def ranks_of(line: str, world: int) -> str | list[int]:
 
 
 def observe(
-    target: Program, world: int, ranks: str | list[int], axes: dict[str, int], per_node: int, step: int = 2
+    target: Program,
+    world: int,
+    ranks: str | list[int],
+    axes: dict[str, int],
+    per_node: int,
+    step: int = 2,
+    every_micro_batch: bool = False,
 ) -> Observation:
     """Observe a program; what it prints goes to stderr. Raises InputError where it cannot be observed."""
     if world < 1:
@@ -122,6 +128,7 @@ def observe(
         "per_node": per_node,
         "axes": axes,
         "step": step,
+        "every_micro_batch": every_micro_batch,
         "result": writes,
     }
     source = str(Path(phalanx.__file__).parent.parent)

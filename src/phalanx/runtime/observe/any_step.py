@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from phalanx.runtime.observe import collective_ops
 from phalanx.runtime.observe.instrument import flops_of
 from phalanx.runtime.observe.position import OUTSIDE, Call, Position, place_outside
+from phalanx.runtime.observe.repetition import LIVES, Life, Log
 from phalanx.schedule.event import Event, Phase
 from phalanx.schedule.observation import Observed, Site, Trained, unit
 
@@ -47,22 +48,6 @@ _BELOW_FUNCTIONS = ("aten", "_c10d_functional")
 """Operations of torch's own: a program's function modes are not meant to see the calls that Python code below them
 makes. Those of other libraries may have fake kernels in Python, which are programs like any other."""
 _COPIES = (_aten._to_copy.default, _aten.copy_.default)
-
-
-@dataclass(slots=True)
-class Life:
-    """A storage's life: `born` and `died` count changes of live bytes; `kind` and `module` say what it is."""
-
-    device: str
-    bytes: int
-    born: int
-    kind: str
-    module: str
-    phase: str
-    died: int = 2**62
-    ref: Any = None
-    place: tuple[str, int, str] | None = None
-    """File, line and function of the program, of what the forward pass returned."""
 
 
 @dataclass
@@ -94,8 +79,11 @@ class AnyStep(TorchDispatchMode):
         """The type of device on which the program computes."""
         self.live: Counter[str] = Counter()
         self.step = Step(1)
-        self._clock = 0
+        self.clock = 0
         self.known: dict[int, Life] = {}
+        self.log: Log | None = None
+        """What notes all that happens now, to be repeated."""
+        self._sized: set[int] = set()
         self._now: tuple[Phase, Call] = ("F", OUTSIDE)
         self._segment: int = -1  # index of the compute event that runs
         self._segment_key: tuple[str, str, int | None] | None = None
@@ -131,18 +119,14 @@ class AnyStep(TorchDispatchMode):
     # Live bytes
 
     def _change(self, device: str, by: int) -> None:
-        self._clock += 1
+        self.clock += 1
         self.live[device] += by
         live = self.live[device]
         if by > 0 and live > self.step.peak.get(device, (0,))[0]:
             phase, call = self._now
-            self.step.peak[device] = (live, self._clock, phase, call.module)
+            self.step.peak[device] = (live, self.clock, phase, call.module)
         if device == self.device:
             self._segment_peak = max(self._segment_peak, live)
-
-    def _begin(self, life: Life, key: int) -> None:
-        self.known[key] = life
-        self.step.lives.append(life)
 
     def follow(self, tensor: Tensor, kind: str = "") -> None:
         """Count a tensor's storage as live until its last reference dies."""
@@ -157,28 +141,61 @@ class AnyStep(TorchDispatchMode):
             self.device = device
         phase, call = self._now
         size = storage.nbytes()
-        life = Life(device, size, self._clock + 1, kind, call.module, phase)
+        life = Life(device, size, self.clock + 1, kind, call.module, phase)
         if phase == "F":
             life.place = place_outside()
+        if self.log is not None:
+            self.log.birth(life)
+        self.adopt(storage, life)
+        self.begin(life)
+
+    def adopt(self, storage: torch.UntypedStorage, life: Life) -> None:
+        """Let a life end with the last reference to a storage, unless it has ended by then."""
+        key = storage._cdata
 
         def freed(_: Any) -> None:
             ended = self.known.pop(key)
-            ended.died = self._clock + 1
-            self._change(ended.device, -ended.bytes)
+            if ended.died == LIVES:
+                if self.log is not None:
+                    self.log.death(ended)
+                self.end(ended)
 
         life.ref = weakref.ref(storage, freed)
-        self._begin(life, key)
-        self._change(device, size)
+        self.known[key] = life
+
+    def begin(self, life: Life) -> None:
+        """Count a life's bytes from now on."""
+        self.step.lives.append(life)
+        self._change(life.device, life.bytes)
+
+    def end(self, life: Life) -> None:
+        """Count a life's bytes no longer."""
+        life.died = self.clock + 1
+        self._change(life.device, -life.bytes)
+
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """Return the storages that were ever resized, with their sizes now: what is gathered and what is not."""
+        return tuple(sorted((key, self.known[key].bytes) for key in self._sized if key in self.known))
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
         old = self.known.get(storage._cdata)
         size = storage.nbytes()
         if old is None or old.bytes == size:
             return
-        old.died = self._clock + 1
+        self._sized.add(storage._cdata)
+        if self.log is not None:
+            self.log.entries.append(("resize", storage._cdata, old.bytes, size))
+        self.resize(storage._cdata, size)
+
+    def resize(self, key: int, size: int) -> None:
+        """Count a storage with its new size."""
+        old = self.known[key]
+        old.died = self.clock + 1
         phase, call = self._now
         kind = GATHERED if size else old.kind
-        self._begin(Life(old.device, size, old.died, kind, call.module, phase, ref=old.ref), storage._cdata)
+        life = Life(old.device, size, old.died, kind, call.module, phase, ref=old.ref)
+        self.known[key] = life
+        self.step.lives.append(life)
         self._change(old.device, size - old.bytes)
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
@@ -215,8 +232,7 @@ class AnyStep(TorchDispatchMode):
         return self._operation(func, args, kwargs or {})
 
     def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._now = self.position.now()
-        self._enter()
+        self.at(self.position.now())
         kind = ""
         if func.namespace in collective_ops.NAMESPACES:
             kind = self._collective(func, args, kwargs)
@@ -226,11 +242,24 @@ class AnyStep(TorchDispatchMode):
         for tensor in (*flat(args), *flat(out)):
             self.follow(tensor, kind)
         if flops := flops_of(func, args, kwargs, out):
-            phase, call = self._now
-            self.step.flops[phase, call.module] += flops
-            self.step.flops_by_type[dtype_name(flat(args)[0].dtype)] += flops
-            self._segment_flops += flops
+            self.count(flops, dtype_name(flat(args)[0].dtype))
         return out
+
+    def at(self, now: tuple[Phase, Call]) -> None:
+        """Say which phase and module's call run now."""
+        self._now = now
+        if self.log is not None:
+            self.log.at(now)
+        self._enter()
+
+    def count(self, flops: int, dtype: str) -> None:
+        """Count FLOPs of what runs now."""
+        phase, call = self._now
+        self.step.flops[phase, call.module] += flops
+        self.step.flops_by_type[dtype] += flops
+        self._segment_flops += flops
+        if self.log is not None:
+            self.log.entries.append(("flops", flops, dtype))
 
     def _collective(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         issued = collective_ops.read(func, args, kwargs)
@@ -252,8 +281,14 @@ class AnyStep(TorchDispatchMode):
                 micro_batch=call.micro_batch,
                 bytes=c.bytes,
             )
-            self.step.events.append(Observed(event, module, site, c.ranks, str(func)))
+            self.issued(Observed(event, module, site, c.ranks, str(func)))
         return f"buffers of {issued[0].op}"
+
+    def issued(self, observed: Observed) -> None:
+        """Record a collective or a message."""
+        self.step.events.append(observed)
+        if self.log is not None:
+            self.log.event(observed)
 
     def _wait(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name = WAITS.get(func)
@@ -267,10 +302,19 @@ class AnyStep(TorchDispatchMode):
             return
         self.waited(name)
 
+    def answered_again(self, what: str, value: str, place: str) -> None:
+        """Count a value that a repeated pass was given; subclasses that give values do."""
+
     def waited(self, call: str) -> None:
         """Record that the host waits for the device here."""
+        self.waits_at(call, self.position.site())
+
+    def waits_at(self, call: str, site: Site) -> None:
+        """Record that the host waits at a line of the program."""
         phase, at = self._now
-        self.step.waits[call, phase, at.module, self.position.site()] += 1
+        self.step.waits[call, phase, at.module, site] += 1
+        if self.log is not None:
+            self.log.entries.append(("wait", call, site))
 
     # Passes
 
@@ -301,9 +345,9 @@ class AnyStep(TorchDispatchMode):
         self._close()
         ended = self.step
         ended.micro_batches = self.position.micro_batches
-        self.step = Step(ended.number + 1, self._clock, lives=list(self.known.values()))
+        self.step = Step(ended.number + 1, self.clock, lives=list(self.known.values()))
         for device, live in self.live.items():
-            self.step.peak[device] = (live, self._clock, "F", "")
+            self.step.peak[device] = (live, self.clock, "F", "")
         self.enough(ended)
 
 

@@ -18,7 +18,7 @@ import sys
 import threading
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -151,6 +151,21 @@ class Position:
     def micro_batches(self) -> int:
         """Forward passes of the root module that is called most, since the step began."""
         return max(self._roots.values(), default=0)
+
+    def calls(self) -> dict[nn.Module, int]:
+        """Return how often each root module was called since the step began."""
+        return {} if self._stepped else dict(self._roots)
+
+    def called(self, more: Mapping[nn.Module, int], after_backward: bool) -> None:
+        """Count calls of root modules that are not made, whose passes end in a backward pass or do not."""
+        for module, n in more.items():
+            self._roots[module] = self._roots.get(module, 0) + n
+        self._after_backward = after_backward
+
+    @property
+    def after_backward(self) -> bool:
+        """Whether a backward pass has run since the last forward pass."""
+        return self._after_backward
 
     def _enter(self, module: nn.Module, args: object) -> None:
         inside = bool(self._stack) or torch._C._current_graph_task_id() != -1

@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from phalanx.runtime.observe.any_step import GATHERED, PLAIN, AnyStep, Life, Step, inner_tensors
+from phalanx.runtime.observe.any_step import GATHERED, PLAIN, AnyStep, Step, inner_tensors
 from phalanx.runtime.observe.position import relative
+from phalanx.runtime.observe.repetition import Life
 from phalanx.schedule.observation import (
     Holder,
     Kept,

@@ -27,6 +27,8 @@ from phalanx.verify.observation.remembered import Remembered
 from phalanx.verify.observation.stated_values import follow, half, stated
 
 _aten = torch.ops.aten
+_HOST = torch.device("cpu")
+"""The host has no number: what torch makes on "cpu:0" is on "cpu"; fake tensors would keep the 0 and not mix."""
 _LARGEST_WITH_CONTENT = 2**26
 """Elements of an integer tensor on the host that keeps its content."""
 
@@ -46,6 +48,8 @@ class Contentless(AnyStep):
             return args[0].fake_device
         if func is _aten.is_pinned.default:
             return getattr(args[0], "_pinned", False)
+        if (device := kwargs.get("device")) is not None and device.type == "cpu":
+            kwargs = {**kwargs, "device": _HOST}
         if kwargs.get("pin_memory"):  # no allocator pins here; DDP's reducer asks whether it did
             out = self.call(func, args, {**kwargs, "pin_memory": False})
             out._pinned = True
@@ -104,7 +108,13 @@ class Contentless(AnyStep):
 
     def answer(self, what: str, value: str) -> None:
         """Note that a value was asked for that does not exist."""
-        self.answered[what, value, str(self.position.site())] += 1
+        self.answered_again(what, value, str(self.position.site()))
+
+    def answered_again(self, what: str, value: str, place: str) -> None:
+        """Note that a value was asked for at `place`."""
+        self.answered[what, value, place] += 1
+        if self.log is not None:
+            self.log.entries.append(("answer", what, value, place))
 
 
 def _completed(func: Any, args: tuple[Any, ...]) -> Any:

@@ -6,12 +6,10 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from phalanx.schedule.observation import Observation
-from phalanx.verify.observation.processes import Processes
-from phalanx.verify.observation.rank_classes import observe_classes
+from phalanx.verify.observation.processes import observe_program
 
 
 def observe(
@@ -21,13 +19,15 @@ def observe(
     mesh: Mapping[str, int] | None = None,
     ranks: Sequence[int] | None = None,
     ranks_per_node: int = 8,
+    every_micro_batch: bool = False,
 ) -> Observation:
     """Observe what `step` does in a training step at `world` ranks, on tensors without content.
 
     `step` builds its model and optimizer and takes at least two steps, as a training script does; or it builds them
     and returns a function that takes one step. It is called once for every observed rank, with the
     DeviceMesh of `mesh` (axis: size, outermost first) if it has a parameter for it. `ranks`: which to observe; None
-    observes one of each class. Processes are forked for the ranks, so nothing here changes.
+    observes one of each class. `every_micro_batch`: run also those of a pipeline that do the same. Processes are
+    forked for the ranks, so nothing here changes.
 
     Raises Unobservable where no step was taken, or where an operation has no meaning without content.
     """
@@ -44,7 +44,5 @@ def observe(
             for _ in range(3):
                 one()
 
-    with Processes(program, world, ranks_per_node, axes) as processes:
-        results = observe_classes(processes, world) if ranks is None else tuple(processes.observe(r) for r in ranks)
     name = getattr(step, "__qualname__", repr(step))
-    return Observation(name, world, processes.axes, processes.device, torch.__version__, results)
+    return observe_program(name, program, world, ranks_per_node, axes, ranks, every_micro_batch=every_micro_batch)

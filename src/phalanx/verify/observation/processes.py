@@ -18,15 +18,26 @@ import signal
 import sys
 import traceback
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from phalanx.schedule.observation import RankObservation
+import torch
+
+from phalanx.schedule.observation import Observation, RankObservation
 from phalanx.spec.errors import InputError
-from phalanx.verify.observation.rank_classes import END, SECOND_MICRO_BATCH, WANTED_STEP, Alike, peers_of, work
+from phalanx.verify.observation.micro_batches import Unsteady
+from phalanx.verify.observation.rank_classes import (
+    END,
+    SECOND_MICRO_BATCH,
+    WANTED_STEP,
+    Alike,
+    observe_classes,
+    peers_of,
+    work,
+)
 from phalanx.verify.observation.run import Unobservable, observe_rank, place_of
 
 _PARENT_DIED = 1  # prctl's PR_SET_PDEATHSIG
@@ -73,6 +84,7 @@ class Processes:
     per_node: int
     axes: dict[str, int]
     step: int = 2
+    every_micro_batch: bool = False
     device: str = "cpu"
     _pipes: dict[int, Connection] = field(default_factory=dict)
     _children: dict[int, int] = field(default_factory=dict)
@@ -105,6 +117,8 @@ class Processes:
             end_with_parent()
             try:
                 theirs.send(("done", *self._observe(rank, Post(theirs, until))))
+            except Unsteady:
+                theirs.send(("unsteady", rank, None))
             except KeyboardInterrupt:
                 pass
             except BaseException:
@@ -127,6 +141,7 @@ class Processes:
                 post.send,
                 post.receive,
                 post.reached,
+                self.every_micro_batch,
             )
         except (Unobservable, InputError) as error:
             return str(error), None
@@ -189,6 +204,8 @@ class Processes:
                 self.start(value, END if self._until[sender] == END else SECOND_MICRO_BATCH)
             elif kind == "reached":
                 self._reached[sender, value] = content
+            elif kind == "unsteady":
+                raise Unsteady
             elif value:
                 raise Unobservable(value)
             else:
@@ -210,3 +227,25 @@ class Processes:
     def _ended(self, rank: int) -> int:
         self._pipes.pop(rank).close()
         return os.waitpid(self._children.pop(rank), 0)[1]
+
+
+def observe_program(
+    name: str,
+    program: Callable[[], object],
+    world: int,
+    per_node: int,
+    axes: dict[str, int],
+    ranks: Sequence[int] | None = None,
+    step: int = 2,
+    every_micro_batch: bool = False,
+) -> Observation:
+    """Observe some ranks of a program, or one of each class. Raises Unobservable.
+
+    Where a micro-batch of a pipeline that was not run cannot stand for others, all are run in a second attempt.
+    """
+    try:
+        with Processes(program, world, per_node, dict(axes), step, every_micro_batch) as p:
+            seen = observe_classes(p, world) if ranks is None else tuple(p.observe(rank) for rank in ranks)
+            return Observation(name, world, p.axes, p.device, torch.__version__, seen)
+    except Unsteady:
+        return observe_program(name, program, world, per_node, axes, ranks, step, every_micro_batch=True)

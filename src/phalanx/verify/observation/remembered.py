@@ -34,7 +34,7 @@ _NAMESPACES = ("aten", "_c10d_functional")
 _MOST = 100_000
 
 
-class _Result(NamedTuple):
+class Result(NamedTuple):
     """One result. `argument`: the place in the flat list of tensors of what it is, or shares its storage with."""
 
     argument: int
@@ -49,10 +49,10 @@ class _Result(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class Entry:
     """The results of an operation; `kind`: the type of what holds them, or None where it returns one tensor."""
 
-    results: tuple[_Result | int | None, ...]
+    results: tuple[Result | int | None, ...]
     kind: type[Any] | None
 
 
@@ -61,7 +61,7 @@ class Remembered:
 
     def __init__(self, fake: FakeTensorMode) -> None:
         self.fake = fake
-        self.entries: dict[tuple[Any, ...], _Entry | None] = {}
+        self.entries: dict[tuple[Any, ...], Entry | None] = {}
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
         """Return what `func(*args, **kwargs)` returns. `tensors`: all tensors among its arguments, in order."""
@@ -71,7 +71,7 @@ class Remembered:
         entry = self.entries.get(key)
         if entry is not None:
             with torch._C._DisableTorchDispatch():
-                return _build(entry, tensors)
+                return build(entry, tensors)
         if key in self.entries:
             return func(*args, **kwargs)
         out = func(*args, **kwargs)
@@ -123,7 +123,7 @@ class Remembered:
             return all(self._add(item, key) for item in value)
         return False
 
-    def _entry(self, out: Any, tensors: list[Tensor]) -> _Entry | None:
+    def _entry(self, out: Any, tensors: list[Tensor]) -> Entry | None:
         """Return the entry of a call, or None where what it would build differs from what the call returned."""
         kind = type(out) if isinstance(out, list | tuple) else None
         if kind not in (None, list, tuple):
@@ -132,7 +132,7 @@ class Remembered:
         places = {id(t): i for i, t in reversed(list(enumerate(tensors)))}
         storages = {t.untyped_storage()._cdata: i for i, t in reversed(list(enumerate(tensors)))}
         fresh: set[int] = set()
-        results: list[_Result | int | None] = []
+        results: list[Result | int | None] = []
         for t in outs:
             if t is None or (kind and type(t) is int):
                 results.append(t)
@@ -146,7 +146,7 @@ class Remembered:
             in_place = id(t) in places
             state = {} if in_place else {k: v for k, v in t.__dict__.items() if k != "_stated"}
             results.append(
-                _Result(
+                Result(
                     places[id(t)] if in_place else storages.get(storage, -1),
                     in_place,
                     tuple(t.shape),
@@ -157,9 +157,9 @@ class Remembered:
                     state,
                 )
             )
-        entry = _Entry(tuple(results), kind)
+        entry = Entry(tuple(results), kind)
         with torch._C._DisableTorchDispatch():
-            built = _build(entry, tensors)
+            built = build(entry, tensors)
         alike = all(_alike(a, b) for a, b in zip(outs, built if kind else (built,), strict=True))
         return entry if alike else None
 
@@ -167,7 +167,7 @@ class Remembered:
 _lasting: dict[Any, bool] = {}
 
 
-def _build(entry: _Entry, tensors: list[Tensor]) -> Any:
+def build(entry: Entry, tensors: list[Tensor]) -> Any:
     """Return the results of an entry for a call with these tensors. Torch's dispatch is to be off."""
     built: list[Any] = []
     for r in entry.results:

@@ -28,6 +28,7 @@ from phalanx.runtime.observe.step_summary import GroupNames, summarise
 from phalanx.schedule.observation import RankObservation
 from phalanx.verify.observation.contentless import Contentless
 from phalanx.verify.observation.host_access import answered
+from phalanx.verify.observation.micro_batches import repeated_micro_batches
 from phalanx.verify.observation.rank_classes import SECOND_MICRO_BATCH, WANTED_STEP
 from phalanx.verify.observation.uncompiled import uncompiled
 from phalanx.verify.observation.world import imagined_gpus, one_rank
@@ -53,6 +54,7 @@ def observe_rank(
     send_object: Callable[[int, list[Any]], None] | None = None,
     receive_object: Callable[[int], list[Any]] | None = None,
     reached: Callable[[int, RankObservation], None] = lambda place, so_far: None,
+    every_micro_batch: bool = False,
 ) -> tuple[RankObservation, str, dict[str, int]]:
     """Run `program` as one rank until step `wanted` has ended; return what it did in that step, the type of device
     that it computes on, and the mesh axes it named. A program that ends before has its latest step returned.
@@ -60,7 +62,8 @@ def observe_rank(
     `send_object(to, objects)` and `receive_object(sender)` carry objects between observed ranks. `reached` is called
     with the record of step `wanted` - 1 as its second micro-batch begins and when it has ended, and may wait.
 
-    Raises Unobservable where no step was taken, or where an operation has no meaning without content.
+    Raises Unobservable where no step was taken, or where an operation has no meaning without content; and Unsteady,
+    unless `every_micro_batch` of a pipeline is run, where one cannot stand for others.
     """
     notes: dict[str, None] = {}
     results: list[RankObservation] = []
@@ -102,6 +105,8 @@ def observe_rank(
         lifts = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)
         stack.callback(torch._C._set_only_lift_cpu_tensors, lifts)
+        if not every_micro_batch:
+            stack.enter_context(repeated_micro_batches(recorder, note))
         stack.enter_context(recorder.fake)
         stack.enter_context(recorder.recording())
         try:

@@ -1,5 +1,6 @@
 """A user's script, observed in a process of its own: its argument is JSON {"script", "module", "arguments", "world",
-"ranks", "per_node", "axes", "step", "result"}; `result` is the open file that the observation goes to, as JSON.
+"ranks", "per_node", "axes", "step", "every_micro_batch", "result"}; `result` is the open file that the observation
+goes to, as JSON.
 
 The process imports torch once and forks for every rank (processes.py). What the script prints goes to stderr.
 """
@@ -12,11 +13,8 @@ import runpy
 import sys
 from pathlib import Path
 
-import torch
-
-from phalanx.schedule.observation import Observation, to_json
-from phalanx.verify.observation.processes import Processes, end_with_parent
-from phalanx.verify.observation.rank_classes import observe_classes
+from phalanx.schedule.observation import to_json
+from phalanx.verify.observation.processes import end_with_parent, observe_program
 from phalanx.verify.observation.run import Unobservable, place_of
 
 
@@ -38,15 +36,18 @@ def main() -> None:
             if end.code not in (None, 0):
                 raise Unobservable(f"the program exited with {end.code!r}, at {place_of(end)}") from end
 
-    world = task["world"]
+    ranks = None if task["ranks"] == "classes" else task["ranks"]
     try:
-        with Processes(program, world, task["per_node"], task["axes"], task["step"]) as processes:
-            if task["ranks"] == "classes":
-                ranks = observe_classes(processes, world)
-            else:
-                ranks = tuple(processes.observe(r) for r in task["ranks"])
-            name = " ".join([script or f"-m {module}", *arguments])
-            observation = Observation(name, world, processes.axes, processes.device, torch.__version__, ranks)
+        observation = observe_program(
+            " ".join([script or f"-m {module}", *arguments]),
+            program,
+            task["world"],
+            task["per_node"],
+            task["axes"],
+            ranks,
+            task["step"],
+            task["every_micro_batch"],
+        )
         content = to_json(observation)
     except Unobservable as error:
         content = {"error": str(error)}
