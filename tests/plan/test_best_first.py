@@ -140,7 +140,6 @@ def test_a_plan_of_a_job_is_the_job_with_its_strategy(here):
     code, out, err = phalanx(here, "plan", "job.toml", "--json")
     assert code == 0, err
     found = json.loads(out)
-    assert found["exhaustive"]
     assert found["strategies_evaluated"] > found["strategies_priced_one_by_one"] >= 1  # as this machine was measured
     file = plans.job_of(here / "plan.json", ["train.steps=3"])
     assert str(replace(file.strategy, bucket="auto", layers="auto")) == found["best"]["strategy"]

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from phalanx.cli.app import app
 from phalanx.commands.question import Asked, read
 from phalanx.plan.question import cluster_named, model_named, pricing_by_gpus
-from phalanx.plan.search import condition_cost, space
+from phalanx.plan.search import condition_cost, planner, space
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.compare_stacks import compare
 from phalanx.plan.search.condition_cost import condition_costs
@@ -201,6 +201,24 @@ def test_recomputation_never_saves_both(examples: int) -> None:
         counts = ("none", "block:1", "block:2", "full")
         found = price(p, [replace(s, recompute=kind) for kind in counts])
         assert all(a.seconds <= b.seconds * (1 + 1e-12) for a, b in pairwise(found)), s
+
+
+@examples(4, 60)
+def test_a_family_far_behind_by_the_formulas_is_not_the_best(examples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--stack all` and fewer GPUs follow families within a quarter of the fastest: all of them lead to no better."""
+    draw = np.random.default_rng(11)
+    for _ in range(examples):
+        stack = str(draw.choice(["megatron-core", "megatron-bridge", "torchtitan", "deepspeed", "phalanx"]))
+        model = str(draw.choice(["llama3-8b", "llama3-70b", "mixtral-8x7b"]))
+        gpus = int(draw.choice([16, 32, 64]))
+        p = pricing(stack, model, gpus)
+        close = best_on(p, gpus)
+        with monkeypatch.context() as patch:
+            patch.setattr(planner, "_CLOSE", np.inf)
+            every = best_on(p, gpus)
+        assert (close is None) == (every is None), (stack, model, gpus)
+        if close and every:
+            assert close[1] <= every[1] * (1 + 1e-9), (stack, model, gpus, close[0].strategy, every[0].strategy)
 
 
 def test_shorter_ends_keep_less_on_the_first_rank() -> None:
