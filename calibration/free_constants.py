@@ -16,7 +16,7 @@ from phalanx.validate.from_row import Case
 
 # Of these families only every n-th row is fitted on, so that a fit takes a minute; errors are over all rows.
 THINNED = {
-    "vtrain single-node": 11,
+    "vtrain single-node": 7,
     "hf-ultrascale pp>1": 9,
     "hf-ultrascale pp=1": 5,
     "llm-foundry": 2,
@@ -101,6 +101,7 @@ def free() -> list[Free]:
         ("gemm8", 0.6),
         ("gemm_half", 0.4),
         ("misaligned", 0.5),
+        ("odd", 0.5),
         ("attention", 0.3),
         ("attention_half", 0.4),
         ("memory", 0.1),
@@ -147,14 +148,14 @@ def free() -> list[Free]:
     constants += _of(roots[:3], ("dp_overlap", 0.8), ("tp_overlap", 0.8))
     constants += _of(("megatron-2020",), ("score_bytes", 0.4))
     stacks: tuple[str, ...] = ("nanotron", "llm-foundry", "torchtitan-compiled", "torchtitan-eager", "maxtext", "pax")
-    stacks += ("nemo-24.11", "nemo-24.03", "megatron-2021", "megatron-2022", "megatron-deepspeed-2022")
+    stacks += ("nemo-24.11", "nemo-24.03", "megatron-2021", "megatron-2022", "vtrain", "megatron-deepspeed-2022")
     stacks += ("megatron-bridge-25.09", "simumax-b200")
     constants += _of(("megatron-core",), ("pp_overlap", 0.8))
     releases = ("nemo-25.04", "megatron-bridge-26.02", "megatron-bridge-26.04", "megatron-bridge-26.06")
     constants += _of(stacks, ("gemm", 0.08), ("hidden_bytes", 0.2), ("launch_s", 0.3))
     constants = [f for f in constants if f.key != "torchtitan-eager.hidden_bytes"]  # counted
     # Whose runs are all bound by the GPU: nothing says how fast their launches are.
-    gpu_bound = ("megatron-2020", "megatron-2021", "megatron-deepspeed-2022", "nemo-24.03")
+    gpu_bound = ("megatron-2020", "megatron-2021", "megatron-2022", "megatron-deepspeed-2022", "nemo-24.03")
     constants = [f for f in constants if f.field != "launch_s" or f.owner not in gpu_bound]
     constants += _of(releases, ("gemm", 0.08))
     overlapping = ("nanotron", "llm-foundry", "torchtitan-compiled", "maxtext", "pax", "nemo-24.11")
@@ -176,7 +177,8 @@ def free() -> list[Free]:
     in_8_bits = ("megatron-core", "compiled", "torchtitan-compiled", "megatron-bridge-25.09", "nemo-24.11", "pax")
     constants += _of(in_8_bits, ("cast_bytes", 0.4), ("gemm8", 0.15))
     constants += [Free("torchtitan-eager", "cast_bytes", 0.4)]
-    constants += _of(("megatron-2022", "nanotron"), ("launch_sync", 0.7))
+    constants += _of(("vtrain", "nanotron"), ("launch_sync", 0.7))
+    constants += _of(("vtrain",), ("join_s", 1.0))
     constants += _of(
         ("nanotron",),
         ("list_s", 0.3),

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -32,6 +34,14 @@ hypothesis.settings.register_profile("phalanx", deadline=None, derandomize=bool(
 hypothesis.settings.load_profile("phalanx")
 
 
+LAST = ("spec", "schedule", "formats", "simulate", "stacks", "validate")
+"""Folders whose files take little time: at the end two workers (pytest-xdist) are then busy alike."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LAST.index(item.path.parent.name) if item.path.parent.name in LAST else -1)
+
+
 def pytest_collection_finish() -> None:
     """What was imported stays: no collection need look at it again, nor whoever counts the live tensors here."""
     gc.collect()
@@ -59,13 +69,21 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def measured(cache: Path) -> None:
-    """This machine with two ranks is in the cache: measured by real ranks, but briefly."""
-    code, _, err = phalanx(
-        cache, "measure", "--ranks", "2", instead={"phalanx.measure.worker": "support.tiny_measurement"}
-    )
-    assert code == 0, err
-    assert err.startswith("measuring this machine (2 ranks, float32, 1 thread each) ...\n")
+def measured(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """This machine with two ranks is in the cache: measured by real ranks, but briefly, once for all workers."""
+    shared = tmp_path_factory.getbasetemp()
+    shared = shared.parent if os.environ.get("PYTEST_XDIST_WORKER") else shared
+    ours, theirs = cache / "machines", shared / "machines"
+    with theirs.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if theirs.exists():
+            shutil.copytree(theirs, ours, dirs_exist_ok=True)
+            return
+        brief = {"phalanx.measure.worker": "support.tiny_measurement"}
+        code, _, err = phalanx(cache, "measure", "--ranks", "2", instead=brief)
+        assert code == 0, err
+        assert err.startswith("measuring this machine (2 ranks, float32, 1 thread each) ...\n")
+        shutil.copytree(ours, theirs)
 
 
 @pytest.fixture(scope="session")

@@ -99,7 +99,7 @@ def _plan_agrees(here: Path, asked: list[str]) -> None:
     assert not {"too-large", "tight-memory"} & {finding["name"] for finding in found["lint"]["findings"]}
 
 
-@examples(4, 200)
+@examples(3, 200)
 def test_all_commands_agree(tmp_path: Path, examples: int) -> None:
     settings(max_examples=examples, deadline=None)(given(_questions())(lambda asked: _agree(tmp_path, asked)))()
 

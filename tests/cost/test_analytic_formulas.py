@@ -11,7 +11,7 @@ import pytest
 from phalanx.cost.analytic.chips import chip_name, system, system_of
 from phalanx.cost.analytic.compression import payment
 from phalanx.cost.analytic.estimate import Estimate, compression_payment, estimate, estimate_all
-from phalanx.cost.analytic.kernels import attention, product_s, unfused
+from phalanx.cost.analytic.kernels import attention, head, product_s, unfused
 from phalanx.cost.analytic.memory import Memory, memory
 from phalanx.cost.analytic.stacks import STACKS, profile
 from phalanx.cost.analytic.step import FORMULAS, _slower, step
@@ -538,6 +538,31 @@ def test_heads_that_are_no_multiple_of_four_have_no_fused_softmax() -> None:
         / step(single.shape, single.layout, single.system, fused).of["launch"]["forward_s"]
     )
     assert float(launched) == pytest.approx(1 + single.profile.unfused_launches / single.profile.launches)
+
+
+def test_logits_over_an_odd_vocabulary_are_slow_where_nobody_pads_it() -> None:
+    """GPT-2's 50,257 is odd; half of it, rounded down, is 8 x 3,141; a quarter is 4 x 3,141."""
+    seconds = {}
+    for pads in (0.0, 1.0):
+        for tp in (1, 2, 4):
+            x = one(f"dp={8 // tp},tp={tp}")
+            odd = replace(x.shape, vocab=50257.0)
+            seconds[pads, tp] = head(odd, x.layout, x.system, replace(x.profile, pads_vocab=pads))[0].forward
+    share = x.system.odd
+    for tp, slower in ((1, 1 / share), (2, 1.0), (4, share ** (-1 / 3))):
+        assert seconds[0.0, tp] == pytest.approx(seconds[1.0, tp] * slower)
+
+
+def test_nothing_runs_around_collectives_of_stacks_whose_launches_are_hardly_ahead() -> None:
+    """Four all-reduces a block and pass of both directions; none without tensor parallelism."""
+    for tp, collectives in ((1, 0), (4, 4)):
+        x = one(f"dp={8 // tp},tp={tp}", stack="megatron-2022")
+        found = [
+            step(x.shape, x.layout, x.system, replace(x.profile, joined=j, join_s=1e-3, tp_overlap=0.0)).terms["tp"]
+            for j in (0.0, 1.0)
+        ]
+        blocks = float(x.layout.micro_batches) * float(x.shape.layers)
+        assert float(found[1] - found[0]) == pytest.approx(blocks * collectives * 1e-3)
 
 
 def test_each_of_a_ranks_experts_takes_its_time() -> None:

@@ -31,7 +31,7 @@ from phalanx.cost.ledger.gradient_flows import Types, gradient_flows
 from phalanx.cost.ledger.sharding import sharding
 from phalanx.plan.search import space
 from phalanx.plan.search.column_pricing import Pricing
-from phalanx.plan.search.space import Strategies
+from phalanx.plan.search.strategy_columns import Strategies
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job, Precision
@@ -91,7 +91,7 @@ for _i in (0, 1):
         WORSE[f"{_name} of tier {_i}"] = _worse
 
 
-@examples(6, 60)
+@examples(3, 60)
 @pytest.mark.parametrize("model", ["llama3-8b", "mixtral-8x7b"])
 def test_what_holds_of_any_strategy(model: str, examples: int) -> None:
     for seed, stack in enumerate(STACKS):
@@ -160,6 +160,9 @@ def _no_free_lunch(p: Pricing, rows: Strategies) -> None:
         sent = [_sent(p, w) for w in ways]
         for i in range(len(ways)):
             for j in range(i + 1, len(ways)):
+                # DDP without no_sync() reduces whole gradients after every micro-batch; level 1 never does.
+                if (known[i], known[j]) == (0, 1) and np.any(p.profile.policy.zero0_reduces) and some is alone:
+                    continue
                 free = (state[j] < state[i] / NEAR) & (sent[j] < sent[i] / NEAR)
                 assert not np.any(free), (p.stack, known[i], known[j], some.strategy(int(np.argmax(free))))
     kinds = p.options.recompute

@@ -13,7 +13,7 @@ from phalanx.cost.analytic.precision import typed
 from phalanx.cost.analytic.stacks import STACKS, profile
 from phalanx.cost.memory.state import model_state
 from phalanx.cost.step.predict import predict
-from phalanx.plan.search import space
+from phalanx.plan.search import strategy_columns
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.schedule.layout import Layout
 from phalanx.spec.cluster.presets import preset
@@ -43,7 +43,7 @@ def test_state_is_that_of_the_runtime(types: str) -> None:
         job, s = Job(64, 8192, TYPES[types], optimizer), Strategy(**parse(line))
         exact = model_state(Layout(MODEL, job, s).stage_view())
         own = exact.parameters + exact.master + exact.gradients + exact.optimizer
-        state = float(Pricing(MODEL, CLUSTER, job, "phalanx").memory(space.of([s])).terms["state"][0])
+        state = float(Pricing(MODEL, CLUSTER, job, "phalanx").memory(strategy_columns.of([s])).terms["state"][0])
         apart = job.precision.reduce_dtype != job.precision.accumulate_dtype and s.zero >= 2
         # Where gradients are reduced in another type than they are accumulated in, a sharded level holds that type in
         # buffers; the formulas count it as a shard.
@@ -56,7 +56,7 @@ def test_the_first_pass_prices_products_in_the_job_s_type() -> None:
     for types, most in (("mixed", 0.10), ("single", 0.25)):
         job = Job(64, 8192, TYPES[types])
         exact = float(predict(MODEL, CLUSTER, job, s).step_time_s)
-        first = float(Pricing(MODEL, CLUSTER, job, "phalanx").seconds(space.of([s]))[0])
+        first = float(Pricing(MODEL, CLUSTER, job, "phalanx").seconds(strategy_columns.of([s]))[0])
         alone = float(estimate(MODEL, CLUSTER, job, s, "phalanx").seconds)
         assert first == pytest.approx(exact, rel=most), types
         assert alone == pytest.approx(first, rel=1e-9)

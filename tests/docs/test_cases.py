@@ -10,7 +10,7 @@ from support import case_tables
 from support.in_process_cli import phalanx
 
 from phalanx.cost.ledger.flops import model_flops
-from phalanx.plan.search import space
+from phalanx.plan.search import strategy_columns
 from phalanx.plan.tables.case_studies import CASES, question
 from phalanx.spec.strategy.spec import Strategy
 
@@ -54,7 +54,7 @@ def test_the_prose_about_llama_3() -> None:
     for name, mfu in (("Llama 3 405B", 43), ("Llama 3 405B, 128 k", 38)):
         case = next(c for c in CASES if c.name == name)
         p = question(case)
-        flops = float(model_flops(p.shape, p.layout(space.of([Strategy(dp=case.batch)])))[0])
+        flops = float(model_flops(p.shape, p.layout(strategy_columns.of([Strategy(dp=case.batch)])))[0])
         predicted = _seconds(_cells("cases", f"{name}, {'8,192' if mfu == 43 else '16,384'}")[3])
         steps.append((flops / (case.gpus * 989e12 * mfu / 100), predicted))
     (short, at_8k), (long, at_128k) = steps

@@ -66,7 +66,7 @@ PAIRS = [(to, stack) for to, t in TARGETS.items() for stack in t.stacks]
 
 
 @pytest.mark.parametrize(("to", "stack"), PAIRS)
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(seed=st.integers(0, 2**32))
 def test_an_export_is_read_as_the_plan_that_it_is_of(to: str, stack: str, seed: int) -> None:
     held(to, stack, seed)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from support import generation_cases
 from support.rank_pool import Pool
-from support.sizes import examples
+from support.sizes import examples, sampled
 
 from phalanx.cost.step.generation import generating
 from phalanx.infer.sampling import Sampling, choose, uniform
@@ -51,7 +51,7 @@ def _check(results: list[dict[str, Any]], expected: dict[int, list[int]], case: 
     assert sum(r["looked"] for r in results) >= sum(map(len, expected.values())), case
 
 
-@examples(6, 100)
+@examples(4, 100)
 def test_one_process(examples: int) -> None:
     @settings(max_examples=examples)
     @given(generation_cases.drawn(1))
@@ -88,7 +88,7 @@ def _parsed(line: str) -> dict[str, int]:
 
 
 @examples(3, 100)
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", sampled([2, 4], (1,)))
 def test_drawn_splits(pool: Pool, world: int, examples: int) -> None:
     @settings(max_examples=examples)
     @given(generation_cases.drawn(world))

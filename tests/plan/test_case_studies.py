@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from phalanx.cost.ledger.flops import model_flops
-from phalanx.plan.search import refine, space
+from phalanx.plan.search import refine, strategy_columns
 from phalanx.plan.search.priced import price
 from phalanx.plan.tables import rules_of_thumb
 from phalanx.plan.tables.case_studies import CASES, published, question, sheet, strategy, study
@@ -45,7 +45,7 @@ def test_palm_had_the_published_share_of_the_peak():
     """238,300 tokens/s on 6,144 TPU v4 of 275 TFLOP/s were 46.2 % (Chowdhery et al. 2022, table 3)."""
     case = next(c for c in CASES if c.model == "palm-540b")
     p = question(case)
-    flops = float(model_flops(p.shape, p.layout(space.of([Strategy(dp=case.batch)])))[0])
+    flops = float(model_flops(p.shape, p.layout(strategy_columns.of([Strategy(dp=case.batch)])))[0])
     mfu = flops / (case.batch * case.seq) * 238_300 / (6144 * 275e12)
     assert mfu == pytest.approx(0.462, abs=0.003)
 

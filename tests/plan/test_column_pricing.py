@@ -12,7 +12,7 @@ from phalanx.cost.analytic import alike
 from phalanx.cost.analytic.step import step
 from phalanx.cost.ledger import pipeline_formulas
 from phalanx.cost.ledger.rank_layout import layout
-from phalanx.plan.search import branch_and_bound, refine, space
+from phalanx.plan.search import branch_and_bound, refine, space, strategy_columns
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.priced import price
 from phalanx.spec.cluster.presets import preset
@@ -33,7 +33,7 @@ def llama() -> Pricing:
 
 
 def test_columns_price_as_single_strategies_do(llama):
-    rows = space.everything(llama.model, llama.job, 32, space.Options(("1f1b", "interleaved")))
+    rows = space.everything(llama.model, llama.job, 32, strategy_columns.Options(("1f1b", "interleaved")))
     some = rows.take(np.random.default_rng(0).integers(0, len(rows), 60))
     seconds = llama.seconds(some)
     for i, s in enumerate(some.strategies()):
@@ -112,12 +112,16 @@ def test_only_what_is_certainly_slower_is_left_untimed(llama):
 )
 def test_branch_and_bound_finds_what_pricing_everything_finds(model, nodes, batch, seq):
     p = _pricing(model, nodes, batch, seq)
-    options = space.Options(("1f1b", "interleaved", "zb-v", "naive"), ("none", "full"))
+    options = strategy_columns.Options(("1f1b", "interleaved", "zb-v", "naive"), ("none", "full"))
     everything = space.everything(p.model, p.job, 8 * nodes, options)
     rows = everything.take(p.bytes_(everything) <= p.usable)
     seconds = p.seconds(rows)
     close = branch_and_bound.explore(p, 8 * nodes, options, keep=1, families=0.25)
     assert float(close.seconds.min()) == pytest.approx(float(seconds.min()), rel=1e-12)
+    for limit in (1.01, 0.5):
+        below = branch_and_bound.explore(p, 8 * nodes, options, keep=1, below=limit * float(seconds.min()))
+        assert (limit > 1) == bool(np.any(below.seconds <= limit * seconds.min()))
+        assert below.priced <= close.priced
     found = branch_and_bound.explore(p, 8 * nodes, options, keep=300)
     assert found.legal == len(everything)
     assert found.legal > found.priced >= len(found.rows)
@@ -131,7 +135,7 @@ def test_branch_and_bound_finds_what_pricing_everything_finds(model, nodes, batc
 @pytest.mark.parametrize(("nodes", "batch", "seq"), [(2, 16, 8192), (1, 12, 4096)])
 def test_the_whole_front_misses_no_point(nodes, batch, seq):
     p = _pricing("llama3-8b", nodes, batch, seq)
-    options = space.Options(("1f1b", "interleaved"), ("none", "full", "every:2"))
+    options = strategy_columns.Options(("1f1b", "interleaved"), ("none", "full", "every:2"))
     rows = space.everything(p.model, p.job, 8 * nodes, options)
     bytes_ = p.bytes_(rows)
     wanted = _points(p.seconds(rows)[bytes_ <= p.usable], bytes_[bytes_ <= p.usable])

@@ -17,7 +17,7 @@ from support.sizes import examples
 
 from phalanx.cost.analytic.stacks import STACKS
 from phalanx.plan.question import cluster_named, model_named
-from phalanx.plan.search import space
+from phalanx.plan.search import space, strategy_columns
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.refine import RefinedPrices
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -29,7 +29,7 @@ NEAR = 1 + 1e-9
 
 
 @cache
-def _chosen(stack: str, model: str, cluster: str) -> tuple[Pricing, space.Strategies]:
+def _chosen(stack: str, model: str, cluster: str) -> tuple[Pricing, strategy_columns.Strategies]:
     """The question, and the strategies that the stack's search may choose."""
     p = Pricing(model_named(model)[0], cluster_named(cluster)(GPUS), Job(BATCH, SEQ, Precision("bfloat16")), stack)
     rows = space.pipelines(

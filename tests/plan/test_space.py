@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.sizes import examples
 
-from phalanx.plan.search import space
+from phalanx.plan.search import space, strategy_columns
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy import legality
 from phalanx.spec.strategy.spec import Strategy, divisors
 
 
@@ -25,7 +26,7 @@ def _model(heads: int, kv: int, layers: int, ffn: int, experts: int) -> ModelSpe
     return build(ModelSpec, complete({"family": "llama", **sizes, "max_seq": 64, **family}), "model")
 
 
-def _brute(model: ModelSpec, job: Job, ranks: int, options: space.Options) -> list[Strategy]:
+def _brute(model: ModelSpec, job: Job, ranks: int, options: strategy_columns.Options) -> list[Strategy]:
     """Every combination of values, each made and checked by itself; those without effect are left out by hand."""
     found = []
     degrees = divisors(ranks)
@@ -88,7 +89,7 @@ def test_columns_are_what_the_checks_allow(examples):
     )
     def holds(ranks, heads, layers, ffn, experts, batch, seq, schedules):
         model, job = _model(*heads, layers, ffn, experts), Job(batch, seq)
-        options = space.Options(schedules, ("none", "full"))
+        options = strategy_columns.Options(schedules, ("none", "full"))
         brute = _brute(model, job, ranks, options)
         try:
             found = space.everything(model, job, ranks, options).strategies()
@@ -101,22 +102,24 @@ def test_columns_are_what_the_checks_allow(examples):
 
 
 def test_recomputation_that_means_the_same_is_there_once():
-    """Of two blocks, every:2 and every:4 repeat the first alone; of one, all kinds but selective are full or none."""
+    """Of fewer than four blocks there is no every:4, of one no every:2: jobs that say so are refused."""
     job = Job(2, 8)
-    for layers, kinds in ((1, 3), (2, 4), (3, 5)):
+    for layers, kinds in ((1, 3), (2, 4), (3, 4), (4, 5)):
         found = space.everything(_model(2, 2, layers, 8, 0), job, 1).strategies()
         assert len({s.recompute for s in found}) == kinds
+        for s in found:
+            legality.check(s, _model(2, 2, layers, 8, 0), job, 1)
 
 
 def test_columns_and_strategies_are_the_same():
-    found = space.everything(_model(4, 2, 4, 8, 4), Job(8, 16), 8, space.Options(recompute=("none",)))
-    again = space.of(found.strategies())
-    assert all((getattr(again, name) == getattr(found, name)).all() for name in space.COLUMNS)
+    found = space.everything(_model(4, 2, 4, 8, 4), Job(8, 16), 8, strategy_columns.Options(recompute=("none",)))
+    again = strategy_columns.of(found.strategies())
+    assert all((getattr(again, name) == getattr(found, name)).all() for name in strategy_columns.COLUMNS)
 
 
 @pytest.mark.parametrize("experts", [0, 4])
 def test_sizes_are_those_of_the_rows(experts):
-    model, job, options = _model(4, 2, 4, 8, experts), Job(8, 16), space.Options()
+    model, job, options = _model(4, 2, 4, 8, experts), Job(8, 16), strategy_columns.Options()
     assert space.size(space.cores(model, job, 8), model, job, options).sum() == len(space.everything(model, job, 8))
 
 

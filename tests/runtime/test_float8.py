@@ -17,7 +17,8 @@ from support.sizes import examples
 from torch import Tensor
 
 from phalanx.cost.step.predict import predict
-from phalanx.plan.search.space import Options, cores, experts
+from phalanx.plan.search.space import cores, experts
+from phalanx.plan.search.strategy_columns import Options
 from phalanx.runtime.autograd import float8, recompute
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.world import ALONE, World

@@ -363,6 +363,7 @@ def test_plans_run_as_fast_as_their_placement_allows(here):
     assert packed["tokens_per_s"] > 0
 
 
+@pytest.mark.long
 def test_the_example_of_gangs_keeps_a_cluster_busy_and_a_blind_scheduler_trains_a_fifth(tmp_path):
     """examples/gangs.csv: what its jobs offer is five sixths of the cluster while they arrive."""
     for gpus, strategy in ((8, "tp=8"), (16, "tp=8,dp=2,zero=1"), (32, "tp=8,dp=4,zero=1")):

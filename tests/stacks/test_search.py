@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from phalanx.cli.app import app
 from phalanx.commands.question import Asked, read
 from phalanx.plan.question import cluster_named, model_named, pricing_by_gpus
-from phalanx.plan.search import condition_cost, space
+from phalanx.plan.search import condition_cost, planner, space
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.compare_stacks import compare
 from phalanx.plan.search.condition_cost import condition_costs
@@ -21,6 +21,7 @@ from phalanx.plan.search.limits import conditions
 from phalanx.plan.search.planner import answer, best_on
 from phalanx.plan.search.priced import price
 from phalanx.plan.search.refine import refined
+from phalanx.plan.search.strategy_columns import ORDERS, Options
 from phalanx.schedule.pipeline.given_layout import given_blocks
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
@@ -59,7 +60,7 @@ def test_what_is_left_out_is_refused(stack: str) -> None:
     """Of the strategies of any stack, the search under one has exactly those that it does not refuse."""
     p, free = pricing(stack, gpus=8), replace(pricing(stack, gpus=8), free=True, stack="any")
     kinds = p.options.recompute
-    options = space.Options(recompute=kinds, orders=p.options.orders)
+    options = Options(recompute=kinds, orders=p.options.orders)
     everything = space.everything(free.model, free.job, 8, options)
     offered = set(space.everything(p.model, p.job, 8, p.options).strategies())
     for i in np.random.default_rng(3).integers(0, len(everything), 400):
@@ -184,7 +185,7 @@ def test_no_option_of_experts_is_free(options: dict[str, object], saves: str, ne
 def test_recomputation_never_saves_both(examples: int) -> None:
     """More of it is slower and keeps less, whatever the strategy."""
     p = pricing("megatron-core", "deepseek-v3", 256)
-    options = space.Options(recompute=("none",), orders=space.ORDERS[:1], schedules=("1f1b", "interleaved"))
+    options = Options(recompute=("none",), orders=ORDERS[:1], schedules=("1f1b", "interleaved"))
     cores = space.cores(p.model, p.job, 256, options)
     some = cores.take(np.random.default_rng(5).integers(0, len(cores), examples))
     rows = space.pipelines(some, p.model, p.job, options)
@@ -200,6 +201,24 @@ def test_recomputation_never_saves_both(examples: int) -> None:
         counts = ("none", "block:1", "block:2", "full")
         found = price(p, [replace(s, recompute=kind) for kind in counts])
         assert all(a.seconds <= b.seconds * (1 + 1e-12) for a, b in pairwise(found)), s
+
+
+@examples(4, 60)
+def test_a_family_far_behind_by_the_formulas_is_not_the_best(examples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--stack all` and fewer GPUs follow families within a quarter of the fastest: all of them lead to no better."""
+    draw = np.random.default_rng(11)
+    for _ in range(examples):
+        stack = str(draw.choice(["megatron-core", "megatron-bridge", "torchtitan", "deepspeed", "phalanx"]))
+        model = str(draw.choice(["llama3-8b", "llama3-70b", "mixtral-8x7b"]))
+        gpus = int(draw.choice([16, 32, 64]))
+        p = pricing(stack, model, gpus)
+        close = best_on(p, gpus)
+        with monkeypatch.context() as patch:
+            patch.setattr(planner, "_CLOSE", np.inf)
+            every = best_on(p, gpus)
+        assert (close is None) == (every is None), (stack, model, gpus)
+        if close and every:
+            assert close[1] <= every[1] * (1 + 1e-9), (stack, model, gpus, close[0].strategy, every[0].strategy)
 
 
 def test_shorter_ends_keep_less_on_the_first_rank() -> None:

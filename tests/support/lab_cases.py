@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from phalanx.measure import all_hosts, collectives, kernels, microbenchmarks, ping_pong
+from phalanx.measure import all_hosts, collectives, microbenchmarks, ping_pong
 from phalanx.measure import links as messages
 from phalanx.measure.collectives import SHARED
 from phalanx.runtime.comm.communicator import Comm
@@ -20,6 +20,7 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.train.training_step import Training
+from support.tiny_measurement import shorten_kernels
 
 LONG = 2**18  # elements, of float32
 
@@ -60,7 +61,7 @@ def losses(world: World, spec: ModelSpec, job: Job, strategy: Strategy, steps: i
 
 def measure(world: World) -> ClusterSpec | None:
     """Measure the cluster with few sizes and rounds."""
-    kernels._FULL = kernels._SMALL
+    shorten_kernels()
     collectives._SIZES = collectives._SIZES_BETWEEN = tuple(2**k for k in (10, 14))
     collectives._ROUNDS = collectives._ROUNDS_BETWEEN = 1
     messages.SIZES = (2**10, 2**14)

@@ -9,12 +9,17 @@ from phalanx.measure import collectives, compressors, kernels, microbenchmarks, 
 from phalanx.measure import links as messages
 
 
-def main() -> None:
+def shorten_kernels() -> None:
+    """Let this process measure kernels and compressors at few small sizes, in few rounds."""
     kernels._FULL = kernels._SMALL
     compressors._SIZES, compressors._ROUNDS = (
         compressors._SIZES | {"vocab": 64, "hidden": 32, "ffn": 32, "layers": 1},
         2,
     )
+
+
+def main() -> None:
+    shorten_kernels()
     collectives._SIZES, collectives._ROUNDS = tuple(2**k for k in (10, 14, 18)), 2
     messages.SIZES, microbenchmarks._ROUNDS, microbenchmarks._COPIED = collectives._SIZES, 1, 2**16
     worker.main()

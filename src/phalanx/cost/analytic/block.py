@@ -100,7 +100,7 @@ def _sent(flows: _Flows, layout: Layout, timer: _Timer, profile: Profile) -> _Se
     backward: Column = 0.0
     beside: Column = 0.0
     for flow in flows:
-        each = timer.one(flow)
+        each = timer.one(flow) + profile.joined * profile.join_s * (np.asarray(flow.ranks) > 1)
         if flow.op == "all_gather":
             narrow = np.where(
                 (profile.tp_narrow > 0) & (np.asarray(layout.format) == 1), 1 / layout.activation_bytes, 1.0

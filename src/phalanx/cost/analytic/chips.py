@@ -26,6 +26,7 @@ class Generation:
     gemm8: float = 0.60
     gemm4: float = 0.45
     misaligned: float = 0.25
+    odd: float = 0.4
     attention: float = 0.6
     portable_gemm: float = 1.0
     portable_attention: float = 0.42
@@ -104,6 +105,7 @@ def system(
         gemm8=g.gemm8 * clock,
         gemm4=g.gemm4 * clock,
         misaligned=g.misaligned,
+        odd=g.odd,
         attention=g.attention * clock,
         portable_gemm=g.portable_gemm,
         portable_attention=g.portable_attention * clock,

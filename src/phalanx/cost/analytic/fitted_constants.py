@@ -30,6 +30,7 @@ CONSTANTS: dict[str, float] = {
     "nvidia.gemm8": 0.5901,
     "nvidia.gemm_half": 245.9,
     "nvidia.misaligned": 0.1218,
+    "nvidia.odd": 0.3879,
     "nvidia.attention": 0.5925,
     "nvidia.attention_half": 488.1,
     "nvidia.memory": 0.7996,
@@ -67,10 +68,10 @@ CONSTANTS: dict[str, float] = {
     "any.expert_launches": 49.42,
     "any.ep_overlap": 0.5436,
     # ampere: vtrain, llm-foundry, megatron-sc21, bigscience-bloom on A100
-    "ampere.gemm": 0.7235,
-    "ampere.gemm_half": 265.4,
+    "ampere.gemm": 0.725,
+    "ampere.gemm_half": 275.6,
     "ampere.attention": 0.5925,
-    "ampere.portable_attention": 0.4878,
+    "ampere.portable_attention": 0.4882,
     # hopper: nvidia-dgxc-benchmarking, hf-ultrascale, llm-foundry, nemo-megatron-bridge on H100
     "hopper.gemm": 0.6974,
     "hopper.gemm_half": 277.8,
@@ -112,9 +113,9 @@ CONSTANTS: dict[str, float] = {
     "megatron-core.kept_logit": 5.948,
     "megatron-core.constant_bytes": 1.137e08,
     # megatron-2020: vtrain, megatron-sc21, megatron-2020-tp, bigscience-bloom
-    "megatron-2020.hidden_bytes": 16.07,
-    "megatron-2020.gemm": 1.019,
-    "megatron-2020.score_bytes": 7.414,
+    "megatron-2020.hidden_bytes": 15.74,
+    "megatron-2020.gemm": 1.016,
+    "megatron-2020.score_bytes": 7.136,
     # blackwell-ultra: nemo-megatron-bridge on B300 and GB300
     "blackwell-ultra.gemm": 0.6075,
     "blackwell-ultra.gemm8": 0.5692,
@@ -190,8 +191,8 @@ CONSTANTS: dict[str, float] = {
     "nemo-24.11.cast_bytes": 6.892,
     "nemo-24.11.gemm8": 0.9792,
     # megatron-2021: megatron-sc21
-    "megatron-2021.gemm": 1.041,
-    "megatron-2021.hidden_bytes": 15.03,
+    "megatron-2021.gemm": 1.038,
+    "megatron-2021.hidden_bytes": 14.58,
     # megatron-bridge-25.09: nemo-megatron-bridge of release 25.09
     "megatron-bridge-25.09.gemm": 0.9706,
     "megatron-bridge-25.09.hidden_bytes": 16.45,
@@ -208,20 +209,24 @@ CONSTANTS: dict[str, float] = {
     "nemo-24.03.gemm": 0.9297,
     "nemo-24.03.hidden_bytes": 16.94,
     "nemo-24.03.attention": 0.6466,
-    # megatron-2022: vtrain
-    "megatron-2022.gemm": 1.084,
-    "megatron-2022.hidden_bytes": 14.11,
-    "megatron-2022.launch_s": 2.919e-05,
-    "megatron-2022.launch_sync": 0.1517,
+    # megatron-2022: vtrain over several nodes
+    "megatron-2022.gemm": 1.057,
+    "megatron-2022.hidden_bytes": 13.6,
     # megatron-deepspeed-2022: bigscience-bloom
-    "megatron-deepspeed-2022.gemm": 0.8839,
-    "megatron-deepspeed-2022.hidden_bytes": 15.83,
+    "megatron-deepspeed-2022.gemm": 0.8837,
+    "megatron-deepspeed-2022.hidden_bytes": 15.33,
     "megatron-deepspeed-2022.kept_bytes": 6.937,
     "megatron-deepspeed-2022.whole_bytes": 22.77,
     "megatron-deepspeed-2022.kept_hidden": 10.74,
     "megatron-deepspeed-2022.context_bytes": 3.544e09,
     "megatron-deepspeed-2022.kept_logit": 6.532,
     "megatron-deepspeed-2022.fragments": 0.06237,
+    # vtrain: vtrain in one node
+    "vtrain.gemm": 1.013,
+    "vtrain.hidden_bytes": 13.87,
+    "vtrain.launch_s": 3.597e-05,
+    "vtrain.launch_sync": 0.1168,
+    "vtrain.join_s": 0.000302,
     # nemo-25.04: NeMo 25.04 of nvidia-dgxc-benchmarking
     "nemo-25.04.gemm": 1.033,
     # megatron-bridge-26.02: nemo-megatron-bridge of release 26.02

@@ -229,6 +229,14 @@ def _aligned(d: Column, otherwise: Column) -> Column:
     return np.where(d % 8 == 0, loss, otherwise)
 
 
+def _rows_aligned(n: Column, odd: Column) -> Column:
+    """Return the share of the rate that products reach with rows of `n` 2-byte elements: `odd` where single elements
+    are loaded, and on the way to it where two or four are; all of it where they are 16 bytes (NVIDIA, "Matrix
+    multiplication background", tensor core requirements)."""
+    together = np.gcd(np.asarray(n, dtype=np.int64), 8)
+    return np.asarray(odd) ** (1 - np.log2(together) / 3)
+
+
 def traffic(shape: Shape, layout: Layout, width: Column, system: System, profile: Profile) -> Passes:
     """Return seconds of the memory-bound kernels of a block: norms and residuals (which sequence parallelism splits
     over tp ranks), the inside of an MLP of this `width`, and casts of the products' operands to 8 bits or less."""
@@ -247,8 +255,10 @@ def head(shape: Shape, layout: Layout, system: System, profile: Profile) -> tupl
     """Return seconds of the logits over a rank's part of the vocabulary (never in 8 bits), and of the loss, both
     passes together."""
     e = layout.activation_bytes
-    by = Products(system, system.peak(e) * system.gemm * _tuned(system, profile), e, layout.frozen)
     vocab = shape.vocab / layout.tp
+    whole = np.where(profile.pads_vocab > 0, 8, np.floor(vocab))
+    rate = system.peak(e) * system.gemm * _tuned(system, profile) * _rows_aligned(whole, system.odd)
+    by = Products(system, rate, e, layout.frozen)
     products = by.linear(layout.tokens, vocab, shape.hidden)
     loss = profile.logit_bytes * layout.tokens * vocab / (system.memory_bytes_per_s * system.memory)
     return products, loss

@@ -51,6 +51,9 @@ class Profile(Keeps):
     """Backward over forward, of both."""
     logit_bytes: Column = 14.0
     """Traffic per logit of the loss, forward and backward together."""
+    pads_vocab: Column = 1.0
+    """1: a rank's part of the vocabulary is rounded up so that its products are aligned (Megatron-LM,
+    --make-vocab-size-divisible-by 128)."""
     gemm: Column = 1.0
     """Matrix products against the chip's own best."""
     gemm8: Column = 1.0
@@ -84,6 +87,10 @@ class Profile(Keeps):
     """Share of jobs over several nodes that their CPUs hold up, where no job's collectives were observed."""
     stalled_s: Column = 1e-3
     """Delay of each pipeline message where the ranks of a node do not reach each other over NVLink."""
+    joined: Column = 0.0
+    """1: launches are hardly ahead of a small model's kernels, so that nothing runs for `join_s` around a collective
+    of tensor parallelism: its stream takes over, and its ranks wait for the last one."""
+    join_s: Column = 1e-4
     launch_sync: Column = 0.05
     """Slowdown of launches over 8 or more tp ranks, proportionally less over fewer: collectives wait for the slowest
     CPU."""
@@ -277,6 +284,9 @@ STACKS: dict[str, Stack] = {
     ),
     "megatron-2021": Stack("megatron-2020"),
     "megatron-2022": Stack("megatron-2021", zero=(0, 1), zero_in_pipeline=(0, 1), without=("cp",)),
+    # vTrain's runs in one node: a rank has vocab // tp logits, as in the model that it profiles (VIA-Research/vTrain
+    # f8dda84, src/model/gpt_modeling.py:38).
+    "vtrain": Stack("megatron-2022", {"pads_vocab": 0.0, "joined": 1.0}),
     # Forked from Megatron-LM of 2021 (bigscience-workshop/Megatron-DeepSpeed).
     "megatron-deepspeed-2022": Stack(
         "megatron-2021", policy=DEEPSPEED, zero=(0, 1, 2, 3), zero_in_pipeline=(0, 1), schedules=("1f1b",)

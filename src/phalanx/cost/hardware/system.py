@@ -46,6 +46,8 @@ class System:
     gemm4: Column
     misaligned: Column
     """Share of tensor cores' rate where rows are no multiple of 8 elements."""
+    odd: Column
+    """Share of `gemm` that long products of 2-byte elements reach where rows have an odd number of them."""
     attention: Column
     portable_gemm: Column
     """Share of `gemm` that plain library calls reach, as eager PyTorch and XLA make them."""

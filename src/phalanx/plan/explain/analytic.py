@@ -11,7 +11,7 @@ from phalanx.cost.ledger.flops import hardware_flops, model_flops
 from phalanx.cost.ledger.sharding import sharding
 from phalanx.plan.explain.targets import BUBBLE, EXPOSED, IMBALANCE, MFU, OVERLAP, Target
 from phalanx.plan.explain.traffic import Flow, flows
-from phalanx.plan.search import HEADROOM, priced, space
+from phalanx.plan.search import HEADROOM, priced, strategy_columns
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.priced import PricedStrategy
 from phalanx.plan.search.refine import PipelineRun, RankedStrategy, RefinedPrices
@@ -90,7 +90,7 @@ class AnalyticSubject:
     @property
     def reduces_each(self) -> bool:
         """Whether every micro-batch reduces its gradients."""
-        how = sharding(self.pricing.layout(space.of([self.strategy])), self.pricing.profile.policy)
+        how = sharding(self.pricing.layout(strategy_columns.of([self.strategy])), self.pricing.profile.policy)
         return bool(how.reduces_each[0] > 0 or how.replicates_each[0] > 0)
 
     @property
@@ -139,13 +139,13 @@ class AnalyticSubject:
     @cached_property
     def model_flops(self) -> float:
         """FLOPs of a step that the model needs, over all ranks."""
-        return float(model_flops(self.pricing.shape, self.pricing.layout(space.of([self.strategy])))[0])
+        return float(model_flops(self.pricing.shape, self.pricing.layout(strategy_columns.of([self.strategy])))[0])
 
     @cached_property
     def hardware_flops(self) -> float:
         """FLOPs of a step that the chips compute, recomputation included, over all ranks."""
         x = self.pricing
-        return float(hardware_flops(x.shape, x.layout(space.of([self.strategy])), x.profile.policy)[0])
+        return float(hardware_flops(x.shape, x.layout(strategy_columns.of([self.strategy])), x.profile.policy)[0])
 
     @property
     def mfu(self) -> float:

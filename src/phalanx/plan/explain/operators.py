@@ -15,7 +15,7 @@ import numpy as np
 from phalanx.cost.analytic import kernels
 from phalanx.cost.ledger.layer_flows import kv_heads, routed_rows
 from phalanx.plan.search.column_pricing import Pricing
-from phalanx.plan.search.space import of
+from phalanx.plan.search.strategy_columns import of
 from phalanx.spec.strategy.spec import Strategy
 
 

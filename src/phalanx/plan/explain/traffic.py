@@ -24,7 +24,7 @@ from phalanx.cost.ledger.layer_flows import boundaries, layer_flows, messages
 from phalanx.cost.ledger.rank_layout import Layout
 from phalanx.cost.ledger.sharding import sharding
 from phalanx.plan.search.column_pricing import Pricing
-from phalanx.plan.search.space import of
+from phalanx.plan.search.strategy_columns import of
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 

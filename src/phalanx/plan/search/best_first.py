@@ -23,10 +23,10 @@ import numpy as np
 from phalanx.cost.step.predict import Prediction, predict
 from phalanx.plan.auto import stage_split
 from phalanx.plan.auto.bucket_size import resolve
-from phalanx.plan.search import branch_and_bound, space
+from phalanx.plan.search import branch_and_bound, space, strategy_columns
 from phalanx.plan.search.column_pricing import Floats, Pricing, published
 from phalanx.plan.search.lower_bounds import Bounds, expected
-from phalanx.plan.search.space import Options, Strategies
+from phalanx.plan.search.strategy_columns import Options, Strategies
 from phalanx.spec.cluster.spec import GIB, ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
@@ -35,7 +35,7 @@ from phalanx.spec.strategy.recompute import encode
 from phalanx.spec.strategy.spec import Strategy
 
 STACK = "phalanx"
-OPTIONS = Options(orders=space.ORDERS[:1])
+OPTIONS = Options(orders=strategy_columns.ORDERS[:1])
 """What the trainer runs: a single order of the mesh axes."""
 SHOWN = 16
 """How many of the fastest strategies that fit are sought: the best and its alternatives."""
@@ -146,7 +146,7 @@ def _cores(model: ModelSpec, job: Job, worlds: Sequence[int]) -> Strategies:
         except InputError as error:
             if error.field != "--gpus":  # a fault of the job, whatever the world size
                 raise
-    return space.joined(parts) if parts else space.of([])
+    return strategy_columns.joined(parts) if parts else strategy_columns.of([])
 
 
 def _first_pass(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequence[int]) -> list[Strategy]:
@@ -165,7 +165,7 @@ def _first_pass(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequen
 def _others(rows: Strategies, seconds: Floats, candidates: Sequence[Candidate]) -> list[Strategy]:
     """The strategy with the least expected seconds of each family without a price, so that a user can compare."""
     kinds = branch_and_bound.family(rows)
-    known = branch_and_bound.family(space.of([c.as_requested for c in candidates]))
+    known = branch_and_bound.family(strategy_columns.of([c.as_requested for c in candidates]))
     missing = (np.flatnonzero(kinds == kind) for kind in np.setdiff1d(kinds, known))
     return [rows.strategy(int(members[np.argmin(seconds[members])])) for members in missing]
 

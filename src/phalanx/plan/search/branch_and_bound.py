@@ -15,9 +15,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.plan.search import space
+from phalanx.plan.search import space, strategy_columns
 from phalanx.plan.search.column_pricing import Floats, Pricing
-from phalanx.plan.search.space import Ints, Options, Strategies
+from phalanx.plan.search.strategy_columns import Ints, Options, Strategies
 
 FAMILIES = ("DDP", "ZeRO", "HSDP", "TP+DP", "PP+DP", "3D", "with CP", "with EP")
 _DDP, _ZERO, _HSDP, _TP, _PP, _3D, _CP, _EP = range(len(FAMILIES))
@@ -69,12 +69,14 @@ def explore(
     front: float = 0.0,
     watch: Callable[[int, int], None] | None = None,
     families: float = np.inf,
+    below: float = np.inf,
 ) -> Exploration:
     """Find the best strategies over `ranks` ranks by branch and bound.
 
     The result contains the `keep` fastest strategies that fit, the fastest of each family that is slower than the
-    fastest of all by at most the share `families`, and every strategy slower than those by at most the share `slack`.
-    With `front` > 0 it also contains the complete front of time and memory up to `front` times the shortest step.
+    fastest of all by at most the share `families`, and every strategy slower than those by at most the share `slack`;
+    those that take more than `below` seconds may be missing. With `front` > 0 it also contains the complete front of
+    time and memory up to `front` times the shortest step.
     `watch` hears how many of the legal strategies were priced so far.
 
     Raises InputError if the job has no legal strategy over so many ranks.
@@ -85,7 +87,7 @@ def explore(
     legal = int(space.size(cores, model, job, options).sum())
     if not legal:
         raise space.nothing_within(options, ranks)
-    incumbents = _Incumbents(pricing, keep, slack, front, families)
+    incumbents = _Incumbents(pricing, keep, slack, front, families, below)
 
     def finish(rows: Strategies) -> None:
         """Expand cores with their experts to complete strategies and price them."""
@@ -133,31 +135,23 @@ class _ByBlocks:
         may = incumbents.may_win(self._family, self._least) | incumbents.may_win(apart, self._least)
         cores = np.flatnonzero(some & may)
         kinds, kind = np.unique(self._kind[cores], return_inverse=True)
-        model, options = self._pricing.model, self._options
-        spread, of_kind = space.with_experts(self._kinds.take(kinds), model, options)
-        bound = self._pricing.block_seconds(spread)
-        code = _spread_code(of_kind, spread, spread)
-        order = np.argsort(code)
-        rows, place = space.with_experts(self._cores.take(cores), model, options)
-        at = np.searchsorted(code[order], _spread_code(kind[place], rows, spread))
-        families = np.where(rows.ep * rows.etp > 1, _EP, self._family[cores][place])
-        return rows.take(incumbents.may_win(families, bound[order][at]))
-
-
-def _spread_code(kind: Ints, rows: Strategies, among: Strategies) -> Ints:
-    """Return a number for each kind of core and way to spread experts, one of those `among`."""
-    code: Ints = (kind * (int(among.ep.max(initial=1)) + 1) + rows.ep) * (
-        int(among.etp.max(initial=1)) + 1
-    ) + rows.etp
-    return code
+        ways, of_kind = space.with_experts(self._kinds.take(kinds), self._pricing.model, self._options)
+        bound = self._pricing.block_seconds(ways)
+        alone = ways.ep * ways.etp == 1
+        kept = np.flatnonzero(alone | incumbents.may_win(np.full(len(ways), _EP), bound))
+        rows, core, way = space.spread(self._cores.take(cores), kind, ways.take(kept), of_kind[kept])
+        families = np.where(alone[kept][way], self._family[cores][core], _EP)
+        return rows.take(incumbents.may_win(families, bound[kept][way]))
 
 
 class _Incumbents:
     """The strategies priced so far, and the bounds that a row must beat to be worth expanding."""
 
-    def __init__(self, pricing: Pricing, keep: int, slack: float, front: float, families: float) -> None:
+    def __init__(
+        self, pricing: Pricing, keep: int, slack: float, front: float, families: float, below: float
+    ) -> None:
         self._pricing, self._keep, self._slack, self._front = pricing, keep, slack, front
-        self._families = families
+        self._families, self._below = families, below
         self._steps, self._least = np.zeros(0), np.zeros(0)  # the front: seconds, least bytes up to there
         self._parts: list[tuple[Strategies, Floats, Floats]] = []
         self._best_of_family = np.full(len(FAMILIES), np.inf)
@@ -216,6 +210,7 @@ class _Incumbents:
         bound[_DDP] = np.inf
         fastest = self._fastest_seconds.min(initial=np.inf)
         bound = np.maximum(np.minimum(bound, (1 + self._families) * fastest), self._overall_bound)
+        bound = np.minimum(bound, self._below)
         possible: npt.NDArray[np.bool_] = least <= bound[families] * (1 + self._slack)
         return possible
 
@@ -232,6 +227,6 @@ class _Incumbents:
     def result(self, cores: Strategies, legal: int) -> Exploration:
         """Collect everything priced so far."""
         parts = [(cores.take(slice(0)), np.zeros(0), np.zeros(0)), *self._parts]
-        rows = space.joined([part[0] for part in parts])
+        rows = strategy_columns.joined([part[0] for part in parts])
         seconds, bytes_ = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
         return Exploration(rows, seconds, bytes_, family(rows), cores, legal, self.priced)

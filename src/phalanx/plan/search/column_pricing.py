@@ -23,7 +23,7 @@ from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank
 from phalanx.cost.ledger.rank_layout import FORMATS, Layout
 from phalanx.cost.ledger.recomputed import recomputed
 from phalanx.plan.search.limits import Limits
-from phalanx.plan.search.space import ORDERS, SEARCHED, Ints, Options, Strategies, joined
+from phalanx.plan.search.strategy_columns import ORDERS, SEARCHED, Ints, Options, Strategies, joined
 from phalanx.schedule.pipeline.given_layout import ends_of
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError

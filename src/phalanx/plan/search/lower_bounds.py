@@ -26,7 +26,7 @@ import numpy as np
 from phalanx.cost.ledger.pipeline_formulas import NAMES, by_schedule
 from phalanx.cost.step.predict_pipeline import unit_seconds
 from phalanx.plan.search.column_pricing import Floats
-from phalanx.plan.search.space import Ints, Strategies
+from phalanx.plan.search.strategy_columns import Ints, Strategies
 from phalanx.schedule.layout import Layout
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.job import DTYPE_BYTES, Job

@@ -8,7 +8,7 @@ from dataclasses import replace
 from phalanx.cost.ledger.pipeline_formulas import NAMES
 from phalanx.plan.search import space
 from phalanx.plan.search.column_pricing import Pricing
-from phalanx.plan.search.space import ORDERS, SEARCHED
+from phalanx.plan.search.strategy_columns import ORDERS, SEARCHED
 from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.errors import InputError

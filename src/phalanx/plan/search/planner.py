@@ -16,9 +16,9 @@ from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.number_types import NarrowerTypes, narrower_types
 from phalanx.plan.search.priced import PricedStrategy
 from phalanx.plan.search.refine import RankedStrategy, RefinedPrices, best_of_each_family
-from phalanx.plan.search.space import ORDERS, Options, Strategies
 from phalanx.plan.search.stack_options import with_best_options
 from phalanx.plan.search.stage_lengths import StageLengths, lengths, that_fit
+from phalanx.plan.search.strategy_columns import ORDERS, Options, Strategies
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.spec import Strategy
@@ -203,7 +203,7 @@ def _fewer(larger: Callable[[int], Pricing], gpus: int, best: RankedStrategy) ->
     for n in sorted({gpus // 4, gpus // 2, (gpus - 1) // node * node} - {0}):
         if best.mfu * gpus / n > np.max(pricing.system.gemm):
             continue
-        candidate = best_on(larger(n), n)
+        candidate = best_on(larger(n), n, (1 + _CLOSE) * best.seconds)
         if candidate and candidate[1] <= best.seconds and (not fewest or candidate[1] < fewest.seconds):
             fewest = FewerGpus(n, candidate[0].strategy, candidate[1])
     return fewest
@@ -288,16 +288,18 @@ _CLOSE = 0.25
 """Share by which a family's fastest may be behind the fastest of all, by the formulas, to be tried as the best."""
 
 
-def best_on(pricing: Pricing, gpus: int) -> tuple[PricedStrategy, float, float] | None:
-    """Return the best strategy on so many GPUs, its step time in seconds and its MFU; None if nothing fits."""
-    explored = first_pass(pricing, gpus)
+def best_on(pricing: Pricing, gpus: int, below: float = np.inf) -> tuple[PricedStrategy, float, float] | None:
+    """Return the best strategy on so many GPUs, its step time in seconds and its MFU; None if nothing fits, or if all
+    take more than `below` seconds by the formulas."""
+    explored = first_pass(pricing, gpus, below)
     return None if explored is None else best_of(pricing, explored)
 
 
-def first_pass(pricing: Pricing, gpus: int) -> Exploration | None:
-    """Return the strategies that the formulas choose on so many GPUs; None if nothing is legal or fits."""
+def first_pass(pricing: Pricing, gpus: int, below: float = np.inf) -> Exploration | None:
+    """Return the strategies that the formulas choose on so many GPUs; None if nothing is legal or fits, or takes at
+    most `below` seconds."""
     try:
-        explored = branch_and_bound.explore(pricing, gpus, pricing.options, keep=1, families=_CLOSE)
+        explored = branch_and_bound.explore(pricing, gpus, pricing.options, keep=1, families=_CLOSE, below=below)
     except InputError:
         return None
     return explored if len(explored.rows) else None

@@ -14,7 +14,7 @@ from phalanx.cost.analytic.step import Step
 from phalanx.cost.analytic.step import step as step_of
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.rank_layout import Layout
-from phalanx.plan.search import space
+from phalanx.plan.search import strategy_columns
 from phalanx.plan.search.column_pricing import Floats, Pricing
 from phalanx.schedule.pipeline.given_layout import ends_of
 from phalanx.spec.strategy.spec import Strategy
@@ -95,7 +95,7 @@ def _joined(profiles: Sequence[Profile], each: int) -> Profile:
 def layout_of(pricing: Pricing, strategies: Sequence[Strategy]) -> Layout:
     """Translate strategies into the columns that the formulas read, with the blocks of the first, the fullest and the
     last pipeline rank where `layers` lists them, which columns of a search do not hold."""
-    even = pricing.layout(space.of(strategies))
+    even = pricing.layout(strategy_columns.of(strategies))
     if all(s.layers == "auto" for s in strategies):
         return even
     blocks = pricing.model.layers + pricing.extra.mtp

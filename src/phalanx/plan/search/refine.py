@@ -20,12 +20,12 @@ from phalanx.cost.ledger.flops import model_flops
 from phalanx.cost.ledger.pipeline_formulas import makespans
 from phalanx.cost.pipeline_time import Costs, PricedSchedule
 from phalanx.cost.pipeline_time import price as price_schedule
-from phalanx.plan.search import branch_and_bound, space
+from phalanx.plan.search import branch_and_bound, strategy_columns
 from phalanx.plan.search.branch_and_bound import FAMILIES, Exploration
 from phalanx.plan.search.column_pricing import Floats, Pricing
 from phalanx.plan.search.neighbours import neighbours
 from phalanx.plan.search.priced import PricedStrategy, price_with_step
-from phalanx.plan.search.space import ORDERS, SEARCHED, of
+from phalanx.plan.search.strategy_columns import ORDERS, SEARCHED, of
 from phalanx.schedule.partition.balance import Explained, Units, explain, partition
 from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.given_layout import given_blocks
@@ -276,14 +276,14 @@ class RefinedPrices:
     @cached_property
     def _flops(self) -> float:
         """FLOPs of the model in a step: the same for all strategies."""
-        return float(np.max(model_flops(self.pricing.shape, self.pricing.layout(space.of([Strategy()])))))
+        return float(np.max(model_flops(self.pricing.shape, self.pricing.layout(strategy_columns.of([Strategy()])))))
 
     def of(self, strategies: Sequence[Strategy], below: float = np.inf) -> list[RankedStrategy]:
         """Price each strategy, in the order of `strategies`; without those that certainly take longer than `below`
         seconds."""
         new = [s for s in dict.fromkeys(strategies) if s not in self._known]
         if new:
-            kinds = dict(zip(new, branch_and_bound.family(space.of(new)), strict=True))
+            kinds = dict(zip(new, branch_and_bound.family(strategy_columns.of(new)), strict=True))
             for p, run in refined(self.pricing, new, below):
                 mfu = self._flops / (p.seconds * p.strategy.world * float(self.pricing.system.peak_bf16))
                 self._known[p.strategy] = RankedStrategy(FAMILIES[kinds[p.strategy]], p, run, mfu)

@@ -14,7 +14,7 @@ from phalanx.plan.placement.placement import in_order
 from phalanx.plan.search.planner import Answer
 from phalanx.plan.search.priced import COMMUNICATION
 from phalanx.plan.search.refine import RankedStrategy, timeline
-from phalanx.plan.search.space import of
+from phalanx.plan.search.strategy_columns import of
 from phalanx.plan.search.why_not import TERM_NAMES
 from phalanx.report.html.page import Section, page
 from phalanx.report.mesh_svg import nodes_svg, one_of_each_stage

@@ -37,8 +37,8 @@ def deal_after(question: Question, count: int) -> Solution | None:
         rest = deal(_others(question, first))
         if rest is not None:
             blocks = (*first[:-1], first[-1] + rest.blocks[0], *rest.blocks[1:])
-            found = value_of(question, cuts_of(blocks)), blocks
-            best = found if best is None else min(best, found)
+            value = value_of(question, cuts_of(blocks)), blocks
+            best = value if best is None else min(best, value)
     return None if best is None else Solution(best[1], best[0][1], best[0][1])
 
 
