@@ -278,7 +278,7 @@ def test_a_meaning_of_buffers_that_is_none_is_one_line() -> None:
 
 def test_a_plan_of_wrong_names_is_one_line(pool: Pool) -> None:
     for plan, words in (
-        ({"blocks.*.upp": "colwise"}, "is the name of no layer"),
+        ({"blocks.*.upp": "colwise"}, "is the name of no layer; did you mean blocks."),
         ({"blocks.*.up": "columns"}, "is not a style"),
         ({"blocks.*.norm": "colwise"}, "splits nn.Linear"),
         (None, "has no published plan"),

@@ -175,16 +175,18 @@ class _Stage(nn.Module):
         return out if not heavy.item() else self.product(out)
 
 
-def _pipelined(kind: str, heavy: list[int], sharded: bool | None, odd_loss: bool, every: bool) -> Observation:
-    """A pipeline of two ranks, under fully_shard where `sharded` says if it reshards after forward."""
+def _pipelined(
+    kind: str, heavy: list[int], sharded: bool | None, odd_loss: bool, ranks: int, every: bool
+) -> Observation:
+    """A pipeline of `ranks`, under fully_shard where `sharded` says if it reshards after forward."""
 
     def program() -> None:
-        mesh = init_device_mesh("cuda", (2, 1 if sharded is None else 2), mesh_dim_names=("pp", "dp"))
+        mesh = init_device_mesh("cuda", (ranks, 1 if sharded is None else 2), mesh_dim_names=("pp", "dp"))
         place = mesh.get_local_rank("pp")
         model = _Stage().cuda()
         if sharded is not None:
             fully_shard(model, mesh=mesh["dp"], reshard_after_forward=sharded)
-        stage = PipelineStage(model, place, 2, torch.device("cuda"), group=mesh.get_group("pp"))
+        stage = PipelineStage(model, place, ranks, torch.device("cuda"), group=mesh.get_group("pp"))
 
         def loss(out: Tensor, target: Tensor) -> Tensor:
             error = (out - target).square()
@@ -195,11 +197,13 @@ def _pipelined(kind: str, heavy: list[int], sharded: bool | None, odd_loss: bool
         optimizer = torch.optim.AdamW(model.parameters())
         x = torch.randn(4 * len(heavy), WIDTH, device="cuda")
         for _ in range(3):
-            schedule.step(*(x,) * (place == 0), **({"target": x} if place else {}), heavy=torch.tensor(heavy))
+            schedule.step(
+                *(x,) * (place == 0), **({"target": x} if place == ranks - 1 else {}), heavy=torch.tensor(heavy)
+            )
             optimizer.step()
             optimizer.zero_grad()
 
-    return observe(program, world=2 if sharded is None else 4, every_micro_batch=every)
+    return observe(program, world=ranks * (1 if sharded is None else 2), every_micro_batch=every)
 
 
 def _with_and_without(*case: Any) -> tuple[Observation, Observation]:
@@ -207,14 +211,15 @@ def _with_and_without(*case: Any) -> tuple[Observation, Observation]:
 
 
 CASES = {
-    "1F1B": ("Schedule1F1B", [0] * 8, None, False),
-    "GPipe": ("ScheduleGPipe", [0] * 8, None, False),
-    "kept by fully_shard": ("Schedule1F1B", [0] * 8, False, False),
-    "resharded by fully_shard": ("Schedule1F1B", [0] * 8, True, False),
-    "resharded in GPipe": ("ScheduleGPipe", [0] * 8, True, False),
-    "a micro-batch that does more": ("Schedule1F1B", [0, 0, 0, 0, 0, 1, 0, 0, 0], None, False),
-    "kinds that alternate": ("Schedule1F1B", [0, 1] * 5, None, False),
-    "a last loss of its own": ("Schedule1F1B", [0] * 8, None, True),
+    "1F1B": ("Schedule1F1B", [0] * 8, None, False, 2),
+    "1F1B of six ranks": ("Schedule1F1B", [0] * 10, None, False, 6),
+    "GPipe": ("ScheduleGPipe", [0] * 8, None, False, 2),
+    "kept by fully_shard": ("Schedule1F1B", [0] * 8, False, False, 2),
+    "resharded by fully_shard": ("Schedule1F1B", [0] * 8, True, False, 2),
+    "resharded in GPipe": ("ScheduleGPipe", [0] * 8, True, False, 2),
+    "a micro-batch that does more": ("Schedule1F1B", [0, 0, 0, 0, 0, 1, 0, 0, 0], None, False, 2),
+    "kinds that alternate": ("Schedule1F1B", [0, 1] * 5, None, False, 2),
+    "a last loss of its own": ("Schedule1F1B", [0] * 8, None, True, 2),
 }
 NOT_REPEATED = {"a last loss of its own", "resharded by fully_shard"}
 

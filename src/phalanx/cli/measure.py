@@ -32,7 +32,8 @@ def measure(
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick", help="Measure this machine in few rounds: in about ten seconds on two cores, less exactly."
+            "--quick",
+            help="Measure this machine at fewer sizes in fewer rounds: in seconds, not a minute, and less exactly.",
         ),
     ] = False,
     out: Annotated[

@@ -52,7 +52,7 @@ def validate(
         typer.Option(
             "--kernels",
             help="Score the kernel model: products, attention, experts and all-reduces in a node that were measured "
-            "alone on seven chips, also by constants fitted without the chip.",
+            "alone on eight chips, also by constants fitted without the chip.",
         ),
     ] = False,
     placements: Annotated[

@@ -93,7 +93,9 @@ def split_layers(module: nn.Module, plan: Mapping[str, str], comm: Comm) -> dict
         names = [name for name in layers if matching.fullmatch(name)]
         alone = [name for name in parameters if matching.fullmatch(name)]
         if not names and not alone:
-            raise InputError(f"tp_plan.{pattern}", given, "is the name of no layer", nearest(pattern, layers))
+            known = [name for name in layers if name]  # the module itself has none
+            mend = nearest(pattern, known) if known else 'name the module itself: ""'
+            raise InputError(f"tp_plan.{pattern}", given, "is the name of no layer", mend)
         if style == "replicated_with_grad_allreduce":
             own = [p for name in names for p in layers[name].parameters()] + [parameters[name] for name in alone]
             for p in own:

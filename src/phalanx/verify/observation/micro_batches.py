@@ -55,13 +55,19 @@ class _Pass:
     structure: type[Any] | None
     calls: dict[nn.Module, int]
     after_backward: bool
+    returned: frozenset[tuple[str, int] | None]
+    """The lives of what the passes of this micro-batch returned until now."""
     steady: bool
     """Whether it left the stage's storages as it found them, and nothing else behind but its results."""
 
     def same(self, other: _Pass) -> bool:
-        """Whether two micro-batches did the same."""
+        """Whether two micro-batches did the same. What passes return dies when the schedule lets go of it."""
         ours, theirs = (
-            (p.log.entries, p.results, p.lives, p.structure, p.calls, p.after_backward) for p in (self, other)
+            (
+                [e for e in p.log.entries if e[0] != "death" or e[1:] not in p.returned],
+                *(p.results, p.lives, p.structure, p.calls, p.after_backward),
+            )
+            for p in (self, other)
         )
         return self.steady and other.steady and ours == theirs
 
@@ -82,8 +88,8 @@ class _Batch:
     run: bool
     made: dict[str, list[Life]] = field(default_factory=dict)
     passes: list[_Pass] = field(default_factory=list)
-    held: list[Tensor] = field(default_factory=list)
-    """What repeated passes returned, until the backward pass has ended."""
+    held: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    """What repeated passes returned, by pass and number, until the backward pass frees it or has ended."""
 
 
 class _Step:
@@ -113,7 +119,9 @@ class _Step:
     def _steady(self, key: Key) -> _Pass | None:
         """Return the pass that stands for all of its kind, if there is one."""
         passes = self._passes.get(key, [])
-        return passes[-1] if len(passes) > 1 and passes[-1].same(passes[-2]) else None
+        if len(passes) < 2 or not passes[-1].same(passes[-2]):
+            return None
+        return max(passes, key=lambda p: len(p.log.entries))  # of two, the one that says when its results are freed
 
     def _run(self, name: str, batch: _Batch, key: Key, call: Callable[[], Any], results: Callable[[Any], Any]) -> Any:
         recorder = self.recorder
@@ -128,13 +136,15 @@ class _Step:
         returned = results(out)
         structure = type(returned) if isinstance(returned, list | tuple) else None
         described = [self._described(t, batch) for t in (returned if structure else (returned,))]
+        lives = tuple(life for _, life in described)
         ran = _Pass(
             log,
             tuple(result for result, _ in described),
-            tuple(life for _, life in described),
+            lives,
             structure,
             {m: n - calls.get(m, 0) for m, n in position.calls().items() if n != calls.get(m, 0)},
             position.after_backward,
+            frozenset(lives).union(*(p.lives for p in batch.passes)),
             log.own and sizes == recorder.sizes() and _UNKNOWN not in described and structure in (None, list, tuple),
         )
         batch.passes.append(ran)
@@ -152,13 +162,13 @@ class _Step:
             raise Unsteady
         self.repeated.add(key)
         self.told()
-        batch.made[name] = repeat(self.recorder, ran.log, batch.number, batch.made)
+        batch.made[name] = repeat(self.recorder, ran.log, batch.number, batch.made, batch.held)
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             tensors = build(Entry(ran.results, list), [])
         for tensor, made in zip(tensors, ran.lives, strict=True):
             if made is not None:
                 self.recorder.adopt(tensor.untyped_storage(), batch.made[made[0]][made[1]])
-                batch.held.append(tensor)
+                batch.held[made] = tensor
         self.recorder.position.called(ran.calls, ran.after_backward)
         return tensors[0] if ran.structure is None else ran.structure(tensors)
 
@@ -262,6 +272,8 @@ def repeated_micro_batches(recorder: Contentless, note: Callable[[str], None]) -
         reduces = last_backward and isinstance(stage.submod, DistributedDataParallel)
         key = ("B", recorder.sizes(), step.batches[chunk].kind, reduces)
         run = step.batches[chunk].run
+        if not run:
+            stage.fwd_cache.pop(chunk)
         out = step.do(
             "B",
             chunk,
@@ -270,7 +282,6 @@ def repeated_micro_batches(recorder: Contentless, note: Callable[[str], None]) -
             lambda _: stage.bwd_cache[chunk],
         )
         if not run:
-            stage.fwd_cache.pop(chunk)
             stage.bwd_cache[chunk] = out
         del step.batches[chunk]
 
