@@ -14,6 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import active_children, get_all_start_methods, get_context
 
+from phalanx.plan.search import space
 from phalanx.plan.search.branch_and_bound import Exploration
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.planner import FOR_OPTIONS, best_of, first_pass
@@ -64,14 +65,25 @@ def _each(questions: list[list[Pricing]], gpus: int) -> Iterator[list[OfStack]]:
     if workers == 1 or others or "fork" not in get_all_start_methods():
         yield from (_of(group, gpus) for group in questions)
         return
+    # The longest first, lest one worker be left alone with it at the end.
+    order = sorted(range(len(questions)), key=lambda i: _cores(questions[i][0], gpus), reverse=True)
     with ProcessPoolExecutor(workers, get_context("fork"), _take, (questions, gpus)) as pool:
         try:
-            yield from pool.map(_taken, range(len(questions)))
+            answers = dict(zip(order, pool.map(_taken, order), strict=True))
+            yield from (answers[i] for i in range(len(questions)))
         except BaseException:  # Ctrl-C above all: nobody waits for searches that nobody wants
             pool.shutdown(wait=False, cancel_futures=True)
             for worker in active_children():
                 worker.kill()
             raise
+
+
+def _cores(pricing: Pricing, gpus: int) -> int:
+    """Return how many degrees and micro-batches a search starts from."""
+    try:
+        return len(space.cores(pricing.model, pricing.job, gpus, pricing.options))
+    except InputError:
+        return 0
 
 
 _GIVEN: list[tuple[list[list[Pricing]], int]] = []

@@ -115,12 +115,12 @@ def repeat(
     recorder: Recorder,
     log: Log,
     micro_batch: int,
-    made: Mapping[str, list[Life]],
+    lives: Mapping[str, list[Life]],
     held: dict[tuple[str, int], Any],
 ) -> list[Life]:
     """Let a recorder see what a log holds, as of another micro-batch; return the lives of what that made.
 
-    `made`: by pass, what the earlier passes of that micro-batch made; `held`: of that, tensors that exist. One that
+    `lives`: by pass, what the earlier passes of that micro-batch made; `held`: of that, tensors that exist. One that
     dies in the log is let go of, and lives on where the program still holds it.
     """
     assert recorder.log is None
@@ -136,7 +136,7 @@ def repeat(
         elif kind == "death":
             name, number = of
             if held.pop((name, number), None) is None:
-                recorder.end((mine if name == log.name else made[name])[number])
+                recorder.end((mine if name == log.name else lives[name])[number])
         elif kind == "at":
             phase, module, offset = of
             recorder.at((phase, Call(module, None if offset is None else micro_batch + offset)))

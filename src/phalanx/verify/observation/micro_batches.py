@@ -86,7 +86,7 @@ class _Batch:
     number: int
     kind: Key
     run: bool
-    made: dict[str, list[Life]] = field(default_factory=dict)
+    lives: dict[str, list[Life]] = field(default_factory=dict)
     passes: list[_Pass] = field(default_factory=list)
     held: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     """What repeated passes returned, by pass and number, until the backward pass frees it or has ended."""
@@ -96,7 +96,7 @@ class _Step:
     """One step of a schedule: runs the passes of its stage, or repeats them."""
 
     def __init__(self, recorder: Contentless, stage: Any, micro_batches: int, repeated: Callable[[], None]) -> None:
-        self.recorder, self.stage, self.last, self.told = recorder, stage, micro_batches - 1, repeated
+        self.recorder, self.stage, self.last, self.tell = recorder, stage, micro_batches - 1, repeated
         self.ran: Counter[Key] = Counter()
         self.repeated: set[Key] = set()
         self.batches: dict[int, _Batch] = {}
@@ -132,7 +132,7 @@ class _Step:
             out = call()
         finally:
             recorder.log = None
-        batch.made[name] = log.born
+        batch.lives[name] = log.born
         returned = results(out)
         structure = type(returned) if isinstance(returned, list | tuple) else None
         described = [self._described(t, batch) for t in (returned if structure else (returned,))]
@@ -161,14 +161,14 @@ class _Step:
         if ran is None:
             raise Unsteady
         self.repeated.add(key)
-        self.told()
-        batch.made[name] = repeat(self.recorder, ran.log, batch.number, batch.made, batch.held)
+        self.tell()
+        batch.lives[name] = repeat(self.recorder, ran.log, batch.number, batch.lives, batch.held)
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             tensors = build(Entry(ran.results, list), [])
-        for tensor, made in zip(tensors, ran.lives, strict=True):
-            if made is not None:
-                self.recorder.adopt(tensor.untyped_storage(), batch.made[made[0]][made[1]])
-                batch.held[made] = tensor
+        for tensor, life in zip(tensors, ran.lives, strict=True):
+            if life is not None:
+                self.recorder.adopt(tensor.untyped_storage(), batch.lives[life[0]][life[1]])
+                batch.held[life] = tensor
         self.recorder.position.called(ran.calls, ran.after_backward)
         return tensors[0] if ran.structure is None else ran.structure(tensors)
 
@@ -212,8 +212,8 @@ def _nothing_left(batch: _Batch) -> bool:
     """Whether all that the passes of a micro-batch made died in them, but for their results."""
     died = {entry[1:] for p in batch.passes for entry in p.log.entries if entry[0] == "death"}
     returned = {life for p in batch.passes for life in p.lives}
-    made = {life.made_in[1:] for lives in batch.made.values() for life in lives if life.made_in is not None}
-    return made <= died | returned
+    every = {life.made_in[1:] for lives in batch.lives.values() for life in lives if life.made_in is not None}
+    return every <= died | returned
 
 
 @contextmanager
@@ -225,7 +225,7 @@ def repeated_micro_batches(recorder: Contentless, note: Callable[[str], None]) -
     backward: Any = base.backward_one_chunk
     loss: Any = schedule._maybe_compute_loss
 
-    def told() -> None:
+    def tell() -> None:
         note(
             "equal micro-batches of a pipeline: run until two did the same, and the last; repeated from their record"
         )
@@ -291,7 +291,7 @@ def repeated_micro_batches(recorder: Contentless, note: Callable[[str], None]) -
         def step_microbatches(self: Any, *args: Any, **kwargs: Any) -> Any:
             stage = self._stage
             if type(self) is kind and self._has_backward and stage.has_backward and stage.dw_builder is None:
-                steps[id(stage)] = _Step(recorder, stage, self._n_microbatches, told)
+                steps[id(stage)] = _Step(recorder, stage, self._n_microbatches, tell)
             try:
                 return run(self, *args, **kwargs)
             finally:
