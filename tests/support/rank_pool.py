@@ -55,7 +55,8 @@ def _serve(rank: int, where: Where, port: int, folder: str, pipe: Connection) ->
     from phalanx.runtime.process.world import World
 
     torch.set_num_threads(1)
-    _share_device()
+    if not where.namespaces:  # hosts of a lab meet over the interface that is named to them
+        _share_device()
     meeting = dist.TCPStore(where.address, port, where.size, is_master=rank == 0, wait_for_workers=False)
     dist.init_process_group("gloo", store=meeting, rank=rank, world_size=where.size)
     # Every group that a case could ask for, made together: ranks that took part in different cases before

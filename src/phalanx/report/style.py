@@ -27,8 +27,8 @@ def largest_unit(largest: float, units: Mapping[str, float]) -> tuple[str, float
 
 
 def size(value: float) -> str:
-    """Write a number of bytes in GiB, MiB, KiB or B."""
-    for unit, scale in (("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
+    """Write a number of bytes in TiB, GiB, MiB, KiB or B."""
+    for unit, scale in (("TiB", 2**40), ("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
         if value >= scale:
             return f"{value / scale:.1f} {unit}"
     return f"{value:.0f} B"
