@@ -37,6 +37,16 @@ def test_a_log_file_reads_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines[-1].endswith("0:00 left  held-out 1.250")
 
 
+@pytest.mark.parametrize("mfu", [0.99, 1.5])
+def test_more_flops_than_the_machine_has_are_doubted_once(mfu: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phalanx.train.progress._LINE_EVERY_S", 0.0)
+    stream = io.StringIO()
+    progress = Progress(steps=10, start=0, tokens_per_step=1000, stream=stream)
+    for step in range(1, 11):
+        progress.step(_row(step, 1.0) | {"mfu": mfu})
+    assert stream.getvalue().count("phalanx measure measures it again") == int(mfu > 1)
+
+
 def test_tensorboard_shows_each_step_once(tmp_path: Path) -> None:
     """Steps that were run again after the last checkpoint too, or from the beginning."""
     pytest.importorskip("tensorboard", reason="an extra: pip install 'phalanx[tensorboard]'")

@@ -10,6 +10,9 @@ from rich import progress as rich_progress
 from rich.console import Console
 
 _LINE_EVERY_S = 10.0
+_DOUBT = (
+    "note: an MFU above 100% says that this machine was busy when it was measured: phalanx measure measures it again"
+)
 
 
 class Progress:
@@ -20,6 +23,7 @@ class Progress:
         self.steps, self.start, self.tokens, self.stream = steps, start, tokens_per_step, stream
         self.seconds = 0.0  # per step, smoothed
         self.next_line = time.monotonic()
+        self.doubted = False
         self.bar: rich_progress.Progress | None = None
         console = Console(file=stream)
         if console.is_terminal:
@@ -56,6 +60,9 @@ class Progress:
                 flush=True,
             )
             self.next_line = time.monotonic() + _LINE_EVERY_S
+            if mfu > 1 and not self.doubted:
+                self.doubted = True
+                self.say(_DOUBT)
 
     def say(self, text: str) -> None:
         """Print a line of its own, above the bar."""
