@@ -137,6 +137,25 @@ def test_a_few_blocks_before_equal_ones(
     assert squares[0] <= squares[1]
 
 
+@pytest.mark.parametrize(
+    ("rank_of", "first", "cost", "length", "others", "head"),
+    [
+        (round_robin(3, 2), 2, 26, 6, 18, 28),
+        (round_robin(3, 2), 3, 23, 8, 6, 6),
+        (v_shape(3), 2, 18, 8, 10, 45),
+        (v_shape(3), 2, 23, 8, 6, 28),
+        (round_robin(2, 3), 2, 25, 7, 16, 22),
+    ],
+)
+def test_what_the_first_blocks_cost_a_rank_counts_where_it_has_more(
+    rank_of: tuple[int, ...], first: int, cost: int, length: int, others: int, head: int
+) -> None:
+    """A rank whose earlier chunk holds some of the first blocks takes fewer of the others."""
+    units = Units(0, (cost,) * first + (others,) * (length - first), head)
+    best_of_all(units, rank_of, None)
+    best_of_all(units, rank_of, Limits((units,) * len(set(rank_of)), (2.0 * sum(units.blocks),) * len(set(rank_of))))
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     st.sampled_from([round_robin(4), v_shape(4), round_robin(4, 2), round_robin(2, 4)]),
