@@ -59,7 +59,8 @@ def compare(pricing: Callable[[str], Pricing], gpus: int) -> list[OfStack]:
 
 
 def _each(questions: list[list[Pricing]], gpus: int) -> Iterator[list[OfStack]]:
-    """Search each group's strategies: in processes where this one has no other threads, which a fork would lose."""
+    """Search each group's strategies, in any order: in processes where this one has no other threads, which a fork
+    would lose."""
     workers = min(_WORKERS, os.cpu_count() or 1)
     others = [t for t in threading.enumerate() if t is not threading.main_thread() and t.name not in _HARMLESS]
     if workers == 1 or others or "fork" not in get_all_start_methods():
@@ -69,8 +70,7 @@ def _each(questions: list[list[Pricing]], gpus: int) -> Iterator[list[OfStack]]:
     order = sorted(range(len(questions)), key=lambda i: _cores(questions[i][0], gpus), reverse=True)
     with ProcessPoolExecutor(workers, get_context("fork"), _take, (questions, gpus)) as pool:
         try:
-            answers = dict(zip(order, pool.map(_taken, order), strict=True))
-            yield from (answers[i] for i in range(len(questions)))
+            yield from pool.map(_taken, order)
         except BaseException:  # Ctrl-C above all: nobody waits for searches that nobody wants
             pool.shutdown(wait=False, cancel_futures=True)
             for worker in active_children():
