@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from phalanx.report.fit import print_fitted
-from phalanx.report.style import table
+from phalanx.report.style import size, table
 
 _LINE = "dp=16,zero=2,shard=2,tp=2,sp=1,pp=2,virtual=16,schedule=interleaved,micro_batch=4,order=dp/pp/cp/tp"
 
@@ -37,3 +37,18 @@ def test_no_word_is_broken(width: int) -> None:
 def test_a_table_that_fits_is_one() -> None:
     assert _printed(300).count("family") == 1
     assert _printed(80).count("family") > 1  # cut in several, each with its key
+
+
+@pytest.mark.parametrize(
+    ("bytes_", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (2**10, "1.0 KiB"),
+        (3 * 2**19, "1.5 MiB"),
+        (2**40 - 2**37, "896.0 GiB"),
+        (2**40, "1.0 TiB"),
+    ],
+)
+def test_bytes_are_in_the_largest_unit_that_they_fill(bytes_: int, text: str) -> None:
+    assert size(bytes_) == text
