@@ -249,9 +249,10 @@ def _misfits(
     pricing: Pricing, cores: Strategies, has: set[str], options: Options
 ) -> list[tuple[PricedStrategy, str]]:
     """For each family not in `has`, its strategy of least memory, if that does not fit; cp = micro_batch = 1."""
-    rows = cores.take((cores.cp == 1) & (cores.micro_batch == 1))
-    rows = space.sharding(space.recomputing(rows, pricing.model, pricing.job, options), pricing.job, options)
     missing = [kind for kind, name in enumerate(FAMILIES) if name not in has]
+    rows = cores.take((cores.cp == 1) & (cores.micro_batch == 1))
+    rows = rows.take(branch_and_bound.may_become(rows, missing))
+    rows = space.sharding(space.recomputing(rows, pricing.model, pricing.job, options), pricing.job, options)
     rows = rows.take(np.isin(branch_and_bound.family(rows), missing))
     kinds, bytes_ = branch_and_bound.family(rows), pricing.bytes_(rows)
     smallest: dict[str, int] = {}
