@@ -227,7 +227,7 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
         }
 
     def by_rank(pp: int) -> list[dict[str, Column]]:
-        """Return the parts of each pipeline rank; between the ends blocks are even, and passes in flight fall evenly."""
+        """Return the parts of each pipeline rank. Between the ends, blocks are even and passes in flight fall so."""
         between = (shape.layers - parts.first - last_blocks) / max(pp - 2, 1)
         inner = [
             on(between, 0.0 * first_ends, flight + (flight_last - flight) * i / (pp - 1), 0.0 * first_loss)
