@@ -35,7 +35,7 @@ def columns_per_second(schedules: Sequence[PricedSchedule], width: int) -> float
     for priced in schedules:
         shortest = min((end - start for own in priced.times for start, end in own), default=1.0)
         wanted = max(wanted, max(2, len(str(priced.schedule.micro_batches - 1)) + 1) / shortest)
-    room = max(1, width - max(len(_label(p, p.schedule.ranks - 1)) for p in schedules))
+    room = max(1, width - max(len(_label(p.schedule.ranks - 1)) for p in schedules))
     return wanted if longest * wanted <= _MOST_PANELS * room else room / longest
 
 
