@@ -491,15 +491,15 @@ def test_factors_of_a_high_rank_are_proved(zero: int) -> None:
     prove(spec, JOB, Strategy(dp=8, zero=zero, compression="powersgd:64"))  # type: ignore[arg-type]
 
 
-def _small_gpt2(here: Path) -> str:
+def _about_a_small_model(here: Path) -> list[str]:
     sizes = {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 300, "n_positions": 256}
     (here / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
-    return "config.json"
+    return ["--model", "config.json", "--cluster", "dgx-h100", "--gpus", "8", "--batch", "8", "--seq", "256"]
 
 
 def test_options_ask_what_a_job_file_asks(tmp_path: Path) -> None:
     """Without a file verify takes the options of predict; GPUs fill dp."""
-    asked = ["--model", _small_gpt2(tmp_path), *"--cluster dgx-h100 --gpus 8 --batch 8 --seq 256".split()]
+    asked = _about_a_small_model(tmp_path)
     code, out, err = phalanx(tmp_path, "verify", *asked, "--strategy", "tp=4,zero=1", "--json")
     assert code == 0, err
     assert json.loads(out)["strategy"].startswith("dp=2,zero=1,tp=4")
@@ -510,7 +510,7 @@ def test_options_ask_what_a_job_file_asks(tmp_path: Path) -> None:
 
 
 def test_a_plan_of_another_stack_fails_where_traffic_differs(tmp_path: Path) -> None:
-    asked = ["--model", _small_gpt2(tmp_path), *"--cluster dgx-h100 --gpus 8 --batch 8 --seq 256".split()]
+    asked = _about_a_small_model(tmp_path)
     assert phalanx(tmp_path, "plan", *asked)[0] == 0
     plan = plans.read(tmp_path / "plan.json")
     plans.write(replace(plan, strategy=_strategy("dp=8,zero=1")), tmp_path / "plan.json")
