@@ -12,7 +12,7 @@ from phalanx.commands.question import Asked, read
 from phalanx.plan.explain.analytic import AnalyticSubject
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.neighbours import neighbours
-from phalanx.plan.search.planner import Answer, answer
+from phalanx.plan.search.planner import Answer, answer, best_on
 from phalanx.plan.search.stage_lengths import cuts_of
 from phalanx.schedule.pipeline import stages
 from phalanx.spec.strategy.spec import Strategy
@@ -127,3 +127,21 @@ def test_neighbours_give_up_the_exchange_of_heads() -> None:
     changes = [change for change, _ in neighbours(s, pricing)]
     assert "ulysses 2 -> 1" in changes
     assert "cp 2 -> 1" in changes
+
+
+def test_comparing_stacks_is_no_worse_than_planning_for_one() -> None:
+    """With overlapped experts the fastest strategy by the formulas no longer fits; the next fastest do."""
+    p = read(Asked(None, "mixtral-8x7b", "dgx-a100", 64, 128, 8192, None, "megatron-core", "bf16", None), True)
+    alone = answer(lambda n: replace(p.pricing_on(n), headroom=0.05), 64)
+    assert alone.pricing.extra.overlap_experts == "on"
+    compared = best_on(replace(p.pricing_on(64), headroom=0.05), 64)
+    assert compared is not None
+    assert compared[1] <= (1 + 1e-9) * alone.best.seconds
+
+
+def test_neighbours_have_one_virtual_stage_more_and_less() -> None:
+    """80 blocks on 4 ranks divide by 2, 4 and 5 virtual stages; 3 are as good, with 6 or 7 blocks each."""
+    pricing = asked("llama3-70b", 64, "megatron-core")(64)
+    s = Strategy(dp=4, zero=1, tp=4, sp=True, pp=4, virtual=2, schedule="interleaved")
+    others = {o.virtual for _, o in neighbours(s, pricing) if o.pp == 4 and o.schedule == "interleaved"}
+    assert others == {2, 3, 4}

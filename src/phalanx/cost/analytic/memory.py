@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.cost.analytic.stacks import Profile
+from phalanx.cost.analytic.profile import Profile
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.gradient_flows import expert_ranks, experts_apart
 from phalanx.cost.ledger.live_bytes import (

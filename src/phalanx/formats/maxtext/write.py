@@ -290,6 +290,7 @@ def _optimizer(x: Subject) -> dict[str, Any]:
         KEY["job.optimizer.weight_decay"]: a.weight_decay,
         KEY["job.clip"]: x.job.clip or 0.0,
         "lr_schedule_type": "cosine",
+        "learning_rate_final_fraction": x.final_lr_share,
         "warmup_steps_fraction": t.warmup / t.steps if x.trained and t.steps else 0.0,
     }
     return table | ({"muon_weight_decay": a.weight_decay} if muon else {})

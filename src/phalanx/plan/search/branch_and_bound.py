@@ -8,7 +8,7 @@ the `keep` best of all. So every pruned strategy is provably worse; a test compa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,7 +21,7 @@ from phalanx.plan.search.strategy_columns import Ints, Options, Strategies
 
 FAMILIES = ("DDP", "ZeRO", "HSDP", "TP+DP", "PP+DP", "3D", "with CP", "with EP")
 _DDP, _ZERO, _HSDP, _TP, _PP, _3D, _CP, _EP = range(len(FAMILIES))
-_CORES, _ROWS = 16, 32
+_CORES, _ROWS = 64, 32
 """How many cores and rows of each family are expanded first: the best of them become the first incumbents."""
 
 _FIRST = 256
@@ -60,6 +60,14 @@ def family(rows: Strategies) -> Ints:
     return np.select(kinds, [_EP, _CP, _3D, _TP, _PP], data)
 
 
+def may_become(cores: Strategies, families: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """Whether cores with their experts spread may be sharded into a strategy of these families."""
+    own = family(cores)
+    pure = (own == _DDP) & bool(np.isin([_DDP, _ZERO, _HSDP], families).any())
+    possible: npt.NDArray[np.bool_] = np.isin(own, families) | pure
+    return possible
+
+
 def explore(
     pricing: Pricing,
     ranks: int,
@@ -92,7 +100,10 @@ def explore(
     def finish(rows: Strategies) -> None:
         """Expand cores with their experts to complete strategies and price them."""
         rows = rows.take(pricing.may_fit(rows, complete=False))
-        rows = space.recomputing(space.pipelines(rows, model, job, options), model, job, options)
+        rows = space.pipelines(rows, model, job, options)
+        if not front:  # a slower schedule may need less memory
+            rows = rows.take(incumbents.may_win(family(rows), pricing.least_seconds(rows, complete=True)))
+        rows = space.recomputing(rows, model, job, options)
         rows = rows.take(pricing.may_fit(rows, complete=True))
         if watch is not None:
             watch(incumbents.priced, legal)
@@ -182,8 +193,13 @@ class _Incumbents:
     ) -> None:
         """Expand rows in batches until no remaining row can beat the incumbents.
 
-        Each batch takes the rows of each family with the lowest bounds; batches double as the incumbents settle."""
-        least, families = self._pricing.least_seconds(rows, complete), family(rows)
+        Each batch takes the rows of each family with the lowest bounds; batches double as the incumbents settle. What
+        makes a single batch needs no bounds."""
+        families = family(rows)
+        if np.bincount(families, minlength=1).max() <= batch:
+            continue_with(rows)
+            return
+        least = self._pricing.least_seconds(rows, complete)
         bytes_ = np.full(len(rows), np.nan)
         left = np.argsort(least, kind="stable")
         while len(left):

@@ -15,7 +15,8 @@ from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.analytic.memory import Memory, allocatable_bytes, memory
 from phalanx.cost.analytic.option_effects import effective, extended, laid_out
 from phalanx.cost.analytic.precision import typed
-from phalanx.cost.analytic.stacks import Profile, capabilities, capabilities_of, profile
+from phalanx.cost.analytic.profile import Profile
+from phalanx.cost.analytic.stacks import capabilities, capabilities_of, profile
 from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System

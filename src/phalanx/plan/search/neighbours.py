@@ -50,7 +50,9 @@ def _changes(s: Strategy, recompute: Sequence[str]) -> Iterator[tuple[str, dict[
     if s.tp > 1:
         yield f"sp {int(s.sp)} -> {int(not s.sp)}", {"sp": not s.sp}
     if s.pp > 1:
-        for virtual in {2 * s.virtual, s.virtual // 2, 1} - {0}:
+        # One chunk a rank more or less gives room for the head, where blocks divide evenly at neither number.
+        half = s.virtual // 2
+        for virtual in sorted({1, half, half + 1, s.virtual - 1, s.virtual + 1, 2 * s.virtual} - {0, s.virtual}):
             yield f"virtual {s.virtual} -> {virtual}", {"virtual": virtual}
         for name in NAMES:
             if name == s.schedule:

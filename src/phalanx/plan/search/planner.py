@@ -249,9 +249,10 @@ def _misfits(
     pricing: Pricing, cores: Strategies, has: set[str], options: Options
 ) -> list[tuple[PricedStrategy, str]]:
     """For each family not in `has`, its strategy of least memory, if that does not fit; cp = micro_batch = 1."""
-    rows = cores.take((cores.cp == 1) & (cores.micro_batch == 1))
-    rows = space.sharding(space.recomputing(rows, pricing.model, pricing.job, options), pricing.job, options)
     missing = [kind for kind, name in enumerate(FAMILIES) if name not in has]
+    rows = cores.take((cores.cp == 1) & (cores.micro_batch == 1))
+    rows = rows.take(branch_and_bound.may_become(rows, missing))
+    rows = space.sharding(space.recomputing(rows, pricing.model, pricing.job, options), pricing.job, options)
     rows = rows.take(np.isin(branch_and_bound.family(rows), missing))
     kinds, bytes_ = branch_and_bound.family(rows), pricing.bytes_(rows)
     smallest: dict[str, int] = {}
@@ -307,13 +308,12 @@ def first_pass(pricing: Pricing, gpus: int, below: float = np.inf) -> Exploratio
 
 def best_of(pricing: Pricing, explored: Exploration) -> tuple[PricedStrategy, float, float]:
     """Return the best of a first pass by the second, with the options of the stack that make it faster."""
-    rows = dict.fromkeys([int(explored.order[0]), *best_of_each_family(explored)])
     fastest = [explored.rows.strategy(int(row)) for row in explored.order[:FOR_OPTIONS]]
     pricing = with_best_options(pricing, fastest)
     prices = RefinedPrices(pricing)
-    # Of those with which the options were tried one fits; the best without them may not.
-    candidates = prices.descend([explored.rows.strategy(row) for row in rows], slower=False)
-    candidates = candidates or prices.descend(fastest, slower=False)
+    # With the options the fastest by the formulas may not fit; of those with which they were tried one does.
+    of_families = [explored.rows.strategy(row) for row in best_of_each_family(explored)]
+    candidates = prices.descend(list(dict.fromkeys([*fastest, *of_families])), slower=False)
     first = next(iter(that_fit(prices, candidates)), candidates[0])
     return first.priced, first.seconds, first.mfu
 

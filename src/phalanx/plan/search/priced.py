@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from phalanx.cost.analytic.memory import memory as memory_of
-from phalanx.cost.analytic.stacks import Profile
+from phalanx.cost.analytic.profile import Profile
 from phalanx.cost.analytic.step import Step
 from phalanx.cost.analytic.step import step as step_of
 from phalanx.cost.hardware.columns import Column

@@ -79,9 +79,15 @@ def _least(each: Sequence[Pricing], strategies: Sequence[Strategy]) -> list[floa
     infinity if none does."""
     shape = (len(each), len(strategies))
     terms, reserved = price_under(each, strategies)
-    seconds = np.array(sum(terms.values())).reshape(shape)
     usable = np.array([[pricing.usable] for pricing in each])
-    runs = [[pricing.options.allows(s, s.accumulation(pricing.job)) for s in strategies] for pricing in each]
-    counts = (reserved.reshape(shape) <= usable) & np.array(runs)
-    least: list[float] = np.where(counts, seconds, np.inf).min(axis=1).tolist()
+    seconds = np.where(reserved.reshape(shape) <= usable, np.array(sum(terms.values())).reshape(shape), np.inf)
+    least = []
+    for pricing, row in zip(each, seconds, strict=True):
+        fastest_first = (i for i in np.argsort(row, kind="stable").tolist() if row[i] < np.inf)
+        allowed = (i for i in fastest_first if _allows(pricing, strategies[i]))
+        least.append(next((float(row[i]) for i in allowed), np.inf))
     return least
+
+
+def _allows(pricing: Pricing, s: Strategy) -> bool:
+    return pricing.options.allows(s, s.accumulation(pricing.job))
