@@ -10,7 +10,6 @@ from phalanx.cost.ledger.pipeline_formulas import NAMES
 from phalanx.plan.search import space
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.strategy_columns import ORDERS, SEARCHED
-from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.spec import Strategy
@@ -25,14 +24,9 @@ def neighbours(s: Strategy, pricing: Pricing) -> list[tuple[str, Strategy]]:
     for change, fields in _changes(s, pricing.options.recompute):
         try:
             other = replace(s, **_completed(s, fields))  # type: ignore[arg-type]
-            stages.check(other, pricing.model, pricing.job, s.world)
         except InputError:
             continue
-        m = other.accumulation(pricing.job)
-        way = (NAMES.index(other.schedule), other.virtual)
-        if not pricing.options.allows(other, m):
-            continue
-        if other != s and way in space.pipeline_ways(pricing.model.layers, other.pp, m):
+        if other != s and space.may_choose(other, pricing.model, pricing.job, s.world, pricing.options):
             changes_by_strategy.setdefault(other, change)
     return [(change, other) for other, change in changes_by_strategy.items()]
 
