@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import gcd
 
 from phalanx.cost.ledger.pipeline_formulas import NAMES
 from phalanx.plan.search import space
@@ -31,7 +32,7 @@ def neighbours(s: Strategy, pricing: Pricing) -> list[tuple[str, Strategy]]:
 
 
 def _changes(s: Strategy, recompute: Sequence[str]) -> Iterator[tuple[str, dict[str, object]]]:
-    for axis in ("tp", "pp", "cp", "ep", "micro_batch"):
+    for axis in ("tp", "pp", "cp", "ulysses", "ep", "micro_batch"):
         degree = getattr(s, axis)
         for other in (2 * degree, degree // 2):
             if other >= 1 and other != degree:
@@ -65,6 +66,8 @@ def _completed(s: Strategy, changes: dict[str, object]) -> dict[str, object]:
     dp, remainder = divmod(s.world, int(new["tp"]) * int(new["pp"]) * int(new["cp"]))  # type: ignore[call-overload]
     if remainder or not dp:
         raise InputError("strategy", None, "does not divide the ranks")
+    if "cp" in changes:
+        changes = changes | {"ulysses": gcd(s.ulysses, int(new["cp"]))}  # type: ignore[call-overload]
     facts = SCHEDULES[str(new["schedule"])]
     shard = changes.get("shard", s.shard)
     if "dp" not in changes and dp != s.dp and s.shard is not None:
