@@ -17,7 +17,7 @@ from phalanx.cli.options import (
     Seq,
     Stack,
 )
-from phalanx.cli.tables import print_sheets, require_positive
+from phalanx.cli.tables import print_sheets
 from phalanx.cli.terminal import exit_on_error, require_drawing
 from phalanx.cli.unread import require_only
 
