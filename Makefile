@@ -7,6 +7,8 @@ PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 VENV   := .venv
 BIN    := $(VENV)/bin
+# Where the environment forbids bytecode, each of the suite's processes would compile all sources anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 # make coverage: the suite with line coverage.
 .PHONY: install run gpu test long chaos fuzz coverage check site audit lock stacks bench format clean

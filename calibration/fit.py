@@ -22,7 +22,8 @@ from phalanx.cost.analytic import stacks
 from phalanx.cost.analytic.chips import _BUILT as GENERATIONS
 from phalanx.cost.analytic.chips import _DEFAULTS as HARDWARE
 from phalanx.cost.analytic.chips import chain, system
-from phalanx.cost.analytic.stacks import Profile, profile
+from phalanx.cost.analytic.profile import Profile
+from phalanx.cost.analytic.stacks import profile
 from phalanx.cost.analytic.step import step
 from phalanx.cost.hardware.columns import gather, take
 from phalanx.cost.hardware.system import System

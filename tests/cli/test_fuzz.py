@@ -24,12 +24,12 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield prepared(tmp_path_factory.mktemp("fuzz") / "work")
 
 
-def test_80_drawn_inputs_keep_the_rule(work: Path) -> None:
-    tally = campaign(work, 80, 0, here, quick=True)
-    assert tally.total == 80
+def test_150_drawn_inputs_keep_the_rule(work: Path) -> None:
+    tally = campaign(work, 150, 0, here, quick=True)
+    assert tally.total == 150
     assert not tally.broken, tally.problems()
     done = sum(count for (_, how), count in tally.counts.items() if how == "done")
-    assert 8 < done < 72  # both ways out are examined
+    assert 15 < done < 135  # both ways out are examined
 
 
 @pytest.mark.long

@@ -37,6 +37,7 @@ from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.strategy.recompute import encode
 
+MODELS = ("llama3-8b", "mixtral-8x7b")
 GPUS = 32
 NEAR = 1 + 1e-9
 
@@ -92,9 +93,11 @@ for _i in (0, 1):
 
 
 @examples(3, 60)
-@pytest.mark.parametrize("model", ["llama3-8b", "mixtral-8x7b"])
+@pytest.mark.parametrize("model", MODELS)
 def test_what_holds_of_any_strategy(model: str, examples: int) -> None:
     for seed, stack in enumerate(STACKS):
+        if examples == 3 and MODELS[seed % 2] != model:  # in the suite each stack with one of them
+            continue
         p = _pricing(stack, model)
         rows = _drawn(p, examples, seed)
         if len(rows):

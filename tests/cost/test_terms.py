@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.sizes import drawn
 from support.strategies import cases
 
 from phalanx.cost.compute import unit_work
@@ -23,8 +23,7 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
 
 
-@settings(max_examples=50)
-@given(st.sampled_from([1, 2, 4]).flatmap(lambda ranks: cases(ranks, small=False, compressed=True)))
+@drawn(15, 50, st.sampled_from([1, 2, 4]).flatmap(lambda ranks: cases(ranks, small=False, compressed=True)))
 def test_sums_of_the_expansion_are_the_terms(case: tuple[ModelSpec, Job, Strategy]) -> None:
     model, job, strategy = case
     for place in range(strategy.pp):
@@ -63,8 +62,7 @@ def _sums_are_the_terms(model: ModelSpec, job: Job, strategy: Strategy, place: i
     assert totals == sums
 
 
-@settings(max_examples=50)
-@given(st.sampled_from([1, 2, 4]).flatmap(lambda ranks: cases(ranks, small=False, compressed=True)))
+@drawn(15, 50, st.sampled_from([1, 2, 4]).flatmap(lambda ranks: cases(ranks, small=False, compressed=True)))
 def test_the_closed_form_peak_is_the_walk(case: tuple[ModelSpec, Job, Strategy]) -> None:
     model, job, strategy = case
     if job.precision.compute == "float64" or strategy.dp > 8:
@@ -75,8 +73,7 @@ def test_the_closed_form_peak_is_the_walk(case: tuple[ModelSpec, Job, Strategy])
     assert prediction.bytes_per_axis == programs[0].bytes_per_axis()
 
 
-@settings(max_examples=50)
-@given(st.sampled_from([1, 2, 4]).flatmap(lambda ranks: cases(ranks, small=False, compressed=True)))
+@drawn(15, 50, st.sampled_from([1, 2, 4]).flatmap(lambda ranks: cases(ranks, small=False, compressed=True)))
 def test_everything_allocated_is_freed(case: tuple[ModelSpec, Job, Strategy]) -> None:
     program = expand(Layout(*case).stage_view())
     assert sum(e.alloc - e.free for e in program.events) == 0

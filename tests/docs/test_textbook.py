@@ -31,8 +31,8 @@ def make() -> ModuleType:
     return module
 
 
-# Their commands take seconds (curves of scaling, the rules of cases, a proof): for `make long`.
-SLOW = {"M67", "T41", "T13"}
+# Their commands take seconds (searches, curves of scaling, the rules of cases, a proof): for `make long`.
+SLOW = {"G29", "M67", "T41", "T13"}
 
 
 @pytest.mark.parametrize("slow", sampled([False, True], (0,)))

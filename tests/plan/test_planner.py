@@ -90,6 +90,16 @@ def test_reasons_have_their_numbers(gpt3):
     assert kinds == {True, False}
 
 
+def test_of_each_family_of_which_nothing_fits_the_smallest_is_said():
+    found = _ask("llama3-70b", "dgx-h100", 64, 512, 4096, fewer=False)
+    smallest = {r.family: r.priced for r in found.rejected if r.family in ("DDP", "ZeRO", "HSDP")}
+    assert list(smallest) == ["DDP", "ZeRO", "HSDP"]
+    least = {
+        s: price(found.pricing, [Strategy(**parse(f"dp=64,recompute=full{s}"))])[0].bytes_ for s in ("", ",zero=1")
+    }
+    assert smallest["DDP"].bytes_ == least[""] > least[",zero=1"] == smallest["ZeRO"].bytes_ > found.pricing.usable
+
+
 def test_a_wide_tensor_group_is_said_to_leave_the_node():
     question = pricing_by_gpus(model_named("gpt3-175b")[0], cluster_named("dgx-a100"), 1536, 2048, "megatron-core")(
         1024

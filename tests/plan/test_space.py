@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.sizes import examples
 
 from phalanx.plan.search import space, strategy_columns
+from phalanx.plan.search.branch_and_bound import FAMILIES, family, may_become
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
@@ -121,6 +123,17 @@ def test_columns_and_strategies_are_the_same():
 def test_sizes_are_those_of_the_rows(experts):
     model, job, options = _model(4, 2, 4, 8, experts), Job(8, 16), strategy_columns.Options()
     assert space.size(space.cores(model, job, 8), model, job, options).sum() == len(space.everything(model, job, 8))
+
+
+@pytest.mark.parametrize("kind", range(len(FAMILIES)))
+def test_a_core_may_become_the_families_of_its_shardings(kind):
+    model, job, options = _model(4, 2, 2, 32, 4), Job(global_batch=8, seq=8), strategy_columns.Options()
+    cores = space.experts(space.cores(model, job, 8), model, job, options)
+    each = [family(space.sharding(cores.take(slice(i, i + 1)), job, options)) for i in range(len(cores))]
+    may = may_become(cores, [kind])
+    assert may.any(), FAMILIES[kind]
+    assert all(may[[kind in own for own in each]])
+    assert not any(may & ~np.isin(family(cores), [0, kind]))
 
 
 def test_no_split_is_one_line():

@@ -39,6 +39,16 @@ def test_a_table_that_fits_is_one() -> None:
     assert _printed(80).count("family") > 1  # cut in several, each with its key
 
 
+def test_a_sentence_is_broken_before_a_name_is() -> None:
+    words = ("family", "strategy", "reason")
+    grid = table("why not", *words, left=words)
+    grid.add_row("with CP", "dp=16,zero=2,shard=2,tp=2,sp=1,pp=2", "needs 99.2 GiB of 73.8 GiB, " * 9)
+    out = io.StringIO()
+    print_fitted(Console(width=90, file=out), grid)
+    assert "with CP" in out.getvalue()
+    assert "dp=16,zero=2,shard=2,tp=2,sp=1,pp=2 " in out.getvalue()
+
+
 @pytest.mark.parametrize(
     ("bytes_", "text"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from functools import cache
 from typing import Any
@@ -345,7 +346,9 @@ def test_the_price_knows_the_rate_of_8_bit_products() -> None:
 
 
 def test_the_command_verifies_them(tmp_path: Any) -> None:
-    line = "verify --model gpt2 --cluster {} --gpus 2 --strategy tp=2,sp=1 --batch 2 --seq 128 --precision fp8"
+    sizes = {"n_layer": 1, "n_embd": 64, "n_head": 4, "vocab_size": 320, "n_positions": 128}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
+    line = "verify --model config.json --cluster {} --gpus 2 --strategy tp=2,sp=1 --batch 2 --seq 128 --precision fp8"
     code, out, err = phalanx(tmp_path, *line.format("dgx-h100").split())
     assert (code, err) == (0, err)
     assert "proved" in out

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from support.sizes import drawn
 
 from phalanx.schedule.collectives.ir import Round, Schedule, compose, intervals
 from phalanx.schedule.collectives.proof import prove
@@ -156,8 +157,9 @@ def comes_out_right(s: Schedule) -> bool:
 COLUMNS = ("round", "source", "destination", "offset", "length", "reduces")
 
 
-@settings(max_examples=300)
-@given(
+@drawn(
+    100,
+    300,
     st.sampled_from(NAMES),
     st.sampled_from([3, 4, 7, 8]),
     st.sampled_from(["lost", "doubled", "misrouted"]),

@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.sizes import drawn
 from support.strategies import cases
 
 from phalanx.cost.step.predict import predict
@@ -24,8 +24,7 @@ from phalanx.spec.strategy.spec import Strategy
 RANKS = st.sampled_from([1, 2, 4, 8])
 
 
-@settings(max_examples=40)
-@given(RANKS.flatmap(lambda ranks: cases(ranks, experts=ranks % 4 == 0)))
+@drawn(15, 40, RANKS.flatmap(lambda ranks: cases(ranks, experts=ranks % 4 == 0)))
 def test_the_views_of_all_stages_hold_the_model(case: tuple[ModelSpec, Job, Strategy]) -> None:
     layout = Layout(*case)
     views = layout.stage_views()
@@ -38,8 +37,7 @@ def test_the_views_of_all_stages_hold_the_model(case: tuple[ModelSpec, Job, Stra
         assert sorted(bucketed) == sorted(p.fqn for p in parameters(view.local))
 
 
-@settings(max_examples=40)
-@given(RANKS.flatmap(lambda ranks: cases(ranks, experts=ranks % 4 == 0)))
+@drawn(15, 40, RANKS.flatmap(lambda ranks: cases(ranks, experts=ranks % 4 == 0)))
 def test_a_rank_sees_what_its_stage_does(case: tuple[ModelSpec, Job, Strategy]) -> None:
     """Ranks of a stage differ in their coordinates, and in nothing that was derived from the strategy."""
     layout = Layout(*case)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.in_process_cli import phalanx
+from support.sizes import drawn
 
 from phalanx.simulate.shared_cluster.engine import simulate
 from phalanx.simulate.shared_cluster.jobs import TraceJob
@@ -73,8 +73,7 @@ def _check(jobs, sizes, history, restarts=60.0):
         assert history.finish[number] >= job.submit + min(job.duration, work[number]) - 1e-6 or job.widths
 
 
-@given(traces(), st.sampled_from(_WAYS))
-@settings(max_examples=250, deadline=None)
+@drawn(50, 250, traces(), st.sampled_from(_WAYS))
 def test_gangs_start_whole_or_not_at_all_and_no_gpu_is_held_twice(trace, way):
     jobs, sizes = trace
     history = simulate(jobs, Nodes(sizes), Policy(*way))
@@ -94,8 +93,13 @@ def test_gangs_start_whole_or_not_at_all_and_no_gpu_is_held_twice(trace, way):
         assert use.mean(axis=1) @ np.array(sizes) / sum(sizes) == pytest.approx(figures.gpu_use, abs=1e-9)
 
 
-@given(traces(), st.sampled_from(["easy", "conservative"]), st.sampled_from(["first-fit", "best-fit", "scatter"]))
-@settings(max_examples=250, deadline=None)
+@drawn(
+    50,
+    250,
+    traces(),
+    st.sampled_from(["easy", "conservative"]),
+    st.sampled_from(["first-fit", "best-fit", "scatter"]),
+)
 def test_nobody_starves_under_a_reservation(trace, name, rule):
     jobs, sizes = trace
     if name == "conservative" and rule == "scatter":
@@ -111,8 +115,9 @@ def _check_promises(history):
             assert min(run.start for run in history.runs if run.job == number) <= start + 1e-6
 
 
-@given(traces(elastic=True, urgent=True), st.sampled_from(["first-fit", "best-fit", "scatter"]), st.booleans())
-@settings(max_examples=150, deadline=None)
+@drawn(
+    30, 150, traces(elastic=True, urgent=True), st.sampled_from(["first-fit", "best-fit", "scatter"]), st.booleans()
+)
 def test_nobody_of_the_highest_priority_starves_among_elastic_and_preempting_jobs(trace, rule, preempt):
     jobs, sizes = trace
     history = simulate(jobs, Nodes(sizes), Policy("easy", rule, elastic=True, preempt=preempt))
@@ -122,8 +127,13 @@ def test_nobody_of_the_highest_priority_starves_among_elastic_and_preempting_job
     assert all(not n or job.priority < most for n, job in zip(history.preempted, jobs, strict=True))
 
 
-@given(traces(limits=False, elastic=True, urgent=True), st.sampled_from(["fifo", "smallest", "las"]), st.booleans())
-@settings(max_examples=120, deadline=None)
+@drawn(
+    24,
+    120,
+    traces(limits=False, elastic=True, urgent=True),
+    st.sampled_from(["fifo", "smallest", "las"]),
+    st.booleans(),
+)
 def test_priorities_keep_gangs_whole_and_what_is_stopped_ends(trace, name, preempt):
     jobs, sizes = trace
     history = simulate(jobs, Nodes(sizes), Policy(name, elastic=True, preempt=preempt))
@@ -177,8 +187,7 @@ def test_an_elastic_job_gives_up_gpus_for_who_waits_and_takes_them_again():
     assert simulate(soon, Nodes((4,)), Policy("fifo", elastic=True, restart_s=10.0)).resized == [0, 0]
 
 
-@given(traces())
-@settings(max_examples=60, deadline=None)
+@drawn(12, 60, traces())
 def test_fifo_starts_jobs_in_their_order(trace):
     jobs, sizes = trace
     history = simulate(jobs, Nodes(sizes), Policy("fifo"))
@@ -187,8 +196,7 @@ def test_fifo_starts_jobs_in_their_order(trace):
     assert order == sorted(order)
 
 
-@given(traces(limits=False))
-@settings(max_examples=60, deadline=None)
+@drawn(12, 60, traces(limits=False))
 def test_conservative_backfilling_delays_nobody_behind_fifo(trace):
     """With run times known, a job never waits longer than if all jobs started in their order."""
     jobs, sizes = trace
@@ -199,8 +207,7 @@ def test_conservative_backfilling_delays_nobody_behind_fifo(trace):
         assert own <= other + 1e-6
 
 
-@given(traces(limits=False, elastic=True), st.sampled_from(["fifo", "easy", "smallest", "las"]))
-@settings(max_examples=120, deadline=None)
+@drawn(24, 120, traces(limits=False, elastic=True), st.sampled_from(["fifo", "easy", "smallest", "las"]))
 def test_elastic_jobs_run_at_their_widths_only(trace, name):
     jobs, sizes = trace
     _check(jobs, sizes, simulate(jobs, Nodes(sizes), Policy(name, elastic=True)))

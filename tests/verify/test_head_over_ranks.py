@@ -70,7 +70,7 @@ def _head_flops(model: ModelSpec, job: Job, s: Strategy) -> dict[str, int]:
 @pytest.mark.parametrize(("s", "precision"), combined(PIPELINES, ["float64", "bfloat16"]), ids=str)
 def test_at_the_end_of_a_pipeline(pool: Pool, s: Strategy, precision: str) -> None:
     model = build(ModelSpec, complete(_SIZES | {"tied": s.tp > 1, "layers": 4}), "model")
-    job = Job(8, 256, Precision(precision))  # type: ignore[arg-type]
+    job = Job(4, 256, Precision(precision))  # type: ignore[arg-type]
     assert _head_flops(model, job, s)["B"] == 0
     for found in pool.run(s.world, rank_cases.instrumented_step, model, job, s):
         assert found["differences"] == []

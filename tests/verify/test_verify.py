@@ -459,7 +459,8 @@ def test_an_error_in_the_step_is_said_with_its_place() -> None:
 
 def test_a_plan_whose_figures_are_not_its_own_is_not_proved(tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
-    job.write_text(JOB_FILE.replace('preset = "llama3-8b"\nlayers = 2', _TINY) + _CLUSTER)
+    few = JOB_FILE.replace("global_batch = 64", "global_batch = 8")
+    job.write_text(few.replace('preset = "llama3-8b"\nlayers = 2', _TINY) + _CLUSTER)
     code, out, _ = phalanx(tmp_path, "plan", str(job), "--strategy", "dp=8,zero=2", "--set", "job.seq=32", "--json")
     assert code == 0
     prediction = json.loads(out)["best"]
@@ -479,7 +480,7 @@ def test_a_plan_whose_figures_are_not_its_own_is_not_proved(tmp_path: Path) -> N
         assert f"NOT proved: {name} of the plan" in out
 
 
-_TINY = 'family = "llama"\nvocab = 300\nhidden = 64\nlayers = 2\nheads = 4\nffn = 96\nmax_seq = 64'
+_TINY = 'family = "llama"\nvocab = 300\nhidden = 64\nlayers = 1\nheads = 4\nffn = 96\nmax_seq = 64'
 _CLUSTER = '[cluster]\npreset = "dgx-h100"\n'
 
 
@@ -490,9 +491,15 @@ def test_factors_of_a_high_rank_are_proved(zero: int) -> None:
     prove(spec, JOB, Strategy(dp=8, zero=zero, compression="powersgd:64"))  # type: ignore[arg-type]
 
 
+def _about_a_small_model(here: Path) -> list[str]:
+    sizes = {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 300, "n_positions": 256}
+    (here / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
+    return ["--model", "config.json", "--cluster", "dgx-h100", "--gpus", "8", "--batch", "8", "--seq", "256"]
+
+
 def test_options_ask_what_a_job_file_asks(tmp_path: Path) -> None:
     """Without a file verify takes the options of predict; GPUs fill dp."""
-    asked = ["--model", "gpt2", "--cluster", "dgx-h100", "--gpus", "8", "--batch", "8", "--seq", "256"]
+    asked = _about_a_small_model(tmp_path)
     code, out, err = phalanx(tmp_path, "verify", *asked, "--strategy", "tp=4,zero=1", "--json")
     assert code == 0, err
     assert json.loads(out)["strategy"].startswith("dp=2,zero=1,tp=4")
@@ -503,7 +510,7 @@ def test_options_ask_what_a_job_file_asks(tmp_path: Path) -> None:
 
 
 def test_a_plan_of_another_stack_fails_where_traffic_differs(tmp_path: Path) -> None:
-    asked = ["--model", "gpt2", "--cluster", "dgx-h100", "--gpus", "8", "--batch", "8", "--seq", "256"]
+    asked = _about_a_small_model(tmp_path)
     assert phalanx(tmp_path, "plan", *asked)[0] == 0
     plan = plans.read(tmp_path / "plan.json")
     plans.write(replace(plan, strategy=_strategy("dp=8,zero=1")), tmp_path / "plan.json")

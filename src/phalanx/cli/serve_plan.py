@@ -13,7 +13,7 @@ from phalanx.cli.terminal import announce, console, exit_on_error, print_json, r
 from phalanx.cli.unread import require_only
 
 if TYPE_CHECKING:
-    from phalanx.commands.serve_plan import Asked
+    from phalanx.commands.serving_question import Asked
     from phalanx.plan.serving.neighbours import Neighbour
     from phalanx.plan.serving.question import Candidate
     from phalanx.plan.serving.search import Answer
@@ -141,7 +141,8 @@ def serve_plan(
             raise InputError(", ".join(missing), None, "missing", "or give --trace in place of --input and --output")
         require_writable("--out", out)
 
-        from phalanx.commands.serve_plan import as_plan, ask, decide
+        from phalanx.commands.serve_plan import as_plan, decide
+        from phalanx.commands.serving_question import ask
 
         options: dict[str, Any] = {
             "ttft": ttft,

@@ -24,7 +24,7 @@ def sheets(
 
     Raises InputError.
     """
-    from phalanx.commands.serve_plan import price_of
+    from phalanx.commands.serving_question import price_of
     from phalanx.cost.serving.layout import ServingLayout
     from phalanx.plan.tables import serving as tables
     from phalanx.spec.errors import InputError

@@ -49,7 +49,6 @@ class Export:
 
     program: Program
     files: dict[str, str]
-    launched_by: str
 
 
 def export(plan: Plan, to: str, by: str = "torchrun") -> Export:
@@ -61,7 +60,7 @@ def export(plan: Plan, to: str, by: str = "torchrun") -> Export:
     x = subject(plan, stack_named(own if own in target.stacks else target.stacks[0]))
     p = target.program(x)
     files = {"train.sh": train_sh(p, x.gpus_per_node, x.nodes), **p.files}
-    return Export(p, files | start(task(x, p, files)), by)
+    return Export(p, files | start(task(x, p, files)))
 
 
 def why_not_exported(plan: Plan, stack: str) -> str:

@@ -10,23 +10,19 @@ number type stay as the file has them.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from phalanx.commands.export import TARGETS
+from phalanx.commands.file_settings import Edit, FileSettings, State
 from phalanx.commands.question import Question
 from phalanx.commands.read import Reading
-from phalanx.formats.read.configuration import shown
-from phalanx.formats.training.subject import subject
 from phalanx.plan.explain.analytic import AnalyticSubject
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.planner import answer
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan
-from phalanx.spec.job import Train
 from phalanx.spec.strategy.spec import Strategy, format_field
 from phalanx.spec.strategy.stack_options import DEFAULTS, StackOptions
 from phalanx.stacks.registry import ROWS, facts
@@ -51,29 +47,6 @@ _FREE = ("context", "cross_entropy", "tp_overlap", "dispatch", "overlap_experts"
 """Options that a search sets (plan/search/stack_options.py)."""
 _WORTH = 0.002
 """Share of the step by which a change must shorten it."""
-
-
-@dataclass(frozen=True)
-class State:
-    """A strategy with its options and price."""
-
-    strategy: Strategy
-    options: StackOptions
-    seconds: float
-    bytes_: float
-    fits: bool
-    mfu: float
-    blocks: tuple[int, ...] = ()
-    """Blocks of each chunk of its pipeline."""
-
-
-@dataclass(frozen=True)
-class Edit:
-    """A setting to change: `old` and `new` as the framework writes them, "" where it is not written."""
-
-    key: str
-    old: str
-    new: str
 
 
 @dataclass(frozen=True)
@@ -122,8 +95,8 @@ def improve(reading: Reading, q: Question, headroom: float, cluster: str) -> Imp
     searched = answer(pricing, q.gpus)
     s = searched.best.strategy
     options = _as_in_file(prices, s, searched.pricing.extra, own)
-    words = _Settings(reading, q)
-    better = _needed(prices, now, _written(prices, words, now, prices.of(s, options)))
+    settings = FileSettings(reading, q)
+    better = _needed(prices, now, _written(prices, settings, now, prices.of(s, options)))
     refusal = ROWS[q.stack].refusal(q.strategy, own, facts(q.pricing.model, q.pricing.job, q.strategy))
     refused = "" if refusal is None else f"{refusal.field} = {refusal.value} {refusal.reason} ({refusal.source})"
     if now.fits and not refused and better.seconds > (1 - _WORTH) * now.seconds:
@@ -132,7 +105,7 @@ def improve(reading: Reading, q: Question, headroom: float, cluster: str) -> Imp
     changes, before = [], now
     for names, alone, reason, after in steps:
         changed = {n: (_value(before, n), _value(after, n)) for n in names if _value(before, n) != _value(after, n)}
-        changes.append(Change(changed, words.edits(before, after, changed), alone, reason, after))
+        changes.append(Change(changed, settings.edits(before, after, changed), alone, reason, after))
         before = after
     from phalanx.commands.priced_plan import plan_of
 
@@ -192,12 +165,12 @@ def _as_in_file(prices: _Prices, s: Strategy, searched_options: StackOptions, ow
     return searched_options
 
 
-def _written(prices: _Prices, words: _Settings, now: State, better: State) -> State:
+def _written(prices: _Prices, settings: FileSettings, now: State, better: State) -> State:
     """Return a better state without options that stand in a program's code, where a configuration cannot set them."""
-    if words.of(now) is None:
+    if settings.of(now) is None:
         return better
     for name in _FREE:
-        if words.of(better) is None and _value(now, name) != _value(better, name):
+        if settings.of(better) is None and _value(now, name) != _value(better, name):
             with suppress(InputError):
                 better = _with(prices, better, now, (name,))
     return better
@@ -285,94 +258,6 @@ def _with(prices: _Prices, state: State, better: State, names: tuple[str, ...]) 
         table["layers"] = "auto"
     clean = StackOptions(**{n: v for n, v in options.items() if v != DEFAULTS[n]})
     return prices.of(Strategy(**table), clean, legal=True)
-
-
-class _Settings:
-    """The settings of a framework for a strategy, spelt as a file spells them."""
-
-    def __init__(self, reading: Reading, q: Question) -> None:
-        self.q, self.c = q, reading.configuration
-        self.target = next((t for t in TARGETS.values() if q.stack in t.stacks), None)
-        self.own: dict[str, tuple[str, str]] = {}
-        """Plain name of a key -> (the key as in the file, its value)."""
-        self.first: dict[str, str] = {}
-        """The settings of the file's own strategy."""
-        for path, value in _leaves(reading.config):
-            self.own.setdefault(_plain(path), (shown(path), _text(value)))
-
-    def of(self, x: State) -> dict[str, str] | None:
-        """Return every setting of a strategy; None where the stack has no export, or cannot express it."""
-        if self.target is None:
-            return None
-        p = self.q.pricing
-        choices = {"precision": self.q.precision, "chunks": {"blocks": list(x.blocks)}}
-        plan = Plan(p.model, p.cluster, p.job, x.strategy, Train(), choices, {}, x.options)
-        try:
-            program = self.target.program(subject(plan, ROWS[self.q.stack]))
-        except InputError:
-            return None
-        settings = {setting.key: _text(setting.value) for g in program.groups for setting in g.settings}
-        given = program.files.get("training_arguments.json")
-        more = json.loads(given) if given and self.c.kind != "deepspeed" else {}  # which has its own of these
-        return settings | {name: _text(value) for name, value in more.items() if name not in settings}
-
-    def edits(self, before: State, after: State, changed: Mapping[str, Any]) -> tuple[Edit, ...]:
-        """Return the settings that differ between two states; by fields where they cannot be written."""
-        old, new = self.of(before), self.of(after)
-        if new is None:
-            entries = {**ROWS[self.q.stack].strategy, **ROWS[self.q.stack].options}
-            return tuple(Edit(entries[n].written or n, a, b) for n, (a, b) in changed.items() if n in entries)
-        old = old or {}
-        self.first = self.first or old
-        result = []
-        for key in dict.fromkeys((*old, *new)):
-            if old.get(key) == new.get(key):
-                continue
-            name, own = self.own.get(_plain(key), (key.lstrip("-"), ""))
-            if own == "auto" or (not own and key not in new):  # follows another setting; is not in the file
-                continue
-            spelt = f"--{name}" if key.startswith("--") else name
-            result.append(Edit(spelt, self.now(key, own, old), new.get(key, "")))
-        result += self._left_over(old, new, changed)
-        return tuple(result)
-
-    def now(self, key: str, own: str, old: Mapping[str, str]) -> str:
-        """Return a setting as the file has it, or as an earlier change left it."""
-        before = self.first.get(key)
-        return own if before is None or before == old.get(key) else old.get(key, "")
-
-    def _left_over(
-        self, old: Mapping[str, str], new: Mapping[str, str], changed: Mapping[str, Any]
-    ) -> Iterator[Edit]:
-        """Yield settings of the file that say a changed field in words that the export has not."""
-        written = {_plain(key) for key in (*old, *new)}
-        for path, meaning in self.c.understood.items():
-            table, _, name = meaning.partition(".")
-            if table in ("strategy", "options") and name in changed and _plain(path) not in written:
-                key, value = self.own.get(_plain(path), (shown(path), ""))
-                if value not in ("", "auto"):
-                    yield Edit(f"--{key}" if path.startswith("args.") else key, value, "")
-
-
-def _plain(key: str) -> str:
-    """Return a key's last part in one spelling."""
-    return key.lstrip("-").rpartition(".")[2].replace("-", "_")
-
-
-def _text(value: Any) -> str:
-    if value is True:
-        return "on"
-    if isinstance(value, tuple | list):
-        return " ".join(map(str, value)) if not any(isinstance(v, list | dict) for v in value) else json.dumps(value)
-    return format_field(value) if isinstance(value, float) else str(value)
-
-
-def _leaves(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value
 
 
 def as_json(x: Improvement) -> dict[str, Any]:

@@ -198,7 +198,7 @@ class MoE(nn.Module):
         assert self.ep is not None
         load = counts if chosen is None else _counts(chosen.flatten(), self.x.count)
         dropped = load.sum() - counts.sum()
-        self.ep.count(self.block, load, dropped, routing.losses(logits, p, losses, self.x))
+        self.ep.count(self.block, load, dropped, routing.losses(logits, p, losses))
 
 
 def _counts(key: Tensor, n: int) -> Tensor:

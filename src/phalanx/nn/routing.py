@@ -131,7 +131,7 @@ def weights(logits: Tensor, p: Tensor, chosen: Tensor | None, x: Experts, losses
     return _Weights.apply(logits, p, chosen, x, losses)  # type: ignore[no-any-return]
 
 
-def losses(logits: Tensor, p: Tensor, terms: Losses, x: Experts) -> Tensor:
+def losses(logits: Tensor, p: Tensor, terms: Losses) -> Tensor:
     """Return (balance loss, z loss) summed over tokens: (2,), fp64."""
     sums = torch.zeros(2, dtype=torch.float64, device=p.device)
     if terms.even is not None:

@@ -25,7 +25,7 @@ def steps(schedule: Schedule) -> Iterator[tuple[str, Table]]:
     holdings = _blocks if schedule.op == "all_to_all" else _contributions
     for number, counts in symbolic.states():
         title = "start" if number == 0 else f"round {number} of {schedule.rounds}"
-        yield f"{title}{_messages(schedule, symbolic, number - 1)}", holdings(symbolic, counts)
+        yield f"{title}{_messages(symbolic, number - 1)}", holdings(symbolic, counts)
 
 
 def rounds(schedule: Schedule) -> Iterator[dict[str, Any]]:
@@ -46,7 +46,7 @@ def rounds(schedule: Schedule) -> Iterator[dict[str, Any]]:
         }
 
 
-def _messages(s: Schedule, symbolic: Run, number: int) -> str:
+def _messages(symbolic: Run, number: int) -> str:
     """One line per message: what a rank sends in a round, and what the receiver does with it."""
     return "".join(
         f"\n  {source} -> {destination}: {what}, {destination} {'adds' if reduces else 'keeps'} it"

@@ -3,6 +3,7 @@ that is too wide for that becomes several, each with the columns that say what a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import accumulate
 
@@ -11,6 +12,7 @@ from rich.table import Column, Table
 
 _FOLD = 24
 """A comma-separated word longer than this, such as a strategy, may be broken after a comma."""
+_LIST_GOES_ON = re.compile(r",\n(?=\w+=)")
 _GAP, _EDGES = 3, 2
 """Characters between the contents of two columns, and at the two edges of a table."""
 
@@ -60,18 +62,27 @@ def _groups(least: tuple[int, ...], room: int, keys: int) -> list[list[int]]:
 
 def _narrowed(table: Table, columns: list[int], least: list[int], most: list[int], room: int) -> Table:
     """Return some columns of a table, what room there is shared among those that have long lines."""
-    free = max(0, room - sum(least) - _GAP * len(columns))
-    wanted = sum(more - low for low, more in zip(least, most, strict=True))
     grid = Table(header_style="bold", box=table.box, pad_edge=False)
-    for i, low, more in zip(columns, least, most, strict=True):
+    for i, size in zip(columns, _shared(least, most, room - _GAP * len(columns)), strict=True):
         own = table.columns[i]
-        size = more if wanted <= free else low + free * (more - low) // wanted
         grid.add_column(str(own.header), justify=own.justify, width=size, style=own.style, no_wrap=False)
     cells = [list(table.columns[i].cells) for i in columns]
     for row, texts in zip(table.rows, zip(*cells, strict=True), strict=True):
         wrapped = [_at_commas(str(text), grid.columns[i].width or 1) for i, text in enumerate(texts)]
         grid.add_row(*wrapped, style=row.style)
     return grid
+
+
+def _shared(least: list[int], most: list[int], room: int) -> list[int]:
+    """Return the widths of columns: what is left beside the least is dealt out evenly, to those that need little
+    first, so that a long sentence is broken before a short name is."""
+    sizes, free = list(least), max(0, room - sum(least))
+    needy = sorted(range(len(least)), key=lambda i: most[i] - least[i])
+    for place, i in enumerate(needy):
+        more = min(most[i] - least[i], free // (len(needy) - place))
+        sizes[i] += more
+        free -= more
+    return sizes
 
 
 def _widths(column: Column) -> tuple[int, int]:
@@ -94,9 +105,10 @@ def _parts(word: str) -> list[str]:
 
 
 def _at_commas(text: str, width: int) -> str:
-    """Break the long lists of a text after commas, into lines of at most `width` characters."""
+    """Break the long lists of a text after commas, into lines of at most `width` characters; where they were broken
+    for a wider column, they are broken anew."""
     lines = []
-    for line in text.split("\n"):
+    for line in _LIST_GOES_ON.sub(",", text).split("\n"):
         words = []
         for word in line.split(" "):
             filled = [""]

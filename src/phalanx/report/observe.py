@@ -27,7 +27,7 @@ def tables(o: Observation) -> Iterator[Table | str]:
     axes = ", ".join(f"{name} {n}" for name, n in o.axes.items())
     yield f"{o.program}: {o.world} ranks{f' ({axes})' if axes else ''}, torch {o.torch}, device {o.device}"
     for r in o.ranks:
-        yield from _rank(r, o.world)
+        yield from _rank(r)
     for n, f in enumerate(lint(o)):
         yield f"{'' if n else chr(10)}lint: {f.where or '(unknown line)'}: {f.name}: {f.problem}"
 
@@ -38,7 +38,7 @@ def finding(f: ProgramFinding) -> str:
     return f"{f.where or '(unknown line)'}: {f.name}: {f.problem}{lost}; {f.remedy}"
 
 
-def _rank(r: RankObservation, world: int) -> Iterator[Table | str]:
+def _rank(r: RankObservation) -> Iterator[Table | str]:
     batches = "1 micro-batch" if r.micro_batches == 1 else f"{r.micro_batches} micro-batches"
     optimizer = ", ".join(r.optimizers) or "no optimizer"
     yield f"\nrank {r.rank} ({r.are or 'one rank'}), step {r.step}: {batches}, {optimizer}"

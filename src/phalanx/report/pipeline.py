@@ -35,7 +35,7 @@ def columns_per_second(schedules: Sequence[PricedSchedule], width: int) -> float
     for priced in schedules:
         shortest = min((end - start for own in priced.times for start, end in own), default=1.0)
         wanted = max(wanted, max(2, len(str(priced.schedule.micro_batches - 1)) + 1) / shortest)
-    room = max(1, width - max(len(_label(p, p.schedule.ranks - 1)) for p in schedules))
+    room = max(1, width - max(len(_label(p.schedule.ranks - 1)) for p in schedules))
     return wanted if longest * wanted <= _MOST_PANELS * room else room / longest
 
 
@@ -44,7 +44,7 @@ def chart(priced: PricedSchedule, width: int, scale: float, idle: str = "·") ->
 
     A block shows its kind and micro-batch, or only its kind if it is too narrow. `idle`: a character."""
     s = priced.schedule
-    label = len(_label(priced, s.ranks - 1))
+    label = len(_label(s.ranks - 1))
     room, end = max(1, width - label), round(priced.makespan * scale)
     room -= room % max(2, len(str(s.micro_batches - 1)) + 1) if room > 8 else 0  # so that no panel ends in a label
     lines = [_line(priced, rank, scale, end, idle) for rank in range(s.ranks)]
@@ -53,7 +53,7 @@ def chart(priced: PricedSchedule, width: int, scale: float, idle: str = "·") ->
         if start:
             text.append(f"... from {start / end:.0%} of the step on\n", "dim")
         for rank, line in enumerate(lines):
-            text.append(_label(priced, rank).ljust(label))
+            text.append(_label(rank).ljust(label))
             text.append_text(line[start : start + room])
             beside = _beside(priced, rank)
             last = start + room >= end
@@ -64,7 +64,7 @@ def chart(priced: PricedSchedule, width: int, scale: float, idle: str = "·") ->
     return text
 
 
-def _label(priced: PricedSchedule, rank: int) -> str:
+def _label(rank: int) -> str:
     return f"rank {rank} "
 
 

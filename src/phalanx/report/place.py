@@ -11,6 +11,9 @@ from phalanx.plan.placement.price import PlacedJob
 from phalanx.plan.placement.search import Placed
 from phalanx.report.style import counted, seconds, table
 
+_SHOWN = 5
+"""Other strategies that are tabulated."""
+
 
 def lines(job: PlacedJob, placed: Placed, empty: Placed) -> Iterator[str]:
     """Yield what a placement costs, how good it is, and what an empty cluster would give."""
@@ -55,11 +58,11 @@ def better(job: PlacedJob, placed: Placed, alternatives: Sequence[Alternative]) 
     )
 
 
-def others(placed: Placed, alternatives: Sequence[Alternative], shown: int = 5) -> Table:
+def others(placed: Placed, alternatives: Sequence[Alternative]) -> Table:
     """Tabulate strategies as placed on the same GPUs, the fastest first, beside the plan's own."""
     columns = ("strategy", "step", "against the plan", "bound")
     grid = table("strategies for these GPUs", *columns, left=("strategy",))
-    for other in alternatives[:shown]:
+    for other in alternatives[:_SHOWN]:
         gain = other.placed.seconds / placed.seconds - 1
         name = str(other.placed.placement.strategy)
         bound = "exact" if other.placed.exact else seconds(other.placed.bound_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 from rich.table import Table
 
@@ -21,18 +22,26 @@ def layout(c: Configuration, title: str) -> Table:
     result = table(
         f"{title}: {c.kind}, priced as {c.stack}", "field", "value", "from", left=("field", "value", "from")
     )
-    for name, value in asdict(c.layout).items():
-        if value is not None:
-            text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
-            result.add_row(name, text, ", ".join(by_field.get(name, ())) or "what follows, or the default")
-    for name, value in {**c.fields, **c.options}.items():
-        result.add_row(name, str(value), ", ".join(by_field.get(name, ())) or "what follows, or the default")
+    for name, value in {**_strategy(c), **c.options}.items():
+        text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+        result.add_row(name, text, ", ".join(by_field.get(name, ())) or "what follows, or the default")
     named = f", named {c.model_name}" if c.model_name else ""
     said = (
         f"{c.spec.family}, {c.spec.parameter_count:,} parameters" if c.spec else f"open{named}: name it with --model"
     )
     result.add_row("model", said, c.open_model)
     return result
+
+
+def _strategy(c: Configuration) -> dict[str, Any]:
+    """Return the fields that the file fixes, each once: a local batch that a pipeline cuts as its micro-batches."""
+    fields = {name: value for name, value in asdict(c.layout).items() if value is not None}
+    if recomputed := fields.pop("recomputed", None):
+        fields["recompute"] = recomputed
+    micro, local, steps = c.fields.get("micro_batch"), c.layout.micro_batch, c.layout.accumulation
+    if micro and local and steps:
+        fields["accumulation"] = steps * local // micro
+    return fields | dict(c.fields)
 
 
 def keys(c: Configuration) -> Table:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeAlias, get_args, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -74,6 +74,10 @@ class Rule:
     source: str
 
 
+_ReadRule: TypeAlias = tuple[Rule, tuple[where.Condition, ...], frozenset[str]]
+"""A rule, its conditions, and the names that they read."""
+
+
 @dataclass(frozen=True)
 class Refusal:
     """Why a stack does not run a strategy, and what would do."""
@@ -129,9 +133,20 @@ class Stack:
         return tuple((r, where.parse(r.when, known, WORDS, f"{self.name} rule")) for r in self.rules)
 
     @cached_property
-    def _read_by_rules(self) -> tuple[tuple[Rule, tuple[where.Condition, ...], frozenset[str]], ...]:
-        """Every rule with its conditions and the names that they read: searches judge strategies by thousands."""
-        return tuple((r, c, frozenset[str]().union(*(one.fields for one in c))) for r, c in self.conditions)
+    def _of_options(self) -> dict[StackOptions, tuple[_ReadRule, ...]]:
+        return {}
+
+    def _rules_under(self, options: StackOptions) -> tuple[_ReadRule, ...]:
+        """Every rule that these options do not rule out by themselves, with its conditions and the names that they
+        read. Most are about options that are not set, and searches judge strategies by thousands."""
+        if options not in self._of_options:
+            given = {name: getattr(options, name) for name in OPTION_FIELDS}
+            self._of_options[options] = tuple(
+                (rule, conditions, frozenset[str]().union(*(c.fields for c in conditions)))
+                for rule, conditions in self.conditions
+                if where.holds((c for c in conditions if c.fields <= given.keys()), given)
+            )
+        return self._of_options[options]
 
     def refusal(
         self, s: Strategy, options: StackOptions | None = None, about: Mapping[str, Any] | None = None
@@ -166,7 +181,7 @@ class Stack:
         values = of_strategy(s, options) | dict(about or {})
         if "blocks" in values:
             values |= counted(options, values["blocks"])
-        for rule, conditions, fields in self._read_by_rules:
+        for rule, conditions, fields in self._rules_under(options):
             if fields <= values.keys() and bool(where.holds(conditions, values)):
                 name = next((f for f in _ordered(conditions) if f in FIELDS or f in OPTION_FIELDS), "zero")
                 value = getattr(s, name) if name in FIELDS else getattr(options, name)

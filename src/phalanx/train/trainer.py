@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,9 +34,10 @@ from phalanx.runtime.process.launch import StopFlag
 from phalanx.schedule.event import Event
 from phalanx.spec.files.plan import Plan, write_json
 from phalanx.spec.job import Train
+from phalanx.train import metrics
 from phalanx.train.compiled_blocks import compile_blocks
 from phalanx.train.data import Batches, TokenSet, take, validation_windows
-from phalanx.train.expert_load import Watch, summary
+from phalanx.train.expert_load import Watch
 from phalanx.train.out_of_memory import Device, explained
 from phalanx.train.progress import Progress
 from phalanx.train.tensorboard import scalars
@@ -127,7 +126,7 @@ class Trainer:
         board = (
             scalars(self.folder / "tensorboard", self.start) if self.first and train.tensorboard else nullcontext()
         )
-        with _metrics_file(self.folder, self.start, self.first) as metrics, board as show:
+        with metrics.lines_after(self.folder, self.start, self.first) as lines, board as show:
             for step in range(self.start, steps):
                 self.saver.check()
                 rows = self._within_memory(step, stop)
@@ -149,10 +148,10 @@ class Trainer:
                     if last_loss is not None:
                         rows[-1]["eval_loss"] = last_loss
                 for row in rows:
-                    if metrics is not None and progress is not None:
+                    if lines is not None and progress is not None:
                         self.comm.status.now("writing of metrics.jsonl")
-                        metrics.write(json.dumps(row) + "\n")
-                        metrics.flush()
+                        lines.write(json.dumps(row) + "\n")
+                        lines.flush()
                         progress.step(row)
                     if show is not None:
                         show(row)
@@ -297,28 +296,11 @@ class Trainer:
     def _row(
         self, step: int, result: StepResult, lr: float, seconds: float, times: StepTimes | None
     ) -> dict[str, Any]:
-        peak, flops = self.plan.choices["peak_flops_per_s"], self.plan.prediction["flops"]
-        axes = None if times is None else times.axes
-        return {
-            "step": step + 1,
-            "loss": _finite(result.loss),
-            "grad_norm": _finite(result.grad_norm),
-            "lr": lr,
-            "tokens": result.tokens,
-            "step_time_s": seconds,
-            "tokens_per_s": result.tokens / seconds,
-            "mfu": self.plan.prediction.get("model_flops", flops) / seconds / peak,
-            "hfu": flops / seconds / peak,
-            "mem_bytes": self.memory,
-            "exposed_communication_s": None if axes is None else {a: t.exposed_s for a, t in axes.items()},
-            "overlap": None if axes is None else {a: t.overlap for a, t in axes.items()},
-            "skipped": result.skips,
-            "loss_scale": result.loss_scale,
-            **({"skipped_because": result.skipped} if result.skipped else {}),
-            **(summary(result.loads) if result.loads else {}),
-            **({"unbalanced": self.watch.step(result.loads)} if self.watch else {}),
-            "stop": result.stop,
-        }
+        """Return a step's line of metrics.jsonl, with what the loop takes out of it: `stop` and `unbalanced`."""
+        row = metrics.line(self.plan, step, result, lr, seconds, times, self.memory)
+        if self.watch:
+            row["unbalanced"] = self.watch.step(result.loads)
+        return row | {"stop": result.stop}
 
     def _evaluate(self) -> float | None:
         """Return the loss on held-out sequences in nats per token, None if there are none; all ranks together."""
@@ -380,11 +362,6 @@ class Trainer:
         }
 
 
-def _finite(x: float) -> float | None:
-    """Return x, or None for NaN and infinities, which JSON does not have."""
-    return x if math.isfinite(x) else None
-
-
 def _allocated(device: torch.device) -> int:
     """Bytes of tensors on a GPU now."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
@@ -402,27 +379,3 @@ def _to_device(batch: npt.NDArray[np.int64], device: torch.device) -> Tensor:
     if device.type == "cuda":  # pinned, so that the copy overlaps with the device's work
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor
-
-
-@contextmanager
-def _metrics_file(folder: Path, start: int, first: bool) -> Iterator[TextIO | None]:
-    """Yield metrics.jsonl, open after the line of step `start`; later lines, of steps that run again, are dropped.
-    None on other ranks than the first."""
-    if not first:
-        yield None
-        return
-    path = folder / "metrics.jsonl"
-    kept = []
-    if start and path.exists():
-        for line in path.read_text().splitlines():
-            try:
-                if json.loads(line)["step"] <= start:
-                    kept.append(line + "\n")
-            except (json.JSONDecodeError, KeyError):
-                continue  # the half-written last line of a killed run
-    part = path.with_name(".metrics.jsonl")
-    part.unlink(missing_ok=True)  # it may be a link
-    part.write_text("".join(kept))
-    os.replace(part, path)
-    with path.open("a") as file:
-        yield file

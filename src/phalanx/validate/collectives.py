@@ -95,11 +95,11 @@ def points(rows: list[Row]) -> tuple[list[Point], list[tuple[Row, str]]]:
     return usable, skipped
 
 
-def link_scores(rows: list[Row], constants: Mapping[str, float] = CONSTANTS) -> dict[str, Any]:
+def link_scores(rows: list[Row]) -> dict[str, Any]:
     """Score predicted times as `errors` does, in percent: all-reduce, and the other operations."""
     usable, skipped = points(rows)
     out: dict[str, Any] = {}
     for name, wanted in (("all_reduce", True), ("other", False)):
         selected = [p for p in usable if (p.op == "all_reduce") == wanted]
-        out[name] = errors([predicted_s(p, constants) for p in selected], [p.measured_s for p in selected])
+        out[name] = errors([predicted_s(p) for p in selected], [p.measured_s for p in selected])
     return {**out, "skipped": len(skipped), "reasons": dict(Counter(why for _, why in skipped).most_common())}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from phalanx.cost.analytic.chips import system
-from phalanx.cost.analytic.fitted_constants import CONSTANTS
 from phalanx.cost.analytic.kernels import product_s
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
@@ -164,6 +162,6 @@ def measured(known: System, by: Benched) -> System:
     )
 
 
-def system_of_row(row: Row, constants: Mapping[str, float] = CONSTANTS) -> System:
+def system_of_row(row: Row) -> System:
     """The system of a row, with what was measured beside it. Raises Unspecified."""
-    return measured(system(*description(row), constants=constants), benched(row))
+    return measured(system(*description(row)), benched(row))

@@ -46,23 +46,25 @@ class Environment:
 _TORCH = ("torch==2.13.0", "numpy")
 _HUGGING_FACE = (_TORCH, ("transformers==5.23.0", "accelerate==1.15.0"))
 ENVIRONMENTS = {
-    "megatron": Environment("python3.12", (_TORCH, ("megatron-core==0.19.0", "transformers"))),
+    "megatron": Environment("python3.12", (_TORCH, ("megatron-core==0.19.0", "transformers==5.24.0"))),
     "megatron-core-0.14": Environment(
         "python3.12",
-        (_TORCH, ("transformers", "einops", "six")),
+        (_TORCH, ("transformers==5.24.0", "einops", "six")),
         paths=("Megatron-LM-0.14",),
         target="megatron",
         stacks=("megatron-core-0.14",),
     ),
-    "torchtitan": Environment("python3.12", (_TORCH, ("torchtitan==0.3.0", "torchao"))),
+    "torchtitan": Environment("python3.12", (_TORCH, ("torchtitan==0.3.0", "torchao==0.18.0"))),
     "deepspeed": Environment("python3.11", (*_HUGGING_FACE, ("deepspeed==0.19.0",))),
     "accelerate": Environment("python3.11", _HUGGING_FACE),
     "bridge": Environment(
         "python3.12",
-        (_TORCH, ("megatron-core==0.19.0", "transformers", "omegaconf", "hydra-core", "einops")),
+        (_TORCH, ("megatron-core==0.19.0", "transformers==5.8.0", "omegaconf", "hydra-core", "einops")),
         paths=("Megatron-LM", "Megatron-Bridge/src"),
     ),
-    "maxtext": Environment("python3.12", (("jax", "pydantic", "pyyaml", "jinja2", "numpy"),), paths=("maxtext/src",)),
+    "maxtext": Environment(
+        "python3.12", (("jax", "pydantic", "pyyaml", "jinja2", "numpy", "packaging"),), paths=("maxtext/src",)
+    ),
     "nanotron": Environment("python3.11", (*_HUGGING_FACE, ("dacite", "datasets", "einops")), "nanotron"),
 }
 

@@ -16,7 +16,7 @@ from phalanx.spec.errors import InputError
 from phalanx.stacks.stack import Stack
 from support.exports import draw
 
-FILLED = {"LR": "0.0001", "TRAIN_ITERS": "100"}
+FILLED = {"LR": "0.0001", "MIN_LR": "0.00001", "TRAIN_ITERS": "100"}
 """Blanks that are numbers; others are filled with their own names."""
 
 

@@ -42,7 +42,8 @@ def plan(stack: Stack, rng: random.Random, models: tuple[str, ...] = tuple(PRESE
         cluster = cluster_named(rng.choice(CLUSTERS))(max(8, world))
         precision = "bf16"
         choices = {"stack": stack.name, "precision": precision, "cluster": {"preset": cluster.name, "nodes": 1}}
-        return Plan(model, cluster, job, s, Train(), choices, {"step_time_s": 1.5, "memory_bytes": 2**36}, o)
+        train = Train(name="drawn", warmup=5, min_lr_ratio=0.2) if rng.random() < 0.5 else Train()
+        return Plan(model, cluster, job, s, train, choices, {"step_time_s": 1.5, "memory_bytes": 2**36}, o)
 
 
 def _strategy(stack: Stack, rng: random.Random, world: int, layers: int) -> Strategy:

@@ -1,13 +1,13 @@
 # mypy: ignore-errors
-"""Runs in the environment of accelerate: its loader, its launcher's validation and ParallelismConfig."""
+"""Runs in the environment of accelerate: its loader, its launcher's validation, ParallelismConfig, and
+train.py with transformers' own arguments."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 from protocol import answer, fields_of
+from trainer_script import arguments_of
 
 
 def derive(case: dict[str, Any]) -> dict[str, Any]:
@@ -15,7 +15,6 @@ def derive(case: dict[str, Any]) -> dict[str, Any]:
     from accelerate.commands.config.config_args import load_config_from_file
     from accelerate.commands.launch import launch_command_parser
     from accelerate.parallelism_config import ParallelismConfig
-    from transformers import HfArgumentParser, TrainingArguments
 
     config = load_config_from_file("accelerate.yaml")
     options = {a.dest for a in launch_command_parser()._actions}
@@ -29,8 +28,7 @@ def derive(case: dict[str, Any]) -> dict[str, Any]:
         parallel = ParallelismConfig(**mesh)
         if parallel.total_size != config.num_processes:
             raise ValueError(f"a mesh of {parallel.total_size} on {config.num_processes} processes")
-    arguments = json.loads(Path("training_arguments.json").read_text())
-    (parsed,) = HfArgumentParser(TrainingArguments).parse_dict({**arguments, "use_cpu": True}, allow_extra_keys=False)
+    parsed = arguments_of(case["world"])
     return {
         "world": config.num_processes,
         "micro_batch": parsed.per_device_train_batch_size,

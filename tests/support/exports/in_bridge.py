@@ -34,6 +34,7 @@ def derive(case: dict[str, Any]) -> dict[str, Any]:
     c.mixed_precision.setup(c.model, c.optimizer, c.ddp)
     c.comm_overlap.finalize()
     c.validate()
+    _scheduler(c)
     m, dp = c.model, c.data_parallel_size
     degrees = (m.tensor_model_parallel_size, m.pipeline_model_parallel_size, m.context_parallel_size)
     return {
@@ -44,6 +45,14 @@ def derive(case: dict[str, Any]) -> dict[str, Any]:
         "micro_batches": c.train.global_batch_size // (c.train.micro_batch_size * dp),
         "zero": int(c.ddp.use_distributed_optimizer),
     }
+
+
+def _scheduler(c: Any) -> None:
+    """Build what sets the learning rate, as training does after the model; it does not check before."""
+    from megatron.bridge.training.optim import _get_scheduler
+
+    group = {"lr": 0.0, "wd_mult": 1.0, "lr_mult": 1.0, "weight_decay": 0.0}
+    _get_scheduler(c.optimizer, c.scheduler, SimpleNamespace(param_groups=[group]))
 
 
 def _a_gpu() -> None:

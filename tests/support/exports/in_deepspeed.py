@@ -1,5 +1,6 @@
 # mypy: ignore-errors
-"""Runs in the environment of DeepSpeed and transformers: DeepSpeedConfig and TrainingArguments on drawn files."""
+"""Runs in the environment of DeepSpeed and transformers: DeepSpeedConfig on drawn files, and train.py with
+transformers' own arguments."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol import answer, fields_of
+from trainer_script import arguments_of
 
 
 class _World:
@@ -23,7 +25,6 @@ class _World:
 def derive(case: dict[str, Any]) -> dict[str, Any]:
     """Read ds_config.json as DeepSpeed does; refuse keys that it would ignore."""
     from deepspeed.runtime import config as configs
-    from transformers import HfArgumentParser, TrainingArguments
 
     configs.dist.get_rank = lambda: 0
     table = json.loads(Path("ds_config.json").read_text())
@@ -31,11 +32,12 @@ def derive(case: dict[str, Any]) -> dict[str, Any]:
     if unknown:
         raise KeyError(f"DeepSpeed would ignore {sorted(unknown)}")
     config = configs.DeepSpeedConfig(table, mpu=_World(case["expected"]["dp"]))
-    arguments = json.loads(Path("training_arguments.json").read_text())
-    if arguments.pop("deepspeed") != "ds_config.json":
+    parsed = arguments_of(case["world"])
+    if parsed.deepspeed != "ds_config.json":
         raise ValueError("another file")
-    arguments["bf16"] = arguments["fp16"] = False  # asks for a GPU
-    (parsed,) = HfArgumentParser(TrainingArguments).parse_dict({**arguments, "use_cpu": True}, allow_extra_keys=False)
+    rate = parsed.hf_deepspeed_config.config["optimizer"]["params"]["lr"]
+    if rate != parsed.learning_rate:
+        raise ValueError(f"DeepSpeed's optimizer starts with a learning rate of {rate}, not {parsed.learning_rate}")
     return {
         "zero": config.zero_optimization_stage,
         "micro_batch": parsed.per_device_train_batch_size,

@@ -28,7 +28,9 @@ def derive(case: dict[str, Any]) -> dict[str, Any]:
     """Read config.yaml with its blanks filled in."""
     from nanotron.config import get_config_from_file
 
-    text = Path("config.yaml").read_text().replace("FILL-IN-TRAIN_ITERS", "100").replace("FILL-IN-LR", "1.0e-4")
+    text = Path("config.yaml").read_text()
+    for name, number in (("TRAIN_ITERS", "100"), ("MIN_LR", "1.0e-5"), ("LR", "1.0e-4")):
+        text = text.replace(f"FILL-IN-{name}", number)
     Path("config.yaml").write_text(text)
     config = get_config_from_file("config.yaml")
     p, t = config.parallelism, config.tokens

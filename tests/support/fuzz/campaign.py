@@ -7,6 +7,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,10 @@ def measured(ranks: int, dtype: str, threads: int, quick: bool, kept: Path) -> d
     return {"kernels": kernels, "collectives": content["collectives"], "figures": []}
 
 
+class _Enough(Exception):
+    """Ends a campaign: hypothesis would draw on."""
+
+
 def campaign(
     folder: Path,
     count: int,
@@ -173,11 +178,13 @@ def campaign(
     @given(cases(plans, quick))
     def one(case: Case) -> None:
         name = str(case)
-        if name in seen or len(seen) == count:
-            return
-        seen.add(name)
-        tally.add(case, examine(case, folder))
-        progress(tally)
+        if len(seen) == count:
+            raise _Enough
+        if name not in seen:
+            seen.add(name)
+            tally.add(case, examine(case, folder))
+            progress(tally)
 
-    one()
+    with suppress(_Enough):
+        one()
     return tally

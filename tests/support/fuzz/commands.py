@@ -71,7 +71,6 @@ QUICK: tuple[tuple[tuple[str, ...], Options], ...] = (
     (("clusters", "dgx-h100"), {"--nodes": "4", "--json": None}),
     (("collectives", "show", "ring"), {"--op": "all_reduce", "--ranks": "4", "--root": "0"}),
     (("collectives", "show", "binomial"), {"--op": "broadcast", "--ranks": "5", "--root": "2"}),
-    (("collectives", "prove"), {"--max-ranks": "5", "--json": None}),
     (
         ("collectives", "table"),
         {"--op": "all_reduce", "--bytes": "100MB", "--ranks": "8", "--cluster": "dgx-h100", "--json": None},
@@ -162,6 +161,7 @@ SLOW: tuple[tuple[tuple[str, ...], Options], ...] = (
     (("export-weights", "runs/job"), {"--out": "hf", "--dtype": "float32", "--step": "2", "--shard-size": "1MB"}),
     (("import", "hf"), {"--name": "imported", "--json": None}),
     (("cases",), {"--rules": None, "--json": None}),
+    (("collectives", "prove"), {"--max-ranks": "5", "--json": None}),
     (("experts", "show", "."), {"--json": None}),
     (("lab", "run", "--", "true"), {"--hosts": "2", "--ranks": "1", "--rate": "1gbit"}),
     (("plan", "job.toml"), {"--set": "cluster.ranks=3", "--json": None}),

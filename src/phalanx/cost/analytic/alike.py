@@ -16,14 +16,16 @@ from phalanx.cost.ledger.rank_layout import Layout
 _BY_NONE = {
     *("pp", "virtual", "dp", "zero", "shards", "micro_batches", "dp_stride", "pp_stride"),
     *("bubble", "in_flight", "in_flight_last", "v_shaped", "compressed"),
-    *("full", "selective", "group", "first_blocks", "most_blocks", "last_blocks"),
+    *("full", "selective", "group", "first_blocks", "most_blocks", "last_blocks", "most_place"),
 }
 WITHOUT_EXPERTS = frozenset(_BY_NONE | {"ep", "etp"})
 """Fields of a Layout that a micro-batch's passes through attention, a dense MLP or the head do not depend on."""
 OF_EXPERTS = frozenset(_BY_NONE | {"ulysses", "tp_stride", "cp_stride"})
 """The same of the products of a rank's experts."""
-FEW = 64
+FEW = 2048
 """Rows that are priced as they are."""
+_SINGLE = (float, int, str)
+"""What most fields are, told apart first: a search asks a hundred thousand times."""
 T = TypeVar("T")
 
 
@@ -49,6 +51,8 @@ def taken(part: Any, rows: npt.NDArray[np.int64]) -> Any:
     """Return a dataclass of columns, or a column, with these rows of it; numbers stay."""
     if isinstance(part, np.ndarray):
         return part[rows] if part.ndim else part
+    if isinstance(part, _SINGLE):
+        return part
     if is_dataclass(part) and not isinstance(part, type):
         return replace(part, **{f.name: taken(getattr(part, f.name), rows) for f in fields(part)})
     return part
@@ -57,6 +61,8 @@ def taken(part: Any, rows: npt.NDArray[np.int64]) -> Any:
 def _columns(part: Any) -> list[Column]:
     if isinstance(part, np.ndarray):
         return [part] if part.ndim else []
+    if isinstance(part, _SINGLE):
+        return []
     if isinstance(part, tuple):
         return [column for each in part for column in _columns(each)]
     if is_dataclass(part) and not isinstance(part, type):

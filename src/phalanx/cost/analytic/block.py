@@ -13,7 +13,7 @@ import numpy as np
 from phalanx.cost.analytic import kernels
 from phalanx.cost.analytic.alike import OF_EXPERTS, WITHOUT_EXPERTS, once
 from phalanx.cost.analytic.kernels import Passes
-from phalanx.cost.analytic.stacks import Profile
+from phalanx.cost.analytic.profile import Profile
 from phalanx.cost.collectives.nccl_model import collective_s, message_s
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System

@@ -10,7 +10,7 @@ from phalanx.cost.analytic.fitted_constants import CONSTANTS, resolve
 from phalanx.cost.analytic.kernels import product_s
 from phalanx.cost.hardware.system import System, TierRates
 from phalanx.spec.cluster.chips import CHIPS
-from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.cluster.spec import MEASURED_PRODUCT, ClusterSpec
 from phalanx.spec.errors import InputError
 
 
@@ -132,10 +132,6 @@ def system(
     )
 
 
-MEASURED_PRODUCT = 4096
-"""Rows and columns of the square product whose rate `phalanx measure` records (measure/kernels.py)."""
-
-
 def chip_name(device: str) -> str:
     """Return the chip that a device's name stands for, the longest match. Raises InputError if none is known."""
     name = re.sub(r"^(NVIDIA |Tesla |GeForce )+", "", device)
@@ -148,16 +144,13 @@ def chip_name(device: str) -> str:
     return max(matches, key=len)
 
 
-def system_of(cluster: ClusterSpec, constants: Mapping[str, float] = CONSTANTS) -> System:
+def system_of(cluster: ClusterSpec) -> System:
     """Return the System of a described cluster: its tiers and its chip's rates. What `phalanx measure` recorded is
     used as it is: rates and latencies of links, and the best product, which scales the chip against its generation.
     Raises InputError for an unknown chip."""
     device = cluster.device
     name = chip_name(device.name)
-    base, g = (
-        system(name, cluster.ranks_per_node, 1.0, constants=constants),
-        generation(CHIPS[name].generation, constants),
-    )
+    base, g = system(name, cluster.ranks_per_node, 1.0), generation(CHIPS[name].generation)
     tiers, ranks_below = [], 1
     for i, tier in enumerate(cluster.tiers):
         rate = tier.bandwidth_bytes_per_s_per_gpu_per_direction

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.cost.analytic.stacks import Profile
+from phalanx.cost.analytic.profile import Profile
 from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System

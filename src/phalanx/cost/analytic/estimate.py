@@ -16,7 +16,8 @@ from phalanx.cost.analytic.compression import Payment, payment
 from phalanx.cost.analytic.memory import Memory, allocatable_bytes, memory
 from phalanx.cost.analytic.option_effects import effective, extended, laid_out, require_priced
 from phalanx.cost.analytic.precision import typed
-from phalanx.cost.analytic.stacks import Profile, profile, require_runnable
+from phalanx.cost.analytic.profile import Profile
+from phalanx.cost.analytic.stacks import profile, require_runnable
 from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column, gather
 from phalanx.cost.hardware.system import System

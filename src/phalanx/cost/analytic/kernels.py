@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.cost.analytic.stacks import Profile
+from phalanx.cost.analytic.profile import Profile
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.layer_flows import kv_heads, routed_rows

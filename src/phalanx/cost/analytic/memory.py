@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from phalanx.cost.analytic.stacks import Profile
+from phalanx.cost.analytic.profile import Profile
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.gradient_flows import expert_ranks, experts_apart
 from phalanx.cost.ledger.live_bytes import (
@@ -92,10 +93,22 @@ _STATE_OF_ADAPTERS = 18.0
 """Bytes per parameter of adapters: as without ZeRO, for they are small."""
 
 
-def _fuller(one: tuple[Column, ...], other: tuple[Column, ...]) -> tuple[Column, ...]:
-    """Return, row by row, the rank with more state and transient bytes, the first two parts."""
-    first = one[0] + one[1] >= other[0] + other[1]
-    return tuple(np.where(first, a, b) for a, b in zip(one, other, strict=True))
+class _Rank(NamedTuple):
+    """Bytes of a pipeline rank: `state`, what lasts from step to step; `transient`, above it at the peak; and the
+    parts of that peak, of which `held` is the state without what lies idle then."""
+
+    state: Column
+    transient: Column
+    gathered: Column
+    loss: Column
+    activations: Column
+    held: Column
+
+
+def _fuller(one: _Rank, other: _Rank) -> _Rank:
+    """Return, row by row, the rank with more state and transient bytes."""
+    first = one.state + one.transient >= other.state + other.transient
+    return _Rank(*(np.where(first, a, b) for a, b in zip(one, other, strict=True)))
 
 
 def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, room: Column = np.inf) -> Memory:
@@ -176,8 +189,8 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
     reduced_in = np.asarray(profile.unit_buffers) * how.reduces_each * profile.gradient_bytes
     gathered_in = np.asarray(profile.unit_buffers) * profile.parameter_bytes
 
-    def on(blocks: Column, ends: Column, in_flight: Column, loss_bytes: Column) -> tuple[Column, ...]:
-        """State, transient bytes and their parts of a rank with these blocks and this part of the ends."""
+    def on(blocks: Column, ends: Column, in_flight: Column, loss_bytes: Column) -> _Rank:
+        """Return the bytes of a rank with these blocks and this part of the ends."""
         block_state = dense_params * (dense_bytes + cast_bytes) + expert_params * (expert_bytes + cast_bytes)
         block_state = block_state + adapters
         state = blocks * block_state + ends * dense_bytes
@@ -201,21 +214,20 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
         transient = activations + loss + gathered
         # Activations lie where the update's temporaries will: of the state, these are not there at the peak.
         held = state - np.minimum(idle, transient)
-        return state, np.maximum(transient - idle, 0.0), gathered, loss, activations, held
+        return _Rank(state, np.maximum(transient - idle, 0.0), gathered, loss, activations, held)
 
-    def parts_of(rank: tuple[Column, ...]) -> dict[str, Column]:
-        _, _, gathered, loss, activations, held = rank
+    def parts_of(rank: _Rank) -> dict[str, Column]:
         return {
-            "state": held,
-            "activations": activations,
-            "logits": loss,
-            "gathered": gathered,
+            "state": rank.held,
+            "activations": rank.activations,
+            "logits": rank.loss,
+            "gathered": rank.gathered,
             "buffers": constant - coded,
             "compression": coded,
         }
 
     def by_rank(pp: int) -> list[dict[str, Column]]:
-        """The parts of each pipeline rank; between the ends, blocks are even and passes in flight fall evenly."""
+        """Return the parts of each pipeline rank. Between the ends, blocks are even and passes in flight fall so."""
         between = (shape.layers - parts.first - last_blocks) / max(pp - 2, 1)
         inner = [
             on(between, 0.0 * first_ends, flight + (flight_last - flight) * i / (pp - 1), 0.0 * first_loss)
@@ -230,22 +242,20 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
         falls = np.where(np.asarray(profile.by_work) > 0, falls, 1 / layout.virtual)
         second = on(parts.most, 0.0 * first_ends, np.maximum(flight - falls, 1.0), 0.0 * first_loss)
         ranks[0] = _fuller(ranks[0], second)
-    (state_a, transient_a, *_), (state_b, transient_b, *_) = ranks
-    first_fuller = state_a + transient_a >= state_b + transient_b
-    steady = np.maximum(state_a, state_b) + constant
-    peak = np.maximum(state_a + transient_a, state_b + transient_b) + constant
+    a, b = ranks
+    first_fuller = a.state + a.transient >= b.state + b.transient
+    steady = np.maximum(a.state, b.state) + constant
+    peak = np.maximum(a.state + a.transient, b.state + b.transient) + constant
 
     passes = np.maximum(np.minimum(layout.pp, layout.micro_batches) - 2, 0)
     waiting_a = waiting_bytes(shape, layout, profile, parts.most, passes, ahead)
     waiting_b = waiting_bytes(shape, layout, profile, last_blocks, 0.0, ahead)
-    least, least_b = (
-        s + (1 + profile.fragments) * c + constant for s, c in ((state_a, transient_a), (state_b, transient_b))
-    )
+    least, least_b = (r.state + (1 + profile.fragments) * r.transient + constant for r in ranks)
     reserved = np.maximum(np.maximum(least + waiting_a, least_b + waiting_b), steady)
     # A run that completed with a full device waited for the GPU; half of the remaining room was used, on average.
     room_left = np.maximum(room - least, 0.0)
-    first = np.maximum(least + np.where(waiting_a <= room_left, waiting_a, room_left / 2), state_a + constant)
-    both = zip(parts_of(ranks[0]).items(), parts_of(ranks[1]).values(), strict=True)
+    first = np.maximum(least + np.where(waiting_a <= room_left, waiting_a, room_left / 2), a.state + constant)
+    both = zip(parts_of(a).items(), parts_of(b).values(), strict=True)
     terms = {name: one if one is other else np.where(first_fuller, one, other) for (name, one), other in both}
-    last_peak = state_b + transient_b + constant
+    last_peak = b.state + b.transient + constant
     return Memory(steady, peak, last_peak, reserved, first, reserved + profile.context_bytes, terms, by_rank)

@@ -15,7 +15,7 @@ import numpy as np
 from phalanx.cost.analytic import kernels
 from phalanx.cost.analytic.block import Block, block_kinds, common_parts, seconds_of
 from phalanx.cost.analytic.kernels import Passes
-from phalanx.cost.analytic.stacks import Profile
+from phalanx.cost.analytic.profile import Profile
 from phalanx.cost.analytic.update import reduced, updated
 from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.cost.hardware.columns import Column

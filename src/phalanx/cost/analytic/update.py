@@ -10,7 +10,7 @@ import numpy as np
 from phalanx.cost.analytic import compression
 from phalanx.cost.analytic.block import seconds_of
 from phalanx.cost.analytic.kernels import Passes
-from phalanx.cost.analytic.stacks import Profile
+from phalanx.cost.analytic.profile import Profile
 from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System

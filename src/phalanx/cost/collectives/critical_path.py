@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -64,37 +65,77 @@ def costs(cluster: ClusterSpec) -> Costs:
 
 def seconds(s: Schedule, element_bytes: float, links: Costs) -> float:
     """Return seconds until the last rank has finished. Raises InputError for schedules too large to follow."""
-    edges = boundaries(s)
-    if s.ranks * len(edges) > _CELLS:
-        raise InputError("--ranks", s.ranks, f"{s.algorithm} {s.op} has too many chunks to follow", "use fewer ranks")
-    ready = np.zeros((s.ranks, max(1, len(edges) - 1)))
-    sends, receives = np.zeros(s.ranks), np.zeros(s.ranks)
-    queues = _Queues(links, s.ranks)
-    first = np.searchsorted(s.round, np.arange(s.rounds + 1)).tolist()
-    for number in range(s.rounds):
-        rows = slice(first[number], first[number + 1])
-        source, destination, length, adds = s.source[rows], s.destination[rows], s.length[rows], s.reduces[rows]
-        transfer, atom = atoms(edges, s.offset[rows], length)
-        # A rank sends one message in a round, of one or more transfers, and receives one.
-        receiver = np.full(s.ranks, -1)
-        receiver[source] = destination
-        sender = np.nonzero(receiver >= 0)[0]
-        target = receiver[sender]
-        size, added = np.zeros(s.ranks), np.zeros(s.ranks)  # bytes by sender, and bytes to be added by receiver
-        np.add.at(size, source, length * element_bytes)
-        np.add.at(added, destination, length * adds * element_bytes)
-        # When what is sent is ready, and what it is added to.
-        sent_ready, local_ready = np.zeros(s.ranks), np.zeros(s.ranks)
-        np.maximum.at(sent_ready, source[transfer], ready[source[transfer], atom])
-        np.maximum.at(
-            local_ready, destination[transfer], np.where(adds[transfer], ready[destination[transfer], atom], 0.0)
-        )
-        start = np.maximum(np.maximum(sends[sender], receives[target]), sent_ready[sender])
-        alpha, beta = links.links(sender, target)
-        sends[sender] = alpha + queues.passed(sender, target, start, start + size[sender] * beta, size[sender])
-        receives[target] = np.maximum(sends[sender], local_ready[target]) + added[target] * links.gamma_s_per_byte
-        ready[destination[transfer], atom] = np.where(adds, receives[destination], sends[source])[transfer]
-    return float(max(ready.max(initial=0.0), receives.max(initial=0.0)))
+    return Path(s, links).seconds(element_bytes)
+
+
+@dataclass(frozen=True)
+class _Round:
+    """A round without its times: messages by `sender` and their `target`, and the atoms that their transfers move."""
+
+    sender: Ints
+    target: Ints
+    sent: Floats
+    """Elements of each message; `added`: those of them that are added."""
+    added: Floats
+    alpha: Floats
+    beta: Floats
+    source: Ints
+    """Of each atom that moves: from where, to where, which; the three as an index of (rank, atom) times."""
+    destination: Ints
+    atom: Ints
+    adds: npt.NDArray[np.bool_]
+
+
+class Path:
+    """A schedule on the links of a cluster, prepared once to be followed for any number of bytes."""
+
+    def __init__(self, s: Schedule, links: Costs) -> None:
+        """Raises InputError for schedules too large to follow."""
+        edges = boundaries(s)
+        if s.ranks * len(edges) > _CELLS:
+            raise InputError(
+                "--ranks", s.ranks, f"{s.algorithm} {s.op} has too many chunks to follow", "use fewer ranks"
+            )
+        self._shape, self._links = (s.ranks, max(1, len(edges) - 1)), links
+        first = np.searchsorted(s.round, np.arange(s.rounds + 1)).tolist()
+        self._rounds = [_round(s, edges, slice(*rows), links) for rows in pairwise(first)]
+
+    def seconds(self, element_bytes: float) -> float:
+        """Return seconds until the last rank has finished."""
+        ranks = self._shape[0]
+        ready = np.zeros(self._shape)
+        sends, receives = np.zeros(ranks), np.zeros(ranks)
+        queues = _Queues(self._links, ranks)
+        for r in self._rounds:
+            # When what is sent is ready, and what it is added to.
+            sent_ready, local_ready = np.zeros(ranks), np.zeros(ranks)
+            np.maximum.at(sent_ready, r.source, ready[r.source, r.atom])
+            if r.adds.any():
+                np.maximum.at(local_ready, r.destination, np.where(r.adds, ready[r.destination, r.atom], 0.0))
+            size = r.sent * element_bytes
+            start = np.maximum(np.maximum(sends[r.sender], receives[r.target]), sent_ready[r.sender])
+            left = queues.passed(r.sender, r.target, start, start + size * r.beta, size)
+            sends[r.sender] = r.alpha + left
+            arrived = np.maximum(sends[r.sender], local_ready[r.target])
+            receives[r.target] = arrived + r.added * element_bytes * self._links.gamma_s_per_byte
+            ready[r.destination, r.atom] = np.where(r.adds, receives[r.destination], sends[r.source])
+        return float(max(ready.max(initial=0.0), receives.max(initial=0.0)))
+
+
+def _round(s: Schedule, edges: Ints, rows: slice, links: Costs) -> _Round:
+    source, destination, length, adds = s.source[rows], s.destination[rows], s.length[rows], s.reduces[rows]
+    transfer, atom = atoms(edges, s.offset[rows], length)
+    # A rank sends one message in a round, of one or more transfers, and receives one.
+    receiver = np.full(s.ranks, -1)
+    receiver[source] = destination
+    sender = np.nonzero(receiver >= 0)[0]
+    target = receiver[sender]
+    sent, added = np.zeros(s.ranks), np.zeros(s.ranks)  # by sender, and by receiver
+    np.add.at(sent, source, length)
+    np.add.at(added, destination, length * adds)
+    alpha, beta = links.links(sender, target)
+    moved = (source[transfer], destination[transfer], atom, adds[transfer])
+    return _Round(sender, target, sent[sender], added[target], alpha, beta, *moved)
 
 
 class _Queues:

@@ -14,7 +14,7 @@ HOST_BYTES_PER_S = 25e9
 """Copies over PCIe 4.0 x16, one direction: estimated."""
 
 
-def adapter_bytes(model: ModelSpec, rank: int = RANK) -> float:
-    """Return the bytes of one adapter in 16 bits: of attention's matrices and a dense MLP's, not of experts."""
+def adapter_bytes(model: ModelSpec) -> float:
+    """Return the bytes of an adapter in 16 bits: of attention's matrices and a dense MLP's, not of experts."""
     matrices = [p.shape for p in parameters(model) if p.role in ("column", "row") and len(p.shape) == 2]
-    return 2.0 * rank * sum(rows + columns for rows, columns in matrices)
+    return 2.0 * RANK * sum(rows + columns for rows, columns in matrices)

@@ -120,7 +120,7 @@ def step_parts(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, b: Batch
     out["mlp"] = product(m.mlp / width, every, m.hidden / x.tp, x.weight_bytes, chip.weights)
     out["experts"] = _experts(m, x, chip, c, every, memory, roof)
     out["prompt attention"], out["cache"] = _attention(m, x, chip, c, b, memory)
-    out["collectives"] = _collectives(m, x, chip, c, every, group)
+    out["collectives"] = _collectives(m, x, chip, c, group)
     moved = 24.0 * m.hidden * m.layers * group / memory  # norms, residuals, rotary, activations: 16-bit
     launches = m.layers * c.layer_s + m.expert_layers * c.expert_layer_s
     launches = launches + m.layers * m.latent * c.latent_layer_s + m.linear_layers * c.linear_layer_s
@@ -222,7 +222,7 @@ def all_reduce_s(chip: ChipRates, c: EngineConstants, ranks: Any, size: Any) -> 
     return np.where(ranks > 1, hop * np.log2(2 * ranks) + 2 * (ranks - 1) / ranks * size / rate, 0.0)
 
 
-def _collectives(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, every: Any, group: Any) -> Any:
+def _collectives(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, group: Any) -> Any:
     width = x.tp * x.attention_dp
     spread = x.attention_dp > 1
     times = np.where(spread, 1.0, 2.0) * m.layers

@@ -7,7 +7,7 @@ from typing import Any
 from phalanx.formats.accelerate.keys import KEY, RESHARD
 from phalanx.formats.hugging_face import write as trainer
 from phalanx.formats.training import reasons
-from phalanx.formats.training.program import Group, Program, Variable, group
+from phalanx.formats.training.program import Group, Program, group
 from phalanx.formats.training.subject import Subject
 from phalanx.formats.training.yaml import document
 from phalanx.spec.errors import InputError
@@ -23,13 +23,13 @@ _LAUNCH = (
 def program(x: Subject) -> Program:
     """Return a plan as accelerate.yaml and train.py. Raises InputError for what accelerate has no key for."""
     s, o = x.s, x.options
-    for axis in ("tp", "cp"):
-        if getattr(s, axis) > 1 and s.zero == 0:
-            reason = "accelerate launch takes parallelism_config under FSDP2 alone"
-            raise InputError(f"strategy.{axis}", getattr(s, axis), reason, "use zero=3 and dp=2 or more")
-    if s.tp > 1 and s.dp_shard == 1:
-        reason = "FSDP2 under tensor parallelism shards over dp_shard, which is 1"
-        raise InputError("strategy.tp", s.tp, reason, "use dp=2 or more")
+    if s.tp > 1:
+        # accelerator.py:1600 would say "we skip the TP preparation", and every rank of tp do the same work.
+        reason = "accelerate splits no layer: from_pretrained(tp_plan=...) in a program's code does"
+        raise InputError("strategy.tp", s.tp, reason, "use tp=1, or plan for torchtitan")
+    if s.cp > 1 and s.zero == 0:
+        reason = "accelerate launch takes parallelism_config under FSDP2 alone"
+        raise InputError("strategy.cp", s.cp, reason, "use zero=3 and dp=2 or more")
     if o.reduce != "auto":
         raise InputError("options.reduce", o.reduce, "its YAML has no key for FSDP2's reduce_dtype", "leave it out")
     parts = groups(x)
@@ -40,19 +40,14 @@ def program(x: Subject) -> Program:
     if s.zero >= 2:
         given["gradient_checkpointing"] = False  # accelerate.yaml does it
     given["bf16"] = given["fp16"] = False
-    variables: tuple[Variable, ...] = ()
-    if s.zero >= 2 and x.model.parameter_count > 5e9:
-        why = "Weights are materialised shard by shard, not whole on every rank."
-        variables = (Variable("FSDP_CPU_RAM_EFFICIENT_LOADING", "true", why),)
     return Program(
         x.stack.title,
         parts,
         _LAUNCH,
-        variables,
-        trainer.blanks(x),
-        {
+        blanks=trainer.blanks(x),
+        files={
             "accelerate.yaml": document(parts, "accelerate launch --config_file accelerate.yaml"),
-            **trainer.files(x, given),
+            **trainer.files(x, given, from_first_rank=s.zero >= 2),
         },
     )
 
@@ -86,9 +81,8 @@ def groups(x: Subject) -> tuple[Group, ...]:
     ]
     if sharded:
         result.append(group("Data parallelism", f"{reasons.data(x)} {reasons.recomputation(x)}", _fsdp(x)))
-    if sharded and (s.tp > 1 or s.cp > 1 or s.dp_replicate > 1):
-        why = f"{reasons.tensor(x)} {reasons.context(x)}"
-        result.append(group("Mesh", why, _mesh(x)))
+    if sharded and (s.cp > 1 or s.dp_replicate > 1):
+        result.append(group("Mesh", reasons.context(x), _mesh(x)))
     return tuple(result)
 
 
@@ -101,6 +95,7 @@ def _fsdp(x: Subject) -> dict[str, Any]:
         "fsdp_config.fsdp_state_dict_type": "SHARDED_STATE_DICT",
         "fsdp_config.fsdp_activation_checkpointing": s.recompute != "none",
         KEY["options.parameter_offload"]: o.parameter_offload,
+        "fsdp_config.fsdp_cpu_ram_efficient_loading": True,
     }
 
 
@@ -109,7 +104,6 @@ def _mesh(x: Subject) -> dict[str, Any]:
     table: dict[str, Any] = {
         "parallelism_config.parallelism_config_dp_replicate_size": s.dp_replicate,
         KEY["strategy.shard"]: s.dp_shard,
-        KEY["strategy.tp"]: s.tp,
         KEY["strategy.cp"]: s.cp,
     }
     if s.cp > 1:

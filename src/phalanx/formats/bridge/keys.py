@@ -64,6 +64,7 @@ KEYS: dict[str, str] = {
     "--weight-decay": "optimizer.weight_decay",
     "--clip-grad": "optimizer.clip_grad",
     "--lr": "optimizer.lr",
+    "--min-lr": "optimizer.min_lr",
     "--use-precision-aware-optimizer": "optimizer.use_precision_aware_optimizer",
     "--exp-avg-dtype": "optimizer.exp_avg_dtype",
     "--exp-avg-sq-dtype": "optimizer.exp_avg_sq_dtype",

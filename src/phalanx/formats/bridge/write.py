@@ -18,7 +18,7 @@ from phalanx.formats.training.yaml import scalar
 from phalanx.spec.errors import InputError
 
 _DTYPES = tuple(flag for flag in KEYS if flag.endswith("-dtype"))
-_NUMBERS = ("LR", "TRAIN_ITERS")
+_NUMBERS = ("LR", "MIN_LR", "TRAIN_ITERS")
 
 
 def program(x: Subject) -> Program:
@@ -145,7 +145,18 @@ def _data(x: Subject, flags: set[str]) -> Iterable[Setting]:
         yield Setting("checkpoint.pretrained_checkpoint", "${oc.env:PRETRAINED}")
 
 
-_BESIDE = {"Model": _model, "Pipeline": _pipeline, "Number types": _types, "Data and checkpoints": _data}
+def _optimizer(x: Subject, flags: set[str]) -> Iterable[Setting]:
+    for end in ("start", "end"):  # the scheduler of the learning rate sets the decay of weights too
+        yield Setting(f"scheduler.{end}_weight_decay", x.job.optimizer.weight_decay)
+
+
+_BESIDE = {
+    "Model": _model,
+    "Pipeline": _pipeline,
+    "Number types": _types,
+    "Optimizer": _optimizer,
+    "Data and checkpoints": _data,
+}
 """Settings that are not one flag each, by the group in which they stand."""
 
 

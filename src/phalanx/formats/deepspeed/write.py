@@ -49,7 +49,7 @@ def program(x: Subject) -> Program:
     if s.cp > 1:
         more = (
             "from accelerate import ParallelismConfig\n\n"
-            f'arguments.parallelism_config = ParallelismConfig(sp_backend="deepspeed", sp_size={s.cp}, '
+            f'given["parallelism_config"] = ParallelismConfig(sp_backend="deepspeed", sp_size={s.cp}, '
             f"dp_shard_size={s.dp})\n"
         )
     given = trainer.arguments(x, deepspeed="ds_config.json")
@@ -72,7 +72,8 @@ def groups(x: Subject) -> tuple[Group, ...]:
             "Batch",
             reasons.batch(x),
             {
-                KEY["job.global_batch"]: x.job.global_batch,
+                # transformers takes all ranks for replicas, and stops where this is not what it counts
+                **({KEY["job.global_batch"]: x.job.global_batch} if s.dp == s.world else {}),
                 KEY["strategy.micro_batch"]: s.micro_batch,
                 "gradient_accumulation_steps": x.micro_batches,
                 KEY["job.clip"]: x.job.clip,

@@ -21,9 +21,11 @@ from phalanx.spec.model.to_hugging_face import to_hugging_face
 
 SCRIPT = '''"""Train the model of config.json; arguments: training_arguments.json. Written by phalanx export."""
 
+import json
 import os
+{imports}from pathlib import Path
 
-from datasets import load_dataset
+{packages}from datasets import load_dataset
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -36,10 +38,12 @@ from transformers import (
 
 SEQ = {seq}
 
-(arguments,) = HfArgumentParser(TrainingArguments).parse_json_file("training_arguments.json", allow_extra_keys=False)
-{more}tokenizer = AutoTokenizer.from_pretrained(os.environ["TOKENIZER"])
+given = json.loads(Path("training_arguments.json").read_text())
+given |= {{"learning_rate": float(os.environ["LR"]), "max_steps": int(os.environ["TRAIN_ITERS"])}}
+{more}(arguments,) = HfArgumentParser(TrainingArguments).parse_dict(given)
+tokenizer = AutoTokenizer.from_pretrained(os.environ["TOKENIZER"])
 tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained("config.json"))
+{model}
 
 
 def sequences(batch):
@@ -75,22 +79,40 @@ def arguments(x: Subject, **more: Any) -> dict[str, Any]:
         "adam_epsilon": a.eps,
         "weight_decay": a.weight_decay,
         "max_grad_norm": x.job.clip,
-        "lr_scheduler_type": "cosine",
+        **_decay(x.final_lr_share),
         "warmup_steps": t.warmup if x.trained else 0,
         "logging_steps": 1,
         **more,
     }
 
 
-def files(x: Subject, given: dict[str, Any], more: str = "") -> dict[str, str]:
-    """Return train.py, its arguments and config.json. Raises InputError for a model that transformers has not."""
+def _decay(share: float) -> dict[str, Any]:
+    if share == 0:
+        return {"lr_scheduler_type": "cosine"}
+    return {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": share}}
+
+
+_MODEL = 'model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained("config.json"))'
+_FROM_FIRST_RANK = f"""# FSDP hands out the initial weights of the first rank; the others hold none.
+with nullcontext() if os.environ.get("RANK", "0") == "0" else init_empty_weights():
+    {_MODEL}"""
+
+
+def files(x: Subject, given: dict[str, Any], more: str = "", from_first_rank: bool = False) -> dict[str, str]:
+    """Return train.py, its arguments and config.json. `more`: lines that add to the arguments; `from_first_rank`:
+    whether other ranks than the first build the model without weights.
+
+    Raises InputError for a model that transformers has not."""
     config = to_hugging_face(x.model)
     _require_whole(x, config)
-    lines = (
-        'arguments.learning_rate = float(os.environ["LR"])\narguments.max_steps = int(os.environ["TRAIN_ITERS"])\n'
-    )
     return {
-        "train.py": SCRIPT.format(seq=x.job.seq, more=lines + more),
+        "train.py": SCRIPT.format(
+            seq=x.job.seq,
+            more=more,
+            imports="from contextlib import nullcontext\n" if from_first_rank else "",
+            packages="from accelerate import init_empty_weights\n" if from_first_rank else "",
+            model=_FROM_FIRST_RANK if from_first_rank else _MODEL,
+        ),
         "training_arguments.json": json.dumps(given, indent=2) + "\n",
         "config.json": json.dumps(config, indent=2) + "\n",
     }

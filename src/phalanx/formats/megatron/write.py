@@ -240,6 +240,7 @@ def _optimizer(x: Subject) -> tuple[Setting, ...]:
         (FLAG["job.optimizer.weight_decay"], a.weight_decay),
         (FLAG["job.clip"], x.job.clip),
         ("--lr", "$LR"),
+        ("--min-lr", "$MIN_LR"),
         ("--lr-decay-style", "cosine"),
         ("--lr-warmup-iters", x.plan.train.warmup if x.trained else None),
         ("--train-iters", "$TRAIN_ITERS"),
@@ -272,6 +273,7 @@ def blanks(x: Subject) -> tuple[Blank, ...]:
         Blank("TOKENIZER", f"A Hugging Face tokenizer, of {x.model.vocab:,} tokens at most."),
         Blank("CHECKPOINTS", "Folder for checkpoints, on a file system that all nodes see."),
         Blank("LR", "Peak learning rate.", *((f"{t.scaled_lr(x.job.global_batch):g}",) if x.trained else ())),
+        Blank("MIN_LR", "Learning rate at the end of its decay.", x.final_lr),
         Blank("TRAIN_ITERS", "Optimizer steps.", *((str(t.steps),) if x.trained else ())),
     )
 

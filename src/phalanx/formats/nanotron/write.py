@@ -34,6 +34,7 @@ def program(x: Subject) -> Program:
         Blank("TOKENIZER", f"A Hugging Face tokenizer, of {x.model.vocab:,} tokens at most."),
         Blank("CHECKPOINTS", "Folder for checkpoints, on a file system that all nodes see."),
         Blank("LR", "Peak learning rate.", *trained[:1]),
+        Blank("MIN_LR", "Learning rate at the end of its decay.", x.final_lr),
         Blank("TRAIN_ITERS", "Optimizer steps.", *trained[1:]),
     )
     variables: tuple[Variable, ...] = ()
@@ -43,7 +44,7 @@ def program(x: Subject) -> Program:
     parts = groups(x)
     start = (
         "# nanotron reads a file, so the blanks go into a copy of it.\n"
-        "for name in DATA_PATH TOKENIZER CHECKPOINTS LR TRAIN_ITERS; do\n"
+        "for name in DATA_PATH TOKENIZER CHECKPOINTS LR MIN_LR TRAIN_ITERS; do\n"
         '  words+=(-e "s|FILL-IN-$name|${!name}|")\n'
         "done\n"
         'sed "${words[@]}" config.yaml > "${TMPDIR:-/tmp}/nanotron-config.yaml"\n'
@@ -158,7 +159,7 @@ def _optimizer(x: Subject) -> dict[str, Any]:
         "optimizer.learning_rate_scheduler.lr_warmup_steps": x.plan.train.warmup if x.trained else 0,
         "optimizer.learning_rate_scheduler.lr_warmup_style": "linear",
         "optimizer.learning_rate_scheduler.lr_decay_style": "cosine",
-        "optimizer.learning_rate_scheduler.min_decay_lr": 0.0,
+        "optimizer.learning_rate_scheduler.min_decay_lr": Unquoted("FILL-IN-MIN_LR"),
     }
 
 

@@ -147,7 +147,9 @@ class Keys:
             name = _plain(leaf)
             if path.startswith("env."):  # variables of a script: no loader reads them as its keys
                 (open_ if leaf.startswith(_ENVIRONMENT) else quiet).append(path)
-            elif ".params." in path or (name in megatron_effects().get("known", ()) and kind == "megatron"):
+            elif any(table in path for table in _OPEN) or (
+                name in megatron_effects().get("known", ()) and kind == "megatron"
+            ):
                 quiet.append(path)  # of any optimizer or scheduler; without effect by its source
             elif name not in known:
                 near = len(unknown) < _LOOKED_UP and len(name) <= _LONGEST
@@ -176,6 +178,8 @@ class Keys:
 
 
 _ABSENT = object()
+_OPEN = (".params.", "lr_scheduler_kwargs.", "gradient_checkpointing_kwargs.")
+"""Tables of whatever an optimizer, a scheduler or torch's checkpoint() takes."""
 
 
 @cache

@@ -95,7 +95,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     name = " ".join(str(keys.take(f"model.{n}", "model", "") or "") for n in ("name", "flavor")).strip()
     spec, inside = _model(keys)
     options = _options(keys, bool(offload)) | inside
-    job, fields = _job(keys), _pieces(keys, micro, pp or 1)
+    job, fields = _job(keys), _pieces(keys, micro, pp or 1) | _every(keys, mode)
     quiet, open_, unknown = keys.rest("torchtitan")
     return Configuration(
         "torchtitan",
@@ -130,6 +130,12 @@ def _pieces(keys: Keys, local: int | None, pp: int) -> dict[str, Any]:
     if (number_of := count(keys.first(old, "strategy.micro_batch"))) is not None:
         size = divided(local, number_of)
     return {"micro_batch": size} if pp > 1 and local and size and local % size == 0 else {}
+
+
+def _every(keys: Keys, mode: Any) -> dict[str, Any]:
+    """Return what `selective` recomputes where it is whole blocks, every n-th (to 0.2), not single operators."""
+    n = count(keys.take("activation_checkpoint.selective_ac_option", "strategy.recompute", "op"))
+    return {"recompute": "full" if n == 1 else f"every:{n}"} if n and mode == "selective" else {}
 
 
 def _blocks(parts: Any) -> tuple[int, ...]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from itertools import accumulate
+from pprint import pformat
+from textwrap import indent
 from typing import Any
 
 from phalanx.formats.torchtitan.keys import FLAVORS, KEY, WORD
@@ -128,6 +130,13 @@ def _training(x: Subject) -> dict[str, Any]:
 _SECTIONS = {"parallelism": "ParallelismConfig", "training": "TrainingConfig", "compile": "CompileConfig"}
 
 
+def _literal(value: Any) -> str:
+    """Return a value as Python writes it; a list of lists with a line or more for each."""
+    if not (isinstance(value, list) and value and isinstance(value[0], list)):
+        return repr(value)
+    return "[\n" + "".join(indent(f"{pformat(v, width=84, compact=True)},\n", " " * 4) for v in value) + "]"
+
+
 def _module(x: Subject, parts: tuple[Group, ...]) -> str:
     """Write the module."""
     m, a, t = x.model, x.job.optimizer, x.plan.train
@@ -137,7 +146,7 @@ def _module(x: Subject, parts: tuple[Group, ...]) -> str:
         section = g.settings[0].key.split(".")[0]
         arguments[section].append(comment(f"{g.title}. {g.why}", " " * 12))
         for setting in g.settings:
-            arguments[section].append(f"            {setting.key.split('.')[1]}={setting.value!r},\n")
+            arguments[section].append(indent(f"{setting.key.split('.')[1]}={_literal(setting.value)},\n", " " * 12))
     arguments["training"].append('            steps=int(os.environ["TRAIN_ITERS"]),\n')
     sections = "".join(
         f"        {name}={_SECTIONS[name]}(\n{''.join(lines)}        ),\n"
@@ -179,7 +188,7 @@ def plan() -> Trainer.Config:
             lr=float(os.environ["LR"]), betas={tuple(a.betas)!r}, eps={a.eps!r}, weight_decay={a.weight_decay!r}
         ),
         lr_scheduler=LRSchedulersContainer.Config(
-            warmup_steps={t.warmup if x.trained else 0}, decay_type="cosine", min_lr_factor={t.min_lr_ratio!r}
+            warmup_steps={t.warmup if x.trained else 0}, decay_type="cosine", min_lr_factor={x.final_lr_share!r}
         ),
         checkpoint=CheckpointManager.Config(enable=True, interval=1000),
 {comment(f"Recomputation. {reasons.recomputation(x)}", " " * 8)}        activation_checkpoint={recompute},

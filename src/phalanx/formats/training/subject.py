@@ -77,6 +77,16 @@ class Subject:
         """Whether the plan says how to train (data, learning rate, steps), not just what a step computes."""
         return bool(self.plan.train.name)
 
+    @property
+    def final_lr_share(self) -> float:
+        """Learning rate at the end of its decay over its peak; 0 where the plan does not say how to train."""
+        return self.plan.train.min_lr_ratio if self.trained else 0.0
+
+    @property
+    def final_lr(self) -> str:
+        """Learning rate at the end of its decay."""
+        return f"{self.final_lr_share * self.plan.train.scaled_lr(self.job.global_batch):g}"
+
 
 def subject(plan: Plan, stack: Stack) -> Subject:
     """Return a plan as an export of this stack has it. Raises InputError for what the stack does not run."""

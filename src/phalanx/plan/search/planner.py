@@ -33,6 +33,8 @@ _NEAR = 64
 """How many smaller GPU counts are tried for the hint if the batch cannot be split over all GPUs."""
 _FRONT = 1.5
 """The front of time and memory extends to this many times the shortest step."""
+_FIRST = 64
+"""How many strategies of the first pass an answer names for the next question."""
 _POINTS, _CLEARLY = 8, 0.98
 """The front shown by default: at most this many points, each with at most this share of the previous one's memory."""
 
@@ -80,6 +82,8 @@ class Answer:
     """The best strategy with the blocks of its chunks, where equal chunks are slower or do not fit."""
     types: tuple[NarrowerTypes, ...] = ()
     """Narrower number types that the stack has and that would be faster, fastest first."""
+    first: tuple[Strategy, ...] = ()
+    """What the formulas of the first pass say is fastest, of all and of each family."""
 
     @property
     def pricing(self) -> Pricing:
@@ -105,12 +109,14 @@ def answer(
     whole_front: bool = False,
     fewer: bool = True,
     watch: Callable[[int, int], None] | None = None,
+    known: Sequence[Strategy] = (),
 ) -> Answer:
     """Find the best strategies on `gpus` GPUs.
 
     `larger` returns the same question on another number of GPUs. With `whole_front` no point of the front is missed;
     without it, the front covers what the search for the best strategy met. `fewer`: whether smaller numbers of
-    GPUs are tried too. `watch` hears how many of the legal strategies were priced so far.
+    GPUs are tried too. `watch` hears how many of the legal strategies were priced so far. `known`: strategies that
+    are likely among the best, such as the `first` of an answer to a question like this one; the answer is the same.
 
     Raises InputError if no strategy is legal, or if none fits: then it names the fewest GPUs that suffice.
     """
@@ -120,7 +126,7 @@ def answer(
     try:
         slack, front_limit = _SLACK if objective == "memory" else 0.0, _FRONT if whole_front else 0.0
         explored = branch_and_bound.explore(
-            pricing, gpus, options, 2 * keep, slack, front_limit, watch
+            pricing, gpus, options, 2 * keep, slack, front_limit, watch, known=known
         )  # two mesh orders
     except InputError as error:
         raise _with_suggested_gpus(error, pricing, gpus) from None
@@ -159,7 +165,16 @@ def answer(
         fewer=_fewer(larger, gpus, ranked[0]) if fewer and objective == "throughput" else None,
         lengths=lengths(prices, ranked[0]),
         types=types,
+        first=tuple(explored.rows.strategy(row) for row in _first(explored)),
     )
+
+
+def _first(explored: Exploration) -> list[int]:
+    """Rows of the fastest strategies of the first pass, of all and of each family."""
+    best = [int(row) for row in explored.order[:_FIRST]]
+    kinds = explored.family[explored.order]
+    of_families = [int(row) for kind in np.unique(kinds) for row in explored.order[kinds == kind][:2]]
+    return list(dict.fromkeys([*best, *of_families]))
 
 
 def _fastest(explored: Exploration, keep: int) -> list[int]:
@@ -249,9 +264,10 @@ def _misfits(
     pricing: Pricing, cores: Strategies, has: set[str], options: Options
 ) -> list[tuple[PricedStrategy, str]]:
     """For each family not in `has`, its strategy of least memory, if that does not fit; cp = micro_batch = 1."""
-    rows = cores.take((cores.cp == 1) & (cores.micro_batch == 1))
-    rows = space.sharding(space.recomputing(rows, pricing.model, pricing.job, options), pricing.job, options)
     missing = [kind for kind, name in enumerate(FAMILIES) if name not in has]
+    rows = cores.take((cores.cp == 1) & (cores.micro_batch == 1))
+    rows = rows.take(branch_and_bound.may_become(rows, missing))
+    rows = space.sharding(space.recomputing(rows, pricing.model, pricing.job, options), pricing.job, options)
     rows = rows.take(np.isin(branch_and_bound.family(rows), missing))
     kinds, bytes_ = branch_and_bound.family(rows), pricing.bytes_(rows)
     smallest: dict[str, int] = {}
@@ -307,13 +323,12 @@ def first_pass(pricing: Pricing, gpus: int, below: float = np.inf) -> Exploratio
 
 def best_of(pricing: Pricing, explored: Exploration) -> tuple[PricedStrategy, float, float]:
     """Return the best of a first pass by the second, with the options of the stack that make it faster."""
-    rows = dict.fromkeys([int(explored.order[0]), *best_of_each_family(explored)])
     fastest = [explored.rows.strategy(int(row)) for row in explored.order[:FOR_OPTIONS]]
     pricing = with_best_options(pricing, fastest)
     prices = RefinedPrices(pricing)
-    # Of those with which the options were tried one fits; the best without them may not.
-    candidates = prices.descend([explored.rows.strategy(row) for row in rows], slower=False)
-    candidates = candidates or prices.descend(fastest, slower=False)
+    # With the options the fastest by the formulas may not fit; of those with which they were tried one does.
+    of_families = [explored.rows.strategy(row) for row in best_of_each_family(explored)]
+    candidates = prices.descend(list(dict.fromkeys([*fastest, *of_families])), slower=False)
     first = next(iter(that_fit(prices, candidates)), candidates[0])
     return first.priced, first.seconds, first.mfu
 

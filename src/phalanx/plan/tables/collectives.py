@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from phalanx.cost.collectives.closed_form import best_segments, closed_form
-from phalanx.cost.collectives.critical_path import Costs, costs, lower_bound
-from phalanx.cost.collectives.critical_path import seconds as path_seconds
+from phalanx.cost.collectives.critical_path import Costs, Path, costs, lower_bound
 from phalanx.cost.collectives.symbols import FORMULAS
 from phalanx.plan.tables.table import Sheet, columns
 from phalanx.schedule.collectives.ir import Schedule
@@ -66,10 +65,11 @@ class _SizedSchedule:
     segments: int
     elements: int
     """Elements of the buffer."""
+    path: Path
 
-    def seconds(self, n: float, links: Costs) -> float:
+    def seconds(self, n: float) -> float:
         """Time of the critical path for `n` bytes."""
-        return path_seconds(self.schedule, n / self.elements, links)
+        return self.path.seconds(n / self.elements)
 
 
 def compare(op: str, size_bytes: float, ranks: int, cluster: ClusterSpec) -> Comparison:
@@ -86,7 +86,7 @@ def compare(op: str, size_bytes: float, ranks: int, cluster: ClusterSpec) -> Com
         return _by_formula(op, 0.0 if op == "barrier" else size_bytes, ranks, cluster)
     links = costs(cluster)
     tiers_used = next((i for i, t in enumerate(cluster.tiers) if t.ranks >= ranks), len(cluster.tiers) - 1) + 1
-    priced = _pricing(op, ranks, cluster, links.tiers[tiers_used - 1][1:])
+    priced = _pricing(op, ranks, cluster, links, links.tiers[tiers_used - 1][1:])
     n = 0.0 if op == "barrier" else size_bytes
     _, alpha, beta = links.tiers[0]
     flat = tiers_used == 1 and cluster.tiers[0].uplink_bandwidth_bytes_per_s_per_direction is None
@@ -100,14 +100,14 @@ def compare(op: str, size_bytes: float, ranks: int, cluster: ClusterSpec) -> Com
             segments=timed.segments if (op, algorithm) in SEGMENTED else None,
             rounds=timed.schedule.rounds,
             sent_bytes=float(timed.schedule.sent.max(initial=0)) * n / timed.elements,
-            seconds=timed.seconds(n, links),
+            seconds=timed.seconds(n),
             bound=bound,
             formula_seconds=formula if flat else None,
         )
         rows.append(row)
     winners: list[tuple[float, float, str]] = []
     for size in _SIZES if op != "barrier" else ():
-        best = min(ALGORITHMS[op], key=lambda a: priced(a, size).seconds(size, links))
+        best = min(ALGORITHMS[op], key=lambda a: priced(a, size).seconds(size))
         if winners and winners[-1][2] == best:
             winners[-1] = (winners[-1][0], size, best)
         else:
@@ -164,7 +164,7 @@ def _by_formula(op: str, n: float, ranks: int, cluster: ClusterSpec) -> Comparis
 
 
 def _pricing(
-    op: str, ranks: int, cluster: ClusterSpec, slowest: tuple[float, float]
+    op: str, ranks: int, cluster: ClusterSpec, links: Costs, slowest: tuple[float, float]
 ) -> Callable[[str, float], _SizedSchedule]:
     """Return a function (algorithm, bytes) -> schedule, in the best number of segments for the slowest link."""
     inner = math.gcd(ranks, cluster.tiers[0].ranks)
@@ -174,8 +174,7 @@ def _pricing(
         # One element per chunk; in a double tree, one per segment of each half.
         elements = 2 * segments if (op, algorithm) in SEGMENTED else ranks
         tiers = (inner, ranks // inner)
-        return _SizedSchedule(
-            build(op, algorithm, ranks, elements, tiers=tiers, segments=segments), segments, elements
-        )
+        schedule = build(op, algorithm, ranks, elements, tiers=tiers, segments=segments)
+        return _SizedSchedule(schedule, segments, elements, Path(schedule, links))
 
     return lambda algorithm, n: build_schedule(algorithm, best_segments(op, algorithm, ranks, n, *slowest))

@@ -177,15 +177,19 @@ def activations(model: ModelSpec, micro_batch: int, seq: int, degrees: Sequence[
     )
 
 
-def gradient_traffic(params: float, ranks: Sequence[int], rate: float, element: int = 2) -> Sheet:
+_GRADIENT = 2
+"""Bytes of a gradient: bf16 or fp16."""
+
+
+def gradient_traffic(params: float, ranks: Sequence[int], rate: float) -> Sheet:
     """Tabulate what data parallelism sends in a step, from a parameter count alone."""
     rows = []
     for p in ranks:
-        n = params * element
+        n = params * _GRADIENT
         ring = 2 * n * (p - 1) / p
         rows.append((p, n / 1e9, ring / 1e9, ring / rate, p * ring / 1e12, 1.5 * ring / 1e9, 1.5 * ring / rate))
     return Sheet(
-        f"gradients of {params:,.0f} parameters in {element} bytes, over P ranks of {rate / 1e9:g} GB/s",
+        f"gradients of {params:,.0f} parameters in {_GRADIENT} bytes, over P ranks of {rate / 1e9:g} GB/s",
         columns(
             "P",
             ("payload", "GB"),
@@ -200,11 +204,11 @@ def gradient_traffic(params: float, ranks: Sequence[int], rate: float, element: 
     )
 
 
-def beside(params: float, ranks: Sequence[int], rate: float, seconds: float, element: int = 2) -> Sheet:
+def beside(params: float, ranks: Sequence[int], rate: float, seconds: float) -> Sheet:
     """Tabulate an all-reduce of gradients beside so many seconds of computing: with no overlap, and with full."""
     rows = []
     for p in ranks:
-        takes = 2 * params * element * (p - 1) / p / rate
+        takes = 2 * params * _GRADIENT * (p - 1) / p / rate
         step, hidden = seconds + takes, max(seconds, takes)
         rows.append((p, takes, takes / seconds, takes / step, step, hidden, step / hidden))
     return Sheet(

@@ -36,10 +36,10 @@ _CHIPS = ("V100", "A100", "H100", "B200")
 _FLOPS = Axis("FLOP/s that a chip can reach", "FLOP/s", log=True)
 
 
-def _roof(name: str, peak: float, rate: float, low: float, high: float, colour: int, dashed: bool = False) -> Series:
+def _roof(name: str, peak: float, rate: float, low: float, high: float, colour: int) -> Series:
     """Return min(peak, x rate) over x from low to high."""
     xs = sorted({*np.geomspace(low, high, 24).tolist(), peak / rate})
-    return Series(name, [(x, min(peak, x * rate)) for x in xs], colour=colour, dashed=dashed)
+    return Series(name, [(x, min(peak, x * rate)) for x in xs], colour=colour)
 
 
 def compute_roofline() -> Picture:

@@ -141,9 +141,9 @@ class Scene:
         dashed = f' stroke-dasharray="{dash}"' if dash else ""
         self._parts.append(f'<path d="{d}" class="{kind}" stroke-width="{wide:g}"{dashed}/>')
 
-    def curve(self, d: str, kind: str, wide: float = 1.0) -> None:
+    def curve(self, d: str, kind: str) -> None:
         """Draw an SVG path."""
-        self._parts.append(f'<path d="{d}" class="{kind}" stroke-width="{wide:g}"/>')
+        self._parts.append(f'<path d="{d}" class="{kind}" stroke-width="1"/>')
 
     def dot(self, x: float, y: float, kind: str, radius: float = 3) -> None:
         """Draw a dot."""
@@ -163,14 +163,14 @@ class Scene:
             self.text(EDGE, self.y, line, size=13, bold=False, kind="t")
         self.y += 8 if text else 0
 
-    def legend(self, entries: Sequence[tuple[str, str, str]], left: float = EDGE) -> None:
+    def legend(self, entries: Sequence[tuple[str, str, str]]) -> None:
         """Write entries (kind of swatch: fN, lN; dash; text) in rows."""
-        x = left
+        x = float(EDGE)
         self.y += 14
         for kind, dash, text in entries:
             wide = 26 + width(text) + 16
-            if x + wide > WIDE - EDGE and x > left:
-                x = left
+            if x + wide > WIDE - EDGE and x > EDGE:
+                x = EDGE
                 self.y += 18
             if kind.startswith("l"):
                 self.path([(x, self.y - 4), (x + 20, self.y - 4)], kind, 2, dash)

@@ -122,7 +122,7 @@ def split_layers(module: nn.Module, plan: Mapping[str, str], comm: Comm) -> dict
             _split(layer, dim, tp, index)
             if layer.bias is not None and not dim:
                 dims[f"{name}.bias"] = 0
-            _communicate(layer, style, name, comm)
+            _communicate(layer, style, comm)
     return dims
 
 
@@ -163,7 +163,7 @@ def _look_up(layer: nn.Embedding, tp: int, index: int, comm: Comm) -> None:
     layer.forward = summed  # type: ignore[method-assign,assignment]
 
 
-def _communicate(layer: nn.Linear, style: str, name: str, comm: Comm) -> None:
+def _communicate(layer: nn.Linear, style: str, comm: Comm) -> None:
     """Make a layer communicate as its style says."""
     if style == "rowwise":
 

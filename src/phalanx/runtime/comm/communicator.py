@@ -8,8 +8,7 @@ recorder lets tests check it.
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -18,10 +17,10 @@ from torch import Tensor
 
 from phalanx.runtime.comm import native, shm
 from phalanx.runtime.comm.dtypes import DTYPE_NAMES
+from phalanx.runtime.comm.handles import InOrder, Released
 from phalanx.runtime.comm.in_flight import NotIssued
 from phalanx.runtime.comm.p2p import P2P
 from phalanx.runtime.comm.recorder import Recorder
-from phalanx.runtime.comm.shm import Shm
 from phalanx.runtime.comm.timeline import Timeline
 from phalanx.runtime.comm.transport import DONE, Call, Handle, same_place
 from phalanx.runtime.process import objects, status
@@ -30,46 +29,6 @@ from phalanx.runtime.process.world import World
 from phalanx.schedule.event import Event, Phase, Reduction
 from phalanx.spec.cluster.collective_choice import Choice, Transport, pick
 from phalanx.spec.strategy.mesh import Mesh
-
-
-class _InOrder:
-    """A handle that first completes what was issued earlier over shared memory.
-
-    A peer may be waiting for this rank's part of that before it reaches this collective.
-    """
-
-    def __init__(self, handle: Handle, memory: Shm) -> None:
-        self._handle, self._memory, self._mark = handle, memory, memory.started
-
-    def wait(self) -> None:
-        self._memory.finish_before(self._mark)
-        self._handle.wait()
-
-
-class _Released:
-    """A handle for instrumented steps that waits until the transport has released the tensors.
-
-    Gloo's thread reports completion before it drops its references, on a busy machine long before; memory that the
-    step has freed would then still count as live.
-    """
-
-    _PATIENCE_S = 1.0
-
-    def __init__(self, call: Call, start: Callable[[], Handle]) -> None:
-        self._tensors = [(t, _use_count(t)) for t in (call.source, call.target)]
-        self._handle = start()
-
-    def wait(self) -> None:
-        self._handle.wait()
-        self._handle, until = DONE, time.monotonic() + self._PATIENCE_S
-        while any(_use_count(t) > before for t, before in self._tensors) and time.monotonic() < until:
-            time.sleep(0)
-        self._tensors = []
-
-
-def _use_count(tensor: Tensor) -> int:
-    """Return the number of references to a tensor, from Python and C++."""
-    return int(tensor._use_count())  # type: ignore[attr-defined]
 
 
 class Comm:
@@ -241,7 +200,7 @@ class Comm:
         if self.null:
             return self._unissued(label, "exchange", (source,), (target,))
         handle: Handle = native.exchange(ranks, to, of, source.detach(), target.detach(), flight)
-        return self.timeline.issued(flight, handle if self._shm is None else _InOrder(handle, self._shm))
+        return self.timeline.issued(flight, handle if self._shm is None else InOrder(handle, self._shm))
 
     def send(self, tensor: Tensor, peer: int, phase: Phase, chunk: int, micro_batch: int) -> Handle:
         """Start sending a chunk's output (or input gradient) to the rank at index `peer` of the pipeline.
@@ -281,7 +240,7 @@ class Comm:
             return self._unissued(label, op, (tensor,) * sends, (tensor,) * (not sends))
         tag = native.FREE_TAG + 2 * (micro_batch * 2**10 + source) + (phase == "F")
         handle = native.message(ranks, peer, tensor.detach(), sends, tag, flight)
-        return self.timeline.issued(flight, handle if self._shm is None else _InOrder(handle, self._shm))
+        return self.timeline.issued(flight, handle if self._shm is None else InOrder(handle, self._shm))
 
     def _record(
         self,
@@ -319,7 +278,7 @@ class Comm:
         start = partial(self.start, call, chosen.transport, chosen.algorithm)
         # NCCL drops its references when its handle is waited for.
         keeps = self.recorder.keeping and not call.source.is_cuda
-        return self.timeline.issued(flight, _Released(call, start) if keeps else start())
+        return self.timeline.issued(flight, Released(call, start) if keeps else start())
 
     def start(self, call: Call, transport: Transport = "native", algorithm: str = "") -> Handle:
         """Issue a call over a transport without recording it, as measurements do.
@@ -338,7 +297,7 @@ class Comm:
                 return self._shm.start(call)
             transport = "native"
         handle = self._p2p.start(call, algorithm) if transport == "p2p" else native.start(call)
-        return handle if self._shm is None else _InOrder(handle, self._shm)
+        return handle if self._shm is None else InOrder(handle, self._shm)
 
     def shares(self, ranks: tuple[int, ...]) -> bool:
         """Whether shared memory serves a group. The first call for a group is collective."""

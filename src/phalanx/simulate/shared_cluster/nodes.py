@@ -9,9 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-PlacementRule = Literal["first-fit", "best-fit", "topology", "scatter"]
 RULES: dict[str, str] = {
     "first-fit": "the first node with room",
     "best-fit": "the node with the least room that suffices, so that entire nodes stay free",

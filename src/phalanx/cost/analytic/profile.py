@@ -1,0 +1,161 @@
+"""What a software stack fuses, hides, launches and allocates, as physical constants.
+
+A Profile says nothing about hardware (cost/hardware/system.py) or about a model. Its values are those of one stack
+and release: counted in the stack's code (stacks.py), or fitted on published runs (fitted_constants.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from phalanx.cost.hardware.columns import Column
+from phalanx.cost.ledger.live_bytes import Keeps
+
+
+@dataclass(frozen=True)
+class Profile(Keeps):
+    """Constants of one stack and release, beside what it keeps. Bytes are per element of what they name, in the
+    forward pass; overlaps are the share of a transfer that is hidden where there is enough compute to hide it."""
+
+    name: str = ""
+    score_bytes: Column = 10.0
+    """Traffic per score of attention that writes them: masked softmax and dropout, in 2-byte elements."""
+    hidden_bytes: Column = 20.0
+    """Traffic per token and hidden element of a block beside the products: norms, residuals, rotary, dropout."""
+    ffn_bytes: Column = 8.0
+    """The same per element inside the MLP: activation, gate, bias."""
+    backward_traffic: Column = 1.6
+    """Backward over forward, of both."""
+    logit_bytes: Column = 14.0
+    """Traffic per logit of the loss, forward and backward together."""
+    pads_vocab: Column = 1.0
+    """1: a rank's part of the vocabulary is rounded up so that its products are aligned (Megatron-LM,
+    --make-vocab-size-divisible-by 128)."""
+    gemm: Column = 1.0
+    """Matrix products against the chip's own best."""
+    gemm8: Column = 1.0
+    """The same for products in 8 bits or less, on top of `gemm`."""
+    grouped: Column = 0.8
+    """Products of many experts at once against plain ones."""
+    portable: Column = 0.0
+    """1: flash attention is FlashAttention 2, not cuDNN's or FlashAttention 3."""
+    plain: Column = 0.0
+    """1: products are plain library calls, not tuned for the chip's generation."""
+    attention: Column = 1.0
+    """Flash attention against what other stacks reach with the same kind of kernel."""
+    cast_bytes: Column = 6.0
+    """Traffic per element cast to an 8-bit (or smaller) format."""
+    fine_cast: Column = 1.5
+    """The same with a scale per row or per 32 elements, relative to a scale per tensor."""
+    launches: Column = 30.0
+    """Kernels of a block's forward pass that the CPU launches one by one, counted in the stack's code; 0 if the step
+    is one program. The GPU is never faster than its launches."""
+    unfused_launches: Column = 8.0
+    """Further launches of a block's forward pass where attention's masked softmax is no single kernel."""
+    launch_s: Column = 20e-6
+    """CPU time of a launch, Python and autograd included."""
+    launch_backward: Column = 1.5
+    """Backward over forward, of launches."""
+    listed: Column = 0.0
+    """Collectives per pass of a block that take a list of tensors, one per rank."""
+    list_s: Column = 3e-4
+    """Seconds by which each of these delays later launches, in jobs that their CPUs hold up."""
+    held_up: Column = 0.0
+    """Share of jobs over several nodes that their CPUs hold up, where no job's collectives were observed."""
+    stalled_s: Column = 1e-3
+    """Delay of each pipeline message where the ranks of a node do not reach each other over NVLink."""
+    joined: Column = 0.0
+    """1: launches are hardly ahead of a small model's kernels, so that nothing runs for `join_s` around a collective
+    of tensor parallelism: its stream takes over, and its ranks wait for the last one."""
+    join_s: Column = 1e-4
+    launch_sync: Column = 0.05
+    """Slowdown of launches over 8 or more tp ranks, proportionally less over fewer: collectives wait for the slowest
+    CPU."""
+    tp_split: Column = 0.0
+    """1: products are cut into one part per tp rank, and each overlaps the exchange of the next part's rows
+    (Transformer Engine's ring exchange)."""
+    tp_narrow: Column = 0.0
+    """1: all-gathers of tensor parallelism carry 8 bits where products read them with one scale per tensor."""
+    tp_overlap: Column = 0.3
+    dp_overlap: Column = 0.7
+    gather_overlap: Column = 0.6
+    """Overlap of the gather after the update (ZeRO-1, 2) with the next forward pass."""
+    pp_overlap: Column = 0.5
+    """Overlap of pipeline messages with the next chunk's compute, where ranks have several chunks."""
+    ep_overlap: Column = 0.0
+    ring_bytes: Column = 24.0
+    """Traffic per element of attention's result and step of a context-parallel ring, in each pass: partial results
+    are weighted and summed in fp32."""
+    contention: Column = 1.13
+    """Slowdown of compute that overlaps communication: near 1.13 as Galvatron measured it (Miao et al. 2022); fitted
+    for stacks with runs at ZeRO-3."""
+    gradient_bytes: Column = 4.0
+    """Bytes of a gradient element as it is sent."""
+    parameter_bytes: Column = 2.0
+    """Bytes of a parameter element as it is gathered."""
+    optimizer_bytes: Column = 30.0
+    """Traffic per parameter of norm, clipping and update."""
+    bucket_bytes: Column = 160e6
+    """Bytes of gradients per bucket."""
+    rank_bucket_bytes: Column = 0.0
+    """The same per data-parallel rank, where buckets grow with their number."""
+    step_s: Column = 0.01
+    """Fixed seconds per step: data, the norm's all-reduce, logging."""
+    token_bytes: Column = 8.0
+    """Traffic per routed token and hidden element: permutation there and back."""
+    router_s: Column = 1.0e-4
+    """Seconds per layer with experts: routing, and waiting for the counts."""
+    expert_s: Column = 1e-5
+    """Seconds per pass of each of a rank's experts beside its products' FLOPs, twice that backward: their products
+    are launched, and their rows quantised, one expert after another."""
+    imbalance: Column = 0.1
+    """Share of the experts' products that a rank waits for the one whose experts got the most tokens."""
+    expert_launches: Column = 30.0
+    """Kernels that a block with experts launches beyond an MLP's: router, permutation, exchange."""
+    balanced: Column = 0.0
+    """1: pipeline ranks have equal work (the head counted), not equal numbers of blocks."""
+    by_work: Column = 0.0
+    """1: the same by our own partition, in what is held (times are those of equal chunks until a strategy is timed
+    action by action)."""
+    idle_bytes: Column = 0.0
+    """Bytes per parameter of that which are free at the activations' peak: allocated during or after the update."""
+    kept_logit: Column = 8.0
+    """Bytes per logit at the loss."""
+    unit_buffers: Column = 0.0
+    """1: from ZeRO-2 on units are gathered and reduced in buffers that last, which they take in turn."""
+    buffers: Column = 0.0
+    """Unsharded hidden states that tensor parallelism gathers into, kept from step to step."""
+    stand_in: Column = 0.0
+    """1: products that accumulate their weights' gradients in place return a placeholder gradient (Transformer Engine
+    2 and later), kept from step to step."""
+    given: Column = 0.0
+    """Unsharded hidden states that a block passes to tensor-parallel collectives and frees while these still read
+    them."""
+    waits: Column = 0.0
+    """1: the CPU waits for each message of a pipeline's warm-up, so that it is not ahead of the GPU there."""
+    constant_bytes: Column = 0.1e9
+    """Bytes that do not depend on the model: tables, workspaces, scratch."""
+    fragments: Column = 0.06
+    """What the allocator reserves beyond the peak, as a share of the bytes above the model state."""
+    context_bytes: Column = 1.5e9
+    """Bytes that the driver shows beyond those reserved by the allocator: context, NCCL, libraries."""
+    jitter: Column = 0.0
+    """Relative slowdown per doubling of ranks beyond 8: the slowest rank sets the pace."""
+    on_host: Column = 0.0
+    """Share of the optimizer's state, and of its update, on the host."""
+    parameters_on_host: Column = 0.0
+    """1: sharded parameters are on the host between their uses."""
+    offloaded_blocks: Column = 0.0
+    """Blocks of a rank whose kept activations go to the host and back."""
+    orthogonal: Column = 0.0
+    """1: the update of matrices is orthogonalised (Muon), by five iterations of three products."""
+    overlaps_experts: Column = 0.0
+    """1: exchanges of tokens overlap the compute of another micro-batch."""
+    sends_once: Column = 0.0
+    """1: a token goes once to each node that has one of its experts (DeepEP), not once to each expert."""
+    gathers_tokens: Column = 0.0
+    """1: every rank of an expert-parallel group gets all of its tokens."""
+
+
+FIELDS = {f.name: float(f.default) for f in fields(Profile) if f.name not in ("name", "policy")}  # type: ignore[arg-type]
+"""Name of each constant -> its default."""
