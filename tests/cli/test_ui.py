@@ -18,7 +18,7 @@ import pytest
 from support.browser import CHROMIUM, Browser, chromium
 from support.in_process_cli import phalanx
 
-from phalanx.commands.local_page.answers import answered
+from phalanx.commands.local_page.answers import Met, answered
 from phalanx.commands.local_page.server import LocalServer
 from phalanx.spec.errors import InputError
 
@@ -255,6 +255,20 @@ def test_the_plan_of_the_page_is_that_of_the_command_line(tmp_path: Path) -> Non
     assert plan == json.loads((tmp_path / "plan.json").read_text())
     assert len(set(plan["strategy"]["layers"])) > 1  # chunks that are not equal
     assert reply["figures"]["step"] in reply["html"].partition("Time of a step")[0]
+
+
+def test_a_plan_does_not_depend_on_what_was_asked_before() -> None:
+    large = QUESTION | {"model": "llama3-70b", "gpus": 64, "batch": 512, "seq": 4096}
+    met = Met()
+    for change in (
+        {"batch": 256},
+        {"where": "schedule=1f1b"},
+        {"batch": 768},
+        {"where": "tp=8"},
+        {"model": "llama3-8b"},
+    ):
+        later, alone = answered(large | change, None, met), answered(large | change)
+        assert (later["figures"], later["plan"]) == (alone["figures"], alone["plan"]), change
 
 
 def test_a_port_in_use_is_said(server: LocalServer, tmp_path: Path) -> None:

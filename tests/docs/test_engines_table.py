@@ -124,8 +124,8 @@ def test_zero_bubble_with_few_micro_batches() -> None:
         for m in range(2, 17, 2):
             pricing = Pricing(_model("gpt3-175b"), preset("dgx-a100", 128), Job(16 * m, 2048, BF16), "phalanx")
             s = Strategy(dp=16, zero=1, tp=8, sp=True, pp=8, schedule=name)  # type: ignore[arg-type]
-            (found,), (run,) = price(pricing, [s]), refine.run(pricing, [s])
-            ratios.append(found.seconds / run.seconds(found.terms) - 1)
+            (found,), ((timed, _),) = price(pricing, [s]), refine.refined(pricing, [s])
+            ratios.append(found.seconds / timed.seconds - 1)
     off = " to ".join(f"{100 * r:+.1f}" for r in (min(ratios), max(ratios)))
     held = float(in_flight(NAMES.index("zb-v"), 8, 16)[0])
     assert now("zb-v, zb-h1 with few") == f"{off} % (8 ranks, m = 2 to 16); {held:.1f}"
@@ -146,5 +146,5 @@ def test_the_answer_that_started_it() -> None:
 
 def _refined(s: Strategy) -> float:
     pricing = Pricing(_model("llama3-70b"), DGX, QUESTION, "megatron-core")
-    (found,), (run,) = price(pricing, [s]), refine.run(pricing, [s])
-    return float(run.seconds(found.terms))
+    ((found, _),) = refine.refined(pricing, [s])
+    return found.seconds

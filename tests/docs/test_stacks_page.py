@@ -38,10 +38,11 @@ def test_chunks_and_number_types_of_a_plan() -> None:
     printed = done.stdout
     table = printed[printed.index("narrower number types") : printed.index("why not")]
     assert set(lines(table)) <= set(lines(PAGE)), table
+    printed = CliRunner().invoke(app, ["plan", *QUESTION.split(), "--where", "virtual=2"]).stdout
     chunks = re.search(r"its chunks, in order: (.+), which the plan lists; equal ones take (\S+) s", printed)
     assert chunks is not None
     step = re.search(r"a step of (\S+) s", printed)
     assert step is not None
     times = f"it takes {step[1]} s, where equal chunks take {chunks[2]} s"
-    sentence = f"the chunks of the 70B plan are {chunks[1]}; {times}"
+    sentence = f"the chunks of the 70B plan with `--where virtual=2` are {chunks[1]}; {times}"
     assert sentence in PAGE.replace("\n", " ")

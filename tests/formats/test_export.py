@@ -16,6 +16,7 @@ from phalanx.formats.megatron import layout
 from phalanx.formats.training.subject import subject
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan
+from phalanx.spec.job import Train
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.stacks.registry import ROWS
 
@@ -74,3 +75,40 @@ def test_a_strategy_in_canonical_form_stays_so(to: str, stack: str) -> None:
     for _ in range(20):
         x = subject(draw.plan(ROWS[stack], rng), ROWS[stack])
         assert subject(replace(x.plan, strategy=x.s), ROWS[stack]).s == x.s
+
+
+def test_the_end_of_the_decay_leaves_with_a_plan_that_says_how_to_train() -> None:
+    """As a number beside the peak, or as its share; without a job it is 0."""
+    plan = _plan("megatron-core", dp=8)
+    assert "MIN_LR=${MIN_LR:-0}\n" in export(replace(plan, train=Train()), "megatron").files["train.sh"]
+    trained = replace(plan, train=Train(name="run", lr=1e-3, min_lr_ratio=0.2))
+    for to in TARGETS:
+        text = "".join(export(trained, to).files.values())
+        assert {
+            "torchtitan": "min_lr_factor=0.2",
+            "deepspeed": '"min_lr_rate": 0.2',
+            "accelerate": '"min_lr_rate": 0.2',
+            "maxtext": "learning_rate_final_fraction: 0.2",
+        }.get(to, "MIN_LR=${MIN_LR:-0.0002}") in text, to
+
+
+def test_a_bridge_plan_has_what_its_scheduler_needs() -> None:
+    """Megatron-Bridge's defaults are None, which its OptimizerParamScheduler compares with 0."""
+    keys = _settings(export(_plan("megatron-bridge", dp=8), "bridge"))
+    assert {"optimizer.min_lr", "scheduler.start_weight_decay", "scheduler.end_weight_decay"} <= set(keys)
+
+
+def test_transformers_knows_the_learning_rate_before_deepspeed_is_configured() -> None:
+    """`lr: auto` is filled in when TrainingArguments are made; a batch must count all ranks as replicas."""
+    e = export(_plan("deepspeed", dp=2, zero=1, tp=4), "deepspeed")
+    script = e.files["train.py"]
+    assert script.index('"learning_rate": float') < script.index("parse_dict(given)")
+    assert "train_batch_size" not in _settings(e)
+    assert "train_batch_size" in _settings(export(_plan("deepspeed", dp=8, zero=1), "deepspeed"))
+
+
+def test_accelerate_holds_initial_weights_once_and_splits_no_layer() -> None:
+    script = export(_plan("accelerate", dp=8, zero=3), "accelerate").files["train.py"]
+    assert 'nullcontext() if os.environ.get("RANK", "0") == "0" else init_empty_weights()' in script
+    with pytest.raises(InputError, match=r"strategy\.tp = 2: accelerate splits no layer"):
+        export(_plan("accelerate", dp=4, zero=3, tp=2), "accelerate")

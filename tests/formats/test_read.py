@@ -83,7 +83,7 @@ def test_the_numbers_of_the_page() -> None:
     names = fixed(files.READERS["deepspeed"]({}, 1).layout)
     compared = sum(name in names for row in rows for name in row["expect"])
     assert (compared, compared - 1, len(data()["megatron"])) == (3152, 3151, 175)
-    assert (len(LINTS), len(data()["traps"])) == (33, 23)
+    assert (len(LINTS), len(data()["traps"])) == (34, 23)
 
 
 @cache
@@ -163,6 +163,7 @@ MISTAKES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
         {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2, "fsdp_sharding_strategy": "SHARD_GRAD_OP"}},
         {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2, "fsdp_reshard_after_forward": False}},
     ),
+    ("unknown-flag", "megatron", arguments(f"{LAYERS} --recompute-granlarity full"), arguments(LAYERS)),
     ("connections-for-tp", "megatron", arguments(f"{LAYERS} {TP2}"), arguments(f"{LAYERS} {TP2}", ONE_QUEUE)),
     (
         "connections-with-fsdp",
@@ -586,6 +587,19 @@ def test_a_configuration_is_verified_as_our_own_program(tmp_path: Path) -> None:
     assert found["strategy"] == "dp=2,zero=1,tp=2,sp=1"
     assert "nanotron's own program is not run" in found["about"]
     assert "gradients=bfloat16" in " ".join(found["notes"])
+
+
+@pytest.mark.parametrize(("option", "recompute"), [("2", "every:2"), ("1", "full"), ("op", "selective")])
+def test_torchtitan_recomputes_every_nth_block_or_operators(option: str, recompute: str) -> None:
+    """`selective_ac_option` of releases to 0.2."""
+    config = {
+        "activation_checkpoint": {"mode": "selective", "selective_ac_option": option},
+        "optimizer": {"lr": 3e-4},
+        "training": {"local_batch_size": 1, "seq_len": 4096},
+    }
+    read = files.READERS["torchtitan"](config, 8)
+    assert strategy_of(read, 8).recompute == recompute
+    assert read.unknown == {}
 
 
 def test_what_does_not_divide_the_ranks_is_refused() -> None:

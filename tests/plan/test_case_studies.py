@@ -25,9 +25,9 @@ def test_what_was_used_is_legal(case):
 @pytest.mark.parametrize("case", _MEASURED, ids=[c.name for c in _MEASURED])
 def test_what_was_used_takes_what_was_measured(case):
     p = question(case)
-    (used,), (run,) = price(p, [strategy(case)]), refine.run(p, [strategy(case)])
+    ((used, _),) = refine.refined(p, [strategy(case)])
     experts = p.model.experts is not None  # of which predictions are off by 15 to 20 % (docs/prediction.md)
-    assert run.seconds(used.terms) == pytest.approx(case.measured_s, rel=0.20 if experts else 0.10)
+    assert used.seconds == pytest.approx(case.measured_s, rel=0.20 if experts else 0.10)
     assert used.fits or experts
 
 

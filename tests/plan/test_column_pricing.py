@@ -132,6 +132,36 @@ def test_branch_and_bound_finds_what_pricing_everything_finds(model, nodes, batc
         assert found.seconds[found.family == kind].min() == pytest.approx(seconds[kinds == kind].min(), rel=1e-12)
 
 
+_ALIKE = tuple(f"every:{n}" for n in range(16, 32))
+"""Kinds that recompute two of 32 blocks: one of them is searched."""
+
+
+@pytest.mark.parametrize(
+    ("model", "nodes", "batch", "seq", "kinds"),
+    [
+        ("llama3-8b", 4, 64, 8192, ("none", "full")),
+        ("llama3-8b", 4, 64, 8192, _ALIKE),
+        ("mixtral-8x7b", 4, 32, 4096, ("none", "full")),
+    ],
+)
+def test_what_is_known_before_changes_no_answer(model, nodes, batch, seq, kinds):
+    """Known: the best of another batch, also under other names, and faster ones that the search may not have."""
+    options = strategy_columns.Options(("1f1b", "interleaved"), kinds)
+    here, other = (_pricing(model, nodes, b, seq) for b in (batch, 2 * batch))
+    before = branch_and_bound.explore(other, 8 * nodes, options, keep=120)
+    first = [before.rows.strategy(int(row)) for row in before.order[:120]]
+    more = strategy_columns.Options(("zb-v", "dualpipe-v"), ("none",))
+    faster = branch_and_bound.explore(here, 8 * nodes, more, keep=120)
+    known = [faster.rows.strategy(int(row)) for row in faster.order[:120]]
+    known += [replace(s, recompute=kind) for s in first for kind in kinds]
+    found = branch_and_bound.explore(here, 8 * nodes, options, keep=60)
+    again = branch_and_bound.explore(here, 8 * nodes, options, keep=60, known=known)
+    best, same = (np.sort(e.seconds)[:60].tolist() for e in (found, again))
+    assert best == same
+    for kind in set(found.family):
+        assert again.seconds[again.family == kind].min() == found.seconds[found.family == kind].min()
+
+
 @pytest.mark.parametrize(("nodes", "batch", "seq"), [(2, 16, 8192), (1, 12, 4096)])
 def test_the_whole_front_misses_no_point(nodes, batch, seq):
     p = _pricing("llama3-8b", nodes, batch, seq)
@@ -190,14 +220,14 @@ def test_bounds_are_below_all_that_they_stand_for(llama):
 def test_bubbles_are_those_of_the_schedules(schedule, virtual, micro_batch, near):
     p = _pricing("gpt3-175b", 128, 1536, 2048)
     s = Strategy(dp=16, zero=1, tp=8, sp=True, pp=8, schedule=schedule, virtual=virtual, micro_batch=micro_batch)
-    (found,), (run,) = price(p, [s]), refine.run(p, [s])
-    assert run.seconds(found.terms) == pytest.approx(found.seconds, rel=near)
+    (found,), ((timed, _),) = price(p, [s]), refine.refined(p, [s])
+    assert timed.seconds == pytest.approx(found.seconds, rel=near)
 
 
 def test_few_rounds_stand_for_many(llama, monkeypatch):
     """What is added at the slowest rank's pace is what running on would have shown."""
     kinds = (("1f1b", 1), ("interleaved", 4), ("zb-v", 1))
     given = [Strategy(tp=2, pp=4, cp=4, virtual=v, schedule=name) for name, v in kinds]
-    few = [run.makespan for run in refine.run(llama, given)]
+    few = [run.makespan for _, run in refine.refined(llama, given)]
     monkeypatch.setattr(pipeline_formulas, "ROUNDS", 16)
-    assert [run.makespan for run in refine.run(llama, given)] == pytest.approx(few, rel=1e-9)
+    assert [run.makespan for _, run in refine.refined(llama, given)] == pytest.approx(few, rel=1e-9)

@@ -4,6 +4,7 @@ by action (tests/cost/test_every_stack.py has the formulas alone, and state on m
     bounds     0 < MFU <= 1; no rank holds less than its weights
     machine    no slower with faster links, sooner messages, faster memory or faster products, if blocks stay put
     batch      no fewer tokens/s with more micro-batches
+    cut        a cut of the blocks takes as long listed as found
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.sizes import examples
@@ -20,6 +22,7 @@ from phalanx.plan.question import cluster_named, model_named
 from phalanx.plan.search import space, strategy_columns
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.refine import RefinedPrices
+from phalanx.schedule.pipeline.given_layout import listed
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.strategy.spec import Strategy
@@ -83,8 +86,10 @@ def test_physics(examples: int) -> None:
         p, s = question
         found = RefinedPrices(p).of([s])[0]
         if s.pp > 1:  # blocks are cut for the slowest rank, which on another machine is another one
-            s = replace(s, layers="/".join(map(str, found.run.blocks)))
-            found = RefinedPrices(p).of([s])[0]
+            s = replace(s, layers=listed(found.run.blocks))
+            cut, found = found, RefinedPrices(p).of([s])[0]
+            assert found.seconds == pytest.approx(cut.seconds, rel=1e-9), (p.stack, s)
+            assert found.priced.terms == pytest.approx(cut.priced.terms, rel=1e-9), (p.stack, s)
         assert 0 < found.mfu <= 1
         shards = s.dp * s.cp if s.zero == 3 else 1
         assert p.model.experts or found.priced.bytes_ >= 2 * p.model.parameter_count / (s.tp * s.pp * shards)

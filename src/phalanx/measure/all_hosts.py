@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from phalanx.measure import collectives
+from phalanx.measure.kernels import Ladder
 from phalanx.measure.links import TierLines, measure_tier
 from phalanx.measure.ping_pong import BETWEEN, INSIDE, RealWire, partner
 from phalanx.measure.this_machine import describe, fingerprint
@@ -50,7 +51,7 @@ def measure(world: World, dtype: DType, threads: int) -> ClusterSpec | None:
         together = Comm(world, everyone, agreed(fits, Comm(world, everyone)))
         over = [fit for fit in fits if (fit.op, fit.group_size) == ("all_reduce", world.size)]
         comm.status.now("measuring kernels")
-        rates = kernel_rates(together, dtype, threads, local, over, rounds=6)
+        rates = kernel_rates(together, Ladder(dtype, world.device), threads, local, over, rounds=6)
         rows = written([rates], fits, measure_figures(comm, dtype))
     else:
         rows = measure_host(Comm(world, mesh(Strategy(dp=local))), dtype, threads, levels(local))

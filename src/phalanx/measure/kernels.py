@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from phalanx.cost.analytic.chips import MEASURED_PRODUCT
 from phalanx.cost.compute import unit_work
 from phalanx.cost.compute.unit_work import Work
 from phalanx.measure.fit import nonnegative_fit
@@ -32,7 +31,7 @@ from phalanx.runtime.data_parallel.bucket_buffers import put
 from phalanx.runtime.data_parallel.engine import DataParallel
 from phalanx.schedule.gradients.buckets import gradient_buckets
 from phalanx.schedule.layers.head import sliced
-from phalanx.spec.cluster.spec import CollectiveFit, Rates
+from phalanx.spec.cluster.spec import MEASURED_PRODUCT, CollectiveFit, Rates
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Optimizer, Precision
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
@@ -152,7 +151,7 @@ class _Bench:
         self._time("head", lambda: m.head(self.x, self.tokens[:, 1:]), None)
 
     def points(self) -> list[Point]:
-        """Return the median time of each unit and phase, without the round that warmed up."""
+        """Return the median time of each unit and phase."""
         spec, t = self.model.spec, self.sequences * self.seq
         e = next(self.model.parameters()).element_size()
         work = {
@@ -163,9 +162,7 @@ class _Bench:
         if sliced(t, spec.vocab, spec.hidden, e):
             work["F", "head"] += unit_work.head_products(spec, t, e)
             work["B", "head"] = unit_work.normed_input_grad(spec, t, e)
-        return [
-            Point(phase, unit, work[phase, unit], median(times[1:])) for (phase, unit), times in self.times.items()
-        ]
+        return [Point(phase, unit, work[phase, unit], median(times)) for (phase, unit), times in self.times.items()]
 
 
 def synchronize(device: torch.device) -> None:
@@ -181,34 +178,37 @@ def _as_the_engine(place: torch.Tensor, p: torch.Tensor) -> None:
     p.grad = None
 
 
-def measure_points(
-    dtype: DType,
-    device: torch.device,
-    barrier: Callable[[], None],
-    full_passes: Callable[[], None],
-    rounds: int,
-    quick: bool = False,
-) -> list[Point]:
-    """Time the ladder on this rank, or a quarter of its work (`quick`), `rounds` times after one to warm up.
+class Ladder:
+    """The units of small decoders of several shapes on one rank, or a quarter of their work (`quick`): made and
+    warmed up once, by all ranks at once, for nothing is timed then; timed at every concurrency."""
 
-    `barrier` starts each shape together with the other ranks. `full_passes` is called now and then between shapes,
-    so that what it times meets the same disturbances.
-    """
-    benches: list[_Bench] = []
-    sizes = _sizes(dtype, device)
-    for shape, batches in _QUICK_LADDER if quick and sizes is _FULL else sizes.ladder:
-        model = create(_spec(*shape), DTYPES[dtype], device)
-        for p in model.parameters():
-            torch.nn.init.normal_(p, std=0.02)
-            p.register_post_accumulate_grad_hook(partial(_as_the_engine, torch.zeros_like(p)))
-        benches += [_Bench(model, sequences, seq, device) for sequences, seq in batches]
-    for _ in range(rounds + 1):
-        for i, bench in enumerate(benches):
-            barrier()
+    def __init__(self, dtype: DType, device: torch.device, quick: bool = False) -> None:
+        self.dtype, self.device, self.quick = dtype, device, quick
+        self._benches: list[_Bench] = []
+        sizes = _sizes(dtype, device)
+        for shape, batches in _QUICK_LADDER if quick and sizes is _FULL else sizes.ladder:
+            model = create(_spec(*shape), DTYPES[dtype], device)
+            for p in model.parameters():
+                torch.nn.init.normal_(p, std=0.02)
+                p.register_post_accumulate_grad_hook(partial(_as_the_engine, torch.zeros_like(p)))
+            self._benches += [_Bench(model, sequences, seq, device) for sequences, seq in batches]
+        for bench in self._benches:
             bench.run()
-            if i % 4 == 3:
-                full_passes()
-    return [point for bench in benches for point in bench.points()]
+
+    def points(self, barrier: Callable[[], None], full_passes: Callable[[], None], rounds: int) -> list[Point]:
+        """Time every unit `rounds` times. `barrier` starts each shape together with the other ranks. `full_passes` is
+        called first, to warm up, and now and then between shapes, so that what it times meets the same disturbances.
+        """
+        for bench in self._benches:
+            bench.times = {}
+        full_passes()
+        for _ in range(rounds):
+            for i, bench in enumerate(self._benches):
+                barrier()
+                bench.run()
+                if i % 4 == 3:
+                    full_passes()
+        return [point for bench in self._benches for point in bench.points()]
 
 
 def peak_flops(dtype: DType, device: torch.device, barrier: Callable[[], None]) -> float:

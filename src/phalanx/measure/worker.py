@@ -55,6 +55,7 @@ def measure_host(
     rates, fits = _read(kept)
     known = {rate.concurrent for rate in rates}
     parts = _Parts(comm, sum(2 - (n == 1) for n in at_once if n not in known) + (not quick))
+    ladder = kernels.Ladder(dtype, comm.world.device, quick)
     for concurrent in at_once:
         comm.barrier()
         if concurrent in known:
@@ -73,7 +74,7 @@ def measure_host(
         most, fewer = (2, 1) if quick else (6, 3)
         rounds = most if concurrent == comm.world.size else fewer
         over = _all_reduce(fits, concurrent)
-        rates.append(kernel_rates(together, dtype, threads, concurrent, over, rounds, quick))
+        rates.append(kernel_rates(together, ladder, threads, concurrent, over, rounds))
         if kept is not None and rank == 0:
             write_json(kept, written(rates, fits, ()))
     comm.barrier()
@@ -110,21 +111,15 @@ class _Parts:
 
 
 def kernel_rates(
-    together: Comm,
-    dtype: DType,
-    threads: int,
-    concurrent: int,
-    over: list[CollectiveFit],
-    rounds: int,
-    quick: bool = False,
+    together: Comm, ladder: kernels.Ladder, threads: int, concurrent: int, over: list[CollectiveFit], rounds: int
 ) -> KernelRates:
     """Measure how fast all ranks of a Comm compute at once, `concurrent` of them on each host.
 
     `over`: the fits of their all-reduces, whose time is subtracted from full passes.
     """
-    device = together.world.device
+    dtype, device, quick = ladder.dtype, ladder.device, ladder.quick
     full = kernels.FullPasses(dtype, together, 1 if quick else 2)
-    points = kernels.measure_points(dtype, device, together.barrier, full.run, rounds, quick)
+    points = ladder.points(together.barrier, full.run, rounds)
     forward, forward_error = kernels.fit(points, "F")
     backward, backward_error = kernels.fit(points, "B")
     eight = kernels.float8_per_flop(dtype, device, together.barrier)

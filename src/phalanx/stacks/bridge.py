@@ -112,6 +112,7 @@ _RULES = {
     "tp_overlap": "megatron/training/arguments.py:1385",
     "precision": "megatron/core/optimizer/optimizer_config.py:436",
     "moe_act": "megatron/core/transformer/transformer_config.py:1786",
+    "delayed": "megatron/core/transformer/transformer_config.py:1823",
 }
 _OWN: Facts = {"lora": (None, "peft = LoRA(dim=...)"), "lora_targets": (None, "peft.target_modules")}
 _OWN_LINES = {

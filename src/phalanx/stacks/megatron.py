@@ -257,6 +257,15 @@ def rules(at: dict[str, str]) -> tuple[Rule, ...]:
             for option in ("first_stage_layers", "last_stage_layers")
             for what in (f"{option}%virtual", "middle_blocks%middle_chunks")
         ),
+        *(
+            Rule(
+                f"products=float8-delayed, recompute=selective:*{module}*",
+                "scales of earlier steps are not kept for outputs that run again",
+                f"leave {module} out, or use products=float8",
+                at["delayed"],
+            )
+            for module in ("moe_act", "layernorm")
+        ),
         Rule(
             "recompute=selective:*moe_act*, experts=0",
             "the model has no experts",
@@ -278,6 +287,7 @@ _RULES_19 = {
     "tp_overlap": f"{_ARGUMENTS}:1402",
     "precision": "megatron/core/optimizer/optimizer_config.py:434",
     "moe_act": f"{_TRANSFORMER}:1786",
+    "delayed": f"{_TRANSFORMER}:1823",
     "layers": f"{_ARGUMENTS}:963",
     "middle": f"{_TRANSFORMER}:2045",
 }
@@ -293,6 +303,7 @@ _RULES_14 = {
     "tp_overlap": f"{_ARGUMENTS}:845",
     "precision": "megatron/core/optimizer/optimizer_config.py:219",
     "moe_act": f"{_TRANSFORMER}:886",
+    "delayed": f"{_TRANSFORMER}:914",
     "layers": f"{_ARGUMENTS}:533",
     "middle": f"{_TRANSFORMER}:1054",
 }

@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -30,6 +31,7 @@ from phalanx.spec.cluster.presets import PRESETS as CLUSTERS
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files.plan import to_dict
 from phalanx.spec.model.presets import PRESETS as MODELS
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.stacks.registry import ROWS
 
 NAMES = {"model": sorted(MODELS), "cluster": sorted(CLUSTERS), "stack": list(ROWS)}
@@ -38,6 +40,8 @@ NAMES = {"model": sorted(MODELS), "cluster": sorted(CLUSTERS), "stack": list(ROW
 
 _PROCESSES = 4
 """Questions that are priced at the same time; further ones wait."""
+_ANSWERS = 2
+"""Answers whose best strategies a process keeps."""
 
 
 class Planner:
@@ -126,13 +130,30 @@ def _asked(
 
 def serve() -> None:
     """Answer the questions on stdin until it ends."""
+    met = Met()
     with suppress(BrokenPipeError):  # the server has ended
         for line in sys.stdin:
             try:
-                reply = answered(json.loads(line), _Reporter())
+                reply = answered(json.loads(line), _Reporter(), met)
             except InputError as error:
                 reply = {"error": str(error)}
             print(json.dumps(reply), flush=True)
+
+
+class Met:
+    """The best strategies of the last answers: a slider moves by little, and bounds are tight from the start."""
+
+    def __init__(self) -> None:
+        self._last: deque[tuple[Strategy, ...]] = deque(maxlen=_ANSWERS)
+
+    @property
+    def strategies(self) -> list[Strategy]:
+        """All of them, each once."""
+        return list(dict.fromkeys(s for of_answer in self._last for s in of_answer))
+
+    def add(self, first: tuple[Strategy, ...]) -> None:
+        """Add those of an answer."""
+        self._last.append(first)
 
 
 class _Reporter:
@@ -147,8 +168,12 @@ class _Reporter:
             print(json.dumps({"priced": priced, "legal": legal}), flush=True)
 
 
-def answered(question: Mapping[str, Any], watch: Callable[[int, int], None] | None = None) -> dict[str, Any]:
-    """Return the best plan for a page's question: its sections, figures, plan.json and report. Raises InputError."""
+def answered(
+    question: Mapping[str, Any], watch: Callable[[int, int], None] | None = None, met: Met | None = None
+) -> dict[str, Any]:
+    """Return the best plan for a page's question: its sections, figures, plan.json and report. `met`: what earlier
+    questions met, to which this one adds. Raises InputError."""
+    met = met or Met()
     for field, known in NAMES.items():
         if (name := str(question.get(field))) not in known:
             raise InputError(field, name, "is not one that the page offers", nearest(name, known))
@@ -165,7 +190,14 @@ def answered(question: Mapping[str, Any], watch: Callable[[int, int], None] | No
     asked = read(
         Asked(None, about["model"], about["cluster"], gpus, batch, seq, None, about["stack"], None, limits), True
     )
-    result = answer(lambda n: replace(asked.pricing_on(n), headroom=headroom), gpus, fewer=False, watch=watch)
+    result = answer(
+        lambda n: replace(asked.pricing_on(n), headroom=headroom),
+        gpus,
+        fewer=False,
+        watch=watch,
+        known=met.strategies,
+    )
+    met.add(result.first)
     best = result.to_run
     subject = AnalyticSubject(
         lambda n: result.pricing if n == gpus else replace(asked.pricing_on(n), headroom=headroom),

@@ -10,7 +10,7 @@ from phalanx.cost.analytic.fitted_constants import CONSTANTS, resolve
 from phalanx.cost.analytic.kernels import product_s
 from phalanx.cost.hardware.system import System, TierRates
 from phalanx.spec.cluster.chips import CHIPS
-from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.cluster.spec import MEASURED_PRODUCT, ClusterSpec
 from phalanx.spec.errors import InputError
 
 
@@ -130,10 +130,6 @@ def system(
         host_bytes_per_s=chip.host_bytes_per_s,
         host_memory_bytes_per_s=chip.host_memory_bytes_per_s,
     )
-
-
-MEASURED_PRODUCT = 4096
-"""Rows and columns of the square product whose rate `phalanx measure` records (measure/kernels.py)."""
 
 
 def chip_name(device: str) -> str:

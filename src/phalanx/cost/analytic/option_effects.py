@@ -7,6 +7,7 @@ of an update: the gradient read, master and moments read and written, the parame
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -29,6 +30,8 @@ FORMAT = {
     "float4": "float4",
 }
 """The number format that prices each kind of products (cost/ledger/rank_layout.py)."""
+_GIVEN = ("first_blocks", "most_blocks", "last_blocks", "most_place")
+"""The fields of a Layout for the blocks that are given."""
 _PARTS = 8
 """Parts of the tokens in which a fused linear loss computes its logits."""
 _FUSED_KEPT, _FUSED_TRAFFIC = 4.0, 8.0
@@ -134,9 +137,9 @@ def extended(model: Shape, o: StackOptions) -> Shape:
     return replace(model, adapters=adapter_params(model, o)) if o.lora else model
 
 
-def laid_out(how: Layout, o: StackOptions, blocks: tuple[Column, Column, Column] | None = None) -> Layout:
+def laid_out(how: Layout, o: StackOptions, blocks: Sequence[Column] | None = None) -> Layout:
     """Return a layout with its options: documents, adapters, and where given the blocks of the first, the fullest and
-    the last pipeline rank."""
+    the last pipeline rank, and the place of the fullest."""
     changes: dict[str, Column] = {}
     if o.document:
         changes["document"] = float(o.document)
@@ -145,7 +148,7 @@ def laid_out(how: Layout, o: StackOptions, blocks: tuple[Column, Column, Column]
     if o.products != "auto":
         changes["format"] = FORMATS.index(FORMAT[o.products])
     if blocks is not None:
-        changes |= dict(zip(("first_blocks", "most_blocks", "last_blocks"), blocks, strict=True))
+        changes |= dict(zip(_GIVEN, blocks, strict=True))
     return replace(how, **changes) if changes else how
 
 

@@ -75,6 +75,8 @@ class Layout:
     """The same of the fullest rank."""
     last_blocks: Column = -1.0
     """The same of the last rank."""
+    most_place: Column = -1.0
+    """Place of the first rank that is fullest, where a layout gives the blocks."""
 
     @property
     def tokens(self) -> Column:
@@ -204,7 +206,7 @@ class Stages:
     last: Column
     first: Column
     fullest: Column = 1.0
-    """Place of the first rank with most, where the first has fewer."""
+    """Place of the first rank with most, where the first has fewer; else 1."""
 
 
 def stages(shape: Shape, layout: Layout, balanced: Column) -> Stages:
@@ -224,6 +226,7 @@ def stages(shape: Shape, layout: Layout, balanced: Column) -> Stages:
         np.where(given, layout.most_blocks, most),
         np.where(given, layout.last_blocks, last),
         np.where(given, layout.first_blocks, most),
+        np.maximum(layout.most_place, 1.0),
     )
 
 
@@ -253,7 +256,7 @@ def stages_by_work(shape: Shape, layout: Layout) -> Stages:
         np.where(apart, most, even.most),
         np.where(apart, np.where(v_shaped, inner, with_head), even.last),
         np.where(apart, np.where(v_shaped, with_head, inner), even.first),
-        np.where(apart, np.maximum(others - more, 1.0), 1.0),
+        np.where(apart, np.maximum(others - more, 1.0), even.fullest),
     )
 
 

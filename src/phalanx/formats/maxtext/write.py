@@ -63,9 +63,17 @@ def _require_expressible(x: Subject) -> None:
         raise InputError("job.precision.compute", "float16", "MaxText has no loss scale", "use bfloat16")
     if o.mtp and x.model.latent is None:
         raise InputError("options.mtp", o.mtp, "is there for the deepseek block alone", "leave it out")
+    block = WORD["model.family"][1][x.model.family]
+    if o.optimizer == "muon" and block not in _MUON:
+        reason = f"MaxText runs Muon on its blocks {', '.join(_MUON)}; the model's is {block}"
+        raise InputError("options.optimizer", "muon", reason, "use adam")
     if int(s.world * float(f"{_per_device(x):.12g}")) != s.micro_batch * s.dp * (x.micro_batches if s.pp > 1 else 1):
         reason = f"per_device_batch_size = {_per_device(x):.12g} is no exact share of a batch"
         raise InputError("strategy.micro_batch", s.micro_batch, reason, "use degrees that are powers of 2")
+
+
+_MUON = ("deepseek", "qwen3", "llama2")
+"""Of the exported blocks those whose shapes Muon knows (types.py:4250)."""
 
 
 def _require_model(m: ModelSpec) -> None:

@@ -298,6 +298,7 @@ LINTS: dict[str, tuple[Callable[[Config, Configuration], Found], str]] = {
     "global-batch": (_global_batch, "NVIDIA/cloudai#415"),
     "zero-with-pipeline": (_zero_in_pipeline, "deepspeedai/DeepSpeed#3589"),
     "silent-typo": (_typo, "deepspeedai/DeepSpeed#653, #1103"),
+    "unknown-flag": (megatron.unknown_flag, "NVIDIA/Megatron-LM#394"),
     "mesh-vs-world": (_mesh, "huggingface/nanotron#250, pytorch/torchtitan#1184, deepspeedai/DeepSpeed#2925"),
     "expert-mesh": (_expert_mesh, "pytorch/torchtitan#4258"),
     "micro-batches-vs-pipeline": (_few_micro_batches, "huggingface/nanotron#347, pytorch/torchtitan#775"),

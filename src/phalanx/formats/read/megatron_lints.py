@@ -6,11 +6,14 @@ Each sees the file's tables and what was read from them, and yields (key, proble
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from difflib import SequenceMatcher
 from typing import Any
 
 from phalanx.formats.read.configuration import Config, Configuration, Keys, count, product, truth
 
 Found = Iterator[tuple[str, str, str]]
+_ALIKE = 0.9
+"""How alike an unknown flag is to the one that was meant."""
 
 
 def arguments(config: Config) -> Mapping[str, Any]:
@@ -28,6 +31,14 @@ def _queues(c: Config) -> int | None:
     """Return CUDA_DEVICE_MAX_CONNECTIONS of a script, None where it sets none."""
     env = c.get("env")
     return count(env.get("CUDA_DEVICE_MAX_CONNECTIONS")) if isinstance(env, Mapping) else None
+
+
+def unknown_flag(c: Config, x: Configuration) -> Found:
+    """A flag that Megatron-LM has not, one letter or two from one that it has: forks have flags of their own."""
+    for key, near in x.unknown.items():
+        name, other = (text.rpartition(".")[2].lstrip("-").replace("_", "-") for text in (key, near))
+        if x.kind == "megatron" and key.startswith("args.") and SequenceMatcher(None, name, other).ratio() > _ALIKE:
+            yield name, "is no flag of Megatron-LM, which stops at it", f"--{other}"
 
 
 def sp_alone(c: Config, x: Configuration) -> Found:

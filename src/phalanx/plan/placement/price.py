@@ -25,7 +25,7 @@ from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.cost.hardware.system import System
 from phalanx.plan.placement.fabric import between_groups, on_rails
 from phalanx.plan.search.column_pricing import Pricing
-from phalanx.plan.search.refine import run_placed
+from phalanx.plan.search.refine import as_cut, run_placed
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.cluster.topology import Ints, Topology
 from phalanx.spec.job import Job
@@ -64,6 +64,13 @@ class PlacedJob:
     def system(self) -> System:
         """Rates of the cluster. Raises InputError for a device without published rates."""
         return system_of(self.cluster)
+
+    @cached_property
+    def _cut(self) -> Strategy:
+        """The strategy with its blocks listed as they are cut for ranks in order; the same with compression, which
+        formulas alone price."""
+        s = self.strategy
+        return s if s.compression != "none" else as_cut(self.question(self.cluster), s)
 
     @cached_property
     def groups(self) -> dict[str, Ints]:
@@ -172,7 +179,7 @@ class PlacedJob:
             for t, share in zip(self.system.tiers, shares, strict=True)
         )
         by = (self.stack, self.distances(parts), self.number_format, self.options)
-        placed = estimate_placed(self.model, replace(self.system, tiers=tiers), self.job, self.strategy, *by)
+        placed = estimate_placed(self.model, replace(self.system, tiers=tiers), self.job, self._cut, *by)
         return np.array(run_placed(self.question(self.cluster), self.strategy, placed.step, shares.shape[1]))
 
     def question(self, cluster: ClusterSpec) -> Pricing:

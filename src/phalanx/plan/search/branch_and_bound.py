@@ -18,11 +18,18 @@ import numpy.typing as npt
 from phalanx.plan.search import space, strategy_columns
 from phalanx.plan.search.column_pricing import Floats, Pricing
 from phalanx.plan.search.strategy_columns import Ints, Options, Strategies
+from phalanx.spec.strategy.spec import Strategy
 
 FAMILIES = ("DDP", "ZeRO", "HSDP", "TP+DP", "PP+DP", "3D", "with CP", "with EP")
 _DDP, _ZERO, _HSDP, _TP, _PP, _3D, _CP, _EP = range(len(FAMILIES))
 _CORES, _ROWS = 64, 32
 """How many cores and rows of each family are expanded first: the best of them become the first incumbents."""
+
+_MANY = 1024
+"""The same of cores where strategies are known that are likely to be as fast."""
+
+_ROUNDING = 1 + 1e-9
+"""A price may differ in its last digits with the rows beside it."""
 
 _FIRST = 256
 """How many cores of each family are priced before the others are held against them."""
@@ -78,6 +85,7 @@ def explore(
     watch: Callable[[int, int], None] | None = None,
     families: float = np.inf,
     below: float = np.inf,
+    known: Sequence[Strategy] = (),
 ) -> Exploration:
     """Find the best strategies over `ranks` ranks by branch and bound.
 
@@ -85,7 +93,8 @@ def explore(
     fastest of all by at most the share `families`, and every strategy slower than those by at most the share `slack`;
     those that take more than `below` seconds may be missing. With `front` > 0 it also contains the complete front of
     time and memory up to `front` times the shortest step.
-    `watch` hears how many of the legal strategies were priced so far.
+    `watch` hears how many of the legal strategies were priced so far. `known`: strategies that are likely among the
+    best, such as those of a question like this one; the result is the same, sooner.
 
     Raises InputError if the job has no legal strategy over so many ranks.
     """
@@ -96,6 +105,9 @@ def explore(
     if not legal:
         raise space.nothing_within(options, ranks)
     incumbents = _Incumbents(pricing, keep, slack, front, families, below)
+    if known and not front:
+        incumbents.bound_by([s for s in dict.fromkeys(known) if space.contains(s, model, job, ranks, options)])
+    cores_first = _MANY if incumbents.bounded else _CORES
 
     def finish(rows: Strategies) -> None:
         """Expand cores with their experts to complete strategies and price them."""
@@ -111,13 +123,13 @@ def explore(
 
     # Experts come before any memory: where they do not fit on every rank, they may fit spread over ranks.
     if front or model.experts is None:
-        incumbents.expand(space.experts(cores, model, job, options), False, _CORES, finish)
+        incumbents.expand(space.experts(cores, model, job, options), False, cores_first, finish)
         return incumbents.result(cores, legal)
     by_blocks = _ByBlocks(pricing, cores, options)
     first = by_blocks.first(_FIRST)
     for some in (first, ~first):
         rows = by_blocks.expanded(some, incumbents)
-        incumbents.expand(space.limited(rows, job, options, "experts"), False, _CORES, finish)
+        incumbents.expand(space.limited(rows, job, options, "experts"), False, cores_first, finish)
     return incumbents.result(cores, legal)
 
 
@@ -168,6 +180,22 @@ class _Incumbents:
         self._best_of_family = np.full(len(FAMILIES), np.inf)
         self._overall_bound, self._fastest_seconds, self.priced = np.inf, np.zeros(0), 0
 
+    @property
+    def bounded(self) -> bool:
+        """Whether as many strategies are known as are sought: then anything may be held against them."""
+        return bool(np.isfinite(self._overall_bound))
+
+    def bound_by(self, strategies: Sequence[Strategy]) -> None:
+        """Tighten the bounds by strategies that the search is yet to meet, none of them twice."""
+        if not strategies:
+            return
+        rows = strategy_columns.of(strategies)
+        rows = rows.take(self._pricing.bytes_(rows) <= self._pricing.usable)
+        seconds = self._pricing.seconds(rows) * _ROUNDING
+        np.minimum.at(self._best_of_family, family(rows), seconds)
+        if len(seconds) > self._keep:
+            self._overall_bound = float(np.partition(seconds, self._keep)[self._keep])
+
     def price(self, rows: Strategies) -> None:
         """Price complete strategies, keep those that fit, and tighten the bounds."""
         self.priced += len(rows)
@@ -179,7 +207,7 @@ class _Incumbents:
         known = np.concatenate([self._fastest_seconds, seconds])
         if len(known) > self._keep:
             known = np.partition(known, self._keep)[: self._keep + 1]
-            self._overall_bound = float(known[self._keep])
+            self._overall_bound = min(self._overall_bound, float(known[self._keep]))
         self._fastest_seconds = known
         if self._front and len(seconds):
             steps, least = np.concatenate([self._steps, seconds]), np.concatenate([self._least, bytes_])
@@ -202,6 +230,8 @@ class _Incumbents:
         least = self._pricing.least_seconds(rows, complete)
         bytes_ = np.full(len(rows), np.nan)
         left = np.argsort(least, kind="stable")
+        if self.bounded and not self._front:
+            left = left[self.may_win(families[left], least[left])]
         while len(left):
             chosen = np.zeros(len(left), dtype=bool)
             for place in range(len(FAMILIES)):

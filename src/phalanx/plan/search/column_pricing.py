@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -169,9 +170,9 @@ class Pricing:
         )
         return laid_out(even, self.extra, self._given_blocks(rows))
 
-    def _given_blocks(self, rows: Strategies) -> tuple[Column, Column, Column] | None:
-        """Return the blocks of the first, the fullest and the last pipeline rank of each row, -1 where nothing gives
-        them; None where nothing gives any."""
+    def _given_blocks(self, rows: Strategies) -> Sequence[Column] | None:
+        """Return the blocks of the first, the fullest and the last pipeline rank of each row and the place of the
+        fullest, -1 where nothing gives them; None where nothing gives any."""
         o = self.extra
         if not (o.first_stage_layers or o.last_stage_layers or o.embedding_as_layer or o.loss_as_layer):
             return None
@@ -179,9 +180,9 @@ class Pricing:
         keys, place = np.unique(keys, axis=0, return_inverse=True)
         ends = [self._ends(*key.tolist()) for key in keys]
         columns = np.array(ends, dtype=float)[place.reshape(-1)]
-        return columns[:, 0], columns[:, 1], columns[:, 2]
+        return [*columns.T]
 
-    def _ends(self, pp: int, virtual: int, schedule: int) -> tuple[int, int, int]:
+    def _ends(self, pp: int, virtual: int, schedule: int) -> tuple[int, ...]:
         s = Strategy(pp=pp, virtual=virtual, schedule=NAMES[schedule])  # type: ignore[arg-type]
         return ends_of(s, self.extra, self.model.layers + self.extra.mtp)
 

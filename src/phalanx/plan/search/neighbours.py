@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import gcd
 
 from phalanx.cost.ledger.pipeline_formulas import NAMES
 from phalanx.plan.search import space
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.strategy_columns import ORDERS, SEARCHED
-from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.spec import Strategy
@@ -24,20 +24,15 @@ def neighbours(s: Strategy, pricing: Pricing) -> list[tuple[str, Strategy]]:
     for change, fields in _changes(s, pricing.options.recompute):
         try:
             other = replace(s, **_completed(s, fields))  # type: ignore[arg-type]
-            stages.check(other, pricing.model, pricing.job, s.world)
         except InputError:
             continue
-        m = other.accumulation(pricing.job)
-        way = (NAMES.index(other.schedule), other.virtual)
-        if not pricing.options.allows(other, m):
-            continue
-        if other != s and way in space.pipeline_ways(pricing.model.layers, other.pp, m):
+        if other != s and space.may_choose(other, pricing.model, pricing.job, s.world, pricing.options):
             changes_by_strategy.setdefault(other, change)
     return [(change, other) for other, change in changes_by_strategy.items()]
 
 
 def _changes(s: Strategy, recompute: Sequence[str]) -> Iterator[tuple[str, dict[str, object]]]:
-    for axis in ("tp", "pp", "cp", "ep", "micro_batch"):
+    for axis in ("tp", "pp", "cp", "ulysses", "ep", "micro_batch"):
         degree = getattr(s, axis)
         for other in (2 * degree, degree // 2):
             if other >= 1 and other != degree:
@@ -71,6 +66,8 @@ def _completed(s: Strategy, changes: dict[str, object]) -> dict[str, object]:
     dp, remainder = divmod(s.world, int(new["tp"]) * int(new["pp"]) * int(new["cp"]))  # type: ignore[call-overload]
     if remainder or not dp:
         raise InputError("strategy", None, "does not divide the ranks")
+    if "cp" in changes:
+        changes = changes | {"ulysses": gcd(s.ulysses, int(new["cp"]))}  # type: ignore[call-overload]
     facts = SCHEDULES[str(new["schedule"])]
     shard = changes.get("shard", s.shard)
     if "dp" not in changes and dp != s.dp and s.shard is not None:

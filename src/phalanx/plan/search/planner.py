@@ -33,6 +33,8 @@ _NEAR = 64
 """How many smaller GPU counts are tried for the hint if the batch cannot be split over all GPUs."""
 _FRONT = 1.5
 """The front of time and memory extends to this many times the shortest step."""
+_FIRST = 64
+"""How many strategies of the first pass an answer names for the next question."""
 _POINTS, _CLEARLY = 8, 0.98
 """The front shown by default: at most this many points, each with at most this share of the previous one's memory."""
 
@@ -80,6 +82,8 @@ class Answer:
     """The best strategy with the blocks of its chunks, where equal chunks are slower or do not fit."""
     types: tuple[NarrowerTypes, ...] = ()
     """Narrower number types that the stack has and that would be faster, fastest first."""
+    first: tuple[Strategy, ...] = ()
+    """What the formulas of the first pass say is fastest, of all and of each family."""
 
     @property
     def pricing(self) -> Pricing:
@@ -105,12 +109,14 @@ def answer(
     whole_front: bool = False,
     fewer: bool = True,
     watch: Callable[[int, int], None] | None = None,
+    known: Sequence[Strategy] = (),
 ) -> Answer:
     """Find the best strategies on `gpus` GPUs.
 
     `larger` returns the same question on another number of GPUs. With `whole_front` no point of the front is missed;
     without it, the front covers what the search for the best strategy met. `fewer`: whether smaller numbers of
-    GPUs are tried too. `watch` hears how many of the legal strategies were priced so far.
+    GPUs are tried too. `watch` hears how many of the legal strategies were priced so far. `known`: strategies that
+    are likely among the best, such as the `first` of an answer to a question like this one; the answer is the same.
 
     Raises InputError if no strategy is legal, or if none fits: then it names the fewest GPUs that suffice.
     """
@@ -120,7 +126,7 @@ def answer(
     try:
         slack, front_limit = _SLACK if objective == "memory" else 0.0, _FRONT if whole_front else 0.0
         explored = branch_and_bound.explore(
-            pricing, gpus, options, 2 * keep, slack, front_limit, watch
+            pricing, gpus, options, 2 * keep, slack, front_limit, watch, known=known
         )  # two mesh orders
     except InputError as error:
         raise _with_suggested_gpus(error, pricing, gpus) from None
@@ -159,7 +165,16 @@ def answer(
         fewer=_fewer(larger, gpus, ranked[0]) if fewer and objective == "throughput" else None,
         lengths=lengths(prices, ranked[0]),
         types=types,
+        first=tuple(explored.rows.strategy(row) for row in _first(explored)),
     )
+
+
+def _first(explored: Exploration) -> list[int]:
+    """Rows of the fastest strategies of the first pass, of all and of each family."""
+    best = [int(row) for row in explored.order[:_FIRST]]
+    kinds = explored.family[explored.order]
+    of_families = [int(row) for kind in np.unique(kinds) for row in explored.order[kinds == kind][:2]]
+    return list(dict.fromkeys([*best, *of_families]))
 
 
 def _fastest(explored: Exploration, keep: int) -> list[int]:

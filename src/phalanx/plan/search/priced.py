@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.rank_layout import Layout
 from phalanx.plan.search import strategy_columns
 from phalanx.plan.search.column_pricing import Floats, Pricing
-from phalanx.schedule.pipeline.given_layout import ends_of
+from phalanx.schedule.pipeline.given_layout import Blocks, ends_of
 from phalanx.spec.strategy.spec import Strategy
 
 COMMUNICATION = ("tp", "cp", "ep", "dp", "transfers")
@@ -55,9 +56,11 @@ def price(pricing: Pricing, strategies: Sequence[Strategy]) -> list[PricedStrate
     return price_with_step(pricing, strategies)[0] if strategies else []
 
 
-def price_with_step(pricing: Pricing, strategies: Sequence[Strategy]) -> tuple[list[PricedStrategy], Step]:
-    """Price strategies, at least one; with the columns of their steps."""
-    how = layout_of(pricing, strategies)
+def price_with_step(
+    pricing: Pricing, strategies: Sequence[Strategy], cuts: Sequence[Blocks | None] = ()
+) -> tuple[list[PricedStrategy], Step]:
+    """Price strategies, at least one; with the columns of their steps. `cuts`: as for `layout_of`."""
+    how = layout_of(pricing, strategies, cuts)
     step = step_of(pricing.shape, how, pricing.system, pricing.profile)
     memory = memory_of(pricing.shape, how, pricing.profile, step.ahead)
     count = len(strategies)
@@ -70,13 +73,18 @@ def price_with_step(pricing: Pricing, strategies: Sequence[Strategy]) -> tuple[l
     return priced, step
 
 
-def price_under(each: Sequence[Pricing], strategies: Sequence[Strategy]) -> tuple[dict[str, Floats], Floats]:
+def price_under(
+    each: Sequence[Pricing], strategies: Sequence[Strategy], cuts: Sequence[Blocks | None] = ()
+) -> tuple[dict[str, Floats], Floats]:
     """Price strategies under questions that differ in the constants of their stacks alone, all in one call: the terms
-    of a step, and the reserved bytes, those of the first question's strategies first."""
+    of a step, with blocks cut as for `layout_of`, and the reserved bytes, those of the first question's strategies
+    first."""
     pricing, rows = each[0], len(each) * len(strategies)
-    how = layout_of(pricing, [*strategies] * len(each))
+    everything = [*strategies] * len(each)
+    how = layout_of(pricing, everything)
     by = _joined([one.profile for one in each], len(strategies))
-    step = step_of(pricing.shape, how, pricing.system, by)
+    cut = layout_of(pricing, everything, [*cuts] * len(each)) if any(cuts) else how
+    step = step_of(pricing.shape, cut, pricing.system, by)
     reserved = np.broadcast_to(memory_of(pricing.shape, how, by, step.ahead).reserved, rows)
     return {name: np.broadcast_to(term, rows) for name, term in step.terms.items()}, reserved
 
@@ -92,15 +100,17 @@ def _joined(profiles: Sequence[Profile], each: int) -> Profile:
     return replace(profiles[0], **changes)
 
 
-def layout_of(pricing: Pricing, strategies: Sequence[Strategy]) -> Layout:
+def layout_of(pricing: Pricing, strategies: Sequence[Strategy], cuts: Sequence[Blocks | None] = ()) -> Layout:
     """Translate strategies into the columns that the formulas read, with the blocks of the first, the fullest and the
-    last pipeline rank where `layers` lists them, which columns of a search do not hold."""
+    last pipeline rank where `layers` lists them, which columns of a search do not hold, or else `cuts`: the blocks of
+    each chunk of each strategy."""
     even = pricing.layout(strategy_columns.of(strategies))
-    if all(s.layers == "auto" for s in strategies):
+    if all(s.layers == "auto" for s in strategies) and not any(cuts):
         return even
-    blocks = pricing.model.layers + pricing.extra.mtp
-    first, most, last = np.array([ends_of(s, pricing.extra, blocks) for s in strategies], dtype=float).T
-    return replace(even, first_blocks=first, most_blocks=most, last_blocks=last)
+    layers = pricing.model.layers + pricing.extra.mtp
+    ends = [ends_of(s, pricing.extra, layers, cut) for s, cut in zip_longest(strategies, cuts)]
+    first, most, last, place = np.array(ends, dtype=float).T
+    return replace(even, first_blocks=first, most_blocks=most, last_blocks=last, most_place=place)
 
 
 def _per_row(columns: Mapping[str, Column], count: int) -> list[dict[str, float]]:

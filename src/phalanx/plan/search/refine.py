@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import zip_longest
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from phalanx.plan.search.priced import PricedStrategy, price_with_step
 from phalanx.plan.search.strategy_columns import ORDERS, SEARCHED, of
 from phalanx.schedule.partition.balance import Explained, Units, explain, partition
 from phalanx.schedule.pipeline import stages
-from phalanx.schedule.pipeline.given_layout import given_blocks
+from phalanx.schedule.pipeline.given_layout import Blocks, given_blocks, listed
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.schedule.pipeline.schedules import build as build_schedule
 from phalanx.spec.strategy.spec import Schedule, Strategy
@@ -81,30 +82,42 @@ def refined(
     """Price strategies term by term, with their pipelines timed action by action; those that certainly take longer
     than `below` seconds are left out, untimed.
 
-    Strategies that differ only in sharding share one run; so do both orders of stages and replicas without experts:
-    they move no group of tp or cp."""
+    A pipeline whose blocks nothing lists takes as long as the cut that is found here takes, listed; its memory is
+    that of equal chunks until they are listed (stage_lengths.py). Strategies that differ only in sharding share one
+    cut and one run; so do both orders of stages and replicas without experts: they move no group of tp or cp."""
     if not strategies:
         return []
     alike = SEARCHED if pricing.model.experts is None else ()
+    alone = [replace(s, zero=0, shard=None, order=ORDERS[0] if s.order in alike else s.order) for s in strategies]
     priced, step = price_with_step(pricing, strategies)
-    least = _least_makespans(pricing, strategies, step) if below < np.inf else np.zeros(len(strategies))
-    in_time = [
-        (row, p, replace(s, zero=0, shard=None, order=ORDERS[0] if s.order in alike else s.order))
-        for row, (p, s, shortest) in enumerate(zip(priced, strategies, least.tolist(), strict=True))
-        if shortest + beside_pipeline(p.terms) <= (1 + _ROUNDING) * below
-    ]
+    # How long blocks take depends on their number where some of a rank's go to the host.
+    bounded = below < np.inf and not np.any(pricing.profile.offloaded_blocks)
+    shortest = _least_makespans(pricing, strategies, step) if bounded else np.zeros(len(strategies))
+    limit = (1 + _ROUNDING) * below
+    rows = [i for i, p in enumerate(priced) if shortest[i] + (p.strategy.pp == 1) * beside_pipeline(p.terms) <= limit]
+    priced, step = [priced[i] for i in rows], _rows_of(step, rows, len(priced))
+    cuts = _cuts(pricing, [alone[i] for i in rows], step)
+    if any(cuts):
+        cut_prices, step = price_with_step(pricing, [strategies[i] for i in rows], cuts)
+        priced = [replace(p, terms=cut.terms) for p, cut in zip(priced, cut_prices, strict=True)]
+    in_time = [k for k, p in enumerate(priced) if shortest[rows[k]] + beside_pipeline(p.terms) <= limit]
     first: dict[Strategy, int] = {}
-    for row, _, unsharded in in_time:
-        first.setdefault(unsharded, row)
-    runs = dict(
-        zip(first, _runs(pricing, list(first), _rows_of(step, list(first.values()), len(priced))), strict=True)
-    )
+    for k in in_time:
+        first.setdefault(alone[rows[k]], k)
+    chosen = list(first.values())
+    timed = _runs(pricing, list(first), _rows_of(step, chosen, len(priced)), [cuts[k] for k in chosen])
+    runs = dict(zip(first, timed, strict=True))
     results = []
-    for _, p, unsharded in in_time:
-        pipeline = runs[unsharded]
-        refined_price = replace(p, seconds=pipeline.seconds(p.terms), terms=pipeline.terms(p.terms))
-        results.append((refined_price, pipeline))
+    for k in in_time:
+        p, pipeline = priced[k], runs[alone[rows[k]]]
+        results.append((replace(p, seconds=pipeline.seconds(p.terms), terms=pipeline.terms(p.terms)), pipeline))
     return results
+
+
+def as_cut(pricing: Pricing, s: Strategy) -> Strategy:
+    """Return a strategy with the blocks of each chunk listed as they are cut; the same where nothing is cut."""
+    (blocks,) = _cuts(pricing, [s], pricing.step(of([s])))
+    return s if blocks is None else replace(s, layers=listed(blocks))
 
 
 def _rows_of(step: Step, rows: list[int], count: int) -> Step:
@@ -134,11 +147,6 @@ def _least_makespans(pricing: Pricing, strategies: Sequence[Strategy], step: Ste
     return least
 
 
-def run(pricing: Pricing, strategies: Sequence[Strategy]) -> list[PipelineRun]:
-    """Time the pipeline of each strategy; without a pipeline, the makespan is the rank's work."""
-    return _runs(pricing, strategies, pricing.step(of(strategies))) if strategies else []
-
-
 def run_placed(pricing: Pricing, s: Strategy, step: Step, count: int) -> list[float]:
     """Return the seconds of a strategy's step as it is placed in `count` ways, of which `step` has an element each,
     with the pipeline timed action by action; its chunks are cut anew for each."""
@@ -147,22 +155,43 @@ def run_placed(pricing: Pricing, s: Strategy, step: Step, count: int) -> list[fl
     return [run.seconds({name: float(term[i]) for name, term in columns.items()}) for i, run in enumerate(runs)]
 
 
-def _runs(pricing: Pricing, strategies: Sequence[Strategy], step: Step) -> list[PipelineRun]:
-    """Time the pipelines of strategies whose steps are columns; those that take equally long share one run."""
+def _chunks(
+    pricing: Pricing, strategies: Sequence[Strategy], step: Step, cuts: Sequence[Blocks | None] = ()
+) -> dict[int, _Chunks]:
+    """Return what the chunks of strategies with a pipeline cost, by their place; `cuts`: the blocks of each chunk
+    where nothing gives them."""
     count = len(strategies)
-    work = np.broadcast_to(sum(step.terms[name] for name in _PIPELINED), count)
     kinds = [_rows(passes, count) for _, passes in step.blocks]
     heads = _rows(step.head, count)
     experts = pricing.model.experts
     plain = [experts is None or i in experts.dense_layers for i in range(pricing.model.layers)]
     plain += [experts is None] * pricing.extra.mtp
-    pipelines: dict[int, tuple[_Chunks, int]] = {}
-    for i, s in enumerate(strategies):
+    chunks: dict[int, _Chunks] = {}
+    for i, (s, cut) in enumerate(zip_longest(strategies, cuts)):
         if s.pp > 1:
             passes = tuple(kinds[0][i] if dense else kinds[-1][i] for dense in plain)
-            given = given_blocks(s, pricing.extra, len(plain))
-            chunks = _Chunks(s.schedule, s.pp, s.virtual, passes, heads[i], given)
-            pipelines[i] = chunks, s.accumulation(pricing.job)
+            given = given_blocks(s, pricing.extra, len(plain)) or cut
+            chunks[i] = _Chunks(s.schedule, s.pp, s.virtual, passes, heads[i], given)
+    return chunks
+
+
+def _cuts(pricing: Pricing, strategies: Sequence[Strategy], step: Step) -> list[Blocks | None]:
+    """Return the blocks of each chunk of each strategy; None where they are given, or there is no pipeline."""
+    open_ = {i: c for i, c in _chunks(pricing, strategies, step).items() if c.given is None}
+    return [_cut(open_[i])[0] if i in open_ else None for i in range(len(strategies))]
+
+
+def _runs(
+    pricing: Pricing, strategies: Sequence[Strategy], step: Step, cuts: Sequence[Blocks | None] = ()
+) -> list[PipelineRun]:
+    """Time the pipelines of strategies whose steps are columns; those that take equally long share one run. `cuts`:
+    the blocks of each chunk where nothing gives them; without, blocks are cut here."""
+    count = len(strategies)
+    work = np.broadcast_to(sum(step.terms[name] for name in _PIPELINED), count)
+    pipelines = {
+        i: (chunks, strategies[i].accumulation(pricing.job))
+        for i, chunks in _chunks(pricing, strategies, step, cuts).items()
+    }
     runs = _timed(list(dict.fromkeys(pipelines.values())))
     return [
         runs[pipelines[i]] if i in pipelines else PipelineRun(float(work[i]), (pricing.model.layers,), 0.0, 0.0)

@@ -27,6 +27,7 @@ from phalanx.cost.ledger.pipeline_formulas import NAMES
 from phalanx.plan.search.strategy_columns import COLUMNS, ORDERS, Ints, Options, Strategies, named_columns
 from phalanx.schedule.pipeline.given_layout import given_blocks
 from phalanx.schedule.pipeline.schedules import SCHEDULES
+from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import NARROW_MULTIPLE, Job
 from phalanx.spec.model.spec import ModelSpec
@@ -139,6 +140,24 @@ def size(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> Ints
     )
     counts: Ints = np.prod([step.times for step in steps], axis=0, dtype=np.int64)
     return counts
+
+
+def may_choose(s: Strategy, model: ModelSpec, job: Job, ranks: int, options: Options) -> bool:
+    """Whether a search over `ranks` ranks may choose a strategy, or one that recomputes the same blocks."""
+    try:
+        check(s, model, job, ranks)
+    except InputError:
+        return False
+    m, way = s.accumulation(job), (NAMES.index(s.schedule), s.virtual)
+    if not options.allows(s, m) or way not in pipeline_ways(model.layers, s.pp, m):
+        return False
+    return not options.extra.changed() or _adds_up((s.pp, *way), model, options)
+
+
+def contains(s: Strategy, model: ModelSpec, job: Job, ranks: int, options: Options) -> bool:
+    """Whether a search over `ranks` ranks has a strategy: the one of those that recompute the same blocks."""
+    kinds = _distinct(options.recompute, model.layers, -(-model.layers // (s.pp * s.virtual)))
+    return recomputation.encode(s.recompute) in kinds and may_choose(s, model, job, ranks, options)
 
 
 def experts(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> Strategies:

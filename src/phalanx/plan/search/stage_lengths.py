@@ -22,6 +22,7 @@ import numpy as np
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.priced import layout_of
 from phalanx.plan.search.refine import RankedStrategy, RefinedPrices
+from phalanx.schedule.pipeline.given_layout import listed
 from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.strategy.spec import Strategy
 
@@ -78,7 +79,7 @@ def that_fit(prices: RefinedPrices, candidates: Sequence[RankedStrategy]) -> lis
     best = candidates[0].seconds
     too_large = [r for r in prices.met() if not r.priced.fits and r.strategy.pp > 1 and r.strategy.layers == "auto"]
     too_large = sorted((r for r in too_large if r.seconds < best), key=lambda r: r.seconds)[:_TRIED]
-    cuts = [replace(r.strategy, layers=_listed(cut)) for r in too_large for cut in cuts_of(r.strategy, pricing)]
+    cuts = [replace(r.strategy, layers=listed(cut)) for r in too_large for cut in cuts_of(r.strategy, pricing)]
     cuts = [s for s in dict.fromkeys(cuts) if pricing.options.allows(s, s.accumulation(pricing.job))]
     if not cuts:
         return []
@@ -98,9 +99,9 @@ def lengths(prices: RefinedPrices, best: RankedStrategy) -> StageLengths | None:
     if s.pp == 1 or layers % chunks or len(set(best.run.blocks)) == 1 or not can_list(pricing):
         return None
     cuts = ((layers // chunks,) * chunks, best.run.blocks)
-    equal, listed = prices.of([replace(s, layers=_listed(cut)) for cut in cuts])
-    chosen = StageLengths(listed, equal.seconds if equal.priced.fits else None)
-    return chosen if listed.priced.fits and listed.seconds <= (1 - _GAIN) * equal.seconds else None
+    equal, unequal = prices.of([replace(s, layers=listed(cut)) for cut in cuts])
+    chosen = StageLengths(unequal, equal.seconds if equal.priced.fits else None)
+    return chosen if unequal.priced.fits and unequal.seconds <= (1 - _GAIN) * equal.seconds else None
 
 
 def cuts_of(s: Strategy, pricing: Pricing) -> Iterator[tuple[int, ...]]:
@@ -121,7 +122,3 @@ def cuts_of(s: Strategy, pricing: Pricing) -> Iterator[tuple[int, ...]]:
             blocks[min(others[: len(others) - (k == 0)] or others, key=lambda i: (blocks[i], -i))] += 1
         if min(blocks[1:-1], default=1) > 0 and min(blocks) >= 0:
             yield tuple(blocks)
-
-
-def _listed(blocks: tuple[int, ...]) -> str:
-    return "/".join(map(str, blocks))

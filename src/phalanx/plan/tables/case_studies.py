@@ -9,7 +9,7 @@ from phalanx.plan.question import cluster_named, model_named, pricing_by_gpus
 from phalanx.plan.search import refine, why_not
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.planner import best_on
-from phalanx.plan.search.priced import PricedStrategy, price
+from phalanx.plan.search.priced import PricedStrategy
 from phalanx.plan.search.why_not import TERM_NAMES
 from phalanx.plan.tables.table import Sheet, columns
 from phalanx.schedule.pipeline.stages import check
@@ -252,8 +252,8 @@ def study(case: Case) -> CaseResult:
     if case.used:
         s = strategy(case)
         check(s, pricing.model, pricing.job, case.gpus)
-        (used,), (run,) = price(pricing, [s]), refine.run(pricing, [s])
-        seconds = run.seconds(used.terms)
+        ((used, _),) = refine.refined(pricing, [s])
+        seconds = used.seconds
     best = best_on(pricing, case.gpus)
     if best is None:
         return CaseResult(case, used, seconds, None, None, "nothing fits here")

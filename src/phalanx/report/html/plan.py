@@ -176,7 +176,8 @@ def _front(a: Answer) -> Section:
     return Section(
         "Time against memory",
         "scatter",
-        f"dashed: {size(usable)} usable; hover, or open the numbers, for strategies",
+        f"of what the search priced (phalanx plan --front: all); dashed: {size(usable)} usable; hover, or open the "
+        "numbers, for strategies",
         columns=("", "strategy", "step", "memory", "MFU"),
         rows=rows,
         chart={"x": "seconds a step", "y": "GiB", "points": points, "limit": {"value": usable / GIB}},

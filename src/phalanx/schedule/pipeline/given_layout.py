@@ -16,8 +16,16 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import StackOptions
 
+Blocks = tuple[int, ...]
+"""The blocks of each chunk of a pipeline, in forward order."""
 
-def given_blocks(s: Strategy, options: StackOptions, layers: int) -> tuple[int, ...] | None:
+
+def listed(blocks: Blocks) -> str:
+    """Write the blocks of each chunk as `layers` does: 7/8/8/7."""
+    return "/".join(map(str, blocks))
+
+
+def given_blocks(s: Strategy, options: StackOptions, layers: int) -> Blocks | None:
     """Return the blocks of each of pp x virtual chunks; None where nothing gives them, or there is no pipeline.
 
     Raises InputError for parts that do not add up."""
@@ -41,7 +49,7 @@ def given_blocks(s: Strategy, options: StackOptions, layers: int) -> tuple[int, 
     return tuple(blocks)
 
 
-def _short_ends(s: Strategy, o: StackOptions, layers: int) -> tuple[int, ...]:
+def _short_ends(s: Strategy, o: StackOptions, layers: int) -> Blocks:
     """Return the blocks of each chunk where those of the first or last rank are given."""
     ends = {0: o.first_stage_layers, s.pp - 1: o.last_stage_layers}
     given = {rank: count for rank, count in ends.items() if count}
@@ -63,19 +71,20 @@ def _short_ends(s: Strategy, o: StackOptions, layers: int) -> tuple[int, ...]:
     return blocks
 
 
-def ends_of(s: Strategy, options: StackOptions, layers: int) -> tuple[int, int, int]:
-    """Return the blocks of the first, the fullest and the last pipeline rank; -1 each where nothing gives them, or
-    what is given does not add up."""
+def ends_of(s: Strategy, options: StackOptions, layers: int, cut: Blocks | None = None) -> tuple[int, int, int, int]:
+    """Return the blocks of the first, the fullest and the last pipeline rank and the place of the first that is
+    fullest; -1 each where nothing gives them, nor `cut`, the blocks of each chunk, or where what is given does not
+    add up."""
     try:
-        blocks = given_blocks(s, options, layers)
+        blocks = given_blocks(s, options, layers) or cut
     except InputError:
-        return -1, -1, -1
+        return -1, -1, -1, -1
     if blocks is None:
-        return -1, -1, -1
+        return -1, -1, -1, -1
     ranks = blocks_of_ranks(blocks, s)
-    return ranks[0], max(ranks), ranks[-1]
+    return ranks[0], max(ranks), ranks[-1], ranks.index(max(ranks))
 
 
-def blocks_of_ranks(blocks: tuple[int, ...], s: Strategy) -> tuple[int, ...]:
+def blocks_of_ranks(blocks: Blocks, s: Strategy) -> tuple[int, ...]:
     """Return the blocks of each pipeline rank, from those of each chunk."""
     return tuple(np.bincount(rank_of(s), weights=blocks, minlength=s.pp).astype(int).tolist())

@@ -110,6 +110,10 @@ class Rates:
     device has none."""
 
 
+MEASURED_PRODUCT = 4096
+"""Rows and columns of the square product whose rate `phalanx measure` records of a GPU as peak_flops_per_s."""
+
+
 @dataclass(frozen=True)
 class KernelRates:
     """How fast one rank computes while `concurrent` ranks of its host do the same."""
