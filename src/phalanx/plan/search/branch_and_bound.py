@@ -28,6 +28,9 @@ _CORES, _ROWS = 64, 32
 _MANY = 1024
 """The same of cores where strategies are known that are likely to be as fast."""
 
+_ROUNDING = 1 + 1e-9
+"""A price may differ in its last digits with the rows beside it."""
+
 _FIRST = 256
 """How many cores of each family are priced before the others are held against them."""
 
@@ -188,7 +191,7 @@ class _Incumbents:
             return
         rows = strategy_columns.of(strategies)
         rows = rows.take(self._pricing.bytes_(rows) <= self._pricing.usable)
-        seconds = self._pricing.seconds(rows)
+        seconds = self._pricing.seconds(rows) * _ROUNDING
         np.minimum.at(self._best_of_family, family(rows), seconds)
         if len(seconds) > self._keep:
             self._overall_bound = float(np.partition(seconds, self._keep)[self._keep])
