@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 
 WORLD, MICRO_BATCHES, BLOCKS, WIDTH = 8, 2, 4, 512
@@ -51,14 +52,23 @@ def ddp(no_sync: bool = False, **options: Any) -> None:
     train(model, lambda m: model.no_sync() if no_sync and m < MICRO_BATCHES - 1 else nullcontext())
 
 
-def sharded(mesh: tuple[int, ...] = (WORLD,), synchronised_once: bool = False, mixed: bool = False, **o: Any) -> None:
+def sharded(
+    mesh: tuple[int, ...] = (WORLD,),
+    synchronised_once: bool = False,
+    mixed: bool = False,
+    recomputed: bool = False,
+    **o: Any,
+) -> None:
+    """fully_shard of every block and the root; `recomputed`: blocks under torch's checkpoint wrapper."""
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     o["mesh"] = init_device_mesh("cuda", mesh, mesh_dim_names=("replicate", "shard")[-len(mesh) :])
     if mixed:
         o["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
     model = nn.Sequential(*(Block() for _ in range(BLOCKS))).cuda()
-    for block in model:
+    for i, block in enumerate(model):
+        if recomputed:
+            block = model[i] = checkpoint_wrapper(block)
         fully_shard(block, **o)
     fully_shard(model, **o)
     assert isinstance(model, FSDPModule)
@@ -90,7 +100,7 @@ def tensor_parallel(sequence: bool = False, dp: int = 1) -> None:
     train(model, lambda m: nullcontext(), tokens=16 // (WORLD // dp) if sequence else 16)
 
 
-def pipelined(schedule: str, ddp: bool = False) -> None:
+def pipelined(schedule: str, ddp: bool = False, **o: Any) -> None:
     """Two pipeline ranks of four data-parallel ones each, under fully_shard or DDP; four micro-batches."""
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.pipelining import PipelineStage, schedules
@@ -104,10 +114,10 @@ def pipelined(schedule: str, ddp: bool = False) -> None:
     for index in mine:
         part = nn.Sequential(*(Block() for _ in range(BLOCKS // 2 // len(mine)))).cuda()
         for block in part if not ddp else ():
-            fully_shard(block, mesh=mesh["dp"])
+            fully_shard(block, mesh=mesh["dp"], **o)
         whole = nn.parallel.DistributedDataParallel(part, process_group=mesh.get_group("dp")) if ddp else part
         if not ddp:
-            fully_shard(part, mesh=mesh["dp"])
+            fully_shard(part, mesh=mesh["dp"], **o)
         parts.append(whole)
         stages.append(PipelineStage(whole, index, 2 * len(mine), torch.device("cuda"), group=mesh.get_group("pp")))
 
@@ -123,7 +133,7 @@ def pipelined(schedule: str, ddp: bool = False) -> None:
         optimizer.zero_grad()
 
 
-def accelerated(fsdp: bool) -> None:
+def accelerated(fsdp: bool, recomputed: bool = False) -> None:
     """accelerate with bf16 and two micro-batches, under FSDP2 or DDP."""
     from accelerate import (  # type: ignore[import-not-found]
         Accelerator,
@@ -133,7 +143,10 @@ def accelerated(fsdp: bool) -> None:
     options: dict[str, Any] = {"mixed_precision": "bf16", "gradient_accumulation_steps": MICRO_BATCHES}
     if fsdp:
         options["fsdp_plugin"] = FullyShardedDataParallelPlugin(
-            fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Block"]
+            fsdp_version=2,
+            auto_wrap_policy="transformer_based_wrap",
+            transformer_cls_names_to_wrap=["Block"],
+            activation_checkpointing=recomputed,
         )
     accelerator = Accelerator(**options)
     model: nn.Module = nn.Sequential(*(Block() for _ in range(BLOCKS)))

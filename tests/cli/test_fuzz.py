@@ -3,12 +3,13 @@ field. `make fuzz` draws more (support/fuzz)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.fuzz.campaign import campaign, measured, prepared
-from support.fuzz.commands import QUICK, Case
+from support.fuzz.commands import QUICK, SLOW, Case
 from support.fuzz.examine import forked, here
 from support.fuzz.rule import Outcome, verdict
 
@@ -64,3 +65,44 @@ def test_command_lines_are_valid_before_mistakes_are_made(work: Path, number: in
 )
 def test_the_rule_sees_what_breaks_it(code: int, out: str, err: str, expected: str) -> None:
     assert verdict(Case("command line", ("scaling", "--json")), Outcome(code, out, err, 0.0)) == expected
+
+
+_KEPT = ("done", "refused", "failed")
+_EXTREMES = ("0", "-1", "1e-300", "nan", "1e18", "1e400", "2147483648", "999999999999999999999")
+_NUMBER = re.compile(r"[\d.]+(e\d+)?([kMGTBKs]|ms|GB|MB)?")
+
+
+def _extremes() -> Iterator[Case]:
+    """Yield every numeric option of every line that the fuzzer knows, once, with each extreme value."""
+    seen: set[tuple[str, ...]] = set()
+    for words, options in (*QUICK, *SLOW):
+        flags = sorted(name for name, value in options.items() if value is None)
+        for option, value in options.items():
+            if value is None or not _NUMBER.fullmatch(value) or (words[0], option, *flags) in seen:
+                continue
+            seen.add((words[0], option, *flags))
+            for extreme in _EXTREMES:
+                changed = {**options, option: extreme}
+                given = [w for name, x in changed.items() for w in ((name,) if x is None else (name, x))]
+                yield Case("command line", (*words, *given))
+
+
+@pytest.mark.long
+def test_extreme_numbers_keep_the_rule(work: Path) -> None:
+    cases = list(_extremes())
+    assert len(cases) > 700
+    broken = [f"{how}: {case}" for case in cases if (how := verdict(case, forked(case, work))) not in _KEPT]
+    assert not broken, broken
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "scaling --params 7B --tokens 300B --tflops 1e-300 --gpus 64,128 --json",
+        "serve-plan --model llama2-7b --cluster dgx-h100 --gpus 4 --input 1000 --output 100 --rate 1e-300",
+        "parity job.toml --strategy dp=2 --steps 999999999999999999999 --json",
+    ],
+)
+def test_numbers_that_overflowed_are_refused(line: str, work: Path) -> None:
+    case = Case("command line", tuple(line.split()))
+    assert verdict(case, here(case, work)) == "refused"

@@ -112,3 +112,24 @@ def test_accelerate_holds_initial_weights_once_and_splits_no_layer() -> None:
     assert 'nullcontext() if os.environ.get("RANK", "0") == "0" else init_empty_weights()' in script
     with pytest.raises(InputError, match=r"strategy\.tp = 2: accelerate splits no layer"):
         export(_plan("accelerate", dp=4, zero=3, tp=2), "accelerate")
+
+
+@pytest.mark.parametrize("launcher", ["jobset", "skypilot"])
+def test_a_blank_that_a_launcher_passes_on_is_a_blank(launcher: str, tmp_path: Path) -> None:
+    """Manifests name theirs FILL-IN-LR and so on: train.sh stops at these too."""
+    plan = replace(_plan("torchtitan", dp=8, zero=3), train=Train())
+    write(export(plan, "torchtitan", launcher), tmp_path)
+    blanks = {name: f"FILL-IN-{name}" for name in ("DATA_PATH", "TOKENIZER", "CHECKPOINTS", "LR", "TRAIN_ITERS")}
+    assert all(value in "".join(p.read_text() for p in tmp_path.iterdir()) for value in blanks.values())
+    run = subprocess.run(
+        ["bash", "train.sh"], cwd=tmp_path, env={"PATH": "/usr/bin:/bin", **blanks}, capture_output=True, text=True
+    )
+    assert (run.returncode, "DATA_PATH is a blank" in run.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_checkpoints_leave_the_folder_of_the_export(to: str) -> None:
+    """It is read-only in a pod, and on one node's disk elsewhere."""
+    e = export(_plan(TARGETS[to].stacks[0], dp=8), to)
+    assert "CHECKPOINTS" in [b.name for b in e.program.blanks]
+    assert any("CHECKPOINTS" in text.split("done\n", 1)[-1] for text in e.files.values())

@@ -76,7 +76,7 @@ def _brute(model: ModelSpec, job: Job, ranks: int, options: strategy_columns.Opt
     return found
 
 
-@examples(10, 100)
+@examples(5, 100)
 def test_columns_are_what_the_checks_allow(examples):
     @settings(max_examples=examples)
     @given(

@@ -153,7 +153,7 @@ def test_matrices_too_small_for_factors_are_sent_as_they_are() -> None:
     assert [p.fqn for p in rest] == ["small", "vector"]
 
 
-@examples(4, 60)
+@examples(2, 60)
 @pytest.mark.parametrize("world", sampled([2, 3, 4], (2,)))
 def test_nothing_is_lost(pool: Pool, world: int, examples: int) -> None:
     """At lr = 0, T results and what is kept back in the end are T times the gradient."""

@@ -242,7 +242,7 @@ def layouts(draw: st.DrawFn) -> Strategy:
     )
 
 
-@examples(2, 30)
+@examples(1, 30)
 def test_a_run_with_experts_goes_on_over_any_layout(
     pool: Pool, tmp_path_factory: pytest.TempPathFactory, examples: int
 ) -> None:

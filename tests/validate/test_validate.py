@@ -230,6 +230,13 @@ def test_the_command_on_another_file(tmp_path: Path) -> None:
     assert set(found["by_family"]) == {"megatron-sc21"}
 
 
+def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("source_family,gpu,gpus,model\n")
+    with pytest.raises(InputError, match="has no rows"):
+        records.load(path)
+
+
 def test_a_file_without_the_columns_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text("a,b\n1,2\n")

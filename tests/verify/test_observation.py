@@ -21,7 +21,14 @@ from torch.distributed.fsdp import fully_shard
 from phalanx.cost.step.expand import expand
 from phalanx.plan.explain.observed_against_plan import compare
 from phalanx.schedule.layout import Layout
-from phalanx.schedule.observation import Observation, Observed, RankObservation, from_json, to_json
+from phalanx.schedule.observation import (
+    BackwardStart,
+    Observation,
+    Observed,
+    RankObservation,
+    from_json,
+    to_json,
+)
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import Job, Train
@@ -42,6 +49,7 @@ def _equal(name: str, recorded: RankObservation | str, observed: RankObservation
     assert observed.flops == recorded.flops, name
     assert observed.micro_batches == recorded.micro_batches, name
     assert abs(observed.peak - recorded.peak) <= 0.01 * recorded.peak, (name, observed.peak, recorded.peak)
+    assert observed.backward_starts == recorded.backward_starts, name
 
 
 def test_observed_is_recorded() -> None:
@@ -306,6 +314,48 @@ def _autocast() -> Observation:
             optimizer.step()
 
     return phalanx_observe(program, world=1)
+
+
+def _kept_for_backward(reshard: bool) -> Observation:
+    """Three products of 8 x 8 under fully_shard on 2 ranks, then a head that is called by itself, in two parts."""
+
+    def program() -> None:
+        mesh = init_device_mesh("cuda", (2,), mesh_dim_names=("shard",))
+        model = torch.nn.Sequential(*(torch.nn.Linear(8, 8, bias=False) for _ in range(4))).cuda()
+        for layer in model[:3]:
+            fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
+        model.forward = lambda x: model[2](model[1](model[0](x)))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            for _ in range(2):
+                hidden = model(torch.randn(4, 8, device="cuda"))
+                leaf = hidden.detach().requires_grad_()
+                for part in leaf.chunk(2):
+                    model[3](part).sum().backward()
+                hidden.backward(leaf.grad)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return phalanx_observe(program, world=2, ranks=[0])
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_what_the_backward_pass_keeps(reshard: bool) -> None:
+    """By kind and unit as each backward pass begins; a part of the model that is called by itself is of its
+    micro-batch."""
+    rank = in_fresh_process(_kept_for_backward, reshard).ranks[0]
+    assert rank.micro_batches == 2
+    assert [b.micro_batches for b in rank.backward_starts] == [(0,), (0,), (0,), (1,), (1,), (1,)]
+    weight, part = 4 * 8 * 8, 4 * 2 * 8
+    for start, batch, of_pass in zip(rank.backward_starts, (0, 0, 0, 1, 1, 1), (0, 1, 2) * 2, strict=True):
+        held = {(h.kind, h.module): h.bytes for h in start.holders}
+        for unit in ("0", "1", "2"):
+            assert held.get(("gathered parameters", unit), 0) == (0 if reshard else weight)
+            assert held.get(("gradients", unit), 0) == (weight // 2 if batch else 0)
+        assert held["activations", "0"] == held["activations", "1"] == 2 * part  # inputs of what follows
+        assert held.get(("gradients", "3"), 0) == (weight if batch or of_pass else 0)
+        assert start == BackwardStart("B", start.micro_batches, start.holders)
+    assert rank.fullest_backward_start in rank.backward_starts[3:]
 
 
 def test_a_process_that_has_differentiated_is_told_so() -> None:

@@ -17,7 +17,7 @@ from phalanx.cli.options import (
     Seq,
     Stack,
 )
-from phalanx.cli.tables import print_sheets, require_positive
+from phalanx.cli.tables import print_sheets
 from phalanx.cli.terminal import exit_on_error, require_drawing
 from phalanx.cli.unread import require_only
 
@@ -108,7 +108,8 @@ def _training(params: str, tokens: str | None, tflops: float, gpus: str) -> Shee
 
     if tokens is None:
         raise InputError("--tokens", None, "is missing", "with --params, say how many, e.g. 300B")
-    require_positive({"--tflops": tflops})
+    if not 1e-6 <= tflops <= 1e6:
+        raise InputError("--tflops", tflops, "must be from 1e-6 to 1,000,000 (a GPU reaches some hundreds)")
     count = textbook.counted(params)
     return textbook.training(count, textbook.counted(tokens, "--tokens"), tflops * 1e12, _counts(gpus or "1,1024"))
 

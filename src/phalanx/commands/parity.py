@@ -19,6 +19,8 @@ from phalanx.spec.files.job_file import JobFile
 from phalanx.spec.model import spec as models
 from phalanx.spec.strategy.legality import require_runnable
 
+_MOST_STEPS = 100_000
+
 
 def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> dict[str, Any]:
     """Train `steps` steps with the job's strategy and in one process, and compare losses and gradients.
@@ -32,6 +34,8 @@ def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> dict[st
         raise InputError("--dtype", dtype, "parity has no bound for it", f"use {' or '.join(BOUNDS)}")
     if steps < 1:
         raise InputError("--steps", steps, "must be at least 1")
+    if steps > _MOST_STEPS:
+        raise InputError("--steps", steps, f"must be at most {_MOST_STEPS:,}: every step runs twice")
     if file.strategy is None:
         raise InputError("strategy", "auto", "parity examines one strategy", "name it, e.g. --strategy dp=2")
     models.require_runnable(file.model)

@@ -193,8 +193,8 @@ def _require_known(options: Mapping[str, Any]) -> None:
     for name, low, high in (("reuse", 0.0, 0.99), ("variation", 0.0, 3.0)):
         if not low <= options[name] <= high:
             raise InputError(f"--{name}", options[name], f"must be from {low:g} to {high:g}")
-    if options["rate"] is not None and not 0 < options["rate"] < 1e6:
-        raise InputError("--rate", options["rate"], "must be positive: requests per second")
+    if options["rate"] is not None and not 1e-6 <= options["rate"] <= 1e6:
+        raise InputError("--rate", options["rate"], "must be from 1e-6 to 1,000,000 requests per second")
     if options["price"] is not None and not 0 <= options["price"] < 1e6:
         raise InputError("--price", options["price"], "is not the price of a GPU-hour", "e.g. 2.5")
     loads = [n for n in ("trace", "rate", "concurrency") if options[n]]

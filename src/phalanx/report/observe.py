@@ -90,22 +90,29 @@ def _flops(r: RankObservation) -> Table:
 
 def _memory(r: RankObservation) -> Table:
     where = _PASSES[r.peak_phase]
+    kept = r.fullest_backward_start
+    before = () if kept is None else (f"as backward of micro-batch {kept.micro_batches[0]} begins",)
     grid = table(
         f"live bytes: peak {size(r.peak)} ({r.peak:,} B) in the {where} pass of {unit(r.peak_module) or 'the root'}",
         "held by",
         "of units",
         "bytes",
         "",
+        *before,
         left=("held by", "of units"),
     )
     totals: Counter[str] = Counter()
-    units: dict[str, list[str]] = {}
-    for h in r.holders:
-        totals[h.kind] += h.bytes
-        if h.module:
-            units.setdefault(h.kind, []).append(h.module)
-    for kind, n in totals.most_common():
-        grid.add_row(kind, _units(units.get(kind, [])), f"{n:,}", size(n))
+    totals_before: Counter[str] = Counter()
+    units: dict[str, dict[str, None]] = {}
+    for holders, sums in ((r.holders, totals), (kept.holders if kept else (), totals_before)):
+        for h in holders:
+            sums[h.kind] += h.bytes
+            if h.module:
+                units.setdefault(h.kind, {})[h.module] = None
+    for kind, _ in (totals | totals_before).most_common():
+        n = totals[kind]
+        cells = (f"{totals_before[kind]:,}",) if kept else ()
+        grid.add_row(kind, _units(list(units.get(kind, {}))), f"{n:,}", size(n), *cells)
     if r.host_peak:
         grid.add_row("(in the host's memory)", "", f"{r.host_peak:,}", size(r.host_peak))
     return grid

@@ -58,11 +58,26 @@ class Synchronisation:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """What held `bytes` of device memory when most was live: a kind of tensor, and the module it belongs to."""
+    """What held `bytes` of device memory at a moment: a kind of tensor, and the module it belongs to."""
 
     kind: str
     module: str
     bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardStart:
+    """What device memory held as backward passes of `micro_batches` began, which found the same. `phase`: B, or I
+    where a pipeline computes gradients of inputs apart."""
+
+    phase: str
+    micro_batches: tuple[int, ...]
+    holders: tuple[Holder, ...]
+
+    @property
+    def bytes(self) -> int:
+        """The live bytes."""
+        return sum(h.bytes for h in self.holders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +107,8 @@ class RankObservation:
     `peak_module`: what ran then; `holders`: what was live then; `host_peak`: the most bytes in host memory, where the
     program computes on another device. `flops`: by (phase, module). `step`: 1 for the program's first, which includes
     lazy initialisation, and is taken only where there is no second. `flops_by_type`: by the type of the operands;
-    `trained`: the parameters that got a gradient; `kept`: what only autograd's graph held when the step ended.
+    `trained`: the parameters that got a gradient; `kept`: what only autograd's graph held when the step ended;
+    `backward_starts`: what was live as backward passes began, in order.
     """
 
     rank: int
@@ -113,12 +129,18 @@ class RankObservation:
     flops_by_type: dict[str, int]
     trained: tuple[Trained, ...]
     kept: tuple[Kept, ...]
+    backward_starts: tuple[BackwardStart, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def communication(self) -> tuple[Observed, ...]:
         """The collectives and messages of the step, in the order in which they were issued."""
         return tuple(o for o in self.events if o.event.kind != "compute")
+
+    @property
+    def fullest_backward_start(self) -> BackwardStart | None:
+        """Of the backward passes the one that began with most live bytes."""
+        return max(self.backward_starts, key=lambda b: b.bytes, default=None)
 
 
 @dataclass(frozen=True)
@@ -234,6 +256,10 @@ def rank_to_json(r: RankObservation) -> dict[str, Any]:
         "flops_by_type": r.flops_by_type,
         "trained": [asdict(t) for t in r.trained],
         "kept": [[k.module, list(k.site), k.bytes] for k in r.kept],
+        "held_before_backward": [
+            {"phase": b.phase, "micro_batches": list(b.micro_batches), "held": [asdict(h) for h in b.holders]}
+            for b in r.backward_starts
+        ],
         "notes": list(r.notes),
         "sites": [list(s) for s in sites],
         "groups": [list(g) for g in groups],
@@ -289,5 +315,9 @@ def rank_from_json(r: dict[str, Any]) -> RankObservation:
         r["flops_by_type"],
         tuple(Trained(**t) for t in r["trained"]),
         tuple(Kept(module, Site(*site), n) for module, site, n in r["kept"]),
+        tuple(
+            BackwardStart(b["phase"], tuple(b["micro_batches"]), tuple(Holder(**h) for h in b["held"]))
+            for b in r["held_before_backward"]
+        ),
         tuple(r["notes"]),
     )

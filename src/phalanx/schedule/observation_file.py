@@ -29,6 +29,12 @@ class _Place(TypedDict):
     module: _Text
 
 
+class _BackwardStart(TypedDict):
+    phase: _Text
+    micro_batches: list[_Amount]
+    held: list[Holder]
+
+
 class _RankRecord(TypedDict):
     rank: _Rank
     count: _Count
@@ -46,6 +52,7 @@ class _RankRecord(TypedDict):
     flops_by_type: dict[_Text, _Amount]
     trained: list[Trained]
     kept: list[tuple[_Text, _Site, _Amount]]
+    held_before_backward: list[_BackwardStart]
     notes: list[_Text]
     sites: list[_Site]
     groups: list[list[_Rank]]
@@ -101,7 +108,8 @@ def _require_sound(content: dict[str, Any]) -> None:
             for name in ("bytes", "flops", "alloc", "free", "group_size"):
                 if not 0 <= event.get(name, 1) < 2**62:
                     raise ValueError(f"an event's {name} of {event[name]}")
-        for item in (*r["held_at_peak"], *r["trained"]):
+        before_backward = [h for b in r["held_before_backward"] for h in b["held"]]
+        for item in (*r["held_at_peak"], *before_backward, *r["trained"]):
             for name, value in item.items():
                 if isinstance(value, int) and not 0 <= value < 2**62:
                     raise ValueError(f"{name} of {value}")

@@ -86,4 +86,6 @@ def load(path: Path, needed: tuple[str, ...] = ("source_family", "gpu", "gpus", 
     missing = [c for c in needed if c not in columns]
     if missing:
         raise InputError("--runs", str(path), f"has no column {missing[0]}", "see the files that ship with phalanx")
+    if not rows:
+        raise InputError("--runs", str(path), "has no rows below its header")
     return rows

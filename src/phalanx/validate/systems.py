@@ -132,7 +132,7 @@ def measured(known: System, by: Benched) -> System:
     ranks = np.maximum(by.ranks, inner.ranks + 1)
     blocks = np.maximum(ranks / inner.ranks, 1.001)
     cpu_wait_s = np.maximum(_BENCHED * (1 / gather - 1 / inside), 0.0)
-    rank_s = cpu_wait_s / (ranks - inner.ranks)
+    rank_s = cpu_wait_s / np.maximum(ranks - inner.ranks, 1.0)  # a row may state any node, even one of 10^18
     tree = np.minimum(blocks - 1, 2 * np.log2(blocks))
     between_s_per_byte = (
         np.maximum(1 / reduce - tree * outer.bulk_reduce_hop_s / _BENCHED, 0.1 / reduce) * blocks / (blocks - 1)

@@ -9,6 +9,7 @@ from typing import Any
 
 from phalanx.schedule.event import Event
 from phalanx.schedule.observation import (
+    BackwardStart,
     Holder,
     Kept,
     Observation,
@@ -134,6 +135,7 @@ def observation() -> Any:
         flops_by_type={"bfloat16": 3 * 10**12},
         trained=(Trained("blocks.0", 10**6, 10**6, "float32"),),
         kept=(Kept("blocks.0", site, 2**10),),
+        backward_starts=(BackwardStart("B", (0,), (Holder("activations", "blocks.0", 2**28),)),),
     )
     return json.loads(json.dumps(to_json(Observation("train.py", 8, {"dp": 8}, "cuda", "2.13", (rank,)))))
 

@@ -40,6 +40,7 @@ SEQ = {seq}
 
 given = json.loads(Path("training_arguments.json").read_text())
 given |= {{"learning_rate": float(os.environ["LR"]), "max_steps": int(os.environ["TRAIN_ITERS"])}}
+given["output_dir"] = os.environ["CHECKPOINTS"]
 {more}(arguments,) = HfArgumentParser(TrainingArguments).parse_dict(given)
 tokenizer = AutoTokenizer.from_pretrained(os.environ["TOKENIZER"])
 tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
@@ -68,7 +69,6 @@ def arguments(x: Subject, **more: Any) -> dict[str, Any]:
     if a.name != "adamw":
         raise InputError("job.optimizer.name", a.name, "the exported script trains with AdamW", "use adamw")
     return {
-        "output_dir": "checkpoints",
         "per_device_train_batch_size": s.micro_batch,
         "gradient_accumulation_steps": x.micro_batches,
         "gradient_checkpointing": s.recompute != "none",
@@ -139,6 +139,7 @@ def blanks(x: Subject) -> tuple[Blank, ...]:
     return (
         Blank("DATA_PATH", "Training data: a dataset that datasets.load_dataset reads, with a column `text`."),
         Blank("TOKENIZER", f"A Hugging Face tokenizer, of {x.model.vocab:,} tokens at most."),
+        Blank("CHECKPOINTS", "Folder for checkpoints, on a file system that all nodes see."),
         Blank("LR", "Peak learning rate.", *((f"{t.scaled_lr(x.job.global_batch):g}",) if x.trained else ())),
         Blank("TRAIN_ITERS", "Optimizer steps.", *((str(t.steps),) if x.trained else ())),
     )

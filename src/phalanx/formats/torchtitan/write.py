@@ -27,6 +27,7 @@ def program(x: Subject) -> Program:
     blanks = (
         Blank("DATA_PATH", "Training data: the name of a dataset that torchtitan knows, such as c4."),
         Blank("TOKENIZER", f"A folder with a Hugging Face tokenizer, of {x.model.vocab:,} tokens at most."),
+        Blank("CHECKPOINTS", "Folder for checkpoints, on a file system that all nodes see."),
         Blank("LR", "Peak learning rate.", *((f"{t.scaled_lr(x.job.global_batch):g}",) if x.trained else ())),
         Blank("TRAIN_ITERS", "Optimizer steps.", *((str(t.steps),) if x.trained else ())),
     )
@@ -182,6 +183,7 @@ def plan() -> Trainer.Config:
     return Trainer.Config(
         model_spec=spec,
         loss=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(spec)),
+        dump_folder=os.environ["CHECKPOINTS"],
         hf_assets_path=os.environ["TOKENIZER"],
         dataloader=HuggingFaceTextDataLoader.Config(dataset=os.environ["DATA_PATH"]),
         optimizer=default_adamw(

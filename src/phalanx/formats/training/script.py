@@ -60,7 +60,7 @@ def train_sh(p: Program, per_node: int, nodes: int = 1) -> str:
         names = " ".join(b.name for b in p.blanks)
         parts.append(
             f"for name in {names}; do\n"
-            f'  [ "${{!name}}" != {FILL_IN} ] || {{ echo "$0: $name is a blank: fill it in" >&2; exit 2; }}\n'
+            f'  [[ "${{!name}}" != {FILL_IN}* ]] || {{ echo "$0: $name is a blank: fill it in" >&2; exit 2; }}\n'
             "done\n"
         )
     if p.variables:

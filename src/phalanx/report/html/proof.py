@@ -85,6 +85,11 @@ def _rank(r: RankObservation) -> list[Section]:
     kinds: Counter[str] = Counter()
     for h in r.holders:
         kinds[h.kind] += h.bytes
+    start = r.fullest_backward_start
+    before: Counter[str] = Counter()
+    for h in start.holders if start else ():
+        before[h.kind] += h.bytes
+    as_it_begins = f"as backward of micro-batch {start.micro_batches[0]} begins" if start else "as backward begins"
     byte, binary = largest_unit(sum(kinds.values()), BYTES)
     held = [{"bar": name, "part": kind, "value": n / binary, "text": size(n)} for kind, n in kinds.items()]
     names = ("collective", "over", "count", "bytes each", "phase", "where")
@@ -101,8 +106,8 @@ def _rank(r: RankObservation) -> list[Section]:
             f"Memory of {name} at its peak",
             "stack",
             f"{size(r.peak)} in the {r.peak_phase} pass of {unit(r.peak_module) or 'the root'}",
-            columns=("held by", "bytes"),
-            rows=[(kind, f"{n:,}") for kind, n in kinds.most_common()],
+            columns=("held by", "bytes", as_it_begins),
+            rows=[(kind, f"{kinds[kind]:,}", f"{before[kind]:,}") for kind, _ in (kinds | before).most_common()],
             chart={"unit": byte, "bars": held} if held else {},
         ),
         *_waits(r),

@@ -64,6 +64,8 @@ class Step:
     peak: dict[str, tuple[int, int, str, str]] = field(default_factory=dict)
     """By type of device: the most live bytes, when (a count of changes), in which phase and module."""
     micro_batches: int = 0
+    backwards: list[tuple[Phase, int, int]] = field(default_factory=list)
+    """The backward passes: phase, micro-batch, and when (a count of changes) they began."""
     trained: dict[int, Trained] = field(default_factory=dict)
     """By the id of the parameter: what the optimizers update."""
 
@@ -84,6 +86,7 @@ class AnyStep(TorchDispatchMode):
         self.log: Log | None = None
         """What notes all that happens now, to be repeated."""
         self._sized: set[int] = set()
+        self._backwards = 0
         self._now: tuple[Phase, Call] = ("F", OUTSIDE)
         self._segment: int = -1  # index of the compute event that runs
         self._segment_key: tuple[str, str, int | None] | None = None
@@ -108,7 +111,8 @@ class AnyStep(TorchDispatchMode):
             with (
                 patch.object(torch.UntypedStorage, "resize_", resized),
                 self.position.parts_of_backward(),
-                self.position.owners_of_gathers(),
+                self.position.backward_passes(),
+                self.position.owners_in_fully_shard(),
                 self,
             ):
                 yield self
@@ -141,7 +145,7 @@ class AnyStep(TorchDispatchMode):
             self.device = device
         phase, call = self._now
         size = storage.nbytes()
-        life = Life(device, size, self.clock + 1, kind, call.module, phase)
+        life = Life(device, size, self.clock + 1, kind, self.position.owner(call), phase)
         if phase == "F":
             life.place = place_outside()
         if self.log is not None:
@@ -183,17 +187,17 @@ class AnyStep(TorchDispatchMode):
         if old is None or old.bytes == size:
             return
         self._sized.add(storage._cdata)
+        owner = self.position.owner(self._now[1])
         if self.log is not None:
-            self.log.entries.append(("resize", storage._cdata, old.bytes, size))
-        self.resize(storage._cdata, size)
+            self.log.entries.append(("resize", storage._cdata, old.bytes, size, owner))
+        self.resize(storage._cdata, size, owner)
 
-    def resize(self, key: int, size: int) -> None:
-        """Count a storage with its new size."""
+    def resize(self, key: int, size: int, owner: str) -> None:
+        """Count a storage of the module `owner` with its new size."""
         old = self.known[key]
         old.died = self.clock + 1
-        phase, call = self._now
         kind = GATHERED if size else old.kind
-        life = Life(old.device, size, old.died, kind, call.module, phase, ref=old.ref)
+        life = Life(old.device, size, old.died, kind, owner, self._now[0], ref=old.ref)
         self.known[key] = life
         self.step.lives.append(life)
         self._change(old.device, size - old.bytes)
@@ -247,6 +251,12 @@ class AnyStep(TorchDispatchMode):
 
     def at(self, now: tuple[Phase, Call]) -> None:
         """Say which phase and module's call run now."""
+        phase, call = now
+        if (phase == "B" or phase == "I") and call.micro_batch is not None:
+            before, last = self._now
+            if before != phase or last.micro_batch != call.micro_batch or self._backwards != self.position.backwards:
+                self.step.backwards.append((phase, call.micro_batch, self.clock))
+            self._backwards = self.position.backwards
         self._now = now
         if self.log is not None:
             self.log.at(now)

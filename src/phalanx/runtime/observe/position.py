@@ -19,7 +19,7 @@ import threading
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -84,11 +84,13 @@ class Position:
         self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._parameters: dict[int, str] = {}
         self._roots: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        self._root_of: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
         self._spans: dict[int, _Span] = {}
         self._after_backward = self._optimizing = self._stepped = False
         self._backward = OUTSIDE
+        self.backwards = 0
         self._part: Phase = "B"
-        self._gathered: nn.Module | None = None
+        self._served: nn.Module | None = None
         self._main = threading.get_ident()
         self.optimizers: dict[str, None] = {}
         self._hooks = [
@@ -119,23 +121,50 @@ class Position:
             yield
 
     @contextmanager
-    def owners_of_gathers(self) -> Iterator[None]:
-        """Know whose parameters fully_shard gathers: it does so ahead, while another unit runs."""
-        unshard = FSDPParamGroup.unshard
+    def backward_passes(self) -> Iterator[None]:
+        """Count the calls of the autograd engine, but for those inside of one (reentrant checkpoints)."""
+        run = torch.autograd.graph._engine_run_backward
+        inside = False
 
-        def unshards(group: FSDPParamGroup, *args: Any, **kwargs: Any) -> None:
-            before, self._gathered = self._gathered, group.modules[0]
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            nonlocal inside
+            if inside:
+                return run(*args, **kwargs)
+            inside = True
+            self.backwards += 1
             try:
-                unshard(group, *args, **kwargs)
+                return run(*args, **kwargs)
             finally:
-                self._gathered = before
+                inside = False
 
-        with patch.object(FSDPParamGroup, "unshard", unshards):
+        with ExitStack() as stack:
+            for module in (torch.autograd, torch.autograd.graph):
+                stack.enter_context(patch.object(module, "_engine_run_backward", run_backward))
+            yield
+
+    @contextmanager
+    def owners_in_fully_shard(self) -> Iterator[None]:
+        """Know whose parameters fully_shard gathers, which it does ahead, and whose gradients it reduces, which it
+        does behind, while another unit runs."""
+
+        def owned(name: str) -> Any:
+            run = getattr(FSDPParamGroup, name)
+
+            def runs(group: FSDPParamGroup, *args: Any, **kwargs: Any) -> None:
+                before, self._served = self._served, group.modules[0]
+                try:
+                    run(group, *args, **kwargs)
+                finally:
+                    self._served = before
+
+            return patch.object(FSDPParamGroup, name, runs)
+
+        with owned("unshard"), owned("post_backward"):
             yield
 
     def owner(self, call: Call) -> str:
         """Return the name of the module that a collective issued during `call` serves."""
-        return call.module if self._gathered is None else self._names.get(self._gathered, call.module)
+        return call.module if self._served is None else self._names.get(self._served, call.module)
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -181,6 +210,8 @@ class Position:
             micro_batch = self._stack[-1].micro_batch
         elif inside:
             micro_batch = self.call().micro_batch
+        elif module not in self._roots and (called := self._calls_of_model(module)):
+            micro_batch = called - 1
         else:
             micro_batch = self._roots.get(module, 0)
             if micro_batch == 1 and self.micro_batches == 1:
@@ -189,6 +220,13 @@ class Position:
         call = Call(name, micro_batch)
         self._stack.append(call)
         self._span().mark(_sequence(), call)
+
+    def _calls_of_model(self, module: nn.Module) -> int:
+        """Return how often the model was called since the step began that a module is a part of, which is called by
+        itself (a head, by chunks of tokens)."""
+        root = self._root_of.get(module)
+        model = root() if root is not None else None
+        return 0 if model is None else self._roots.get(model, 0)
 
     def _leave(self, module: nn.Module, args: object, out: object) -> None:
         if self._stack:
@@ -202,6 +240,8 @@ class Position:
         if root and (module not in self._names or not self._parameters):
             for name, inner in module.named_modules():
                 self._names.setdefault(inner, _plain(name))
+                if inner is not module:
+                    self._root_of.setdefault(inner, weakref.ref(module))
             for name, parameter in module.named_parameters():
                 self._parameters[id(parameter)] = _plain(name.rpartition(".")[0])
         return self._names.get(module, type(module).__name__)

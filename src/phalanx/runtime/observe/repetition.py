@@ -70,7 +70,7 @@ class Log:
         """Note a new storage."""
         life.made_in = (self.micro_batch, self.name, len(self.born))
         self.born.append(life)
-        self.entries.append(("birth", life.device, life.bytes, life.kind, life.place))
+        self.entries.append(("birth", life.device, life.bytes, life.kind, life.module, life.place))
 
     def death(self, life: Life) -> None:
         """Note the end of a storage."""
@@ -95,8 +95,8 @@ class Recorder(Protocol):
     def end(self, life: Life) -> None:
         """Count a life's bytes no longer."""
 
-    def resize(self, key: int, size: int) -> None:
-        """Count a storage with its new size."""
+    def resize(self, key: int, size: int, owner: str) -> None:
+        """Count a storage of a module with its new size."""
 
     def count(self, flops: int, dtype: str) -> None:
         """Count FLOPs of what runs now."""
@@ -126,10 +126,9 @@ def repeat(
     assert recorder.log is None
     mine: list[Life] = []
     phase: Phase = "F"
-    module = ""
     for kind, *of in log.entries:
         if kind == "birth":
-            device, size, what, place = of
+            device, size, what, module, place = of
             life = Life(device, size, recorder.clock + 1, what, module, phase, place=place)
             mine.append(life)
             recorder.begin(life)
@@ -148,8 +147,8 @@ def repeat(
             event = replace(observed.event, micro_batch=None if m is None else micro_batch + m)
             recorder.issued(replace(observed, event=event))
         elif kind == "resize":
-            key, _, size = of
-            recorder.resize(key, size)
+            key, _, size, owner = of
+            recorder.resize(key, size, owner)
         elif kind == "wait":
             recorder.waits_at(*of)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import sys
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from phalanx.runtime.observe.any_step import GATHERED, PLAIN, AnyStep, Step, inn
 from phalanx.runtime.observe.position import relative
 from phalanx.runtime.observe.repetition import Life
 from phalanx.schedule.observation import (
+    BackwardStart,
     Holder,
     Kept,
     Observed,
@@ -45,11 +47,11 @@ def summarise(recorder: AnyStep, step: Step, groups: GroupNames) -> RankObservat
         step=step.number,
         events=tuple(_events(step, groups)),
         flops=dict(step.flops),
-        start=_by_kind([x for x in step.lives if x.born <= step.began], recorder.device, step.began),
+        start=_at_start(step, recorder.device),
         peak=peak,
         peak_phase=phase,
         peak_module=module,
-        holders=_holders(step, recorder.device, when),
+        holders=_held(step, recorder.device, [when], phase == "opt")[0],
         host_peak=step.peak.get("cpu", (0,))[0] if recorder.device != "cpu" else 0,
         synchronisations=tuple(Synchronisation(*what, n) for what, n in step.waits.items()),
         micro_batches=step.micro_batches,
@@ -57,6 +59,7 @@ def summarise(recorder: AnyStep, step: Step, groups: GroupNames) -> RankObservat
         flops_by_type=dict(step.flops_by_type),
         trained=_trained(step),
         kept=_kept(recorder),
+        backward_starts=_backward_starts(step, recorder.device),
     )
 
 
@@ -164,27 +167,42 @@ def _optimizer_state() -> set[int]:
     return steps
 
 
-def _kind(life: Life, began: int) -> str:
-    if life.kind:
-        return life.kind
-    if life.born <= began:
-        return "inputs, buffers and other"
-    return {"F": "activations", "opt": "tensors of the optimizer"}.get(life.phase, "tensors of the backward pass")
+_OTHER = "inputs, buffers and other"
+_MADE_IN = {"F": "activations", "opt": "tensors of the optimizer"}
 
 
-def _by_kind(lives: list[Life], device: str, began: int) -> dict[str, int]:
+def _what(life: Life, began: int, optimizing: bool) -> tuple[str, str]:
+    """Return the kind of a tensor that is live, and for those of the step their unit. `optimizing`: whether the last
+    backward pass had ended then; what was made outside of passes before is for those that follow."""
+    if life.born <= began or (life.phase == "opt" and not optimizing):
+        return life.kind or _OTHER, ""
+    return life.kind or _MADE_IN.get(life.phase, "tensors of the backward pass"), unit(life.module)
+
+
+def _at_start(step: Step, device: str) -> dict[str, int]:
+    """Return what was live when the step began, by kind."""
     totals: Counter[str] = Counter()
-    for life in lives:
-        if life.device == device and life.bytes:
-            totals[_kind(life, began)] += life.bytes
+    for life in step.lives:
+        if life.born <= step.began and life.device == device and life.bytes:
+            totals[life.kind or _OTHER] += life.bytes
     return dict(totals)
 
 
-def _holders(step: Step, device: str, when: int) -> tuple[Holder, ...]:
-    """Return what was live at a time, largest first: by kind, and for tensors of the step by unit."""
-    totals: Counter[tuple[str, str]] = Counter()
+def _backward_starts(step: Step, device: str) -> tuple[BackwardStart, ...]:
+    """Return what was live as backward passes began, those that found the same together."""
+    found: dict[tuple[str, tuple[Holder, ...]], list[int]] = {}
+    held_at = _held(step, device, [when for *_, when in step.backwards], optimizing=False)
+    for (phase, micro_batch, _), held in zip(step.backwards, held_at, strict=True):
+        found.setdefault((phase, held), []).append(micro_batch)
+    return tuple(BackwardStart(phase, tuple(batches), held) for (phase, held), batches in found.items())
+
+
+def _held(step: Step, device: str, times: Sequence[int], optimizing: bool) -> list[tuple[Holder, ...]]:
+    """Return what was live at each of some ascending times, largest first."""
+    totals: list[Counter[tuple[str, str]]] = [Counter() for _ in times]
     for life in step.lives:
-        if life.device == device and life.born <= when < life.died and life.bytes:
-            of_step = life.born > step.began
-            totals[_kind(life, step.began), unit(life.module) if of_step else ""] += life.bytes
-    return tuple(Holder(kind, module, n) for (kind, module), n in totals.most_common())
+        if life.device == device and life.bytes:
+            what = _what(life, step.began, optimizing)
+            for i in range(bisect_left(times, life.born), bisect_left(times, life.died)):
+                totals[i][what] += life.bytes
+    return [tuple(Holder(kind, module, n) for (kind, module), n in held.most_common()) for held in totals]

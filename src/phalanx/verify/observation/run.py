@@ -87,6 +87,7 @@ def observe_rank(
 
     recorder = Contentless(FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False), ended)
     recorder.position.second = second_micro_batch
+    how = "ended"
     with ExitStack() as stack:
         if not gc.get_freeze_count():
             gc.freeze()
@@ -110,7 +111,12 @@ def observe_rank(
         stack.enter_context(recorder.fake)
         stack.enter_context(recorder.recording())
         try:
-            program()
+            try:
+                program()
+            except SystemExit as end:
+                how = f"exited with {end.code or 0!r}, at {place_of(end)},"
+                if end.code not in (None, 0):
+                    raise Unobservable(f"the program {how.removesuffix(',')}") from end
             if recorder.position.stepped:
                 recorder.finish()
         except _Enough:
@@ -129,7 +135,7 @@ def observe_rank(
                 ) from error
             raise
     if not results:
-        raise Unobservable("the program ended before its first step: no torch optimizer's step() was called")
+        raise Unobservable(f"the program {how} before its first step: no torch optimizer's step() was called")
     for (what, value, place), count in recorder.answered.items():
         note(f"{what} of a tensor without content: {value} ({count} x, {place})")
     if results[-1].step < wanted:

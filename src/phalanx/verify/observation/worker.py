@@ -15,7 +15,7 @@ from pathlib import Path
 
 from phalanx.schedule.observation import to_json
 from phalanx.verify.observation.processes import end_with_parent, observe_program
-from phalanx.verify.observation.run import Unobservable, place_of
+from phalanx.verify.observation.run import Unobservable
 
 
 def main() -> None:
@@ -27,14 +27,10 @@ def main() -> None:
 
     def program() -> None:
         sys.argv = [script or module, *arguments]
-        try:
-            if script:
-                runpy.run_path(script, run_name="__main__")
-            else:
-                runpy.run_module(module, run_name="__main__", alter_sys=True)
-        except SystemExit as end:
-            if end.code not in (None, 0):
-                raise Unobservable(f"the program exited with {end.code!r}, at {place_of(end)}") from end
+        if script:
+            runpy.run_path(script, run_name="__main__")
+        else:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
 
     ranks = None if task["ranks"] == "classes" else task["ranks"]
     try:
