@@ -10,7 +10,8 @@ import pytest
 import torch
 from support.strategies import PRECISIONS
 
-from phalanx.runtime.comm.communicator import Comm, _Released
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.comm.handles import Released
 from phalanx.runtime.comm.transport import DONE, Call
 from phalanx.runtime.process import status, world
 from phalanx.runtime.process.world import ALONE
@@ -183,5 +184,5 @@ def test_a_recorded_collective_is_over_when_nobody_holds_its_tensors() -> None:
         threading.Timer(0.05, graph.clear).start()
         return DONE
 
-    _Released(Call("all_reduce", (0, 1), 0, tensor, tensor), start).wait()
+    Released(Call("all_reduce", (0, 1), 0, tensor, tensor), start).wait()
     assert not graph

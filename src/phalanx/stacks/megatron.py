@@ -275,6 +275,11 @@ def rules(at: dict[str, str]) -> tuple[Rule, ...]:
     )
 
 
+def _narrow_parameters(at: str) -> Rule:
+    reason = "parameters are gathered in 8 bits by the distributed optimizer"
+    return Rule("zero=0, narrow_parameters=on", reason, "use zero=1", at)
+
+
 _RULES_19 = {
     "moe_sp": "megatron/core/transformer/moe/moe_layer.py:629",
     "cp_seq": f"{_ARGUMENTS}:1296",
@@ -318,7 +323,7 @@ MEGATRON_CORE = Stack(
     constants="megatron-core",
     strategy=entries(STRATEGY, _LINES_19),
     options=entries(OPTIONS, _LINES_19),
-    rules=rules(_RULES_19),
+    rules=(*rules(_RULES_19), _narrow_parameters(f"{_ARGUMENTS}:1061")),
     modules=MODULES,
     needs=_NEEDS,
 )
@@ -338,12 +343,7 @@ MEGATRON_CORE_14 = Stack(
             "use a tp that divides the key heads",
             f"{_TRANSFORMER}:696",
         ),
-        Rule(
-            "zero=0, narrow_parameters=on",
-            "parameters are gathered in 8 bits by the distributed optimizer",
-            "use zero=1",
-            f"{_ARGUMENTS}:617",
-        ),
+        _narrow_parameters(f"{_ARGUMENTS}:617"),
     ),
     modules=MODULES,
     needs=_NEEDS,

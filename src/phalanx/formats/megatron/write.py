@@ -152,7 +152,7 @@ def _data(x: Subject) -> tuple[Setting, ...]:
         ("--ckpt-format", "fsdp_dtensor" if fsdp else None),
         ("--init-model-with-meta-device", fsdp and s.zero > 0),
         ("--no-gradient-accumulation-fusion", fsdp and s.zero > 1),
-        ("--use-distributed-optimizer", s.zero > 0 or fsdp),
+        ("--use-distributed-optimizer", s.zero > 0 or fsdp or _needs_distributed(x)),
         ("--num-distributed-optimizer-instances", s.dp_replicate if s.zero and s.dp_replicate > 1 else None),
         # what the price assumes: gradients are reduced while the last backward pass goes on
         ("--overlap-grad-reduce", several and not (fsdp and s.zero == 0)),
@@ -225,6 +225,13 @@ def _types(x: Subject) -> tuple[Setting, ...]:
         (FLAG["options.optimizer_offload"], o.optimizer_offload if offloaded else None),
         ("--cross-entropy-loss-fusion", o.cross_entropy == "fused"),
     )
+
+
+def _needs_distributed(x: Subject) -> bool:
+    """Return whether an option needs the distributed optimizer, of one rank too, where it shards nothing."""
+    o = x.options
+    state = {o.first_moment, o.second_moment, o.master} - {"auto", "float32"}
+    return bool(state or o.gradients == "bfloat16" or o.optimizer_offload or o.narrow_parameters == "on")
 
 
 def _optimizer(x: Subject) -> tuple[Setting, ...]:
