@@ -23,11 +23,13 @@ from phalanx.plan.search.priced import price
 from phalanx.schedule.layout import Layout
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import GIB
-from phalanx.spec.files.job_file import make_model
+from phalanx.spec.files.job_file import build, make_model
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy, parse
+from phalanx.spec.strategy.stack_options import StackOptions
+from phalanx.spec.strategy.stack_options import parse as parse_options
 
 PAGE = (Path(__file__).parents[2] / "docs" / "prediction.md").read_text()
 BF16 = Precision("bfloat16")
@@ -135,16 +137,17 @@ def test_the_answer_that_started_it() -> None:
     """Reductions of gradients and their bytes on rank 0, which `verify` holds equal to what is recorded."""
     for line in re.findall(r"^\| (?:before|now) \| .*$", PAGE, re.M):
         _, which, strategy, predicted, reductions, _ = (cell.strip() for cell in line.split("|"))
-        s = Strategy(**parse(strategy.strip("`")))
+        written, _, options = strategy.strip("`").partition("`, `")
+        s = Strategy(**parse(written))
         view = Layout(_model("llama3-70b"), QUESTION, s).stage_view()
         reduced = [t for t in terms(view) if t.event.op == "reduce_scatter" and t.event.unit == "gradients"]
         count, bytes_ = sum(t.count for t in reduced), sum(t.bytes for t in reduced)
         assert reductions.startswith(f"{count:,} on a rank, {bytes_ / 1e9:,.1f} GB"), line
         if which == "now":
-            assert predicted == f"{_refined(s):.2f} s"
+            assert predicted == f"{_refined(s, build(StackOptions, parse_options(options), 'options')):.2f} s"
 
 
-def _refined(s: Strategy) -> float:
-    pricing = Pricing(_model("llama3-70b"), DGX, QUESTION, "megatron-core")
+def _refined(s: Strategy, options: StackOptions) -> float:
+    pricing = Pricing(_model("llama3-70b"), DGX, QUESTION, "megatron-core", extra=options)
     ((found, _),) = refine.refined(pricing, [s])
     return found.seconds

@@ -190,11 +190,11 @@ def _at_start(step: Step, device: str) -> dict[str, int]:
 
 def _backward_starts(step: Step, device: str) -> tuple[BackwardStart, ...]:
     """Return what was live as backward passes began, those that found the same together."""
-    found: dict[tuple[str, tuple[Holder, ...]], list[int]] = {}
+    alike: dict[tuple[str, tuple[Holder, ...]], list[int]] = {}
     held_at = _held(step, device, [when for *_, when in step.backwards], optimizing=False)
     for (phase, micro_batch, _), held in zip(step.backwards, held_at, strict=True):
-        found.setdefault((phase, held), []).append(micro_batch)
-    return tuple(BackwardStart(phase, tuple(batches), held) for (phase, held), batches in found.items())
+        alike.setdefault((phase, held), []).append(micro_batch)
+    return tuple(BackwardStart(phase, tuple(batches), held) for (phase, held), batches in alike.items())
 
 
 def _held(step: Step, device: str, times: Sequence[int], optimizing: bool) -> list[tuple[Holder, ...]]:
