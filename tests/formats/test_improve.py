@@ -85,8 +85,9 @@ def test_each_change_is_priced_alone_and_together(tmp_path: Path) -> None:
     assert first.alone.seconds == first.together.seconds
     assert first.fields == {"recompute": ("full", "none")}
     for c in x.changes:
-        q = read(Asked(None, "llama3-70b", "dgx-h100", 64, 512, 8192, str(c.together.strategy)))
-        assert q.subject.priced.seconds == pytest.approx(c.together.seconds, rel=0.01)
+        about = ("llama3-70b", "dgx-h100", 64, 512, 8192, str(c.together.strategy))
+        q = read(Asked(None, *about, options=c.together.options))
+        assert q.subject.priced.seconds == pytest.approx(c.together.seconds, rel=1e-9)
     assert ROWS["megatron-core"].refusal(x.better.strategy, x.better.options) is None
 
 
