@@ -6,7 +6,7 @@ lines there.
 
 from __future__ import annotations
 
-from phalanx.stacks.megatron import MODULES, OPTIONS, STRATEGY, rules
+from phalanx.stacks.megatron import MODULES, OPTIONS, STRATEGY, narrow_parameters, rules
 from phalanx.stacks.stack import Facts, Stack, entries
 
 _PINNED = "3rdparty/Megatron-LM/"
@@ -140,7 +140,7 @@ MEGATRON_BRIDGE = Stack(
     constants="megatron-bridge-26.08",
     strategy=entries(written_here(STRATEGY), pinned(_LINES)),
     options=entries({**written_here(OPTIONS), **_OWN}, pinned(_LINES) | _OWN_LINES),
-    rules=rules(pinned(_RULES)),
+    rules=(*rules(pinned(_RULES)), narrow_parameters(_PINNED + "megatron/training/arguments.py:1061")),
     modules=MODULES,
     needs=("CUDA_DEVICE_MAX_CONNECTIONS=1 with tp or cp on GPUs before Blackwell",),
 )

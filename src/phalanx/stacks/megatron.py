@@ -275,7 +275,8 @@ def rules(at: dict[str, str]) -> tuple[Rule, ...]:
     )
 
 
-def _narrow_parameters(at: str) -> Rule:
+def narrow_parameters(at: str) -> Rule:
+    """Return the rule about parameters gathered in 8 bits, which a release has `at` file:line."""
     reason = "parameters are gathered in 8 bits by the distributed optimizer"
     return Rule("zero=0, narrow_parameters=on", reason, "use zero=1", at)
 
@@ -323,7 +324,7 @@ MEGATRON_CORE = Stack(
     constants="megatron-core",
     strategy=entries(STRATEGY, _LINES_19),
     options=entries(OPTIONS, _LINES_19),
-    rules=(*rules(_RULES_19), _narrow_parameters(f"{_ARGUMENTS}:1061")),
+    rules=(*rules(_RULES_19), narrow_parameters(f"{_ARGUMENTS}:1061")),
     modules=MODULES,
     needs=_NEEDS,
 )
@@ -343,7 +344,7 @@ MEGATRON_CORE_14 = Stack(
             "use a tp that divides the key heads",
             f"{_TRANSFORMER}:696",
         ),
-        _narrow_parameters(f"{_ARGUMENTS}:617"),
+        narrow_parameters(f"{_ARGUMENTS}:617"),
     ),
     modules=MODULES,
     needs=_NEEDS,
