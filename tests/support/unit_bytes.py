@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from phalanx.cost.compute import unit_work
 from phalanx.cost.memory import footprint
 from phalanx.cost.memory.attention_core import Core
-from phalanx.cost.memory.split_backward import Pass
+from phalanx.cost.memory.live_bytes import Pass
 from phalanx.runtime.autograd.deferred_weight_grads import Product
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Now

@@ -1,4 +1,5 @@
-"""Walk: live bytes along a pass, as tensors are allocated and freed; and the bytes that norms hold."""
+"""Live bytes along a pass, as tensors are allocated and freed (Walk), what a unit adds to them (Footprint), and the
+bytes that norms hold."""
 
 from __future__ import annotations
 
@@ -32,6 +33,49 @@ class Walk:
         """Allocate tensors and free them again."""
         self.alloc(*sizes)
         self.free(*sizes)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Live bytes of a pass above those at its start: the peak (`highest`) and those at its end (`change`). `masked`:
+    the peak until masks are no longer needed."""
+
+    highest: Column
+    change: Column
+    masked: Column = 0
+
+    @classmethod
+    def of(cls, walk: Walk) -> Pass:
+        """Return the Pass of a finished walk."""
+        return cls(walk.highest, walk.live, walk.masked)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A backward pass split in two, I and W. The gradient of the output is live when I begins, that of the input when
+    it ends."""
+
+    inputs: Pass
+    weights: Pass
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of one unit and micro-batch.
+
+    `kept`: allocated forward, freed backward. `forward`: the forward pass's temporaries above `kept` when it is
+    fullest. `backward`: temporaries above what is live when the backward pass begins. `leaves`: what stays after the
+    backward pass (the gradient that flows on, a shared weight's partial gradient). `masked`: for a block, `backward`
+    until masks are no longer needed.
+    """
+
+    kept: Column
+    forward: Column
+    backward: Column
+    leaves: Column
+    masked: Column = 0
+    parts: Parts | None = None
+    """The same backward pass split in two, for layers that can defer weight gradients."""
 
 
 def statistics(spec: ModelSpec, t: Column, e: int) -> Column:

@@ -7,37 +7,12 @@ weights, which are small, are computed in I.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from phalanx.cost.compute.unit_work import Column
 from phalanx.cost.memory.block import Block
-from phalanx.cost.memory.live_bytes import Walk, normed, rms_temporaries, statistics
+from phalanx.cost.memory.live_bytes import Parts, Pass, Walk, normed, rms_temporaries, statistics
 from phalanx.spec.model.spec import ModelSpec
-
-
-@dataclass(frozen=True)
-class Pass:
-    """Live bytes of a pass above those at its start: the peak (`highest`) and those at its end (`change`). `masked`:
-    the peak until masks are no longer needed."""
-
-    highest: Column
-    change: Column
-    masked: Column = 0
-
-    @classmethod
-    def of(cls, walk: Walk) -> Pass:
-        """Return the Pass of a finished walk."""
-        return cls(walk.highest, walk.live, walk.masked)
-
-
-@dataclass(frozen=True)
-class Parts:
-    """A backward pass split in two, I and W. The gradient of the output is live when I begins, that of the input when
-    it ends."""
-
-    inputs: Pass
-    weights: Pass
 
 
 class SplitBlock(Block):

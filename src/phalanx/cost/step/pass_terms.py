@@ -9,7 +9,7 @@ from phalanx.cost.compute import unit_work
 from phalanx.cost.compute.unit_work import NO_WORK, Work
 from phalanx.cost.memory.attention_core import Core
 from phalanx.cost.memory.footprint import documents, footprint
-from phalanx.cost.memory.split_backward import Pass
+from phalanx.cost.memory.live_bytes import Pass
 from phalanx.cost.step.term import Term
 from phalanx.schedule.event import Event, Phase
 from phalanx.schedule.layers.context import keys_per_query
