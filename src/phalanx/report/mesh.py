@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from phalanx.plan.placement.placement import AxisGroups, Placement, axis_groups
-from phalanx.report.style import table
+from phalanx.report.style import counted, table
 from phalanx.spec.cluster.topology import Ints
 
 COLOURS = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#f0e442", "#d55e00", "#999999")
@@ -85,7 +85,7 @@ def axes(p: Placement) -> Table:
 def _links(row: AxisGroups) -> str:
     if len(row.tiers) == 1:
         return row.tier
-    return ", ".join(f"{name} ({n:,} groups)" for name, n in row.tiers.items())
+    return ", ".join(f"{name} ({counted(n, 'group')})" for name, n in row.tiers.items())
 
 
 def listed(ranks: Sequence[int]) -> str:
