@@ -11,6 +11,7 @@ import json
 import os
 import runpy
 import sys
+import traceback
 from pathlib import Path
 
 from phalanx.schedule.observation import to_json
@@ -29,8 +30,13 @@ def main() -> None:
         sys.argv = [script or module, *arguments]
         if script:
             runpy.run_path(script, run_name="__main__")
-        else:
+            return
+        try:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
+        except ImportError as error:
+            if traceback.extract_tb(error.__traceback__)[-1].filename != "<frozen runpy>":
+                raise
+            raise Unobservable(str(error)) from error  # of the module itself, before any of its lines
 
     ranks = None if task["ranks"] == "classes" else task["ranks"]
     try:
