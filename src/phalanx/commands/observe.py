@@ -136,6 +136,7 @@ def observe(
         "axes": axes,
         "step": step,
         "every_micro_batch": every_micro_batch,
+        "parent": os.getpid(),
         "result": writes,
     }
     source = str(Path(phalanx.__file__).parent.parent)
