@@ -27,7 +27,7 @@ from phalanx.spec.job import NARROW_MULTIPLE
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 _EXPONENT = 0x7F800000  # the bits of a float32's exponent
-_SMALLEST = 1e-12  # of zeros no scale can be found: they are taken for this
+SMALLEST = 1e-12  # of zeros no scale can be found: they are taken for this
 
 
 class Rounded(NamedTuple):
@@ -42,11 +42,16 @@ class Rounded(NamedTuple):
 Operand = Tensor | Rounded
 
 
+def scale_of(largest: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the scale of numbers of which the largest magnitude is given, fp32; that is at least SMALLEST now."""
+    most = torch.finfo(dtype).max
+    return (most / largest.clamp_(min=SMALLEST)).view(torch.int32).bitwise_and_(_EXPONENT).view(torch.float32)
+
+
 def rounded(x: Tensor, dtype: torch.dtype, rowwise: bool) -> Rounded:
     """Round x (rows, n), in any layout, to 8 bits. Where n is no multiple of 16, zeros follow in every row."""
-    most = torch.finfo(dtype).max
     largest = torch.linalg.vector_norm(x, math.inf, -1 if rowwise else None, rowwise, dtype=torch.float32)
-    scale = (most / largest.clamp_(min=_SMALLEST)).view(torch.int32).bitwise_and_(_EXPONENT).view(torch.float32)
+    scale = scale_of(largest, dtype)
     rows, n = x.shape
     more = -n % NARROW_MULTIPLE
     narrow = (torch.zeros if more else torch.empty)(rows, n + more, dtype=dtype, device=x.device)

@@ -6,9 +6,9 @@
     shared parameters    (`model`) are gathered before the module's forward pass and released like any unit
 
 Experts that are sharded over other ranks than their unit have a bucket of their own, gathered and released with the
-unit. Units take turns in two memories, and so do their experts. Autograd would keep a unit's parameters alive through
-the tensors it saves: saved_tensors_hooks replace these by a note of the place, which the backward pass looks up in
-the unit's memory of that time.
+unit. Blocks may be gathered in 8 bits (narrow_gather.py). Units take turns in two memories, and so do their experts.
+Autograd would keep a unit's parameters alive through the tensors it saves: saved_tensors_hooks replace these by a
+note of the place, which the backward pass looks up in the unit's memory of that time.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ from torch.utils._pytree import tree_leaves
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import same_place
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket, placeholder
+from phalanx.runtime.data_parallel.narrow_gather import NarrowShards
 from phalanx.schedule.event import Phase
 from phalanx.schedule.gradients.buckets import slot_sizes, slots
+from phalanx.schedule.gradients.narrow import gathered_narrow
+from phalanx.spec.job import Precision
 
 SHARED = "model"
 
@@ -36,6 +39,7 @@ class _Unit:
 
     def __init__(self, flat: FlatBucket, parameters: dict[str, nn.Parameter], memory: Tensor) -> None:
         self.flat, self.memory = flat, memory
+        self.narrow: NarrowShards | None = None  # if it is gathered in 8 bits
         self.parameters = parameters
         self.views = flat.views(memory)
         self.placeholders = {name: placeholder(p) for name, p in parameters.items()}
@@ -47,7 +51,7 @@ class _Unit:
 class Gathered:
     """Gathers and releases the parameters of a module's units. `prefetch`: units gathered ahead, 0 or 1; `keep`:
     gather once a step and release at its end. `begins` is called with the name of a unit whose backward pass begins,
-    before anything is gathered for it."""
+    before anything is gathered for it. `precision` says what is gathered in 8 bits."""
 
     def __init__(
         self,
@@ -58,6 +62,7 @@ class Gathered:
         prefetch: int,
         keep: bool,
         begins: weakref.WeakMethod[Callable[[str], None]],
+        precision: Precision,
     ) -> None:
         self.comm, self.prefetch, self.keep, self._begins = comm, prefetch, keep, begins
         self.order = [name for name in units if any(b.bucket.unit == name for b in buckets)]
@@ -82,6 +87,14 @@ class Gathered:
         for b, memory in memories:
             own = {p.fqn: parameters[p.fqn] for p in b.bucket.parameters}
             self.units[b.name] = _Unit(b, own, memory[: b.padded])
+        self._narrow = []
+        for experts in (False, True):
+            held = [u for u in self.units.values() if u.flat.bucket.experts == experts]
+            held = [u for u in held if gathered_narrow(u.flat.bucket, precision)]
+            if held:
+                self._narrow.append(NarrowShards([u.flat for u in held], [u.memory for u in held], comm))
+            for unit in held:
+                unit.narrow = self._narrow[-1]
         self._micro_batch: int | None = None
         self._watch(module, units)
 
@@ -144,10 +157,13 @@ class Gathered:
                 self._release(other)
         flat = unit.flat
         assert flat.master is not None
-        own = flat.own(unit.memory)
-        own.copy_(flat.master)
+        if unit.narrow is None:
+            into, own = unit.memory, flat.own(unit.memory)
+            own.copy_(flat.master)
+        else:
+            into, own = unit.narrow.bytes_of(unit.memory), unit.narrow.shards[name]
         flat.gathering = self.comm.all_gather(
-            unit.memory, own, flat.axis, unit=name, phase=phase, micro_batch=self._micro_batch
+            into, own, flat.axis, unit=name, phase=phase, micro_batch=self._micro_batch
         )
 
     def need(self, name: str, phase: Phase) -> None:
@@ -161,6 +177,9 @@ class Gathered:
         unit = self.units[bucket]
         self._arrive(unit)
         if not unit.gathered:
+            if unit.narrow is not None:
+                with torch.no_grad():
+                    unit.narrow.widen(unit.flat, unit.memory)
             for fqn, view in unit.views.items():
                 unit.parameters[fqn].data = view
             unit.gathered = True
@@ -216,6 +235,13 @@ class Gathered:
             self._arrive(unit)
             self._release(unit)
         self._micro_batch = None
+
+    @torch.no_grad()
+    def updated(self) -> None:
+        """Take up changed masters: release every unit, and round what is gathered in 8 bits."""
+        self.end_of_step()
+        for narrow in self._narrow:
+            narrow.round()
 
     def _release_unit(self, name: str) -> None:
         for bucket in self._names[name]:

@@ -145,6 +145,9 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
     """
     p = job.precision
     _require_in_range(p)
+    if p.gathers_narrow and strategy.effective_zero != 3:
+        reason = f"is of what zero=3 gathers, and zero={strategy.zero} over {strategy.shards} ranks gathers no blocks"
+        raise InputError("job.precision.gather", p.gather, reason, "use zero=3 over several ranks, or leave it out")
     if strategy.grad_sync == "micro" and strategy.zero < 2:
         raise InputError(
             "strategy.grad_sync", "micro", f"zero={strategy.zero} reduces gradients once a step", "use zero=2 or 3"
@@ -196,6 +199,10 @@ def _require_in_range(p: Precision) -> None:
     if p.narrow and p.compute != "bfloat16":
         reason = f"needs job.precision.compute = bfloat16, not {p.compute}"
         raise InputError("job.precision.products", p.products, reason, "set both")
+    if p.gathers_narrow and p.products != "float8":
+        why = "has scales of rows, and of columns backward" if p.narrow else "reads all bits of them"
+        reason = f"needs job.precision.products = float8, for {p.products} {why}"
+        raise InputError("job.precision.gather", p.gather, reason, "set both, or leave it out")
     for name, dtype, why in (
         ("accumulate", p.accumulate_dtype, "gradient sums overflow its range"),
         ("master", p.master_dtype, "small updates and Adam's eps underflow in it"),
