@@ -115,7 +115,7 @@ def model_state(view: RankView) -> State:
 
 
 def _narrow_bytes(view: RankView) -> int:
-    """Return bytes of what is gathered in 8 bits (zero=3): this rank's shards, their scales, and what is no matrix."""
+    """Return bytes of what is gathered in 8 bits (zero=3): a rank's shards, their scales, and what is no matrix."""
     s, p = view.strategy, view.job.precision
     cut = [b for b in view.buckets if gathered_narrow(b, p)]
     found = sum(scales(parameter) for b in cut for parameter in b.parameters)

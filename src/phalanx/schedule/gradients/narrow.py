@@ -7,8 +7,9 @@ ranks reduce to their maximum
     what is not a matrix: norms, biases, routers              from the rank that has it; the others send -inf
 
 and each rounds its shard. A gather then moves one byte an element. What arrives is what rounding the whole matrix
-would give, to the bit. Reference: torchao's float8 all-gather for FSDP2 (`precompute_float8_dynamic_scale_for_fsdp` in
-torchao/float8/fsdp_utils.py), which finds the scales of all matrices in one all-reduce after the optimizer.
+would give, to the bit. Reference: torchao's float8 all-gather for FSDP2 (torchao/float8/fsdp_utils.py,
+`precompute_float8_dynamic_scale_for_fsdp`), which finds the scales of all matrices in one all-reduce after the
+optimizer.
 """
 
 from __future__ import annotations

@@ -74,6 +74,10 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
         )
     if job.precision.narrow:
         require_narrow(model, job, s)
+    if job.precision.gathers_narrow and s.effective_zero != 3:
+        shards = "1 rank" if s.shards == 1 else f"{s.shards} ranks"
+        reason = f"is of what zero=3 gathers, and zero={s.zero} over {shards} gathers no blocks"
+        raise InputError("job.precision.gather", "float8", reason, "use zero=3 over several ranks, or leave it out")
     if job.seq > model.max_seq:
         raise InputError(
             "job.seq",
@@ -145,9 +149,6 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
     """
     p = job.precision
     _require_in_range(p)
-    if p.gathers_narrow and strategy.effective_zero != 3:
-        reason = f"is of what zero=3 gathers, and zero={strategy.zero} over {strategy.shards} ranks gathers no blocks"
-        raise InputError("job.precision.gather", p.gather, reason, "use zero=3 over several ranks, or leave it out")
     if strategy.grad_sync == "micro" and strategy.zero < 2:
         raise InputError(
             "strategy.grad_sync", "micro", f"zero={strategy.zero} reduces gradients once a step", "use zero=2 or 3"
