@@ -1,15 +1,14 @@
-"""Parameters that ZeRO-3 gathers in 8 bits: the same step to the bit, in a quarter of fp32's bytes, and as predicted."""
+"""Parameters that ZeRO-3 gathers in 8 bits: the same step to the bit, in half the bytes of bf16, and as predicted."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.fresh_process import in_fresh_process
 from support.in_process_cli import phalanx
 from support.rank_pool import Pool
@@ -21,7 +20,6 @@ from phalanx.cost.step.predict import predict
 from phalanx.plan.search.space import everything
 from phalanx.plan.search.strategy_columns import Options
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.data_parallel.narrow_gather import _halves
 from phalanx.runtime.process.world import World
 from phalanx.schedule.layout import Layout
 from phalanx.spec.cluster.presets import preset
@@ -72,15 +70,15 @@ def steps(world: World, *case: Any) -> tuple[list[tuple[float, float]], list[Ten
     model, job, s = case
     training = Training(model, job, s, Comm(world, mesh(s)), seed=0)
     tokens = torch.randint(64, (job.global_batch, 33), generator=torch.Generator().manual_seed(0))
-    own = list(tokens[world.rank // (s.tp * s.cp) % s.dp :: s.dp].split(s.micro_batch))
+    own = list(tokens[world.rank // s.tp % s.dp :: s.dp].split(s.micro_batch))
     results = [training.step(own, 3e-3) for _ in range(3)]
     masters = [master.clone() for _, master, _ in training.engine.pieces()]
     return [(r.loss, r.grad_norm) for r in results], masters, training.gradients()
 
 
-@examples(2, len(CASES))
+@examples(2, 6)
 def test_a_step_is_the_same_to_the_bit(pool: Pool, examples: int) -> None:
-    for family, line in CASES[:examples]:
+    for family, line in [case for case in CASES if "cp" not in case[1]][:examples]:
         narrow, plain = (_case(family, line, gather) for gather in (True, False))
         world = narrow[2].world
         for ours, theirs in zip(pool.run(world, steps, *narrow), pool.run(world, steps, *plain), strict=True):
@@ -102,7 +100,7 @@ def _unproved(examples: int, on_gpu: bool) -> list[str]:
     return found
 
 
-@examples(3, len(CASES))
+@examples(2, len(CASES))
 def test_events_flops_and_live_bytes_are_the_programs(examples: int) -> None:
     assert _unproved(examples, on_gpu=False) == []
 
@@ -127,17 +125,6 @@ def test_the_program_gathers_blocks_in_half_the_bytes_and_reduces_their_scales_o
     assert [(e.op, e.bytes) for e in rest if e.unit == "scales"] == [("all_reduce", 2 * (7 + 2 * 64) * 4)]
 
 
-@given(st.integers(1, 40_000), st.data())
-@settings(max_examples=100, deadline=None)
-def test_parts_of_a_memory_are_widened_before_their_bytes_are_overwritten(n: int, data: st.DataObject) -> None:
-    cuts = sorted({0, n, *data.draw(st.lists(st.integers(0, n), max_size=6))})
-    parts = [part for start, stop in zip(cuts, cuts[1:], strict=False) for part in _halves(start, stop, n)]
-    assert [start for start, _ in parts] == [0, *[stop for _, stop in parts[:-1]]]
-    assert parts[-1][1] == n
-    assert all(start < stop for start, stop in parts)
-    assert all(2 * stop <= n + start or n - start <= 4096 for start, stop in parts)
-
-
 REFUSED = (
     ("dp=2,zero=3", Precision("bfloat16", gather="float8"), "needs job.precision.products = float8, for compute"),
     ("dp=2,zero=3", replace(NARROW, products="float8-row"), "has scales of rows, and of columns backward"),
@@ -150,9 +137,13 @@ REFUSED = (
 def test_what_it_is_not_made_for_is_refused(line: str, precision: Precision, expected: str) -> None:
     model, job, s = _case("llama", line, True)
     job = replace(job, precision=precision)
-    with pytest.raises(InputError, match=expected) as caught:
+
+    def required() -> None:
         require_runnable(s, job)
         check(s, model, job, None)
+
+    with pytest.raises(InputError, match=expected) as caught:
+        required()
     assert caught.value.field == "job.precision.gather"
 
 
@@ -172,15 +163,17 @@ def test_the_price_knows_what_is_not_sent() -> None:
     narrow, plain = (
         predict(model, cluster, Job(64, 2048, replace(NARROW, gather=gather)), s) for gather in ("float8", "compute")
     )
-    assert narrow.exposed_communication_s < plain.exposed_communication_s
-    assert narrow.step_time_s < plain.step_time_s
-    assert narrow.bytes_per_axis["dp_shard"] < plain.bytes_per_axis["dp_shard"]
-    of_shards = (narrow.memory_bytes - plain.memory_bytes) / (model.parameter_count / 64)
-    assert 0.9 < of_shards < 1.3  # a byte of each parameter of a shard, and of norms all
+    assert narrow.communication_s < plain.communication_s
+    assert narrow.step_time_s < 0.95 * plain.step_time_s  # weights are rounded once a step, and not in every pass
+    kept = plain.memory_bytes - narrow.memory_bytes
+    of_a_block, of_a_shard = model.parameter_count / 32, model.parameter_count / 64
+    assert kept == pytest.approx(2 * of_a_block - of_a_shard, rel=0.2)  # of two blocks a byte less an element
 
 
 def test_the_command_verifies_it(tmp_path: Path) -> None:
-    line = "verify --model llama3-8b --cluster dgx-h100 --gpus 2 --strategy dp=2,zero=3 --batch 2 --seq 32"
+    sizes = {"n_layer": 1, "n_embd": 64, "n_head": 4, "vocab_size": 320, "n_positions": 128}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
+    line = "verify --model config.json --cluster dgx-h100 --gpus 2 --strategy dp=2,zero=3 --batch 2 --seq 32"
     line += " --precision fp8 --set"
     code, out, err = phalanx(tmp_path, *line.split(), "job.precision.gather=float8")
     assert (code, err) == (0, err)

@@ -8,7 +8,7 @@ from math import prod
 from phalanx.cost.compute import compression
 from phalanx.cost.memory.attention_core import first_visible_bytes
 from phalanx.schedule.gradients.buckets import layout, reduction_slots, slot_sizes
-from phalanx.schedule.gradients.narrow import NUMBER_BYTES, gathered_narrow, numbers, scales
+from phalanx.schedule.gradients.narrow import NUMBER_BYTES, gathered_elements, gathered_narrow, numbers, scales
 from phalanx.schedule.layers.routing import depends_on_other_tokens, own_tokens
 from phalanx.schedule.layout import RankView
 from phalanx.spec.job import DTYPE_BYTES, Job
@@ -93,7 +93,7 @@ def model_state(view: RankView) -> State:
         mask += (context.tokens + job.seq) * 8  # positions
     in_flight = sum(reduction_slots(view.stage, cut, s)[1]) * reduce if zero >= 2 else 0
     if zero == 3:
-        sized = list(zip(cut, padded, strict=True))
+        sized = [(b, gathered_elements(b, size, p)) for b, size in zip(cut, padded, strict=True)]
         gathered = sum(size for b, size in sized if b.unit == "model")
         for experts in (False, True):
             sizes = [size for b, size in reversed(sized) if b.unit != "model" and b.experts == experts]
@@ -120,7 +120,8 @@ def _narrow_bytes(view: RankView) -> int:
     cut = [b for b in view.buckets if gathered_narrow(b, p)]
     found = sum(scales(parameter) for b in cut for parameter in b.parameters)
     shards = sum(b.padded(s) // b.parts(s) for b in cut)
-    return shards + numbers(cut) * NUMBER_BYTES + found * DTYPE_BYTES[p.compute]
+    reduced = numbers(cut)
+    return shards + (reduced + found) * NUMBER_BYTES + (reduced - found) * DTYPE_BYTES[p.compute]
 
 
 def _expert_tables(view: RankView) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from phalanx.cost.compute import compression
-from phalanx.cost.compute.unit_work import NO_WORK, Work
+from phalanx.cost.compute.unit_work import Work
 from phalanx.cost.step.term import Term
 from phalanx.schedule.event import Event, Phase
 from phalanx.schedule.gradients.buckets import Bucket
@@ -97,8 +97,7 @@ def _compressed_terms(
 
 
 def _gathers(sized: Sequence[tuple[Bucket, int]], s: Strategy, dtype: str, m: int) -> Term:
-    """Return ZeRO-3's gathers: of every unit in every pass of every micro-batch, or once a step. What arrives in 8
-    bits is widened, and scaled in place."""
+    """Return ZeRO-3's gathers: of every unit in every pass of every micro-batch, or once a step."""
     total, first = sum(size for _, size in sized), sized[0][0]
     # From the forward to the backward pass.
     kept = [size for b, size in sized if b.unit in ("head", "model")]
@@ -108,8 +107,7 @@ def _gathers(sized: Sequence[tuple[Bucket, int]], s: Strategy, dtype: str, m: in
         gathers, size = len(sized), total
     else:
         gathers, size = (2 * len(sized) - len(kept)) * m, (2 * total - sum(kept)) * m
-    widened = Work(traffic_bytes=size * (1 + 3 * DTYPE_BYTES["bfloat16"])) if dtype == "uint8" else NO_WORK
-    return Term(event, count=gathers, bytes=size * DTYPE_BYTES[dtype], work=widened)
+    return Term(event, count=gathers, bytes=size * DTYPE_BYTES[dtype])
 
 
 def _scales(cut: Sequence[Bucket], s: Strategy, p: Precision) -> Term:

@@ -50,6 +50,7 @@ def _release(parameters: list[nn.Parameter]) -> None:
     for p in parameters:
         p.__dict__.pop("rows_beside", None)
         p.__dict__.pop("products_beside", None)
+        p.__dict__.pop("in_8_bits", None)
 
 
 class DataParallel:

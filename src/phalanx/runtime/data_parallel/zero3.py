@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket, placeholder
 from phalanx.runtime.data_parallel.narrow_gather import NarrowShards
 from phalanx.schedule.event import Phase
 from phalanx.schedule.gradients.buckets import slot_sizes, slots
-from phalanx.schedule.gradients.narrow import gathered_narrow
+from phalanx.schedule.gradients.narrow import gathered_elements, gathered_narrow
 from phalanx.spec.job import Precision
 
 SHARED = "model"
@@ -41,7 +42,7 @@ class _Unit:
         self.flat, self.memory = flat, memory
         self.narrow: NarrowShards | None = None  # if it is gathered in 8 bits
         self.parameters = parameters
-        self.views = flat.views(memory)
+        self.views = {} if memory.dtype == torch.uint8 else flat.views(memory)
         self.placeholders = {name: placeholder(p) for name, p in parameters.items()}
         self.gathered = False
         for name, p in parameters.items():
@@ -75,9 +76,9 @@ class Gathered:
         for experts in (False, True):
             kind = {b.bucket.unit: b for b in buckets if b.bucket.experts == experts}
             turns = [kind[name] for name in self.order if name in kind]
-            sizes = [b.padded for b in turns]
+            sizes = [gathered_elements(b.bucket, b.padded, precision) for b in turns]
             if keep:
-                memories += [(b, comm.buffer(b.padded, dtype)) for b in turns]
+                memories += [(b, comm.buffer(n, dtype)) for b, n in zip(turns, sizes, strict=True)]
             else:
                 shared = [comm.buffer(n, dtype) for n in slot_sizes(sizes)]
                 memories += [(b, shared[slot]) for b, slot in zip(turns, slots(sizes), strict=True)]
@@ -86,15 +87,20 @@ class Gathered:
         self.units: dict[str, _Unit] = {}  # by the name of the bucket
         for b, memory in memories:
             own = {p.fqn: parameters[p.fqn] for p in b.bucket.parameters}
-            self.units[b.name] = _Unit(b, own, memory[: b.padded])
+            memory = memory[: gathered_elements(b.bucket, b.padded, precision)]
+            eight = gathered_narrow(b.bucket, precision)
+            self.units[b.name] = _Unit(b, own, memory.view(torch.uint8) if eight else memory)
         self._narrow = []
         for experts in (False, True):
             held = [u for u in self.units.values() if u.flat.bucket.experts == experts]
             held = [u for u in held if gathered_narrow(u.flat.bucket, precision)]
             if held:
-                self._narrow.append(NarrowShards([u.flat for u in held], [u.memory for u in held], comm))
+                self._narrow.append(NarrowShards([u.flat for u in held], [u.memory for u in held], dtype, comm))
             for unit in held:
                 unit.narrow = self._narrow[-1]
+                unit.narrow.place(
+                    unit.flat, unit.memory, unit.parameters, partial(self._arrived, weakref.ref(self), unit.flat.name)
+                )
         self._micro_batch: int | None = None
         self._watch(module, units)
 
@@ -158,12 +164,12 @@ class Gathered:
         flat = unit.flat
         assert flat.master is not None
         if unit.narrow is None:
-            into, own = unit.memory, flat.own(unit.memory)
+            own = flat.own(unit.memory)
             own.copy_(flat.master)
         else:
-            into, own = unit.narrow.bytes_of(unit.memory), unit.narrow.shards[name]
+            own = unit.narrow.shards[name]
         flat.gathering = self.comm.all_gather(
-            into, own, flat.axis, unit=name, phase=phase, micro_batch=self._micro_batch
+            unit.memory, own, flat.axis, unit=name, phase=phase, micro_batch=self._micro_batch
         )
 
     def need(self, name: str, phase: Phase) -> None:
@@ -177,12 +183,16 @@ class Gathered:
         unit = self.units[bucket]
         self._arrive(unit)
         if not unit.gathered:
-            if unit.narrow is not None:
-                with torch.no_grad():
-                    unit.narrow.widen(unit.flat, unit.memory)
             for fqn, view in unit.views.items():
                 unit.parameters[fqn].data = view
             unit.gathered = True
+
+    @staticmethod
+    def _arrived(this: weakref.ref[Gathered], bucket: str) -> None:
+        """Wait for a bucket that a pass reads; gather it again if another one took its memory."""
+        gathered = this()
+        if gathered is not None:
+            gathered._need(bucket, "B")
 
     def _arrive(self, unit: _Unit) -> None:
         if unit.flat.gathering is not None:
@@ -249,8 +259,8 @@ class Gathered:
 
     def _release(self, unit: _Unit) -> None:
         if unit.gathered:
-            for name, p in unit.parameters.items():
-                p.data = unit.placeholders[name]
+            for name in unit.views:
+                unit.parameters[name].data = unit.placeholders[name]
             unit.gathered = False
 
     def note_places(self, name: str) -> saved_tensors_hooks:

@@ -42,6 +42,11 @@ def gathered_narrow(bucket: Bucket, precision: Precision) -> bool:
     return precision.gathers_narrow and bucket.unit.startswith("blocks.")
 
 
+def gathered_elements(bucket: Bucket, padded: int, precision: Precision) -> int:
+    """Return the elements of the compute type, of two bytes, whose memory a bucket of `padded` elements needs."""
+    return -(-padded // 2) if gathered_narrow(bucket, precision) else padded
+
+
 def numbers(cut: Iterable[Bucket]) -> int:
     """Return how many numbers the all-reduce has of buckets that are gathered in 8 bits."""
     return sum(scales(p) or p.numel for bucket in cut for p in bucket.parameters)
