@@ -72,7 +72,7 @@ class Gathered:
 
 def gathered(weight: Tensor) -> Gathered | None:
     """Return where a weight is in 8 bits; None if it is not gathered so."""
-    return weight.__dict__.get("in_8_bits")
+    return getattr(weight, "in_8_bits", None)
 
 
 def of_inputs(weight: Tensor, narrow: Gathered | None) -> Operand:
