@@ -118,10 +118,10 @@ def _narrow_bytes(view: RankView) -> int:
     """Return bytes of what is gathered in 8 bits (zero=3): a rank's shards, their scales, and what is no matrix."""
     s, p = view.strategy, view.job.precision
     cut = [b for b in view.buckets if gathered_narrow(b, p)]
-    found = sum(scales(parameter) for b in cut for parameter in b.parameters)
+    matrices = sum(scales(parameter) for b in cut for parameter in b.parameters)
     shards = sum(b.padded(s) // b.parts(s) for b in cut)
     reduced = numbers(cut)
-    return shards + (reduced + found) * NUMBER_BYTES + (reduced - found) * DTYPE_BYTES[p.compute]
+    return shards + (reduced + matrices) * NUMBER_BYTES + (reduced - matrices) * DTYPE_BYTES[p.compute]
 
 
 def _expert_tables(view: RankView) -> int:
