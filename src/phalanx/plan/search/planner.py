@@ -205,8 +205,8 @@ def _fewer(larger: Callable[[int], Pricing], gpus: int, best: RankedStrategy) ->
         if best.mfu * gpus / n > np.max(pricing.system.gemm):
             continue
         candidate = best_on(larger(n), n, (1 + _CLOSE) * best.seconds)
-        if candidate and candidate[1] <= best.seconds and (not fewest or candidate[1] < fewest.seconds):
-            fewest = FewerGpus(n, candidate[0].strategy, candidate[1])
+        if candidate and candidate.seconds <= best.seconds and (not fewest or candidate.seconds < fewest.seconds):
+            fewest = FewerGpus(n, candidate.strategy, candidate.seconds)
     return fewest
 
 
@@ -254,9 +254,9 @@ _CLOSE = 0.25
 """Share by which a family's fastest may be behind the fastest of all, by the formulas, to be tried as the best."""
 
 
-def best_on(pricing: Pricing, gpus: int, below: float = np.inf) -> tuple[PricedStrategy, float, float] | None:
-    """Return the best strategy on so many GPUs, its step time in seconds and its MFU; None if nothing fits, or if all
-    take more than `below` seconds by the formulas."""
+def best_on(pricing: Pricing, gpus: int, below: float = np.inf) -> RankedStrategy | None:
+    """Return the best strategy on so many GPUs; None if nothing fits, or if all take more than `below` seconds by the
+    formulas."""
     explored = first_pass(pricing, gpus, below)
     return None if explored is None else best_of(pricing, explored)
 
@@ -271,7 +271,7 @@ def first_pass(pricing: Pricing, gpus: int, below: float = np.inf) -> Exploratio
     return explored if len(explored.rows) else None
 
 
-def best_of(pricing: Pricing, explored: Exploration) -> tuple[PricedStrategy, float, float]:
+def best_of(pricing: Pricing, explored: Exploration) -> RankedStrategy:
     """Return the best of a first pass by the second, with the options of the stack that make it faster."""
     fastest = [explored.rows.strategy(int(row)) for row in explored.order[:FOR_OPTIONS]]
     pricing = with_best_options(pricing, fastest)
@@ -279,5 +279,4 @@ def best_of(pricing: Pricing, explored: Exploration) -> tuple[PricedStrategy, fl
     # With the options the fastest by the formulas may not fit; of those with which they were tried one does.
     of_families = [explored.rows.strategy(row) for row in best_of_each_family(explored)]
     candidates = prices.descend(list(dict.fromkeys([*fastest, *of_families])), slower=False)
-    first = next(iter(that_fit(prices, candidates)), candidates[0])
-    return first.priced, first.seconds, first.mfu
+    return next(iter(that_fit(prices, candidates)), candidates[0])
