@@ -137,7 +137,8 @@ class Question:
         """The line that every output begins with: whose step it is, in which numbers, and where dp is from."""
         how = "exactly, as our own runtime runs it" if self.exact else "by fitted formulas"
         options = f"; {self.pricing.extra}" if self.exact is None and self.pricing.extra.changed() else ""
-        line = f"stack {self.stack}, priced {how}; precision {self.precision}; {self.dp_rule}{options}"
+        peak = " (MFU: of the peak in bf16)" if self.precision.startswith(("fp8", "fp4")) else ""
+        line = f"stack {self.stack}, priced {how}; precision {self.precision}{peak}; {self.dp_rule}{options}"
         return f"{line}\n{self.stack} does not run it: {self.refused}" if self.refused else line
 
     @cached_property
