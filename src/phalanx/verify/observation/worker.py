@@ -23,7 +23,7 @@ def main() -> None:
     """Observe a script at a world size, and write the observation or an error."""
     task = json.loads(sys.argv[1])
     end_with_parent(task["parent"])
-    # Torch is imported here, which takes seconds: until then Ctrl-C ends this process at once, and without a traceback.
+    # Torch is imported here, for seconds: until then Ctrl-C ends this process at once, without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from phalanx.verify.observation.processes import observe_program
     from phalanx.verify.observation.run import Unobservable
