@@ -90,13 +90,13 @@ def require_ranges(record: Any, where: str) -> None:
 
     `where` names the record in messages. Raises InputError for `where.field`.
     """
-    for name, rule, of_text in _rules(record.__class__):
+    for name, rule in _rules(record.__class__):
         value = getattr(record, name)
         if value is None:
             continue
         # Most values are single: searches check strategies by thousands.
         for place, part in (("", value),) if type(value) in _SINGLE else _parts(value, ""):
-            if isinstance(part, str) == of_text and (problem := rule.problem(part)):
+            if isinstance(part, str) == isinstance(rule, Length) and (problem := rule.problem(part)):
                 raise InputError(f"{where}.{name}{place}", part, problem)
 
 
@@ -113,11 +113,11 @@ def _parts(value: Any, place: str) -> Iterator[tuple[str, Any]]:
 
 
 @cache
-def _rules(kind: type[Any]) -> tuple[tuple[str, Range | Length, bool], ...]:
-    """The fields of a dataclass that have a range, with it, and whether it is one of texts."""
+def _rules(kind: type[Any]) -> tuple[tuple[str, Range | Length], ...]:
+    """The fields of a dataclass that have a range, with it."""
     hints = get_type_hints(kind, include_extras=True)
     rows = ((f.name, next(_declared(hints[f.name]), None)) for f in fields(kind))
-    return tuple((name, rule, isinstance(rule, Length)) for name, rule in rows if rule is not None)
+    return tuple((name, rule) for name, rule in rows if rule is not None)
 
 
 def _declared(hint: Any) -> Iterator[Range | Length]:
