@@ -107,6 +107,7 @@ def test_extreme_numbers_keep_the_rule(work: Path) -> None:
         "scaling --params 7B --tokens 300B --tflops 1e-300 --gpus 64,128 --json",
         "serve-plan --model llama2-7b --cluster dgx-h100 --gpus 4 --input 1000 --output 100 --rate 1e-300",
         "parity job.toml --strategy dp=2 --steps 999999999999999999999 --json",
+        "lab run --hosts 2 --ranks 2147483648 --rate 1gbit -- true",
     ],
 )
 def test_numbers_that_overflowed_are_refused(line: str, work: Path) -> None:
