@@ -80,7 +80,7 @@ def _plan_agrees(here: Path, asked: list[str]) -> None:
     at = asked.index("--strategy") + 1
     kept = ",".join(part for part in asked[at].split(",") if part.startswith(("tp=", "pp=")))
     code, out, err = phalanx(here, "plan", *asked[:at], kept, *asked[at + 1 :], "--json")
-    if code == 2 and "nothing fits" in err:
+    if code == 2 and ("nothing fits" in err or err.startswith("error: --options = 'first_moment=bfloat16': leaves")):
         return
     assert code == 0, err
     answer = json.loads(out)
@@ -140,12 +140,16 @@ def _verify_agrees(here: Path, asked: list[str]) -> None:
     for row in found[1][0]["rows"]:
         if row["by"] in stages:
             told[row["axis"]] = told.get(row["axis"], 0.0) + row["times"] * row["payload_bytes"]
-    assert told == pytest.approx(run, rel=1e-12)
+    assert told.keys() == run.keys()
+    for axis, bytes_ in run.items():
+        # Buckets are padded to equal parts of whole cache lines, as the program alone knows (test_ledger_totals.py).
+        padding = 0.01 * bytes_ if axis == "dp" else 0.0
+        assert told[axis] - 1e-9 * bytes_ <= bytes_ <= told[axis] * (1 + 1e-9) + padding, axis
 
 
 @examples(2, 100)
 def test_verify_runs_what_the_others_price(tmp_path: Path, examples: int) -> None:
-    """verify takes the same strategy, and rank 0 sends what comm tabulates, byte for byte."""
+    """verify takes the same strategy, and rank 0 sends what comm tabulates, but for the padding of buckets."""
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 2, "vocab_size": 256}
     sizes = {"hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": 512}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **heads, **sizes}))
@@ -200,6 +204,20 @@ def test_a_search_keeps_the_fields_that_a_line_fixes(tmp_path: Path) -> None:
     assert code == 2
     code, _, err = phalanx(tmp_path, "plan", *asked, "--strategy", "tpp=4")
     assert (code, "did you mean tp" in err) == (2, True)
+
+
+def test_an_option_that_leaves_nothing_is_to_blame(tmp_path: Path) -> None:
+    """One replica has no distributed optimizer, which narrow moments need: not the line of degrees is at fault."""
+    asked = ["--model", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "8", "--batch", "64", "--seq", "4096"]
+    line = ["--strategy", "tp=4,pp=2"]
+    code, _, err = phalanx(tmp_path, "plan", *asked, *line, "--options", "first_moment=bfloat16")
+    assert code == 2
+    assert err.startswith(
+        "error: --options = 'first_moment=bfloat16': leaves Megatron-Core 0.19 no strategy over 8 ranks"
+    )
+    assert "needs the distributed optimizer" in err
+    code, _, err = phalanx(tmp_path, "plan", *asked, *line)
+    assert code == 0, err
 
 
 def test_nothing_is_ignored(tmp_path: Path) -> None:

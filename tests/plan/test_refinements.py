@@ -136,7 +136,7 @@ def test_comparing_stacks_is_no_worse_than_planning_for_one() -> None:
     assert alone.pricing.extra.overlap_experts == "on"
     compared = best_on(replace(p.pricing_on(64), headroom=0.05), 64)
     assert compared is not None
-    assert compared[1] <= (1 + 1e-9) * alone.best.seconds
+    assert compared.seconds <= (1 + 1e-9) * alone.best.seconds
 
 
 def test_neighbours_have_one_virtual_stage_more_and_less() -> None:

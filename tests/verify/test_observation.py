@@ -211,7 +211,13 @@ def test_a_program_is_compared_with_a_plan() -> None:
     [
         (["--", "python", "train.py", "0"], "the program ended before its first step"),
         (["--", "python", "trian.py"], "is no file"),
+        (["--", "python", "-m", "trian"], "trian: No module named trian"),
         (["--ranks", "99", "--", "train.py"], "is no rank"),
+        (
+            ["--ranks", "all", "--world", "1000000000", "--", "train.py"],
+            "--world = 1000000000: is more than 10,000,000",
+        ),
+        (["--node", "1000000000", "--", "train.py"], "--node = 1000000000: is more than 10,000,000 ranks"),
         (["--mesh", "pp=3", "--", "train.py"], "has 3 ranks"),
         (["--", "torchrun", "train.py"], "starts many processes"),
         (

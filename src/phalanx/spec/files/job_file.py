@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_type_hints
 
 from phalanx.spec.documents import read_toml
 from phalanx.spec.errors import InputError, nearest
@@ -175,19 +175,6 @@ def make_strategy(table: Any) -> Strategy | None:
     return build(Strategy, table, "strategy")
 
 
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """Made once: for a plan that takes many times as long as reading one."""
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)
-
-
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
 def build(kind: type[T], table: Any, where: str) -> T:
     """Build a frozen dataclass from a table, strictly.
 
@@ -204,8 +191,7 @@ def build(kind: type[T], table: Any, where: str) -> T:
     except RecursionError:
         raise InputError(where, None, "is nested too deep") from None
     try:
-        checked: T = _adapter(kind).validate_json(text, strict=True)  # type: ignore[arg-type]
-        return checked
+        return cast("T", _adapter(kind).validate_json(text, strict=True))
     except ValidationError as error:
         # For a union (`float or "auto"`) every branch reports an error; the first is as good as any.
         first = error.errors()[0]
@@ -219,6 +205,17 @@ def build(kind: type[T], table: Any, where: str) -> T:
         raise InputError(name, first["input"], message) from None
 
 
+def _new_adapter(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(_new_adapter)
+"""Of a type, made once: making one takes longer than most files take to read."""
+_hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
+
+
 def _field_path(kind: Any, loc: tuple[str | int, ...]) -> list[str]:
     """The field names in pydantic's location, without its names of union branches."""
     path: list[str] = []
@@ -227,7 +224,7 @@ def _field_path(kind: Any, loc: tuple[str | int, ...]) -> list[str]:
             path.append(str(part))
         elif is_dataclass(kind) and part in {f.name for f in fields(kind)}:
             path.append(part)
-            kind = _dataclass_in(_hints(kind)[part])  # type: ignore[arg-type]
+            kind = _dataclass_in(_hints(kind)[part])
     return path
 
 
