@@ -314,7 +314,7 @@ def test_a_file_that_cannot_be_written_is_named_as_it_was_given(tmp_path: Path) 
 
 
 def test_conditions_are_named_by_the_option_that_gave_them(tmp_path: Path) -> None:
-    """What `--strategy` fixes in a search had been refused as if it were `--where`, which the user had not written."""
+    """What `--strategy` fixes in a search had been refused as a `--where` that the user had not written."""
     asked = [
         "plan",
         "--model",
