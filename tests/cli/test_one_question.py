@@ -269,7 +269,7 @@ def test_a_plan_leaves_room_and_says_what_it_gives(tmp_path: Path) -> None:
         assert taken[share] <= (1 - float(share)) * usable
     assert taken["0.3"] < taken["0"]
     first = phalanx(tmp_path, "plan", *asked, "--tokens", "1T")[1].splitlines()[:6]
-    for word in ("tokens/s", "a GPU", "MFU", "micro-batch", "days", "is left free"):
+    for word in ("1T tokens: ", "tokens/s", "a GPU", "MFU", "micro-batch", "days", "is left free"):
         assert any(word in line for line in first), word
 
 
