@@ -212,6 +212,7 @@ def test_a_program_is_compared_with_a_plan() -> None:
         (["--", "python", "train.py", "0"], "the program ended before its first step"),
         (["--", "python", "trian.py"], "is no file"),
         (["--ranks", "99", "--", "train.py"], "is no rank"),
+        (["--world", "1000000000", "--ranks", "all", "--", "train.py"], "is more than 131,072 ranks"),
         (["--mesh", "pp=3", "--", "train.py"], "has 3 ranks"),
         (["--", "torchrun", "train.py"], "starts many processes"),
         (

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.distributed.device_mesh import init_device_mesh
 
-from phalanx.schedule.observation import Observation
+from phalanx.schedule.observation import Observation, check_world
 from phalanx.verify.observation.processes import observe_program
 
 
@@ -29,8 +29,10 @@ def observe(
     observes one of each class. `every_micro_batch`: run also those of a pipeline that do the same. Processes are
     forked for the ranks, so nothing here changes.
 
-    Raises Unobservable where no step was taken, or where an operation has no meaning without content.
+    Raises InputError for a world that is none, and Unobservable where no step was taken, or where an operation has no
+    meaning without content.
     """
+    check_world(world, ranks_per_node)
     axes = dict(mesh or {})
     wants_mesh = bool(inspect.signature(step).parameters)
 

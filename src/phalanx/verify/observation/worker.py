@@ -32,7 +32,7 @@ def main() -> None:
         else:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
 
-    ranks = None if task["ranks"] == "classes" else task["ranks"]
+    ranks = {"classes": None, "all": range(task["world"])}.get(str(task["ranks"]), task["ranks"])
     try:
         observation = observe_program(
             " ".join([script or f"-m {module}", *arguments]),
