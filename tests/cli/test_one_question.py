@@ -144,7 +144,9 @@ def _verify_agrees(here: Path, asked: list[str]) -> None:
     for axis, bytes_ in run.items():
         # Buckets are padded to equal parts of whole cache lines, as the program alone knows (test_ledger_totals.py).
         padding = 0.01 * bytes_ if axis == "dp" else 0.0
-        assert told[axis] - 1e-9 * bytes_ <= bytes_ <= told[axis] * (1 + 1e-9) + padding, axis
+        # Of gradients comm has the fullest stage's (traffic.py): rank 0 has not the last norm's, 64 of 4 bytes.
+        beyond = 4 * 64 if "pp=2" in asked[-1] else 0
+        assert told[axis] - beyond - 1e-9 * bytes_ <= bytes_ <= told[axis] * (1 + 1e-9) + padding, axis
 
 
 @examples(2, 100)
@@ -269,7 +271,7 @@ def test_a_plan_leaves_room_and_says_what_it_gives(tmp_path: Path) -> None:
         assert taken[share] <= (1 - float(share)) * usable
     assert taken["0.3"] < taken["0"]
     first = phalanx(tmp_path, "plan", *asked, "--tokens", "1T")[1].splitlines()[:6]
-    for word in ("tokens/s", "a GPU", "MFU", "micro-batch", "days", "is left free"):
+    for word in ("1T tokens: ", "tokens/s", "a GPU", "MFU", "micro-batch", "days", "is left free"):
         assert any(word in line for line in first), word
 
 
