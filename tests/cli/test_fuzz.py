@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.fuzz.campaign import campaign, measured, prepared
-from support.fuzz.commands import QUICK, SLOW, Case
+from support.fuzz.commands import QUICK, SLOW, Case, before_program
 from support.fuzz.examine import forked, here
 from support.fuzz.rule import Outcome, verdict
 
@@ -44,7 +44,7 @@ def test_2000_drawn_inputs_keep_the_rule(work: Path) -> None:
 def test_command_lines_are_valid_before_mistakes_are_made(work: Path, number: int) -> None:
     words, options = QUICK[number]
     flat = [word for name, value in options.items() for word in ((name,) if value is None else (name, value))]
-    case = Case("command line", (*words, *flat))
+    case = Case("command line", before_program(words, flat))
     outcome = here(case, work)
     assert verdict(case, outcome) in ("done", "failed"), outcome.err
 
@@ -67,6 +67,12 @@ def test_the_rule_sees_what_breaks_it(code: int, out: str, err: str, expected: s
     assert verdict(Case("command line", ("scaling", "--json")), Outcome(code, out, err, 0.0)) == expected
 
 
+def test_options_of_a_program_are_not_the_command_s() -> None:
+    line = before_program(("observe", "--", "python", "program.py"), ("--step", "2"))
+    assert line == ("observe", "--step", "2", "--", "python", "program.py")
+    assert verdict(Case("command line", (*line, "--json")), Outcome(0, "a table", "", 0.0)) == "done"
+
+
 _KEPT = ("done", "refused", "failed")
 _EXTREMES = ("0", "-1", "1e-300", "nan", "1e18", "1e400", "2147483648", "999999999999999999999")
 _NUMBER = re.compile(r"[\d.]+(e\d+)?([kMGTBKs]|ms|GB|MB)?")
@@ -84,7 +90,7 @@ def _extremes() -> Iterator[Case]:
             for extreme in _EXTREMES:
                 changed = {**options, option: extreme}
                 given = [w for name, x in changed.items() for w in ((name,) if x is None else (name, x))]
-                yield Case("command line", (*words, *given))
+                yield Case("command line", before_program(words, given))
 
 
 @pytest.mark.long
@@ -101,6 +107,7 @@ def test_extreme_numbers_keep_the_rule(work: Path) -> None:
         "scaling --params 7B --tokens 300B --tflops 1e-300 --gpus 64,128 --json",
         "serve-plan --model llama2-7b --cluster dgx-h100 --gpus 4 --input 1000 --output 100 --rate 1e-300",
         "parity job.toml --strategy dp=2 --steps 999999999999999999999 --json",
+        "lab run --hosts 2 --ranks 2147483648 --rate 1gbit -- true",
     ],
 )
 def test_numbers_that_overflowed_are_refused(line: str, work: Path) -> None:

@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -15,6 +16,7 @@ from support.in_process_cli import phalanx
 
 from phalanx.plan.explain.regimes import regime
 from phalanx.plan.question import cluster_named, model_named, pricing_by_gpus
+from phalanx.plan.search.limits import conditions
 from phalanx.plan.tables import switch_levels, textbook
 from phalanx.plan.tables.roofline import level_of, levels_of, ridges
 from phalanx.plan.tables.scaling import by_batch, by_gpus, sensitivity
@@ -137,6 +139,18 @@ def test_scaling_loses_to_its_causes():
     assert second[11] / first[11] == pytest.approx(first[5] / second[5])
 
 
+def test_one_stage_waits_for_no_slower_one():
+    """The head is computed as all else is: imbalance is what the slowest rank of a pipeline has beyond the mean."""
+    rows = []
+    for line in ("pp=1", "pp=4, virtual=1, schedule=1f1b"):
+        wanted = conditions(line)[0]
+        sheet = by_gpus(lambda n, wanted=wanted: replace(_question(8)(n), wanted=wanted), (8,), weak=False)
+        rows.append(dict(zip([c.name for c in sheet.columns], sheet.rows[0], strict=True)))
+    alone, staged = rows
+    assert (alone["imbalance"], alone["bubble"]) == (0, 0)
+    assert 0 < staged["imbalance"] < 0.1
+
+
 def _question(batch: int):
     return pricing_by_gpus(model_named("llama3-8b")[0], cluster_named("dgx-h100"), batch, 8192, "megatron-core")
 
@@ -185,13 +199,13 @@ _STRATEGY = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "-
         (
             "scaling",
             "--model",
-            "gpt2-xl",
+            "gpt2",
             "--gpus",
-            "4",
+            "2",
             "--batch",
-            "4",
+            "2",
             "--seq",
-            "1024",
+            "64",
             "--devices",
             "a100,h100",
         ),

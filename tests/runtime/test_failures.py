@@ -206,6 +206,25 @@ def test_who_is_waited_for_in_a_pipeline(tmp_path: Path, monkeypatch: pytest.Mon
     assert (late.ranks, late.what.text, late.waiting) == ((2,), "message to 2, again", (0,))
 
 
+def test_who_is_late_as_its_peers_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 keeps 0 and 1 waiting. 1 times out and closes its connections, and 0, which sees that, is heard first."""
+    zero, one, two = pages(tmp_path, 3, monkeypatch)
+    for page in (zero, one):
+        page.arrive("the object gather", "world", range(3))
+    two.now("checkpoint of step 8")
+    read, closed = status.read(tmp_path), "RuntimeError: Connection closed by peer [127.0.0.1]:59610"
+
+    def said(waited_s: float, words: dict[int, str], ended: dict[int, int]) -> str:
+        return watchdog.described_by_peers(read, words, ended, time.monotonic() + waited_s, 10.0)
+
+    named = "rank 2 has not arrived at the object gather"
+    assert said(9.5, {0: closed, 1: ""}, {0: 1}).startswith(named)
+    assert said(6.0, {0: "RuntimeError: Timed out waiting 10000ms"}, {0: 1}).startswith(named)
+    assert said(6.0, {0: closed}, {0: 1}) == ""  # 1 may have died of something else while 2 computed
+    assert said(9.5, {0: closed, 1: "ValueError: no such file"}, {0: 1}) == ""
+    assert said(9.5, {0: closed}, {0: 1, 1: -9}) == ""
+
+
 def test_ranks_of_torchrun_say_who_did_not_come(pool: Pool) -> None:
     said = pool.run(3, rank_cases.fails_waiting, 1)
     for rank in (0, 2):

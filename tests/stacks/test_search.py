@@ -95,10 +95,10 @@ def test_a_condition_costs_what_it_takes_longer(monkeypatch: pytest.MonkeyPatch)
     line = "tp=8, pp=2"
     found = best_on(pricing("megatron-core", line=line), 16)
     assert found is not None
-    whole, each = condition_costs(lambda gpus: pricing("megatron-core", gpus=gpus, line=line), 16, found[1])
+    whole, each = condition_costs(lambda gpus: pricing("megatron-core", gpus=gpus, line=line), 16, found.seconds)
     free = best_on(pricing("megatron-core"), 16)
     assert free is not None
-    assert whole.share == pytest.approx(found[1] / free[1] - 1)
+    assert whole.share == pytest.approx(found.seconds / free.seconds - 1)
     assert whole.share > 0
     assert [c.text for c in each] == ["tp=8", "pp=2"]
     assert all(c.share is not None and 0 <= c.share <= whole.share + 1e-9 for c in each)
@@ -225,7 +225,7 @@ def test_a_family_far_behind_by_the_formulas_is_not_the_best(examples: int, monk
             every = best_on(p, gpus)
         assert (close is None) == (every is None), question
         if close and every:
-            assert close[1] <= every[1] * (1 + 1e-9), (question, close[0].strategy, every[0].strategy)
+            assert close.seconds <= every.seconds * (1 + 1e-9), (question, close.strategy, every.strategy)
 
 
 def test_shorter_ends_keep_less_on_the_first_rank() -> None:
@@ -315,7 +315,7 @@ def test_stacks_side_by_side_are_what_each_finds_alone() -> None:
     for name in ("megatron-core", "megatron-core-0.14", "megatron-bridge", "fsdp2"):
         alone = best_on(replace(asked, stack=name), 16)
         assert alone is not None
-        assert (found[name].best, found[name].seconds, found[name].mfu) == alone
+        assert (found[name].best, found[name].seconds, found[name].mfu) == (alone.priced, alone.seconds, alone.mfu)
 
 
 @pytest.mark.parametrize(("strategy", "says"), [("zero=3,tp=2", "strategy.zero = 3"), ("zero=1,tp=2", "")])

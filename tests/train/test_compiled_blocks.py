@@ -140,18 +140,21 @@ def test_over_zero_3(pool: Pool) -> None:
 
 
 def test_what_is_not_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    require_compilable(_model(), Strategy(dp=2, zero=2), "cpu")
+    require_compilable(_model(), _WIDE, Strategy(dp=2, zero=2), "cpu")
     for line in ("tp=2", "cp=2", "pp=2", "dp=1,recompute=full"):
         strategy = make_strategy(line)
         assert strategy is not None
         with pytest.raises(InputError, match=r"train\.compile"):
-            require_compilable(_model(), strategy, "cpu")
+            require_compilable(_model(), _WIDE, strategy, "cpu")
     experts = _model(experts={"count": 4, "top_k": 2, "ffn": 8})
     with pytest.raises(InputError, match="router"):
-        require_compilable(experts, Strategy(), "cpu")
+        require_compilable(experts, _WIDE, Strategy(), "cpu")
+    narrow = Precision("bfloat16", products="float8", gather="float8")
+    with pytest.raises(InputError, match="gathered in 8 bits"):
+        require_compilable(_model(), narrow, Strategy(dp=2, zero=3), "cpu")
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(InputError, match="no-such-compiler"):
-        require_compilable(_model(), Strategy(), "cpu")
+        require_compilable(_model(), _WIDE, Strategy(), "cpu")
 
 
 def test_uncompiled_for_a_while() -> None:

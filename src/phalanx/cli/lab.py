@@ -43,13 +43,13 @@ def run(
     phalanx lab run --hosts 2 --ranks 2 --rate 1gbit -- phalanx train job.toml
     """
     with exit_on_error(speaks=True):
+        from phalanx.commands.this_machine import require_local
         from phalanx.measure import lab as labs
         from phalanx.spec.errors import InputError
 
         require_writable("--traffic", traffic)
         words = labs.torchrun_words(command)
-        if ranks < 1:
-            raise InputError("--ranks", ranks, "must be at least 1")
+        require_local(ranks, "--ranks")
         if "--no-python" in words and shutil.which(command[0]) is None:
             raise InputError(
                 "command", command[0], "is not a program on this machine", "a script's name must end in .py"

@@ -52,14 +52,14 @@ def observe(
         require_torch()
         require_writable("--out", out)
         require_writable("--report", report)
-        from phalanx.commands.observe import axes_of, program, ranks_of
+        from phalanx.commands.observe import axes_of, program, ranks_of, world_of
         from phalanx.commands.observe import observe as run
         from phalanx.report.observe import tables
-        from phalanx.schedule.observation import check_world, to_json
+        from phalanx.schedule.observation import to_json
         from phalanx.spec.files.plan import write_json
 
         target = program(command)
-        check_world(world, node, "--")
+        world = world_of(world, node)
         result = run(target, world, ranks_of(ranks, world), axes_of(mesh, world), node, step, every_micro_batch)
         if out is not None:
             write_json(out, to_json(result))

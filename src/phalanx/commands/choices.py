@@ -160,8 +160,7 @@ def score_recipe(c: Case) -> RecipeScore:
     that cannot be run."""
     pricing, (theirs, _) = question(c), options_of(c.row, expert(c))
     own = price_expert(c, pricing)
-    winner = best_on(pricing, c.strategy.world)
-    best = winner[0] if winner else None
+    best = best_on(pricing, c.strategy.world)
     return RecipeScore(
         question=question_name(c),
         family=c.row.family,

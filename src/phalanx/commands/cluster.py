@@ -93,7 +93,7 @@ class _Prices:
         while fewest and width >= fewest:
             best = best_on(job.question(job.cluster), width)
             if best is not None:
-                widths.append((width, min(1.0, step / best[1])))
+                widths.append((width, min(1.0, step / best.seconds)))
             width //= 2
         return PlanFacts(job.strategy.world, step, job.job.global_batch * job.job.seq, tuple(sorted(widths)))
 

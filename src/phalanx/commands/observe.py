@@ -16,6 +16,7 @@ from typing import Any
 import phalanx
 from phalanx.schedule.observation import Observation, from_json
 from phalanx.spec.errors import InputError
+from phalanx.spec.strategy.spec import MOST_RANKS
 
 _PYTHONS = ("python", "python3")
 
@@ -70,6 +71,16 @@ def program(words: Sequence[str]) -> Program:
     return Program(python, rest[0], "", tuple(rest[1:]))
 
 
+def world_of(ranks: int, per_node: int) -> int:
+    """Return a world's number of ranks. Raises InputError for numbers that no world, or node of it, has."""
+    for option, number in (("--world", ranks), ("--node", per_node)):
+        if number < 1:
+            raise InputError(option, number, "is no number of ranks")
+        if number > MOST_RANKS:
+            raise InputError(option, number, f"is more than {MOST_RANKS:,} ranks")
+    return ranks
+
+
 def axes_of(line: str | None, world: int) -> dict[str, int]:
     """Read named axes such as "pp=8,dp=8,tp=8", outermost first. Raises InputError."""
     axes: dict[str, int] = {}
@@ -91,7 +102,7 @@ def ranks_of(line: str, world: int) -> str | list[int]:
     if line in ("classes", "all"):
         return line
     try:
-        ranks = [int(part) for part in line.split(",")]
+        ranks = list(dict.fromkeys(int(part) for part in line.split(",")))
     except ValueError:
         raise InputError("--ranks", line, "is neither `classes`, `all` nor a list of ranks such as 0,8") from None
     wrong = next((r for r in ranks if not 0 <= r < world), None)
@@ -123,6 +134,7 @@ def observe(
         "axes": axes,
         "step": step,
         "every_micro_batch": every_micro_batch,
+        "parent": os.getpid(),
         "result": writes,
     }
     source = str(Path(phalanx.__file__).parent.parent)

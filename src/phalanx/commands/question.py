@@ -137,7 +137,8 @@ class Question:
         """The line that every output begins with: whose step it is, in which numbers, and where dp is from."""
         how = "exactly, as our own runtime runs it" if self.exact else "by fitted formulas"
         options = f"; {self.pricing.extra}" if self.exact is None and self.pricing.extra.changed() else ""
-        line = f"stack {self.stack}, priced {how}; precision {self.precision}; {self.dp_rule}{options}"
+        peak = " (MFU: of the peak in bf16)" if self.precision.startswith(("fp8", "fp4")) else ""
+        line = f"stack {self.stack}, priced {how}; precision {self.precision}{peak}; {self.dp_rule}{options}"
         return f"{line}\n{self.stack} does not run it: {self.refused}" if self.refused else line
 
     @cached_property
@@ -324,6 +325,17 @@ def fixed(line: str | None) -> str:
     InputError."""
     table = strategies.parse(line or "")
     return ", ".join(f"{name}={strategies.format_field(value)}" for name, value in table.items() if value != "*")
+
+
+def as_given(error: InputError, line: str | None) -> InputError:
+    """Return an error about a search's conditions as one about the options that they were given by: those that
+    `fixed` made of a strategy's line are not from `--where`."""
+    if error.field != "--where":
+        return error
+    of_line, about = fixed(line).split(", "), str(error.value).split(", ")
+    count = sum(condition in of_line for condition in about)
+    name = "--strategy" if count == len(about) else "--strategy and --where" if count else "--where"
+    return InputError(name, error.value, error.reason, error.remedy)
 
 
 def _require_ranks(s: Strategy, gpus: int) -> None:

@@ -84,9 +84,7 @@ def target(asked: Asked, overrides: Sequence[str], announce: Announce) -> Target
     """
     path, strategy, cluster = asked.source, asked.strategy, asked.cluster
     if path is None:
-        if overrides:
-            raise InputError("--set", overrides[0], "is about a job file", "leave it out, or name a job file")
-        return _of_options(asked)
+        return _of_options(asked, overrides)
     if is_configuration(path):
         if overrides:
             raise InputError("--set", overrides[0], "is about a job file", "leave it out, or name a job file")
@@ -119,8 +117,9 @@ def target(asked: Asked, overrides: Sequence[str], announce: Announce) -> Target
     return _of_job(file, file.strategy)
 
 
-def _of_options(asked: Asked) -> Target:
-    """Return what to verify for a model, a cluster and a strategy that options name. Raises InputError."""
+def _of_options(asked: Asked, overrides: Sequence[str]) -> Target:
+    """Return what to verify for a model, a cluster and a strategy that options name; `overrides` set further fields
+    of the job. Raises InputError."""
     question = read(replace(asked, stack=OWN_STACK))
     if question.precision not in ("bf16", "fp16", "fp8"):
         raise InputError("--precision", question.precision, "is not run by our runtime", "use bf16, fp16 or fp8")
@@ -130,6 +129,8 @@ def _of_options(asked: Asked) -> Target:
     job = p.job
     if question.precision == "fp8":
         job = replace(job, precision=replace(job.precision, products="float8"))
+    if overrides:
+        job = _changed(job, overrides)
     require_runnable(strategy, job)
     check(strategy, p.model, job, None)
     priced = price(p.model, p.cluster, job, strategy)
@@ -137,6 +138,21 @@ def _of_options(asked: Asked) -> Target:
     if priced.reason:
         notes.append(f"on {p.cluster.name} this strategy is rejected: {priced.reason}")
     return Target(p.model, job, priced.strategy, None, tuple(notes))
+
+
+def _changed(job: Job, overrides: Sequence[str]) -> Job:
+    """Return a job with `--set job.field=value` applied. Raises InputError."""
+    tables = {"job": _given(asdict(job))}
+    for item in overrides:
+        name = item.partition("=")[0].strip()
+        if not name.startswith("job.") or name in ("job.global_batch", "job.seq"):
+            raise InputError("--set", item, "sets a field of a job file", "name a job file, or set the job's alone")
+    return job_file.build(Job, job_file.override(tables, overrides)["job"], "job")
+
+
+def _given(table: dict[str, Any]) -> dict[str, Any]:
+    """Return a table without what is None, which files leave out."""
+    return {k: _given(v) if isinstance(v, dict) else v for k, v in table.items() if v is not None}
 
 
 def _of_configuration(path: Path, asked: Asked) -> Target:

@@ -26,23 +26,27 @@ def product(
     add: bool = False,
     rowwise: bool | None = None,
     gradient: bool = False,
+    narrow: float8.Gathered | None = None,
 ) -> Tensor:
     """Compute x W_e for the rows of each expert e: (rows, n), from x (rows, m), of which expert e has counts[e] rows,
     and W (experts, m, n). Written to `out` if given, or with `add` added to it. `rowwise`, `gradient`: of products of
-    8-bit floats (runtime/autograd/float8.py)."""
+    8-bit floats (runtime/autograd/float8.py); `narrow`: where the weights are in 8 bits, if they are gathered so."""
     y = x.new_empty(len(x), weights.shape[-1]) if out is None else out
-    for here, into, weight in _each(counts, x, y, weights):
-        float8.product(here, weight.t(), rowwise, gradient, into, add)
+    for expert, here, into in _each(counts, x, y):
+        by: float8.Operand = weights[expert].t()
+        if narrow is not None:
+            by = narrow.columns(expert) if gradient else narrow.rows(expert)
+        float8.product(here, by, rowwise, gradient, into, add)
     return y
 
 
-def _each(counts: Sequence[int], x: Tensor, y: Tensor, weights: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield (rows of x, rows of y, weights) of every expert that has rows."""
+def _each(counts: Sequence[int], x: Tensor, y: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield (expert, rows of x, rows of y) of every expert that has rows."""
     begins = 0
     for expert, rows in enumerate(counts):
         if rows:
             here = slice(begins, begins + rows)
-            yield x[here], y[here], weights[expert]
+            yield expert, x[here], y[here]
         begins += rows
 
 
@@ -53,15 +57,17 @@ class _SwiGLU(torch.autograd.Function):
         owners: Owners,
         counts: tuple[int, ...],
         rowwise: bool | None,
+        narrow: Sequence[float8.Gathered | None],
         x: Tensor,
         gate: Tensor,
         up: Tensor,
         down: Tensor,
     ) -> Tensor:
-        ctx.owners, ctx.counts, ctx.rowwise = owners, counts, rowwise
-        g, u = (product(x, w.mT, counts, rowwise=rowwise) for w in (gate, up))
+        ctx.owners, ctx.counts, ctx.rowwise, ctx.narrow = owners, counts, rowwise, narrow
+        multiply = partial(product, counts=counts, rowwise=rowwise)
+        g, u = (multiply(x, w.mT, narrow=n) for w, n in zip((gate, up), narrow[:2], strict=True))
         ctx.save_for_backward(x, g, u, gate, up, down)
-        return product(nn.functional.silu(g).mul_(u), down.mT, counts, rowwise=rowwise)
+        return multiply(nn.functional.silu(g).mul_(u), down.mT, narrow=narrow[2])
 
     @staticmethod
     @once_differentiable
@@ -70,7 +76,8 @@ class _SwiGLU(torch.autograd.Function):
         counts, d_y = ctx.counts, d_y.contiguous()
         multiply = partial(product, counts=counts, rowwise=ctx.rowwise, gradient=True)
         gradient = _WeightGradient(ctx.owners, counts, ctx.rowwise)
-        d_a = multiply(d_y, down)
+        of_gate, of_up, of_down = ctx.narrow
+        d_a = multiply(d_y, down, narrow=of_down)
         a = nn.functional.silu(g)
         d_u = d_a * a
         d_a.mul_(u)
@@ -78,10 +85,10 @@ class _SwiGLU(torch.autograd.Function):
         del d_a
         d_down = gradient(2, d_y, a.mul_(u))
         del a
-        d_x = multiply(d_g, gate)
-        multiply(d_u, up, out=d_x, add=True)
+        d_x = multiply(d_g, gate, narrow=of_gate)
+        multiply(d_u, up, out=d_x, add=True, narrow=of_up)
         d_up, d_gate = gradient(1, d_u, x), gradient(0, d_g, x)
-        return None, None, None, d_x, d_gate, d_up, d_down
+        return None, None, None, None, d_x, d_gate, d_up, d_down
 
 
 class _WeightGradient:
@@ -111,4 +118,5 @@ def swiglu(
     counts[e]; gate, up: (experts, ffn, hidden); down: (experts, hidden, ffn). Keeps x and two products of it."""
     # Views make gradients come in order, as in runtime/model_parallel/tensor.columns.
     views = [p.view_as(p) for p in (gate, up, down)]
-    return _SwiGLU.apply(deferred_weight_grads.owners(gate, up, down), tuple(counts), rowwise, x, *views)  # type: ignore[no-any-return]
+    narrow = [float8.gathered(p) for p in (gate, up, down)]
+    return _SwiGLU.apply(deferred_weight_grads.owners(gate, up, down), tuple(counts), rowwise, narrow, x, *views)  # type: ignore[no-any-return]

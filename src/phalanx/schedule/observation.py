@@ -14,21 +14,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from phalanx.schedule.event import Event
-from phalanx.spec.errors import InputError
 
 VERSION = 1
-LARGEST_WORLD = 2**17
-"""Ranks at most: torch lists the ranks of each group, and fully_shard cuts every parameter into as many parts."""
-
-
-def check_world(world: int, per_node: int, option: str = "") -> None:
-    """Refuse a world that cannot be observed; `option`: what stands before its names ("--")."""
-    if world < 1:
-        raise InputError(f"{option}world", world, "is no number of ranks")
-    if world > LARGEST_WORLD:
-        raise InputError(f"{option}world", world, f"is more than {LARGEST_WORLD:,} ranks", "take a smaller world")
-    if per_node < 1:
-        raise InputError(f"{option}node", per_node, "is no number of ranks")
 
 
 class Site(NamedTuple):

@@ -61,6 +61,9 @@ class Precision:
     products: Products = "compute"
     """Of the operands of matrix products in blocks: the compute type, or float8 with one scale a tensor, float8-row
     with one a row. Needs compute = "bfloat16"."""
+    gather: Literal["compute", "float8"] = "compute"
+    """Of the parameters that zero=3 gathers for products of blocks: the compute type, or the 8 bits that products =
+    "float8" rounds them to, which it needs; results are the same to the bit."""
 
     @property
     def reduce_dtype(self) -> DType:
@@ -81,6 +84,11 @@ class Precision:
     def narrow(self) -> bool:
         """Whether products of blocks multiply 8-bit floats."""
         return self.products != "compute"
+
+    @property
+    def gathers_narrow(self) -> bool:
+        """Whether parameters are gathered in 8 bits."""
+        return self.gather == "float8"
 
 
 _Decay = Annotated[float, Range(0, 1, below=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -288,6 +289,12 @@ def _values(option: str, before: str) -> st.SearchStrategy[str]:
     if before.replace(",", "").replace(".", "").isdigit():
         return _counts() | st.floats().map(str) | free
     return free | st.sampled_from(("local", "llama2-7", "dgx-h10", "cluster.toml", "config.json", "plan.json", "."))
+
+
+def before_program(words: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
+    """Put options behind the words of a line, but before the program that it runs."""
+    at = words.index("--") if "--" in words else len(words)
+    return (*words[:at], *options, *words[at:])
 
 
 @st.composite

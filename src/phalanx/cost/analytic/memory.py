@@ -30,7 +30,7 @@ from phalanx.cost.ledger.live_bytes import (
 )
 from phalanx.cost.ledger.model_shape import Shape, on_rank
 from phalanx.cost.ledger.rank_layout import Layout, stages, stages_by_work
-from phalanx.cost.ledger.sharding import sharding
+from phalanx.cost.ledger.sharding import Sharding, sharding
 from phalanx.spec.cluster.chips import CONTEXT_BYTES
 
 QUEUE = 1024
@@ -111,110 +111,178 @@ def _fuller(one: _Rank, other: _Rank) -> _Rank:
     return _Rank(*(np.where(first, a, b) for a, b in zip(one, other, strict=True)))
 
 
+def _parameters_of_block(shape: Shape, layout: Layout) -> tuple[Column, Column]:
+    """Return the parameters of a block on a rank, averaged over blocks: of all but routed experts, and of those."""
+    moe = shape.moe_layers / shape.layers
+    dense = (1 - moe) * on_rank(shape.block_params, shape.block_whole, shape.block_kv, shape, layout.tp)
+    dense = dense + moe * on_rank(shape.moe_block_params, shape.moe_block_whole, shape.block_kv, shape, layout.tp)
+    return dense, moe * shape.expert_params / (layout.ep * layout.etp)
+
+
+class _Ends(NamedTuple):
+    """Parameters of embedding and head on the first and on the last rank, and the larger of the two; whether the
+    first rank has both."""
+
+    first: Column
+    last: Column
+    larger: Column
+    both: Column
+
+
+def _ends(shape: Shape, layout: Layout) -> _Ends:
+    """Where chunks lie in a V, the first rank holds the first and the last of them. Else the last rank has the head,
+    which of a tied embedding is a copy."""
+    one_stage = layout.pp == 1
+    both = one_stage | (np.asarray(layout.v_shaped) > 0)
+    head = np.where(shape.tied > 0, shape.vocab * shape.hidden, shape.head_params)
+    first = np.where(both, shape.ends, shape.embedding_params) / layout.tp
+    larger = np.maximum(shape.embedding_params, shape.head_params) / layout.tp
+    last = np.where(one_stage, shape.ends, np.where(both, 0.0, head)) / layout.tp
+    return _Ends(first, last, larger, both)
+
+
+def _loss_bytes(shape: Shape, layout: Layout, profile: Profile, last_norm: Column) -> Column:
+    """Return the bytes of the loss when its backward pass begins: logits, whole or the gradient of those that went in
+    slices; `last_norm`; and the placeholder of the head's gradient."""
+    size = layout.activation_bytes / 2
+    logits = profile.kept_logit * size * layout.tokens * shape.vocab / layout.tp * (1 + shape.depths)
+    head_gradient = np.maximum(profile.stand_in, profile.every_tensor) * profile.parameter_bytes
+    in_slices, gradient = sliced_head(shape, layout, profile)
+    head_gradient = head_gradient * (1 - in_slices * (layout.activation_bytes >= 4))
+    logits = np.where(in_slices > 0, gradient, logits)
+    return logits + last_norm + head_gradient * shape.vocab * shape.hidden / layout.tp
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What a rank holds for each block, for each parameter of the ends, and for each micro-batch in flight.
+
+    `dense_params`, `expert_params`: parameters of a block. Bytes: `block_state`, of a block's state; `end_state`, of
+    that of a parameter of the ends; `stored`, `stream`, what a block and the rest keep of a micro-batch;
+    `recomputed`, what the backward pass of a block brings back; `unit`, what a pass gathers where units have no
+    buffers; `reduced`, gradients of a block before they are reduced. `of_blocks`, `in_buckets`: elements of the
+    buffers in which units take turns, of parameters and of gradients."""
+
+    how: Sharding
+    profile: Profile
+    dense_params: Column
+    expert_params: Column
+    block_state: Column
+    end_state: Column
+    larger_end: Column
+    stored: Column
+    stream: Column
+    recomputed: Column
+    unit: Column
+    reduced: Column
+    of_blocks: Column
+    in_buckets: Column
+
+    def on(self, blocks: Column, ends: Column, in_flight: Column, loss_bytes: Column) -> _Rank:
+        """Return the bytes of a rank with these blocks, this part of the ends and this loss."""
+        how, profile = self.how, self.profile
+        params = blocks * (self.dense_params + self.expert_params) + ends
+        state = blocks * self.block_state + ends * self.end_state
+        idle = np.where((how.level >= 1) & (how.parameters == 0), profile.idle_bytes * params, 0.0)
+        gathered = self._gathered(blocks, ends, params)
+        # Logits are freed before the first block is recomputed.
+        loss = np.where(loss_bytes >= self.recomputed, loss_bytes, 0.0)
+        on_host = np.minimum(profile.offloaded_blocks, blocks)
+        # Two buffers of a block are under way to the host and back.
+        resident = blocks - on_host + np.minimum(2.0, on_host) / np.maximum(in_flight, 1.0)
+        kept = (resident * self.stored + self.stream) * in_flight
+        activations = kept + np.where(loss_bytes >= self.recomputed, 0.0, self.recomputed)
+        transient = activations + loss + gathered
+        # Activations lie where the update's temporaries will: of the state, these are not there at the peak.
+        held = state - np.minimum(idle, transient)
+        return _Rank(state, np.maximum(transient - idle, 0.0), gathered, loss, activations, held)
+
+    def _gathered(self, blocks: Column, ends: Column, params: Column) -> Column:
+        """Return the bytes of gathered parameters and of gradients that are being reduced.
+
+        Units may take turns in buffers: the larger end's and two blocks'; three of experts that are sharded apart."""
+        how, profile = self.how, self.profile
+        turns = np.asarray(profile.unit_buffers)
+        reduced_in, gathered_in = turns * how.reduces_each * profile.gradient_bytes, turns * profile.parameter_bytes
+        # Parameters that stay from the forward to the backward pass are all that the rank has.
+        kept = how.parameters * (params * profile.parameter_bytes) + self.reduced
+        end, some = np.minimum(ends, self.larger_end), np.minimum(blocks, 2.0) / 2
+        by_unit = np.where(gathered_in > 0, gathered_in * (end + some * self.of_blocks), self.unit)
+        return np.where(how.regathers > 0, by_unit, kept) + reduced_in * (end + some * self.in_buckets)
+
+
+def _share(shape: Shape, layout: Layout, profile: Profile, ends: _Ends, stream: Column) -> _Share:
+    """Return what a rank holds for each of its parts; `stream`: bytes of a micro-batch that no block keeps."""
+    dense_params, expert_params = _parameters_of_block(shape, layout)
+    params = dense_params + expert_params
+    how = sharding(layout, profile.policy)
+    apart = np.asarray(experts_apart(layout)) > 0
+    expert_shards = np.where(apart, np.where(how.level > 0, expert_ranks(layout), 1.0), how.shards)
+    dense_bytes = state_bytes(layout, profile, how, how.shards)
+    expert_bytes = state_bytes(layout, profile, how, expert_shards)
+    cast_bytes = cast_weight_bytes(layout, profile)
+    block_state = dense_params * (dense_bytes + cast_bytes) + expert_params * (expert_bytes + cast_bytes)
+    block = live_bytes(shape, layout, profile)
+    # The backward pass of a block has all that it needs at once; of `group` blocks where only their first input is
+    # kept.
+    by_operation = layout.selective * np.asarray(profile.per_op)
+    recomputed = np.where(layout.full + by_operation > 0, layout.group * block.kept, block.freed)
+    # Where parameters stay and gradients are sharded: those of a block until they are reduced, in place of the
+    # activations that its backward pass freed.
+    reduced = how.reduces_each * np.maximum(profile.gradient_bytes * params - block.stored, 0.0)
+    of_blocks = 2 * dense_params + np.where(apart, 3.0, 2.0) * expert_params
+    return _Share(
+        how,
+        profile,
+        dense_params,
+        expert_params,
+        block_state + _STATE_OF_ADAPTERS * shape.adapters / layout.tp,
+        dense_bytes,
+        ends.larger,
+        block.stored,
+        stream,
+        recomputed + gathered_key_bytes(shape, layout, profile),
+        # Two blocks, and one block's gradient before it is reduced.
+        params * 3 * profile.parameter_bytes + shape.ends / layout.tp * profile.parameter_bytes,
+        np.where(np.asarray(profile.unit_buffers) > 0, 0.0, reduced),
+        of_blocks,
+        # At level 2 a matrix has a bucket of its own.
+        np.where(how.level >= 3, of_blocks, _two_matrices(shape, layout, apart)),
+    )
+
+
+def _constant_bytes(
+    shape: Shape, layout: Layout, profile: Profile, share: _Share, most_params: Column
+) -> tuple[Column, Column]:
+    """Return bytes that every rank holds all the time, and how many of them compression does."""
+    # Products that accumulate their weights' gradients in place return a placeholder, kept for each shape; the head's
+    # goes with the loss.
+    moe = shape.moe_layers / shape.layers
+    per_shape = share.dense_params + moe * shape.expert_params / np.maximum(shape.experts, 1) / layout.etp
+    stand_in = profile.stand_in * profile.parameter_bytes * per_shape
+    buffers = np.where(layout.tp > 1, profile.buffers * layout.tokens * shape.hidden * layout.activation_bytes, 0.0)
+    replicas = layout.dp * layout.cp
+    coded = layout.compressed.held_bytes(most_params, profile.gradient_bytes, replicas, profile.bucket_bytes)
+    return profile.constant_bytes + buffers + stand_in + coded, coded
+
+
 def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, room: Column = np.inf) -> Memory:
     """Return the Memory of the fullest rank, as numbers or columns. `ahead`: Step.ahead; the default, 1, has the most
     memory waiting. `room`: bytes of the device that the allocator can have."""
     parts = stages(shape, layout, profile.balanced)
     if np.any(profile.by_work):
         parts = stages_by_work(shape, layout)
-    moe = shape.moe_layers / shape.layers
-    dense_params = (1 - moe) * on_rank(shape.block_params, shape.block_whole, shape.block_kv, shape, layout.tp)
-    dense_params = dense_params + moe * on_rank(
-        shape.moe_block_params, shape.moe_block_whole, shape.block_kv, shape, layout.tp
-    )
-    expert_params = moe * shape.expert_params / (layout.ep * layout.etp)
-    how = sharding(layout, profile.policy)
-    shards = how.shards
-    expert_shards = np.where(experts_apart(layout), np.where(how.level > 0, expert_ranks(layout), 1.0), shards)
-    dense_bytes = state_bytes(layout, profile, how, shards)
-    expert_bytes = state_bytes(layout, profile, how, expert_shards)
-    one_stage = layout.pp == 1
-    tied = shape.tied > 0
-    # Where chunks lie in a V, the first rank holds the first and the last of them. Else the last rank has the head,
-    # which of a tied embedding is a copy.
-    both_ends = one_stage | (np.asarray(layout.v_shaped) > 0)
-    head = np.where(tied, shape.vocab * shape.hidden, shape.head_params)
-    first_ends = np.where(both_ends, shape.ends, shape.embedding_params) / layout.tp
-    larger_end = np.maximum(shape.embedding_params, shape.head_params) / layout.tp
-    last_ends = np.where(one_stage, shape.ends, np.where(both_ends, 0.0, head)) / layout.tp
-
-    cast_bytes = cast_weight_bytes(layout, profile)
-    block = live_bytes(shape, layout, profile)
-    stored = block.stored
-    # The backward pass of a block has all that it needs at once; of `group` blocks where only their first input is
-    # kept.
-    by_operation = layout.selective * np.asarray(profile.per_op)
-    recomputed = np.where(layout.full + by_operation > 0, layout.group * block.kept, block.freed)
-    recomputed = recomputed + gathered_key_bytes(shape, layout, profile)
+    ends = _ends(shape, layout)
+    stream, last_norm = end_bytes(shape, layout, profile)
+    share = _share(shape, layout, profile, ends, stream)
     flight, flight_last = flights(layout, profile.policy)
     # Exchanges that overlap another micro-batch run one chunk ahead.
     flight = flight + np.asarray(profile.overlaps_experts) / layout.virtual
-    # Products that accumulate their weights' gradients in place return a placeholder, kept for each shape; the head's
-    # goes with the loss.
-    per_shape = dense_params + moe * shape.expert_params / np.maximum(shape.experts, 1) / layout.etp
-    stand_in = profile.stand_in * profile.parameter_bytes * per_shape
-    size = layout.activation_bytes / 2
-    logits = profile.kept_logit * size * layout.tokens * shape.vocab / layout.tp * (1 + shape.depths)
-    stream, last_norm = end_bytes(shape, layout, profile)
-    head_gradient = np.maximum(profile.stand_in, profile.every_tensor) * profile.parameter_bytes
-    in_slices, gradient = sliced_head(shape, layout, profile)
-    head_gradient = head_gradient * (1 - in_slices * (layout.activation_bytes >= 4))
-    logits = np.where(in_slices > 0, gradient, logits)
-    logits = logits + last_norm + head_gradient * shape.vocab * shape.hidden / layout.tp
-    # Gathered for a pass: two blocks, and one block's gradient before it is reduced.
-    unit_bytes = (
-        dense_params + expert_params
-    ) * 3 * profile.parameter_bytes + shape.ends / layout.tp * profile.parameter_bytes
-    # Where parameters stay and gradients are sharded: those of a block until they are reduced, in place of the
-    # activations that its backward pass freed.
-    of_block = profile.gradient_bytes * (dense_params + expert_params)
-    reduced_bytes = how.reduces_each * np.maximum(of_block - stored, 0.0)
-    reduced_bytes = np.where(np.asarray(profile.unit_buffers) > 0, 0.0, reduced_bytes)
-    buffers = np.where(layout.tp > 1, profile.buffers * layout.tokens * shape.hidden * layout.activation_bytes, 0.0)
-    most_params = parts.most * (dense_params + expert_params) + np.maximum(first_ends, last_ends)
-    replicas = layout.dp * layout.cp
-    coded = layout.compressed.held_bytes(most_params, profile.gradient_bytes, replicas, profile.bucket_bytes)
-    constant = profile.constant_bytes + buffers + stand_in + coded
-
+    most_params = parts.most * (share.dense_params + share.expert_params) + np.maximum(ends.first, ends.last)
+    constant, coded = _constant_bytes(shape, layout, profile, share, most_params)
+    loss, one_stage = _loss_bytes(shape, layout, profile, last_norm), layout.pp == 1
     last_blocks = np.where(one_stage, parts.most, np.maximum(parts.last, 0))
-    first_loss = np.where(both_ends, logits, 0.0)
-    last_loss = np.where(both_ends & ~one_stage, 0.0, logits)
-    adapters = _STATE_OF_ADAPTERS * shape.adapters / layout.tp
-
-    # Buffers that units take in turn: the larger end's, and two blocks'; three of experts that are sharded apart. At
-    # level 2 a matrix has a bucket of its own.
-    apart = np.asarray(experts_apart(layout)) > 0
-    of_blocks = 2 * dense_params + np.where(apart, 3.0, 2.0) * expert_params
-    in_buckets = np.where(how.level >= 3, of_blocks, _two_matrices(shape, layout, apart))
-    reduced_in = np.asarray(profile.unit_buffers) * how.reduces_each * profile.gradient_bytes
-    gathered_in = np.asarray(profile.unit_buffers) * profile.parameter_bytes
-
-    def on(blocks: Column, ends: Column, in_flight: Column, loss_bytes: Column) -> _Rank:
-        """Return the bytes of a rank with these blocks and this part of the ends."""
-        block_state = dense_params * (dense_bytes + cast_bytes) + expert_params * (expert_bytes + cast_bytes)
-        block_state = block_state + adapters
-        state = blocks * block_state + ends * dense_bytes
-        idle = np.where(
-            (how.level >= 1) & (how.parameters == 0),
-            profile.idle_bytes * (blocks * (dense_params + expert_params) + ends),
-            0.0,
-        )
-        # Parameters that stay from the forward to the backward pass are all that the rank has.
-        gathered_model = (blocks * (dense_params + expert_params) + ends) * profile.parameter_bytes
-        kept_gathered = how.parameters * gathered_model + reduced_bytes
-        end, some = np.minimum(ends, larger_end), np.minimum(blocks, 2.0) / 2
-        by_unit = np.where(gathered_in > 0, gathered_in * (end + some * of_blocks), unit_bytes)
-        gathered = np.where(how.regathers > 0, by_unit, kept_gathered) + reduced_in * (end + some * in_buckets)
-        # Logits are freed before the first block is recomputed.
-        loss = np.where(loss_bytes >= recomputed, loss_bytes, 0.0)
-        on_host = np.minimum(profile.offloaded_blocks, blocks)
-        # Two buffers of a block are under way to the host and back.
-        resident = blocks - on_host + np.minimum(2.0, on_host) / np.maximum(in_flight, 1.0)
-        activations = (resident * stored + stream) * in_flight + np.where(loss_bytes >= recomputed, 0.0, recomputed)
-        transient = activations + loss + gathered
-        # Activations lie where the update's temporaries will: of the state, these are not there at the peak.
-        held = state - np.minimum(idle, transient)
-        return _Rank(state, np.maximum(transient - idle, 0.0), gathered, loss, activations, held)
+    first_loss, last_loss = np.where(ends.both, loss, 0.0), np.where(ends.both & ~one_stage, 0.0, loss)
 
     def parts_of(rank: _Rank) -> dict[str, Column]:
         return {
@@ -226,23 +294,23 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
             "compression": coded,
         }
 
+    first_rank = share.on(parts.first, ends.first, flight, first_loss)
+    last_rank = share.on(last_blocks, ends.last, flight_last, last_loss)
+
     def by_rank(pp: int) -> list[dict[str, Column]]:
         """Return the parts of each pipeline rank. Between the ends, blocks are even and passes in flight fall so."""
         between = (shape.layers - parts.first - last_blocks) / max(pp - 2, 1)
         inner = [
-            on(between, 0.0 * first_ends, flight + (flight_last - flight) * i / (pp - 1), 0.0 * first_loss)
+            share.on(between, 0.0 * ends.first, flight + (flight_last - flight) * i / (pp - 1), 0.0 * first_loss)
             for i in range(1, pp - 1)
         ]
-        last = [on(last_blocks, last_ends, flight_last, last_loss)] if pp > 1 else []
-        return [parts_of(rank) for rank in (on(parts.first, first_ends, flight, first_loss), *inner, *last)]
+        return [parts_of(rank) for rank in (first_rank, *inner, *([last_rank] if pp > 1 else []))]
 
-    ranks = [on(parts.first, first_ends, flight, first_loss), on(last_blocks, last_ends, flight_last, last_loss)]
+    a, b = first_rank, last_rank
     if np.any(parts.first < parts.most):  # then a rank behind the first may be fuller
         falls = (flight - flight_last) / np.maximum(layout.pp - 1, 1) * parts.fullest
         falls = np.where(np.asarray(profile.by_work) > 0, falls, 1 / layout.virtual)
-        second = on(parts.most, 0.0 * first_ends, np.maximum(flight - falls, 1.0), 0.0 * first_loss)
-        ranks[0] = _fuller(ranks[0], second)
-    a, b = ranks
+        a = _fuller(a, share.on(parts.most, 0.0 * ends.first, np.maximum(flight - falls, 1.0), 0.0 * first_loss))
     first_fuller = a.state + a.transient >= b.state + b.transient
     steady = np.maximum(a.state, b.state) + constant
     peak = np.maximum(a.state + a.transient, b.state + b.transient) + constant
@@ -250,7 +318,7 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
     passes = np.maximum(np.minimum(layout.pp, layout.micro_batches) - 2, 0)
     waiting_a = waiting_bytes(shape, layout, profile, parts.most, passes, ahead)
     waiting_b = waiting_bytes(shape, layout, profile, last_blocks, 0.0, ahead)
-    least, least_b = (r.state + (1 + profile.fragments) * r.transient + constant for r in ranks)
+    least, least_b = (r.state + (1 + profile.fragments) * r.transient + constant for r in (a, b))
     reserved = np.maximum(np.maximum(least + waiting_a, least_b + waiting_b), steady)
     # A run that completed with a full device waited for the GPU; half of the remaining room was used, on average.
     room_left = np.maximum(room - least, 0.0)

@@ -4,6 +4,7 @@ sharded parameters, coding of compressed gradients, and the update."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,10 +16,10 @@ from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.flow import Held
-from phalanx.cost.ledger.gradient_flows import Types, expert_ranks, gradient_flows, parameters_of
+from phalanx.cost.ledger.gradient_flows import Parameters, Types, expert_ranks, gradient_flows, parameters_of
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.rank_layout import Layout
-from phalanx.cost.ledger.sharding import sharding
+from phalanx.cost.ledger.sharding import Sharding, sharding
 
 
 def bucket_bytes(layout: Layout, profile: Profile) -> Column:
@@ -40,57 +41,110 @@ def _held(shape: Shape, layout: Layout, blocks: Column) -> Held:
     return Held(blocks * (1 - moe_share), blocks * moe_share, 1.0, 1.0 * (np.asarray(layout.pp) == 1))
 
 
+class _Once(NamedTuple):
+    """Seconds of one reduction over the shards, of one over their replicas, and of one gather of parameters."""
+
+    scatter: Column
+    replicate: Column
+    gather: Column
+
+
 def reduced(shape: Shape, layout: Layout, system: System, profile: Profile, blocks: Column, passes: Passes) -> Terms:
     """Return `dp`: gradient reduction over dp x cp ranks (experts': over the ranks with the same experts) and the
     gathers of parameters after the update (ZeRO-1, 2) or for every pass (ZeRO-3), as far as a micro-batch's `passes`
     through the rank's blocks do not hide them; and `coding`."""
-    ranks = layout.dp * layout.cp
-    stride = layout.data_stride(system.tiers[0].ranks)
+    ranks, m, grad = layout.dp * layout.cp, layout.micro_batches, profile.gradient_bytes
     how, held = sharding(layout, profile.policy), _held(shape, layout, blocks)
     params = parameters_of(shape, layout, held)
-    dense_params, expert_params = params.dense, params.experts
-    shards, replicas = how.shards, how.replicas
-    forward, backward = passes.forward, passes.backward
-    grad, param = profile.gradient_bytes, profile.parameter_bytes
-    cut = bucket_bytes(layout, profile)
-    m = layout.micro_batches
+    once = _once(shape, layout, system, profile, held)
+    c = layout.compressed
+    if np.any(c.kind):
+        scatter, replicate = _compressed(layout, system, profile, blocks, params)
+        once = _Once(
+            np.where(c.kind, scatter, once.scatter), np.where(c.kind, replicate, once.replicate), once.gather
+        )
+    exposed, hidden = _exposed(once, how, profile, passes, m, params.units)
+    out = Terms({}, {})
+    out.of["dp"] = {
+        "ranks": ranks,
+        "shards": how.shards,
+        "gradient_bytes": params.dense * grad,
+        "gradients": params.dense + params.experts,
+        "scatter_s": once.scatter,
+        "again_s": once.replicate,
+        "gather_s": once.gather,
+        "hidden_s": hidden,
+    }
+    out.seconds["dp"] = np.where(ranks > 1, exposed, 0.0) * (1 - layout.frozen)
+    if np.any(c.kind):
+        times = np.where(how.reduces_each > 0, m, 1)
+        coding = compression.coding_s(c, params.dense + params.experts, grad, ranks, system)
+        out.of["coding"] = {
+            "gradients": params.dense + params.experts,
+            "passes": c.passes,
+            "gradient_bytes": grad,
+            "times": times,
+        }
+        out.seconds["coding"] = np.where(c.kind, times * coding, 0.0)
+    return out
+
+
+def _once(shape: Shape, layout: Layout, system: System, profile: Profile, held: Held) -> _Once:
+    """Return what one reduction and one gather take, of gradients that are not compressed."""
+    how, params = sharding(layout, profile.policy), parameters_of(shape, layout, held)
+    grad, param, m = profile.gradient_bytes, profile.parameter_bytes, layout.micro_batches
+    stride = layout.data_stride(system.tiers[0].ranks)
     totals = {"reduce_scatter": 0.0 * m, "all_reduce": 0.0 * m, "all_gather": 0.0 * m}
-    for flow in gradient_flows(shape, layout, how, Types(grad, param, grad), held, stride, cut):
+    for flow in gradient_flows(
+        shape, layout, how, Types(grad, param, grad), held, stride, bucket_bytes(layout, profile)
+    ):
         totals[flow.op] = totals[flow.op] + flow.count() * seconds_of(flow, system)
-    reductions = np.where(how.reduces_each > 0, m, 1.0)
     # Parameters that come from the host do so before each gather.
-    fetched = profile.parameters_on_host * param * (dense_params + expert_params) / np.maximum(shards, 1)
-    gathers = np.where(how.gathers_each > 0, m * (1 + how.regathers), 1.0)
-    replicates = np.asarray(how.replicates_each)
-    scatter, replicate, gather = (
-        totals["reduce_scatter"] / reductions,
-        totals["all_reduce"] / np.where(replicates > 0, m, 1.0),
-        totals["all_gather"] / gathers + fetched / system.host_bytes_per_s,
+    fetched = profile.parameters_on_host * param * (params.dense + params.experts) / np.maximum(how.shards, 1)
+    return _Once(
+        totals["reduce_scatter"] / np.where(how.reduces_each > 0, m, 1.0),
+        totals["all_reduce"] / np.where(np.asarray(how.replicates_each) > 0, m, 1.0),
+        totals["all_gather"] / np.where(how.gathers_each > 0, m * (1 + how.regathers), 1.0)
+        + fetched / system.host_bytes_per_s,
     )
-    replica_distance = np.where(shards > 1, layout.dp_stride * shards / layout.cp, stride)
-    expert_ranks_ = expert_ranks(layout)
+
+
+def _compressed(
+    layout: Layout, system: System, profile: Profile, blocks: Column, params: Parameters
+) -> tuple[Column, Column]:
+    """Return seconds of one reduction of compressed gradients over the shards, and over their replicas."""
+    how, cut, expert_ranks_ = sharding(layout, profile.policy), bucket_bytes(layout, profile), expert_ranks(layout)
+    shards, stride = how.shards, layout.data_stride(system.tiers[0].ranks)
 
     def over(op: str, bytes_: Column, group: Column, distance: Column, filled: Column = 0.0) -> Column:
         """Return seconds of `op` on all compressed gradients, `bytes_` per element, over `group` ranks at distance
         `distance`, in buckets filled by `cut` bytes per element."""
         result: Column = 0.0
-        for n, among, between in ((dense_params, group, distance), (expert_params, expert_ranks_, layout.edp_stride)):
+        for n, among, between in (
+            (params.dense, group, distance),
+            (params.experts, expert_ranks_, layout.edp_stride),
+        ):
             buckets = np.where(how.parameters > 0, blocks, np.maximum(np.ceil(n * filled / cut), 1))
             result = result + buckets * collective_s(op, n * bytes_ / buckets, among, between, system) * (n > 0)
         return result
 
-    c = layout.compressed
-    if np.any(c.kind):
-        groups = ((ranks, stride), (shards, stride), (replicas, replica_distance))
-        compressed = compression.reduced(c, over, grad, layout.zero, *groups)
-        scatter, replicate = (
-            np.where(c.kind, new, old) for new, old in zip(compressed, (scatter, replicate), strict=True)
-        )
+    replica_distance = np.where(shards > 1, layout.dp_stride * shards / layout.cp, stride)
+    groups = ((layout.dp * layout.cp, stride), (shards, stride), (how.replicas, replica_distance))
+    scatter, replicate = compression.reduced(layout.compressed, over, profile.gradient_bytes, layout.zero, *groups)
+    return scatter, replicate
+
+
+def _exposed(
+    once: _Once, how: Sharding, profile: Profile, passes: Passes, m: Column, units: Column
+) -> tuple[Column, Column]:
+    """Return seconds a step of reductions and gathers that no computation hides, with `m` micro-batches through
+    `units`; and what is hidden of those that happen once a step."""
+    (scatter, replicate, gather), (forward, backward) = once, (passes.forward, passes.backward)
+    replicates = np.asarray(how.replicates_each)
     forward_room = profile.dp_overlap * forward / profile.contention
     backward_room = profile.dp_overlap * backward / profile.contention
     hidden = np.minimum(profile.dp_overlap * (scatter + replicate), backward_room)
     hidden = hidden + np.minimum(profile.gather_overlap * gather, forward)
-    once = scatter + replicate + gather - hidden
     # For every micro-batch: parameters in the forward pass, and again in the backward pass, and gradients in the
     # latter; of what is done once a step the same share is hidden as above.
     again = how.regathers * gather
@@ -98,35 +152,13 @@ def reduced(shape: Shape, layout: Layout, system: System, profile: Profile, bloc
     slowed = (profile.contention - 1) * np.minimum(forward + backward, gather + again + reduction)
     both_passes = np.maximum(gather - forward_room, 0) + np.maximum(again + reduction - backward_room, 0) + slowed
     # Nothing is computed beside the gather of a pass's first unit, nor beside the reduction of its last one.
-    both_passes = both_passes + (gather + reduction) / np.maximum(params.units, 1)
+    both_passes = both_passes + (gather + reduction) / np.maximum(units, 1)
     reduced_each = reduction - np.minimum(profile.dp_overlap * reduction, backward_room)
     gathered_once = gather - np.minimum(profile.gather_overlap * gather, forward)
     last_replicate = (1 - replicates) * np.maximum(replicate - backward_room, 0)
     each = np.where(how.gathers_each > 0, m * both_passes, m * reduced_each + gathered_once) + last_replicate
-    out = Terms({}, {})
-    out.of["dp"] = {
-        "ranks": ranks,
-        "shards": shards,
-        "gradient_bytes": dense_params * grad,
-        "gradients": dense_params + expert_params,
-        "scatter_s": scatter,
-        "again_s": replicate,
-        "gather_s": gather,
-        "hidden_s": hidden,
-    }
     every = (how.reduces_each > 0) | (replicates > 0)
-    out.seconds["dp"] = np.where(ranks > 1, np.where(every, each, once), 0.0) * (1 - layout.frozen)
-    if np.any(c.kind):
-        times = np.where(how.reduces_each > 0, m, 1)
-        coding = compression.coding_s(c, dense_params + expert_params, grad, ranks, system)
-        out.of["coding"] = {
-            "gradients": dense_params + expert_params,
-            "passes": c.passes,
-            "gradient_bytes": grad,
-            "times": times,
-        }
-        out.seconds["coding"] = np.where(c.kind, times * coding, 0.0)
-    return out
+    return np.where(every, each, scatter + replicate + gather - hidden), hidden
 
 
 def updated(shape: Shape, layout: Layout, system: System, profile: Profile, blocks: Column) -> Terms:

@@ -3,13 +3,13 @@ with as many on each rank as balanced routing sends there (schedule/layers/routi
 
 from __future__ import annotations
 
-from phalanx.cost.compute.work import Column, Work, gemm, gemm_weight, memory
+from phalanx.cost.compute.work import Column, Weights, Work, float8_gemm, gemm, gemm_weight, memory
 from phalanx.schedule.layers.routing import Routed
 from phalanx.spec.model.mechanisms import Experts
 from phalanx.spec.model.spec import ModelSpec
 
 
-def forward(spec: ModelSpec, x: Experts, r: Routed, e: int, narrow: bool = False) -> Work:
+def forward(spec: ModelSpec, x: Experts, r: Routed, e: int, narrow: Weights | None = None) -> Work:
     """Return the forward work: the router, laying out rows for dispatch and combine, and the experts' MLPs."""
     h, f = spec.hidden, x.ffn
     work = gemm(r.tokens, x.count, h, e) + _choice(x, r)
@@ -31,7 +31,7 @@ def combined(spec: ModelSpec, x: Experts, r: Routed, e: int) -> Work:
     return memory((3 * r.rows * r.copies + r.tokens) * spec.hidden, e, 2 * x.top_k * r.copies + 1)
 
 
-def input_grad(spec: ModelSpec, x: Experts, r: Routed, e: int, narrow: bool = False) -> Work:
+def input_grad(spec: ModelSpec, x: Experts, r: Routed, e: int, narrow: Weights | None = None) -> Work:
     """Return the work of input gradients: those of the routing weights need the rows; the rest mirrors the forward
     pass."""
     h, f = spec.hidden, x.ffn
@@ -65,10 +65,9 @@ def _moved(x: Experts, r: Routed) -> Column:
     return r.rows * r.copies + (2 * r.received * (x.here > 1) if x.here < x.count or r.copies > 1 else 0)
 
 
-def _grouped(rows: Column, n: int, k: int, experts: int, e: int, narrow: bool = False) -> Work:
+def _grouped(rows: Column, n: int, k: int, experts: int, e: int, narrow: Weights | None = None) -> Work:
     """Return the work of multiplying rows by their expert's (n, k) matrix, one expert after the other. `narrow`:
-    in products of 8-bit floats, as float8_gemm."""
-    if narrow:
-        operands = rows * k + experts * k * n
-        return Work(0, 0, operands * (2 * e + 2) + rows * n * e, 15 * experts, 2 * rows * n * k)
+    in products of 8-bit floats, which get weights so."""
+    if narrow is not None:
+        return float8_gemm(rows, n, k, e, narrow, experts)
     return Work(2 * rows * n * k, 0, e * (rows * k + experts * k * n + rows * n), experts)

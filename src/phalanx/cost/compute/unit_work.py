@@ -15,11 +15,14 @@ All counts are functions of `tokens` (of one micro-batch on one rank), a number 
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from phalanx.cost.compute import mla, moe
 from phalanx.cost.compute.work import NO_WORK as NO_WORK
 from phalanx.cost.compute.work import Column as Column
+from phalanx.cost.compute.work import Weights as Weights
 from phalanx.cost.compute.work import Work as Work
 from phalanx.cost.compute.work import float8_gemm as _float8_gemm
 from phalanx.cost.compute.work import float8_gemm_weight as _float8_gemm_weight
@@ -65,12 +68,12 @@ def forward(
     e: int,
     keys: int | None = None,
     routed: Routed | None = None,
-    narrow: bool = False,
+    narrow: Weights | None = None,
 ) -> Work:
     """Return the work of one forward pass of a unit kind (`embed`, `blocks`, `head`) over `tokens` tokens, in
     elements of `e` bytes. `keys`: keys per query in attention; `seq` by default, fewer where ranks share a sequence.
     `routed`: the routed rows of these tokens, where the model has experts; by default one rank has all experts.
-    `narrow`: a block's products are of 8-bit floats."""
+    `narrow`: how a block's products of 8-bit floats get weights, if they are such."""
     t, h, f = tokens, spec.hidden, mlp_width(spec)
     norm = _memory(5 * t * h, e, 7) if spec.norm == "rms" else _memory(3 * t * h, e, 1)
     if unit == "embed":
@@ -78,7 +81,7 @@ def forward(
     if unit == "head":
         return norm + _gemm(t, spec.vocab, h, e) + _memory(8 * t * spec.vocab, e, 12)
     work = norm * _norms(spec) + _memory(2 * 3 * t * h, e, 2)  # two residual additions
-    product = _float8_gemm if narrow else _gemm
+    product = _gemm if narrow is None else partial(_float8_gemm, weights=narrow)
     for n, k in _linears(spec):
         work += product(t, n, k, e)
     if spec.qk_norm:
@@ -106,11 +109,11 @@ def backward(
     e: int,
     keys: int | None = None,
     routed: Routed | None = None,
-    narrow: bool = False,
+    narrow: Weights | None = None,
 ) -> Work:
     """Return the work of one backward pass of a unit kind: input gradients and weight gradients."""
     inputs = input_grad(spec, unit, tokens, seq, e, keys, routed, narrow)
-    return inputs + weight_grad(spec, unit, tokens, e, routed, narrow)
+    return inputs + weight_grad(spec, unit, tokens, e, routed, narrow is not None)
 
 
 def weight_grad(
@@ -141,7 +144,7 @@ def input_grad(
     e: int,
     keys: int | None = None,
     routed: Routed | None = None,
-    narrow: bool = False,
+    narrow: Weights | None = None,
 ) -> Work:
     """Return the work of input gradients, which cannot be deferred, with those of norms' weights."""
     t, h, f = tokens, spec.hidden, mlp_width(spec)
@@ -151,7 +154,7 @@ def input_grad(
     if unit == "head":
         return norm + _gemm(t, h, spec.vocab, e) + _memory(2 * t * spec.vocab, e, 1)
     work = norm * _norms(spec) + _memory(4 * 3 * t * h, e, 4)  # residuals, and q, k, v meeting at one input
-    product = _float8_gemm if narrow else _gemm
+    product = _gemm if narrow is None else partial(_float8_gemm, weights=narrow)
     for n, k in _linears(spec):
         work += product(t, k, n, e)
     if spec.qk_norm:
@@ -187,7 +190,7 @@ def recomputed(
     e: int,
     keys: int | None = None,
     routed: Routed | None = None,
-    narrow: bool = False,
+    narrow: Weights | None = None,
 ) -> Work:
     """Return the forward work that a block's backward pass recomputes (runtime/autograd/recompute.py): with `full`,
     all but the products whose results are not needed; with `selective`, attention's core."""
@@ -197,7 +200,7 @@ def recomputed(
     if repeat == "selective":
         return _core(spec, t, seq, e, keys)
     unneeded = _memory(3 * t * spec.hidden, e, 1)
-    product = _float8_gemm if narrow else _gemm
+    product = _gemm if narrow is None else partial(_float8_gemm, weights=narrow)
     if mlp_width(spec):
         unneeded += product(t, spec.hidden, mlp_width(spec), e)
     if spec.experts is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from phalanx.spec.cluster.spec import Rates
 
@@ -60,11 +60,19 @@ def gemm(m: Column, n: int, k: int, e: int) -> Work:
     return Work(2 * m * n * k, 0, e * (m * k + k * n + m * n), 1)
 
 
-def float8_gemm(m: Column, n: int, k: int, e: int) -> Work:
+Weights = Literal["rounded", "gathered", "transposed"]
+"""How a product of 8-bit floats gets a weight: rounds it just before; reads it as it came; transposes that."""
+
+
+def float8_gemm(m: Column, n: int, k: int, e: int, weights: Weights = "rounded", times: int = 1) -> Work:
     """Return the work of a product (m, k) x (k, n) in 8-bit floats, from and to elements of e bytes: each operand is
-    read for its scale, and read and written again where it is rounded (runtime/autograd/float8.py)."""
-    operands = m * k + k * n
-    return Work(0, 0, operands * (2 * e + 2) + m * n * e, 15, 2 * m * n * k)
+    read for its scale, and read and written again where it is rounded (runtime/autograd/float8.py). `times`: the rows
+    are divided among so many matrices."""
+    rounded = 2 * e + 2
+    weight = {"rounded": rounded, "gathered": 1, "transposed": 3}[weights]
+    kernels = {"rounded": 15, "gathered": 8, "transposed": 9}[weights]
+    traffic = m * k * rounded + times * k * n * weight + m * n * e
+    return Work(0, 0, traffic, kernels * times, 2 * m * n * k)
 
 
 def float8_gemm_weight(m: Column, n: int, k: int, e: int) -> Work:

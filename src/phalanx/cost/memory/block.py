@@ -33,8 +33,11 @@ class Block:
         repeat: Recompute = "none",
         core: Core | None = None,
         eight_bit: bool = False,
+        gathered: bool = False,
     ) -> None:
         self.eight_bit = eight_bit  # products are of 8-bit floats
+        self.gathered = gathered  # weights come in them, so that forward passes do not round these
+        self.rounds_weights = 1
         self.spec, self.t, self.e, self.tp, self.sp, self.repeat, self.core = spec, t, e, tp, sp, repeat, core
         h, wide = spec.hidden, max(e, 4)
         self.own_tokens = t // tp if sp else t
@@ -54,11 +57,13 @@ class Block:
     def passes(self) -> tuple[Walk, Walk]:
         """Return the walks of the forward and the backward pass."""
         forward, backward = Walk(), Walk()
+        self.rounds_weights = int(not self.gathered)
         if self.repeat == "full":
             self.forward_without_graph(forward)
             self.forward(backward, output=False)
         else:
             self.forward(forward)
+        self.rounds_weights = 1  # and transposes what was gathered
         self.backward(backward)
         if self.repeat == "full":  # the inputs of the pass are kept until it ends
             backward.masked = backward.highest
@@ -177,7 +182,8 @@ class Block:
         of the tensors of all tokens."""
         if self.eight_bit:
             row = self.t * self.e
-            self._operands(walk, self.t, read // row, result // row)
+            m, k, n = self.t, read // row, result // row
+            walk.touch(m * k + n * k * self.rounds_weights + m * n * self.e)
 
     def _weight(self, walk: Walk, weight: Column, g: Column, x: Column) -> None:
         """Touch the gradient of a weight, of `weight` bytes, from the gradient g of a result and the x it read, in
@@ -185,10 +191,8 @@ class Block:
         walk.touch(weight)
         if self.eight_bit:
             row = self.t * self.e
-            self._operands(walk, g // row, self.t, x // row)
-
-    def _operands(self, walk: Walk, m: Column, k: Column, n: Column) -> None:
-        walk.touch(m * k + n * k + m * n * self.e)
+            m, k, n = g // row, self.t, x // row
+            walk.touch(m * k + n * k + m * n * self.e)
 
     def _in_chunks(self, walk: Walk, *others: Column, added: bool = False) -> None:
         """Touch what products of 8-bit floats hold that are computed chunk by chunk, with sequence parallelism: all
@@ -201,7 +205,7 @@ class Block:
         read = h
         if added:
             read = max(width + h * self.e * (i > 0) for i, width in enumerate(widths))
-        walk.touch(sum(widths) * h + chunk * read)
+        walk.touch(sum(widths) * h * self.rounds_weights + chunk * read)
 
     def _weights_of_one(self, walk: Walk, *parts: tuple[Column, int]) -> None:
         """Allocate weight gradients of products that share a factor of the stream's width, with sequence parallelism.

@@ -78,7 +78,7 @@ def footprint(
     if in_parts:
         kwargs["in_place"] = placed == job.precision.compute
     if job.precision.narrow:
-        kwargs["eight_bit"] = True
+        kwargs["eight_bit"], kwargs["gathered"] = True, job.precision.gathers_narrow
     block: Block = _BLOCKS[spec.latent is not None, "rows" in kwargs, in_parts](
         spec, tokens, e, tp, sp, repeat, core, **kwargs
     )

@@ -44,10 +44,8 @@ class _Mixture(Block):
         self.dW_router = x.count * h * e
         self.all_local = rows.copies == 1 and x.here == x.count
         """All experts are on this rank, so no rows are sent."""
-        # What products of 8-bit floats hold of one expert, rounded: to its width, from it, and of weight gradients.
-        eight, most = self.eight_bit, rows.most
-        self.into, self.out_of = ((most * n + x.ffn * h) * eight for n in (h, x.ffn))
-        self.both = (padded(most) * (h + x.ffn) + self.dW_expert) * eight
+        # What weight gradients in products of 8-bit floats hold of one expert, rounded.
+        self.both = (padded(rows.most) * (h + x.ffn) + self.dW_expert) * self.eight_bit
         laid_out = not self.all_local and x.here > 1
         self.in_order, self.order = self.C * laid_out, rows.received * 8 * laid_out
         """Bytes of received rows, sorted by expert; and of their order."""
@@ -55,6 +53,19 @@ class _Mixture(Block):
         self.kept_choice = (
             self.kept_choice + (rows.tokens * wide if x.z_loss else 0) + (self.P if x.balance_loss else 0)
         )
+
+    @property
+    def into(self) -> Column:
+        """What products of 8-bit floats to an expert's width hold rounded: rows, and a matrix."""
+        return self._rounded_expert(self.spec.hidden)
+
+    @property
+    def out_of(self) -> Column:
+        """The same of products from it."""
+        return self._rounded_expert(self.x.ffn)
+
+    def _rounded_expert(self, width: int) -> Column:
+        return (self.rows.most * width + self.x.ffn * self.spec.hidden * self.rounds_weights) * self.eight_bit
 
     def _choose(self, walk: Walk, kept: bool) -> None:
         """Walk from the router's product to where rows go. `kept`: keep what the weights' backward pass needs."""

@@ -29,7 +29,9 @@ class SplitBlock(Block):
         """Return the backward pass split in I and W."""
         inputs, weights = Walk(), Walk()
         if self.repeat == "full":
+            self.rounds_weights = int(not self.gathered)
             self.forward(inputs, output=False)
+            self.rounds_weights = 1
         self._inputs(inputs)
         self._weights(weights)
         biases = self._biases()

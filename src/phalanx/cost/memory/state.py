@@ -8,6 +8,7 @@ from math import prod
 from phalanx.cost.compute import compression
 from phalanx.cost.memory.attention_core import first_visible_bytes
 from phalanx.schedule.gradients.buckets import layout, reduction_slots, slot_sizes
+from phalanx.schedule.gradients.narrow import NUMBER_BYTES, gathered_elements, gathered_narrow, numbers, scales
 from phalanx.schedule.layers.routing import depends_on_other_tokens, own_tokens
 from phalanx.schedule.layout import RankView
 from phalanx.spec.job import DTYPE_BYTES, Job
@@ -24,8 +25,8 @@ class State:
     gradients: int
     optimizer: int
     buffers: int
-    """Memory that buckets and units share in turn (gradients being reduced, gathered parameters), and the buffer in
-    which tp ranks sum partial gradients."""
+    """Memory that buckets and units share in turn (gradients being reduced, gathered parameters), the buffer in which
+    tp ranks sum partial gradients, and shards in 8 bits."""
     tables: int
     batch: int
     compression: int = 0
@@ -92,12 +93,12 @@ def model_state(view: RankView) -> State:
         mask += (context.tokens + job.seq) * 8  # positions
     in_flight = sum(reduction_slots(view.stage, cut, s)[1]) * reduce if zero >= 2 else 0
     if zero == 3:
-        sized = list(zip(cut, padded, strict=True))
+        sized = [(b, gathered_elements(b, size, p)) for b, size in zip(cut, padded, strict=True)]
         gathered = sum(size for b, size in sized if b.unit == "model")
         for experts in (False, True):
             sizes = [size for b, size in reversed(sized) if b.unit != "model" and b.experts == experts]
             gathered += sum(sizes) if s.gathers_once else sum(slot_sizes(sizes))
-        in_flight += gathered * compute
+        in_flight += gathered * compute + _narrow_bytes(view)
     return State(
         parameters=0 if zero == 3 else n * compute,
         master=shard_elements * master if zero == 3 or p.master_dtype != p.compute else 0,
@@ -111,6 +112,16 @@ def model_state(view: RankView) -> State:
         compression=compression.held_bytes(c, cut, s, accumulate) if c else 0,
         scratch=compression.scratch_bytes(c, cut, s, accumulate) if c else 0,
     )
+
+
+def _narrow_bytes(view: RankView) -> int:
+    """Return bytes of what is gathered in 8 bits (zero=3): a rank's shards, their scales, and what is no matrix."""
+    s, p = view.strategy, view.job.precision
+    cut = [b for b in view.buckets if gathered_narrow(b, p)]
+    matrices = sum(scales(parameter) for b in cut for parameter in b.parameters)
+    shards = sum(b.padded(s) // b.parts(s) for b in cut)
+    reduced = numbers(cut)
+    return shards + (reduced + matrices) * NUMBER_BYTES + (reduced - matrices) * DTYPE_BYTES[p.compute]
 
 
 def _expert_tables(view: RankView) -> int:

@@ -28,6 +28,7 @@ from phalanx.cost.step.terms import metrics, terms
 from phalanx.schedule.event import INSIDE, Event, Kind, Phase
 from phalanx.schedule.gradients.buckets import Bucket, of_chunks
 from phalanx.schedule.gradients.compression import Sent, bucket_collectives, replica_collectives
+from phalanx.schedule.gradients.narrow import IN_8_BITS, PARAMETERS, SCALES, gathered_narrow
 from phalanx.schedule.layers import collectives, context
 from phalanx.schedule.layout import RankView
 from phalanx.schedule.pipeline.actions import last_weight_grad_at
@@ -103,7 +104,11 @@ class _Expansion:
         log.compute(_update(self.terms["optimizer", ""], view))
         if strategy.effective_zero in (1, 2):
             for b in reversed(view.buckets):
-                log.add(self._sent("all_gather", "parameters", b, None))
+                log.add(self._sent("all_gather", PARAMETERS, b, None))
+        for (_, unit), term in self.terms.items():
+            if unit.startswith(SCALES):
+                size = view.mesh.size(term.event.axis)
+                log.add([replace(term.event, group_size=size, bytes=term.bytes)])
         return StepProgram(log.events(), model_state(view), *log.before)
 
     def _forward(self, chunk: int, m: int) -> None:
@@ -183,7 +188,8 @@ class _Expansion:
             if name not in self.gathered_units or not self.strategy.gathers_once:
                 self.gathered_units.add(name)
                 for bucket in sorted((b for b in self.view.buckets if b.unit == name), key=lambda b: b.experts):
-                    yield from self._sent("all_gather", "parameters", bucket, m, phase)
+                    what = IN_8_BITS if gathered_narrow(bucket, self.job.precision) else PARAMETERS
+                    yield from self._sent("all_gather", what, bucket, m, phase)
 
     def _sent(self, op: str, what: str, bucket: Bucket, m: int | None, phase: Phase | None = None) -> list[Event]:
         """Return one collective of a bucket; none over one rank."""

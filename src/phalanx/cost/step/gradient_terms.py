@@ -11,8 +11,16 @@ from phalanx.cost.step.term import Term
 from phalanx.schedule.event import Event, Phase
 from phalanx.schedule.gradients.buckets import Bucket
 from phalanx.schedule.gradients.compression import bucket_collectives, replica_collectives
+from phalanx.schedule.gradients.narrow import (
+    IN_8_BITS,
+    NUMBER_BYTES,
+    PARAMETERS,
+    SCALES,
+    gathered_narrow,
+    numbers,
+)
 from phalanx.schedule.layout import RankView
-from phalanx.spec.job import DTYPE_BYTES, DType
+from phalanx.spec.job import DTYPE_BYTES, DType, Precision
 from phalanx.spec.strategy.compressors import Compression
 from phalanx.spec.strategy.spec import Strategy
 
@@ -57,9 +65,14 @@ def _bucket_terms(view: RankView, cut: Sequence[Bucket], sizes: Sequence[int]) -
         copies = Work(traffic_bytes=numel * reductions * (compute + reduce + 3 * accumulate / parts))
         terms[0] = replace(terms[0], work=terms[0].work + copies)
     if zero in (1, 2):
-        terms.append(term("all_gather", "opt", "parameters", axis, p.compute))
+        terms.append(term("all_gather", "opt", PARAMETERS, axis, p.compute))
     elif zero == 3:
-        terms.append(_gathers(cut, sizes, s, p.compute, m))
+        narrow = [gathered_narrow(b, p) for b in cut]
+        for eight in (False, True):
+            if those := [held for held, of in zip(zip(cut, sizes, strict=True), narrow, strict=True) if of == eight]:
+                terms.append(_gathers(those, s, "uint8" if eight else p.compute, m))
+        if any(narrow):
+            terms.append(_scales([b for b, of in zip(cut, narrow, strict=True) if of], s, p))
     return terms
 
 
@@ -83,14 +96,24 @@ def _compressed_terms(
     return [replace(terms[0], coding=coding, code=c.name), *terms[1:]]
 
 
-def _gathers(cut: Sequence[Bucket], sizes: Sequence[int], s: Strategy, dtype: DType, m: int) -> Term:
+def _gathers(sized: Sequence[tuple[Bucket, int]], s: Strategy, dtype: str, m: int) -> Term:
     """Return ZeRO-3's gathers: of every unit in every pass of every micro-batch, or once a step."""
-    total = sum(sizes)
+    total, first = sum(size for _, size in sized), sized[0][0]
     # From the forward to the backward pass.
-    kept = [size for b, size in zip(cut, sizes, strict=True) if b.unit in ("head", "model")]
-    event = Event("collective", "all_gather", "F", cut[0].kind("parameters"), cut[0].axis(s), dtype=dtype)
+    kept = [size for b, size in sized if b.unit in ("head", "model")]
+    what = IN_8_BITS if dtype == "uint8" else PARAMETERS
+    event = Event("collective", "all_gather", "F", first.kind(what), first.axis(s), dtype=dtype)
     if s.gathers_once:
-        gathers, size = len(cut), total
+        gathers, size = len(sized), total
     else:
-        gathers, size = (2 * len(cut) - len(kept)) * m, (2 * total - sum(kept)) * m
+        gathers, size = (2 * len(sized) - len(kept)) * m, (2 * total - sum(kept)) * m
     return Term(event, count=gathers, bytes=size * DTYPE_BYTES[dtype])
+
+
+def _scales(cut: Sequence[Bucket], s: Strategy, p: Precision) -> Term:
+    """Return the all-reduce from which ranks find the scales of what they gather in 8 bits; its work reads masters
+    for that, and again to round them."""
+    event = Event("collective", "all_reduce", "opt", cut[0].kind(SCALES), cut[0].axis(s), dtype="float32")
+    part = sum(b.padded(s) // b.parts(s) for b in cut)
+    rounding = Work(traffic_bytes=part * (2 * DTYPE_BYTES[p.master_dtype] + 2 * DTYPE_BYTES[p.compute] + 1))
+    return Term(event, count=1, bytes=numbers(cut) * NUMBER_BYTES, work=rounding)

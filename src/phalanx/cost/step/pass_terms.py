@@ -17,7 +17,7 @@ from phalanx.schedule.layers.head import sliced, slices_over_ranks
 from phalanx.schedule.layers.routing import depends_on_router
 from phalanx.schedule.layout import RankView
 from phalanx.schedule.unit_classes import repeat_of
-from phalanx.spec.job import DTYPE_BYTES, DType, Job
+from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision
 from phalanx.spec.model.spec import ModelSpec, as_seen_by, blocks_among
 from phalanx.spec.strategy.spec import Strategy
 
@@ -43,7 +43,7 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
     dtype, e = job.precision.compute, DTYPE_BYTES[job.precision.compute]
     unit, repeat, unit_spec = name.split(",")[0], repeat_of(s, member), as_seen_by(spec, member)
     keys, rows = keys_per_query(job.seq, s.ring), view.routed
-    narrow = job.precision.narrow
+    narrow, turned = _weights(job.precision)
     deferrable = s.pp > 1  # with a pipeline, layers can always defer weight gradients
     cuts = sliced if s.tp == 1 else lambda *sizes: slices_over_ranks(*sizes) > 1
     in_slices = unit == "head" and not view.splits_backward and bool(cuts(t, spec.vocab, spec.hidden, e))
@@ -72,8 +72,8 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
         mask_work if repeat != "none" else NO_WORK
     )
     freed = _freed(spec, unit, t // s.tp if s.sp else t, job, int(memory.kept))
-    inputs = unit_work.input_grad(unit_spec, unit, t, job.seq, e, keys, rows, narrow) + mask_work + recomputed
-    weights = unit_work.weight_grad(unit_spec, unit, t, e, rows, narrow)
+    inputs = unit_work.input_grad(unit_spec, unit, t, job.seq, e, keys, rows, turned) + mask_work + recomputed
+    weights = unit_work.weight_grad(unit_spec, unit, t, e, rows, job.precision.narrow)
     event = Event("compute", "backward", "B", name, dtype=dtype, routed=depends_on_routing)
     if memory.parts is not None and view.splits_backward:
         halves: tuple[tuple[Phase, str, Work, Work, Pass], ...] = (
@@ -103,6 +103,13 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
         before=mask_bytes,
         masked=int(memory.masked),
     )
+
+
+def _weights(p: Precision) -> tuple[unit_work.Weights | None, unit_work.Weights | None]:
+    """Return how products of 8-bit floats get weights, in forward and backward passes; None: there are none."""
+    if not p.narrow:
+        return None, None
+    return ("gathered", "transposed") if p.gathers_narrow else ("rounded", "rounded")
 
 
 def _first_masks(view: RankView, core: Core | None) -> tuple[int, int]:

@@ -125,10 +125,11 @@ def _of(group: list[Pricing], gpus: int) -> list[OfStack]:
             answers.append(OfStack(row.name, reason=reason or "nothing fits, or nothing is within the conditions"))
         else:
             own = explored if p is first or _runs_best(p, explored) else first_pass(p, gpus)
+            best = None if own is None else best_of(p, own)
             answers.append(
                 OfStack(row.name, reason="nothing that it runs fits")
-                if own is None
-                else OfStack(row.name, *best_of(p, own))
+                if best is None
+                else OfStack(row.name, best.priced, best.seconds, best.mfu)
             )
     return answers
 

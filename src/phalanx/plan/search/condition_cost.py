@@ -47,8 +47,7 @@ def condition_costs(
 
 
 def _cost(pricing: Pricing, gpus: int, text: str, seconds: float) -> ConditionCost:
-    alternative = best_on(pricing, gpus)
-    if alternative is None:
+    best = best_on(pricing, gpus)
+    if best is None:
         return ConditionCost(text, None)
-    best, step, _ = alternative
-    return ConditionCost(text, max(seconds / step - 1, 0.0), best.strategy, step)
+    return ConditionCost(text, max(seconds / best.seconds - 1, 0.0), best.strategy, best.seconds)

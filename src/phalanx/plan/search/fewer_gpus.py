@@ -34,7 +34,7 @@ def offers(larger: Callable[[int], Pricing], most: int) -> list[Offer]:
     while n:
         best = best_on(larger(n), n)
         if best is not None:
-            offered.append(Offer(n, best[0].strategy, best[1]))
+            offered.append(Offer(n, best.strategy, best.seconds))
         n //= 2
     front: list[Offer] = []
     for offer in sorted(offered, key=lambda o: (o.seconds, o.gpus)):

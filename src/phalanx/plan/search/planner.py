@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from phalanx.plan.search import branch_and_bound, priced, space, why_not
+from phalanx.plan.search import branch_and_bound, no_answer, why_not
 from phalanx.plan.search.branch_and_bound import FAMILIES, Exploration
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.number_types import NarrowerTypes, narrower_types
@@ -18,8 +18,7 @@ from phalanx.plan.search.priced import PricedStrategy
 from phalanx.plan.search.refine import RankedStrategy, RefinedPrices, best_of_each_family
 from phalanx.plan.search.stack_options import with_best_options
 from phalanx.plan.search.stage_lengths import StageLengths, lengths, that_fit
-from phalanx.plan.search.strategy_columns import ORDERS, Options, Strategies
-from phalanx.spec.cluster.spec import GIB
+from phalanx.plan.search.strategy_columns import ORDERS, Options
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.spec import Strategy
 
@@ -29,8 +28,6 @@ COST_OBJECTIVES = ("gpu-hours", "money")
 """Objectives that fewer GPUs may improve; days are throughput."""
 _SLACK = 0.10
 """Slowdown against the fastest strategy, as a share, that the objective `memory` accepts."""
-_NEAR = 64
-"""How many smaller GPU counts are tried for the hint if the batch cannot be split over all GPUs."""
 _FRONT = 1.5
 """The front of time and memory extends to this many times the shortest step."""
 _FIRST = 64
@@ -129,9 +126,9 @@ def answer(
             pricing, gpus, options, 2 * keep, slack, front_limit, watch, known=known
         )  # two mesh orders
     except InputError as error:
-        raise _with_suggested_gpus(error, pricing, gpus) from None
+        raise no_answer.nothing_legal(error, pricing, gpus) from None
     if not len(explored.rows):
-        raise _nothing_fits(pricing, explored, larger, gpus, options)
+        raise no_answer.nothing_fits(pricing, explored, larger, gpus, options)
     fastest, family_rows = _fastest(explored, keep), best_of_each_family(explored)
     front = _promising(explored, whole_front)
     if objective == "memory":
@@ -198,17 +195,6 @@ def _distinct(strategies: Sequence[Strategy], costs: Sequence[tuple[float, float
     return list(kept.values())
 
 
-def _with_suggested_gpus(error: InputError, pricing: Pricing, gpus: int) -> InputError:
-    """Add to an error about `--gpus` the next smaller number of GPUs that has a legal strategy."""
-    for n in range(gpus - 1, max(gpus - _NEAR, 0), -1) if error.field == "--gpus" else ():
-        try:
-            space.cores(pricing.model, pricing.job, n, pricing.options)
-        except InputError:
-            continue
-        return InputError(error.field, error.value, error.reason, f"use {n}, or another batch")
-    return error
-
-
 def _fewer(larger: Callable[[int], Pricing], gpus: int, best: RankedStrategy) -> FewerGpus | None:
     """Return a smaller number of GPUs that is as fast, or None.
 
@@ -219,8 +205,8 @@ def _fewer(larger: Callable[[int], Pricing], gpus: int, best: RankedStrategy) ->
         if best.mfu * gpus / n > np.max(pricing.system.gemm):
             continue
         candidate = best_on(larger(n), n, (1 + _CLOSE) * best.seconds)
-        if candidate and candidate[1] <= best.seconds and (not fewest or candidate[1] < fewest.seconds):
-            fewest = FewerGpus(n, candidate[0].strategy, candidate[1])
+        if candidate and candidate.seconds <= best.seconds and (not fewest or candidate.seconds < fewest.seconds):
+            fewest = FewerGpus(n, candidate.strategy, candidate.seconds)
     return fewest
 
 
@@ -251,49 +237,13 @@ def _rejected(
 ) -> Iterable[Rejected]:
     """The smallest member of each family of which nothing fits, and the neighbours of the best strategy."""
     pricing = prices.pricing
-    for p, kind in _misfits(pricing, explored.cores, has, options):
+    for p, kind in no_answer.misfits(pricing, explored.cores, has, options):
         yield Rejected(kind, p, why_not.why_not(p, best.priced, pricing))
     close = prices.neighbours(replace(best.strategy, layers="auto"))
     for (what, _), other in zip(close, prices.of([s for _, s in close]), strict=True):
         if other.priced.fits and other.seconds < best.seconds:
             continue  # faster, but needs more memory, and memory is the objective
         yield Rejected(other.family, other.priced, f"{what}: {why_not.why_not(other.priced, best.priced, pricing)}")
-
-
-def _misfits(
-    pricing: Pricing, cores: Strategies, has: set[str], options: Options
-) -> list[tuple[PricedStrategy, str]]:
-    """For each family not in `has`, its strategy of least memory, if that does not fit; cp = micro_batch = 1."""
-    missing = [kind for kind, name in enumerate(FAMILIES) if name not in has]
-    rows = cores.take((cores.cp == 1) & (cores.micro_batch == 1))
-    rows = rows.take(branch_and_bound.may_become(rows, missing))
-    rows = space.sharding(space.recomputing(rows, pricing.model, pricing.job, options), pricing.job, options)
-    rows = rows.take(np.isin(branch_and_bound.family(rows), missing))
-    kinds, bytes_ = branch_and_bound.family(rows), pricing.bytes_(rows)
-    smallest: dict[str, int] = {}
-    for kind in missing:
-        members = np.flatnonzero(kinds == kind)
-        if not len(members):
-            continue
-        least = int(members[np.argmin(bytes_[members])])
-        if bytes_[least] > pricing.usable:
-            smallest[FAMILIES[kind]] = least
-    prices = priced.price(pricing, [rows.strategy(row) for row in smallest.values()])
-    return list(zip(prices, smallest, strict=True))
-
-
-def _nothing_fits(
-    pricing: Pricing, explored: Exploration, larger: Callable[[int], Pricing], gpus: int, options: Options
-) -> InputError:
-    smallest_of_family: dict[str, PricedStrategy] = {
-        kind: p for p, kind in _misfits(pricing, explored.cores, set(), options)
-    }
-    smallest = min(smallest_of_family.values(), key=lambda p: p.bytes_, default=None)
-    needs = f": {smallest.strategy} {why_not.why_not(smallest, None, pricing)}" if smallest else ""
-    enough = least_ranks(larger, gpus, pricing.cluster.ranks_per_node, options)
-    device = f"{pricing.cluster.device.name}, {pricing.cluster.device.usable_bytes / GIB:.1f} GiB each"
-    remedy = f"{enough} of them would do ({device})" if enough else "no number of them would do: shorten seq"
-    return InputError("--gpus", gpus, f"nothing fits{needs}", remedy)
 
 
 FOR_OPTIONS = 6
@@ -304,9 +254,9 @@ _CLOSE = 0.25
 """Share by which a family's fastest may be behind the fastest of all, by the formulas, to be tried as the best."""
 
 
-def best_on(pricing: Pricing, gpus: int, below: float = np.inf) -> tuple[PricedStrategy, float, float] | None:
-    """Return the best strategy on so many GPUs, its step time in seconds and its MFU; None if nothing fits, or if all
-    take more than `below` seconds by the formulas."""
+def best_on(pricing: Pricing, gpus: int, below: float = np.inf) -> RankedStrategy | None:
+    """Return the best strategy on so many GPUs; None if nothing fits, or if all take more than `below` seconds by the
+    formulas."""
     explored = first_pass(pricing, gpus, below)
     return None if explored is None else best_of(pricing, explored)
 
@@ -321,7 +271,7 @@ def first_pass(pricing: Pricing, gpus: int, below: float = np.inf) -> Exploratio
     return explored if len(explored.rows) else None
 
 
-def best_of(pricing: Pricing, explored: Exploration) -> tuple[PricedStrategy, float, float]:
+def best_of(pricing: Pricing, explored: Exploration) -> RankedStrategy:
     """Return the best of a first pass by the second, with the options of the stack that make it faster."""
     fastest = [explored.rows.strategy(int(row)) for row in explored.order[:FOR_OPTIONS]]
     pricing = with_best_options(pricing, fastest)
@@ -329,43 +279,4 @@ def best_of(pricing: Pricing, explored: Exploration) -> tuple[PricedStrategy, fl
     # With the options the fastest by the formulas may not fit; of those with which they were tried one does.
     of_families = [explored.rows.strategy(row) for row in best_of_each_family(explored)]
     candidates = prices.descend(list(dict.fromkeys([*fastest, *of_families])), slower=False)
-    first = next(iter(that_fit(prices, candidates)), candidates[0])
-    return first.priced, first.seconds, first.mfu
-
-
-_MOST = 2**17
-"""The largest number of GPUs that is tried."""
-_CORES = 400
-"""How many cores, those of least memory, are checked in full."""
-
-
-def fits_somewhere(pricing: Pricing, ranks: int, options: Options) -> bool:
-    """Whether a strategy over so many ranks fits, among the expansions of the cores with the lowest memory bounds."""
-    try:
-        cores = space.cores(pricing.model, pricing.job, ranks, options)
-    except InputError:
-        return False
-    cores = space.experts(cores, pricing.model, pricing.job, options)
-    least = pricing.least_bytes(cores, complete=False)
-    fitting = np.flatnonzero(least <= pricing.usable)
-    fitting = fitting[np.argsort(least[fitting])][:_CORES]
-    rows = space.pipelines(cores.take(fitting), pricing.model, pricing.job, options)
-    rows = space.recomputing(rows, pricing.model, pricing.job, options)
-    return bool(len(rows) and np.any(pricing.least_bytes(rows, complete=True) <= pricing.usable))
-
-
-def least_ranks(larger: Callable[[int], Pricing], above: int, node: int, options: Options) -> int | None:
-    """Return about the fewest GPUs, more than `above` and in multiples of `node`, on which a strategy fits, or None.
-
-    Memory per rank falls with the number of ranks, but not every number divides the batch. So the number doubles
-    until something fits, then seven numbers spaced evenly above the last one that did not are tried."""
-    low = high = max(above, node)
-    while not fits_somewhere(larger(high), high, options):
-        low, high = high, 2 * high
-        if high > _MOST:
-            return None
-    for part in range(1, 8):
-        middle = (low + (high - low) * part // 8) // node * node
-        if low < middle < high and fits_somewhere(larger(middle), middle, options):
-            return middle
-    return high
+    return next(iter(that_fit(prices, candidates)), candidates[0])

@@ -136,7 +136,7 @@ def size(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> Ints
         _by_experts(rows, model, options),
         _by_pipeline(rows, model, job, options),
         _by_recompute(rows, model, options),
-        _by_sharding(rows, options),
+        _by_sharding(rows, job, options),
     )
     counts: Ints = np.prod([step.times for step in steps], axis=0, dtype=np.int64)
     return counts
@@ -211,7 +211,7 @@ def recomputing(rows: Strategies, model: ModelSpec, job: Job, options: Options) 
 
 def sharding(rows: Strategies, job: Job, options: Options) -> Strategies:
     """Expand each row by every value of zero, number of shards, and order of the mesh."""
-    return limited(_by_sharding(rows, options).rows, job, options, "sharding")
+    return limited(_by_sharding(rows, job, options).rows, job, options, "sharding")
 
 
 def _one_by_one(ways: Callable[[int, int], Ways], columns: int) -> Callable[[Sequence[tuple[int, int]]], list[Ints]]:
@@ -369,7 +369,7 @@ def _distinct(names: tuple[str, ...], layers: int, chunk: int) -> tuple[int, ...
     return tuple(kinds.values())
 
 
-def _by_sharding(rows: Strategies, options: Options) -> _Expansion:
+def _by_sharding(rows: Strategies, job: Job, options: Options) -> _Expansion:
     orders = [ORDERS.index(name) for name in options.orders]
 
     def ways(dp: int, flags: int) -> Ways:
@@ -377,7 +377,8 @@ def _by_sharding(rows: Strategies, options: Options) -> _Expansion:
         levels = options.zero_in_pipeline if piped else options.zero
         sharded = [(zero, d) for zero in levels if zero for d in divisors(dp) if d > 1 or over_cp]
         moves = flags & 1
-        every = [(*way, order) for way in [(0, 1), *sharded] for order in (orders if moves else orders[:1])]
+        shardings = [way for way in sharded if way[0] == 3] if job.precision.gathers_narrow else [(0, 1), *sharded]
+        every = [(*way, order) for way in shardings for order in (orders if moves else orders[:1])]
         return [way for way in every if not options.limits or within(dp, *way)]
 
     def within(dp: int, zero: int, shard: int, order: int) -> bool:

@@ -257,9 +257,8 @@ def study(case: Case) -> CaseResult:
     best = best_on(pricing, case.gpus)
     if best is None:
         return CaseResult(case, used, seconds, None, None, "nothing fits here")
-    chosen, chosen_s, _ = best
-    why = _why(used, chosen, pricing) if used else case.note
-    return CaseResult(case, used, seconds, chosen, chosen_s, why)
+    why = _why(used, best.priced, pricing) if used else case.note
+    return CaseResult(case, used, seconds, best.priced, best.seconds, why)
 
 
 def question(case: Case) -> Pricing:

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.planner import best_on
-from phalanx.plan.search.priced import COMMUNICATION, PricedStrategy, price
+from phalanx.plan.search.priced import COMMUNICATION, price
+from phalanx.plan.search.refine import RankedStrategy
 from phalanx.plan.tables.table import Sheet, columns
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster.spec import GIB
@@ -37,14 +38,13 @@ def by_gpus(question: Question, gpus: Sequence[int], weak: bool) -> Sheet:
             rows.append((*row, *(None,) * (len(_SCALED) - len(row))))
             continue
         if not base:
-            base = batch * p.job.seq / best[1] / n
-            computing = _computing(best[0]) * n / batch
+            base = batch * p.job.seq / best.seconds / n
+            computing = _computing(best) * n / batch
             row = _row(p, n, batch, base, best)
-        terms, step = best[0].terms, sum(best[0].terms.values())
-        exposed = sum(terms.get(name, 0.0) for name in COMMUNICATION) / step
-        slower = (_computing(best[0]) - computing * batch / n) / step
-        hours = n * best[1] / 3600 / (batch * p.job.seq) * 1e9
-        rows.append((*row, exposed, terms.get("bubble", 0.0) / step, terms.get("head", 0.0) / step, slower, hours))
+        lost, step = _lost(best), best.seconds
+        slower = (_computing(best) - computing * batch / n) / step
+        hours = n * step / 3600 / (batch * p.job.seq) * 1e9
+        rows.append((*row, *(seconds / step for seconds in lost), slower, hours))
     note = (
         "efficiency: tokens/s per GPU over that of the first row that fits; lost, as shares of the step, to exposed "
         "communication, the bubble, the slowest stage, and computing: what a sequence's computing takes longer than "
@@ -108,19 +108,26 @@ _SCALED = (
 )
 
 
-def _computing(p: PricedStrategy) -> float:
-    """Return the seconds of a step that a rank computes."""
-    return sum(value for name, value in p.terms.items() if name not in (*COMMUNICATION, "bubble", "head"))
+def _lost(best: RankedStrategy) -> tuple[float, float, float]:
+    """Return the seconds of a step in which a mean rank does not compute: exposed communication, the bubble, and what
+    the slowest rank of a pipeline has to compute beyond the mean one."""
+    run = best.run
+    slowest = run.makespan - run.bubble
+    exposed = sum(best.priced.terms.get(name, 0.0) for name in COMMUNICATION)
+    return exposed, run.bubble, slowest * run.imbalance / (1 + run.imbalance)
 
 
-def _row(
-    p: Pricing, gpus: int, batch: int, base: float, best: tuple[PricedStrategy, float, float] | None
-) -> tuple[object, ...]:
+def _computing(best: RankedStrategy) -> float:
+    """Return the seconds of a step that a mean rank computes."""
+    return best.seconds - sum(_lost(best))
+
+
+def _row(p: Pricing, gpus: int, batch: int, base: float, best: RankedStrategy | None) -> tuple[object, ...]:
     if best is None:
         return (gpus, batch, "nothing fits or divides", None, None, None, None)
-    priced, seconds, mfu = best
-    rate = batch * p.job.seq / seconds
-    return (gpus, batch, str(priced.strategy), seconds, rate, rate / gpus / base if base else 1.0, mfu)
+    rate = batch * p.job.seq / best.seconds
+    share = rate / gpus / base if base else 1.0
+    return (gpus, batch, str(best.strategy), best.seconds, rate, share, best.mfu)
 
 
 def by_batch(question: Question, gpus: int, batches: Sequence[int]) -> Sheet:
@@ -161,8 +168,8 @@ def sensitivity(question: Question, gpus: int) -> Sheet:
         best = best_on(replace(p, cluster=replace(p.cluster, tiers=tiers)), gpus)
         if best is None:
             continue
-        base = base or best[1]
-        rows.append((what, str(best[0].strategy), best[1], best[1] / base - 1, best[2]))
+        base = base or best.seconds
+        rows.append((what, str(best.strategy), best.seconds, best.seconds / base - 1, best.mfu))
     return Sheet(
         f"sensitivity on {gpus} GPUs",
         columns("links", "strategy", ("step", "s"), ("change", "share"), ("MFU", "share")),
@@ -179,8 +186,8 @@ def by_device(questions: Sequence[tuple[str, Question]], gpus: int) -> Sheet:
         if best is None:
             rows.append((name, p.cluster.device.name, "nothing fits or divides", None, None, None))
         else:
-            rate = p.job.global_batch * p.job.seq / best[1]
-            rows.append((name, p.cluster.device.name, str(best[0].strategy), best[1], rate, best[2]))
+            rate = p.job.global_batch * p.job.seq / best.seconds
+            rows.append((name, p.cluster.device.name, str(best.strategy), best.seconds, rate, best.mfu))
     return Sheet(
         f"what the device changes, on {gpus} of each",
         columns("cluster", "device", "strategy", ("step", "s"), ("tokens/s", "count"), ("MFU", "share")),

@@ -2,7 +2,8 @@
 type or of 8-bit floats.
 
 Each is of the form a bᵀ, with the rows of a and b along what is summed over. Both operands are scaled and rounded
-just before, from their current values, and dropped just after; autograd keeps what it would keep without. `rowwise`
+just before, from their current values, and dropped just after; autograd keeps what it would keep without. Weights may
+have been gathered in 8 bits (`Gathered`): then a forward pass reads them as they lie. `rowwise`
 says which scales there are; None: none, products are of the compute type.
 
     float8        one scale a tensor; gradients g in e5m2, which has a wider range, all else in e4m3
@@ -17,6 +18,8 @@ References: Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; torchao's
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -27,7 +30,7 @@ from phalanx.spec.job import NARROW_MULTIPLE
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 _EXPONENT = 0x7F800000  # the bits of a float32's exponent
-_SMALLEST = 1e-12  # of zeros no scale can be found: they are taken for this
+SMALLEST = 1e-12  # of zeros no scale can be found: they are taken for this
 
 
 class Rounded(NamedTuple):
@@ -40,13 +43,58 @@ class Rounded(NamedTuple):
 
 
 Operand = Tensor | Rounded
+Arrive = Callable[[], None]
+"""Waits until a weight is where it is gathered."""
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """A weight, (out, in), that ZeRO-3 gathers in 8 bits; or those of experts, (experts, out, in)."""
+
+    numbers: Tensor
+    back: Tensor
+    """() or (experts,), fp32."""
+    arrive: Arrive
+
+    def rows(self, expert: int | None = None) -> Rounded:
+        """Return W as products of inputs take it."""
+        self.arrive()
+        numbers, back = (self.numbers, self.back) if expert is None else (self.numbers[expert], self.back[expert])
+        # Tensor cores read from multiples of 16 bytes; a parameter of another size may lie before this one.
+        return Rounded(numbers.clone() if numbers.storage_offset() % NARROW_MULTIPLE else numbers, back)
+
+    def columns(self, expert: int | None = None) -> Rounded:
+        """Return Wᵀ as products of gradients take it."""
+        self.arrive()
+        numbers, back = (self.numbers, self.back) if expert is None else (self.numbers[expert], self.back[expert])
+        return Rounded(numbers.t().contiguous(), back)
+
+
+def gathered(weight: Tensor) -> Gathered | None:
+    """Return where a weight is in 8 bits; None if it is not gathered so."""
+    return getattr(weight, "in_8_bits", None)
+
+
+def of_inputs(weight: Tensor, narrow: Gathered | None) -> Operand:
+    """Return the operand W of y = x Wᵀ."""
+    return weight if narrow is None else narrow.rows()
+
+
+def of_gradients(weight: Tensor, narrow: Gathered | None) -> Operand:
+    """Return the operand Wᵀ of dx = g W."""
+    return weight.t() if narrow is None else narrow.columns()
+
+
+def scale_of(largest: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the scale of numbers of which the largest magnitude is given, fp32; that is at least SMALLEST now."""
+    most = torch.finfo(dtype).max
+    return (most / largest.clamp_(min=SMALLEST)).view(torch.int32).bitwise_and_(_EXPONENT).view(torch.float32)
 
 
 def rounded(x: Tensor, dtype: torch.dtype, rowwise: bool) -> Rounded:
     """Round x (rows, n), in any layout, to 8 bits. Where n is no multiple of 16, zeros follow in every row."""
-    most = torch.finfo(dtype).max
     largest = torch.linalg.vector_norm(x, math.inf, -1 if rowwise else None, rowwise, dtype=torch.float32)
-    scale = (most / largest.clamp_(min=_SMALLEST)).view(torch.int32).bitwise_and_(_EXPONENT).view(torch.float32)
+    scale = scale_of(largest, dtype)
     rows, n = x.shape
     more = -n % NARROW_MULTIPLE
     narrow = (torch.zeros if more else torch.empty)(rows, n + more, dtype=dtype, device=x.device)
@@ -54,9 +102,11 @@ def rounded(x: Tensor, dtype: torch.dtype, rowwise: bool) -> Rounded:
     return Rounded(narrow, scale.reciprocal())
 
 
-def operand(x: Tensor, rowwise: bool | None, gradient: bool = False) -> Operand:
+def operand(x: Operand, rowwise: bool | None, gradient: bool = False) -> Operand:
     """Return x (rows, n) as products take it, to be used in several. `gradient`: it is one, of a result."""
-    return x if rowwise is None else rounded(x, E5M2 if gradient and not rowwise else E4M3, rowwise)
+    if rowwise is None or not isinstance(x, Tensor):
+        return x
+    return rounded(x, E5M2 if gradient and not rowwise else E4M3, rowwise)
 
 
 def product(
@@ -86,12 +136,13 @@ def product(
     return multiply(narrow_a, narrow_b.t(), of_a, of_b.t(), out=out)
 
 
-def results(x: Tensor, weight: Tensor, bias: Tensor | None, rowwise: bool | None) -> Tensor:
+def results(x: Tensor, weight: Operand, bias: Tensor | None, rowwise: bool | None) -> Tensor:
     """Return x Wᵀ + b, (..., out), of x (..., in)."""
     if rowwise is None:
+        assert isinstance(weight, Tensor)
         return nn.functional.linear(x, weight, bias)
     y = product(x.reshape(-1, x.shape[-1]), weight, rowwise)
     if bias is not None:
         y.add_(bias)
     # As F.linear returns it: a view made in here could not be changed in place by whoever adds up tp's terms.
-    return torch.ops.aten._unsafe_view(y, (*x.shape[:-1], len(weight)))  # type: ignore[no-any-return]
+    return torch.ops.aten._unsafe_view(y, (*x.shape[:-1], y.shape[-1]))  # type: ignore[no-any-return]

@@ -79,25 +79,36 @@ def nothing(like: Tensor, shape: Sequence[int]) -> Tensor:
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, owners: Owners, needed: bool, rowwise: bool | None, x: Tensor, weight: Tensor, bias: Tensor | None
+        ctx: Any,
+        owners: Owners,
+        needed: bool,
+        rowwise: bool | None,
+        narrow: float8.Gathered | None,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
     ) -> Tensor:
-        ctx.owners, ctx.rowwise, ctx.biased = owners, rowwise, bias is not None
+        ctx.owners, ctx.rowwise, ctx.narrow, ctx.biased = owners, rowwise, narrow, bias is not None
         ctx.save_for_backward(x, weight)
-        return float8.results(x, weight, bias, rowwise) if needed else nothing(x, (*x.shape[:-1], weight.shape[0]))
+        if not needed:
+            return nothing(x, (*x.shape[:-1], weight.shape[0]))
+        return float8.results(x, float8.of_inputs(weight, narrow), bias, rowwise)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         g = g.reshape(-1, g.shape[-1])
-        d_x = float8.product(g, weight.t(), ctx.rowwise, gradient=True).view(x.shape)
+        by = float8.of_gradients(weight, ctx.narrow)
+        d_x = float8.product(g, by, ctx.rowwise, gradient=True).view(x.shape)
+        del by
         rows = x.view(-1, x.shape[-1])
         deferred_gradients = deferred_weight_grads.now(ctx.owners)
         if deferred_gradients is not None:
             deferred_gradients.product(ctx.owners, g, rows, ctx.rowwise)
-            return None, None, None, d_x, None, None
+            return None, None, None, None, d_x, None, None
         d_weight = deferred_weight_grads.beside(ctx.owners, g, rows, ctx.rowwise)
-        return None, None, None, d_x, d_weight, g.sum(0) if ctx.biased else None
+        return None, None, None, None, d_x, d_weight, g.sum(0) if ctx.biased else None
 
 
 def product(
@@ -111,7 +122,7 @@ def product(
     # Through views, as in model_parallel/tensor.py, so that gradients arrive in order.
     views = weight.view_as(weight), None if bias is None else bias.view_as(bias)
     owners = deferred_weight_grads.owners(weight, bias)
-    return _Product.apply(owners, needed, rowwise, x, *views)  # type: ignore[no-any-return]
+    return _Product.apply(owners, needed, rowwise, float8.gathered(weight), x, *views)  # type: ignore[no-any-return]
 
 
 def linear(layer: nn.Linear, x: Tensor, needed: bool = True) -> Tensor:

@@ -50,6 +50,7 @@ def _release(parameters: list[nn.Parameter]) -> None:
     for p in parameters:
         p.__dict__.pop("rows_beside", None)
         p.__dict__.pop("products_beside", None)
+        p.__dict__.pop("in_8_bits", None)
 
 
 class DataParallel:
@@ -97,7 +98,7 @@ class DataParallel:
         if self.zero == 3:
             keep = strategy.gathers_once
             begins: weakref.WeakMethod[Callable[[str], None]] = weakref.WeakMethod(self._issue_before)
-            self.gathered = Gathered(module, units, self.buckets, comm, strategy.prefetch, keep, begins)
+            self.gathered = Gathered(module, units, self.buckets, comm, strategy.prefetch, keep, begins, precision)
         elif self.zero:
             self._await_parameters_in(units)
         # Python cannot see that a parameter holds its hook: a strong reference back would never be collected.
@@ -199,9 +200,9 @@ class DataParallel:
 
     def updated(self) -> None:
         """Take up changed masters: zero 1 and 2 start to gather the parameters, first needed first; zero 3
-        releases what is gathered."""
+        releases what is gathered, and rounds what it gathers in 8 bits."""
         if self.gathered is not None:
-            self.gathered.end_of_step()
+            self.gathered.updated()
         if self.zero not in (1, 2):
             return
         for b in reversed(self.buckets):

@@ -6,15 +6,16 @@
     shared parameters    (`model`) are gathered before the module's forward pass and released like any unit
 
 Experts that are sharded over other ranks than their unit have a bucket of their own, gathered and released with the
-unit. Units take turns in two memories, and so do their experts. Autograd would keep a unit's parameters alive through
-the tensors it saves: saved_tensors_hooks replace these by a note of the place, which the backward pass looks up in
-the unit's memory of that time.
+unit. Blocks may be gathered in 8 bits (narrow_gather.py). Units take turns in two memories, and so do their experts.
+Autograd would keep a unit's parameters alive through the tensors it saves: saved_tensors_hooks replace these by a
+note of the place, which the backward pass looks up in the unit's memory of that time.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,8 +26,11 @@ from torch.utils._pytree import tree_leaves
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import same_place
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket, placeholder
+from phalanx.runtime.data_parallel.narrow_gather import NarrowShards
 from phalanx.schedule.event import Phase
 from phalanx.schedule.gradients.buckets import slot_sizes, slots
+from phalanx.schedule.gradients.narrow import gathered_elements, gathered_narrow
+from phalanx.spec.job import Precision
 
 SHARED = "model"
 
@@ -36,8 +40,9 @@ class _Unit:
 
     def __init__(self, flat: FlatBucket, parameters: dict[str, nn.Parameter], memory: Tensor) -> None:
         self.flat, self.memory = flat, memory
+        self.narrow: NarrowShards | None = None  # if it is gathered in 8 bits
         self.parameters = parameters
-        self.views = flat.views(memory)
+        self.views = {} if memory.dtype == torch.uint8 else flat.views(memory)
         self.placeholders = {name: placeholder(p) for name, p in parameters.items()}
         self.gathered = False
         for name, p in parameters.items():
@@ -47,7 +52,7 @@ class _Unit:
 class Gathered:
     """Gathers and releases the parameters of a module's units. `prefetch`: units gathered ahead, 0 or 1; `keep`:
     gather once a step and release at its end. `begins` is called with the name of a unit whose backward pass begins,
-    before anything is gathered for it."""
+    before anything is gathered for it. `precision` says what is gathered in 8 bits."""
 
     def __init__(
         self,
@@ -58,6 +63,7 @@ class Gathered:
         prefetch: int,
         keep: bool,
         begins: weakref.WeakMethod[Callable[[str], None]],
+        precision: Precision,
     ) -> None:
         self.comm, self.prefetch, self.keep, self._begins = comm, prefetch, keep, begins
         self.order = [name for name in units if any(b.bucket.unit == name for b in buckets)]
@@ -70,9 +76,9 @@ class Gathered:
         for experts in (False, True):
             kind = {b.bucket.unit: b for b in buckets if b.bucket.experts == experts}
             turns = [kind[name] for name in self.order if name in kind]
-            sizes = [b.padded for b in turns]
+            sizes = [gathered_elements(b.bucket, b.padded, precision) for b in turns]
             if keep:
-                memories += [(b, comm.buffer(b.padded, dtype)) for b in turns]
+                memories += [(b, comm.buffer(n, dtype)) for b, n in zip(turns, sizes, strict=True)]
             else:
                 shared = [comm.buffer(n, dtype) for n in slot_sizes(sizes)]
                 memories += [(b, shared[slot]) for b, slot in zip(turns, slots(sizes), strict=True)]
@@ -81,7 +87,20 @@ class Gathered:
         self.units: dict[str, _Unit] = {}  # by the name of the bucket
         for b, memory in memories:
             own = {p.fqn: parameters[p.fqn] for p in b.bucket.parameters}
-            self.units[b.name] = _Unit(b, own, memory[: b.padded])
+            memory = memory[: gathered_elements(b.bucket, b.padded, precision)]
+            eight = gathered_narrow(b.bucket, precision)
+            self.units[b.name] = _Unit(b, own, memory.view(torch.uint8) if eight else memory)
+        self._narrow = []
+        for experts in (False, True):
+            held = [u for u in self.units.values() if u.flat.bucket.experts == experts]
+            held = [u for u in held if gathered_narrow(u.flat.bucket, precision)]
+            if held:
+                self._narrow.append(NarrowShards([u.flat for u in held], [u.memory for u in held], dtype, comm))
+            for unit in held:
+                unit.narrow = self._narrow[-1]
+                unit.narrow.place(
+                    unit.flat, unit.memory, unit.parameters, partial(self._arrived, weakref.ref(self), unit.flat.name)
+                )
         self._micro_batch: int | None = None
         self._watch(module, units)
 
@@ -144,8 +163,11 @@ class Gathered:
                 self._release(other)
         flat = unit.flat
         assert flat.master is not None
-        own = flat.own(unit.memory)
-        own.copy_(flat.master)
+        if unit.narrow is None:
+            own = flat.own(unit.memory)
+            own.copy_(flat.master)
+        else:
+            own = unit.narrow.shards[name]
         flat.gathering = self.comm.all_gather(
             unit.memory, own, flat.axis, unit=name, phase=phase, micro_batch=self._micro_batch
         )
@@ -164,6 +186,13 @@ class Gathered:
             for fqn, view in unit.views.items():
                 unit.parameters[fqn].data = view
             unit.gathered = True
+
+    @staticmethod
+    def _arrived(this: weakref.ref[Gathered], bucket: str) -> None:
+        """Wait for a bucket that a pass reads; gather it again if another one took its memory."""
+        gathered = this()
+        if gathered is not None:
+            gathered._need(bucket, "B")
 
     def _arrive(self, unit: _Unit) -> None:
         if unit.flat.gathering is not None:
@@ -217,14 +246,21 @@ class Gathered:
             self._release(unit)
         self._micro_batch = None
 
+    @torch.no_grad()
+    def updated(self) -> None:
+        """Take up changed masters: release every unit, and round what is gathered in 8 bits."""
+        self.end_of_step()
+        for narrow in self._narrow:
+            narrow.round()
+
     def _release_unit(self, name: str) -> None:
         for bucket in self._names[name]:
             self._release(self.units[bucket])
 
     def _release(self, unit: _Unit) -> None:
         if unit.gathered:
-            for name, p in unit.parameters.items():
-                p.data = unit.placeholders[name]
+            for name in unit.views:
+                unit.parameters[name].data = unit.placeholders[name]
             unit.gathered = False
 
     def note_places(self, name: str) -> saved_tensors_hooks:

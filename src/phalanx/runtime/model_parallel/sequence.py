@@ -27,6 +27,9 @@ from phalanx.runtime.comm.transport import Handle
 from phalanx.schedule.event import Phase
 from phalanx.schedule.layers.tensor import chunks
 
+Narrow = Sequence[float8.Gathered | None]
+"""Where weights are in 8 bits; None for one that is not gathered so."""
+
 
 class Rows:
     """The rows of the flattened (batch x seq) tokens that this rank has: the `index`-th of `ranks` equal parts of
@@ -70,16 +73,23 @@ class Rows:
 class _Columns(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, rows: Rows, unit: str, owners: Owners, rowwise: bool | None, x: Tensor, *parameters: Any
+        ctx: Any,
+        rows: Rows,
+        unit: str,
+        owners: Owners,
+        rowwise: bool | None,
+        narrow: Narrow,
+        x: Tensor,
+        *parameters: Any,
     ) -> Any:
         weights, biases = parameters[::2], parameters[1::2]
-        ctx.rows, ctx.unit, ctx.owners, ctx.rowwise = rows, unit, owners, rowwise
+        ctx.rows, ctx.unit, ctx.owners, ctx.rowwise, ctx.narrow = rows, unit, owners, rowwise, narrow
         ctx.biased = [bias is not None for bias in biases]
         ctx.save_for_backward(x, *weights)
         gathered, arriving = rows.gather(x, unit, "F")
         outs = [x.new_empty(rows.batch, rows.seq, len(w)) for w in weights]
         by_token = [out.view(rows.tokens, -1) for out in outs]
-        held = [float8.operand(w, rowwise) for w in weights]
+        held = [float8.operand(float8.of_inputs(w, n), rowwise) for w, n in zip(weights, narrow, strict=True)]
         for handle, (here, *into) in zip(arriving, rows.per_chunk(gathered, *by_token), strict=True):
             handle.wait()
             _each(here, held, into, rowwise, biases)
@@ -97,8 +107,10 @@ class _Columns(torch.autograd.Function):
         d_x = torch.empty_like(x)
         underway = []
         terms = rows.memory(x.shape[-1], x)
-        for into, term in _chunk_by_chunk(rows, d_x, terms, g, [w.t() for w in weights], ctx.rowwise, True):
+        right = [float8.of_gradients(w, n) for w, n in zip(weights, ctx.narrow, strict=True)]
+        for into, term in _chunk_by_chunk(rows, d_x, terms, g, right, ctx.rowwise, True):
             underway.append(rows.scatter(into, term, ctx.unit, "B"))
+        del right
         d_given: list[Tensor | None] = [None] * (2 * len(weights))
         if deferred is None:
             for handle in arriving:
@@ -116,7 +128,7 @@ class _Columns(torch.autograd.Function):
             )
         for handle in underway:
             handle.wait()
-        return (None, None, None, None, d_x, *d_given)
+        return (None, None, None, None, None, d_x, *d_given)
 
 
 def _products(g: Sequence[Tensor], x: Tensor, rowwise: bool | None) -> list[Tensor]:
@@ -160,7 +172,7 @@ def _chunk_by_chunk(
     out: Tensor,
     terms: Tensor,
     left: Sequence[Tensor],
-    right: Sequence[Tensor],
+    right: Sequence[float8.Operand],
     rowwise: bool | None,
     gradient: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -193,11 +205,18 @@ def _each(
 
 
 def columns(
-    rows: Rows, unit: str, owners: Owners, rowwise: bool | None, x: Tensor, parameters: Sequence[Tensor | None]
+    rows: Rows,
+    unit: str,
+    owners: Owners,
+    rowwise: bool | None,
+    narrow: Narrow,
+    x: Tensor,
+    parameters: Sequence[Tensor | None],
 ) -> tuple[Tensor, ...]:
     """Compute x Wᵀ + b of all tokens, (batch, seq, out), for each weight in `parameters`, which holds weights and
-    biases (or None) in turn; x: this rank's rows, (own, in). `rowwise`: the scales of products of 8-bit floats."""
-    return _Columns.apply(rows, unit, owners, rowwise, x, *parameters)  # type: ignore[no-any-return]
+    biases (or None) in turn; x: this rank's rows, (own, in). `rowwise`: the scales of products of 8-bit floats;
+    `narrow`: where each weight is in 8 bits."""
+    return _Columns.apply(rows, unit, owners, rowwise, narrow, x, *parameters)  # type: ignore[no-any-return]
 
 
 Core = Callable[..., Tensor]
@@ -217,6 +236,8 @@ class Factors:
     owners: Owners = ()
     rowwise: bool | None = None
     """The scales of products of 8-bit floats; None: of the compute type."""
+    narrow: float8.Gathered | None = None
+    """Where the weight is in 8 bits, if it is gathered so."""
 
     def x(self) -> Tensor:
         """Return the left factor, (batch, seq, in)."""
@@ -228,11 +249,12 @@ class Factors:
 def factors(x: Tensor, layer: nn.Linear) -> Factors:
     """Return the factors of a layer that holds columns of W. Parameters are views, whose graph nodes are in order
     (see tensor.columns)."""
-    weight, bias = layer.weight.view_as(layer.weight), layer.bias
+    weight = layer.weight.view_as(layer.weight)
+    bias: Tensor | None = layer.bias
     owners = deferred_weight_grads.owners(layer.weight, bias)
-    return Factors(
-        (x,), weight, None if bias is None else bias.view_as(bias), owners=owners, rowwise=recompute.scales(layer)
-    )
+    bias = None if bias is None else bias.view_as(bias)
+    narrow = float8.gathered(layer.weight)
+    return Factors((x,), weight, bias, owners=owners, rowwise=recompute.scales(layer), narrow=narrow)
 
 
 def repeated(core: Core, inner: LayerComm, inputs: tuple[Tensor | None, ...], layer: nn.Linear) -> Factors:
@@ -252,6 +274,7 @@ class _Summed(torch.autograd.Function):
         # Without the tensors: ctx would keep them beyond the backward pass.
         ctx.terms = [(term.core, term.inner, len(term.inputs)) for term in terms]
         ctx.owners = [term.owners for term in terms]
+        ctx.narrow = [term.narrow for term in terms]
         ctx.rowwise = rowwise = terms[0].rowwise
         width = len(terms[0].weight)
         if not needed:
@@ -259,9 +282,10 @@ class _Summed(torch.autograd.Function):
         x = [term.x().reshape(rows.tokens, -1) for term in terms]
         out = x[0].new_empty(rows.own, width)
         memory = rows.memory(width, out)
+        right = [float8.of_inputs(term.weight, term.narrow) for term in terms]
         underway = [
             rows.scatter(into, part, unit, "F")
-            for into, part in _chunk_by_chunk(rows, out, memory, x, [term.weight for term in terms], rowwise)
+            for into, part in _chunk_by_chunk(rows, out, memory, x, right, rowwise)
         ]
         for handle in underway:
             handle.wait()
@@ -285,11 +309,12 @@ class _Summed(torch.autograd.Function):
             del saved[: n + 2], wanted[: n + 2]
             terms.append((x, inputs, weight, bias))
         d_x = [x.new_empty(x.shape).view(rows.tokens, -1) for x, *_ in terms]
-        held = [float8.operand(weight.t(), ctx.rowwise) for _, _, weight, _ in terms]
+        by = [float8.of_gradients(weight, n) for (_, _, weight, _), n in zip(terms, ctx.narrow, strict=True)]
+        held = [float8.operand(b, ctx.rowwise) for b in by]
         for handle, (here, *into) in zip(arriving, rows.per_chunk(gathered, *d_x), strict=True):
             handle.wait()
             _each(here, held, into, ctx.rowwise, gradient=True)
-        del held
+        del by, held
         d_bias = g.sum(0) if any(bias is not None for *_, bias in terms) else None
         d_weights: list[Tensor | None] = [None] * len(terms)
         deferred = deferred_weight_grads.now(ctx.owners[0])

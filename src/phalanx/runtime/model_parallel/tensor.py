@@ -22,7 +22,7 @@ from phalanx.runtime.autograd.deferred_weight_grads import Owners
 from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.transport import DONE, Handle
 from phalanx.runtime.model_parallel import sequence
-from phalanx.runtime.model_parallel.sequence import Rows
+from phalanx.runtime.model_parallel.sequence import Narrow, Rows
 from phalanx.schedule.event import Phase, Reduction
 from phalanx.spec.strategy.split import Split
 
@@ -55,14 +55,16 @@ class _Columns(torch.autograd.Function):
         unit: str,
         owners: Owners,
         rowwise: bool | None,
+        narrow: Narrow,
         x: Tensor,
         *parameters: Tensor | None,
     ) -> Any:
         weights, biases = cast("tuple[Tensor, ...]", parameters[::2]), parameters[1::2]
-        ctx.tp, ctx.unit, ctx.owners, ctx.rowwise = tp, unit, owners, rowwise
+        ctx.tp, ctx.unit, ctx.owners, ctx.rowwise, ctx.narrow = tp, unit, owners, rowwise, narrow
         ctx.biased = [bias is not None for bias in biases]
         ctx.save_for_backward(x, *weights)
-        return tuple(float8.results(x, w, b, rowwise) for w, b in zip(weights, biases, strict=True))
+        each = zip(weights, narrow, biases, strict=True)
+        return tuple(float8.results(x, float8.of_inputs(w, n), b, rowwise) for w, n, b in each)
 
     @staticmethod
     @once_differentiable
@@ -70,9 +72,9 @@ class _Columns(torch.autograd.Function):
         x, *weights = ctx.saved_tensors
         rows = x.view(-1, x.shape[-1])
         g = [part.reshape(-1, part.shape[-1]) for part in d_outs]
-        d_x = float8.product(g[0], weights[0].t(), ctx.rowwise, gradient=True)
-        for part, weight in zip(g[1:], weights[1:], strict=True):
-            float8.product(part, weight.t(), ctx.rowwise, True, d_x, add=True)
+        d_x = float8.product(g[0], float8.of_gradients(weights[0], ctx.narrow[0]), ctx.rowwise, gradient=True)
+        for part, weight, narrow in zip(g[1:], weights[1:], ctx.narrow[1:], strict=True):
+            float8.product(part, float8.of_gradients(weight, narrow), ctx.rowwise, True, d_x, add=True)
         underway = ctx.tp.all_reduce(d_x, ctx.unit, "B") if ctx.tp is not None else DONE
         d_parameters: list[Tensor | None] = [None] * (2 * len(weights))
         deferred = deferred_weight_grads.now(ctx.owners)
@@ -85,7 +87,7 @@ class _Columns(torch.autograd.Function):
                 d_parameters[2 * i] = deferred_weight_grads.beside(owners, part, rows, ctx.rowwise)
                 d_parameters[2 * i + 1] = part.sum(0) if biased else None
         underway.wait()
-        return (None, None, None, None, d_x.view(x.shape), *d_parameters)
+        return (None, None, None, None, None, d_x.view(x.shape), *d_parameters)
 
 
 def columns(tp: TensorParallel | None, unit: str, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
@@ -99,10 +101,11 @@ def columns(tp: TensorParallel | None, unit: str, x: Tensor, layers: Sequence[nn
     # Gradients of all parameters come together; views, whose graph nodes are in order, make them reach the engine in
     # the order in which it fills its buckets.
     views = [None if p is None else p.view_as(p) for p in parameters]
+    narrow = [float8.gathered(layer.weight) for layer in layers]
     if tp is not None and tp.rows is not None:
-        return sequence.columns(tp.rows, unit, owners, recompute.scales(layers[0]), x, views)
+        return sequence.columns(tp.rows, unit, owners, recompute.scales(layers[0]), narrow, x, views)
     rowwise = recompute.scales(layers[0])
-    return _Columns.apply(tp, unit, owners, rowwise, x, *views)  # type: ignore[no-any-return]
+    return _Columns.apply(tp, unit, owners, rowwise, narrow, x, *views)  # type: ignore[no-any-return]
 
 
 class _Copied(torch.autograd.Function):

@@ -21,7 +21,6 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from phalanx.runtime.process import status, watchdog
-from phalanx.runtime.process.failure import timed_out
 from phalanx.runtime.process.status import Status
 from phalanx.runtime.process.world import STORE_VARIABLE
 
@@ -118,7 +117,8 @@ class Agent(LocalElasticAgent):
         """Name the rank that failed and end all others. The `late` ranks are killed at once; `why` describes them."""
         pages = self.pages()
         ended = _codes(self._pids)
-        why = why or self._peer_timeout(pages, list(ended))
+        words = {rank: status.words_of(self._attempt_folder, rank) for rank in self._pids}
+        why = why or watchdog.described_by_peers(pages, words, ended, time.monotonic(), self._timeout_s)
         sent: dict[int, signal.Signals] = {}
         for rank, pid in self._pids.items():
             if rank not in ended:
@@ -139,20 +139,6 @@ class Agent(LocalElasticAgent):
             if codes[rank] == WRONG_INPUT:
                 self._remaining_restarts, self.wrong_input = 0, True
         self.failure = why
-
-    def _peer_timeout(self, pages: dict[int, Status], ended: list[int]) -> str:
-        """Describe the rank that others waited for until their collective timed out.
-
-        That happens just before the watchdog would have noticed. Empty if the ranks ended for another reason.
-        """
-        words = " ".join(status.words_of(self._attempt_folder, rank) for rank in ended)
-        if not timed_out(words):
-            return ""
-        now_s, overdue_s = time.monotonic(), self._timeout_s / 2
-        late = watchdog.late(pages, now_s, overdue_s)
-        if late is not None:
-            return watchdog.describe_late(late, pages, now_s)
-        return watchdog.describe_stopped(watchdog.stopped(pages, now_s, overdue_s), pages, now_s)
 
     def _all_end(self, within_s: float) -> bool:
         deadline = time.monotonic() + within_s

@@ -7,9 +7,11 @@ not late as long as nobody waits for it. The rank that hangs is the one that is 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from phalanx.runtime.process.failure import cut_off, timed_out
 from phalanx.runtime.process.status import Entry, Status
 
 
@@ -49,6 +51,28 @@ def stopped(pages: dict[int, Status], now_s: float, overdue_s: float) -> tuple[i
         for rank, page in sorted(pages.items())
         if is_stopped(page.pid) and page.entries and now_s - page.entries[-1].time_s >= overdue_s
     )
+
+
+def described_by_peers(
+    pages: dict[int, Status], words: Mapping[int, str], ended: Mapping[int, int], now_s: float, timeout_s: float
+) -> str:
+    """Describe the rank that others waited for until a collective of theirs timed out, from their last `words`.
+
+    That happens just before the watchdog would have noticed. A rank whose collective timed out closes its connections
+    before it says why, so the first that is heard may be a peer that complains of its connection. Empty if the ranks
+    failed for another reason; `ended` has exit codes, negative for signals.
+    """
+    said = [text for text in words.values() if text]
+    if any(timed_out(text) for text in said):
+        overdue_s = timeout_s / 2
+    elif said and all(cut_off(text) for text in said) and not any(code < 0 for code in ended.values()):
+        overdue_s = 0.9 * timeout_s  # a peer may also have died: only who is as good as late is to blame
+    else:
+        return ""
+    who = late(pages, now_s, overdue_s)
+    if who is not None:
+        return describe_late(who, pages, now_s)
+    return describe_stopped(stopped(pages, now_s, overdue_s), pages, now_s)
 
 
 def is_stopped(pid: int) -> bool:

@@ -74,6 +74,10 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
         )
     if job.precision.narrow:
         require_narrow(model, job, s)
+    if job.precision.gathers_narrow and s.effective_zero != 3:
+        shards = "1 rank" if s.shards == 1 else f"{s.shards} ranks"
+        reason = f"is of what zero=3 gathers, and zero={s.zero} over {shards} gathers no blocks"
+        raise InputError("job.precision.gather", "float8", reason, "use zero=3 over several ranks, or leave it out")
     if job.seq > model.max_seq:
         raise InputError(
             "job.seq",
@@ -196,6 +200,10 @@ def _require_in_range(p: Precision) -> None:
     if p.narrow and p.compute != "bfloat16":
         reason = f"needs job.precision.compute = bfloat16, not {p.compute}"
         raise InputError("job.precision.products", p.products, reason, "set both")
+    if p.gathers_narrow and p.products != "float8":
+        why = "has scales of rows, and of columns backward" if p.narrow else "reads all bits of them"
+        reason = f"needs job.precision.products = float8, for {p.products} {why}"
+        raise InputError("job.precision.gather", p.gather, reason, "set both, or leave it out")
     for name, dtype, why in (
         ("accumulate", p.accumulate_dtype, "gradient sums overflow its range"),
         ("master", p.master_dtype, "small updates and Adam's eps underflow in it"),

@@ -11,7 +11,6 @@ rank waits for it: it is sent how far it may go, as a number, where objects are 
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 import signal
@@ -29,6 +28,7 @@ import torch
 from phalanx.schedule.observation import Observation, RankObservation
 from phalanx.spec.errors import InputError
 from phalanx.verify.observation.micro_batches import Unsteady
+from phalanx.verify.observation.parent import end_with_parent
 from phalanx.verify.observation.rank_classes import (
     END,
     SECOND_MICRO_BATCH,
@@ -39,13 +39,6 @@ from phalanx.verify.observation.rank_classes import (
     work,
 )
 from phalanx.verify.observation.run import Unobservable, observe_rank, place_of
-
-_PARENT_DIED = 1  # prctl's PR_SET_PDEATHSIG
-
-
-def end_with_parent() -> None:
-    """Let Linux end this process when its parent dies."""
-    ctypes.CDLL(None).prctl(_PARENT_DIED, signal.SIGKILL)
 
 
 class Post:
@@ -111,10 +104,11 @@ class Processes:
         self._until[rank] = until
         ours, theirs = Pipe()
         sys.stdout.flush()
+        parent = os.getpid()
         child = os.fork()
         if child == 0:
             ours.close()
-            end_with_parent()
+            end_with_parent(parent)
             try:
                 theirs.send(("done", *self._observe(rank, Post(theirs, until))))
             except Unsteady:

@@ -1,6 +1,6 @@
 """A user's script, observed in a process of its own: its argument is JSON {"script", "module", "arguments", "world",
-"ranks", "per_node", "axes", "step", "every_micro_batch", "result"}; `result` is the open file that the observation
-goes to, as JSON.
+"ranks", "per_node", "axes", "step", "every_micro_batch", "parent", "result"}; `parent` is the process that started
+this one, and `result` the open file that the observation goes to, as JSON.
 
 The process imports torch once and forks for every rank (processes.py). What the script prints goes to stderr.
 """
@@ -10,18 +10,25 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import signal
 import sys
+import traceback
 from pathlib import Path
 
 from phalanx.schedule.observation import to_json
-from phalanx.verify.observation.processes import end_with_parent, observe_program
-from phalanx.verify.observation.run import Unobservable
+from phalanx.verify.observation.parent import end_with_parent
 
 
 def main() -> None:
     """Observe a script at a world size, and write the observation or an error."""
-    end_with_parent()
     task = json.loads(sys.argv[1])
+    end_with_parent(task["parent"])
+    # Torch is imported here, for seconds: until then Ctrl-C ends this process at once, without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from phalanx.verify.observation.processes import observe_program
+    from phalanx.verify.observation.run import Unobservable
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     script, module, arguments = task["script"], task["module"], task["arguments"]
     sys.path[0] = str(Path(script).resolve().parent) if script else os.getcwd()
 
@@ -29,8 +36,13 @@ def main() -> None:
         sys.argv = [script or module, *arguments]
         if script:
             runpy.run_path(script, run_name="__main__")
-        else:
+            return
+        try:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
+        except ImportError as error:
+            if traceback.extract_tb(error.__traceback__)[-1].filename != "<frozen runpy>":
+                raise
+            raise Unobservable(str(error)) from error  # of the module itself, before any of its lines
 
     ranks = {"classes": None, "all": range(task["world"])}.get(str(task["ranks"]), task["ranks"])
     try:

@@ -14,7 +14,9 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import device_mesh, distributed_c10d
+from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed import fake_pg
 
@@ -63,6 +65,7 @@ def one_rank(
                 if hasattr(module, name):
                     stack.enter_context(patch.object(module, name, function))
         stack.enter_context(patch.object(dist.ProcessGroup, "_get_backend", _backend_of_host(dist.ProcessGroup)))
+        stack.enter_context(patch.object(_fsdp_param, "_chunk_with_empty", _chunks))
         stack.enter_context(checks_of_libraries())
         # Releases of torch after 2.13 have it, and torchtitan 0.3 calls it.
         stack.enter_context(patch.object(dist, "set_timeout", answers["_set_pg_timeout"], create=True))
@@ -77,6 +80,14 @@ def _backend_of_host(group: Any) -> Callable[..., Any]:
         return of(self, torch.device("cpu") if device.type == gpu.NAME else device)
 
     return get_backend
+
+
+def _chunks(tensor: Tensor, count: int, dim: int) -> list[Tensor]:
+    """Return the shards of a parameter under `fully_shard`, which reads one of them. Torch makes an empty tensor for
+    every rank without rows, of every parameter: thousands in large worlds. Here they are one."""
+    shards = list(torch.chunk(tensor, count, dim=dim))
+    missing = count - len(shards)
+    return shards + [shards[0].new_empty(0)] * missing if missing else shards
 
 
 def _destroy() -> None:

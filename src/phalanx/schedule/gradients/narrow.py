@@ -1,0 +1,52 @@
+"""What ZeRO-3 gathers in 8 bits: the matrices that products of 8-bit floats read (job.precision.gather = "float8").
+
+A scale is that of a whole matrix, of which a rank has a part. So once a step, as soon as parameters are updated,
+ranks reduce to their maximum
+
+    the largest magnitude in each matrix (of each expert)     from which every rank finds the same scale
+    what is not a matrix: norms, biases, routers              from the rank that has it; the others send -inf
+
+and each rounds its shard. A gather then moves one byte an element. What arrives is what rounding the whole matrix
+would give, to the bit. Reference: torchao's float8 all-gather for FSDP2 (torchao/float8/fsdp_utils.py,
+`precompute_float8_dynamic_scale_for_fsdp`), which finds the scales of all matrices in one all-reduce after the
+optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from phalanx.schedule.gradients.buckets import Bucket
+from phalanx.spec.job import Precision
+from phalanx.spec.model.spec import Parameter
+
+SCALES = "scales"
+"""The unit of the all-reduce in events."""
+PARAMETERS, IN_8_BITS = "parameters", "8-bit parameters"
+"""What terms call gathers in the compute type, and in 8 bits."""
+NUMBER_BYTES = 4
+"""Of a magnitude or a parameter in the all-reduce: fp32, which has every number of the compute type."""
+_MATRICES = ("column", "row", "latent", "expert_column", "expert_row")
+"""Roles of what products read. A router stays in the compute type, as its products do."""
+
+
+def scales(p: Parameter) -> int:
+    """Return how many scales a parameter has in 8 bits: one, or one for each expert; 0: it keeps its type."""
+    if p.role not in _MATRICES:
+        return 0
+    return p.shape[0] if p.of_experts else 1
+
+
+def gathered_narrow(bucket: Bucket, precision: Precision) -> bool:
+    """Tell whether a bucket is gathered in 8 bits: that of a block, at zero=3."""
+    return precision.gathers_narrow and bucket.unit.startswith("blocks.")
+
+
+def gathered_elements(bucket: Bucket, padded: int, precision: Precision) -> int:
+    """Return the elements of the compute type, of two bytes, whose memory a bucket of `padded` elements needs."""
+    return -(-padded // 2) if gathered_narrow(bucket, precision) else padded
+
+
+def numbers(cut: Iterable[Bucket]) -> int:
+    """Return how many numbers the all-reduce has of buckets that are gathered in 8 bits."""
+    return sum(scales(p) or p.numel for bucket in cut for p in bucket.parameters)
