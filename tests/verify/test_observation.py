@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import forked_observer
 from support.fresh_process import in_fresh_process
 from support.in_process_cli import phalanx
 from support.observed_programs import PROGRAMS, both
@@ -227,7 +228,7 @@ def test_a_program_is_compared_with_a_plan() -> None:
     ],
 )
 def test_what_cannot_be_observed_gets_one_line(script: Path, words: list[str], message: str) -> None:
-    code, out, err = phalanx(script, "observe", "--world", "4", "--ranks", "0", *words)
+    code, out, err = forked_observer.phalanx(script, "observe", "--world", "4", "--ranks", "0", *words)
     assert (code, out) == (2, ""), err
     assert message in err.splitlines()[-1]
     assert err.splitlines()[-1].startswith("error: ")
@@ -251,10 +252,10 @@ def test_a_kernel_without_a_gpu_and_an_address_without_content(tmp_path: Path) -
             f"for _ in range(3):\n    y = m(torch.randn(2, 4))\n{line}"
             "    y.sum().backward(); o.step(); o.zero_grad()\n"
         )
-    code, _, err = phalanx(tmp_path, "observe", "--world", "2", "--ranks", "0", "--", "kernel.py")
+    code, _, err = forked_observer.phalanx(tmp_path, "observe", "--world", "2", "--ranks", "0", "--", "kernel.py")
     assert code == 2
     assert err.startswith("error: kernel.py: a Triton kernel at kernel.py:6 runs on a GPU alone: "), err
-    code, _, err = phalanx(tmp_path, "observe", "--world", "2", "--ranks", "0", "--", "address.py")
+    code, _, err = forked_observer.phalanx(tmp_path, "observe", "--world", "2", "--ranks", "0", "--", "address.py")
     assert code == 0, err
     said = "note: data_ptr of a tensor without content: an address of the storage's own (6 x, address.py:6)"
     assert said in err.splitlines()
@@ -264,7 +265,7 @@ def test_a_kernel_without_a_gpu_and_an_address_without_content(tmp_path: Path) -
 @pytest.mark.parametrize("call", sampled(['init_process_group("mine")', 'new_group([0], backend="mine")'], (1,)))
 def test_a_backend_of_ones_own_is_refused_with_its_line(tmp_path: Path, call: str) -> None:
     (tmp_path / "own.py").write_text(f"import torch.distributed as dist\ndist.{call}\n")
-    code, _, err = phalanx(tmp_path, "observe", "--world", "2", "--ranks", "0", "--", "own.py")
+    code, _, err = forked_observer.phalanx(tmp_path, "observe", "--world", "2", "--ranks", "0", "--", "own.py")
     assert code == 2
     name = call.partition("(")[0]
     assert err.splitlines()[-1] == (
