@@ -235,12 +235,12 @@ def _unproved(examples: int, on_gpu: bool) -> list[str]:
     return found
 
 
-@examples(3, 80)
+@examples(2, 80)
 def test_events_flops_and_live_bytes_are_the_programs(examples: int) -> None:
     assert _unproved(examples, on_gpu=False) == []
 
 
-@examples(2, 80)
+@examples(1, 80)
 def test_the_step_keeps_the_rules_of_a_gpu_and_what_breaks_one_is_named_with_its_line(examples: int) -> None:
     unproved, said = in_fresh_process(_on_gpu, examples, patience_s=900)
     assert unproved == []
