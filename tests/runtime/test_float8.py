@@ -77,9 +77,6 @@ EXPERTS = ("dp=2,ep=2", "tp=2,sp=1,ep=2,zero=2", "dp=2,pp=2,ep=2,etp=1,schedule=
 SAMPLE: tuple[tuple[str, str, Products], ...] = (
     ("llama", "tp=2,sp=1,pp=2,schedule=zb-h1,recompute=selective", "float8"),
     ("experts", "dp=2,ep=2", "float8-row"),
-    ("latent", "pp=2", "float8-row"),
-    ("palm", "tp=2,sp=1,recompute=full", "float8"),
-    ("qwen3", "dp=2,cp=2,ulysses=2,zero=3,recompute=full", "float8-row"),
     ("gpt2", "tp=2,dp=2,zero=3,recompute=full", "float8"),
 )
 """The cases of the suite: (family, strategy, products)."""
