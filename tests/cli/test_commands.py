@@ -102,7 +102,7 @@ def test_a_run_from_job_to_comparison(here: Path, whole: dict[str, Any]) -> None
     assert code == 0, err
     assert text.startswith("the quick")
     assert phalanx(here, *words)[1] == text
-    code, split, err = phalanx(here, *words, "--strategy", "tp=2", "--json")
+    code, split, err = forked(here, *words, "--strategy", "tp=2", "--json")
     assert code == 0, err
     assert json.loads(split)["text"] == text.removesuffix("\n")
     several = ("--prompt", "the lazy", "--slots", "1", "--page", "3")

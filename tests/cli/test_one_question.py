@@ -269,7 +269,7 @@ def test_a_plan_leaves_room_and_says_what_it_gives(tmp_path: Path) -> None:
         assert taken[share] <= (1 - float(share)) * usable
     assert taken["0.3"] < taken["0"]
     first = phalanx(tmp_path, "plan", *asked, "--tokens", "1T")[1].splitlines()[:6]
-    for word in ("tokens/s", "a GPU", "MFU", "micro-batch", "days", "is left free"):
+    for word in ("1T tokens: ", "tokens/s", "a GPU", "MFU", "micro-batch", "days", "is left free"):
         assert any(word in line for line in first), word
 
 
@@ -311,3 +311,28 @@ def test_a_file_that_cannot_be_written_is_named_as_it_was_given(tmp_path: Path) 
     with pytest.raises(OSError, match=re.escape(f"'{file}'")):
         write_text(file, "{}")
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_conditions_are_named_by_the_option_that_gave_them(tmp_path: Path) -> None:
+    """What `--strategy` fixes in a search had been refused as a `--where` that the user had not written."""
+    asked = [
+        "plan",
+        "--model",
+        "llama3-8b",
+        "--cluster",
+        "dgx-h100",
+        "--gpus",
+        "64",
+        "--batch",
+        "128",
+        "--seq",
+        "8192",
+    ]
+    for words, said in (
+        (["--strategy", "tp=8,pp=3"], "error: --strategy = 'tp=8, pp=3': "),
+        (["--where", "tp=8, pp=3"], "error: --where = 'tp=8, pp=3': "),
+        (["--strategy", "tp=8", "--where", "pp=3"], "error: --strategy and --where = 'tp=8, pp=3': "),
+        (["--strategy", "tp=8,pp<=2"], "error: strategy = 'pp<=2': is a condition, "),
+    ):
+        code, _, err = phalanx(tmp_path, *asked, *words)
+        assert (code, err.startswith(said)) == (2, True), err

@@ -32,7 +32,7 @@ def make() -> ModuleType:
 
 
 # Their commands take seconds (searches, curves of scaling, the rules of cases, a proof): for `make long`.
-SLOW = {"G29", "M67", "T41", "T13"}
+SLOW = {"G29", "M67", "T41", "T13", "T23"}
 
 
 @pytest.mark.parametrize("slow", sampled([False, True], (0,)))

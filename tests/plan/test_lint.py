@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -11,13 +12,14 @@ from support.in_process_cli import phalanx
 
 from phalanx.plan.explain import explanation, operators
 from phalanx.plan.explain.analytic import AnalyticSubject
-from phalanx.plan.explain.lint import LINTS
+from phalanx.plan.explain.lint import LINTS, lint
 from phalanx.plan.explain.traffic import flows
 from phalanx.plan.question import cluster_named, model_named, pricing_by_gpus
 from phalanx.plan.search import strategy_columns
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.spec.files.job_file import make_strategy
 from phalanx.spec.job import Precision
+from phalanx.stacks.registry import ROWS
 
 # (lint, model, GPUs, batch, seq, strategy, its mended twin, what is said)
 _GPT3 = ("gpt3-175b", 1024, 1536, 2048)
@@ -218,3 +220,31 @@ def test_neighbours_leave_free_what_a_search_leaves():
     assert x.alternative(twice) is None
     assert replace(x, headroom=0.0).alternative(twice) is not None
     assert "(78.0 less 5%)" in next(why for _, p, why in explanation.why_not(x) if p.strategy == twice)
+
+
+@pytest.mark.parametrize(
+    ("stack", "line"),
+    [
+        ("megatron-core", "dp=8,zero=1,tp=8,order=tp/cp/dp/pp"),
+        ("megatron-core", "dp=4,zero=1,tp=4,cp=2,pp=2,order=dp/tp/pp/cp"),
+        ("megatron-core", "dp=8,zero=1,cp=8,order=cp/pp/dp/tp"),
+        ("torchtitan", "dp=64,zero=3"),
+        ("nanotron", "dp=8,zero=1,tp=8,order=tp/cp/dp/pp"),
+    ],
+)
+def test_no_remedy_is_what_the_stack_refuses(stack: str, line: str) -> None:
+    """A remedy had named an order, or a ZeRO level, that the same stack's export and plan refuse."""
+    model, strategy = model_named("llama3-8b")[0], make_strategy(line)
+    assert strategy is not None
+    x = AnalyticSubject(pricing_by_gpus(model, cluster_named("dgx-h100"), 512, 512, stack), strategy, 64)
+    row = ROWS[stack]
+    for found in lint(x):
+        for name, value in re.findall(r"\b(order|zero)=([\w/]+)", found.remedy):
+            entry = row.strategy[name]
+            assert entry.allows(int(value) if name == "zero" else value), found
+
+
+def test_a_wide_tp_and_a_wrong_order_have_one_remedy() -> None:
+    x = _subject(_LLAMA8, "dp=8,zero=1,tp=8,order=tp/cp/dp/pp")
+    found = {f.name: re.findall(r"order=([\w/]+)", f.remedy) for f in lint(x)}
+    assert found["wide-tp"] == found["mesh-order"] == ["pp/dp/cp/tp"]

@@ -15,6 +15,7 @@ import pytest
 from support.browser import CHROMIUM, Browser, chromium
 from support.fuzz import listings
 from support.in_process_cli import phalanx
+from support.quick_runs import JOB
 
 from phalanx.report.html.page import Section, page
 from phalanx.report.html.proof import observation
@@ -87,14 +88,13 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert phalanx(folder, "report", "runs/one")[0] == 0
     for name in ("memory", "comm"):
         assert phalanx(folder, name, "--params", "7B", "--plot", f"{name}.html")[0] == 0
-    assert (
-        phalanx(folder, "scaling", *QUESTION[:4], "--gpus", "8,16", *QUESTION[6:], "--plot", "scaling.html")[0] == 0
-    )
+    small = ("--model", "gpt2", *QUESTION[2:4], "--gpus", "2,4", "--batch", "8", "--seq", "64")
+    assert phalanx(folder, "scaling", *small, "--plot", "scaling.html")[0] == 0
     large = ("--model", "llama3-405b", "--cluster", "dgx-h100", "--gpus", "1024", "--batch", "1024", "--seq", "8192")
     strategy = ("--strategy", "dp=8,zero=1,tp=4,sp=1,pp=32,virtual=4,schedule=interleaved")
     assert phalanx(folder, "plan", *large, *strategy, "--out", "large.json", "--report", "large.html")[0] == 0
-    small = ("--model", "gpt2", "--cluster", "dgx-h100", "--gpus", "2", "--batch", "2", "--seq", "64")
-    assert phalanx(folder, "verify", *small, "--strategy", "tp=2", "--report", "verify.html")[0] == 0
+    (folder / "job.toml").write_text(JOB)
+    assert phalanx(folder, "verify", "job.toml", "--strategy", "tp=2", "--report", "verify.html")[0] == 0
     return folder
 
 

@@ -146,7 +146,7 @@ def plan(
             return
         if model is not None:
             from phalanx.cli.plan_model import compare_stacks, plan_model
-            from phalanx.commands.question import Asked, fixed, read
+            from phalanx.commands.question import Asked, as_given, fixed, read
 
             if job is not None:
                 raise InputError("--model", model, f"is that of {job}", "leave one of them out")
@@ -160,15 +160,20 @@ def plan(
             if compared and options:
                 raise InputError("--options", options, "is about one stack", "name it with --stack, or use --where")
             about = Asked(None, model, cluster, gpus, batch, seq, None, named, precision, limits, compared)
-            asked = read(replace(about, setting=options), True)
-            if compared:
-                of_all = ("model", "cluster", "gpus", "batch", "seq", "strategy", "stack", "precision", "where")
-                remedy = "name it with --stack, or leave this out"
-                require_only(line, *of_all, "headroom", reason="is about one stack", remedy=remedy)
-                fastest = compare_stacks(asked, headroom, as_json)
-                announce(f"no plan is written; --stack {fastest} writes the fastest")
-                return
-            plan_model(asked, str(cluster), tokens, price, objective, headroom, deadline, front, out, report, as_json)
+            try:
+                asked = read(replace(about, setting=options), True)
+                if compared:
+                    of_all = ("model", "cluster", "gpus", "batch", "seq", "strategy", "stack", "precision", "where")
+                    remedy = "name it with --stack, or leave this out"
+                    require_only(line, *of_all, "headroom", reason="is about one stack", remedy=remedy)
+                    fastest = compare_stacks(asked, headroom, as_json)
+                    announce(f"no plan is written; --stack {fastest} writes the fastest")
+                    return
+                plan_model(
+                    asked, str(cluster), tokens, price, objective, headroom, deadline, front, out, report, as_json
+                )
+            except InputError as error:
+                raise as_given(error, strategy) from None
             return
         remedy = "leave it out; --set changes fields of a job" if job else "name a --model"
         of_a_job = ("job", "strategy", "overrides", "choices", "out")

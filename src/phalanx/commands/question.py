@@ -327,6 +327,17 @@ def fixed(line: str | None) -> str:
     return ", ".join(f"{name}={strategies.format_field(value)}" for name, value in table.items() if value != "*")
 
 
+def as_given(error: InputError, line: str | None) -> InputError:
+    """Return an error about a search's conditions as one about the options that they were given by: those that
+    `fixed` made of a strategy's line are not from `--where`."""
+    if error.field != "--where":
+        return error
+    of_line, about = fixed(line).split(", "), str(error.value).split(", ")
+    count = sum(condition in of_line for condition in about)
+    name = "--strategy" if count == len(about) else "--strategy and --where" if count else "--where"
+    return InputError(name, error.value, error.reason, error.remedy)
+
+
 def _require_ranks(s: Strategy, gpus: int) -> None:
     if s.world > gpus:
         factors = " x ".join(f"{axis}={getattr(s, axis)}" for axis in strategies.AXES)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from phalanx.schedule.event import Event
+from phalanx.schedule.event import Event, Phase
 from phalanx.schedule.observation import Holder, Observation, Trained, from_json
 from phalanx.spec.errors import InputError
 
@@ -25,13 +25,13 @@ _Site = tuple[_Text, _Amount, _Text]
 
 
 class _Place(TypedDict):
-    phase: _Text
+    phase: Phase
     module: _Text
 
 
 class _BackwardStart(TypedDict):
-    phase: _Text
-    micro_batches: list[_Amount]
+    phase: Phase
+    micro_batches: Annotated[list[_Amount], Field(min_length=1)]
     held: list[Holder]
 
 
@@ -40,7 +40,7 @@ class _RankRecord(TypedDict):
     count: _Count
     are: _Text
     step: _Count
-    flops: list[tuple[_Text, _Text, _Amount]]
+    flops: list[tuple[Phase, _Text, _Amount]]
     start: dict[_Text, _Amount]
     peak_bytes: _Amount
     peak_at: _Place
@@ -84,7 +84,8 @@ def checked(content: dict[str, Any], text: str, where: str) -> Observation:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        reason = first["msg"].removeprefix("Input ").lower()
+        message = first["msg"].removeprefix("Input ")
+        reason = message[:1].lower() + message[1:]
     except (KeyError, TypeError, ValueError, IndexError) as error:
         place, reason = where, f"is damaged: {error}"
     raise InputError(f"observation {place}", None, reason, "observe the program again")

@@ -92,6 +92,8 @@ def require_ranges(record: Any, where: str) -> None:
     """
     for name, rule in _rules(record.__class__):
         value = getattr(record, name)
+        if value is None:
+            continue
         # Most values are single: searches check strategies by thousands.
         for place, part in (("", value),) if type(value) in _SINGLE else _parts(value, ""):
             if isinstance(part, str) == isinstance(rule, Length) and (problem := rule.problem(part)):

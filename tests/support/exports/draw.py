@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from phalanx.plan.question import cluster_named, model_named
@@ -19,13 +20,14 @@ from phalanx.stacks.stack import Stack
 CLUSTERS = ("dgx-h100", "dgx-a100")
 _OF_STAGES = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer")
 _HINTS = get_type_hints(StackOptions)
+_model = cache(model_named)
 
 
 def plan(stack: Stack, rng: random.Random, models: tuple[str, ...] = tuple(PRESETS), options: bool = True) -> Plan:
     """Draw a plan that the stack's row does not refuse."""
     while True:
         name = rng.choice(models)
-        model, _ = model_named(name)
+        model, _ = _model(name)
         world = 2 ** rng.randint(0, 10)
         seq = min(model.max_seq, rng.choice((2048, 4096, 8192)))
         job = Job(rng.choice((1, 2, 4, 12)) * world, seq)

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -143,7 +143,7 @@ class Keys:
         quiet: list[str] = []
         open_: list[str] = []
         unknown: dict[str, str] = {}
-        for path, leaf in self._untaken(self.config, known):
+        for path, leaf in self._untaken(self.config, kind):
             name = _plain(leaf)
             if path.startswith("env."):  # variables of a script: no loader reads them as its keys
                 (open_ if leaf.startswith(_ENVIRONMENT) else quiet).append(path)
@@ -160,19 +160,19 @@ class Keys:
                 quiet.append(path)
         return tuple(quiet), tuple(open_), unknown
 
-    def _untaken(self, config: Config, known: frozenset[str], above: str = "") -> Iterator[tuple[str, str]]:
+    def _untaken(self, config: Config, kind: str, above: str = "") -> Iterator[tuple[str, str]]:
         """Yield (path, name) of every key that was not taken; a table with nearly a known name is one itself."""
         for name, value in config.items():
             path = f"{above}{name}"
             if path in self.understood:
                 continue
-            has = any(taken.startswith(f"{path}.") for taken in self.understood) or _plain(str(name)) in known
+            has = any(taken.startswith(f"{path}.") for taken in self.understood) or _plain(str(name)) in names(kind)
             if (
                 isinstance(value, Mapping)
                 and value
-                and (has or len(name) > _LONGEST or not get_close_matches(_plain(str(name)), known, 1, 0.85))
+                and (has or len(name) > _LONGEST or not _is_nearly_known(_plain(str(name)), kind))
             ):
-                yield from self._untaken(value, known, f"{path}.")
+                yield from self._untaken(value, kind, f"{path}.")
             else:
                 yield path, str(name)
 
@@ -189,15 +189,26 @@ def _nearest(name: str, kind: str) -> str:
     words = set(name.split("_"))
     known = [
         other
-        for other in sorted(names(kind))
-        if other[0] == name[:1] or abs(len(other) - length) < 3 or words <= set(other.split("_"))
+        for other, parts in _in_words(kind)
+        if other[0] == name[:1] or abs(len(other) - length) < 3 or words <= parts
     ]
-    if near := get_close_matches(name, known, 1, 0.85):
+    near = get_close_matches(name, known, 1, 0.75)
+    if near and SequenceMatcher(None, near[0], name).ratio() >= 0.85:
         return near[0]
     beginnings = {other[:length]: other for other in sorted(known, key=len, reverse=True)}
     beginning = get_close_matches(name, beginnings, 1, 0.85)
-    near = get_close_matches(name, known, 1, 0.75)
     return beginnings[beginning[0]] if beginning and len(name) > 5 else near[0] if near else ""
+
+
+@cache
+def _in_words(kind: str) -> tuple[tuple[str, frozenset[str]], ...]:
+    """Return a framework's keys, sorted, with their words."""
+    return tuple((name, frozenset(name.split("_"))) for name in sorted(names(kind)))
+
+
+@cache
+def _is_nearly_known(name: str, kind: str) -> bool:
+    return bool(get_close_matches(name, names(kind), 1, 0.85))
 
 
 def _plain(name: str) -> str:

@@ -21,6 +21,7 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
+from phalanx.stacks.registry import facts
 
 
 @dataclass(frozen=True)
@@ -123,13 +124,23 @@ class AnalyticSubject:
         return sum(f.sent for f in self.flows if f.axis in ("dp", "edp") and f.what == "gradients")
 
     def alternative(self, s: Strategy) -> PricedStrategy | None:
-        """Price another strategy by the formulas; None if it is not legal or does not fit."""
+        """Price another strategy by the formulas; None if it is not legal, does not fit, or has in a field what the
+        stack refuses and this one has not."""
         try:
             check(s, self.model, self.job, None)
         except InputError:
             return None
+        if self._refused_for_a_change(s):
+            return None
         p = priced.price(self.pricing_of_others, [s])[0]
         return p if p.fits else None
+
+    def _refused_for_a_change(self, s: Strategy) -> bool:
+        """Whether the stack refuses another strategy for a field in which it differs from this one. A refusal of what
+        both have is said beside the findings (commands/question.py), and hides none."""
+        row, extra = self.pricing.row, self.pricing.extra
+        refusal = None if row is None else row.refusal(s, extra, facts(self.model, self.job, s))
+        return refusal is not None and getattr(s, refusal.field, None) != getattr(self.strategy, refusal.field, None)
 
     @property
     def seconds(self) -> float:

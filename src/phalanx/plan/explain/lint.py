@@ -133,14 +133,13 @@ def _wide_tp(x: LintSubject) -> Iterator[Finding]:
     s, node = x.strategy, x.cluster.ranks_per_node
     fast = x.cluster.tiers[0].ranks
     if s.tp > 1 and not mesh(s).within("tp", min(fast, node)) and not (s.tp < node and node % s.tp):  # `_straddling`
-        order = "/".join([*(axis for axis in s.order.split("/") if axis != "tp"), "tp"])
-        narrow = s.tp <= min(fast, node)
+        best = _fastest_order(x) if s.tp <= min(fast, node) else None
         yield Finding(
             "wide-tp",
             f"tp={s.tp} leaves the {min(fast, node)} ranks that the fastest links join: its communication is "
             f"{x.tensor_parallel:.0%} of the step",
-            f"order={order}, whose tp ranks are neighbours"
-            if narrow
+            f"order={best.strategy.order}, whose tp ranks are neighbours"
+            if best
             else f"tp at most {min(fast, node)}, more of pp",
         )
 
@@ -269,10 +268,7 @@ def _mesh_order(x: LintSubject) -> Iterator[Finding]:
     s = x.strategy
     if sum(degree > 1 for degree in (s.pp, s.dp, s.cp, s.tp)) < 2:
         return
-    faster = [
-        p for order in _ORDERS if order != s.order and (p := x.alternative(replace(s, order=order))) is not None
-    ]
-    best = min(faster, key=lambda p: p.seconds, default=None)
+    best = _fastest_order(x)
     if best is not None and best.seconds < (1 - _WORTH) * x.comparable_seconds:
         saved = 1 - best.seconds / x.comparable_seconds
         yield Finding(
@@ -284,6 +280,12 @@ def _mesh_order(x: LintSubject) -> Iterator[Finding]:
 
 _ORDERS = ("pp/dp/cp/tp", "dp/pp/cp/tp", "pp/cp/dp/tp", "cp/pp/dp/tp", "dp/cp/pp/tp", "cp/dp/pp/tp")
 """Orders with tp ranks as neighbours: what other orders send over far links, one of these does not."""
+
+
+def _fastest_order(x: LintSubject) -> Alternative | None:
+    """Return the strategy in the fastest other order that has tp ranks as neighbours; None if none can be run."""
+    others = [x.alternative(replace(x.strategy, order=order)) for order in _ORDERS if order != x.strategy.order]
+    return min((p for p in others if p is not None), key=lambda p: p.seconds, default=None)
 
 
 def _small_buckets(x: LintSubject) -> Iterator[Finding]:

@@ -51,7 +51,7 @@ def _option_to_blame(error: InputError, pricing: Pricing, gpus: int) -> InputErr
             continue
         s = explored.rows.strategy(int(explored.order[0]))
         refusal = row.refusal(s, asked, facts(pricing.model, pricing.job, s)) if row else None
-        wanted = f" as --where = {error.value!r} asks" if error.field == "--where" else ""
+        wanted = f" as {error.value!r} asks" if error.field == "--where" else ""
         says = f"; to {s} it says: {refusal.reason} ({refusal.source})" if refusal else ""
         stack = row.title if row else ""
         reason = f"leaves {stack} no strategy over {gpus} ranks{wanted}{says}"

@@ -2,6 +2,10 @@
 
 Ctrl-C reaches only the launcher, which asks every rank to stop after its step by a signal that sets a flag. When a
 rank fails, its status page and its last words say which rank it was, where, and during what; the others are stopped.
+
+Ranks start as new processes and import torch each. A fork of the launcher, which has imported it for its agent, would
+begin 2 s earlier, but glibc reads its tunables and OpenMP its number of threads as a process starts, so a fork would
+measure and train with those of the launcher; and the agent's store has threads by then, of which a fork keeps none.
 """
 
 from __future__ import annotations

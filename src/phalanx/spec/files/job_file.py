@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_type_hints
 
 from phalanx.spec.documents import read_toml
 from phalanx.spec.errors import InputError, nearest
@@ -23,6 +24,9 @@ from phalanx.spec.model.spec import MODEL_FIELDS, ModelSpec
 from phalanx.spec.ranges import FilePath, Name, Ranks, require_ranges
 from phalanx.spec.strategy import spec as strategies
 from phalanx.spec.strategy.spec import Strategy
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 T = TypeVar("T")
 
@@ -176,7 +180,7 @@ def build(kind: type[T], table: Any, where: str) -> T:
 
     `where` is the table's name in messages. Raises InputError for unknown and missing keys, and for wrong types.
     """
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     _require_known_keys(kind, table, where)
     try:
@@ -187,7 +191,7 @@ def build(kind: type[T], table: Any, where: str) -> T:
     except RecursionError:
         raise InputError(where, None, "is nested too deep") from None
     try:
-        return TypeAdapter(kind).validate_json(text, strict=True)
+        return cast("T", _adapter(kind).validate_json(text, strict=True))
     except ValidationError as error:
         # For a union (`float or "auto"`) every branch reports an error; the first is as good as any.
         first = error.errors()[0]
@@ -201,6 +205,17 @@ def build(kind: type[T], table: Any, where: str) -> T:
         raise InputError(name, first["input"], message) from None
 
 
+def _new_adapter(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(_new_adapter)
+"""Of a type, made once: making one takes longer than most files take to read."""
+_hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
+
+
 def _field_path(kind: Any, loc: tuple[str | int, ...]) -> list[str]:
     """The field names in pydantic's location, without its names of union branches."""
     path: list[str] = []
@@ -209,7 +224,7 @@ def _field_path(kind: Any, loc: tuple[str | int, ...]) -> list[str]:
             path.append(str(part))
         elif is_dataclass(kind) and part in {f.name for f in fields(kind)}:
             path.append(part)
-            kind = _dataclass_in(get_type_hints(kind)[part])
+            kind = _dataclass_in(_hints(kind)[part])
     return path
 
 
@@ -222,7 +237,7 @@ def _require_known_keys(kind: Any, table: Any, where: str) -> None:
     """Raise InputError for unknown keys at any depth, and values that are no table."""
     if not isinstance(table, Mapping):
         raise InputError(where, table, "must be a table of key = value")
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     names = {f.name for f in fields(kind)}
     for key, inner in table.items():
         if key not in names:

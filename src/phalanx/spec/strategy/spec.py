@@ -220,6 +220,10 @@ def parse(line: str) -> dict[str, Any]:
         name, text = name.strip(), text.strip()
         if not equals or not text:
             raise InputError("strategy", line, f"{item!r} is not of the form field=value", "e.g. dp=4,zero=3")
+        if name.rstrip("<>!") in FIELDS and name not in FIELDS:
+            raise InputError(
+                "strategy", item, "is a condition, where a strategy has a value", "plan takes it by --where"
+            )
         if name not in FIELDS:
             raise InputError(f"strategy.{name}", text, "no such field", nearest(name, FIELDS))
         if name in table:
