@@ -1,52 +1,67 @@
-"""`phalanx observe` whose observing process is forked from one that has imported torch, not a new interpreter, which
-takes seconds to import it."""
+"""The process of `phalanx observe` forked from the one that the pool's ranks come from, which has imported torch.
+
+A new interpreter takes seconds for that. Its code (phalanx.verify.observation.worker) and its streams are the same.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-import subprocess
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from typing import Any
 
-from phalanx.commands import observe
-from phalanx.verify.observation import worker
-from support import forked_cli, in_process_cli
-from support.fresh_process import in_fresh_process
+from support.rank_pool import importing_as_here
 
 
-def phalanx(here: Path, *words: str) -> tuple[int, str, str]:
-    """Run `phalanx words` in the folder `here`; return (exit code, stdout, stderr)."""
-    code, out, err = in_fresh_process(_run, here, words)
-    return code, out, err
+class Forked:
+    """What the command asks of subprocess.Popen."""
+
+    def __init__(self, command: Sequence[str], pass_fds: Sequence[int], stdout: int, env: Mapping[str, str]) -> None:
+        assert command[:3] == [sys.executable, "-m", "phalanx.verify.observation.worker"]
+        context = get_context("forkserver")
+        context.set_forkserver_preload(["support.preload"])
+        (result,) = pass_fds
+        streams = [Connection(os.dup(number)) for number in (stdout, 2, result)]
+        task = json.loads(command[3])
+        self._process: Any = context.Process(target=_observe, args=(task, os.getcwd(), dict(env), streams))
+        with importing_as_here():
+            self._process.start()
+        for stream in streams:
+            stream.close()
+
+    def wait(self) -> int | None:
+        self._process.join()
+        return self.poll()
+
+    def poll(self) -> int | None:
+        code: int | None = self._process.exitcode
+        return code
+
+    def terminate(self) -> None:
+        self._process.terminate()
 
 
-def _run(here: Path, words: Sequence[str]) -> tuple[int, str, str]:
-    observe.subprocess.Popen = _Observer  # type: ignore[misc]
-    return in_process_cli.phalanx(here, *words)
+def _observe(task: dict[str, Any], folder: str, environment: dict[str, str], streams: list[Connection]) -> None:
+    from phalanx.verify.observation import worker
 
-
-class _Observer(subprocess.Popen[bytes]):
-    """A forked observer with the interface of Popen."""
-
-    def __init__(
-        self, command: Sequence[str], *, env: Mapping[str, str], stdout: int, pass_fds: Sequence[int]
-    ) -> None:
-        module, *self._argv = command[command.index("-m") + 1 :]
-        assert module == worker.__name__
-        self._environment, self._out = env, stdout
-        super().__init__(command, pass_fds=pass_fds)
-
-    def _execute_child(self, *_: Any) -> None:
-        def work() -> None:
-            forked_cli._become(self._environment, self._out)
-            sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # those of the command catch what it says
-            sys.path.insert(0, "")  # as python -m does
-            sys.argv = [worker.__name__, *self._argv]
-            worker.main()
-
-        self.pid = os.fork()
-        if not self.pid:
-            forked_cli._live(work)
-        self._child_created = True
+    out, err, result = (stream.fileno() for stream in streams)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    task |= {"parent": os.getppid(), "result": os.dup(result)}
+    sys.argv = ["worker", json.dumps(task)]
+    try:
+        worker.main()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    os._exit(0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import forked_observer
+from support.forked_observer import Forked
 from support.fresh_process import in_fresh_process
 from support.in_process_cli import phalanx
 from support.observed_programs import PROGRAMS, both
@@ -19,6 +19,7 @@ from support.toy_model import model
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from phalanx.commands import observe as command
 from phalanx.cost.step.expand import expand
 from phalanx.plan.explain.observed_against_plan import compare
 from phalanx.schedule.layout import Layout
@@ -105,6 +106,12 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("observed")
     (folder / "train.py").write_text(SCRIPT)
     return folder
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Observed in a forked process; the whole script above is observed as a user's is, in a new one."""
+    monkeypatch.setattr(command.subprocess, "Popen", Forked)
 
 
 def test_an_unmodified_script_with_cuda_at_64_ranks(script: Path) -> None:
@@ -207,6 +214,7 @@ def test_a_program_is_compared_with_a_plan() -> None:
     assert difference.program_total == difference.plan_total + scatter.event.bytes
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -228,12 +236,13 @@ def test_a_program_is_compared_with_a_plan() -> None:
     ],
 )
 def test_what_cannot_be_observed_gets_one_line(script: Path, words: list[str], message: str) -> None:
-    code, out, err = forked_observer.phalanx(script, "observe", "--world", "4", "--ranks", "0", *words)
+    code, out, err = phalanx(script, "observe", "--world", "4", "--ranks", "0", *words)
     assert (code, out) == (2, ""), err
     assert message in err.splitlines()[-1]
     assert err.splitlines()[-1].startswith("error: ")
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_kernel_without_a_gpu_and_an_address_without_content(tmp_path: Path) -> None:
     """The launch of a Triton kernel, which finds no driver, is named with its line; data_ptr() tells
     storages apart (accelerate finds the parameters of an optimizer by it)."""
@@ -252,20 +261,21 @@ def test_a_kernel_without_a_gpu_and_an_address_without_content(tmp_path: Path) -
             f"for _ in range(3):\n    y = m(torch.randn(2, 4))\n{line}"
             "    y.sum().backward(); o.step(); o.zero_grad()\n"
         )
-    code, _, err = forked_observer.phalanx(tmp_path, "observe", "--world", "2", "--ranks", "0", "--", "kernel.py")
+    code, _, err = phalanx(tmp_path, "observe", "--world", "2", "--ranks", "0", "--", "kernel.py")
     assert code == 2
     assert err.startswith("error: kernel.py: a Triton kernel at kernel.py:6 runs on a GPU alone: "), err
-    code, _, err = forked_observer.phalanx(tmp_path, "observe", "--world", "2", "--ranks", "0", "--", "address.py")
+    code, _, err = phalanx(tmp_path, "observe", "--world", "2", "--ranks", "0", "--", "address.py")
     assert code == 0, err
     said = "note: data_ptr of a tensor without content: an address of the storage's own (6 x, address.py:6)"
     assert said in err.splitlines()
     assert "Warning" not in err
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("call", sampled(['init_process_group("mine")', 'new_group([0], backend="mine")'], (1,)))
 def test_a_backend_of_ones_own_is_refused_with_its_line(tmp_path: Path, call: str) -> None:
     (tmp_path / "own.py").write_text(f"import torch.distributed as dist\ndist.{call}\n")
-    code, _, err = forked_observer.phalanx(tmp_path, "observe", "--world", "2", "--ranks", "0", "--", "own.py")
+    code, _, err = phalanx(tmp_path, "observe", "--world", "2", "--ranks", "0", "--", "own.py")
     assert code == 2
     name = call.partition("(")[0]
     assert err.splitlines()[-1] == (
