@@ -144,7 +144,9 @@ def _verify_agrees(here: Path, asked: list[str]) -> None:
     for axis, bytes_ in run.items():
         # Buckets are padded to equal parts of whole cache lines, as the program alone knows (test_ledger_totals.py).
         padding = 0.01 * bytes_ if axis == "dp" else 0.0
-        assert told[axis] - 1e-9 * bytes_ <= bytes_ <= told[axis] * (1 + 1e-9) + padding, axis
+        # Of gradients comm has the fullest stage's (traffic.py): rank 0 has not the last norm's, 64 of 4 bytes.
+        beyond = 4 * 64 if "pp=2" in asked[-1] else 0
+        assert told[axis] - beyond - 1e-9 * bytes_ <= bytes_ <= told[axis] * (1 + 1e-9) + padding, axis
 
 
 @examples(2, 100)

@@ -49,6 +49,13 @@ def test_the_plan_has_the_chunks_that_were_priced() -> None:
         assert x.seconds == pytest.approx(seconds or a.lengths.equal_seconds, rel=1e-12)
 
 
+def test_the_slowest_rank_never_waits_for_less_than_nothing() -> None:
+    """Where it never waits, the makespan is its work, summed in another order: a plan with less was refused."""
+    line = "dp=48,zero=1,shard=16,pp=2,virtual=17,schedule=interleaved,micro_batch=4,order=dp/pp/cp/tp"
+    about = Asked(None, "llama2-7b", "dgx-h200", 96, 384, 4096, line, "megatron-core", "fp8")
+    assert read(replace(about, setting="cross_entropy=fused")).subject.run.bubble == 0
+
+
 def test_the_page_has_the_price_of_a_cut_given_and_found() -> None:
     """Nothing listed: the time of the cut, the memory of equal chunks, as docs/prediction.md says with figures."""
     about = Asked(None, "llama3-8b", "dgx-h100", 64, 128, 8192, None, "megatron-core", "bf16", None)
