@@ -144,7 +144,9 @@ def _verify_agrees(here: Path, asked: list[str]) -> None:
     for axis, bytes_ in run.items():
         # Buckets are padded to equal parts of whole cache lines, as the program alone knows (test_ledger_totals.py).
         padding = 0.01 * bytes_ if axis == "dp" else 0.0
-        assert told[axis] - 1e-9 * bytes_ <= bytes_ <= told[axis] * (1 + 1e-9) + padding, axis
+        # Of gradients comm has the fullest stage's (traffic.py): rank 0 has not the last norm's, 64 of 4 bytes.
+        beyond = 4 * 64 if "pp=2" in asked[-1] else 0
+        assert told[axis] - beyond - 1e-9 * bytes_ <= bytes_ <= told[axis] * (1 + 1e-9) + padding, axis
 
 
 @examples(2, 100)
@@ -153,6 +155,8 @@ def test_verify_runs_what_the_others_price(tmp_path: Path, examples: int) -> Non
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 2, "vocab_size": 256}
     sizes = {"hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": 512}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **heads, **sizes}))
+    words = ["--model", "config.json", "--cluster", "dgx-h100", "--gpus", "8", "--batch", "32", "--seq", "128"]
+    _verify_agrees(tmp_path, [*words, "--strategy", "tp=4,pp=2,zero=1,sp=1"])  # the last norm is not rank 0's
     settings(max_examples=examples, deadline=None)(
         given(_small_questions())(lambda asked: _verify_agrees(tmp_path, asked))
     )()
@@ -269,7 +273,7 @@ def test_a_plan_leaves_room_and_says_what_it_gives(tmp_path: Path) -> None:
         assert taken[share] <= (1 - float(share)) * usable
     assert taken["0.3"] < taken["0"]
     first = phalanx(tmp_path, "plan", *asked, "--tokens", "1T")[1].splitlines()[:6]
-    for word in ("tokens/s", "a GPU", "MFU", "micro-batch", "days", "is left free"):
+    for word in ("1T tokens: ", "tokens/s", "a GPU", "MFU", "micro-batch", "days", "is left free"):
         assert any(word in line for line in first), word
 
 

@@ -146,10 +146,10 @@ def example(name: str, layers: int = 4) -> ModelSpec:
 )
 def test_steps_are_as_predicted(name: str, strategy: Strategy) -> None:
     """Every event, FLOPs and live bytes, on ranks that nobody has started."""
-    model = example(name, layers=4 if strategy.recompute == "every:2" else 3)
+    model = example(name, layers=4 if strategy.recompute == "every:2" else strategy.pp + 1)
     if strategy.tp == 3:
         model = replace(model, heads=6, kv_heads=3, ffn=252, experts=replace(model.experts, ffn=96))  # type: ignore[type-var]
-    job = Job(global_batch=4 * strategy.dp, seq=128)
+    job = Job(global_batch=2 * strategy.pp * strategy.dp, seq=128)
     for rank in {0, strategy.world - 1}:
         program, recorded = expand(Layout(model, job, strategy).rank_view(rank)), imagine(model, job, strategy, rank)
         assert list(map(str, differences(program.events, recorded.events, exactly))) == []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import lzma
+from collections.abc import Callable
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,8 @@ from phalanx.verify.parity import BOUNDS
 SIZES = {"family": "llama", "vocab": 61, "hidden": 16, "layers": 2, "heads": 2, "ffn": 40, "max_seq": 16}
 MODEL = build(ModelSpec, complete(SIZES), "model")
 STEPS = 600
-"""So many show what error feedback is for: its want costs powersgd 4 % after 300 of them, 6 % after 500."""
+"""So many show what error feedback is for: its want costs powersgd 4 % after 300 of them, 6 % after 500. Half as
+many show it of topk: 22 %, and 2 % with it."""
 
 
 @pytest.mark.parametrize(
@@ -211,8 +214,9 @@ def text() -> bytes:
 
 
 @pytest.fixture(scope="module")
-def uncompressed(pool: Pool, text: bytes) -> float:
-    return float(pool.run(2, tiny_training.learn, "none", STEPS, 1.0, text)[0])
+def uncompressed(pool: Pool, text: bytes) -> Callable[[int], float]:
+    """The loss after a number of steps."""
+    return cache(lambda steps: float(pool.run(2, tiny_training.learn, "none", steps, 1.0, text)[0]))
 
 
 SAMPLE = [
@@ -232,13 +236,23 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(
-    ("compression", "low", "high"), [*SAMPLE, *(pytest.param(*other, marks=pytest.mark.long) for other in OTHERS)]
+    ("compression", "low", "high", "steps"),
+    [
+        *((*case, STEPS // 2) for case in SAMPLE),
+        *(pytest.param(*case, STEPS, marks=pytest.mark.long) for case in SAMPLE + OTHERS),
+    ],
 )
 def test_a_compressed_run_learns_as_well(
-    pool: Pool, text: bytes, uncompressed: float, compression: str, low: float, high: float
+    pool: Pool,
+    text: bytes,
+    uncompressed: Callable[[int], float],
+    compression: str,
+    low: float,
+    high: float,
+    steps: int,
 ) -> None:
-    loss = pool.run(2, tiny_training.learn, compression, STEPS, 1.0, text)[0]
-    assert low <= loss / uncompressed - 1 <= high
+    loss = pool.run(2, tiny_training.learn, compression, steps, 1.0, text)[0]
+    assert low <= loss / uncompressed(steps) - 1 <= high
 
 
 def test_the_table_and_the_runtime_have_the_same_compressors() -> None:

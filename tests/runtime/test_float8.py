@@ -77,9 +77,6 @@ EXPERTS = ("dp=2,ep=2", "tp=2,sp=1,ep=2,zero=2", "dp=2,pp=2,ep=2,etp=1,schedule=
 SAMPLE: tuple[tuple[str, str, Products], ...] = (
     ("llama", "tp=2,sp=1,pp=2,schedule=zb-h1,recompute=selective", "float8"),
     ("experts", "dp=2,ep=2", "float8-row"),
-    ("latent", "pp=2", "float8-row"),
-    ("palm", "tp=2,sp=1,recompute=full", "float8"),
-    ("qwen3", "dp=2,cp=2,ulysses=2,zero=3,recompute=full", "float8-row"),
     ("gpt2", "tp=2,dp=2,zero=3,recompute=full", "float8"),
 )
 """The cases of the suite: (family, strategy, products)."""
@@ -235,12 +232,12 @@ def _unproved(examples: int, on_gpu: bool) -> list[str]:
     return found
 
 
-@examples(3, 80)
+@examples(2, 80)
 def test_events_flops_and_live_bytes_are_the_programs(examples: int) -> None:
     assert _unproved(examples, on_gpu=False) == []
 
 
-@examples(2, 80)
+@examples(1, 80)
 def test_the_step_keeps_the_rules_of_a_gpu_and_what_breaks_one_is_named_with_its_line(examples: int) -> None:
     unproved, said = in_fresh_process(_on_gpu, examples, patience_s=900)
     assert unproved == []

@@ -260,7 +260,7 @@ def test_a_machine_that_its_owners_measured_is_as_they_say() -> None:
 
 def test_the_share_of_held_up_jobs_is_that_of_the_rows() -> None:
     """What nanotron is expected to lose where nobody measured: the share of its jobs over several nodes that did."""
-    found = [c for c in cases(records.load(records.RUNS))[0] if c.row.family == "hf-ultrascale"]
+    found = cases([r for r in records.load(records.RUNS) if r.family == "hf-ultrascale"])[0]
     observed = [c for c in found if c.strategy.world > 8 and float(np.asarray(c.system.observed))]
     held_up = sum(float(np.asarray(c.system.held_up)) for c in observed)
     assert (held_up, len(observed)) == (740, 1014)

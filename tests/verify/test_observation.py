@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.forked_observer import Forked
 from support.fresh_process import in_fresh_process
 from support.in_process_cli import phalanx
 from support.observed_programs import PROGRAMS, both
@@ -18,6 +19,7 @@ from support.toy_model import model
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from phalanx.commands import observe as command
 from phalanx.cost.step.expand import expand
 from phalanx.plan.explain.observed_against_plan import compare
 from phalanx.schedule.layout import Layout
@@ -104,6 +106,12 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("observed")
     (folder / "train.py").write_text(SCRIPT)
     return folder
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Observed in a forked process; the whole script above is observed as a user's is, in a new one."""
+    monkeypatch.setattr(command.subprocess, "Popen", Forked)
 
 
 def test_an_unmodified_script_with_cuda_at_64_ranks(script: Path) -> None:
@@ -206,6 +214,7 @@ def test_a_program_is_compared_with_a_plan() -> None:
     assert difference.program_total == difference.plan_total + scatter.event.bytes
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -233,6 +242,7 @@ def test_what_cannot_be_observed_gets_one_line(script: Path, words: list[str], m
     assert err.splitlines()[-1].startswith("error: ")
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_kernel_without_a_gpu_and_an_address_without_content(tmp_path: Path) -> None:
     """The launch of a Triton kernel, which finds no driver, is named with its line; data_ptr() tells
     storages apart (accelerate finds the parameters of an optimizer by it)."""
@@ -261,6 +271,7 @@ def test_a_kernel_without_a_gpu_and_an_address_without_content(tmp_path: Path) -
     assert "Warning" not in err
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("call", sampled(['init_process_group("mine")', 'new_group([0], backend="mine")'], (1,)))
 def test_a_backend_of_ones_own_is_refused_with_its_line(tmp_path: Path, call: str) -> None:
     (tmp_path / "own.py").write_text(f"import torch.distributed as dist\ndist.{call}\n")

@@ -70,9 +70,9 @@ def test_parity_in_fp32(pool: Pool, examples: int) -> None:
 @pytest.mark.parametrize("order", sampled(ORDERS, (len(ORDERS) - 1,)))
 def test_every_order_of_the_mesh(pool: Pool, order: str, line: str, experts: bool, transport: str) -> None:
     """The last of the orders turns every two axes round."""
-    model = build(ModelSpec, complete(SIZES | (EXPERTS if experts else {})), "model")
     strategy = make_strategy(f"{line},order={order}")
     assert strategy is not None
+    model = build(ModelSpec, complete(SIZES | (EXPERTS if experts else {}) | {"layers": strategy.pp}), "model")
     job = Job(4, 8, Precision("float64"), clip=0.0)
     for found in pool.run(4, rank_cases.examine, model, job, strategy, "float64", 2, transport, ("sgd",))[0]:
         assert found.loss_rel_max <= BOUNDS["float64"], found

@@ -99,10 +99,8 @@ def axes_of(line: str | None, world: int) -> dict[str, int]:
 
 def ranks_of(line: str, world: int) -> str | list[int]:
     """Read `classes`, `all` or a list of ranks such as "0,8". Raises InputError."""
-    if line == "classes":
+    if line in ("classes", "all"):
         return line
-    if line == "all":
-        return list(range(world))
     try:
         ranks = list(dict.fromkeys(int(part) for part in line.split(",")))
     except ValueError:

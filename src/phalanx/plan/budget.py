@@ -51,6 +51,13 @@ def tokens(text: str, model: ModelSpec) -> float:
     return number
 
 
+def shortened(number: float) -> str:
+    """Write a large number as `tokens` reads it: 300B, 1.4T."""
+    scales = (item for item in reversed(_SCALE.items()) if item[1] <= number)
+    name, scale = next(scales, ("", 1.0))
+    return f"{number / scale:.4g}{name}"
+
+
 def large_number(text: str) -> float | None:
     """Parse `300B`, `1.4T`, `2e12`, `2,000,000,000,000`; None for anything else, and unless positive and finite."""
     match = re.fullmatch(

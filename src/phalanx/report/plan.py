@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
-from phalanx.plan.budget import Goal
+from phalanx.plan.budget import Goal, shortened
 from phalanx.plan.explain import decision_tree
 from phalanx.plan.search.fewer_gpus import Offer
 from phalanx.plan.search.planner import Answer
@@ -88,7 +88,7 @@ def lines(a: Answer, goal: Goal | None = None) -> Iterable[str]:
         hours, money = goal.gpu_hours(job, step), goal.money(job, step)
         cost = "" if money is None else f", {money:,.0f} at {goal.price_per_gpu_hour:g} a GPU-hour"
         days = goal.days(job, step)
-        steps = f"{goal.tokens:.3g} tokens: {goal.steps(job):,.0f} steps"
+        steps = f"{shortened(goal.tokens)} tokens: {goal.steps(job):,.0f} steps"
         yield f"{steps}, {days:,.1f} days, {hours:,.0f} GPU-hours{cost}"
     yield (
         f"{p.model.family} decoder, {p.model.parameter_count:,} parameters, on {a.gpus} x {device.name} of "

@@ -178,7 +178,8 @@ def summed_copies(shape: Shape, layout: Layout, policy: Policy, how: Sharding, t
     experts = np.where(split, shape.moe_block_whole, shape.moe_block_own)
     copied = np.where(layout.tp > shape.kv_heads, shape.block_kv, 0.0) * (np.asarray(shape.kv_rank) == 0)
     elements = held.dense * (dense + copied) + held.experts * (experts + copied)
-    elements = elements + np.where(split, shape.ends_whole, 0.0) * np.minimum(held.embed, 1.0)
+    ends = shape.embed_whole * np.minimum(held.embed, 1.0) + shape.head_whole * np.minimum(held.head, 1.0)
+    elements = elements + np.where(split, ends, 0.0)
     size = elements / np.maximum(how.shards, 1) * types.accumulated
     apart = np.asarray(policy.copies_each) > 0
     norms = np.maximum((held.dense + held.experts) * shape.norms + np.minimum(held.head, 1.0), 1.0)

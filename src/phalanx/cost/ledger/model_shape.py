@@ -55,8 +55,10 @@ class Shape:
     inside attention."""
     moe_block_own: Column = 0.0
     """The same of `moe_block_whole`; and the router, which covers the tokens that a rank routes."""
-    ends_whole: Column = 0.0
-    """Of embedding and head: learned positions and the last norm."""
+    embed_whole: Column = 0.0
+    """The same of the embedding: learned positions."""
+    head_whole: Column = 0.0
+    """The same of the head: the last norm."""
     core_dim: Column = 0.0
     """Width of a head in attention's core: of keys or values, whichever is wider."""
     parallel: Column = 0.0
@@ -174,7 +176,8 @@ def shape(spec: ModelSpec) -> Shape:
         block_kv=kv.get("blocks.0", 0),
         block_own=own.get(f"blocks.{dense}", 0),
         moe_block_own=own.get(f"blocks.{moe[0]}", 0) if moe else 0,
-        ends_whole=sum(whole.get(unit, 0) for unit in ("embed", "head", "model")),
+        embed_whole=whole.get("embed", 0) + whole.get("model", 0),
+        head_whole=whole.get("head", 0),
         core_dim=spec.core_dim,
         parallel=float(spec.residual != "serial"),
         capacity=(e.capacity or float(e.chooser == "experts")) if e else 0.0,

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -192,11 +192,11 @@ def _nearest(name: str, kind: str) -> str:
         for other, parts in _in_words(kind)
         if other[0] == name[:1] or abs(len(other) - length) < 3 or words <= parts
     ]
-    if near := get_close_matches(name, known, 1, 0.85):
+    near = get_close_matches(name, known, 1, 0.75)
+    if near and SequenceMatcher(None, near[0], name).ratio() >= 0.85:
         return near[0]
     beginnings = {other[:length]: other for other in sorted(known, key=len, reverse=True)}
     beginning = get_close_matches(name, beginnings, 1, 0.85)
-    near = get_close_matches(name, known, 1, 0.75)
     return beginnings[beginning[0]] if beginning and len(name) > 5 else near[0] if near else ""
 
 

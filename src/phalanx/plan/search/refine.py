@@ -245,7 +245,8 @@ def _timed(pipelines: Sequence[tuple[_Chunks, int]]) -> dict[tuple[_Chunks, int]
         totals = makespans(schedule, pp, virtual, [m for _, m in alike], costs, slowest)
         for (chunks, m), (blocks, shares), most, total in zip(alike, cuts, slowest, totals, strict=True):
             mean = m * sum(f + b for f, b in chunks.passes) / pp
-            runs[chunks, m] = PipelineRun(total, blocks, shares.imbalance, total - m * most, mean)
+            waits = max(total - m * most, 0.0)  # sums in another order may differ in the last bit
+            runs[chunks, m] = PipelineRun(total, blocks, shares.imbalance, waits, mean)
     return runs
 
 

@@ -44,7 +44,7 @@ def main() -> None:
                 raise
             raise Unobservable(str(error)) from error  # of the module itself, before any of its lines
 
-    ranks = None if task["ranks"] == "classes" else task["ranks"]
+    ranks = {"classes": None, "all": range(task["world"])}.get(str(task["ranks"]), task["ranks"])
     try:
         observation = observe_program(
             " ".join([script or f"-m {module}", *arguments]),
