@@ -220,9 +220,10 @@ def rules(at: dict[str, str]) -> tuple[Rule, ...]:
             "use sp=1",
             at["tp_overlap"],
         ),
+        # On one replica it shards nothing, and an export turns it on (formats/megatron/write.py).
         *(
             Rule(
-                f"zero=0, {option}!=auto, {option}!=float32",
+                f"zero=0, replicas>1, {option}!=auto, {option}!=float32",
                 "narrow optimizer state needs the distributed optimizer",
                 "use zero=1",
                 at["precision"],
@@ -231,7 +232,7 @@ def rules(at: dict[str, str]) -> tuple[Rule, ...]:
         ),
         *(
             Rule(
-                f"zero=0, {condition}",
+                f"zero=0, replicas>1, {condition}",
                 "is part of the precision-aware optimizer, which needs the distributed optimizer",
                 "use zero=1",
                 at["precision"],
@@ -278,7 +279,7 @@ def rules(at: dict[str, str]) -> tuple[Rule, ...]:
 def narrow_parameters(at: str) -> Rule:
     """Return the rule about parameters gathered in 8 bits, which a release has `at` file:line."""
     reason = "parameters are gathered in 8 bits by the distributed optimizer"
-    return Rule("zero=0, narrow_parameters=on", reason, "use zero=1", at)
+    return Rule("zero=0, replicas>1, narrow_parameters=on", reason, "use zero=1", at)
 
 
 _RULES_19 = {

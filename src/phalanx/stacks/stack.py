@@ -27,6 +27,7 @@ from phalanx.spec.strategy.stack_options import DEFAULTS, OPTION_FIELDS, StackOp
 DERIVED = (
     "world",
     "ring",
+    "replicas",
     "dp_shard",
     "micro_batches",
     "gpus_per_node",
@@ -37,9 +38,10 @@ DERIVED = (
     "counted_blocks",
     "middle_blocks",
 )
-"""Names that rules may read beside the fields: products of fields (cp_chunks: 2 cp; chunks: pp x virtual; tp_ulysses:
-tp x ulysses; middle_chunks: those of ranks whose blocks are not given), the job's micro-batches of a step, the GPUs
-of a node, blocks with embedding and head where these count as such, and blocks of the middle ranks."""
+"""Names that rules may read beside the fields: products of fields (replicas: dp x cp; cp_chunks: 2 cp; chunks:
+pp x virtual; tp_ulysses: tp x ulysses; middle_chunks: those of ranks whose blocks are not given), the job's
+micro-batches of a step, the GPUs of a node, blocks with embedding and head where these count as such, and blocks of
+the middle ranks."""
 OF_MODEL = ("blocks", "heads", "kv_heads", "experts", "top_k", "seq", "batch", "tied", "dense_blocks")
 """Names that rules may read of the model and the job, where these are known; a rule about others is left out."""
 
@@ -203,7 +205,13 @@ def of_strategy(s: Strategy, options: StackOptions) -> dict[str, Any]:
     values: dict[str, Any] = {name: getattr(s, name) for name in FIELDS}
     values |= {name: getattr(options, name) for name in OPTION_FIELDS}
     values |= {"zero": s.zero if s.shards > 1 else 0, "shard": s.dp_shard, "sp": int(s.sp), "world": s.world}
-    values |= {"ring": s.ring, "dp_shard": s.dp_shard, "cp_chunks": 2 * s.cp, "chunks": s.pp * s.virtual}
+    values |= {
+        "replicas": s.dp * s.cp,
+        "ring": s.ring,
+        "dp_shard": s.dp_shard,
+        "cp_chunks": 2 * s.cp,
+        "chunks": s.pp * s.virtual,
+    }
     values |= {"tp_ulysses": s.tp * s.ulysses, "middle_chunks": (s.pp - given_ends(options)) * s.virtual}
     return {name: "auto" if value is None else value for name, value in values.items()}
 

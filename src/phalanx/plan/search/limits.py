@@ -26,7 +26,7 @@ from phalanx.spec.strategy.where import Condition
 from phalanx.stacks.stack import DERIVED, WORDS, Stack, of_strategy
 
 _DEGREES = ("dp", "tp", "sp", "cp", "ulysses", "pp", "micro_batch")
-_PRODUCTS = ("world", "ring", "cp_chunks", "tp_ulysses", "micro_batches")
+_PRODUCTS = ("world", "ring", "replicas", "cp_chunks", "tp_ulysses", "micro_batches")
 CORE = frozenset((*_DEGREES, *_PRODUCTS))
 STAGES = {
     "core": CORE,
