@@ -115,8 +115,9 @@ def _small_questions(draw: st.DrawFn) -> list[str]:
     tp, pp = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2]))
     zero = draw(st.sampled_from([0, 1, 2, 3] if pp == 1 else [0, 1]))
     line = [f"tp={tp}", f"pp={pp}", f"zero={zero}", f"micro_batch={draw(st.sampled_from([1, 2]))}"]
-    line += draw(st.sampled_from([[], ["dp=2"], ["sp=1"] if tp > 1 else []]))
-    words = ["--model", "config.json", "--cluster", "dgx-h100", "--gpus", str(draw(st.sampled_from([8, 16])))]
+    gpus = draw(st.sampled_from([8, 16]))
+    line += draw(st.sampled_from([[], ["dp=2"] if 2 * tp * pp <= gpus else [], ["sp=1"] if tp > 1 else []]))
+    words = ["--model", "config.json", "--cluster", "dgx-h100", "--gpus", str(gpus)]
     return [*words, "--batch", "32", "--seq", "128", "--strategy", ",".join(line)]
 
 
