@@ -272,6 +272,19 @@ def test_a_kernel_without_a_gpu_and_an_address_without_content(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("forked")
+def test_an_extension_for_cuda_is_refused_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from torch.utils import cpp_extension\ncpp_extension.CUDA_HOME = None  # as on a machine without nvcc\n"
+        "cpp_extension.CUDAExtension('own', ['own.cu'])\n"
+    )
+    code, _, err = phalanx(tmp_path, "observe", "--world", "2", "--ranks", "0", "--", "own.py")
+    assert code == 2
+    assert err.splitlines()[-1].startswith(
+        "error: own.py: an extension is built for CUDA at own.py:3, and here is no "
+    )
+
+
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("call", sampled(['init_process_group("mine")', 'new_group([0], backend="mine")'], (1,)))
 def test_a_backend_of_ones_own_is_refused_with_its_line(tmp_path: Path, call: str) -> None:
     (tmp_path / "own.py").write_text(f"import torch.distributed as dist\ndist.{call}\n")

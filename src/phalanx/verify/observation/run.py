@@ -133,6 +133,11 @@ def observe_rank(
                     f"a Triton kernel at {place} runs on a GPU alone: wrap it in torch.library.custom_op with a "
                     "register_fake, or take the plain torch path in this run"
                 ) from error
+            if "CUDA_HOME" in str(error):  # says torch.utils.cpp_extension where no compiler for CUDA is
+                raise Unobservable(
+                    f"an extension is built for CUDA at {place_of(error)}, and here is no compiler for it: give its "
+                    "operations fake kernels (torch.library.register_fake), or take the plain torch path in this run"
+                ) from error
             raise
     if not results:
         raise Unobservable(f"the program {how} before its first step: no torch optimizer's step() was called")
