@@ -221,6 +221,10 @@ def test_an_option_that_leaves_nothing_is_to_blame(tmp_path: Path) -> None:
         "error: --options = 'tp_overlap=userbuffers': leaves Megatron-Core 0.19 no strategy over 8 "
     )
     assert "userbuffers overlap the collectives of sequence parallelism" in err
+    where = ["--where", "tp=4, sp=0, pp=2, tp_overlap=userbuffers"]
+    assert phalanx(tmp_path, "plan", *asked, *where)[2].startswith(
+        "error: --where = 'tp_overlap=userbuffers': leaves "
+    )
     code, _, err = phalanx(tmp_path, "plan", *asked, *line)
     assert code == 0, err
 

@@ -173,7 +173,7 @@ def plan(
                     asked, str(cluster), tokens, price, objective, headroom, deadline, front, out, report, as_json
                 )
             except InputError as error:
-                raise as_given(error, strategy) from None
+                raise as_given(error, strategy, options) from None
             return
         remedy = "leave it out; --set changes fields of a job" if job else "name a --model"
         of_a_job = ("job", "strategy", "overrides", "choices", "out")

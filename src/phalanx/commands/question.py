@@ -327,9 +327,11 @@ def fixed(line: str | None) -> str:
     return ", ".join(f"{name}={strategies.format_field(value)}" for name, value in table.items() if value != "*")
 
 
-def as_given(error: InputError, line: str | None) -> InputError:
+def as_given(error: InputError, line: str | None, options: str | None = None) -> InputError:
     """Return an error about a search's conditions as one about the options that they were given by: those that
-    `fixed` made of a strategy's line are not from `--where`."""
+    `fixed` made of a strategy's line are not from `--where`, which names options of the stack too, as `--options`."""
+    if error.field == "--options" and not options:
+        return InputError("--where", error.value, error.reason, error.remedy)
     if error.field != "--where":
         return error
     of_line, about = fixed(line).split(", "), str(error.value).split(", ")

@@ -40,7 +40,9 @@ def _option_to_blame(error: InputError, pricing: Pricing, gpus: int) -> InputErr
     """Return an error about the option without which there is a strategy, with what the stack says of one; None if no
     single option is to blame."""
     row, asked = pricing.row, pricing.extra
-    for name, value in asked.changed().items() if row else ():
+    if row is None:
+        return None
+    for name, value in asked.changed().items():
         default: dict[str, Any] = {name: DEFAULTS[name]}
         without = replace(pricing, extra=replace(asked, **default))
         try:
@@ -50,11 +52,10 @@ def _option_to_blame(error: InputError, pricing: Pricing, gpus: int) -> InputErr
         if not len(explored.rows):
             continue
         s = explored.rows.strategy(int(explored.order[0]))
-        refusal = row.refusal(s, asked, facts(pricing.model, pricing.job, s)) if row else None
+        refusal = row.refusal(s, asked, facts(pricing.model, pricing.job, s))
         wanted = f" as {error.value!r} asks" if error.field == "--where" else ""
         says = f"; to {s} it says: {refusal.reason} ({refusal.source})" if refusal else ""
-        stack = row.title if row else ""
-        reason = f"leaves {stack} no strategy over {gpus} ranks{wanted}{says}"
+        reason = f"leaves {row.title} no strategy over {gpus} ranks{wanted}{says}"
         return InputError("--options", f"{name}={value}", reason, "leave it out")
     return None
 
