@@ -4,6 +4,7 @@ By design they differ in these alone, each held by its own assertion:
 
     padding        buckets are padded to equal parts of whole cache lines: the program sends at most that much more
     buckets        how many collectives a level below 3 takes follows the bucket size, which the ledger gets as bytes
+    scales         of 8-bit gathers are reduced by every pipeline rank, the ledger's flows are of all ranks in one
     copies         where gradients are sharded, the shard with the most partial gradients sets the buffer's size
     routing        where tp does not divide tokens, a program's first rank routes one more than the average
     every:k        repeats the same share of blocks with and without experts in the ledger
@@ -33,13 +34,16 @@ from phalanx.cost.step.terms import terms
 from phalanx.schedule.event import INSIDE
 from phalanx.schedule.layers.context import keys_per_query
 from phalanx.schedule.layout import Layout as StepLayout
-from phalanx.spec.job import DTYPE_BYTES, Job
+from phalanx.spec.job import DTYPE_BYTES, Job, Precision
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
 
 Case = tuple[ModelSpec, Job, Strategy]
 Totals = dict[tuple[str, str], tuple[float, float]]
 DENSE = st.sampled_from([2, 4, 8, 12]).flatmap(lambda ranks: cases(ranks, small=False))
+EIGHT = Precision("bfloat16", products="float8", gather="float8")
+APART = ("copies", "scales")
+"""Operations that are compared by themselves, by what they send."""
 EXPERTS = st.sampled_from([2, 4, 8]).flatmap(lambda ranks: cases(ranks, small=False, experts=True))
 
 
@@ -72,7 +76,8 @@ def program(case: Case) -> Totals:
             if e.kind == "compute" or not t.count or e.op == "recv":
                 continue
             axis = e.axis if e.axis in (*INSIDE, "pp", "edp", "embed", "world") else "dp"
-            op = "copies" if e.unit == "copies" else e.op
+            apart = next((what for what in APART if e.unit.startswith(what)), None)
+            op = apart if apart is not None and e.phase == "opt" else e.op
             count, bytes_ = result.get((axis, op), (0.0, 0.0))
             result[axis, op] = count + t.count, bytes_ + t.bytes
     return result
@@ -96,16 +101,19 @@ def flops_agree(case: Case) -> None:
         assert repeated >= whole * (1 - 1e-9)  # nothing is left out
 
 
-def agree(case: Case) -> None:
-    """Hold the ledger against the program."""
+def agree(case: Case, eight: bool) -> None:
+    """Hold the ledger against the program. `eight`: where anything can be gathered in 8 bits, it is."""
     model, job, s = case
     s = replace(s, grad_sync=None, reshard=None)
+    flops_agree((model, job, s))
+    if eight and (s.sp or s.effective_zero == 3):
+        job = replace(job, precision=EIGHT)
     case = model, job, s
-    flops_agree(case)
     flows, _, how, held = ledger(case)
-    copies = [f for f in flows if f.what == "copies"]
-    of_ledger = totals([f for f in flows if f.what != "copies"], held, how.micro_batches)
-    of_ledger["tp", "copies"] = totals(copies, held, how.micro_batches)["tp", "all_reduce"]
+    of_ledger = totals([f for f in flows if f.what not in APART], held, how.micro_batches)
+    for what in APART:
+        apart = totals([f for f in flows if f.what == what], held, how.micro_batches)
+        of_ledger |= {(axis, what): total for (axis, _), total in apart.items()}
     of_program = program(case)
     metrics = of_program.pop(("world", "all_reduce"), (0, 0))
     assert metrics[0] == s.pp * (s.world > 1)
@@ -119,7 +127,10 @@ def agree(case: Case) -> None:
         of = of_ledger[key]
         if axis == "embed":  # on the first and on the last rank
             count, bytes_ = count / 2, bytes_ / 2
-        if op == "copies":
+        if op == "scales":
+            assert bytes_ == of.bytes, key
+            assert 1 == of.count <= count <= s.pp, key
+        elif op == "copies":
             exact = s.shards == 1
             assert bytes_ == of.bytes if exact else bytes_ >= of.bytes * (1 - 1e-9), key
         elif axis in ("dp", "edp", "embed"):
@@ -137,9 +148,9 @@ def agree(case: Case) -> None:
 
 @examples(70, 1400)
 def test_dense_models(examples: int) -> None:
-    settings(max_examples=examples)(given(DENSE)(agree))()
+    settings(max_examples=examples)(given(DENSE, st.booleans())(agree))()
 
 
 @examples(30, 600)
 def test_models_with_experts(examples: int) -> None:
-    settings(max_examples=examples)(given(EXPERTS.filter(evenly))(agree))()
+    settings(max_examples=examples)(given(EXPERTS.filter(evenly), st.booleans())(agree))()

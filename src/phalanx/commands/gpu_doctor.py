@@ -180,11 +180,21 @@ def failed(content: dict[str, Any]) -> Sequence[str]:
     """Return a line for every part that did not succeed, or found something wrong."""
     lines = [f"{name}: {p['state']} ({p['error']})" for name, p in content["parts"].items() if p["state"] != "done"]
     for row in (content["parts"].get("imagined") or {}).get("result") or ():
-        lines += [f"imagined {row['family']} {row['strategy']}: {line}" for line in row["failed"]]
+        where = f"imagined {row['family']} {row['strategy']} {row['precision']}"
+        lines += [f"{where}: {line}" for line in row["failed"]]
     for row in (content["parts"].get("functions") or {}).get("result") or ():
         if not row["error"] <= row["bound"]:
             lines.append(f"{row['what']} in {row['dtype']}: off by {row['error']:.1e}, more than {row['bound']:.0e}")
     return lines
+
+
+def _examined(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield a line of a table for every family and precision of which steps were examined on an imagined GPU."""
+    kinds = [(row["family"], row["precision"]) for row in rows]
+    for kind in dict.fromkeys(kinds):
+        those = [row for row, of in zip(rows, kinds, strict=True) if of == kind]
+        good, waits = sum(not row["failed"] for row in those), max(row["waits"] for row in those)
+        yield f"| {kind[0]} | {kind[1]} | {len(those)} | {good} | {waits} |"
 
 
 def as_text(content: dict[str, Any]) -> str:
@@ -202,6 +212,8 @@ def as_text(content: dict[str, Any]) -> str:
             f"On an imagined GPU {good} of {len(rows)} steps keep its rules; the host waits at most {dense} ",
         ]
         lines[-1] += "times in a step of a dense model."
+        lines += ["", "| family | precision | steps | keep the rules | waits at most |", "|---|---|---|---|---|"]
+        lines += _examined(rows)
     functions = (content["parts"].get("functions") or {}).get("result") or ()
     if functions:
         good = sum(row["error"] <= row["bound"] for row in functions)

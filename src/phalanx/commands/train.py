@@ -144,7 +144,7 @@ def _require_compilable(file: JobFile, strategy: Strategy) -> None:
 
     from phalanx.train.compiled_blocks import require_compilable
 
-    require_compilable(file.model, file.job.precision, strategy, "cuda" if torch.cuda.is_available() else "cpu")
+    require_compilable(file.model, strategy, "cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _train_rank(

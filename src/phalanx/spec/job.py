@@ -62,8 +62,9 @@ class Precision:
     """Of the operands of matrix products in blocks: the compute type, or float8 with one scale a tensor, float8-row
     with one a row. Needs compute = "bfloat16"."""
     gather: Literal["compute", "float8"] = "compute"
-    """Of the parameters that zero=3 gathers for products of blocks: the compute type, or the 8 bits that products =
-    "float8" rounds them to, which it needs; results are the same to the bit."""
+    """Of what zero=3 (parameters) and sp (tokens, gradients) gather for products of blocks: the compute type, or the
+    8 bits that products = "float8" rounds them to, which it needs. Parameters arrive the same to the bit; tokens are
+    rounded once, with one scale for all ranks'."""
 
     @property
     def reduce_dtype(self) -> DType:
@@ -87,7 +88,7 @@ class Precision:
 
     @property
     def gathers_narrow(self) -> bool:
-        """Whether parameters are gathered in 8 bits."""
+        """Whether what products of blocks read is gathered in 8 bits."""
         return self.gather == "float8"
 
 

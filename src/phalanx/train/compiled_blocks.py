@@ -20,15 +20,14 @@ from torch import nn
 
 from phalanx.nn.decoder import Decoder
 from phalanx.spec.errors import InputError
-from phalanx.spec.job import Precision
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
 
 _OPTION = "train.compile"
 
 
-def require_compilable(model: ModelSpec, precision: Precision, s: Strategy, device: str) -> None:
-    """Raise InputError for a model, number types or a strategy whose blocks cannot be compiled, or where no compiler
+def require_compilable(model: ModelSpec, s: Strategy, device: str) -> None:
+    """Raise InputError for a model or a strategy whose blocks cannot be compiled, or where no compiler
     is. `device`: cpu or cuda."""
     reason = ""
     if model.experts is not None:
@@ -39,9 +38,6 @@ def require_compilable(model: ModelSpec, precision: Precision, s: Strategy, devi
         reason = f"cannot compile blocks that are recomputed (recompute = {s.recompute})"
     if reason:
         raise InputError(_OPTION, "blocks", reason, "leave it out, or use dp and zero alone")
-    if precision.gathers_narrow:
-        reason = "cannot compile blocks whose weights are gathered in 8 bits (job.precision.gather = float8)"
-        raise InputError(_OPTION, "blocks", reason, "leave one of them out")
     if device == "cpu":
         compiler = os.environ.get("CXX", "g++")
         if shutil.which(compiler) is None:

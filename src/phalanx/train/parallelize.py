@@ -123,7 +123,7 @@ def parallelize_decoder(
 def split_layers(view: RankView, comm: Comm, balanced: bool) -> Layers:
     """This rank's pipeline stage of a model, split over tp, cp, ep and etp."""
     inner, strategy, experts = LayerComm(comm), view.strategy, view.local.experts
-    tp = TensorParallel(inner, view.split) if strategy.tp > 1 else None
+    tp = TensorParallel(inner, view.split, view.job.precision.gathers_narrow) if strategy.tp > 1 else None
     cp = ContextParallel(inner, view.context, view.job.documents == "packed") if strategy.cp > 1 else None
     ep = ExpertParallel(inner, experts, strategy.ep, strategy.etp, balanced) if experts else None
     return Layers(view, inner, tp, cp, ep, SequenceTokens(inner, tp, view.context))

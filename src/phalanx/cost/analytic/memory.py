@@ -161,7 +161,8 @@ class _Share:
     that of a parameter of the ends; `stored`, `stream`, what a block and the rest keep of a micro-batch;
     `recomputed`, what the backward pass of a block brings back; `unit`, what a pass gathers where units have no
     buffers; `reduced`, gradients of a block before they are reduced. `of_blocks`, `in_buckets`: elements of the
-    buffers in which units take turns, of parameters and of gradients."""
+    buffers in which units take turns, of parameters and of gradients. `narrow`: 1 where blocks are gathered in 8
+    bits."""
 
     how: Sharding
     profile: Profile
@@ -177,6 +178,7 @@ class _Share:
     reduced: Column
     of_blocks: Column
     in_buckets: Column
+    narrow: Column
 
     def on(self, blocks: Column, ends: Column, in_flight: Column, loss_bytes: Column) -> _Rank:
         """Return the bytes of a rank with these blocks, this part of the ends and this loss."""
@@ -202,12 +204,14 @@ class _Share:
 
         Units may take turns in buffers: the larger end's and two blocks'; three of experts that are sharded apart."""
         how, profile = self.how, self.profile
-        turns = np.asarray(profile.unit_buffers)
-        reduced_in, gathered_in = turns * how.reduces_each * profile.gradient_bytes, turns * profile.parameter_bytes
+        turns, e = np.asarray(profile.unit_buffers), profile.parameter_bytes
+        of_blocks = np.where(self.narrow > 0, 1.0, e)
+        reduced_in, gathered_in = turns * how.reduces_each * profile.gradient_bytes, turns * e
         # Parameters that stay from the forward to the backward pass are all that the rank has.
-        kept = how.parameters * (params * profile.parameter_bytes) + self.reduced
+        kept = how.parameters * (ends * e + (params - ends) * of_blocks) + self.reduced
         end, some = np.minimum(ends, self.larger_end), np.minimum(blocks, 2.0) / 2
-        by_unit = np.where(gathered_in > 0, gathered_in * (end + some * self.of_blocks), self.unit)
+        in_buffers = turns * (end * e + some * self.of_blocks * of_blocks)
+        by_unit = np.where(gathered_in > 0, in_buffers, self.unit)
         return np.where(how.regathers > 0, by_unit, kept) + reduced_in * (end + some * self.in_buckets)
 
 
@@ -222,6 +226,8 @@ def _share(shape: Shape, layout: Layout, profile: Profile, ends: _Ends, stream: 
     expert_bytes = state_bytes(layout, profile, how, expert_shards)
     cast_bytes = cast_weight_bytes(layout, profile)
     block_state = dense_params * (dense_bytes + cast_bytes) + expert_params * (expert_bytes + cast_bytes)
+    narrow = (np.asarray(layout.narrow_gathers) > 0) * (how.level >= 3)  # a rounded byte beside each sharded master
+    block_state = block_state + narrow * (dense_params / how.shards + expert_params / expert_shards)
     block = live_bytes(shape, layout, profile)
     # The backward pass of a block has all that it needs at once; of `group` blocks where only their first input is
     # kept.
@@ -248,6 +254,7 @@ def _share(shape: Shape, layout: Layout, profile: Profile, ends: _Ends, stream: 
         of_blocks,
         # At level 2 a matrix has a bucket of its own.
         np.where(how.level >= 3, of_blocks, _two_matrices(shape, layout, apart)),
+        narrow,
     )
 
 

@@ -5,6 +5,9 @@
                 all-reduce of each shard over its replicas (HSDP)       once, or after every micro-batch
                 all-gather of parameters over the shards                once; or m times, at level 3 twice
 
+Blocks' parameters may be gathered in 8 bits at level 3; their scales, and what is in no matrix, are then reduced once
+a step (schedule/gradients/narrow.py).
+
 Experts reduce and shard over the ranks with the same experts, edp = dp cp tp / (ep etp), if those are others than the
 rest's. The head stays gathered from its forward to its backward pass. tp ranks sum the gradients of which each has a
 part; the first and the last pipeline rank those of a tied embedding.
@@ -22,6 +25,7 @@ from phalanx.cost.ledger.model_shape import Shape, on_rank
 from phalanx.cost.ledger.policy import Policy
 from phalanx.cost.ledger.rank_layout import Layout
 from phalanx.cost.ledger.sharding import Sharding
+from phalanx.schedule.gradients.narrow import NUMBER_BYTES
 
 
 @dataclass(frozen=True)
@@ -36,11 +40,13 @@ class Types:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Parameters on a rank. `dense`: all but experts; `kept`: of these, the head's, gathered once for both passes.
-    `units`, `kept_units`: in how many units they lie; a tied embedding is one of its own."""
+    """Parameters on a rank. `dense`: all but experts; `blocks`: of these, those of blocks; `kept`: the head's,
+    gathered once for both passes. `units`, `kept_units`: in how many units they lie; a tied embedding is one of its
+    own."""
 
     dense: Column
     experts: Column
+    blocks: Column
     kept: Column
     units: Column
     kept_units: Column
@@ -70,7 +76,20 @@ def parameters_of(shape: Shape, layout: Layout, held: Held) -> Parameters:
     kept_units = held.head + np.where(tied, copies, 0.0)
     units = held.dense + held.experts + held.embed * (~tied | (positions > 0)) + kept_units
     experts = held.experts * shape.expert_params / (layout.ep * layout.etp)
-    return Parameters(blocks + embed + head, experts, kept, units, kept_units)
+    return Parameters(blocks + embed + head, experts, blocks, kept, units, kept_units)
+
+
+def _scales(shape: Shape, layout: Layout, held: Held) -> tuple[Column, Column]:
+    """Return the numbers that are reduced where blocks are gathered in 8 bits: of all but experts, and of experts."""
+    dense = held.dense * (
+        shape.matrices + on_rank(shape.others, shape.others_whole, shape.others_kv, shape, layout.tp)
+    )
+    mixed = held.experts * (
+        shape.moe_matrices + on_rank(shape.moe_others, shape.moe_others_whole, shape.others_kv, shape, layout.tp)
+    )
+    here = shape.experts / layout.ep
+    experts = held.experts * (shape.expert_matrices * here + shape.expert_others / (layout.ep * layout.etp))
+    return dense + mixed, experts
 
 
 @dataclass(frozen=True)
@@ -88,6 +107,11 @@ class _Group:
     units: Column
     """In which they are gathered and reduced where that is by unit."""
     kept_units: Column
+    narrow: Column
+    """Of `params`, those that are gathered in 8 bits, in so many units."""
+    narrow_units: Column
+    numbers: Column
+    """Reduced for that."""
 
 
 def experts_apart(layout: Layout) -> Column:
@@ -110,13 +134,17 @@ def gradient_flows(
     ranks, edp = layout.dp * layout.cp, expert_ranks(layout)
     replica_stride = np.where(how.shards > 1, layout.dp_stride * how.shards / layout.cp, stride)
     dense = p.dense + np.where(apart, 0.0, p.experts)
-    groups = [
-        _Group("dp", dense, p.kept, ranks, stride, how.shards, how.replicas, replica_stride, p.units, p.kept_units)
-    ]
+    narrow = (np.asarray(layout.narrow_gathers) > 0) & (how.level >= 3)
+    numbers, of_experts = _scales(shape, layout, held) if np.any(narrow) else (0.0, 0.0)
+    blocks = narrow * (p.blocks + np.where(apart, 0.0, p.experts))
+    numbers = numbers + np.where(apart, 0.0, of_experts)
+    units, over = narrow * (held.dense + held.experts), (ranks, stride, how.shards, how.replicas, replica_stride)
+    groups = [_Group("dp", dense, p.kept, *over, p.units, p.kept_units, blocks, units, narrow * numbers)]
     if np.any(p.experts):
         params, shards = np.where(apart, p.experts, 0.0), np.where(how.level > 0, edp, 1.0)
         between = layout.edp_stride
-        groups.append(_Group("edp", params, 0.0, edp, between, shards, edp / shards, between, held.experts, 0.0))
+        over, units, numbers = (edp, between, shards, edp / shards, between), held.experts, narrow * of_experts
+        groups.append(_Group("edp", params, 0.0, *over, units, 0.0, narrow * params, narrow * units, numbers))
     flows: list[Flow] = []
     for group in groups:
         flows += _of_group(group, layout.micro_batches, how, types, bucket_bytes)
@@ -163,10 +191,13 @@ def _of_group(g: _Group, m: Column, how: Sharding, types: Types, bucket_bytes: C
         replications * (how.level > 0),
     )
     over = (types.parameter, g.shards, g.stride)
-    again = g.units - g.kept_units * how.regathers
-    gather = flow("all_gather", "parameters", g.params - kept, *over, gathers * sharded, again)
+    again = g.units - g.narrow_units - g.kept_units * how.regathers
+    gather = flow("all_gather", "parameters", g.params - g.narrow - kept, *over, gathers * sharded, again)
     once = flow("all_gather", "parameters of the head", kept, *over, m * sharded, g.kept_units)
-    return [f for f in (unsharded, scatter, across, gather, once) if np.any(f.count())]
+    eight = flow("all_gather", "8-bit parameters", g.narrow, 1.0, *over[1:], gathers * sharded, g.narrow_units)
+    size, one = g.numbers * NUMBER_BYTES, sharded * (np.asarray(g.numbers) > 0)
+    scales = Flow(g.axis, "all_reduce", "scales", "rank", g.shards, g.stride, size, {"F": one})
+    return [f for f in (unsharded, scatter, across, gather, once, eight, scales) if np.any(f.count())]
 
 
 def summed_copies(shape: Shape, layout: Layout, policy: Policy, how: Sharding, types: Types, held: Held) -> Flow:

@@ -4,8 +4,9 @@ stack's policy.
     tp      blocks: an all-reduce of what attention and of what the MLP adds (parallel residual: of their sum), and of
             the gradient of each one's input. With sequence parallelism: all-gather before, reduce-scatter after each;
             the backward pass gathers gradients, and inputs again for weight gradients (Korthikanti et al. 2022)
-            unless these were kept. Experts' output is complete: only attention, and a shared expert, communicate over
-            tp then. Embedding and head: one each per pass; the loss, of 1 and 2 numbers per token.
+            unless these were kept. Blocks may gather in 8 bits, after an all-reduce of the scale. Experts' output is
+            complete: only attention, and a shared expert, communicate over tp then. Embedding and head: one each per
+            pass; the loss, of 1 and 2 numbers per token.
     ring    R - 1 hops of keys and values, twice as many backward, with their gradients
     ulysses all-to-all of queries, keys, values; of attention's result; and both back
     ep      all-to-all of rows to experts, and back; and the same of their gradients
@@ -28,6 +29,8 @@ from phalanx.schedule.layers.head import slices_over_ranks
 
 SCALAR_BYTES = 4.0
 """Of the loss's numbers per token: fp32, or wider where the activations are."""
+SCALE_BYTES = 4.0
+"""Of the largest magnitude of what is gathered in 8 bits: fp32."""
 COUNT_BYTES = 8.0
 """Of a count of tokens: int64."""
 
@@ -103,7 +106,13 @@ def _stream(shape: Shape, layout: Layout, policy: Policy, of: _Stream, unit: Uni
     if np.any(plain):
         flows.append(_tp("outputs of layers, gradients of inputs", "all_reduce", unit, layout, of.whole, reduce, 0.0))
     if np.any(split):
-        flows.append(_tp("inputs of layers", "all_gather", unit, layout, of.part, gathers, s * again))
+        narrow = np.asarray(layout.narrow_gathers) > 0
+        part = np.where(narrow, of.part / layout.activation_bytes, of.part)
+        flows.append(_tp("inputs of layers", "all_gather", unit, layout, part, gathers, s * again))
+        if np.any(narrow):
+            once = split * narrow * 1.0
+            scales = {"F": once * inputs, "B": once * sums, "R": once * repeats * inputs}
+            flows.append(_tp("scales of inputs", "all_reduce", unit, layout, SCALE_BYTES, scales, 0.0))
         flows.append(_tp("outputs of layers", "reduce_scatter", unit, layout, of.part, scatters, 0.0))
     return flows
 

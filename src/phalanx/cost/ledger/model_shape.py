@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from phalanx.cost.hardware.columns import Column
+from phalanx.schedule.gradients.narrow import scales
 from phalanx.spec.model.mechanisms import Experts
 from phalanx.spec.model.spec import ModelSpec, parameters
 
@@ -85,6 +86,21 @@ class Shape:
     """Depths of multi-token prediction, each of which computes the head again; their blocks are among `layers`."""
     adapters: Column = 0.0
     """Parameters of a block's adapters, where only these are trained."""
+    matrices: Column = 0.0
+    """Matrices of a block's products, which may be gathered in 8 bits; `moe_`: of a block with experts without these,
+    `expert_`: of one expert."""
+    moe_matrices: Column = 0.0
+    expert_matrices: Column = 0.0
+    others: Column = 0.0
+    """Of `block_params`, those in no such matrix: norms, biases; of `moe_block_params` the router too."""
+    moe_others: Column = 0.0
+    expert_others: Column = 0.0
+    """The same of all experts of a layer."""
+    others_whole: Column = 0.0
+    """Of `others`, those that every tp rank holds."""
+    moe_others_whole: Column = 0.0
+    others_kv: Column = 0.0
+    """Of `others`, those of key and value heads."""
 
     @property
     def params(self) -> Column:
@@ -134,15 +150,23 @@ def shape(spec: ModelSpec) -> Shape:
     whole: dict[str, int] = {}
     kv: dict[str, int] = {}
     own: dict[str, int] = {}
+    matrices: dict[tuple[str, bool], int] = {}
+    others: dict[tuple[str, bool], int] = {}
+    others_whole: dict[str, int] = {}
+    others_kv: dict[str, int] = {}
     for p in parameters(spec):
         key = (p.unit, p.of_experts)
         sizes[key] = sizes.get(key, 0) + p.numel
+        matrices[key] = matrices.get(key, 0) + (scales(p) > 0)
+        others[key] = others.get(key, 0) + p.numel * (not scales(p))
         if not p.of_experts and p.role not in _SPLIT:
             whole[p.unit] = whole.get(p.unit, 0) + p.numel
+            others_whole[p.unit] = others_whole.get(p.unit, 0) + p.numel * (not scales(p))
             if p.role.startswith(("latent", "router")) or (p.role == "norm" and ".attention." in p.fqn):
                 own[p.unit] = own.get(p.unit, 0) + p.numel
         if latent is None and p.fqn.split(".attention.")[-1].split(".")[0] in ("k", "v"):
             kv[p.unit] = kv.get(p.unit, 0) + p.numel
+            others_kv[p.unit] = others_kv.get(p.unit, 0) + p.numel * (not scales(p))
     dense = next((i for i in range(spec.layers) if i not in moe), None)
     windowed = [i for i in range(spec.layers) if spec.window_of(i) is not None]
     return Shape(
@@ -188,4 +212,13 @@ def shape(spec: ModelSpec) -> Shape:
         normed_heads=float(spec.qk_norm),
         router_scores=_router_scores(e) if e else 0.0,
         router_places=_router_places(e) if e else 0.0,
+        matrices=matrices.get((f"blocks.{dense}", False), 0),
+        moe_matrices=matrices[f"blocks.{moe[0]}", False] if moe else 0,
+        expert_matrices=matrices[f"blocks.{moe[0]}", True] if moe else 0,
+        others=others.get((f"blocks.{dense}", False), 0),
+        moe_others=others[f"blocks.{moe[0]}", False] if moe else 0,
+        expert_others=others[f"blocks.{moe[0]}", True] if moe else 0,
+        others_whole=others_whole.get(f"blocks.{dense}", 0),
+        moe_others_whole=others_whole.get(f"blocks.{moe[0]}", 0) if moe else 0,
+        others_kv=others_kv.get("blocks.0", 0),
     )

@@ -67,6 +67,9 @@ class Layout:
     """Blocks between two inputs that full recomputation keeps."""
     modules: Modules = NO_MODULES
     """Parts of every block that run again."""
+    narrow_gathers: Column = 0.0
+    """1: products of blocks get their operands in 8 bits (job.precision.gather): parameters under level 3 of ZeRO,
+    tokens under sequence parallelism."""
     document: Column = 0.0
     """Mean tokens of a document that attention stays inside; 0: the whole sequence."""
     first_blocks: Column = -1.0
@@ -296,6 +299,7 @@ def layout(s: Strategy, job: Job, layers: int, number_format: str = "bfloat16") 
         modules=again.modules,
         format=FORMATS.index(number_format),
         activation_bytes=DTYPE_BYTES[job.precision.compute],
+        narrow_gathers=float(job.precision.gathers_narrow),
         bubble=float(bubble(number, m, s.pp, s.virtual)),
         in_flight=float(first),
         in_flight_last=float(last),

@@ -16,7 +16,7 @@ class Block:
     forward pass (runtime/autograd/recompute.py).
 
     S (t, hidden)    residual stream, its norms, their gradients; with `sp` of the rank's own tokens only
-    W (t, hidden)    the same of all tokens, while they are gathered
+    W (t, hidden)    the same of all tokens, while they are summed; G: while they are gathered
     A (t, ffn)       inside the MLP
     Q (t, q_width)   queries; attention's result      q_sums, k_sums: a number per head, the log-sum-exp or a norm's
     K (t, kv_width)  keys; values
@@ -34,14 +34,17 @@ class Block:
         core: Core | None = None,
         eight_bit: bool = False,
         gathered: bool = False,
+        narrow_stream: bool = False,
     ) -> None:
         self.eight_bit = eight_bit  # products are of 8-bit floats
         self.gathered = gathered  # weights come in them, so that forward passes do not round these
+        self.narrow_stream = narrow_stream  # and so does what sequence parallelism gathers
         self.rounds_weights = 1
         self.spec, self.t, self.e, self.tp, self.sp, self.repeat, self.core = spec, t, e, tp, sp, repeat, core
         h, wide = spec.hidden, max(e, 4)
         self.own_tokens = t // tp if sp else t
         self.S, self.W = self.own_tokens * h * e, t * h * e
+        self.G = t * h if narrow_stream else self.W
         self.A, self.Q, self.K = (t * n * e for n in (spec.ffn, spec.q_width, spec.kv_width))
         self.q_sums, self.k_sums = t * spec.heads * wide, t * spec.kv_heads * wide
         self.statistics = statistics(spec, self.own_tokens, e)
@@ -165,7 +168,7 @@ class Block:
 
     def _columns(self, walk: Walk, *results: Column) -> None:
         """Walk products that read a norm's result; with sequence parallelism, it is gathered for them."""
-        together = self.W if self.sp else 0
+        together = self.G if self.sp else 0
         walk.alloc(together)
         if self.sp:
             walk.alloc(*results)
@@ -202,7 +205,7 @@ class Block:
             return
         widths = [other // (self.t * self.e) for other in others]
         chunk, h = self.t // chunks(self.t, self.tp), self.spec.hidden
-        read = h
+        read = h * (not self.narrow_stream)
         if added:
             read = max(width + h * self.e * (i > 0) for i, width in enumerate(widths))
         walk.touch(sum(widths) * h * self.rounds_weights + chunk * read)
@@ -334,7 +337,7 @@ class Block:
         gradient, which is freed; bytes of the weight's gradient) of each product."""
         results, weights = [size for size, _ in parts[::-1]], [weight for _, weight in parts]
         if self.sp:
-            together = 2 * self.W
+            together = self.G + self.W
             walk.alloc(self.S, together)
             self._in_chunks(walk, *results, added=True)
             self._weights_of_one(walk, *parts[::-1])
@@ -357,7 +360,7 @@ class Block:
         """Walk the backward pass of products added to the stream, with sequence parallelism: the MLP's second
         product, attention's, or both where one sum has both. In that case attention's gradients wait for their turn:
         the weight's, and the result's or, where the core was recomputed, those of queries, keys and values."""
-        walk.alloc(self.W)
+        walk.alloc(self.G)
         recomputed = attention and self.repeat == "selective"
         if recomputed:
             self._core_recompute(walk)
@@ -365,7 +368,7 @@ class Block:
         parts = ((self.O, self.dW_o),) * attention + ((self.A, self.dW_mlp),) * mlp
         self._in_chunks(walk, *(size for size, _ in parts))
         self._weights_of_one(walk, *parts)
-        walk.free(self.W)
+        walk.free(self.G)
         if recomputed:
             self._core_backward(walk)
             walk.masked = walk.highest

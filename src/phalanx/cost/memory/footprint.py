@@ -62,13 +62,14 @@ def footprint(
     core: Core | None = None,
     in_parts: bool = False,
     routed: Routed | None = None,
+    gathered: bool = False,
 ) -> Footprint:
     """Return the bytes of a unit kind (`embed`, `blocks`, `head`) for `tokens` tokens of one micro-batch.
 
     `spec`: what each of `tp` ranks holds. `sp`: the residual stream has this rank's own tokens only. `placed`: dtype
     of the memory that gradients are written to. `repeat`: what a block recomputes. `core`: attention over ranks that
     share sequences. `in_parts`: layers can defer weight gradients, which are then computed directly into their memory
-    where dtypes allow. `routed`: rows of a block with experts."""
+    where dtypes allow. `routed`: rows of a block with experts. `gathered`: weights come in 8 bits."""
     if unit == "embed":
         return embed(spec, tokens, seq, job, placed, tp, sp, core, in_parts)
     if unit == "head":
@@ -78,7 +79,8 @@ def footprint(
     if in_parts:
         kwargs["in_place"] = placed == job.precision.compute
     if job.precision.narrow:
-        kwargs["eight_bit"], kwargs["gathered"] = True, job.precision.gathers_narrow
+        kwargs["eight_bit"], kwargs["gathered"] = True, gathered
+        kwargs["narrow_stream"] = sp and job.precision.gathers_narrow
     block: Block = _BLOCKS[spec.latent is not None, "rows" in kwargs, in_parts](
         spec, tokens, e, tp, sp, repeat, core, **kwargs
     )

@@ -282,11 +282,11 @@ class _Mixture(Block):
 
     def _mlp_backward(self, walk: Walk) -> None:
         if self.sp and self.shared:
-            walk.alloc(self.W)
+            walk.alloc(self.G)
             walk.alloc(self.A)
             self._in_chunks(walk, self.A)
             self._weights_of_one(walk, (self.A, self.dW_mlp))
-            walk.free(self.W)
+            walk.free(self.G)
             walk.free(self.A)
         self._combine_backward(walk)
         self._return_backward(walk)

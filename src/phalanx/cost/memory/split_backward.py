@@ -113,7 +113,7 @@ class SplitBlock(Block):
 
     def _product_inputs(self, walk: Walk, mlp: Column, attention: bool) -> None:
         """Walk I of the products of one sum, with sequence parallelism."""
-        walk.alloc(self.W)
+        walk.alloc(self.G)
         recomputed = attention and self.repeat == "selective"
         if recomputed:
             self._core_recompute(walk)
@@ -154,7 +154,7 @@ class SplitBlock(Block):
 
     def _weights(self, walk: Walk) -> None:
         spec, S = self.spec, self.S
-        g = self.W if self.sp else S  # the gradient of what is added to the stream
+        g = self.G if self.sp else S  # the gradient of what is added to the stream
         self._mlp_weights(walk, g)
         if not self.one_norm:
             walk.free(S, norm_weights(spec, self.e))
@@ -162,7 +162,7 @@ class SplitBlock(Block):
         walk.free(S, norm_weights(spec, self.e))
 
     def _mlp_weights(self, walk: Walk, g: Column) -> None:
-        self._weight(walk, self.dW_mlp * self.copied, g, self.A)
+        self._weight(walk, self.dW_mlp * self.copied, self.W, self.A)
         walk.free(self.A)  # activation
         if self.serial:
             walk.free(g)
@@ -175,16 +175,16 @@ class SplitBlock(Block):
         self._columns_weights(walk, *self._heads_parts)
 
     def _result_weight(self, walk: Walk, g: Column) -> None:
-        self._weight(walk, self.dW_o * self.copied, g, self.O)
+        self._weight(walk, self.dW_o * self.copied, self.W, self.O)
         walk.free(self.O, g)
 
     def _columns_weights(self, walk: Walk, *parts: tuple[Column, int]) -> None:
         """Walk W of products that read one input. `parts`: (bytes of the result's gradient, bytes of the weight's
         gradient)."""
         if self.sp:
-            walk.alloc(self.W)
+            walk.alloc(self.G)
             self._weights_of_one(walk, *parts[::-1])
-            walk.free(self.W, *(n for part in parts for n in part))
+            walk.free(self.G, *(n for part in parts for n in part))
             return
         self._one_by_one(walk, *parts)
 

@@ -43,13 +43,25 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
     dtype, e = job.precision.compute, DTYPE_BYTES[job.precision.compute]
     unit, repeat, unit_spec = name.split(",")[0], repeat_of(s, member), as_seen_by(spec, member)
     keys, rows = keys_per_query(job.seq, s.ring), view.routed
-    narrow, turned = _weights(job.precision)
+    narrow, turned = _weights(job.precision, s)
     deferrable = s.pp > 1  # with a pipeline, layers can always defer weight gradients
     cuts = sliced if s.tp == 1 else lambda *sizes: slices_over_ranks(*sizes) > 1
     in_slices = unit == "head" and not view.splits_backward and bool(cuts(t, spec.vocab, spec.hidden, e))
     in_parts = deferrable and not in_slices
     memory = footprint(
-        unit_spec, unit, t, job.seq, job, _gradient_dtype(s, job), s.tp, s.sp, repeat, core, in_parts, rows
+        unit_spec,
+        unit,
+        t,
+        job.seq,
+        job,
+        _gradient_dtype(s, job),
+        s.tp,
+        s.sp,
+        repeat,
+        core,
+        in_parts,
+        rows,
+        narrow == "gathered",
     )
     separate = job.documents == "separate"
     mask_bytes, temporary = _first_masks(view, core) if unit == "embed" and separate else (0, 0)
@@ -105,11 +117,12 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
     )
 
 
-def _weights(p: Precision) -> tuple[unit_work.Weights | None, unit_work.Weights | None]:
+def _weights(p: Precision, s: Strategy) -> tuple[unit_work.Weights | None, unit_work.Weights | None]:
     """Return how products of 8-bit floats get weights, in forward and backward passes; None: there are none."""
     if not p.narrow:
         return None, None
-    return ("gathered", "transposed") if p.gathers_narrow else ("rounded", "rounded")
+    arrive = p.gathers_narrow and s.effective_zero == 3
+    return ("gathered", "transposed") if arrive else ("rounded", "rounded")
 
 
 def _first_masks(view: RankView, core: Core | None) -> tuple[int, int]:

@@ -158,6 +158,7 @@ class Pricing:
             modules=again.modules,
             format=FORMATS.index(self.number_format),
             activation_bytes=DTYPE_BYTES[self.job.precision.compute],
+            narrow_gathers=float(self.job.precision.gathers_narrow),
             tp_stride=as_float(stride["tp"]),
             cp_stride=as_float(stride["cp"]),
             dp_stride=as_float(stride["dp"]),

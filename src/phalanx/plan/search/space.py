@@ -377,7 +377,7 @@ def _by_sharding(rows: Strategies, job: Job, options: Options) -> _Expansion:
         levels = options.zero_in_pipeline if piped else options.zero
         sharded = [(zero, d) for zero in levels if zero for d in divisors(dp) if d > 1 or over_cp]
         moves = flags & 1
-        shardings = [way for way in sharded if way[0] == 3] if job.precision.gathers_narrow else [(0, 1), *sharded]
+        shardings = [way for way in sharded if way[0] == 3] if flags & 8 else [(0, 1), *sharded]
         every = [(*way, order) for way in shardings for order in (orders if moves else orders[:1])]
         return [way for way in every if not options.limits or within(dp, *way)]
 
@@ -386,6 +386,8 @@ def _by_sharding(rows: Strategies, job: Job, options: Options) -> _Expansion:
         return options.limits.way(("zero", "shard", "order"), given)
 
     flags = 4 * (rows.pp > 1) + 2 * (rows.cp > 1) + ((rows.pp > 1) & (rows.dp > 1))
+    if job.precision.gathers_narrow:  # which needs something that is gathered
+        flags += 8 * (rows.sp == 0)
     return _Expansion(rows, rows.dp, flags, ("zero", "shard", "order"), _one_by_one(ways, 3))
 
 

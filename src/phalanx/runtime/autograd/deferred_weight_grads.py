@@ -38,21 +38,21 @@ class Product(NamedTuple):
     Whoever accumulates it multiplies directly into its own memory, instead of writing, reading and adding a product.
     """
 
-    g: Tensor
+    g: float8.Operand
     x: Tensor
     rowwise: bool | None = None
     """The scales of products of 8-bit floats (float8.py); None: of the compute type."""
 
     def compute(self) -> Tensor:
         """Return the gradient as a tensor of its own."""
-        return float8.product(self.g.t(), self.x.t(), self.rowwise, gradient=True)
+        return float8.product(float8.turned(self.g), self.x.t(), self.rowwise, gradient=True)
 
     def put(self, place: Tensor, add: bool) -> None:
         """Write the gradient into `place` (out, in), or add it to what is there."""
-        if place.dtype != self.g.dtype or self.rowwise is not None:
+        if place.dtype != self.x.dtype or self.rowwise is not None:
             place.add_(self.compute()) if add else place.copy_(self.compute())
         else:
-            float8.product(self.g.t(), self.x.t(), None, out=place, add=add)
+            float8.product(float8.turned(self.g), self.x.t(), None, out=place, add=add)
 
 
 class Grouped(NamedTuple):
@@ -138,13 +138,14 @@ class DeferredGradients:
         if gradient is not None:
             self.leave(parameter, partial(_deliver, parameter, gradient))
 
-    def product(self, owners: Owners, g: Tensor, x: Tensor, rowwise: bool | None = None) -> None:
+    def product(self, owners: Owners, g: float8.Operand, x: Tensor, rowwise: bool | None = None) -> None:
         """Defer the gradients of a weight W, and its bias b if it has one.
 
         `g` (tokens, out) is the gradient of x Wᵀ + b, x is (tokens, in). `rowwise`: as in Product.
         """
         weight, *bias = owners
         if bias:
+            assert isinstance(g, Tensor)
             self.sum(bias[0], g)
         self.leave(weight, partial(_product, weight, Product(g, x.detach(), rowwise)))
 

@@ -55,19 +55,30 @@ class Gathered:
     back: Tensor
     """() or (experts,), fp32."""
     arrive: Arrive
+    aligned: bool
+    """Whether tensor cores can read them where they lie: from multiples of 16 bytes."""
+
+    def _wait(self) -> None:
+        # A compiled graph takes them as inputs; ZeRO-3's hooks have waited for these.
+        if not torch.compiler.is_compiling():
+            self.arrive()
 
     def rows(self, expert: int | None = None) -> Rounded:
         """Return W as products of inputs take it."""
-        self.arrive()
+        self._wait()
         numbers, back = (self.numbers, self.back) if expert is None else (self.numbers[expert], self.back[expert])
-        # Tensor cores read from multiples of 16 bytes; a parameter of another size may lie before this one.
-        return Rounded(numbers.clone() if numbers.storage_offset() % NARROW_MULTIPLE else numbers, back)
+        return Rounded(numbers if self.aligned else numbers.clone(), back)
 
     def columns(self, expert: int | None = None) -> Rounded:
         """Return Wᵀ as products of gradients take it."""
-        self.arrive()
+        self._wait()
         numbers, back = (self.numbers, self.back) if expert is None else (self.numbers[expert], self.back[expert])
         return Rounded(numbers.t().contiguous(), back)
+
+
+def turned(x: Operand) -> Operand:
+    """Return xᵀ; of 8-bit floats, which have one scale, in rows again."""
+    return x.t() if isinstance(x, Tensor) else Rounded(x.numbers.t().contiguous(), x.back)
 
 
 def gathered(weight: Tensor) -> Gathered | None:

@@ -18,6 +18,7 @@ from phalanx.runtime.autograd import float8
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket, Piece
 from phalanx.schedule.gradients.narrow import SCALES, scales
+from phalanx.spec.job import NARROW_MULTIPLE
 
 
 class NarrowShards:
@@ -51,7 +52,8 @@ class NarrowShards:
             place = self._places[p.fqn]
             if scales(p):
                 back = self._back[place] if p.of_experts else self._back[place.start]
-                of[p.fqn].in_8_bits = float8.Gathered(views[p.fqn], back, arrive)  # type: ignore[attr-defined]
+                aligned = views[p.fqn].storage_offset() % NARROW_MULTIPLE == 0  # others may lie before this one
+                of[p.fqn].in_8_bits = float8.Gathered(views[p.fqn], back, arrive, aligned)  # type: ignore[attr-defined]
             else:
                 begins, ends = place.start - self._matrices, place.stop - self._matrices
                 of[p.fqn].data = self._whole[begins:ends].view(p.shape)

@@ -271,14 +271,14 @@ class Gathered:
             unit = own.get(tensor.untyped_storage()._cdata)
             if unit is None or not unit.gathered:
                 return tensor
-            return (unit, tensor.size(), tensor.stride(), tensor.storage_offset())
+            return (unit, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
 
         def unpack(saved: Any) -> Tensor:
             if isinstance(saved, Tensor):
                 return saved
-            unit, size, stride, offset = saved
+            unit, dtype, size, stride, offset = saved
             # Gather again if another unit took the memory (units out of order), or experts were released already.
             self._need(unit.flat.name, "B")
-            return torch.as_strided(unit.memory, size, stride, offset)
+            return torch.as_strided(unit.memory.view(dtype), size, stride, offset)
 
         return saved_tensors_hooks(pack, unpack)

@@ -6,11 +6,15 @@
     rows      forward: reduce-scatter of the output. Backward: all-gather of its gradient
 
 Products are computed chunk by chunk, overlapped with the communication of the next chunk. Where they are of 8-bit
-floats (autograd/float8.py), weights are rounded once a pass, and a chunk when it is there.
+floats (autograd/float8.py), weights are rounded once a pass, and a chunk when it is there. Or each rank rounds its
+rows before they are gathered, with the scale of all tokens' (job.precision.gather = "float8"): ranks reduce their
+largest magnitudes to the maximum, and what arrives is, to the bit, what rounding all rows would give. Weights'
+gradients read the same numbers. (torchao has it so: torchao/float8/float8_tensor_parallel.py.)
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,10 +38,10 @@ Narrow = Sequence[float8.Gathered | None]
 class Rows:
     """The rows of the flattened (batch x seq) tokens that this rank has: the `index`-th of `ranks` equal parts of
     every chunk. So a chunk is contiguous among all rows, and a rank's part of it among its own: collectives read and
-    write in place, without copies."""
+    write in place, without copies. `rounds`: products of 8-bit floats gather their rows in 8 bits."""
 
-    def __init__(self, inner: LayerComm, ranks: int, index: int, batch: int, seq: int) -> None:
-        self.inner, self.index, self.batch, self.seq = inner, index, batch, seq
+    def __init__(self, inner: LayerComm, ranks: int, index: int, batch: int, seq: int, rounds: bool = False) -> None:
+        self.inner, self.index, self.batch, self.seq, self.rounds = inner, index, batch, seq, rounds
         self.tokens, self.own = batch * seq, batch * seq // ranks
         self.chunks = int(chunks(self.tokens, ranks))
         self._ranks = ranks
@@ -65,9 +69,53 @@ class Rows:
         ]
         return gathered, started
 
+    def gather_rounded(
+        self, own: Tensor, dtype: torch.dtype, unit: str, phase: Phase, back: Tensor | None = None
+    ) -> tuple[float8.Rounded, list[Handle]]:
+        """Start to gather all ranks' rows in 8 bits, with one scale for all. `back`: that of an earlier gather of the
+        same rows; None: ranks find it."""
+        if back is None:
+            largest = torch.linalg.vector_norm(own, math.inf, dtype=torch.float32)
+            self.inner.all_reduce(largest, "tp", unit, phase, "max").wait()
+            back = float8.scale_of(largest, dtype).reciprocal()
+        scale = back.reciprocal().to(own.dtype)  # exactly: it is a power of two
+        numbers = torch.empty(self.tokens, own.shape[-1], dtype=dtype, device=own.device)
+        started = []
+        for into, rows in self.per_chunk(numbers, own):
+            mine = into.chunk(self._ranks)[self.index]
+            torch.mul(rows, scale, out=mine)
+            source, target = (part.view(torch.uint8).view(-1) for part in (mine, into))
+            started.append(self.inner.all_gather(target, source, "tp", unit, phase))
+        return float8.Rounded(numbers, back), started
+
     def scatter(self, into: Tensor, chunk: Tensor, unit: str, phase: Phase) -> Handle:
         """Start to add up the ranks' terms of a chunk; this rank's rows of the sum are written to `into`."""
         return self.inner.reduce_scatter(into.view(-1), chunk.view(-1), "tp", unit, phase)
+
+
+def _gather(
+    rows: Rows,
+    own: Tensor,
+    unit: str,
+    phase: Phase,
+    rowwise: bool | None,
+    back: Tensor | None = None,
+    gradient: bool = False,
+) -> tuple[float8.Operand, list[Handle]]:
+    """Start to gather all ranks' rows as products with these scales read them. `back`: as in `gather_rounded`."""
+    if rows.rounds and rowwise is False:
+        return rows.gather_rounded(own, float8.E5M2 if gradient else float8.E4M3, unit, phase, back)
+    return rows.gather(own, unit, phase)
+
+
+def _arrived(
+    rows: Rows, gathered: float8.Operand, arriving: Sequence[Handle], *tensors: Tensor
+) -> Iterator[tuple[Any, ...]]:
+    """Yield each chunk of what is gathered, when it is there, and of `tensors`."""
+    numbers = gathered if isinstance(gathered, Tensor) else gathered.numbers
+    for handle, (here, *parts) in zip(arriving, rows.per_chunk(numbers, *tensors), strict=True):
+        handle.wait()
+        yield here if isinstance(gathered, Tensor) else float8.Rounded(here, gathered.back), *parts
 
 
 class _Columns(torch.autograd.Function):
@@ -86,12 +134,12 @@ class _Columns(torch.autograd.Function):
         ctx.rows, ctx.unit, ctx.owners, ctx.rowwise, ctx.narrow = rows, unit, owners, rowwise, narrow
         ctx.biased = [bias is not None for bias in biases]
         ctx.save_for_backward(x, *weights)
-        gathered, arriving = rows.gather(x, unit, "F")
+        gathered, arriving = _gather(rows, x, unit, "F", rowwise)
+        ctx.back = None if isinstance(gathered, Tensor) else gathered.back
         outs = [x.new_empty(rows.batch, rows.seq, len(w)) for w in weights]
         by_token = [out.view(rows.tokens, -1) for out in outs]
         held = [float8.operand(float8.of_inputs(w, n), rowwise) for w, n in zip(weights, narrow, strict=True)]
-        for handle, (here, *into) in zip(arriving, rows.per_chunk(gathered, *by_token), strict=True):
-            handle.wait()
+        for here, *into in _arrived(rows, gathered, arriving, *by_token):
             _each(here, held, into, rowwise, biases)
         return tuple(outs)
 
@@ -103,7 +151,7 @@ class _Columns(torch.autograd.Function):
         g = [part.reshape(-1, part.shape[-1]) for part in d_outs]
         deferred = deferred_weight_grads.now(ctx.owners)
         if deferred is None:
-            gathered, arriving = rows.gather(x, ctx.unit, "B")
+            gathered, arriving = _gather(rows, x, ctx.unit, "B", ctx.rowwise, ctx.back)
         d_x = torch.empty_like(x)
         underway = []
         terms = rows.memory(x.shape[-1], x)
@@ -124,16 +172,18 @@ class _Columns(torch.autograd.Function):
         else:
             deferred.leave(
                 ctx.owners[-1],
-                partial(_weight_gradients, rows, ctx.unit, ctx.owners, ctx.biased, ctx.rowwise, g, x.detach()),
+                partial(
+                    _weight_gradients, rows, ctx.unit, ctx.owners, ctx.biased, ctx.rowwise, ctx.back, g, x.detach()
+                ),
             )
         for handle in underway:
             handle.wait()
         return (None, None, None, None, None, d_x, *d_given)
 
 
-def _products(g: Sequence[Tensor], x: Tensor, rowwise: bool | None) -> list[Tensor]:
+def _products(g: Sequence[Tensor], x: float8.Operand, rowwise: bool | None) -> list[Tensor]:
     """Compute the weight gradients gᵀ x, (out, in), of several g (tokens, out) and one x (tokens, in)."""
-    read = float8.operand(x.t(), rowwise)
+    read = float8.operand(float8.turned(x), rowwise)
     return [float8.product(part.t(), read, rowwise, gradient=True) for part in g]
 
 
@@ -143,16 +193,16 @@ def _weight_gradients(
     owners: Owners,
     biased: list[bool],
     rowwise: bool | None,
+    back: Tensor | None,
     g: list[Tensor],
     x: Tensor,
     deliver: Deliver,
 ) -> None:
     """Compute and deliver the weight gradients that `columns` deferred."""
-    gathered, arriving = rows.gather(x, unit, "W")
+    gathered, arriving = _gather(rows, x, unit, "W", rowwise, back)
     if rowwise is None:
         d_weights = [part.new_empty(part.shape[1], x.shape[1]) for part in g]
-        for i, (handle, (here, *parts)) in enumerate(zip(arriving, rows.per_chunk(gathered, *g), strict=True)):
-            handle.wait()
+        for i, (here, *parts) in enumerate(_arrived(rows, gathered, arriving, *g)):
             for d_weight, part in zip(d_weights, parts, strict=True):
                 torch.addmm(d_weight, part.t(), here, beta=min(i, 1), out=d_weight)
         del here
@@ -186,7 +236,7 @@ def _chunk_by_chunk(
 
 
 def _each(
-    here: Tensor,
+    here: float8.Operand,
     weights: Sequence[float8.Operand],
     outs: Sequence[Tensor],
     rowwise: bool | None,
@@ -197,6 +247,7 @@ def _each(
     read = float8.operand(here, rowwise, gradient)
     for out, weight, bias in zip(outs, weights, biases or [None] * len(outs), strict=True):
         if bias is not None and isinstance(weight, Tensor):
+            assert isinstance(here, Tensor)
             torch.addmm(bias, here, weight.t(), out=out)
             continue
         float8.product(read, weight, rowwise, gradient, out)
@@ -298,7 +349,7 @@ class _Summed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         rows: Rows = ctx.rows
-        gathered, arriving = rows.gather(g, ctx.unit, "B")
+        gathered, arriving = _gather(rows, g, ctx.unit, "B", ctx.rowwise, gradient=True)
         saved, wanted = list(ctx.saved_tensors), list(ctx.needs_input_grad[4:])
         terms: list[tuple[Tensor, list[Tensor | None], Tensor, Tensor | None]] = []  # x, inputs, weight, bias
         for core, inner, n in ctx.terms:
@@ -311,15 +362,14 @@ class _Summed(torch.autograd.Function):
         d_x = [x.new_empty(x.shape).view(rows.tokens, -1) for x, *_ in terms]
         by = [float8.of_gradients(weight, n) for (_, _, weight, _), n in zip(terms, ctx.narrow, strict=True)]
         held = [float8.operand(b, ctx.rowwise) for b in by]
-        for handle, (here, *into) in zip(arriving, rows.per_chunk(gathered, *d_x), strict=True):
-            handle.wait()
+        for here, *into in _arrived(rows, gathered, arriving, *d_x):
             _each(here, held, into, ctx.rowwise, gradient=True)
         del by, held
         d_bias = g.sum(0) if any(bias is not None for *_, bias in terms) else None
         d_weights: list[Tensor | None] = [None] * len(terms)
         deferred = deferred_weight_grads.now(ctx.owners[0])
         if deferred is None:
-            g_columns = float8.operand(gathered.t(), ctx.rowwise, gradient=True)
+            g_columns = float8.operand(float8.turned(gathered), ctx.rowwise, gradient=True)
             d_weights = [
                 float8.product(g_columns, x.detach().view(rows.tokens, -1).t(), ctx.rowwise, gradient=True)
                 for x, *_ in terms

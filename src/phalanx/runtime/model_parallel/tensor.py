@@ -28,10 +28,11 @@ from phalanx.spec.strategy.split import Split
 
 
 class TensorParallel:
-    """A rank's place among the tp ranks of its replica; one object, which all its layers share."""
+    """A rank's place among the tp ranks of its replica; one object, which all its layers share. `rounds`: with
+    sequence parallelism, products of 8-bit floats gather tokens in 8 bits."""
 
-    def __init__(self, inner: LayerComm, split: Split) -> None:
-        self.inner, self.split = inner, split
+    def __init__(self, inner: LayerComm, split: Split, rounds: bool = False) -> None:
+        self.inner, self.split, self.rounds = inner, split, rounds
         self.rows: Rows | None = None
         """The tokens whose rows of the stream this rank has in the current pass (sequence parallelism); None: all."""
 
@@ -40,7 +41,7 @@ class TensorParallel:
         sequences of an evaluation may not, every rank has all of them in this pass."""
         split = self.split
         even = split.sp and batch * seq % split.tp == 0
-        self.rows = Rows(self.inner, split.tp, split.index, batch, seq) if even else None
+        self.rows = Rows(self.inner, split.tp, split.index, batch, seq, self.rounds) if even else None
 
     def all_reduce(self, tensor: Tensor, unit: str, phase: Phase, reduction: Reduction = "sum") -> Handle:
         """Start reducing a contiguous tensor in place over the tp ranks."""

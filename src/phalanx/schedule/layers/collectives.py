@@ -17,6 +17,9 @@ it gather it first. In place of the all-reduces of the stream:
     head     F   all-gather of its (normed) input, before all else
              B   the same, and reduce-scatter of its gradient
 
+Where blocks gather in 8 bits (job.precision.gather = "float8"), ranks first reduce the largest magnitude of what they
+gather to its maximum, from which each finds the same scale; what is gathered once more needs no new one.
+
 If the head goes through its tokens in slices (layers/head.py), the two all-reduces of the loss are those of each
 slice in turn, and B does not gather its input again, as both products are done.
 
@@ -46,7 +49,7 @@ from phalanx.schedule.event import Phase
 from phalanx.schedule.layers.head import slices_over_ranks
 from phalanx.schedule.layers.routing import Routed, depends_on_other_tokens
 from phalanx.schedule.layers.tensor import chunks
-from phalanx.spec.job import DTYPE_BYTES, DType, Job
+from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision
 from phalanx.spec.model.mechanisms import Experts
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Recompute, Strategy
@@ -60,7 +63,7 @@ class Sent:
     tokens go, and are those of balanced routing. `beside`: the shared expert is computed meanwhile."""
 
     op: str
-    dtype: DType | Literal["int64"]
+    dtype: DType | Literal["int64", "uint8"]
     bytes: Any
     count: Any = 1
     axis: str = "tp"
@@ -76,6 +79,16 @@ class Core:
 
 
 Sends = tuple[Sent | Core, ...]
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """What the residual stream of a block sends under sequence parallelism."""
+
+    gather: Sends
+    again: Sends
+    """What a forward pass gathered, once more."""
+    scatter: Sends
 
 
 def communication(
@@ -102,13 +115,13 @@ def communication(
     if s.tp == 1:
         reduce = scalars = ()
     if unit == "blocks":
-        gather, scatter = _stream(s, compute, size, tokens)
+        stream = _of_blocks(job.precision, s, size, tokens * spec.hidden, tokens)
         if spec.experts is not None and rows is not None:
             experts = _experts(spec, spec.experts, job, s, tokens, rows)
-            return _with_experts(spec.experts, phase, repeat, reduce, gather, scatter, s.sp, experts)
-        return _block(spec, phase, repeat, reduce, gather, scatter, s.sp)
+            return _with_experts(spec.experts, phase, repeat, reduce, stream, s.sp, experts)
+        return _block(spec, phase, repeat, reduce, stream, s.sp)
     if s.sp:
-        gather, scatter = _stream(s, compute, size, tokens)
+        gather, scatter = _gather_and_scatter(s, compute, size, tokens)
         if unit == "embed":
             return {"F": scatter, "B": gather, "I": (), "W": gather}[phase]
         again = gather if slices == 1 else ()
@@ -125,23 +138,31 @@ def head_slices(spec: ModelSpec, job: Job, s: Strategy, tokens: int) -> int:
     return int(slices_over_ranks(tokens, -(-spec.vocab // s.tp), spec.hidden, DTYPE_BYTES[job.precision.compute]))
 
 
-def _stream(s: Strategy, dtype: DType, size: Any, tokens: Any) -> tuple[Sends, Sends]:
+def _gather_and_scatter(s: Strategy, dtype: DType, size: Any, tokens: Any) -> tuple[Sends, Sends]:
     """Return all-gather and reduce-scatter of the residual stream under sequence parallelism."""
     parts = chunks(tokens, s.tp)
     return (Sent("all_gather", dtype, size, parts),), (Sent("reduce_scatter", dtype, size, parts),)
 
 
-def _block(
-    spec: ModelSpec, phase: Phase, repeat: Recompute, reduce: Sends, gather: Sends, scatter: Sends, sp: bool
-) -> Sends:
+def _of_blocks(p: Precision, s: Strategy, size: Any, elements: Any, tokens: Any) -> _Stream:
+    gather, scatter = _gather_and_scatter(s, p.compute, size, tokens)
+    if not p.gathers_narrow:
+        return _Stream(gather, gather, scatter)
+    again: Sends = (Sent("all_gather", "uint8", elements, chunks(tokens, s.tp)),)
+    scale: Sends = (Sent("all_reduce", "float32", DTYPE_BYTES["float32"]),)
+    return _Stream(scale + again, again, scatter)
+
+
+def _block(spec: ModelSpec, phase: Phase, repeat: Recompute, reduce: Sends, stream: _Stream, sp: bool) -> Sends:
+    gather, scatter = stream.gather, stream.scatter
     core_forward: Sends = (Core("F"),)
     core_backward: Sends = (Core("B"),)
     if repeat == "selective":
         core_backward = core_forward + core_backward
     serial = spec.residual == "serial"
     if phase == "W":
-        return gather * 2 if sp else ()
-    again = () if phase == "I" else gather  # the inputs of products, which weight gradients need
+        return stream.again * 2 if sp else ()
+    again = () if phase == "I" else stream.again  # the inputs of products, which weight gradients need
     if not sp:
         forward, last = (core_forward + reduce, reduce) if serial else (core_forward, reduce)
         backward = reduce + core_backward + reduce
@@ -193,17 +214,18 @@ def _experts(spec: ModelSpec, x: Experts, job: Job, s: Strategy, tokens: Any, ro
 
 
 def _with_experts(
-    x: Experts, phase: Phase, repeat: Recompute, reduce: Sends, gather: Sends, scatter: Sends, sp: bool, of: _Experts
+    x: Experts, phase: Phase, repeat: Recompute, reduce: Sends, stream: _Stream, sp: bool, of: _Experts
 ) -> Sends:
     """Return what a block with experts sends; attention and experts run one after the other."""
+    gather, scatter = stream.gather, stream.scatter
     core_forward: Sends = (Core("F"),)
     core_backward: Sends = (Core("B"),)
     if repeat == "selective":
         core_backward = core_forward + core_backward
     shared = sp and x.shared_ffn > 0
     if phase == "W":
-        return gather * (1 + shared) if sp else ()
-    again = () if phase == "I" else gather  # the inputs of products, which weight gradients need
+        return stream.again * (1 + shared) if sp else ()
+    again = () if phase == "I" else stream.again  # the inputs of products, which weight gradients need
     if not sp:
         forward, last = core_forward + reduce + of.leave + of.come, reduce
         backward = of.back + reduce + core_backward + reduce

@@ -74,10 +74,11 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
         )
     if job.precision.narrow:
         require_narrow(model, job, s)
-    if job.precision.gathers_narrow and s.effective_zero != 3:
+    if job.precision.gathers_narrow and s.effective_zero != 3 and not s.sp:
         shards = "1 rank" if s.shards == 1 else f"{s.shards} ranks"
-        reason = f"is of what zero=3 gathers, and zero={s.zero} over {shards} gathers no blocks"
-        raise InputError("job.precision.gather", "float8", reason, "use zero=3 over several ranks, or leave it out")
+        reason = f"is of what zero=3 and sp gather, and zero={s.zero} over {shards} without sp gathers nothing"
+        mend = "use zero=3 over several ranks or sp=1, or leave it out"
+        raise InputError("job.precision.gather", "float8", reason, mend)
     if job.seq > model.max_seq:
         raise InputError(
             "job.seq",

@@ -1,8 +1,13 @@
-"""The step of families x strategies on an imagined GPU:  python -m phalanx.verify.on_gpu.imagined OUT.json"""
+"""The step of families x strategies on an imagined GPU:  python -m phalanx.verify.on_gpu.imagined OUT.json
+
+In bf16, and in 8 bits where these change what is computed or sent: alone, with scales of rows, under sequence
+parallelism, with a split backward pass, of experts, and gathered so by ZeRO 3 and sp.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,22 +44,44 @@ STRATEGIES = (
     "pp=2,virtual=2,schedule=interleaved,tp=2,dp=2,zero=1",
 )
 OF_EXPERTS = ("dp=4,ep=4", "dp=4,ep=2,zero=3", "dp=2,tp=2,ep=2,etp=2")
+PRECISIONS = {
+    "bf16": Precision("bfloat16"),
+    "fp8": Precision("bfloat16", products="float8"),
+    "fp8 by row": Precision("bfloat16", products="float8-row"),
+    "fp8, gathers too": Precision("bfloat16", products="float8", gather="float8"),
+}
+IN_8_BITS = (
+    ("llama", "dp=1", "fp8"),
+    ("gpt2", "dp=1,recompute=full", "fp8 by row"),
+    ("mixtral", "dp=4,ep=2,zero=3", "fp8 by row"),
+    ("llama", "dp=8,zero=3", "fp8, gathers too"),
+    ("gpt2", "tp=4,sp=1", "fp8, gathers too"),
+    ("mixtral", "dp=4,ep=2,zero=3", "fp8, gathers too"),
+    ("llama", "tp=2,sp=1,pp=2,schedule=zb-h1", "fp8, gathers too"),
+)
+"""(Family, strategy, precision) beside those in bf16."""
+
+
+def _cases() -> Iterator[tuple[str, str, str]]:
+    for family, fields in FAMILIES.items():
+        for line in STRATEGIES + OF_EXPERTS * ("experts" in fields):
+            yield family, line, "bf16"
+    yield from IN_8_BITS
 
 
 def rows() -> list[dict[str, Any]]:
-    """Verify every pair, and describe the result."""
+    """Verify every case, and describe the result."""
     result = []
-    for family, fields in FAMILIES.items():
-        model = build(ModelSpec, complete(fields), "model")
-        for line in STRATEGIES + OF_EXPERTS * ("experts" in fields):
-            strategy = make_strategy(line)
-            assert strategy is not None
-            job = Job(strategy.dp * 4, 64, Precision("bfloat16"))
-            checked = verify(model, job, strategy, on_gpu=True)
-            recorded = [v.recorded for v in checked if v.recorded is not None]
-            failed = [v.failed or str(v.differences[0]) for v in checked if not v.proved]
-            waits = max((sum(r.waits.values()) for r in recorded), default=0)
-            result.append({"family": family, "strategy": line, "waits": waits, "failed": failed})
+    for family, line, numbers in _cases():
+        strategy = make_strategy(line)
+        assert strategy is not None
+        model = build(ModelSpec, complete(FAMILIES[family]), "model")
+        checked = verify(model, Job(strategy.dp * 4, 64, PRECISIONS[numbers]), strategy, on_gpu=True)
+        recorded = [v.recorded for v in checked if v.recorded is not None]
+        failed = [v.failed or str(v.differences[0]) for v in checked if not v.proved]
+        waits = max((sum(r.waits.values()) for r in recorded), default=0)
+        row = {"family": family, "strategy": line, "precision": numbers, "waits": waits, "failed": failed}
+        result.append(row)
     return result
 
 
