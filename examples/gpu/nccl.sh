@@ -22,4 +22,8 @@ case "${FABRIC:?is one of: node, infiniband, roce, efa, ethernet}" in
     ;;
   *) echo "FABRIC=$FABRIC is none of: node, infiniband, roce, efa, ethernet" >&2; return 2 2>/dev/null || exit 2 ;;
 esac
-export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-${NCCL_SOCKET_IFNAME:-lo}}
+# Gloo takes whole names alone. Where NCCL has a list of what to leave out, Gloo finds the interface of the host's name.
+case "${NCCL_SOCKET_IFNAME:-lo}" in
+  ^*) ;;
+  *) export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-${NCCL_SOCKET_IFNAME:-lo}} ;;
+esac

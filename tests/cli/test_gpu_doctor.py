@@ -27,7 +27,7 @@ from phalanx.verify.on_gpu import functions, generation, steps
 from phalanx.verify.on_gpu.sizes import SIZES, TINY
 from phalanx.verify.on_gpu.steps import measured
 
-_ROW = {"family": "llama", "strategy": "dp=8", "waits": 0, "failed": []}
+_ROW = {"family": "llama", "strategy": "dp=8", "precision": "fp8", "waits": 0, "failed": []}
 _WRITES = f"import sys, json; json.dump([{_ROW!r}], open(sys.argv[1], 'w')); open('runs', 'a').write('x')"
 
 
@@ -49,6 +49,7 @@ def test_without_a_gpu_one_line_says_so_and_the_imagined_part_runs(
     assert code == 0
     assert err.count("no GPU that torch can use") == 1
     assert "On an imagined GPU 1 of 1 steps keep its rules; the host waits at most 0 times" in out
+    assert "| llama | fp8 | 1 | 1 | 0 |" in out
     assert out == (folder / "gpu.md").read_text()
     assert list(json.loads((folder / "gpu.json").read_text())["parts"]) == ["imagined"]
     assert phalanx(tmp_path, "doctor", "--gpu", "--out", "gpu")[0] == 0

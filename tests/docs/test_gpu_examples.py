@@ -40,6 +40,8 @@ def test_a_fabric_sets_its_variables_and_an_unknown_one_is_refused() -> None:
     assert "FI_PROVIDER=efa" in found["efa"]
     assert "NCCL_IB_DISABLE=1" in found["ethernet"]
     assert "NCCL_SOCKET_IFNAME" not in found["node"]
+    assert "GLOO_SOCKET_IFNAME=ib0" in found["infiniband"]
+    assert "GLOO_SOCKET_IFNAME" not in found["efa"]  # Gloo has no list of what to leave out
     code, _, err = source("token-ring")
     assert code == 2
     assert "FABRIC=token-ring is none of: node, infiniband, roce, efa, ethernet" in err
@@ -52,3 +54,5 @@ def test_images_install_what_the_project_names() -> None:
         text = (FOLDER / name).read_text()
         assert f"torch=={version} --index-url" in text
         assert "[train]" in text
+        files = ["pyproject.toml", "README.md", "LICENSE", "constraints.txt", "src"]
+        assert all((ROOT / file).exists() and f"{file} " in text for file in files)

@@ -179,13 +179,19 @@ def _content(gpus: int, results: dict[str, Any]) -> dict[str, Any]:
 def failed(content: dict[str, Any]) -> Sequence[str]:
     """Return a line for every part that did not succeed, or found something wrong."""
     lines = [f"{name}: {p['state']} ({p['error']})" for name, p in content["parts"].items() if p["state"] != "done"]
-    for row in (content["parts"].get("imagined") or {}).get("result") or ():
+    for row in _imagined(content):
         where = f"imagined {row['family']} {row['strategy']} {row['precision']}"
         lines += [f"{where}: {line}" for line in row["failed"]]
     for row in (content["parts"].get("functions") or {}).get("result") or ():
         if not row["error"] <= row["bound"]:
             lines.append(f"{row['what']} in {row['dtype']}: off by {row['error']:.1e}, more than {row['bound']:.0e}")
     return lines
+
+
+def _imagined(content: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the steps on an imagined GPU; those of an older folder are all in bf16."""
+    part = content["parts"].get("imagined") or {}
+    return [{"precision": "bf16"} | row for row in part.get("result") or ()]
 
 
 def _examined(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -203,7 +209,7 @@ def as_text(content: dict[str, Any]) -> str:
     lines += [f"| {row['what']} | {row['state']} |" for row in content["machine"]]
     lines += ["", "## Parts", "", "| part | state | seconds |", "|---|---|---|"]
     lines += [f"| {name} | {p['state']} | {p['seconds']:.1f} |" for name, p in content["parts"].items()]
-    rows = (content["parts"].get("imagined") or {}).get("result") or ()
+    rows = _imagined(content)
     if rows:
         good = sum(not row["failed"] for row in rows)
         dense = max((row["waits"] for row in rows if row["family"] != "mixtral"), default=0)
