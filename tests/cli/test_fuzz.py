@@ -3,11 +3,14 @@ field. `make fuzz` draws more (support/fuzz)."""
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from support.fuzz import leaves
 from support.fuzz.campaign import campaign, measured, prepared
 from support.fuzz.commands import QUICK, SLOW, Case, before_program
 from support.fuzz.examine import forked, here
@@ -31,6 +34,18 @@ def test_150_drawn_inputs_keep_the_rule(work: Path) -> None:
     assert not tally.broken, tally.problems()
     done = sum(count for (_, how), count in tally.counts.items() if how == "done")
     assert 15 < done < 135  # both ways out are examined
+
+
+_OTHERS = copy.deepcopy(leaves.OTHER_TYPES)
+
+
+@settings(max_examples=100)
+@given(leaves.leaves(""))
+def test_a_mistake_may_be_changed_by_another(drawn: object) -> None:
+    """Without changing what is drawn later, which hypothesis reports as FlakyStrategyDefinition."""
+    if isinstance(drawn, list | dict):
+        drawn.clear()
+    assert leaves.OTHER_TYPES == _OTHERS
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +48,7 @@ WORDS = (
     "=",
     ",",
 )
-_OTHER_TYPES = (None, True, False, [], {}, [1], ["a"], {"a": 1}, [[]])
+OTHER_TYPES = (None, True, False, [], {}, [1], ["a"], {"a": 1}, [[]])
 RAW = (Raw("1" + "0" * 5000), Raw("[" * 1200 + "]" * 1200), Raw("1e999"), Raw("-1e-999"))
 
 
@@ -78,8 +79,8 @@ def near(before: float) -> st.SearchStrategy[Any]:
 
 
 def leaves(before: Any) -> st.SearchStrategy[Any]:
-    """Replace `before`: often by a value of its own type, at times by one of another."""
-    others = words() | st.sampled_from(_OTHER_TYPES) | st.sampled_from(RAW)
+    """Replace `before`: often by a value of its own type, at times by one of another, which the caller may change."""
+    others = words() | st.sampled_from(OTHER_TYPES).map(copy.deepcopy) | st.sampled_from(RAW)
     if isinstance(before, bool) or before is None:
         return st.booleans() | numbers() | others
     if isinstance(before, int | float):

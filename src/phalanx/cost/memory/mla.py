@@ -57,12 +57,12 @@ class LatentHeads(Block):
             walk.alloc(self.raw)
             walk.free(0 if kept else 2 * self.first)
         walk.touch(self.raw)  # rotated, replacing the previous ones
-        if self.padded:
-            walk.alloc(self.Q)
-            walk.free(self.raw)
         self._normed(walk, self.kv_rank, kept)
         walk.alloc(self.rope)
         walk.free(0 if kept else self.down)
+        if self.padded:  # only after the latent's norm, whose temporaries are the peak where latents are wide
+            walk.alloc(self.Q)
+            walk.free(self.raw)
         self._rounded(walk, self.latent, self.up)
         walk.alloc(self.up)
         walk.alloc(2 * self.K)
@@ -122,16 +122,16 @@ class LatentHeads(Block):
         return (self.down, self.dW_down), (self.first, self.dW_first)
 
     def _down_backward(self, walk: Walk) -> None:
-        """Walk from the gradients of the normed latent and of the rotary part to the joint one; rotate queries
-        back."""
-        walk.touch(self.rope)
-        self._norm_backward(walk, self.kv_rank, self.down)
-        walk.alloc(self.down)
-        walk.free(self.latent + self.rope)
+        """Walk from the gradients of the normed latent and of the rotary part to the joint one; take the padding from
+        those of queries before, and rotate them back after."""
         with_queries = 2 * self.K * self.in_one
         if self.padded:
             walk.alloc(self.raw)
             walk.free(self.Q + with_queries)
+        walk.touch(self.rope)
+        self._norm_backward(walk, self.kv_rank, self.down)
+        walk.alloc(self.down)
+        walk.free(self.latent + self.rope)
         walk.touch(self.raw)
         walk.free(with_queries * (not self.padded))
 
