@@ -24,6 +24,7 @@ from phalanx.commands.plan import decide
 from phalanx.cost.step.expand import expand
 from phalanx.runtime.data_parallel import engine, zero3
 from phalanx.runtime.observe import host_values
+from phalanx.schedule.event import Event
 from phalanx.schedule.layout import Layout
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file
@@ -37,6 +38,7 @@ from phalanx.train import training_step
 from phalanx.verify import fake_step, meta_ops
 from phalanx.verify.diff import memory_differences
 from phalanx.verify.fake_step import imagine
+from phalanx.verify.steady_state import Known, Pass
 from phalanx.verify.verify import Verified, verify
 
 SIZES = {
@@ -344,6 +346,24 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
         assert len(err.strip().splitlines()) == 1
 
 
+def test_a_pass_stands_for_others_only_where_the_one_before_did_the_same() -> None:
+    sent = Event("collective", "all_reduce", "B", axis="tp", group_size=2, bytes=64)
+    passes = [Pass((sent.at("block", m), *[sent] * (m == 2)), (0, 0), 0) for m in range(4)]
+    known = Known()
+    for one, steady in zip(passes, (False, True, False, False), strict=True):
+        known.ran(one)
+        assert (known.steady, known.last) == (steady, one)
+
+
+def test_the_command_sums_up_several_classes(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(JOB_FILE)
+    line = ["verify", str(job), "--strategy", "dp=4,pp=2", "--cluster", "dgx-h100", "--set", "job.seq=512"]
+    code, out, _ = phalanx(tmp_path, *line)
+    assert (code, out.count("\nrank ")) == (0, 2)
+    assert "all 8 ranks proved by the steps of 2, in " in out
+
+
 def test_the_command_shows_the_first_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = tmp_path / "job.toml"
     job.write_text(JOB_FILE)
@@ -356,9 +376,10 @@ def test_the_command_shows_the_first_difference(tmp_path: Path, monkeypatch: pyt
             self.comm.all_reduce(b.sent, b.axis, unit=b.name, phase="B", micro_batch=self._micro_batch)
 
     monkeypatch.setattr(engine.DataParallel, "_issue", twice)
-    line = ["verify", str(job), "--strategy", "dp=64", "--cluster", "dgx-h100", "--set", "job.seq=512"]
+    line = ["verify", str(job), "--strategy", "dp=32,pp=2", "--cluster", "dgx-h100", "--set", "job.seq=512"]
     code, out, _ = phalanx(tmp_path, *line)
     assert code == 1
+    assert "NOT proved: 2 of 2 steps (ranks 0, 32)" in out
     assert "NOT proved: collectives over dp_replicate, event" in out
     assert "one too many is issued; all others are as predicted" in out
     assert "→" in out

@@ -177,6 +177,18 @@ def _show(v: Verification) -> None:
         _show_class(v, verified)
     for difference in v.stale:
         print(f"NOT proved: {difference}")
+    if len(v.classes) > 1:
+        _show_all(v)
+
+
+def _show_all(v: Verification) -> None:
+    """Print what holds for all ranks together, where several steps were taken."""
+    seconds, failed = sum(c.seconds for c in v.classes), [c.ranks.rank for c in v.classes if not c.proved]
+    if failed:
+        ranks = f"rank{'s' * (len(failed) > 1)} {', '.join(map(str, failed))}"
+        print(f"\nNOT proved: {len(failed)} of {len(v.classes)} steps ({ranks})")
+    elif v.proved:
+        print(f"\nall {v.target.strategy.world:,} ranks proved by the steps of {len(v.classes)}, in {seconds:.1f} s")
 
 
 def _show_class(v: Verification, verified: Verified) -> None:

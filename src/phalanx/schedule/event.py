@@ -7,6 +7,7 @@ priced and drawn. Two events are the same if their `identity` is: all fields fro
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 Kind = Literal["compute", "collective", "p2p"]
@@ -31,6 +32,9 @@ class Identity(NamedTuple):
     chunk: int
     micro_batch: int | None
     bytes: int
+
+
+_identity = attrgetter(*Identity._fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,20 +100,7 @@ class Event:
     @property
     def identity(self) -> Identity:
         """The fields that decide whether two events are the same."""
-        return Identity(
-            self.kind,
-            self.op,
-            self.phase,
-            self.unit,
-            self.axis,
-            self.group_size,
-            self.peer,
-            self.dtype,
-            self.stage,
-            self.chunk,
-            self.micro_batch,
-            self.bytes,
-        )
+        return Identity._make(_identity(self))
 
     def __str__(self) -> str:
         where = f" micro-batch {self.micro_batch}" if self.micro_batch is not None else ""

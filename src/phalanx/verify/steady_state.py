@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, TypeVar
 
@@ -49,20 +49,21 @@ class Pass:
 
 def _same(a: Event, b: Event) -> bool:
     """Whether two events of different micro-batches are the same, up to `_COUNTERS` bytes."""
-    alike = replace(a, micro_batch=None).identity == replace(b, micro_batch=None).identity and a.flops == b.flops
+    alike = a.identity == b.identity._replace(micro_batch=a.micro_batch) and a.flops == b.flops
     return alike and max(abs(a.alloc - b.alloc), abs(a.free - b.free)) < _COUNTERS
 
 
 @dataclass
-class _Known:
-    """The executed passes of one kind through a chunk."""
+class Known:
+    """The last executed pass of one kind through a chunk; `steady`: the one before it did the same."""
 
-    passes: list[Pass] = field(default_factory=list)
+    last: Pass | None = None
+    steady: bool = False
 
-    @property
-    def steady(self) -> Pass | None:
-        *_, a, b = (None, None, *self.passes)
-        return b if a is not None and b is not None and b.same(a) else None
+    def ran(self, one: Pass) -> None:
+        """Take the next executed pass."""
+        self.steady = self.last is not None and one.same(self.last)
+        self.last = one
 
 
 class Steady(Pipeline):
@@ -73,7 +74,7 @@ class Steady(Pipeline):
         super().__init__(*args)
         self._real = _first(self.actions, first)
         self.ran = len({m for _, m in self._real})
-        self._known: dict[tuple[str, int], _Known] = {}
+        self._known: dict[tuple[str, int], Known] = {}
         self._repeated: dict[
             tuple[int, int], list[Tensor]
         ] = {}  # inputs of repeated forward passes, until their backward
@@ -136,14 +137,14 @@ class Steady(Pipeline):
         assert isinstance(meter, Tracker)
         return meter
 
-    def _of(self, action: Action) -> _Known:
-        return self._known.setdefault((action.kind, action.chunk), _Known())
+    def _of(self, action: Action) -> Known:
+        return self._known.setdefault((action.kind, action.chunk), Known())
 
     def _steady(self, action: Action) -> Pass:
-        steady = self._of(action).steady
-        if steady is None:
+        known = self._of(action)
+        if known.last is None or not known.steady:
             raise Unsteady(f"{action.kind} of chunk {action.chunk}: no two micro-batches do the same")
-        return steady
+        return known.last
 
     def _run_and_record(self, action: Action, run: Callable[[], T]) -> T:
         recorder, meter = self.comm.recorder, self._meter
@@ -156,7 +157,7 @@ class Steady(Pipeline):
             began = recorder.began
             events[at] = replace(events[at], alloc=meter.highest - began, free=meter.highest - meter.live)
         if action.micro_batch < self.schedule.micro_batches - 1:  # the last one also completes gradients
-            self._of(action).passes.append(Pass(tuple(events), before[-1], meter.live - live))
+            self._of(action).ran(Pass(tuple(events), before[-1], meter.live - live))
         return out
 
     @contextmanager
@@ -186,7 +187,7 @@ class Steady(Pipeline):
         self._hold(*steady.before)
         for e in steady.events:
             if e.kind != "compute":
-                recorder.collective(replace(e, micro_batch=m))
+                recorder.collective(e.at(e.unit, m))
                 continue
             recorder.compute(e.op, e.phase, e.unit, m, e.dtype)
             recorder.flops(e.flops)
