@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import subprocess
 import sys
 from contextlib import chdir
@@ -120,5 +121,6 @@ def test_scaling_searches_as_plan_does():
     asked = dict(model="llama2-7b", cluster="dgx-a100-40gb", batch=64, seq=4096)
     strong, weak = api.scaling(**asked, gpus=[8])
     best = api.plan(**asked, gpus=8).ranked[0]
+    unlisted = re.sub(",layers=[^,]*", "", best.strategy)  # a plan lists the blocks of its chunks
     for row in (strong.records[0], weak.records[0]):
-        assert (row["strategy"], row["step_s"]) == (best.strategy, pytest.approx(best.seconds, rel=1e-9))
+        assert (row["strategy"], row["step_s"]) == (unlisted, pytest.approx(best.seconds, rel=1e-9))

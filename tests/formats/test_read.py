@@ -426,7 +426,8 @@ def test_commands_take_a_script(tmp_path: Path) -> None:
     code, out, err = phalanx(tmp_path, "predict", "run.sh", "--cluster", "dgx-h100", "--json")
     assert code == 0, err
     question = json.loads(out)["question"]
-    assert (question["gpus"], question["strategy"]) == (64, "dp=4,zero=1,tp=8,sp=1,pp=2,recompute=selective")
+    line = "dp=4,zero=1,tp=8,sp=1,pp=2,layers=40/40,recompute=selective"
+    assert (question["gpus"], question["strategy"]) == (64, line)
     named = ("--model", "llama3-70b", "--cluster", "dgx-h100", "--gpus", "64", "--batch", "512", "--seq", "8192")
     _, same, _ = phalanx(tmp_path, "predict", *named, "--strategy", question["strategy"], "--json")
     assert json.loads(out)["step_time_s"] == pytest.approx(json.loads(same)["step_time_s"], rel=0.01)

@@ -75,7 +75,7 @@ def explain(
 
         out = console()
         out.print(asked.heading, highlight=False, soft_wrap=True)
-        out.print(f"{x.strategy}: {seconds(x.seconds)} a step, MFU {x.mfu:.1%}", highlight=False, soft_wrap=True)
+        out.print(f"{x.shown}: {seconds(x.seconds)} a step, MFU {x.mfu:.1%}", highlight=False, soft_wrap=True)
         for table in tables(x):
             out.print(table)
 

@@ -136,8 +136,7 @@ def _memory_of(asked: Asked, as_json: bool, as_csv: bool, plot: Path | None) -> 
     else:
         e = question.estimate
         terms = {name: float(value) for name, value in e.memory.terms.items()}
-        assert question.strategy is not None
-        table = sheet(question.strategy, terms, float(e.memory.reserved), int(e.allocatable_bytes))
+        table = sheet(question.shown, terms, float(e.memory.reserved), int(e.allocatable_bytes))
     print_sheets([table], as_json, as_csv, plot, question, "memory")
 
 

@@ -71,7 +71,7 @@ def predict(
             _show_exact(x, as_json)
             return
         prediction = x.estimate
-        title = f"{x.about} on {x.gpus} ranks of {x.pricing.cluster.name}: {x.strategy}"
+        title = f"{x.about} on {x.gpus} ranks of {x.pricing.cluster.name}: {x.shown}"
         if as_json:
             print_json({"question": x.as_json(), **_as_json(prediction, title)})
             return

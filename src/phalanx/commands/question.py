@@ -122,15 +122,24 @@ class Question:
 
     @cached_property
     def estimate(self) -> Estimate:
-        """The price with every term's formula and numbers, its pipeline timed action by action as everywhere.
+        """The price with every term's formula and numbers, its pipeline timed action by action with the blocks that
+        it has, as everywhere.
 
         Compression is priced by the formulas alone. Raises InputError."""
         assert self.strategy is not None
         p, s = self.pricing, self.strategy
+        if s.compression == "none":
+            s = self.subject.as_cut
         result = estimate(p.model, p.cluster, p.job, s, self.stack, p.number_format, p.extra)
         if s.compression == "none":
             result = replace(result, step=replace(result.step, terms=self.subject.priced.terms))
         return result
+
+    @property
+    def shown(self) -> Strategy:
+        """The strategy of `estimate` as a page names it: with the blocks of its chunks, where these are not equal."""
+        assert self.strategy is not None
+        return self.strategy if self.strategy.compression != "none" else self.subject.shown
 
     @property
     def heading(self) -> str:

@@ -15,6 +15,8 @@ from phalanx.formats.read.folder import FILES
 from phalanx.formats.read.lints import Mistake, lint
 from phalanx.plan import question as names
 from phalanx.plan.explain.lint import Finding
+from phalanx.schedule.pipeline.given_layout import equal_blocks, listed
+from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Optimizer, Precision
 from phalanx.spec.model.spec import ModelSpec
@@ -23,6 +25,8 @@ from phalanx.spec.strategy.stack_options import StackOptions
 
 _DEFAULT_ZERO = {"torchtitan": 3, "maxtext": 3, "nemo": 1, "hf": 0, "megatron": 0, "deepspeed": 0, "accelerate": 0}
 """ZeRO where a file leaves it open: what its framework does by itself."""
+_EVEN = ("megatron", "nemo")
+"""Kinds of files whose framework gives every chunk of a pipeline as many blocks, where nothing lists them."""
 _RECOMPUTED = {"none", "selective", "full"}
 _PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
 _COMPUTE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -219,6 +223,16 @@ def _priceable(s: Strategy) -> tuple[Strategy, list[str]]:
     return replace(s, **defaults), notes
 
 
+def _dealt_out(s: Strategy, c: Configuration, model: ModelSpec, options: StackOptions) -> Strategy:
+    """Return a strategy with the blocks of each chunk listed where the file lists none and its framework deals them
+    out evenly: here `layers=auto` is what a search finds best."""
+    chunks = len(rank_of(s))
+    open_ = s.pp > 1 and s.layers == "auto" and not any(getattr(options, name) for name in _OF_STAGES)
+    if c.kind not in _EVEN or not open_ or model.layers % chunks or options.mtp:
+        return s
+    return replace(s, layers=listed(equal_blocks(model.layers, chunks)))
+
+
 def asked_by(path: Path, asked: Any, reading: Reading | None = None) -> Any:
     """Return the question that a configuration asks: an `Asked` with the file's model, job, strategy, options, stack
     and precision, where its options do not say otherwise. `reading`: the file, read. Raises InputError."""
@@ -241,6 +255,7 @@ def asked_by(path: Path, asked: Any, reading: Reading | None = None) -> Any:
     seq = asked.seq or s.seq or 1
     model, notes = (asked.model, []) if asked.model is not None else model_of(c, None)
     options = options_of(c, strategy)
+    strategy = _dealt_out(strategy, c, model, options)
     strategy, unpriced = _priceable(strategy)
     notes = [*notes, *unpriced]
     # What the options say of products is said once: by them.

@@ -77,7 +77,9 @@ def lines(a: Answer, goal: Goal | None = None) -> Iterable[str]:
         yield f"with options of the stack: {p.extra}"
     if a.lengths:
         chunks, against = a.lengths, "equal ones do not fit"
-        if chunks.equal_seconds is not None:
+        if chunks.equal_seconds == step:
+            against = "as equal as whole blocks allow"
+        elif chunks.equal_seconds is not None:
             against = f"equal ones take {seconds(chunks.equal_seconds)}, {chunks.equal_seconds / step - 1:.1%} more"
         yield f"its chunks, in order: {chunks}, which the plan lists; {against}"
     free = f"{p.headroom:.0%} is left free (--headroom)"

@@ -213,16 +213,14 @@ class Stages:
 
 
 def stages(shape: Shape, layout: Layout, balanced: Column) -> Stages:
-    """Return how blocks are spread over pipeline ranks: evenly by count, or, where `balanced`, by work, with the head
-    counted as many blocks as it has times their parameters."""
-    chunk = np.ceil(shape.layers / (layout.pp * layout.virtual))
-    most = np.minimum(chunk * layout.virtual, np.ceil(shape.layers / layout.pp) + (layout.virtual - 1))
+    """Return how blocks are spread over pipeline ranks: evenly by count, or, where `balanced`, by work, as
+    `blocks_by_work` does."""
+    most = np.ceil(shape.layers / layout.pp)  # of several chunks on a rank too: the longer ones go round
     last = np.floor(shape.layers / layout.pp)
-    head = shape.vocab * shape.hidden / np.maximum(shape.block_params, 1)
-    each = (shape.layers + head) / layout.pp
-    last_by_work = np.maximum(shape.layers - np.ceil((layout.pp - 1) * each - 1e-9), 0)
+    each = _work(shape) / layout.pp
+    last_by_work = np.maximum(shape.layers - _whole((layout.pp - 1) * each), 0)
     by_work = (np.asarray(balanced) > 0) & (np.asarray(layout.pp) > 1)
-    most = np.where(by_work, np.minimum(np.ceil(each - 1e-9), shape.layers), most)
+    most = np.where(by_work, np.minimum(_whole(each), shape.layers), most)
     last = np.where(by_work, last_by_work, last)
     given = np.asarray(layout.most_blocks) >= 0
     return Stages(
@@ -233,14 +231,36 @@ def stages(shape: Shape, layout: Layout, balanced: Column) -> Stages:
     )
 
 
+def _work(shape: Shape) -> Column:
+    """Return the work of a model in blocks: the head counts as many as it has times their multiplied weights."""
+    return shape.layers + _head_in_blocks(shape)
+
+
+def _whole(blocks: Column) -> Column:
+    """Return the fewest whole blocks that are not fewer than `blocks`, but for rounding."""
+    return np.ceil(blocks - 1e-9)
+
+
+def blocks_by_work(shape: Shape, pp: int) -> tuple[int, ...]:
+    """Return the blocks of each pipeline rank where every rank takes blocks until it has its share of the work
+    (nanotron, src/nanotron/models/base.py:187); every one between the ends has at least one."""
+    layers, each = int(shape.layers), float(_work(shape)) / pp
+    ends = [min(int(_whole(rank * each)), layers - max(pp - 1 - rank, 0)) for rank in range(1, pp)]
+    return tuple(np.diff([0, *ends, layers]).tolist())
+
+
+def _head_in_blocks(shape: Shape) -> Column:
+    """Return the head in blocks, by multiplied weights, of the routed experts too."""
+    experts = shape.expert_params * shape.top_k / np.maximum(shape.experts, 1)
+    moe = shape.moe_layers / shape.layers
+    return shape.vocab * shape.hidden / ((1 - moe) * shape.block_params + moe * (shape.moe_block_params + experts))
+
+
 def stages_by_work(shape: Shape, layout: Layout) -> Stages:
     """Return how our own partition spreads blocks over pipeline ranks (schedule/partition/balance.py): as few on the
     fullest as it takes where the head counts as blocks of as many multiplied weights, those of the routed experts
     too, and its rank, the first one in a V, has what that leaves. Blocks that a layout gives stay."""
-    experts = shape.expert_params * shape.top_k / np.maximum(shape.experts, 1)
-    moe = shape.moe_layers / shape.layers
-    block = (1 - moe) * shape.block_params + moe * (shape.moe_block_params + experts)
-    head, p = shape.vocab * shape.hidden / block, layout.pp
+    head, p = _head_in_blocks(shape), layout.pp
     fewer = np.floor((shape.layers + head) / p)
 
     def left(most: Column) -> Column:
@@ -260,6 +280,29 @@ def stages_by_work(shape: Shape, layout: Layout) -> Stages:
         np.where(apart, np.where(v_shaped, inner, with_head), even.last),
         np.where(apart, np.where(v_shaped, with_head, inner), even.first),
         np.where(apart, np.maximum(others - more, 1.0), even.fullest),
+    )
+
+
+_HEAVIER = np.array([1.5, 3.0, 3.0, 6.0])
+"""By FORMATS: a head's seconds per weight over those of a block's, at most. Its loss moves logits too, and its
+products stay in 16 bits where a block's are narrow."""
+
+
+def under_any_cut(shape: Shape, layout: Layout) -> Layout:
+    """Return layouts of which no rank has more blocks than under any cut that is balanced or equal, and so a lower
+    bound on the memory of both: on the fullest rank the mean in whole blocks, on the first one no more than the mean,
+    and one with the head less as many blocks as the head may count for. Blocks that a layout gives stay."""
+    p, mean = layout.pp, shape.layers / layout.pp
+    head = _HEAVIER[np.asarray(layout.format, dtype=int)] * _head_in_blocks(shape)
+    with_head = np.maximum(np.floor(mean - head * (p - 1) / p) - 1, 0.0)
+    v_shaped, open_ = np.asarray(layout.v_shaped) > 0, (np.asarray(p) > 1) & (np.asarray(layout.most_blocks) < 0)
+    few = np.maximum(np.floor(mean) - (shape.moe_layers > 0), 0.0)
+    return replace(
+        layout,
+        first_blocks=np.where(open_, np.where(v_shaped, with_head, few), layout.first_blocks),
+        most_blocks=np.where(open_, np.ceil(mean), layout.most_blocks),
+        last_blocks=np.where(open_, np.where(v_shaped, few, with_head), layout.last_blocks),
+        most_place=np.where(open_, p - 1.0, layout.most_place),
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from phalanx.schedule.pipeline.given_layout import equal_blocks
 from phalanx.schedule.pipeline.stages import blocks_of, check, rank_of
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
@@ -126,14 +127,15 @@ _OF_STAGES = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "
 
 
 def _blocks(plan: Plan) -> tuple[int, ...]:
-    """Return the blocks of each chunk: the same for all where they divide evenly, else as the plan has them."""
+    """Return the blocks of each chunk: as the strategy lists them, else as the plan was priced with; of a plan that
+    nobody priced, the same for all where they divide evenly."""
     s, layers = plan.strategy, plan.model.layers
     chunks = len(rank_of(s))
-    if s.layers == "auto" and layers % chunks == 0:
-        return (layers // chunks,) * chunks
     planned = (plan.choices.get("chunks") or {}).get("blocks") if s.layers == "auto" else None
     if planned and len(planned) == chunks and sum(planned) == layers:
         return tuple(planned)
+    if s.layers == "auto" and layers % chunks == 0:
+        return equal_blocks(layers, chunks)
     return blocks_of(plan.model, s)
 
 

@@ -15,6 +15,7 @@ from phalanx.plan.search import HEADROOM, priced, strategy_columns
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.priced import PricedStrategy
 from phalanx.plan.search.refine import PipelineRun, RankedStrategy, RefinedPrices
+from phalanx.schedule.pipeline.given_layout import given_blocks, listed
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
@@ -82,6 +83,19 @@ class AnalyticSubject:
     def run(self) -> PipelineRun:
         """The pipeline, timed action by action."""
         return self._priced.run
+
+    @property
+    def as_cut(self) -> Strategy:
+        """The strategy with the blocks of each chunk that it is priced with listed, unless options of its stack give
+        them."""
+        s = self.strategy
+        given = s.pp == 1 or given_blocks(s, self.pricing.extra, sum(self.run.blocks)) is not None
+        return s if given else replace(s, layers=listed(self.run.blocks))
+
+    @property
+    def shown(self) -> Strategy:
+        """The strategy as a page names it: with its blocks, where chunks have more and fewer of them."""
+        return self.as_cut if len(set(self.run.blocks)) > 1 else self.strategy
 
     @cached_property
     def flows(self) -> list[Flow]:

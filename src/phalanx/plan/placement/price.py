@@ -180,7 +180,7 @@ class PlacedJob:
         )
         by = (self.stack, self.distances(parts), self.number_format, self.options)
         placed = estimate_placed(self.model, replace(self.system, tiers=tiers), self.job, self._cut, *by)
-        return np.array(run_placed(self.question(self.cluster), self.strategy, placed.step, shares.shape[1]))
+        return np.array(run_placed(self.question(self.cluster), self._cut, placed.step, shares.shape[1]))
 
     def question(self, cluster: ClusterSpec) -> Pricing:
         """Return the question of the job's strategy on a cluster, in its number format and with its options."""

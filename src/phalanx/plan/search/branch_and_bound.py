@@ -34,6 +34,9 @@ _ROUNDING = 1 + 1e-9
 _FIRST = 256
 """How many cores of each family are priced before the others are held against them."""
 
+_CLOSE = 8
+"""How many strategies are kept that fit with other chunks than equal ones at most."""
+
 
 @dataclass(frozen=True)
 class Exploration:
@@ -52,6 +55,8 @@ class Exploration:
     """Number of legal strategies."""
     priced: int
     """Number of strategies priced in full, those that did not fit included."""
+    close: tuple[Strategy, ...] = ()
+    """The fastest strategies that may fit, and do by no formula of the first pass, fastest first."""
 
     @cached_property
     def order(self) -> Ints:
@@ -177,6 +182,7 @@ class _Incumbents:
         self._families, self._below = families, below
         self._steps, self._least = np.zeros(0), np.zeros(0)  # the front: seconds, least bytes up to there
         self._parts: list[tuple[Strategies, Floats, Floats]] = []
+        self._close: list[tuple[float, Strategy]] = []
         self._best_of_family = np.full(len(FAMILIES), np.inf)
         self._overall_bound, self._fastest_seconds, self.priced = np.inf, np.zeros(0), 0
 
@@ -199,8 +205,12 @@ class _Incumbents:
     def price(self, rows: Strategies) -> None:
         """Price complete strategies, keep those that fit, and tighten the bounds."""
         self.priced += len(rows)
+        rows = rows.take(self._pricing.least_reserved(rows) <= self._pricing.usable)
         bytes_ = self._pricing.bytes_(rows)
-        rows, bytes_ = rows.take(bytes_ <= self._pricing.usable), bytes_[bytes_ <= self._pricing.usable]
+        fits = bytes_ <= self._pricing.usable
+        if not np.all(fits):
+            self._add_close(rows.take(~fits))
+        rows, bytes_ = rows.take(fits), bytes_[fits]
         seconds = self._pricing.seconds(rows)
         self._parts.append((rows, seconds, bytes_))
         np.minimum.at(self._best_of_family, family(rows), seconds)
@@ -215,6 +225,13 @@ class _Incumbents:
             steps, least = steps[order], least[order]
             before = np.minimum.accumulate(np.concatenate([[np.inf], least[:-1]]))
             self._steps, self._least = steps[least < before], least[least < before]
+
+    def _add_close(self, rows: Strategies) -> None:
+        """Keep the fastest of rows that may fit."""
+        seconds = self._pricing.seconds(rows)
+        places = np.argsort(seconds, kind="stable")[:_CLOSE]
+        new = [(float(seconds[i]), rows.strategy(int(i))) for i in places if seconds[i] <= self._overall_bound]
+        self._close = sorted([*self._close, *new], key=lambda item: item[0])[:_CLOSE]
 
     def expand(
         self, rows: Strategies, complete: bool, batch: int, continue_with: Callable[[Strategies], None]
@@ -275,4 +292,5 @@ class _Incumbents:
         parts = [(cores.take(slice(0)), np.zeros(0), np.zeros(0)), *self._parts]
         rows = strategy_columns.joined([part[0] for part in parts])
         seconds, bytes_ = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
-        return Exploration(rows, seconds, bytes_, family(rows), cores, legal, self.priced)
+        close = tuple(s for least, s in self._close if least <= self._overall_bound)
+        return Exploration(rows, seconds, bytes_, family(rows), cores, legal, self.priced, close)

@@ -22,8 +22,9 @@ from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.model_shape import Shape, shape
 from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight, splits, v_shaped
-from phalanx.cost.ledger.rank_layout import FORMATS, Layout
+from phalanx.cost.ledger.rank_layout import FORMATS, Layout, under_any_cut
 from phalanx.cost.ledger.recomputed import recomputed
+from phalanx.plan.search import HEADROOM
 from phalanx.plan.search.limits import Limits
 from phalanx.plan.search.strategy_columns import ORDERS, SEARCHED, Ints, Options, Strategies, joined
 from phalanx.schedule.pipeline.given_layout import ends_of
@@ -116,6 +117,12 @@ class Pricing:
         return None if self.free else ROWS.get(self.stack)
 
     @property
+    def lists_blocks(self) -> bool:
+        """Whether the blocks of each chunk can be listed: then `layers=auto` is the cut that a search finds best, and
+        else the stack's own."""
+        return self.row is None or self.row.strategy["layers"].values is None
+
+    @property
     def _constants(self) -> dict[str, Any]:
         """What limits read that is the same for all strategies: sizes of model and job, options, GPUs of a node."""
         own = {name: getattr(self.extra, name) for name in OPTION_FIELDS}
@@ -204,8 +211,21 @@ class Pricing:
         return memory(self.shape, how, self.profile).reserved
 
     def bytes_(self, rows: Strategies) -> Floats:
-        """Peak reserved bytes of the fullest rank; a row fits if they do not exceed `usable`."""
+        """Peak reserved bytes of the fullest rank, with equal chunks where nothing gives their blocks; a row fits if
+        they do not exceed `usable`."""
         return _sliced(rows, lambda part: self.memory(part).reserved)
+
+    def least_of_cuts(self, rows: Strategies) -> Memory:
+        """The same without memory that waits for the GPU, and without what a cut into other chunks may do without: a
+        row of more than `usable` fits with no cut that `layers=auto` may be."""
+        how = self.layout(rows)
+        if self.lists_blocks:
+            how = under_any_cut(self.shape, how)
+        return memory(self.shape, how, self.profile, ahead=0.0)
+
+    def least_reserved(self, rows: Strategies) -> Floats:
+        """Reserved bytes of `least_of_cuts`."""
+        return _sliced(rows, lambda part: self.least_of_cuts(part).reserved)
 
     def least_seconds(self, rows: Strategies, complete: bool) -> Floats:
         """Lower bound on the seconds of each row, however it is sharded.
@@ -243,15 +263,16 @@ class Pricing:
 
         return _sliced(best, passes)
 
-    def least_bytes(self, rows: Strategies, complete: bool) -> Floats:
-        """Lower bound on the bytes of each row, however it is sharded.
+    def least_bytes(self, rows: Strategies, complete: bool, of_any_cut: bool = True) -> Floats:
+        """Lower bound on the bytes of each row, however it is sharded, and cut unless `of_any_cut` is off.
 
         Takes the smallest way to shard; for cores also one micro-batch at a time and the recomputation that keeps
         least."""
         smallest = np.full(len(rows), np.inf)
         for zero, kind in self._least_ways(complete):
             has = np.flatnonzero(self._has_level(rows, zero))
-            bytes_ = self.bytes_(_smallest_of(rows.take(has), zero, kind, complete))
+            some = _smallest_of(rows.take(has), zero, kind, complete)
+            bytes_ = self.least_reserved(some) if of_any_cut else self.bytes_(some)
             smallest[has] = np.minimum(smallest[has], bytes_)
         return smallest
 
@@ -273,7 +294,7 @@ class Pricing:
             some, row, zeros = joined(parts), np.concatenate(own), np.concatenate(level)
             for start in range(0, len(row), _SLICE):
                 part = slice(start, start + _SLICE)
-                needed = self.memory(some.take(part))
+                needed = self.least_of_cuts(some.take(part))
                 fits[row[part][needed.reserved <= self.usable]] = True
                 # No level keeps less state than the highest: what exceeds the device with that, however it is
                 # recomputed, or without what it gathers on either end of a pipeline, fits at none.
@@ -307,6 +328,12 @@ class Pricing:
     def usable(self) -> int:
         """Bytes of a device that a strategy may take: what the stack's allocator may have, less the headroom."""
         return int((1 - self.headroom) * self.allocatable)
+
+    @property
+    def usable_by_default(self) -> int:
+        """Bytes of a device that a search lets a strategy take unless told to take fewer, so that what `layers=auto`
+        is does not depend on who asks."""
+        return int((1 - max(self.headroom, HEADROOM)) * self.allocatable)
 
     @property
     def allocatable(self) -> int:

@@ -138,7 +138,7 @@ def _runs_best(p: Pricing, explored: Exploration) -> bool:
     """Whether a row runs what the second pass starts from: the best of another row's first pass, and those beside it
     with which options are tried."""
     rows = [*explored.order[:FOR_OPTIONS], *best_of_each_family(explored)]
-    strategies = [explored.rows.strategy(int(row)) for row in rows]
+    strategies = [*(explored.rows.strategy(int(row)) for row in rows), *explored.close]
     return all(p.options.allows(s, s.accumulation(p.job)) for s in strategies)
 
 

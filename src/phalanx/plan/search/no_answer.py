@@ -114,7 +114,7 @@ def fits_somewhere(pricing: Pricing, ranks: int, options: Options) -> bool:
     fitting = fitting[np.argsort(least[fitting])][:_CORES]
     rows = space.pipelines(cores.take(fitting), pricing.model, pricing.job, options)
     rows = space.recomputing(rows, pricing.model, pricing.job, options)
-    return bool(len(rows) and np.any(pricing.least_bytes(rows, complete=True) <= pricing.usable))
+    return bool(len(rows) and np.any(pricing.least_bytes(rows, True, of_any_cut=False) <= pricing.usable))
 
 
 def least_ranks(larger: Callable[[int], Pricing], above: int, node: int, options: Options) -> int | None:

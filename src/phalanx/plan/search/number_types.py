@@ -14,7 +14,7 @@ from typing import Any
 
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.priced import price_under
-from phalanx.plan.search.refine import RankedStrategy, RefinedPrices
+from phalanx.plan.search.refine import RankedStrategy, RefinedPrices, refined
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import StackOptions
 from phalanx.stacks.registry import facts
@@ -70,10 +70,19 @@ def narrower_types(prices: RefinedPrices, best: Sequence[RankedStrategy]) -> tup
     too_large = [r for r in too_large if r.seconds < limit][:_TOO_LARGE]
     tried = [*best[:_BEST], *too_large, *_with_fewer_chunks(prices, too_large, limit)]
     offers: list[NarrowerTypes] = []
-    for offer in _least(pricing, sets, tried, limit):
-        if offer is not None and all(offer.seconds < (1 - _GAIN) * o.seconds or not _part(o, offer) for o in offers):
+    for there, offer in _least(pricing, sets, tried, limit):
+        if offer is None:
+            continue
+        offer = _cut_anew(there, offer, limit)
+        if all(offer.seconds < (1 - _GAIN) * o.seconds or not _part(o, offer) for o in offers):
             offers.append(offer)
     return tuple(sorted(offers, key=lambda o: o.seconds))
+
+
+def _cut_anew(there: Pricing, offer: NarrowerTypes, limit: float) -> NarrowerTypes:
+    """Return an offer with its pipeline cut as it is with the types, where more fits."""
+    ((p, _),) = refined(there, [offer.strategy])
+    return replace(offer, seconds=p.seconds, bytes_=p.bytes_, gain=1 - p.seconds / limit)
 
 
 def _with_fewer_chunks(
@@ -108,9 +117,9 @@ def _sets(pricing: Pricing) -> Iterator[dict[str, Any]]:
 
 def _least(
     pricing: Pricing, sets: Sequence[dict[str, Any]], tried: Sequence[RankedStrategy], limit: float
-) -> Iterator[NarrowerTypes | None]:
-    """Yield the fastest strategy under each set of types, or None where none is faster than `limit`: the formulas
-    anew, for all sets in one call, the pipelines as they were timed."""
+) -> Iterator[tuple[Pricing, NarrowerTypes | None]]:
+    """Yield the question with each set of types, and its fastest strategy or None where none is faster than `limit`:
+    the formulas anew, for all sets in one call, the pipelines as they were timed."""
     strategies = [r.strategy for r in tried]
     each = [replace(pricing, extra=StackOptions(**pricing.extra.changed() | types)) for types in sets]
     terms, reserved = price_under(each, strategies, [r.run.blocks if r.strategy.pp > 1 else None for r in tried])
@@ -122,7 +131,7 @@ def _least(
             faster = seconds < min(least.seconds if least else limit, (1 - _GAIN) * limit)
             if faster and reserved[i] <= pricing.usable and _legal(there, r.strategy):
                 least = NarrowerTypes(types, r.strategy, seconds, float(reserved[i]), 1 - seconds / limit)
-        yield least
+        yield there, least
 
 
 def _legal(there: Pricing, s: Strategy) -> bool:

@@ -4,6 +4,7 @@ of time and memory, and the reasons against the others."""
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -30,6 +31,9 @@ _SLACK = 0.10
 """Slowdown against the fastest strategy, as a share, that the objective `memory` accepts."""
 _FRONT = 1.5
 """The front of time and memory extends to this many times the shortest step."""
+_EACH, _ALIKE = 6, 2
+"""Strategies of the first pass for each of those kept, which come in two mesh orders and with many numbers of chunks;
+how many of those that differ in the number of chunks alone are kept."""
 _FIRST = 64
 """How many strategies of the first pass an answer names for the next question."""
 _POINTS, _CLEARLY = 8, 0.98
@@ -123,21 +127,23 @@ def answer(
     try:
         slack, front_limit = _SLACK if objective == "memory" else 0.0, _FRONT if whole_front else 0.0
         explored = branch_and_bound.explore(
-            pricing, gpus, options, 2 * keep, slack, front_limit, watch, known=known
-        )  # two mesh orders
+            pricing, gpus, options, _EACH * keep, slack, front_limit, watch, known=known
+        )
     except InputError as error:
         raise no_answer.nothing_legal(error, pricing, gpus) from None
-    if not len(explored.rows):
+    if not len(explored.rows) and not explored.close:
         raise no_answer.nothing_fits(pricing, explored, larger, gpus, options)
     fastest, family_rows = _fastest(explored, keep), best_of_each_family(explored)
     front = _promising(explored, whole_front)
-    if objective == "memory":
+    if objective == "memory" and len(explored.rows):
         near = explored.order[explored.seconds[explored.order] <= (1 + _SLACK) * explored.seconds[explored.order[0]]]
         fastest += [int(row) for row in near[np.argsort(explored.bytes_[near], kind="stable")][:keep]]
     rows = list(dict.fromkeys([*fastest, *family_rows, *front]))
     pricing = with_best_options(pricing, [explored.rows.strategy(row) for row in fastest])
     prices = RefinedPrices(pricing)
-    candidates = prices.descend([explored.rows.strategy(row) for row in rows])
+    candidates = prices.descend([*(explored.rows.strategy(row) for row in rows), *explored.close])
+    if not candidates:
+        raise no_answer.nothing_fits(pricing, explored, larger, gpus, options)
     costs = [(r.seconds, r.priced.bytes_) for r in candidates]
     candidates = [candidates[i] for i in _distinct([r.strategy for r in candidates], costs)]
     candidates = [*that_fit(prices, candidates), *candidates]
@@ -175,11 +181,19 @@ def _first(explored: Exploration) -> list[int]:
 
 
 def _fastest(explored: Exploration, keep: int) -> list[int]:
-    """Rows of the `keep` fastest strategies that do not differ in mesh order alone at the same price."""
-    order = [int(row) for row in explored.order[: 2 * keep]]
+    """Rows of the `keep` fastest strategies that do not differ in mesh order alone at the same price, at most two of
+    those that differ in the number of chunks alone: these are alike, and neighbours of each other."""
+    order = [int(row) for row in explored.order[: _EACH * keep]]
     strategies = [explored.rows.strategy(row) for row in order]
     costs = [(explored.seconds[row], explored.bytes_[row]) for row in order]
-    return [order[i] for i in _distinct(strategies, costs)[:keep]]
+    alike: Counter[Strategy] = Counter()
+    rows = []
+    for i in _distinct(strategies, costs):
+        s = replace(strategies[i], virtual=1, schedule=Strategy.schedule)
+        alike[s] += 1
+        if alike[s] <= _ALIKE:
+            rows.append(order[i])
+    return rows[:keep]
 
 
 def _distinct(strategies: Sequence[Strategy], costs: Sequence[tuple[float, float]]) -> list[int]:
@@ -213,6 +227,8 @@ def _fewer(larger: Callable[[int], Pricing], gpus: int, best: RankedStrategy) ->
 def _promising(explored: Exploration, whole: bool) -> list[int]:
     """Rows of the front of time and memory, by the first pass."""
     order = explored.order
+    if not len(order):
+        return []
     order = order[explored.seconds[order] <= _FRONT * explored.seconds[order[0]]]
     least = np.minimum.accumulate(explored.bytes_[order])
     clearly = 1.0 if whole else _CLEARLY
@@ -268,15 +284,16 @@ def first_pass(pricing: Pricing, gpus: int, below: float = np.inf) -> Exploratio
         explored = branch_and_bound.explore(pricing, gpus, pricing.options, keep=1, families=_CLOSE, below=below)
     except InputError:
         return None
-    return explored if len(explored.rows) else None
+    return explored if len(explored.rows) or explored.close else None
 
 
-def best_of(pricing: Pricing, explored: Exploration) -> RankedStrategy:
-    """Return the best of a first pass by the second, with the options of the stack that make it faster."""
+def best_of(pricing: Pricing, explored: Exploration) -> RankedStrategy | None:
+    """Return the best of a first pass by the second, with the options of the stack that make it faster; None if
+    nothing fits."""
     fastest = [explored.rows.strategy(int(row)) for row in explored.order[:FOR_OPTIONS]]
     pricing = with_best_options(pricing, fastest)
     prices = RefinedPrices(pricing)
     # With the options the fastest by the formulas may not fit; of those with which they were tried one does.
     of_families = [explored.rows.strategy(row) for row in best_of_each_family(explored)]
-    candidates = prices.descend(list(dict.fromkeys([*fastest, *of_families])), slower=False)
-    return next(iter(that_fit(prices, candidates)), candidates[0])
+    candidates = prices.descend(list(dict.fromkeys([*fastest, *of_families, *explored.close])), slower=False)
+    return next(iter([*that_fit(prices, candidates), *candidates]), None)

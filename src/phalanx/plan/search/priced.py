@@ -81,10 +81,9 @@ def price_under(
     first."""
     pricing, rows = each[0], len(each) * len(strategies)
     everything = [*strategies] * len(each)
-    how = layout_of(pricing, everything)
     by = _joined([one.profile for one in each], len(strategies))
-    cut = layout_of(pricing, everything, [*cuts] * len(each)) if any(cuts) else how
-    step = step_of(pricing.shape, cut, pricing.system, by)
+    how = layout_of(pricing, everything, [*cuts] * len(each))
+    step = step_of(pricing.shape, how, pricing.system, by)
     reserved = np.broadcast_to(memory_of(pricing.shape, how, by, step.ahead).reserved, rows)
     return {name: np.broadcast_to(term, rows) for name, term in step.terms.items()}, reserved
 

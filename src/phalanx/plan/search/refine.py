@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import zip_longest
+from itertools import chain, groupby, zip_longest
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from phalanx.cost.analytic.step import Step
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.flops import model_flops
 from phalanx.cost.ledger.pipeline_formulas import makespans
+from phalanx.cost.ledger.rank_layout import blocks_by_work
 from phalanx.cost.pipeline_time import Costs, PricedSchedule
 from phalanx.cost.pipeline_time import price as price_schedule
 from phalanx.plan.search import branch_and_bound, strategy_columns
@@ -29,13 +30,15 @@ from phalanx.plan.search.priced import PricedStrategy, price_with_step
 from phalanx.plan.search.strategy_columns import ORDERS, SEARCHED, of
 from phalanx.schedule.partition.balance import Explained, Units, explain, partition
 from phalanx.schedule.pipeline import stages
-from phalanx.schedule.pipeline.given_layout import Blocks, given_blocks, listed
+from phalanx.schedule.pipeline.given_layout import Blocks, equal_blocks, given_blocks, listed
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.schedule.pipeline.schedules import build as build_schedule
 from phalanx.spec.strategy.spec import Schedule, Strategy
 
 _PIPELINED = ("matmul", "attention", "memory", "tp", "cp", "ep", "recompute", "launch", "head", "bubble")
 """The terms of a step that a pipeline's makespan replaces."""
+GAIN = 0.001
+"""Share of the step by which chunks of unequal length must shorten it to be worth a line of configuration."""
 _ROUNDING = 1e-9
 """Share by which sums in another order may differ."""
 
@@ -82,9 +85,10 @@ def refined(
     """Price strategies term by term, with their pipelines timed action by action; those that certainly take longer
     than `below` seconds are left out, untimed.
 
-    A pipeline whose blocks nothing lists takes as long as the cut that is found here takes, listed; its memory is
-    that of equal chunks until they are listed (stage_lengths.py). Strategies that differ only in sharding share one
-    cut and one run; so do both orders of stages and replicas without experts: they move no group of tp or cp."""
+    A pipeline whose blocks nothing lists (`layers=auto`) has the time and the memory of one cut, the same as if that
+    were listed: equal chunks, or the balanced ones where these fit and are worth a line (`_chosen`); the stack's own
+    where it takes no list. Strategies that differ only in sharding share the run of a cut; so do both orders of
+    stages and replicas without experts: they move no group of tp or cp."""
     if not strategies:
         return []
     alike = SEARCHED if pricing.model.experts is None else ()
@@ -95,29 +99,49 @@ def refined(
     shortest = _least_makespans(pricing, strategies, step) if bounded else np.zeros(len(strategies))
     limit = (1 + _ROUNDING) * below
     rows = [i for i, p in enumerate(priced) if shortest[i] + (p.strategy.pp == 1) * beside_pipeline(p.terms) <= limit]
-    priced, step = [priced[i] for i in rows], _rows_of(step, rows, len(priced))
-    cuts = _cuts(pricing, [alone[i] for i in rows], step)
-    if any(cuts):
-        cut_prices, step = price_with_step(pricing, [strategies[i] for i in rows], cuts)
-        priced = [replace(p, terms=cut.terms) for p, cut in zip(priced, cut_prices, strict=True)]
-    in_time = [k for k, p in enumerate(priced) if shortest[rows[k]] + beside_pipeline(p.terms) <= limit]
-    first: dict[Strategy, int] = {}
-    for k in in_time:
-        first.setdefault(alone[rows[k]], k)
-    chosen = list(first.values())
-    timed = _runs(pricing, list(first), _rows_of(step, chosen, len(priced)), [cuts[k] for k in chosen])
-    runs = dict(zip(first, timed, strict=True))
-    results = []
-    for k in in_time:
-        p, pipeline = priced[k], runs[alone[rows[k]]]
-        results.append((replace(p, seconds=pipeline.seconds(p.terms), terms=pipeline.terms(p.terms)), pipeline))
-    return results
+    cuts = _cuts(pricing, [alone[i] for i in rows], _rows_of(step, rows, len(priced)))
+    ways = [(i, cut) for i, of_row in zip(rows, cuts, strict=True) for cut in of_row]
+    if not ways:
+        return []
+    priced, step = price_with_step(pricing, [strategies[i] for i, _ in ways], [cut for _, cut in ways])
+    fitting: list[list[int]] = []  # of each strategy, the ways that are timed
+    for i, own in groupby(range(len(ways)), lambda k: ways[k][0]):
+        places = list(own)
+        if any(shortest[i] + beside_pipeline(priced[k].terms) <= limit for k in places):
+            fitting.append(_that_fit(pricing, priced, places))
+    first: dict[tuple[Strategy, Blocks | None], int] = {}
+    for k in chain(*fitting):
+        first.setdefault((alone[ways[k][0]], ways[k][1]), k)
+    columns = _rows_of(step, list(first.values()), len(priced))
+    runs = dict(zip(first, _runs(pricing, [s for s, _ in first], columns, [c for _, c in first]), strict=True))
+
+    def timed(k: int) -> tuple[PricedStrategy, PipelineRun]:
+        p, pipeline = priced[k], runs[alone[ways[k][0]], ways[k][1]]
+        return replace(p, seconds=pipeline.seconds(p.terms), terms=pipeline.terms(p.terms)), pipeline
+
+    return [_chosen([timed(k) for k in places]) for places in fitting]
+
+
+def _that_fit(pricing: Pricing, priced: Sequence[PricedStrategy], places: Sequence[int]) -> list[int]:
+    """Return the places of a strategy's cuts that leave as much memory free as a search does; where none does, that
+    of the smallest."""
+    fitting = [k for k in places if priced[k].bytes_ <= pricing.usable_by_default]
+    return fitting or [min(places, key=lambda k: priced[k].bytes_)]
+
+
+def _chosen(cuts: Sequence[tuple[PricedStrategy, PipelineRun]]) -> tuple[PricedStrategy, PipelineRun]:
+    """Return the first cut, equal chunks where they fit, unless another one clearly shortens the step."""
+    best, *others = cuts
+    for other in others:
+        if other[0].seconds <= (1 - GAIN) * best[0].seconds:
+            best = other
+    return best
 
 
 def as_cut(pricing: Pricing, s: Strategy) -> Strategy:
     """Return a strategy with the blocks of each chunk listed as they are cut; the same where nothing is cut."""
-    (blocks,) = _cuts(pricing, [s], pricing.step(of([s])))
-    return s if blocks is None else replace(s, layers=listed(blocks))
+    given = s.pp == 1 or given_blocks(s, pricing.extra, int(pricing.shape.layers)) is not None
+    return s if given else replace(s, layers=listed(refined(pricing, [s])[0][1].blocks))
 
 
 def _rows_of(step: Step, rows: list[int], count: int) -> Step:
@@ -149,7 +173,7 @@ def _least_makespans(pricing: Pricing, strategies: Sequence[Strategy], step: Ste
 
 def run_placed(pricing: Pricing, s: Strategy, step: Step, count: int) -> list[float]:
     """Return the seconds of a strategy's step as it is placed in `count` ways, of which `step` has an element each,
-    with the pipeline timed action by action; its chunks are cut anew for each."""
+    with the pipeline timed action by action; its blocks are listed."""
     columns = {name: np.broadcast_to(term, count) for name, term in step.terms.items()}
     runs = _runs(pricing, [s] * count, step)
     return [run.seconds({name: float(term[i]) for name, term in columns.items()}) for i, run in enumerate(runs)]
@@ -175,10 +199,25 @@ def _chunks(
     return chunks
 
 
-def _cuts(pricing: Pricing, strategies: Sequence[Strategy], step: Step) -> list[Blocks | None]:
-    """Return the blocks of each chunk of each strategy; None where they are given, or there is no pipeline."""
+def _cuts(pricing: Pricing, strategies: Sequence[Strategy], step: Step) -> list[tuple[Blocks | None, ...]]:
+    """Return the cuts that each strategy may have, equal chunks first; (None,) where the blocks are given, or there
+    is no pipeline."""
     open_ = {i: c for i, c in _chunks(pricing, strategies, step).items() if c.given is None}
-    return [_cut(open_[i])[0] if i in open_ else None for i in range(len(strategies))]
+    cuts: list[tuple[Blocks | None, ...]] = [(None,)] * len(strategies)
+    for i, chunks in open_.items():
+        if pricing.lists_blocks:
+            equal = equal_blocks(int(pricing.shape.layers), len(stages.rank_of(strategies[i])))
+            cuts[i] = tuple(dict.fromkeys((equal, _cut(chunks)[0])))
+        else:
+            cuts[i] = (_of_the_stack(pricing, strategies[i]),)
+    return cuts
+
+
+def _of_the_stack(pricing: Pricing, s: Strategy) -> Blocks:
+    """Return the blocks of each chunk as a stack deals them out that takes no list: by work, or all alike."""
+    if np.any(pricing.profile.balanced):
+        return blocks_by_work(pricing.shape, s.pp)
+    return equal_blocks(int(pricing.shape.layers), len(stages.rank_of(s)))
 
 
 def _runs(

@@ -1,12 +1,12 @@
 """How many blocks each chunk of a pipeline has, where a stack lets its user say so (stacks/: `layers`).
 
-A search prices strategies as if every pipeline rank had the same number of blocks. That is neither the fastest cut,
-for the last rank has the head as well, nor the smallest, for the first rank keeps the activations of the most
-micro-batches. So after the second pass:
+The first pass prices strategies as if every pipeline rank had the same number of blocks, the second so or with the
+cut that balances their times, for the last rank has the head as well. Neither is the smallest, for the first rank
+keeps the activations of the most micro-batches. So after the second pass:
 
     a faster strategy that does not fit    is tried with a shorter first rank, and with the embedding and the loss
                                            counted as blocks; memory for all of them in one call
-    the best strategy                      is timed with equal chunks, and with the cut that the second pass balanced
+    the best strategy                      is timed with equal chunks too, to say what its own bring
 
 What is chosen stands in the strategy as `layers`, and is exported as the stack writes it.
 """
@@ -21,15 +21,13 @@ import numpy as np
 
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.priced import layout_of
-from phalanx.plan.search.refine import RankedStrategy, RefinedPrices
-from phalanx.schedule.pipeline.given_layout import listed
+from phalanx.plan.search.refine import GAIN, RankedStrategy, RefinedPrices
+from phalanx.schedule.pipeline.given_layout import equal_blocks, listed
 from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.strategy.spec import Strategy
 
-_GAIN = 0.001
-"""Share of the step by which unequal chunks must shorten it to be listed."""
 _TRIED = 8
-"""Faster strategies that do not fit, which are tried."""
+"""Strategies that are tried, of those that do not fit and of those with equal chunks."""
 _TIMED = 4
 """Cuts that fit whose pipelines are timed."""
 _SHORTER = (1, 2, 3, 4)
@@ -43,7 +41,8 @@ class StageLengths:
 
     listed: RankedStrategy
     equal_seconds: float | None
-    """Step time with equal chunks; None where the strategy does not fit with them."""
+    """Step time with chunks that are as equal as whole blocks allow; None where the strategy does not fit with
+    them."""
 
     @property
     def blocks(self) -> tuple[int, ...]:
@@ -64,17 +63,14 @@ class StageLengths:
 
 def can_list(pricing: Pricing) -> bool:
     """Whether the stack takes the blocks of each chunk, and the user has not fixed those of any rank."""
-    row = pricing.row
-    if row is None or row.strategy["layers"].values is not None or not row.strategy["layers"].written:
-        return False
-    return not any(getattr(pricing.extra, name) for name in _PINNED)
+    return pricing.row is not None and pricing.lists_blocks and not any(getattr(pricing.extra, n) for n in _PINNED)
 
 
 def that_fit(prices: RefinedPrices, candidates: Sequence[RankedStrategy]) -> list[RankedStrategy]:
     """Return strategies faster than the best of `candidates` that fit with chunks of unequal length alone, fastest
     first; `prices` has met the strategies that do not fit."""
     pricing = prices.pricing
-    if not can_list(pricing):
+    if not candidates or not can_list(pricing):
         return []
     best = candidates[0].seconds
     too_large = [r for r in prices.met() if not r.priced.fits and r.strategy.pp > 1 and r.strategy.layers == "auto"]
@@ -85,23 +81,21 @@ def that_fit(prices: RefinedPrices, candidates: Sequence[RankedStrategy]) -> lis
         return []
     reserved = np.broadcast_to(pricing.held(layout_of(pricing, cuts)), len(cuts))
     fitting = [s for s, bytes_ in zip(cuts, reserved, strict=True) if bytes_ <= pricing.usable]
-    timed = [r for r in prices.of(fitting[:_TIMED]) if r.priced.fits and r.seconds < (1 - _GAIN) * best]
+    timed = [r for r in prices.of(fitting[:_TIMED]) if r.priced.fits and r.seconds < (1 - GAIN) * best]
     return sorted(timed, key=lambda r: r.seconds)
 
 
 def lengths(prices: RefinedPrices, best: RankedStrategy) -> StageLengths | None:
-    """Return the best strategy with its chunks listed, where that shortens its step; None without a pipeline, where
-    blocks do not divide (then chunks are never equal), and where equal chunks are as good."""
+    """Return the best strategy with its chunks listed, where they have more and fewer blocks; None where they have as
+    many, without a pipeline, and where nothing can list them."""
     s, pricing = best.strategy, prices.pricing
     if s.layers != "auto":  # it does not fit with equal ones
         return StageLengths(best, None)
-    chunks, layers = len(rank_of(s)), pricing.model.layers + pricing.extra.mtp
-    if s.pp == 1 or layers % chunks or len(set(best.run.blocks)) == 1 or not can_list(pricing):
+    if s.pp == 1 or len(set(best.run.blocks)) == 1 or not can_list(pricing):
         return None
-    cuts = ((layers // chunks,) * chunks, best.run.blocks)
-    equal, unequal = prices.of([replace(s, layers=listed(cut)) for cut in cuts])
-    chosen = StageLengths(unequal, equal.seconds if equal.priced.fits else None)
-    return chosen if unequal.priced.fits and unequal.seconds <= (1 - _GAIN) * equal.seconds else None
+    cuts = (equal_blocks(int(pricing.shape.layers), len(rank_of(s))), best.run.blocks)
+    equal, chosen = prices.of([replace(s, layers=listed(cut)) for cut in cuts])
+    return StageLengths(chosen, equal.seconds if equal.priced.fits else None)
 
 
 def cuts_of(s: Strategy, pricing: Pricing) -> Iterator[tuple[int, ...]]:
@@ -112,7 +106,7 @@ def cuts_of(s: Strategy, pricing: Pricing) -> Iterator[tuple[int, ...]]:
         if (layers + sum(ends)) % chunks == 0:
             each = (layers + sum(ends)) // chunks
             yield (each - ends[0], *(each,) * (chunks - 2), each - ends[1])
-    base = [len(part) for part in np.array_split(np.arange(layers), chunks)]
+    base = equal_blocks(layers, chunks)
     own = [i for i, rank in enumerate(ranks) if rank == 0]
     others = [i for i, rank in enumerate(ranks) if rank != 0]
     for fewer in _SHORTER:

@@ -12,7 +12,7 @@ from phalanx.plan.explain import explanation, operators
 from phalanx.plan.explain.analytic import AnalyticSubject
 from phalanx.plan.placement.placement import in_order
 from phalanx.plan.search.planner import Answer
-from phalanx.plan.search.priced import COMMUNICATION
+from phalanx.plan.search.priced import COMMUNICATION, layout_of
 from phalanx.plan.search.refine import RankedStrategy, timeline
 from phalanx.plan.search.strategy_columns import of
 from phalanx.plan.search.why_not import TERM_NAMES
@@ -147,8 +147,8 @@ def _memory(a: Answer) -> Section:
 
 def _memory_by_rank(a: Answer) -> Section:
     s, p = a.best.strategy, a.pricing
-    rows = of([s])
-    held = memory_of(p.shape, p.layout(rows), p.profile, p.step(rows).ahead)
+    how = layout_of(p, [s], [a.to_run.run.blocks])
+    held = memory_of(p.shape, how, p.profile, p.step(of([s])).ahead)
     bars = {
         f"rank {rank}": {name: float(np.ravel(column)[0]) for name, column in parts.items()}
         for rank, parts in enumerate(held.by_rank(s.pp))

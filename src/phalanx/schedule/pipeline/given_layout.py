@@ -25,6 +25,14 @@ def listed(blocks: Blocks) -> str:
     return "/".join(map(str, blocks))
 
 
+def equal_blocks(layers: int, chunks: int) -> Blocks:
+    """Return the blocks of each chunk where all are as long as whole blocks allow, the first ones longer; where two
+    have none, both ends, which have the embedding and the head."""
+    if layers == chunks - 2:
+        return (0, *(1,) * layers, 0)
+    return tuple(len(part) for part in np.array_split(np.arange(layers), chunks))
+
+
 def given_blocks(s: Strategy, options: StackOptions, layers: int) -> Blocks | None:
     """Return the blocks of each of pp x virtual chunks; None where nothing gives them, or there is no pipeline.
 
@@ -39,7 +47,7 @@ def given_blocks(s: Strategy, options: StackOptions, layers: int) -> Blocks | No
     if not (o.embedding_as_layer or o.loss_as_layer):
         return None
     total = layers + o.embedding_as_layer + o.loss_as_layer
-    blocks = [len(part) for part in np.array_split(np.arange(total), chunks)]
+    blocks = [*equal_blocks(total, chunks)]
     blocks[0] -= o.embedding_as_layer
     blocks[-1] -= o.loss_as_layer
     if min(blocks[0], blocks[-1]) < 0 or 0 in blocks[1:-1]:
@@ -58,11 +66,11 @@ def _short_ends(s: Strategy, o: StackOptions, layers: int) -> Blocks:
         name = "first_stage_layers" if o.first_stage_layers else "last_stage_layers"
         reason = f"leaves {rest} of {layers} blocks for {others} other ranks"
         raise InputError(f"options.{name}", sum(given.values()), reason, "use other numbers")
-    shares = iter([len(part) for part in np.array_split(np.arange(rest), others)] if others else [])
+    shares = iter(equal_blocks(rest, others) if others else ())
     of_rank = [given[rank] if rank in given else next(shares) for rank in range(s.pp)]
     ranks = rank_of(s)
     each = len(ranks) // s.pp
-    split = [iter([len(part) for part in np.array_split(np.arange(n), each)]) for n in of_rank]
+    split = [iter(equal_blocks(n, each)) for n in of_rank]
     blocks = tuple(next(split[rank]) for rank in ranks)
     if 0 in blocks[1:-1]:
         name = "first_stage_layers" if o.first_stage_layers else "last_stage_layers"
