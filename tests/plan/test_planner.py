@@ -139,7 +139,7 @@ def test_a_stack_gets_the_schedules_that_it_has():
 def test_the_fewest_gpu_hours(tmp_path):
     words = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--batch", "64", "--seq", "4096", "--tokens", "1T")
     spent = {}
-    for n in (64, 32, 16, 8):
+    for n in (64, 32, 16, 8, 4):  # on 2 nothing fits
         found = json.loads(phalanx(tmp_path, "plan", *words, "--gpus", str(n), "--json")[1])
         spent[n] = found["best"]["training"]["gpu_hours"]
     out, err = phalanx(tmp_path, "plan", *words, "--gpus", "64", "--objective", "gpu-hours", "--json")[1:]

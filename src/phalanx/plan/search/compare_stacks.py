@@ -17,7 +17,7 @@ from multiprocessing import active_children, get_all_start_methods, get_context
 from phalanx.plan.search import space
 from phalanx.plan.search.branch_and_bound import Exploration
 from phalanx.plan.search.column_pricing import Pricing
-from phalanx.plan.search.planner import FOR_OPTIONS, best_of, first_pass
+from phalanx.plan.search.planner import FOR_OPTIONS, best_of, fastest_rows, first_pass
 from phalanx.plan.search.priced import PricedStrategy
 from phalanx.plan.search.refine import best_of_each_family
 from phalanx.spec.errors import InputError
@@ -137,7 +137,7 @@ def _of(group: list[Pricing], gpus: int) -> list[OfStack]:
 def _runs_best(p: Pricing, explored: Exploration) -> bool:
     """Whether a row runs what the second pass starts from: the best of another row's first pass, and those beside it
     with which options are tried."""
-    rows = [*explored.order[:FOR_OPTIONS], *best_of_each_family(explored)]
+    rows = [*fastest_rows(explored, FOR_OPTIONS), *best_of_each_family(explored)]
     strategies = [*(explored.rows.strategy(int(row)) for row in rows), *explored.close]
     return all(p.options.allows(s, s.accumulation(p.job)) for s in strategies)
 

@@ -33,7 +33,7 @@ _FRONT = 1.5
 """The front of time and memory extends to this many times the shortest step."""
 _EACH, _ALIKE = 6, 2
 """Strategies of the first pass for each of those kept, which come in two mesh orders and with many numbers of chunks;
-how many of those that differ in the number of chunks alone are kept."""
+how many of those that differ in the number of chunks alone are kept: they are neighbours of each other."""
 _FIRST = 64
 """How many strategies of the first pass an answer names for the next question."""
 _POINTS, _CLEARLY = 8, 0.98
@@ -80,7 +80,7 @@ class Answer:
     """Time of the search."""
     fewer: FewerGpus | None = None
     lengths: StageLengths | None = None
-    """The best strategy with the blocks of its chunks, where equal chunks are slower or do not fit."""
+    """The best strategy with the blocks of its chunks, where they have more and fewer."""
     types: tuple[NarrowerTypes, ...] = ()
     """Narrower number types that the stack has and that would be faster, fastest first."""
     first: tuple[Strategy, ...] = ()
@@ -133,7 +133,7 @@ def answer(
         raise no_answer.nothing_legal(error, pricing, gpus) from None
     if not len(explored.rows) and not explored.close:
         raise no_answer.nothing_fits(pricing, explored, larger, gpus, options)
-    fastest, family_rows = _fastest(explored, keep), best_of_each_family(explored)
+    fastest, family_rows = fastest_rows(explored, keep), best_of_each_family(explored)
     front = _promising(explored, whole_front)
     if objective == "memory" and len(explored.rows):
         near = explored.order[explored.seconds[explored.order] <= (1 + _SLACK) * explored.seconds[explored.order[0]]]
@@ -149,7 +149,7 @@ def answer(
     candidates = [*that_fit(prices, candidates), *candidates]
     each_best = {r.family: r for r in reversed(candidates)}
     families = tuple(each_best[name] for name in FAMILIES if name in each_best)
-    ranked = candidates[:keep]
+    ranked = [candidates[i] for i in _unlike([r.strategy for r in candidates])][:keep]
     if objective == "memory":
         near_best = [r for r in candidates if r.seconds <= (1 + _SLACK) * candidates[0].seconds]
         ranked = sorted(near_best, key=lambda r: r.priced.bytes_)[:keep]
@@ -180,20 +180,26 @@ def _first(explored: Exploration) -> list[int]:
     return list(dict.fromkeys([*best, *of_families]))
 
 
-def _fastest(explored: Exploration, keep: int) -> list[int]:
-    """Rows of the `keep` fastest strategies that do not differ in mesh order alone at the same price, at most two of
-    those that differ in the number of chunks alone: these are alike, and neighbours of each other."""
+def fastest_rows(explored: Exploration, keep: int) -> list[int]:
+    """Rows of the `keep` fastest strategies of a first pass that do not differ in mesh order alone at the same price,
+    and are not alike."""
     order = [int(row) for row in explored.order[: _EACH * keep]]
     strategies = [explored.rows.strategy(row) for row in order]
     costs = [(explored.seconds[row], explored.bytes_[row]) for row in order]
-    alike: Counter[Strategy] = Counter()
-    rows = []
-    for i in _distinct(strategies, costs):
-        s = replace(strategies[i], virtual=1, schedule=Strategy.schedule)
-        alike[s] += 1
-        if alike[s] <= _ALIKE:
-            rows.append(order[i])
-    return rows[:keep]
+    distinct = _distinct(strategies, costs)
+    return [order[distinct[i]] for i in _unlike([strategies[i] for i in distinct])][:keep]
+
+
+def _unlike(strategies: Sequence[Strategy]) -> list[int]:
+    """Return the indices of strategies, of those that differ in the number of chunks alone the first `_ALIKE`."""
+    met: Counter[Strategy] = Counter()
+    kept = []
+    for i, s in enumerate(strategies):
+        alike = replace(s, virtual=1, schedule=Strategy.schedule, layers="auto")
+        met[alike] += 1
+        if met[alike] <= _ALIKE:
+            kept.append(i)
+    return kept
 
 
 def _distinct(strategies: Sequence[Strategy], costs: Sequence[tuple[float, float]]) -> list[int]:
@@ -290,7 +296,7 @@ def first_pass(pricing: Pricing, gpus: int, below: float = np.inf) -> Exploratio
 def best_of(pricing: Pricing, explored: Exploration) -> RankedStrategy | None:
     """Return the best of a first pass by the second, with the options of the stack that make it faster; None if
     nothing fits."""
-    fastest = [explored.rows.strategy(int(row)) for row in explored.order[:FOR_OPTIONS]]
+    fastest = [explored.rows.strategy(row) for row in fastest_rows(explored, FOR_OPTIONS)]
     pricing = with_best_options(pricing, fastest)
     prices = RefinedPrices(pricing)
     # With the options the fastest by the formulas may not fit; of those with which they were tried one does.
