@@ -10,7 +10,10 @@ from functools import cache
 import numpy as np
 import pytest
 
+from phalanx.commands.priced_plan import plan_of
 from phalanx.commands.question import Asked, read
+from phalanx.formats.training.subject import subject
+from phalanx.plan.explain.analytic import AnalyticSubject
 from phalanx.plan.search import space
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.refine import GAIN, as_cut, refined
@@ -92,3 +95,12 @@ def test_equal_chunks_stand_in_where_balanced_ones_do_not_fit() -> None:
     assert equal_run.blocks == (16, 16)
     assert equal.seconds > balanced.seconds
     assert equal.bytes_ < 0.95 * device.usable_bytes < balanced.bytes_
+
+
+def test_an_export_has_the_blocks_that_its_plan_was_priced_with() -> None:
+    """Megatron-Core would deal out equal chunks, where nothing is written."""
+    s = Strategy(dp=32, zero=1, pp=2)
+    x = AnalyticSubject(lambda _: pricing("megatron-core", "llama3-8b", 64, 8192), s, 64)
+    plan = plan_of(x.pricing, x.priced, x.run, x.mfu, "dgx-h100", "bf16")
+    assert plan.strategy.layers == "auto"
+    assert subject(plan, ROWS["megatron-core"]).s.layers == listed(x.run.blocks) == "17/15"
