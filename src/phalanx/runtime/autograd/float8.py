@@ -108,6 +108,9 @@ def rounded(x: Tensor, dtype: torch.dtype, rowwise: bool) -> Rounded:
     scale = scale_of(largest, dtype)
     rows, n = x.shape
     more = -n % NARROW_MULTIPLE
+    if torch.compiler.is_compiling():  # in a graph, what is written to takes the layout of x: rows are asked for
+        wide = nn.functional.pad(x * scale.to(x.dtype), (0, more))
+        return Rounded(wide.to(dtype).contiguous(), scale.reciprocal())
     narrow = (torch.zeros if more else torch.empty)(rows, n + more, dtype=dtype, device=x.device)
     torch.mul(x, scale.to(x.dtype), out=narrow[:, :n])  # one pass: scaled, rounded, and in rows
     return Rounded(narrow, scale.reciprocal())
