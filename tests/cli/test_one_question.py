@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support.in_process_cli import phalanx
 from support.sizes import examples
 
+from phalanx.plan.explain.traffic import term_of
 from phalanx.spec.files.plan import write_text
 
 _COMMANDS = ("predict", "explain", "lint", "comm", "memory", "roofline")
@@ -65,9 +66,18 @@ def _agree(here: Path, asked: list[str]) -> None:
     assert explained["usable_bytes"] == int(predicted["memory_bytes"]["usable"])
     assert found["memory"][0]["rows"][-1]["takes_bytes"] == pytest.approx(predicted["memory_bytes"]["reserved"])
     sent: dict[str, float] = {}
+    alone: dict[str, float] = {}
+    exposed: dict[str, float] = {}
     for row in found["comm"][0]["rows"]:
         if row["hidden"] is not None:  # the others are of the pipeline's ends
             sent[row["axis"]] = sent.get(row["axis"], 0.0) + row["sent_bytes"]
+            term = term_of(row["axis"])
+            alone[term] = alone.get(term, 0.0) + row["alone_s"]
+            exposed[term] = exposed.get(term, 0.0) + row["alone_s"] * (1 - row["hidden"])
+    for term, seconds in exposed.items():  # that of experts has permutations and waiting too
+        assert term == "ep" or seconds == pytest.approx(
+            min(explained["terms_s"].get(term, 0.0), alone[term]), rel=1e-9
+        ), term
     for row in explained["communication"]:
         assert sent[row["axis"]] == pytest.approx(row["sent_bytes"], rel=1e-12)
     in_block = {row["operator"]: row for row in found["roofline"][1]["rows"]}

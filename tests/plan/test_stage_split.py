@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
+from support.fitted_cluster import laptop
 
 from phalanx.cost.pipeline_time import Costs, price
 from phalanx.cost.step.expand import expand
@@ -17,6 +18,7 @@ from phalanx.schedule.layout import Layout
 from phalanx.schedule.pipeline.schedules import build
 from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.cluster import presets as clusters
+from phalanx.spec.cluster.spec import Rates
 from phalanx.spec.files.job_file import build as make
 from phalanx.spec.files.job_file import make_strategy
 from phalanx.spec.job import Job, Precision
@@ -54,6 +56,22 @@ def test_a_device_without_a_communication_engine_moves_bytes_itself() -> None:
     )
     assert (alone.costs.overhead, own.costs.overhead) == (0.0, own.costs.transfer)
     assert own.priced.bubble_fraction > alone.priced.bubble_fraction
+
+
+def test_ranks_that_share_cores_are_faster_while_others_wait() -> None:
+    """The pace is from the rates measured with as many ranks at work; published rates, of one level, give none."""
+    few, most = (replace(k, concurrent=n) for k, n in zip(laptop(4).kernels, (2, 4), strict=True))
+    slow = replace(most, forward=twice(most.forward), backward=twice(most.backward))
+    host = replace(laptop(4), kernels=(few, slow))
+    views = Layout(LLAMA, replace(JOB, precision=Precision()), _strategy("pp=4")).stage_views()
+    found = [price_pipeline(views, [terms(v) for v in views], c) for c in (host, replace(host, kernels=(slow,)))]
+    assert found[0].costs.pace == pytest.approx([2, 2, 4 / 3, 1])
+    assert found[1].costs.pace == ()
+    assert found[0].step_time_s < found[1].step_time_s
+
+
+def twice(rates: Rates) -> Rates:
+    return replace(rates, **{name: 2 * x for name, x in asdict(rates).items() if x is not None})
 
 
 @pytest.mark.parametrize("line", ["pp=4,tp=2", "pp=8", "pp=4,schedule=interleaved,virtual=2", "pp=4,schedule=zb-v"])

@@ -8,6 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
+from phalanx.cli.terminal import console
 from phalanx.report.fit import print_fitted
 from phalanx.report.style import size, table
 
@@ -32,6 +33,26 @@ def test_no_word_is_broken(width: int) -> None:
         assert re.search(rf"(?<![\w-]){re.escape(word)}(?![\w])", text), word
     assert text.count("1,024.0 GiB") == 6
     assert all(f"figure {i}" in text or str(i) in text for i in range(6))
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_long_list_of_layers_is_broken_between_numbers(width: int) -> None:
+    layers = "layers=0/" + "/".join(["1"] * 126) + "/0"
+    grid = table("cut", "model", "strategy", left=("model", "strategy"))
+    grid.add_row("Llama 3.1 405B", f"dp=4,pp=16,virtual=8,{layers},order=dp/pp")
+    out = io.StringIO()
+    print_fitted(Console(width=width, file=out), grid)
+    text = out.getvalue()
+    assert "…" not in text
+    assert "Llama 3.1 405B" in " ".join(text.split())
+    assert f"{layers},order=dp/pp" in re.sub(r"\s+", "", text)
+
+
+def test_piped_tables_are_as_wide_as_columns_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert console().width == 120
+    monkeypatch.setenv("COLUMNS", "80")
+    assert console().width == 80
 
 
 def test_a_table_that_fits_is_one() -> None:

@@ -116,6 +116,28 @@ def test_a_rank_that_moves_its_own_bytes_computes_later() -> None:
     )
 
 
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_on_one_core_a_bubble_costs_nothing(name: str) -> None:
+    """A rank that waits leaves the core to the others: the step is as long as all ranks' work, in any schedule. At a
+    pace that others do not change, the step is that of ranks with a core each."""
+    s = legal(name, 4, 8)
+    assert s is not None
+    uneven = [1 + 0.5 * (chunk % 3) for chunk in range(s.chunks)]
+    o = 0.125
+    costs = Costs(uneven, uneven, uneven, o, o)
+    alone = price(s, costs)
+    core = price(s, replace(costs, pace=[4.0, 2.0, 4 / 3, 1.0]))
+    messages = 2 * o * alone.messages  # each occupies both its ends
+    assert core.makespan == pytest.approx((sum(alone.work) + messages) / 4)
+    assert alone.makespan > core.makespan * 1.01
+    assert [len(times) for times in core.times] == [len(times) for times in alone.times]
+    faster = price(s, replace(costs, pace=[2.0] * 4))
+    assert faster.makespan == pytest.approx(alone.makespan / 2)
+    stuck = changed(s, 1, *map(str, reversed(s.actions[1])))
+    with pytest.raises(Unproved, match="rank 1"):
+        price(stuck, replace(costs, pace=[2.0] * 4))
+
+
 def changed(s: PipelineSchedule, rank: int, *actions: str) -> PipelineSchedule:
     own = tuple(_action(word) for word in actions)
     return replace(s, actions=(*s.actions[:rank], own, *s.actions[rank + 1 :]))

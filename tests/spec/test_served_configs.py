@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.spec.model.served import ServedModel, served
+from phalanx.spec.model.served import SERVED, ServedModel, served
 
 CONFIGS = json.loads((Path(__file__).parent / "data" / "served_configs.json").read_text())["configs"]
 _SAME = {
@@ -54,3 +54,8 @@ def differences(m: ServedModel, config: dict[str, int]) -> dict[str, tuple[float
 @pytest.mark.parametrize("name", sorted(CONFIGS))
 def test_a_served_model_is_as_its_config_says(name: str) -> None:
     assert differences(served(name), CONFIGS[name]) == {}
+
+
+def test_how_many_the_page_says() -> None:
+    """docs/serving.md."""
+    assert (len(SERVED), len(CONFIGS)) == (64, 44)

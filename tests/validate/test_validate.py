@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -137,6 +138,25 @@ def test_a_row_that_contradicts_itself_is_left_out() -> None:
     assert "is not gpus=7" in skipped[0][1]
     found, skipped = cases([records.Row({**row.cells, "gpu": "TPUv4"})])
     assert "TPUv4 is not modelled" in skipped[0][1]
+
+
+def test_a_file_of_ones_own_may_name_a_preset_and_leave_out_its_shape(tmp_path: Path) -> None:
+    """A model by its preset's name; what else is missing is said, and where nothing is left, no empty table."""
+    path = tmp_path / "runs.csv"
+    columns = "source_family,gpu,gpus,model,framework,precision,tp,pp,dp,gbs,mbs,seq_len,step_time_s"
+    blank = "own,H100-SXM-80GB,8,llama3-8b,NeMo,bf16,,,,128,1,8192,14"
+    path.write_text(f"{columns}\n{blank}\n")
+    done = CliRunner().invoke(app, ["validate", "--runs", str(path)])
+    assert done.exit_code == 0
+    assert "none of these rows can be predicted\n1 row left out" in done.stdout
+    assert "the degrees tp, pp, cp and dp are not stated" in done.stdout
+    whole = blank.replace(",,,,", ",2,1,4,")
+    path.write_text(f"{columns}\n{whole}\n{whole.replace('bf16', '')}\n")
+    done = CliRunner().invoke(app, ["validate", "--runs", str(path)])
+    assert re.search(r"own +step time +1 ", done.stdout)
+    assert "the precision is not stated" in done.stdout
+    (found,), _ = cases(records.load(path))
+    assert found.model.layers == 32
 
 
 def _as_of(framework: str, version: str = "", **cells: str) -> records.Row:

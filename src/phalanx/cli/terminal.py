@@ -143,8 +143,8 @@ def require_drawing(file: Path | None) -> None:
 
 
 def console() -> Console:
-    """Return a console as wide as the terminal, or 120 columns where output is no terminal; no table that it prints
-    breaks a word, and names from files are no markup."""
+    """Return a console as wide as COLUMNS says, else the terminal, else 120 columns; no table that it prints breaks a
+    word, and names from files are no markup."""
     from rich.console import Console
     from rich.table import Table
 
@@ -160,7 +160,8 @@ def console() -> Console:
             else:
                 super().print(*objects, **options)
 
-    return Screen(width=None if sys.stdout.isatty() else 120, markup=False, emoji=False)
+    own = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()  # rich reads it
+    return Screen(width=None if own else 120, markup=False, emoji=False)
 
 
 _CONTROL = re.compile("(\x1b\\[[0-9;]*m)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

@@ -102,8 +102,11 @@ def validate(
         out = console()
         if rows is not None:
             out.print(side_by_side(compared))
-        out.print(families(summary))
-        out.print(overall(summary), highlight=False)
+        if compared.predicted:
+            out.print(families(summary))
+            out.print(overall(summary), highlight=False)
+        else:
+            out.print("none of these rows can be predicted", highlight=False)
         if summary["replaced_stacks"]:
             out.print(replaced_stacks(summary))
         out.print(reasons(summary))

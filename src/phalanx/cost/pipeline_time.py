@@ -13,19 +13,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from phalanx.schedule.pipeline.actions import PipelineSchedule, live_activations
+from phalanx.schedule.pipeline.shared_cores import run_on_shared_cores
 from phalanx.schedule.pipeline.simulate import Times, run
 
 
 @dataclass(frozen=True)
 class Costs:
     """Seconds of F, I and W of every chunk for a micro-batch, and of a transfer between two ranks; `overhead` of them
-    keep sender and receiver from computing."""
+    keep sender and receiver from computing. `pace`: the speed with 1, 2, ... ranks at work over that with all, where
+    they share cores, and a transfer is all overhead; empty where each has its own."""
 
     forward: Sequence[float]
     input_grad: Sequence[float]
     weight_grad: Sequence[float]
     transfer: float = 0.0
     overhead: float = 0.0
+    pace: Sequence[float] = ()
 
     @classmethod
     def equal(
@@ -78,4 +81,8 @@ def price(s: PipelineSchedule, costs: Costs) -> PricedSchedule:
     seconds = {"F": costs.forward, "I": costs.input_grad, "W": costs.weight_grad, "B": backward}
     crossings = sum(a != b for a, b in itertools.pairwise(s.rank_of))
     peak = tuple(max(live_activations(actions), default=0) for actions in s.actions)
-    return PricedSchedule(s, run(s, seconds, costs.transfer, costs.overhead), 2 * crossings * s.micro_batches, peak)
+    if any(speed != 1 for speed in costs.pace):
+        times = run_on_shared_cores(s, seconds, costs.overhead, costs.pace)
+    else:
+        times = run(s, seconds, costs.transfer, costs.overhead)
+    return PricedSchedule(s, times, 2 * crossings * s.micro_batches, peak)

@@ -13,6 +13,7 @@ from rich.table import Column, Table
 _FOLD = 24
 """A comma-separated word longer than this, such as a strategy, may be broken after a comma."""
 _LIST_GOES_ON = re.compile(r",\n(?=\w+=)")
+_AFTER_SLASH = r"(?<=\d/)(?=\d)"
 _GAP, _EDGES = 3, 2
 """Characters between the contents of two columns, and at the two edges of a table."""
 
@@ -97,11 +98,12 @@ def _widths(column: Column) -> tuple[int, int]:
 
 
 def _parts(word: str) -> list[str]:
-    """Return the parts of a word between which a line may end: those of a long list, after its commas."""
-    if len(word) <= _FOLD or "," not in word:
+    """Return the parts of a word between which a line may end: those of a long list, after its commas, and of a long
+    list of numbers in it, such as layers=5/6/6, after its slashes."""
+    if len(word) <= _FOLD:
         return [word]
-    head, *rest = word.split(",")
-    return [f"{part}," for part in (head, *rest[:-1])] + rest[-1:]
+    parts = re.split(r"(?<=,)(?=.)", word)
+    return [number for part in parts for number in (re.split(_AFTER_SLASH, part) if len(part) > _FOLD else [part])]
 
 
 def _at_commas(text: str, width: int) -> str:

@@ -106,7 +106,8 @@ def replaced_stacks(scores: Mapping[str, Any]) -> Table:
 
 def reasons(scores: Mapping[str, Any]) -> Table:
     """Tabulate why rows were left out."""
-    table = empty_table(f"{scores['skipped']['n']} rows left out")
+    left = scores["skipped"]["n"]
+    table = empty_table(f"{left} row{'s' * (left != 1)} left out")
     for name in ("family", "rows", "reason"):
         table.add_column(name, justify="right" if name == "rows" else "left")
     for family, counts in scores["skipped"]["reasons"].items():

@@ -85,6 +85,8 @@ def case(row: Row) -> Case:
         stated *= 1 if degree is None else degree
     if degrees["dp"] is None and stated and gpus % stated == 0 and degrees["tp"]:
         degrees["dp"], stated = gpus // stated, gpus
+    if stated != gpus and not any(degrees.values()):
+        raise Unspecified("the degrees tp, pp, cp and dp are not stated")
     if stated != gpus:
         factors = " x ".join(f"{name}={'?' if d is None else d}" for name, d in degrees.items())
         raise Unspecified(f"{factors} is not gpus={gpus}")

@@ -6,9 +6,10 @@ from functools import cache
 from typing import Any
 
 from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import build
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.mechanisms import Experts, Latent
-from phalanx.spec.model.presets import PRESETS
+from phalanx.spec.model.presets import PRESETS, preset
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.validate.records import Row
 
@@ -25,11 +26,14 @@ class Unspecified(Exception):
 
 
 def model_of(row: Row) -> ModelSpec:
-    """Build the ModelSpec of a row. Raises Unspecified if sizes are missing or the architecture is not modelled."""
+    """Build the ModelSpec of a row: of one that states no shape and names a preset, the preset's. Raises Unspecified
+    if sizes are missing or the architecture is not modelled."""
     vocab = _VOCABULARIES.get(row.group, row.count("vocab"))
     sizes = tuple(vocab if name == "vocab" else row.count(name) for name in _SIZES)
     untied = "tied_embeddings=False" in row["options"]
     try:
+        if row["model"].lower() in PRESETS and not any(sizes[:2]):
+            return build(ModelSpec, complete(preset(row["model"].lower())), "model")
         return _model(row["model"].lower(), row["arch"], sizes, row.count("seq_len") or 0, untied)
     except InputError as error:
         raise Unspecified(str(error)) from None

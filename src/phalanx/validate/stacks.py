@@ -133,7 +133,7 @@ def number_format(row: Row) -> str:
         return "float8-mx"
     if precision.startswith("fp8"):
         return "float8"
-    raise Unspecified(f"precision {precision or 'not stated'} is not modelled")
+    raise Unspecified(f"precision {precision} is not modelled" if precision else "the precision is not stated")
 
 
 def recomputation(row: Row) -> str:

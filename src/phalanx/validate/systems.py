@@ -52,7 +52,7 @@ def chip_name(row: Row) -> str:
         return "H100-500W"  # run by torchtitan's authors, on their machines
     matches = [known for known in _GPUS if row["gpu"].startswith(known)]
     if not matches:
-        raise Unspecified(f"hardware {row['gpu'] or 'not stated'} is not modelled")
+        raise Unspecified(f"hardware {row['gpu']} is not modelled" if row["gpu"] else "the GPU is not stated")
     return _GPUS[max(matches, key=len)]
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+import numpy as np
+
 from phalanx.cost.collectives.link import link
 from phalanx.cost.collectives.measured import seconds as collective_seconds
 from phalanx.cost.compute import unit_work
@@ -80,9 +82,34 @@ def price_pipeline(views: Sequence[RankView], terms_of: Sequence[Sequence[Term]]
     size = next(t.bytes / t.count for t in terms_of[-1] if t.event.axis == "pp" and t.count)
     forward, inputs, weights = ([seconds[p][c] for c in range(len(layout.rank_of))] for p in "FIW")
     message = pp_link.alpha_s + float(size) * pp_link.beta_s_per_byte
-    costs = Costs(forward, inputs, weights, message, 0.0 if cluster.device.own_communication_engine else message)
+    overhead = 0.0 if cluster.device.own_communication_engine else message
+    costs = Costs(forward, inputs, weights, message, overhead, pace(layout, terms_of, cluster, len(views)))
     priced = price(strip_sends(layout.schedule), costs)
     return Pipelined(costs, priced, tuple(communication), tuple(exposed), tuple(optimizer))
+
+
+def pace(layout: Layout, terms_of: Iterable[Iterable[Term]], cluster: ClusterSpec, stages: int) -> tuple[float, ...]:
+    """Return the speed of passes with 1, 2, ... of so many pipeline ranks at work over that with all, from the rates
+    that were measured with as many ranks of a host at once; between two of these, seconds are interpolated. Empty
+    where ranks have cores of their own, or only one rate is known."""
+    if cluster.device.own_communication_engine:
+        return ()
+    computed = [(t, t.event.phase == "F") for own in terms_of for t in own if t.event.kind == "compute"]
+    most = min(layout.strategy.world, cluster.ranks_per_node)
+    seconds = {
+        k.concurrent: sum(t.work.seconds(k.forward if forward else k.backward) for t, forward in computed)
+        * k.pass_slowdown
+        for k in cluster.kernels
+        if k.dtype == layout.job.precision.compute and k.concurrent <= most
+    }
+    if len(seconds) < 2:
+        return ()
+    levels = sorted(seconds)
+    # Another rank at work makes no rank faster: what says so is noise.
+    slower = np.maximum.accumulate([float(seconds[level]) for level in levels])
+    at_work = np.arange(1, stages + 1) * most / stages
+    taken = np.interp(at_work, levels, slower)
+    return tuple(float(x) for x in taken[-1] / taken)
 
 
 def unit_seconds(view: RankView, cluster: ClusterSpec) -> dict[str, float]:

@@ -10,6 +10,10 @@ which chunks of whole blocks hardly undercut: the bound leaves them a few hundre
 so that a pipeline is not priced before strategies likely to be as fast. Without a pipeline T is exact. Communication
 of gradients and parameters and the update are left out: they depend on ZeRO.
 
+T is timed with all ranks at work. Where they share cores, n of p go on at c(n) times that speed while the others wait
+(schedule/pipeline/shared_cores.py). Then the step is at least the above over max c(n), and at least all work, m T,
+over the most that the cores do, max n c(n).
+
 For memory only the model state is counted, spread evenly (Rajbhandari et al. 2020, figure 1): N parameters with
 weights of e bytes, gradients of g and optimizer state of o, over S shards, take N times
 
@@ -24,10 +28,11 @@ from functools import cache
 import numpy as np
 
 from phalanx.cost.ledger.pipeline_formulas import NAMES, by_schedule
-from phalanx.cost.step.predict_pipeline import unit_seconds
+from phalanx.cost.step.pass_terms import pass_terms
+from phalanx.cost.step.predict_pipeline import pace, unit_seconds
 from phalanx.plan.search.column_pricing import Floats
 from phalanx.plan.search.strategy_columns import Ints, Strategies
-from phalanx.schedule.layout import Layout
+from phalanx.schedule.layout import Layout, RankView
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model.spec import ModelSpec, parameters
@@ -43,20 +48,22 @@ class Bounds:
 
     def __init__(self, model: ModelSpec, cluster: ClusterSpec, job: Job) -> None:
         self._model, self._cluster, self._job = model, cluster, job
-        self._passes = cache(self._timed)
+        self._passes = cache(self._alone_seconds)
 
     def of_rows(self, rows: Strategies) -> Floats:
         """Least seconds of each row, with any recomputation."""
-        key = np.stack([rows.dp * rows.pp, *(getattr(rows, name) for name in _KEY)], axis=1)
-        each, first, own = np.unique(key, axis=0, return_index=True, return_inverse=True)
-        passes = [self._passes(_alone(replace(rows.strategy(int(row)), recompute="none"))) for row in first]
-        seconds = np.array(passes)[own.reshape(-1)] if len(each) else np.zeros(0)
-        return _least(seconds, rows.micro_batches(self._job), rows.pp, rows.virtual, rows.schedule)
+        key = np.stack([rows.dp * rows.pp, rows.pp, *(getattr(rows, name) for name in _KEY)], axis=1)
+        _, first, own = np.unique(key, axis=0, return_index=True, return_inverse=True)
+        alone = [_alone(replace(rows.strategy(int(row)), recompute="none")) for row in first]
+        timed = [self._timed(one, stages) for one, stages in zip(alone, rows.pp[first].tolist(), strict=True)]
+        passes = np.array(timed).reshape(-1, 3)[own.reshape(-1)].T
+        return _least(passes, rows.micro_batches(self._job), rows.pp, rows.virtual, rows.schedule)
 
     def of(self, s: Strategy) -> float:
         """Least seconds of one strategy, its recomputation included."""
         own = (s.accumulation(self._job), s.pp, s.virtual, NAMES.index(s.schedule))
-        return float(_least(np.array([self._passes(_alone(s))]), *(np.array([n]) for n in own))[0])
+        passes = np.array([self._timed(_alone(s), s.pp)]).T
+        return float(_least(passes, *(np.array([n]) for n in own))[0])
 
     def bytes_of_rows(self, rows: Strategies) -> Floats:
         """Least bytes of each row: the model state, spread evenly over the ranks."""
@@ -77,12 +84,17 @@ class Bounds:
         bytes_each: Floats = np.select([zero == level for level in range(4)], ways)
         return bytes_each
 
-    def _timed(self, alone: Strategy) -> float:
-        """T, seconds, of a strategy without pipeline."""
+    def _timed(self, alone: Strategy, stages: int) -> tuple[float, float, float]:
+        """T, seconds, of a strategy without pipeline; over so many pipeline ranks, max c(n) and max n c(n) / p."""
+        passes, view = self._passes(alone)
+        speeds = pace(view.layout, [pass_terms(view)], self._cluster, stages) or (1.0,)
+        return passes, max(speeds), max(n * speed for n, speed in enumerate(speeds, 1)) / len(speeds)
+
+    def _alone_seconds(self, alone: Strategy) -> tuple[float, RankView]:
         one = replace(self._job, global_batch=alone.micro_batch * alone.dp)
         view = Layout(self._model, one, alone).stage_view()
         seconds = unit_seconds(view, self._cluster)
-        return sum(seconds[name] * len(units) for name, units in view.unit_classes.items())
+        return sum(seconds[name] * len(units) for name, units in view.unit_classes.items()), view
 
 
 def expected(least: Floats, p: Ints) -> Floats:
@@ -97,6 +109,9 @@ def _alone(s: Strategy) -> Strategy:
 
 
 def _least(passes: Floats, m: Ints, p: Ints, virtual: Ints, schedule: Ints) -> Floats:
+    """`passes`: rows of T, max c(n), max n c(n) / p (`Bounds._timed`)."""
+    t, one, together = passes
     bubble = by_schedule(schedule, "least_wait", m, p, virtual)
-    seconds: Floats = passes * (m + bubble) / p * np.where(p > 1, _UNEQUAL, _ROUNDING)
+    waits = np.maximum((m + bubble) / one, m / together)
+    seconds: Floats = t * waits / p * np.where(p > 1, _UNEQUAL, _ROUNDING)
     return seconds

@@ -14,7 +14,7 @@ TERM_NAMES = {
     "memory": "memory-bound work",
     "tp": "tensor-parallel communication",
     "cp": "context-parallel communication",
-    "ep": "expert-parallel communication",
+    "ep": "expert parallelism: messages, permutation, waiting",
     "dp": "data-parallel communication",
     "transfers": "transfers between stages",
     "recompute": "recomputation",

@@ -19,8 +19,7 @@ def sheet(x: AnalyticSubject) -> Sheet:
     for row in job_flows(x.pricing, x.strategy):
         f = row.flow
         term = term_of(f.axis)
-        share = min(1.0, x.priced.terms.get(term, 0.0) / seconds_of_term[term]) if f in x.flows else None
-        visibility = None if share is None else "yes" if share < 0.05 else "no" if share > 0.5 else "partly"
+        hidden = _hidden(term, x, seconds_of_term[term]) if f in x.flows else None
         rows.append(
             (
                 f.axis,
@@ -35,7 +34,7 @@ def sheet(x: AnalyticSubject) -> Sheet:
                 f.network,
                 row.job or None,
                 f.seconds,
-                visibility,
+                hidden,
                 _bound(f, x.pricing.cluster),
             )
         )
@@ -57,16 +56,26 @@ def sheet(x: AnalyticSubject) -> Sheet:
             ("over the network", "bytes"),
             ("all ranks", "bytes"),
             ("alone", "s"),
-            "hidden",
+            ("hidden", "share"),
             "bound by",
         ),
         rows,
         "payload: the buffer of one operation as nccl-tests counts it; sent, over the network: by one rank, "
         "a ring's bytes on the wire; all ranks: what the job sends, once for all rows of an operation; alone: "
-        "without overlap; bound by latency where a message (a ring's: the payload over the group) is smaller than "
-        f"n* = alpha x rate of its links. Busiest link: {busiest}",
+        "without overlap; hidden: the part of it that other work covers, over all operations of the axis; bound by "
+        "latency where a message (a ring's: the payload over the group) is smaller than n* = alpha x rate of its "
+        f"links. Busiest link: {busiest}",
         keys=3,
     )
+
+
+def _hidden(term: str, x: AnalyticSubject, alone_s: float) -> float:
+    """Return the share of a term's communication, `alone_s` without overlap, that other work covers. The term of
+    expert parallelism also has permutations and waiting, so there it is what the stack covers of the messages."""
+    profile = x.pricing.profile
+    if term == "ep" and not profile.overlaps_experts:
+        return float(profile.ep_overlap)
+    return 1 - min(1.0, x.priced.terms.get(term, 0.0) / alone_s)
 
 
 def _bound(f: Flow, cluster: ClusterSpec) -> str:
