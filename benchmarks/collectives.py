@@ -14,7 +14,7 @@ from phalanx.measure.collectives import OPS, SHARED, Way, rounds, tensors, ways
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Call
 from phalanx.runtime.process import world as worlds
-from phalanx.runtime.process.launch import run_rank
+from phalanx.runtime.process.rank import run_rank
 from phalanx.runtime.process.world import ALONE
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.strategy.mesh import mesh

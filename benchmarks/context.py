@@ -16,7 +16,7 @@ from benchmarks.interleaved import Step, rounds
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.observe.instrument import instrument
 from phalanx.runtime.process import world as worlds
-from phalanx.runtime.process.launch import run_rank
+from phalanx.runtime.process.rank import run_rank
 from phalanx.runtime.process.world import ALONE
 from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import write_json

@@ -20,7 +20,7 @@ from phalanx.nn.decoder import Decoder
 from phalanx.nn.init import create
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
-from phalanx.runtime.process.launch import run_rank
+from phalanx.runtime.process.rank import run_rank
 from phalanx.runtime.process.world import ALONE
 from phalanx.spec.files import job_file
 from phalanx.spec.files.plan import write_json

@@ -21,7 +21,7 @@ from phalanx.nn import grouped_mlp
 from phalanx.runtime.autograd.deferred_weight_grads import Grouped
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
-from phalanx.runtime.process.launch import run_rank
+from phalanx.runtime.process.rank import run_rank
 from phalanx.runtime.process.world import ALONE
 from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import write_json

@@ -19,7 +19,7 @@ from benchmarks.zero import BATCH, SEQ, SIZES
 from phalanx.runtime.comm.recorder import Recorder
 from phalanx.runtime.observe.instrument import Tracker
 from phalanx.runtime.process import world as worlds
-from phalanx.runtime.process.launch import run_rank
+from phalanx.runtime.process.rank import run_rank
 from phalanx.runtime.process.world import ALONE, World
 from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import write_json

@@ -35,7 +35,7 @@ from phalanx.runtime.comm.recorder import Recorder
 from phalanx.runtime.model_parallel.pipeline import Pipeline
 from phalanx.runtime.observe.instrument import Tracker
 from phalanx.runtime.process import world as worlds
-from phalanx.runtime.process.launch import run_rank
+from phalanx.runtime.process.rank import run_rank
 from phalanx.runtime.process.world import ALONE, World
 from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.actions import Action, PipelineSchedule

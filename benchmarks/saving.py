@@ -18,7 +18,7 @@ from phalanx.measure.collectives import OPS
 from phalanx.runtime.checkpoint.async_saver import Saver
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
-from phalanx.runtime.process.launch import run_rank
+from phalanx.runtime.process.rank import run_rank
 from phalanx.runtime.process.world import ALONE, World
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.files.job_file import build

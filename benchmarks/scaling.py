@@ -22,7 +22,7 @@ from phalanx.plan.auto import transport
 from phalanx.plan.search.best_first import price
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
-from phalanx.runtime.process.launch import run_rank
+from phalanx.runtime.process.rank import run_rank
 from phalanx.runtime.process.world import ALONE, World
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.files import job_file

@@ -17,7 +17,7 @@ from benchmarks.interleaved import Step, rounds
 from benchmarks.programs import ddp, fsdp, our_step, torch_step
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
-from phalanx.runtime.process.launch import run_rank
+from phalanx.runtime.process.rank import run_rank
 from phalanx.runtime.process.world import ALONE
 from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import write_json

@@ -127,14 +127,28 @@ def test_a_sweep_trains_every_family_and_says_what_it_leaves_out(here: Path, mon
     lines = list(sweep.families(file, 2))
     assert {line.split("schedule=")[1].split(",")[0] for line in lines if "schedule=" in line} == set(SCHEDULES)
     assert {f"dp=2,zero={zero},micro_batch=4" for zero in range(4)} < set(lines)
-    monkeypatch.setattr(sweep, "families", lambda *_: iter(["dp=2,zero=1,micro_batch=4", "tp=5"]))
+    lines = ["dp=2,zero=1,micro_batch=4", "tp=5", "micro_batch=8", "dp=2,zero=3,micro_batch=4"]
+    monkeypatch.setattr(sweep, "families", lambda *_: iter(lines))
+    train, begun = sweep.train, []
+
+    def interrupted(job: Any, *rest: Any) -> Any:
+        """As Ctrl-C does before the ranks of the second run have begun."""
+        begun.append(job)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        return train(job, *rest)
+
+    monkeypatch.setattr(sweep, "train", interrupted)
     code, out, err = phalanx(here, "sweep", "job.toml", "--steps", "3", "--json")
-    assert code == 0, err
+    assert code == 130, err
     assert "left out: tp=5: strategy.tp = 5" in err
     (row,) = json.loads(out)[0]["rows"]
     assert row["strategy"] == "dp=2,zero=1,micro_batch=4"
     assert abs(row["memory_off"]) < 0.03
     assert not (here / "runs" / "job-sweep").exists()
+    code, _, err = phalanx(here, "sweep", "job.toml", "--set", "cluster.ranks=9999")
+    assert code == 2
+    assert err.startswith("error: cluster.ranks = 9999: is too many")
 
 
 @pytest.mark.usefixtures("whole")

@@ -3,7 +3,6 @@ it does (tests/support/killed_rank.py), so every case is the same each time."""
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from dataclasses import replace
@@ -23,9 +22,7 @@ from support.struck_runs import Stroke, begin, folder_of_runs, nothing_is_left, 
 from phalanx.runs.resume import on_ranks
 from phalanx.runtime.checkpoint.store import steps
 from phalanx.runtime.process import status, watchdog
-from phalanx.runtime.process.launch import _environment
-from phalanx.runtime.process.status import FOLDER_VARIABLE, StatusPage
-from phalanx.runtime.process.world import STORE_VARIABLE
+from phalanx.runtime.process.status import StatusPage
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.strategy.spec import Strategy
@@ -263,13 +260,3 @@ def test_a_strategy_on_the_ranks_that_are_left(
     kept = replace(after, dp=before.dp, micro_batch=before.micro_batch, shard=before.shard)
     assert kept == before
     assert world != before.world or after == before
-
-
-def test_a_launch_leaves_the_environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ranks of a torchrun that the same process starts later would wait in a store that is gone."""
-    monkeypatch.setenv("PHALANX_KEPT", "before")
-    with _environment({"PHALANX_ADDED": "1", "PHALANX_KEPT": "2"}):
-        for name in (FOLDER_VARIABLE, STORE_VARIABLE):
-            os.environ[name] = "/gone"  # as the agent does for each attempt
-    assert os.environ["PHALANX_KEPT"] == "before"
-    assert not {"PHALANX_ADDED", FOLDER_VARIABLE, STORE_VARIABLE} & set(os.environ)

@@ -108,13 +108,14 @@ def _launcher(
         signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
         _become(environment, *(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for path in said))
 
-        def start(handler: SubprocessHandler, command: Sequence[str], environment: dict[str, str]) -> _Rank:
-            # python -u -m module argument, or a script instead
+        def start(command: Sequence[str], environment: Mapping[str, str]) -> _Rank:
+            # python -m module argument, or a script instead
             module, *argv = command[command.index("-m" if "-m" in command else "-u") + 1 :]
             return _Rank(instead.get(module, module), argv, environment)
 
         agent._GRACE_S = agent._GRACE_S if grace_s is None else grace_s
-        SubprocessHandler._popen = start  # type: ignore[assignment, method-assign]
+        agent.begin = start
+        SubprocessHandler._popen = lambda _, *of: start(*of)  # type: ignore[method-assign]
         if namespace:
             lab.enter(namespace)
         if torchrun:
@@ -132,7 +133,7 @@ def _launcher(
 class _Rank(subprocess.Popen[bytes]):
     """A forked rank with the interface of Popen."""
 
-    def __init__(self, module: str, argv: Sequence[str], environment: dict[str, str]) -> None:
+    def __init__(self, module: str, argv: Sequence[str], environment: Mapping[str, str]) -> None:
         self._module, self._argv, self._environment = module, argv, environment
         super().__init__([module, *argv])
 

@@ -15,7 +15,7 @@ import signal
 import time
 from pathlib import Path
 
-from phalanx.runtime.process.launch import LAUNCHER_VARIABLE, RESTARTS_VARIABLE
+from phalanx.runtime.process.agent import LAUNCHER_VARIABLE, RESTARTS_VARIABLE
 from phalanx.runtime.process.status import StatusPage
 from phalanx.train import worker
 

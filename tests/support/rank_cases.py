@@ -37,8 +37,10 @@ from phalanx.runtime.observe.instrument import Tracker, instrument
 from phalanx.runtime.observe.pass_times import passes
 from phalanx.runtime.process import status
 from phalanx.runtime.process import world as worlds
-from phalanx.runtime.process.launch import RankFailure, named
-from phalanx.runtime.process.objects import SECRET_VARIABLE, ForgedMessageError
+from phalanx.runtime.process.agent import SECRET_VARIABLE
+from phalanx.runtime.process.launch import RankFailure
+from phalanx.runtime.process.objects import ForgedMessageError
+from phalanx.runtime.process.rank import named
 from phalanx.runtime.process.world import World
 from phalanx.schedule.collectives.ir import Schedule
 from phalanx.schedule.collectives.rank_program import program

@@ -14,7 +14,7 @@ import torch
 from phalanx.commands.plan import decide
 from phalanx.cost.step.expand import expand
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process.gpus import Host, require, this_host
+from phalanx.runtime.process.gpus import Host, cores_near, require, this_host
 from phalanx.runtime.process.world import ALONE
 from phalanx.schedule.layout import Layout
 from phalanx.spec.errors import InputError
@@ -122,3 +122,16 @@ def test_a_state_that_does_not_fit_is_said_before_any_step(plan: Plan, monkeypat
         OutOfMemory, match=r"the state takes [\d.]+ GiB as predicted.*take a higher zero, or more ranks"
     ):
         Trainer(plan, MagicMock(), Path(), Comm(ALONE, mesh(plan.strategy)), resume=False)
+
+
+def test_the_cores_near_a_gpu_are_those_of_its_numa_node(tmp_path: Path) -> None:
+    device, nodes = tmp_path / "bus/pci/devices/0000:dc:00.0", tmp_path / "devices/system/node"
+    device.mkdir(parents=True)
+    for node, cores in enumerate(("0-2,8", "3-5,9-10")):
+        (nodes / f"node{node}").mkdir(parents=True)
+        (nodes / f"node{node}" / "cpulist").write_text(f"{cores}\n")
+    for written, cores_ in (("1", {3, 4, 5, 9, 10}), ("-1", {0, 1, 2, 8})):
+        (device / "numa_node").write_text(f"{written}\n")
+        assert cores_near("0000:dc:00.0", tmp_path) == cores_
+    with pytest.raises(OSError, match="numa_node"):
+        cores_near("0000:00:00.0", tmp_path)

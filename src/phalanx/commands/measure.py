@@ -62,7 +62,7 @@ def measure_ranks(world: World, dtype: str, threads: int) -> ClusterSpec | None:
 
     from phalanx.measure.all_hosts import measure as measure_all
     from phalanx.runtime.process import world as worlds
-    from phalanx.runtime.process.launch import named
+    from phalanx.runtime.process.rank import named
 
     compute = compute_type(dtype, "--dtype")
     torch.set_num_threads(threads)

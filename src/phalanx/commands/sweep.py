@@ -7,10 +7,11 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from phalanx.commands.this_machine import Announce
+from phalanx.commands.this_machine import Announce, require_local
 from phalanx.commands.train import train
 from phalanx.measure.this_machine import default_ranks
 from phalanx.plan.tables.table import Sheet, columns
+from phalanx.runs.folder import RUNS
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.errors import InputError
@@ -70,6 +71,7 @@ def sweep(file: JobFile, steps: int, announce: Announce) -> Sweep:
 
     Raises InputError, RankFailure."""
     ranks = file.cluster.ranks or default_ranks()
+    require_local(ranks)
     legal, refused = [], []
     for line in families(file, ranks):
         try:
@@ -91,6 +93,9 @@ def sweep(file: JobFile, steps: int, announce: Announce) -> Sweep:
         except InputError as error:  # it does not fit
             refused.append((str(s), str(error)))
             continue
+        except KeyboardInterrupt:  # before its ranks had begun, or a second time
+            shutil.rmtree(RUNS / name, ignore_errors=True)
+            return Sweep(tuple(runs), tuple(refused), True)
         assert outcome is not None
         shutil.rmtree(outcome.folder)
         figures = {c.name: c for c in outcome.comparisons}

@@ -80,7 +80,7 @@ def train(
     """
     if world is not None:
         return _train_rank(file, resume, world, show, announce)
-    from phalanx.runtime.checkpoint.store import sweep
+    from phalanx.runtime.checkpoint.leftovers import sweep
     from phalanx.runtime.process.launch import launch
 
     require_this_machine(file)
@@ -153,7 +153,7 @@ def _train_rank(
     """Train as one rank of a world. Rank 0 plans and tells the others; all share the run folder's file system."""
     from phalanx.runtime.checkpoint.store import steps
     from phalanx.runtime.process import world as worlds
-    from phalanx.runtime.process.launch import StopFlag, named
+    from phalanx.runtime.process.rank import StopFlag, named
     from phalanx.train import worker
 
     with named(world):

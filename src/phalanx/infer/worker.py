@@ -13,7 +13,8 @@ from phalanx.infer.sampling import Sampling
 from phalanx.infer.text import Piece, Question, answer, question
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
-from phalanx.runtime.process.launch import launch, named, run_rank
+from phalanx.runtime.process.launch import launch
+from phalanx.runtime.process.rank import named, run_rank
 from phalanx.runtime.process.world import World
 from phalanx.schedule.generation.scheduler import Limits
 from phalanx.spec.files.plan import write_json

@@ -109,7 +109,6 @@ def local_cluster(
             "measuring this machine needs torch",
             "pip install '.[train]' in a checkout, or plan for a preset such as dgx-h100",
         )
-    announce(f"measuring this machine ({ranks} rank{'s' * (ranks > 1)}, {dtype}, {threads} thread each) ...")
     folder.mkdir(exist_ok=True)
     kept = path.with_suffix(".kept")
     if kept.exists():
@@ -117,8 +116,14 @@ def local_cluster(
             kept.unlink()
         else:
             announce("what was measured before the interruption is kept")
-    with noted(announce, ranks * threads):
-        rows = _measure(ranks, dtype, threads, quick, kept)
+    announce(f"measuring this machine ({ranks} rank{'s' * (ranks > 1)}, {dtype}, {threads} thread each) ...")
+    try:
+        with noted(announce, ranks * threads):
+            rows = _measure(ranks, dtype, threads, quick, kept)
+    except KeyboardInterrupt:
+        if kept.exists():
+            announce("what was measured is kept for an hour; the same command goes on from there")
+        raise
     kept.unlink(missing_ok=True)
     cluster = build(ClusterSpec, describe(machine, ranks, dtype, rows), "cluster")
     write_json(path, asdict(cluster))

@@ -22,8 +22,8 @@ from phalanx.measure.this_machine import PATIENCE_S
 from phalanx.plan.auto.transport import choose
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
-from phalanx.runtime.process.launch import run_rank
 from phalanx.runtime.process.objects import broadcast_object
+from phalanx.runtime.process.rank import run_rank
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.cluster.spec import CollectiveFit, Figure, KernelRates
 from phalanx.spec.files.job_file import build

@@ -30,7 +30,7 @@ from phalanx.runtime.data_parallel import replica_check
 from phalanx.runtime.observe import perfetto
 from phalanx.runtime.observe.instrument import instrument
 from phalanx.runtime.observe.pass_times import passes
-from phalanx.runtime.process.launch import StopFlag
+from phalanx.runtime.process.rank import StopFlag
 from phalanx.schedule.event import Event
 from phalanx.spec.files.plan import Plan, write_json
 from phalanx.spec.job import Train

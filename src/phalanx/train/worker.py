@@ -14,7 +14,7 @@ import torch
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
 from phalanx.runtime.process.cache import cache_folder
-from phalanx.runtime.process.launch import StopFlag, restarted, run_rank
+from phalanx.runtime.process.rank import StopFlag, restarted, run_rank
 from phalanx.runtime.process.world import World
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans

@@ -11,7 +11,7 @@ import torch
 
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
-from phalanx.runtime.process.launch import run_rank
+from phalanx.runtime.process.rank import run_rank
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.files import job_file
 from phalanx.spec.files.plan import write_json

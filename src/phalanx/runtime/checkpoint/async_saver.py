@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from phalanx.runtime.checkpoint import store
+from phalanx.runtime.checkpoint import leftovers, store
 from phalanx.runtime.checkpoint.boxes import Part, pieces
 from phalanx.runtime.checkpoint.manifest import CheckpointError, Chunk
 from phalanx.runtime.comm.communicator import Comm
@@ -40,7 +40,7 @@ class Saver:
         self._step = 0  # whose checkpoint was begun last
         if self.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
-            store.sweep(folder)
+            leftovers.sweep(folder)
         # A name for this attempt: files that a rank of an earlier attempt left behind are never taken for ours.
         self._attempt = comm.gather_objects(uuid.uuid4().hex[:8], "world")[0]
 

@@ -227,12 +227,6 @@ def give_up(part: Path, rank: int, why: str) -> None:
         os.replace(part / f".why-{rank}", part / f".failed-{rank}")  # others look for it all the time
 
 
-def sweep(folder: Path) -> None:
-    """Remove what a killed run has half written or half removed."""
-    for part in (*folder.glob(".writing-*"), *folder.glob(".old-*")):
-        shutil.rmtree(part, ignore_errors=True)
-
-
 def load(folder: Path, step: int, parts: Iterable[Part], optional: str | None = None) -> None:
     """Fill parts in place; every rank reads only what it needs (container.Reader.fill). Raises CheckpointError."""
     container.Reader(folder, step).fill(parts, optional)

@@ -12,7 +12,7 @@ import torch
 from phalanx.runtime.comm.reductions import named
 from phalanx.runtime.comm.schedule_executor import Executor
 from phalanx.runtime.process import world as worlds
-from phalanx.runtime.process.launch import run_rank
+from phalanx.runtime.process.rank import run_rank
 from phalanx.runtime.process.world import ALONE, group
 from phalanx.schedule.collectives.rank_program import program
 from phalanx.schedule.collectives.registry import build

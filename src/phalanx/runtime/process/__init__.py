@@ -1,5 +1,5 @@
 """The processes of a run: launching ranks, joining them into a world, and finding out which one failed.
 
-Read launch.py first: a launcher starts ranks through torch's elastic agent (agent.py). Each rank writes what it is
-doing to a status page (status.py), from which the watchdog (watchdog.py) tells who keeps the others waiting.
+Read launch.py first: a launcher's agent (agent.py) starts the ranks (rank.py). Each writes what it is doing to a
+status page (status.py), from which the watchdog (watchdog.py) tells who keeps the others waiting.
 """

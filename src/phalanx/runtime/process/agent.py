@@ -1,29 +1,36 @@
-"""torch's elastic agent for the ranks of this host, with a watchdog.
+"""The agent of a local launcher: it starts the ranks of this host, watches over them, and restarts them.
 
-The agent checks every 50 ms whether a rank has failed, and less often whether one keeps the others waiting
-(watchdog.py). On a failure it names the culprit in one sentence and ends all ranks: with SIGTERM, then with SIGKILL
-after a few seconds. A rank that did not arrive, has not begun, or whose process is stopped is killed at once. torch's
-agent restarts the ranks while restarts are left; every attempt has its own status pages. After wrong input there is
-no restart, for it would fail again.
+Every 50 ms it checks whether a rank has failed, and less often whether one keeps the others waiting (watchdog.py).
+On a failure it names the culprit in one sentence and ends all ranks: with SIGTERM, then with SIGKILL after a few
+seconds. A rank that did not arrive, has not begun, or whose process is stopped is killed at once. While restarts are
+left, all ranks start again; every attempt has its own status pages. After wrong input there is no restart, for it
+would fail again.
+
+Under torchrun torch's elastic agent does this, for many hosts. Here it does not, because it imports torch: that takes
+two seconds, in which no rank has begun.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from phalanx.runtime.process import status, watchdog
 from phalanx.runtime.process.status import Status
-from phalanx.runtime.process.world import STORE_VARIABLE
 
+LAUNCHER_VARIABLE = "PHALANX_LAUNCHER"
+"""The launcher's process, with which its ranks end."""
+SECRET_VARIABLE = "PHALANX_SECRET"
+"""What the ranks of a run sign their messages with (objects.py)."""
+STORE_VARIABLE = "PHALANX_STORE"
+"""The file in which the ranks of a local launcher meet."""
+RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
+"""The number of the attempt, as torchrun names it."""
 WRONG_INPUT = 2
 """Exit code of a rank whose input is wrong (InputError)."""
 MONITOR_S = 0.05
@@ -34,22 +41,46 @@ _DEATH_S = 5.0  # how long a killed process may take to disappear
 OnRestart = Callable[[int, str], None]
 
 
-class Agent(LocalElasticAgent):
+@dataclass(frozen=True)
+class Ranks:
+    """What an agent starts: `count` processes that run `command`, with `environment` added to its own."""
+
+    command: Sequence[str]
+    count: int
+    environment: Mapping[str, str]
+    max_restarts: int = 0
+
+
+class Agent:
     """Runs the ranks of this host, ends them all when one fails, and restarts them while restarts are left.
 
     `failure` describes the last failure in one sentence. `on_restart` is called with the number of a restart and the
     failure that caused it.
     """
 
-    def __init__(self, spec: WorkerSpec, folder: Path, timeout_s: float, on_restart: OnRestart) -> None:
-        super().__init__(spec, DefaultLogsSpecs(log_dir=str(folder / "logs")))
+    def __init__(self, ranks: Ranks, folder: Path, timeout_s: float, on_restart: OnRestart) -> None:
         self.failure = ""
         self.wrong_input = False  # whether the last failure was an InputError
         self._stopping = False
-        self._folder, self._timeout_s, self._on_restart = folder, timeout_s, on_restart
+        self._ranks, self._folder, self._timeout_s, self._on_restart = ranks, folder, timeout_s, on_restart
+        self._remaining_restarts = ranks.max_restarts
         self._attempt = -1
         self._checked_s = 0.0
-        self._pids: dict[int, int] = {}
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def run(self) -> bool:
+        """Run all ranks to their end; return whether they succeeded, at last."""
+        try:
+            while True:
+                self._start()
+                if self._succeeds():
+                    return True
+                if not self._remaining_restarts:
+                    return False
+                self._remaining_restarts -= 1
+        finally:
+            self.kill()
+            self._reap()
 
     def pages(self) -> dict[int, Status]:
         """Return the status pages of this attempt, by rank."""
@@ -71,32 +102,50 @@ class Agent(LocalElasticAgent):
     def _attempt_folder(self) -> Path:
         return self._folder / f"attempt-{self._attempt}"
 
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+    @property
+    def _pids(self) -> dict[int, int]:
+        return {rank: process.pid for rank, process in self._processes.items()}
+
+    def _start(self) -> None:
+        """Start an attempt: all ranks, each as the leader of a process group."""
         self._attempt += 1
-        self._pids = {}
         if self._attempt:
             self._on_restart(self._attempt, self.failure)
         self._attempt_folder.mkdir()
-        os.environ[status.FOLDER_VARIABLE] = str(self._attempt_folder)
-        os.environ[STORE_VARIABLE] = str(self._attempt_folder / "store")
-        started: dict[int, Any] = super()._start_workers(worker_group)
-        self._pids = {worker_group.workers[local].global_rank: pid for local, pid in started.items()}
-        return started
+        common = {
+            **os.environ,
+            **self._ranks.environment,
+            status.FOLDER_VARIABLE: str(self._attempt_folder),
+            STORE_VARIABLE: str(self._attempt_folder / "store"),
+            RESTARTS_VARIABLE: str(self._attempt),
+            "WORLD_SIZE": str(self._ranks.count),
+            "LOCAL_WORLD_SIZE": str(self._ranks.count),
+        }
+        for rank in range(self._ranks.count):
+            own = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            self._processes[rank] = begin(self._ranks.command, own)
 
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        if self._stopping:  # asked again each time, for ranks that a restart was starting when the request came
-            self.ask_to_stop()
-        late: tuple[int, ...] = ()
-        why = ""
-        ended = _codes(self._pids)
-        if not any(ended.values()):
-            late, why = self._overdue()
-        if why or any(ended.values()):
-            self._conclude(late, why)
-        elif len(ended) < len(self._pids):  # a rank that fails from here on is described in the next round
-            return RunResult(state=WorkerState.HEALTHY)
-        result: RunResult = super()._monitor_workers(worker_group)
-        return result
+    def _succeeds(self) -> bool:
+        """Watch over an attempt until all its ranks have ended; return whether all went well."""
+        while True:
+            time.sleep(MONITOR_S)
+            if self._stopping:  # asked again each time, for ranks that a restart was starting when the request came
+                self.ask_to_stop()
+            ended = _codes(self._pids)
+            failed = any(ended.values())
+            late, why = ((), "") if failed else self._overdue()
+            if failed or why:
+                self._conclude(late, why)
+            elif len(ended) < len(self._pids):
+                continue
+            self._reap()
+            return not (failed or why)
+
+    def _reap(self) -> None:
+        """Wait for the processes of an attempt, which have ended or were killed."""
+        for process in self._processes.values():
+            process.wait()
+        self._processes = {}
 
     def _overdue(self) -> tuple[tuple[int, ...], str]:
         """Return the ranks that have kept others waiting for longer than the timeout, and a sentence about them."""
@@ -149,18 +198,19 @@ class Agent(LocalElasticAgent):
         return True
 
 
+def begin(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own, where no Ctrl-C reaches it."""
+    return subprocess.Popen(command, env=environment, start_new_session=True)
+
+
 def _codes(pids: dict[int, int]) -> dict[int, int]:
     """Return the exit codes of the ranks that have ended, negative for signals.
 
-    The processes are not reaped (WNOWAIT): torch's agent still has to wait for them.
+    The processes are not reaped (WNOWAIT), so that their numbers stay theirs until nobody signals them any more.
     """
     codes: dict[int, int] = {}
     for rank, pid in pids.items():
-        try:
-            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:  # torch's agent has reaped it, after a success
-            codes[rank] = 0
-            continue
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is not None:
             codes[rank] = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
     return codes

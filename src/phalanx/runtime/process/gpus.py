@@ -1,11 +1,15 @@
-"""What ranks on GPUs need of a host before they join: a driver that torch can use, NCCL, and a GPU for each rank."""
+"""What ranks on GPUs need of a host before they join: a driver that torch can use, NCCL, a GPU for each rank, and the
+cores near it."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -64,3 +68,24 @@ def require(host: Host, ranks: int, world: int) -> None:
         )
     if world > 1 and not host.nccl:
         raise InputError("NCCL", None, "is not in this build of torch", f"install a CUDA wheel for Linux, {_ON_CPU}")
+
+
+def stay_near(gpu: int) -> None:
+    """Keep this rank on the cores of its GPU's NUMA node, as torchrun does; where the host does not say which these
+    are, on all."""
+    with suppress(OSError, ValueError, AttributeError):
+        at: Any = torch.cuda.get_device_properties(gpu)
+        address = f"{at.pci_domain_id:04x}:{at.pci_bus_id:02x}:{at.pci_device_id:02x}.0"
+        cores = cores_near(address, Path("/sys")) & os.sched_getaffinity(0)
+        if cores:
+            os.sched_setaffinity(0, cores)
+
+
+def cores_near(address: str, system: Path) -> set[int]:
+    """Return the cores of a PCI device's NUMA node, as Linux's /sys says. Raises OSError or ValueError."""
+    node = max(
+        int((system / "bus/pci/devices" / address / "numa_node").read_text()), 0
+    )  # -1 where there is one alone
+    listed = (system / f"devices/system/node/node{node}/cpulist").read_text().strip()
+    ends = [[int(n) for n in part.split("-")] for part in listed.split(",")]
+    return {core for low, *high in ends for core in range(low, (high or [low])[0] + 1)}

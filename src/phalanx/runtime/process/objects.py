@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-SECRET_VARIABLE = "PHALANX_SECRET"
+from phalanx.runtime.process.agent import SECRET_VARIABLE
+
 _DIGEST_BYTES = 32
 
 

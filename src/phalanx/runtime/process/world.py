@@ -20,10 +20,9 @@ import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from phalanx.runtime.process import gpus
+from phalanx.runtime.process.agent import STORE_VARIABLE
 from phalanx.runtime.process.objects import broadcast_object, gather_objects
 from phalanx.spec.errors import InputError
-
-STORE_VARIABLE = "PHALANX_STORE"  # the file in which the ranks of a local launcher meet
 
 
 @dataclass(frozen=True)
@@ -86,6 +85,8 @@ def join(world: World, timeout_s: float) -> None:
     on_gpu = world.device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(world.device)
+        if STORE_VARIABLE in os.environ:  # torchrun and srun bind ranks themselves
+            gpus.stay_near(torch.cuda.current_device())
     if STORE_VARIABLE not in os.environ and "MASTER_ADDR" not in os.environ:
         raise InputError("environment MASTER_ADDR", None, "is missing", "start with phalanx train, torchrun or srun")
     dist.init_process_group(
