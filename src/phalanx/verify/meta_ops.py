@@ -12,9 +12,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
 
 _aten = torch.ops.aten
+_META = torch.device("meta")
 _MAKES = {
     _aten.view.default,
     _aten._unsafe_view.default,
@@ -45,13 +47,19 @@ _MAKES = {
     _aten.neg.default,
     _aten.silu.default,
     _aten.silu_backward.default,
+    _aten.linalg_vector_norm.default,
+    _aten.view.dtype,
 }
 """Return one new tensor, or a view."""
+_STARTS = {_aten.empty.memory_format, _aten.zeros.default}
+"""Return a new tensor from no other."""
 _CHANGES = {
     _aten.add_.Tensor,
     _aten.copy_.default,
     _aten.div_.Tensor,
     _aten.mul_.Tensor,
+    _aten.pow_.Scalar,
+    _aten.rsqrt_.default,
     _aten.zero_.default,
     _aten.fill_.Scalar,
     _aten.uniform_.default,
@@ -86,8 +94,18 @@ def _broadcasts(x: Tensor, out: Tensor) -> bool:
     return fits
 
 
+def _start(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
+    mode, device = active_fake_mode(), kwargs.get("device")
+    if mode is None or device is None or device.type == "meta":
+        return None
+    with in_kernel_invocation_manager(mode):
+        return FakeTensor(mode, func(*args, **{**kwargs, "device": _META}), device)
+
+
 def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | list[Tensor] | None:
     """Return the result of an operation, or None where torch has to run it."""
+    if func in _STARTS:
+        return _start(func, args, kwargs)
     if func not in _ALL:
         return None
     fakes = [a for a in args if isinstance(a, Tensor)]
