@@ -38,7 +38,7 @@ from phalanx.verify.parity import gradient_errors
 from phalanx.verify.verify import verify
 
 KINDS: tuple[Products, ...] = ("float8", "float8-row")
-SIZES = {"vocab": 512, "hidden": 64, "layers": 2, "heads": 4, "ffn": 160, "max_seq": 64}
+SIZES = {"vocab": 512, "hidden": 64, "layers": 2, "heads": 4, "ffn": 192, "max_seq": 64}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama", **SIZES, "kv_heads": 2},
     "gpt2": {"family": "gpt2", **SIZES},
@@ -48,7 +48,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "family": "llama",
         **SIZES,
         "kv_heads": 2,
-        "experts": {"count": 6, "top_k": 2, "ffn": 32, "shared_ffn": 32, "dense_layers": [1]},
+        "experts": {"count": 6, "top_k": 2, "ffn": 64, "shared_ffn": 64, "dense_layers": [1]},
     },
     "latent": {
         "family": "llama",
@@ -224,6 +224,7 @@ def _unproved(examples: int, on_gpu: bool) -> list[str]:
         s = make_strategy(line)
         assert s is not None
         job = Job(2 * s.dp * s.pp, 64, Precision("bfloat16", products=kind))
+        check(s, _model(family), job, None)
         for v in verify(_model(family), job, s, on_gpu=on_gpu):
             if not v.proved:
                 found.append(f"{family} {line} {kind}: {v.failed} {[str(d) for d in v.differences]}")
@@ -302,6 +303,13 @@ def test_what_it_is_not_made_for_is_refused(
         required()
     assert caught.value.field == "job.precision.products"
     assert expected in str(caught.value)
+
+
+def test_ranks_that_share_a_head_of_keys_hold_all_of_it() -> None:
+    """Palm has one head, of 16 numbers, which two ranks do not split."""
+    s = make_strategy("tp=2")
+    assert s is not None
+    check(s, _model("palm"), Job(2, 64, Precision("bfloat16", products="float8")), None)
 
 
 @pytest.mark.parametrize("mixture", [None, {"count": 4, "top_k": 2, "ffn": 96}])

@@ -101,7 +101,7 @@ def require_narrow(model: ModelSpec, job: Job, s: Strategy) -> None:
     sizes["heads x head_dim"] = model.q_width, s.tp
     a = model.latent
     if a is None:
-        sizes["kv_heads x head_dim"] = model.kv_width, s.tp
+        sizes["kv_heads x head_dim"] = model.kv_width, min(s.tp, model.kv_heads)  # beyond, ranks hold the same head
     else:
         sizes["model.latent.q_rank"] = a.q_rank or 0, 1
         sizes["model.latent.kv_rank"] = a.kv_rank, 1
