@@ -6,18 +6,23 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.in_process_cli import phalanx
 from support.strategies import models, with_experts
 
+from phalanx.cost.ledger.pipeline_formulas import NAMES
+from phalanx.cost.pipeline_time import Costs
+from phalanx.cost.pipeline_time import price as schedule_price
 from phalanx.plan.explain.exact import ExactSubject
 from phalanx.plan.explain.lint import lint
 from phalanx.plan.search import best_first as searching
 from phalanx.plan.search import branch_and_bound, space, strategy_columns
 from phalanx.plan.search.best_first import OPTIONS, price, search
-from phalanx.plan.search.lower_bounds import Bounds
+from phalanx.plan.search.lower_bounds import Bounds, _corners, _least
+from phalanx.schedule.pipeline.schedules import SCHEDULES, build
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -86,6 +91,24 @@ def test_nothing_that_fits_is_faster(model, batch, worlds, beside, tight, data):
     assert best.strategy.world in worlds
     for c in [*found.candidates, *(others if found.exhaustive else ())]:
         assert c.reason or c.seconds >= best.seconds, (c.as_requested, best.as_requested)
+
+
+@given(st.sampled_from(list(SCHEDULES)), st.lists(st.floats(1, 3), min_size=1, max_size=4), st.integers(1, 3))
+def test_no_pipeline_on_shared_cores_is_faster_than_its_bound(name: str, slower: list[float], rounds: int) -> None:
+    """Over two ranks with equal chunks the bound of 1f1b is the price, but for what it leaves chunks that differ."""
+    speeds = [*np.cumprod(slower)[::-1], 1.0]  # of 1, 2, ... ranks at work: nobody is faster for another one
+    p, v = len(speeds), SCHEDULES[name].chunks if SCHEDULES[name].takes_virtual else 1
+    m = 2 * p * rounds
+    s = build(name, p, m)
+    corners = _corners(speeds)
+    each = p / s.chunks / 3  # T is p: a rank's part of a micro-batch takes 1
+    costs = Costs(*[[each] * s.chunks] * 3)
+    makespan = schedule_price(s, replace(costs, pace=speeds)).makespan
+    columns = (np.array([n]) for n in (m, p, v, NAMES.index(name)))
+    least = float(_least(np.array([float(p)]), corners[None], *columns)[0])
+    assert least <= makespan * (1 + 1e-9)
+    if name == "1f1b" and p == 2 and speeds[0] <= 2:  # one rank does no more than two
+        assert least == pytest.approx(0.97 * makespan)
 
 
 def test_a_large_space_is_chosen_from_by_the_vectorised_terms(monkeypatch):

@@ -11,8 +11,14 @@ so that a pipeline is not priced before strategies likely to be as fast. Without
 of gradients and parameters and the update are left out: they depend on ZeRO.
 
 T is timed with all ranks at work. Where they share cores, n of p go on at c(n) times that speed while the others wait
-(schedule/pipeline/shared_cores.py). Then the step is at least the above over max c(n), and at least all work, m T,
-over the most that the cores do, max n c(n).
+(schedule/pipeline/shared_cores.py). If n are at work for a(n) T/p seconds, the step is no shorter than the least sum
+of a(n) with
+
+    sum n c(n) a(n) = p m            all work is done
+    sum (p - n) a(n) >= p b / max c  ranks wait at least as long as above (b T/p), or as that takes at the best speed
+
+whose dual has two variables: the bound is the largest m p y + b p z / max c over the corners (y, z) of n c(n) y +
+(p - n) z <= 1. With cores of their own, c = 1, there is one corner, 1/p and 1/p: m + b.
 
 For memory only the model state is counted, spread evenly (Rajbhandari et al. 2020, figure 1): N parameters with
 weights of e bytes, gradients of g and optimizer state of o, over S shards, take N times
@@ -22,8 +28,10 @@ weights of e bytes, gradients of g and optimizer state of o, over S shards, take
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import combinations
 
 import numpy as np
 
@@ -56,14 +64,14 @@ class Bounds:
         _, first, own = np.unique(key, axis=0, return_index=True, return_inverse=True)
         alone = [_alone(replace(rows.strategy(int(row)), recompute="none")) for row in first]
         timed = [self._timed(one, stages) for one, stages in zip(alone, rows.pp[first].tolist(), strict=True)]
-        passes = np.array(timed).reshape(-1, 3)[own.reshape(-1)].T
-        return _least(passes, rows.micro_batches(self._job), rows.pp, rows.virtual, rows.schedule)
+        passes, corners = _padded(timed)
+        own = own.reshape(-1)
+        return _least(passes[own], corners[own], rows.micro_batches(self._job), rows.pp, rows.virtual, rows.schedule)
 
     def of(self, s: Strategy) -> float:
         """Least seconds of one strategy, its recomputation included."""
         own = (s.accumulation(self._job), s.pp, s.virtual, NAMES.index(s.schedule))
-        passes = np.array([self._timed(_alone(s), s.pp)]).T
-        return float(_least(passes, *(np.array([n]) for n in own))[0])
+        return float(_least(*_padded([self._timed(_alone(s), s.pp)]), *(np.array([n]) for n in own))[0])
 
     def bytes_of_rows(self, rows: Strategies) -> Floats:
         """Least bytes of each row: the model state, spread evenly over the ranks."""
@@ -84,11 +92,10 @@ class Bounds:
         bytes_each: Floats = np.select([zero == level for level in range(4)], ways)
         return bytes_each
 
-    def _timed(self, alone: Strategy, stages: int) -> tuple[float, float, float]:
-        """T, seconds, of a strategy without pipeline; over so many pipeline ranks, max c(n) and max n c(n) / p."""
+    def _timed(self, alone: Strategy, stages: int) -> tuple[float, Floats]:
+        """T, seconds, of a strategy without pipeline; the corners over so many pipeline ranks."""
         passes, view = self._passes(alone)
-        speeds = pace(view.layout, [pass_terms(view)], self._cluster, stages) or (1.0,)
-        return passes, max(speeds), max(n * speed for n, speed in enumerate(speeds, 1)) / len(speeds)
+        return passes, _corners(pace(view.layout, [pass_terms(view)], self._cluster, stages) or (1.0,) * stages)
 
     def _alone_seconds(self, alone: Strategy) -> tuple[float, RankView]:
         one = replace(self._job, global_batch=alone.micro_batch * alone.dp)
@@ -108,10 +115,33 @@ def _alone(s: Strategy) -> Strategy:
     return replace(s, dp=s.dp * s.pp, pp=1, virtual=1, schedule=Strategy.schedule, zero=0, shard=None)
 
 
-def _least(passes: Floats, m: Ints, p: Ints, virtual: Ints, schedule: Ints) -> Floats:
-    """`passes`: rows of T, max c(n), max n c(n) / p (`Bounds._timed`)."""
-    t, one, together = passes
+def _corners(speeds: Sequence[float]) -> Floats:
+    """Return rows of p y, p z / max c, the corners of n c(n) y + (p - n) z <= 1 for `speeds` c(1) to c(p)."""
+    p, c = len(speeds), np.array(speeds)
+    if (c == 1).all():
+        return np.ones((1, 2))
+    n = np.arange(1, p + 1)
+    sides = np.stack([n * c, p - n], axis=1)
+    corners = [(1 / sides[:, 0].max(), 0.0)]
+    for i, j in combinations(range(p), 2):
+        pair = sides[[i, j]]
+        if abs(np.linalg.det(pair)) > 1e-12:
+            y, z = np.linalg.solve(pair, np.ones(2))
+            if y >= 0 and z >= 0 and (sides @ (y, z) <= 1 + 1e-9).all():
+                corners.append((y, z))
+    scaled: Floats = np.array(corners) * (p, p / c.max())
+    return scaled
+
+
+def _padded(timed: Sequence[tuple[float, Floats]]) -> tuple[Floats, Floats]:
+    """Return T and corners of several rows as arrays; rows of few corners are filled up with zeros."""
+    most = max((len(corners) for _, corners in timed), default=1)
+    filled = [np.pad(corners, ((0, most - len(corners)), (0, 0))) for _, corners in timed]
+    return np.array([passes for passes, _ in timed]), np.array(filled).reshape(-1, most, 2)
+
+
+def _least(passes: Floats, corners: Floats, m: Ints, p: Ints, virtual: Ints, schedule: Ints) -> Floats:
     bubble = by_schedule(schedule, "least_wait", m, p, virtual)
-    waits = np.maximum((m + bubble) / one, m / together)
-    seconds: Floats = t * waits / p * np.where(p > 1, _UNEQUAL, _ROUNDING)
+    waits = np.max(m[:, None] * corners[..., 0] + bubble[:, None] * corners[..., 1], axis=1)
+    seconds: Floats = passes * waits / p * np.where(p > 1, _UNEQUAL, _ROUNDING)
     return seconds
