@@ -69,9 +69,8 @@ def _cases() -> Iterator[tuple[str, str, str]]:
     yield from IN_8_BITS
 
 
-def rows() -> list[dict[str, Any]]:
-    """Verify every case, and describe the result."""
-    result = []
+def rows() -> Iterator[dict[str, Any]]:
+    """Verify every case in turn, and describe the result."""
     for family, line, numbers in _cases():
         strategy = make_strategy(line)
         assert strategy is not None
@@ -80,10 +79,11 @@ def rows() -> list[dict[str, Any]]:
         recorded = [v.recorded for v in checked if v.recorded is not None]
         failed = [v.failed or str(v.differences[0]) for v in checked if not v.proved]
         waits = max((sum(r.waits.values()) for r in recorded), default=0)
-        row = {"family": family, "strategy": line, "precision": numbers, "waits": waits, "failed": failed}
-        result.append(row)
-    return result
+        yield {"family": family, "strategy": line, "precision": numbers, "waits": waits, "failed": failed}
 
 
 if __name__ == "__main__":
-    write_json(Path(sys.argv[1]), rows())
+    found = []
+    for row in rows():
+        found.append(row)
+        write_json(Path(sys.argv[1]), found)  # what is done by the time limit is reported
