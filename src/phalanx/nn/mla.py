@@ -27,7 +27,8 @@ star are kept for the backward pass, by the operation named behind them:
     *out         (t, n w)                core, with a number per token and head
     *result      (t, n v_dim)            o; it is `out` where values have the full width
 
-Selective recomputation keeps rotated q, k and v in place of what follows them; full keeps the block's input.
+Queries are padded to w after kv_norm, whose temporaries are the peak where latents are wide. Selective recomputation
+keeps rotated q, k and v in place of what follows them; full keeps the block's input.
 """
 
 from __future__ import annotations
