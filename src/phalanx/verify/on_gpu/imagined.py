@@ -83,7 +83,7 @@ def rows() -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    found = []
+    result = []
     for row in rows():
-        found.append(row)
-        write_json(Path(sys.argv[1]), found)  # what is done by the time limit is reported
+        result.append(row)
+        write_json(Path(sys.argv[1]), result)  # what is done by the time limit is reported
