@@ -70,6 +70,16 @@ def test_a_sentence_is_broken_before_a_name_is() -> None:
     assert "dp=16,zero=2,shard=2,tp=2,sp=1,pp=2 " in out.getvalue()
 
 
+def test_a_heading_is_broken_before_a_strategy_is() -> None:
+    """The table of `sweep`, piped."""
+    figures = [f"memory of kind {i}" for i in range(4)]
+    grid = table("families", "strategy", *figures, left=("strategy",))
+    grid.add_row("pp=2,schedule=interleaved,virtual=2,micro_batch=6", *["100.4 MiB"] * 4)
+    out = io.StringIO()
+    print_fitted(Console(width=110, file=out), grid)
+    assert "pp=2,schedule=interleaved,virtual=2,micro_batch=6" in out.getvalue()
+
+
 @pytest.mark.parametrize(
     ("bytes_", "text"),
     [

@@ -41,8 +41,9 @@ def pieces(table: Table, width: int, keys: int) -> Iterator[RenderableType]:
     if sum(most) + _GAP * len(most) <= room:
         yield table
         return
+    wanted = [_wanted(column) for column in table.columns]
     for columns in _groups(least, room, keys):
-        yield _narrowed(table, columns, [least[i] for i in columns], [most[i] for i in columns], room)
+        yield _narrowed(table, columns, [least[i] for i in columns], [wanted[i] for i in columns], room)
 
 
 def _groups(least: tuple[int, ...], room: int, keys: int) -> list[list[int]]:
@@ -95,6 +96,12 @@ def _widths(column: Column) -> tuple[int, int]:
     texts = [head] if column.justify == "right" else [head, *cells]
     words = [part for text in texts for word in text.split() for part in _parts(word)] + whole
     return max(map(len, words), default=1), max(map(len, lines), default=1)
+
+
+def _wanted(column: Column) -> int:
+    """Return the width at which no cell of a column is broken: its heading is, so that strategies are not."""
+    lines = [line for cell in column.cells for line in str(cell).splitlines()]
+    return max(map(len, [*lines, *str(column.header).split()]), default=1)
 
 
 def _parts(word: str) -> list[str]:
