@@ -114,6 +114,12 @@ def test_every_number_is_held(page: str) -> None:
     assert not left, f"{page}: nothing in tests/docs/numbers.toml holds\n" + "\n".join(left)
 
 
+@pytest.mark.parametrize("page", sorted(HELD.keys() - set(PAGES)))
+def test_what_is_held_of_other_pages_is_said_there(page: str) -> None:
+    gone = [piece for piece in quotes(page) if piece not in text_of(page)]
+    assert not gone, f"{page} does not say: {gone}"
+
+
 def _entries(kind: str) -> list[Any]:
     entries = []
     for page, kinds in HELD.items():
