@@ -143,7 +143,8 @@ def gradient_flows(
     if np.any(p.experts):
         params, shards = np.where(apart, p.experts, 0.0), np.where(how.level > 0, edp, 1.0)
         between = layout.edp_stride
-        over, units, numbers = (edp, between, shards, edp / shards, between), held.experts, narrow * of_experts
+        over, units = (edp, between, shards, edp / shards, between), held.experts
+        numbers = narrow * np.where(apart, of_experts, 0.0)
         groups.append(_Group("edp", params, 0.0, *over, units, 0.0, narrow * params, narrow * units, numbers))
     flows: list[Flow] = []
     for group in groups:
