@@ -141,6 +141,7 @@ def test_a_sweep_trains_every_family_and_says_what_it_leaves_out(here: Path, mon
     monkeypatch.setattr(sweep, "train", interrupted)
     code, out, err = phalanx(here, "sweep", "job.toml", "--steps", "3", "--json")
     assert code == 130, err
+    assert err.endswith("interrupted after 1 run\n")
     assert "left out: tp=5: strategy.tp = 5" in err
     (row,) = json.loads(out)[0]["rows"]
     assert row["strategy"] == "dp=2,zero=1,micro_batch=4"

@@ -31,6 +31,7 @@ def sweep(
         from phalanx.commands.sweep import sheet
         from phalanx.commands.sweep import sweep as run
         from phalanx.commands.this_machine import require_this_machine
+        from phalanx.report.style import counted
         from phalanx.spec.errors import InputError
         from phalanx.spec.files import job_file
 
@@ -45,6 +46,7 @@ def sweep(
         if swept.runs:
             print_sheets([sheet(swept, steps)], as_json, as_csv, plot, of="sweep")
         if swept.interrupted:
+            announce(f"interrupted after {counted(len(swept.runs), 'run')}")
             raise typer.Exit(INTERRUPTED)
         if any(r.differs for r in swept.runs):
             raise typer.Exit(FAILED)
