@@ -190,14 +190,14 @@ def _unproved(examples: int, on_gpu: bool) -> list[str]:
     return found
 
 
-@examples(2, len(CASES))
+@examples(1, len(CASES))
 def test_events_flops_and_live_bytes_are_the_programs(examples: int) -> None:
     assert _unproved(examples, on_gpu=False) == []
 
 
-@examples(1, len(CASES))
-def test_the_step_keeps_the_rules_of_a_gpu(examples: int) -> None:
-    assert in_fresh_process(_unproved, examples, True, patience_s=900) == []
+@pytest.mark.long
+def test_the_step_keeps_the_rules_of_a_gpu() -> None:
+    assert in_fresh_process(_unproved, len(CASES), True, patience_s=900) == []
 
 
 def test_the_program_gathers_tokens_in_half_the_bytes_after_a_reduction_of_their_scale() -> None:
