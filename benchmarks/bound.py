@@ -14,9 +14,8 @@ import torch
 from benchmarks.interleaved import Step, rounds
 from benchmarks.programs import ddp, our_step, torch_step
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.environment import ALONE, external
 from phalanx.runtime.process.rank import run_rank
-from phalanx.runtime.process.world import ALONE
 from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import Job
@@ -32,7 +31,7 @@ SEQ = 64
 
 def main() -> None:
     arguments = json.loads(sys.argv[1])
-    world = worlds.external() or ALONE
+    world = external() or ALONE
     torch.set_num_threads(1)
     spec = build(ModelSpec, complete(SIZES), "model")
 

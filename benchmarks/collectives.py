@@ -13,9 +13,8 @@ import torch
 from phalanx.measure.collectives import OPS, SHARED, Way, rounds, tensors, ways
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Call
-from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.environment import ALONE, external
 from phalanx.runtime.process.rank import run_rank
-from phalanx.runtime.process.world import ALONE
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
@@ -41,7 +40,7 @@ def _copies(comm: Comm) -> list[float]:
 
 def main() -> None:
     arguments = json.loads(sys.argv[1])
-    world = worlds.external() or ALONE
+    world = external() or ALONE
     torch.set_num_threads(1)
 
     def work() -> None:

@@ -15,9 +15,8 @@ import torch
 from benchmarks.interleaved import Step, rounds
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.observe.instrument import instrument
-from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.environment import ALONE, external
 from phalanx.runtime.process.rank import run_rank
-from phalanx.runtime.process.world import ALONE
 from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import Job
@@ -56,7 +55,7 @@ def strategies(ranks: int) -> dict[str, Strategy]:
 
 def main() -> None:
     arguments = json.loads(sys.argv[1])
-    world = worlds.external() or ALONE
+    world = external() or ALONE
     torch.set_num_threads(1)
 
     def work() -> None:

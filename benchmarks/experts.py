@@ -20,9 +20,8 @@ from benchmarks.programs import our_step
 from phalanx.nn import grouped_mlp
 from phalanx.runtime.autograd.deferred_weight_grads import Grouped
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.environment import ALONE, external
 from phalanx.runtime.process.rank import run_rank
-from phalanx.runtime.process.world import ALONE
 from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import Job
@@ -89,7 +88,7 @@ def _best(work: Callable[[], object]) -> float:
 
 def main() -> None:
     arguments = json.loads(sys.argv[1])
-    world = worlds.external() or ALONE
+    world = external() or ALONE
     torch.set_num_threads(1)
     spec = build(ModelSpec, complete(SIZES), "model")
 

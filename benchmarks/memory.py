@@ -15,9 +15,8 @@ import torch
 from benchmarks.zero import BATCH, SEQ, SIZES
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.observe.instrument import instrument
-from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.environment import ALONE, World, external
 from phalanx.runtime.process.rank import run_rank
-from phalanx.runtime.process.world import ALONE, World
 from phalanx.spec.files.job_file import build, make_strategy
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import Job, Precision
@@ -81,7 +80,7 @@ def _measured(world: World, job: Job, strategy: Strategy) -> int:
 
 def main() -> None:
     arguments = json.loads(sys.argv[1])
-    world = worlds.external() or ALONE
+    world = external() or ALONE
     torch.set_num_threads(1)
 
     def work() -> None:

@@ -18,9 +18,8 @@ from benchmarks.programs import ddp, fsdp, our_step, torch_step
 from benchmarks.zero import BATCH, SEQ, SIZES
 from phalanx.runtime.comm.recorder import Recorder
 from phalanx.runtime.observe.instrument import Tracker
-from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.environment import ALONE, World, external
 from phalanx.runtime.process.rank import run_rank
-from phalanx.runtime.process.world import ALONE, World
 from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import Job
@@ -69,7 +68,7 @@ def _program(name: str, world: World) -> Step:
 
 def main() -> None:
     arguments = json.loads(sys.argv[1])
-    world = worlds.external() or ALONE
+    world = external() or ALONE
     torch.set_num_threads(1)
 
     def work() -> None:

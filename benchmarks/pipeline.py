@@ -34,9 +34,8 @@ from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Recorder
 from phalanx.runtime.model_parallel.pipeline import Pipeline
 from phalanx.runtime.observe.instrument import Tracker
-from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.environment import ALONE, World, external
 from phalanx.runtime.process.rank import run_rank
-from phalanx.runtime.process.world import ALONE, World
 from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.actions import Action, PipelineSchedule
 from phalanx.schedule.pipeline.schedules import SCHEDULES
@@ -301,7 +300,7 @@ def peak(program: Program, batch: Tensor) -> int:
 
 def main() -> None:
     arguments = json.loads(sys.argv[1])
-    world = worlds.external() or ALONE
+    world = external() or ALONE
     torch.set_num_threads(1)
     torch.manual_seed(0)
     cases: list[str] = arguments.get("cases") or list(CASES)

@@ -15,7 +15,7 @@ from phalanx.measure.collectives import OPS
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.init import create, draw
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process.world import World
+from phalanx.runtime.process.environment import World
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec, parameters

@@ -17,9 +17,8 @@ from benchmarks.zero import BATCH, SEQ, SIZES
 from phalanx.measure.collectives import OPS
 from phalanx.runtime.checkpoint.async_saver import Saver
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.environment import ALONE, World, external
 from phalanx.runtime.process.rank import run_rank
-from phalanx.runtime.process.world import ALONE, World
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import write_json
@@ -63,7 +62,7 @@ def _programs(world: World, folder: Path) -> tuple[dict[str, tuple[Step, int]], 
 
 def main() -> None:
     arguments = json.loads(sys.argv[1])
-    world = worlds.external() or ALONE
+    world = external() or ALONE
     torch.set_num_threads(1)
 
     def work() -> None:

@@ -7,6 +7,7 @@ are called in this process (support/in_process_cli.py).
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -150,6 +151,27 @@ def test_a_sweep_trains_every_family_and_says_what_it_leaves_out(here: Path, mon
     code, _, err = phalanx(here, "sweep", "job.toml", "--set", "cluster.ranks=9999")
     assert code == 2
     assert err.startswith("error: cluster.ranks = 9999: is too many")
+
+
+@pytest.mark.parametrize("command", ["measure --quick", "train job.toml --strategy dp=2"])
+def test_ranks_are_launched_without_torch(tmp_path: Path, command: str) -> None:
+    """Each rank imports it, which takes two seconds; a launcher that did so first would keep them waiting."""
+    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "text.txt").write_text(TEXT)
+    script = """
+import sys
+from phalanx.runtime.process import launch
+from phalanx.cli.app import app
+def begin(*_, **__):
+    sys.exit(3 if "torch" in sys.modules else 4)
+launch.launch = begin
+app(sys.argv[1:])
+"""
+    environment = os.environ | {"PHALANX_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", script, *command.split()], cwd=tmp_path, env=environment, check=False
+    )
+    assert done.returncode == 4
 
 
 @pytest.mark.usefixtures("whole")

@@ -13,7 +13,7 @@ from support.sizes import examples, sampled
 
 from phalanx.cost.step.generation import generating
 from phalanx.infer.sampling import Sampling, choose, uniform
-from phalanx.runtime.process.world import ALONE
+from phalanx.runtime.process.environment import ALONE
 from phalanx.schedule.generation.batch import Batch, Slot
 from phalanx.schedule.generation.scheduler import Limits, Request, Scheduler
 from phalanx.spec.errors import InputError

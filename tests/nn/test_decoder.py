@@ -20,7 +20,7 @@ from phalanx.nn.decoder import Decoder
 from phalanx.nn.init import BLOCK, create, draw
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.observe.instrument import instrument
-from phalanx.runtime.process.world import ALONE
+from phalanx.runtime.process.environment import ALONE
 from phalanx.schedule.layers.head import sliced
 from phalanx.schedule.layout import Layout
 from phalanx.spec.files import job_file

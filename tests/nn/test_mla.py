@@ -18,7 +18,7 @@ from support.split_backward_cases import all_apart, apart
 from support.toy_model import model, order_of_gradients
 
 from phalanx.nn import mla
-from phalanx.runtime.process.world import ALONE
+from phalanx.runtime.process.environment import ALONE
 from phalanx.schedule.gradients.buckets import backward_order
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec

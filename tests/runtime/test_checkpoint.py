@@ -24,7 +24,7 @@ from phalanx.runtime.checkpoint.async_saver import Saver, agree_on_newest
 from phalanx.runtime.checkpoint.boxes import Part, boxes, full_part, pieces, share
 from phalanx.runtime.checkpoint.manifest import CheckpointError, Chunk
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process.world import ALONE
+from phalanx.runtime.process.environment import ALONE
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job, Optimizer, Precision
 from phalanx.spec.model.families import complete

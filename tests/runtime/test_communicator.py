@@ -14,7 +14,7 @@ from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.handles import Released
 from phalanx.runtime.comm.transport import DONE, Call
 from phalanx.runtime.process import status, world
-from phalanx.runtime.process.world import ALONE
+from phalanx.runtime.process.environment import ALONE
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job, Optimizer, Precision, Train
 from phalanx.spec.model.families import complete
@@ -152,7 +152,7 @@ STEPS = """
 import sys
 import torch
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process.world import ALONE
+from phalanx.runtime.process.environment import ALONE
 from phalanx.spec.model.families import complete
 from phalanx.spec.job import Job, Optimizer
 from phalanx.spec.strategy.mesh import mesh

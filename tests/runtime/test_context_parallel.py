@@ -24,7 +24,7 @@ from phalanx.cost.step.predict import predict
 from phalanx.runtime.any_module.parallelize import spread
 from phalanx.runtime.autograd import attention_core
 from phalanx.runtime.model_parallel.context import merge
-from phalanx.runtime.process.world import World
+from phalanx.runtime.process.environment import World
 from phalanx.schedule.layers.context import Context, keys_per_query
 from phalanx.schedule.layout import Layout
 from phalanx.spec.cluster import presets as clusters

@@ -20,7 +20,7 @@ from phalanx.runtime.autograd.deferred_weight_grads import DeferredGradients, Pr
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Recorder
 from phalanx.runtime.observe.instrument import Tracker
-from phalanx.runtime.process.world import ALONE
+from phalanx.runtime.process.environment import ALONE
 from phalanx.schedule.gradients.buckets import backward_order
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec

@@ -22,7 +22,7 @@ from phalanx.plan.search.space import cores, experts
 from phalanx.plan.search.strategy_columns import Options
 from phalanx.runtime.autograd import float8, recompute
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process.world import ALONE, World
+from phalanx.runtime.process.environment import ALONE, World
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build, make_strategy

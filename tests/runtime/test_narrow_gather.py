@@ -20,7 +20,7 @@ from phalanx.cost.step.predict import predict
 from phalanx.plan.search.space import everything
 from phalanx.plan.search.strategy_columns import Options
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process.world import World
+from phalanx.runtime.process.environment import World
 from phalanx.schedule.layout import Layout
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.errors import InputError

@@ -24,7 +24,7 @@ from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.model_parallel import sequence
 from phalanx.runtime.model_parallel.sequence import Factors, Rows
-from phalanx.runtime.process.world import ALONE, World
+from phalanx.runtime.process.environment import ALONE, World
 from phalanx.schedule.event import Event
 from phalanx.schedule.layout import Layout
 from phalanx.spec.cluster.presets import preset

@@ -21,7 +21,7 @@ from phalanx.cost.step.expand import expand
 from phalanx.cost.step.program import instants
 from phalanx.runtime.autograd import recompute
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process.world import ALONE
+from phalanx.runtime.process.environment import ALONE
 from phalanx.schedule.layout import Layout
 from phalanx.spec.files.job_file import make_strategy
 from phalanx.spec.job import Job, Precision

@@ -27,7 +27,7 @@ from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.data_parallel import shared_gradients
 from phalanx.runtime.model_parallel import sequence
 from phalanx.runtime.model_parallel.sequence import Rows
-from phalanx.runtime.process.world import ALONE, World
+from phalanx.runtime.process.environment import ALONE, World
 from phalanx.schedule.layers.tensor import chunks
 from phalanx.schedule.layout import Layout
 from phalanx.spec.errors import InputError

@@ -21,7 +21,7 @@ from support.toy_model import model, order_of_gradients
 from phalanx.cost.step.expand import expand
 from phalanx.nn.init import initial, of_rank
 from phalanx.runtime.any_module.parallelize import spread
-from phalanx.runtime.process.world import World
+from phalanx.runtime.process.environment import World
 from phalanx.schedule.layout import Layout
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job

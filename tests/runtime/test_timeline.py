@@ -22,7 +22,7 @@ from phalanx.runtime.comm.timeline import COMPUTE, WAITING, Span, common, length
 from phalanx.runtime.observe import perfetto
 from phalanx.runtime.observe.pass_times import passes
 from phalanx.runtime.observe.perfetto import RankTimeline
-from phalanx.runtime.process.world import ALONE
+from phalanx.runtime.process.environment import ALONE
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job
 from phalanx.spec.model.families import complete

@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from phalanx.runtime.any_module.parallelize import spread
-from phalanx.runtime.process.world import World
+from phalanx.runtime.process.environment import World
 
 
 class _Block(torch.nn.Module):

@@ -17,7 +17,7 @@ from phalanx.runtime.checkpoint.async_saver import Saver
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Call, Handle
 from phalanx.runtime.data_parallel import logical_state, replica_check
-from phalanx.runtime.process.world import World
+from phalanx.runtime.process.environment import World
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh

@@ -17,7 +17,7 @@ from phalanx.nn.init import draw
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Now
 from phalanx.runtime.observe.instrument import instrument
-from phalanx.runtime.process.world import World
+from phalanx.runtime.process.environment import World
 from phalanx.schedule.generation.scheduler import Limits, Request
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.spec import ModelSpec, Parameter, buffers, parameters

@@ -11,7 +11,7 @@ from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.schedule_executor import Executor
 from phalanx.runtime.comm.transport import Call
 from phalanx.runtime.process import world as worlds
-from phalanx.runtime.process.world import World
+from phalanx.runtime.process.environment import World
 from phalanx.schedule.collectives.ir import Schedule
 from phalanx.schedule.collectives.rank_program import program
 from phalanx.spec.cluster.spec import ClusterSpec

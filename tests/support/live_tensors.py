@@ -11,7 +11,7 @@ import torch
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Recorder
 from phalanx.runtime.observe.instrument import Tracker
-from phalanx.runtime.process.world import ALONE
+from phalanx.runtime.process.environment import ALONE
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.runtime.any_module.parallelize import spread
-from phalanx.runtime.process.world import World
+from phalanx.runtime.process.environment import World
 from phalanx.spec.errors import InputError
 
 

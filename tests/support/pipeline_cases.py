@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
-from phalanx.runtime.process.world import ALONE, World
+from phalanx.runtime.process.environment import ALONE, World
 from phalanx.schedule.pipeline.actions import Action, PipelineSchedule
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec

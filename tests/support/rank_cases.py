@@ -38,10 +38,10 @@ from phalanx.runtime.observe.pass_times import passes
 from phalanx.runtime.process import status
 from phalanx.runtime.process import world as worlds
 from phalanx.runtime.process.agent import SECRET_VARIABLE
+from phalanx.runtime.process.environment import ALONE, World
 from phalanx.runtime.process.launch import RankFailure
 from phalanx.runtime.process.objects import ForgedMessageError
 from phalanx.runtime.process.rank import named
-from phalanx.runtime.process.world import World
 from phalanx.schedule.collectives.ir import Schedule
 from phalanx.schedule.collectives.rank_program import program
 from phalanx.schedule.layers.context import context
@@ -179,7 +179,7 @@ def first_error(world: World, spec: ModelSpec, job: Job, strategy: Strategy) -> 
     batches = _same_batches(world, spec, job, strategy)
     largest = 0.0
     if world.rank == 0:
-        alone = Training(spec, replace(job, global_batch=1), Strategy(), Comm(worlds.ALONE, mesh(Strategy())), seed=0)
+        alone = Training(spec, replace(job, global_batch=1), Strategy(), Comm(ALONE, mesh(Strategy())), seed=0)
         for rank in range(world.size):
             alone.step(_same_batches(replace(world, rank=rank), spec, job, strategy), lr=0.0)
             largest += max(float(g.abs().max()) for _, g in alone.engine.gradients()) / world.size

@@ -52,7 +52,7 @@ def _serve(rank: int, where: Where, port: int, folder: str, pipe: Connection) ->
     import torch.distributed as dist
 
     from phalanx.runtime.process import world as worlds
-    from phalanx.runtime.process.world import World
+    from phalanx.runtime.process.environment import World
 
     torch.set_num_threads(1)
     if not where.namespaces:  # hosts of a lab meet over the interface that is named to them

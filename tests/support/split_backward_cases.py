@@ -15,7 +15,7 @@ from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
 from phalanx.runtime.model_parallel.context import ContextParallel
 from phalanx.runtime.model_parallel.tensor import TensorParallel
-from phalanx.runtime.process.world import World
+from phalanx.runtime.process.environment import World
 from phalanx.schedule.layers.context import context
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec, parameters

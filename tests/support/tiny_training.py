@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from phalanx.runtime.any_module.parallelize import spread
-from phalanx.runtime.process.world import World
+from phalanx.runtime.process.environment import World
 
 CONTEXT, WIDTH, HIDDEN, BATCH = 3, 12, 64, 64
 

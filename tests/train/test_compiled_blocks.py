@@ -15,7 +15,7 @@ from support.rank_pool import Pool
 from torch import Tensor
 
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process.world import ALONE, World
+from phalanx.runtime.process.environment import ALONE, World
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build, make_strategy
 from phalanx.spec.job import Job, Precision, Products

@@ -21,7 +21,7 @@ from phalanx.runtime.any_module.parallelize import spread
 from phalanx.runtime.checkpoint import store
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.data_parallel.bucket_buffers import square
-from phalanx.runtime.process.world import ALONE
+from phalanx.runtime.process.environment import ALONE
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file, plan
 from phalanx.spec.files.job_file import build, make_strategy

@@ -14,8 +14,8 @@ import torch
 from phalanx.commands.plan import decide
 from phalanx.cost.step.expand import expand
 from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.process.environment import ALONE
 from phalanx.runtime.process.gpus import Host, cores_near, require, this_host
-from phalanx.runtime.process.world import ALONE
 from phalanx.schedule.layout import Layout
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file

@@ -12,7 +12,7 @@ from support.rank_pool import Pool
 from support.sizes import examples, sampled
 from support.strategies import TRANSPORTS, cases
 
-from phalanx.runtime.process.world import ALONE
+from phalanx.runtime.process.environment import ALONE
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job
 from phalanx.spec.model.families import complete

@@ -68,7 +68,7 @@ def generate(
         require_torch()
         from phalanx.commands.generate import generate as run_it
         from phalanx.infer.sampling import Sampling
-        from phalanx.runtime.process.world import external
+        from phalanx.runtime.process.environment import external
         from phalanx.schedule.generation.scheduler import Limits
         from phalanx.spec.errors import InputError
 

@@ -90,9 +90,9 @@ def measure(
         else:
             require_torch()
             from phalanx.measure.steal_time import noted
-            from phalanx.runtime.process import world as worlds
+            from phalanx.runtime.process.environment import external
 
-            world = worlds.external()
+            world = external()
             if world is None:
                 cluster = measure_machine(ranks, dtype, threads, quick, announce)
             else:

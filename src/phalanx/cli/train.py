@@ -50,9 +50,9 @@ def train(
         overrides = list(overrides or ()) + ([f"strategy={strategy}"] if strategy else [])
         require_torch()
         from phalanx.runs.resume import resumed
-        from phalanx.runtime.process import world as worlds
+        from phalanx.runtime.process.environment import external
 
-        world = worlds.external()
+        world = external()
         if max_restarts < 0:
             raise InputError("--max-restarts", max_restarts, "must not be negative", "0 never restarts")
         if max_restarts and world is not None:

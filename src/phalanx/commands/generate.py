@@ -12,7 +12,7 @@ from phalanx.infer.generate import experts_span_replicas
 from phalanx.infer.sampling import Sampling
 from phalanx.infer.text import answer, question
 from phalanx.infer.worker import as_rank, over_ranks, printed
-from phalanx.runtime.process.world import World
+from phalanx.runtime.process.environment import World
 from phalanx.schedule.generation.scheduler import Limits
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build

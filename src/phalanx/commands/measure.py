@@ -18,7 +18,7 @@ from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import compute_type
 
 if TYPE_CHECKING:
-    from phalanx.runtime.process.world import World
+    from phalanx.runtime.process.environment import World
 
 
 def local_collectives(

@@ -25,7 +25,7 @@ from phalanx.spec.strategy.legality import require_runnable
 from phalanx.spec.strategy.spec import Strategy
 
 if TYPE_CHECKING:
-    from phalanx.runtime.process.world import World
+    from phalanx.runtime.process.environment import World
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from phalanx.spec.strategy.spec import Strategy
 from phalanx.verify.diff import differences
 
 if TYPE_CHECKING:
-    from phalanx.runtime.process.world import World
+    from phalanx.runtime.process.environment import World
     from phalanx.train.data import TokenSet
 
 

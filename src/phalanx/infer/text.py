@@ -17,7 +17,7 @@ from phalanx.nn.weight_files import is_run, of_run, said_of, widest
 from phalanx.nn.weight_source import Weights
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPE_NAMES
-from phalanx.runtime.process.world import World
+from phalanx.runtime.process.environment import World
 from phalanx.schedule.generation.scheduler import Limits, Request, Scheduler
 from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError

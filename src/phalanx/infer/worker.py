@@ -13,9 +13,9 @@ from phalanx.infer.sampling import Sampling
 from phalanx.infer.text import Piece, Question, answer, question
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.environment import ALONE, World, external
 from phalanx.runtime.process.launch import launch
 from phalanx.runtime.process.rank import named, run_rank
-from phalanx.runtime.process.world import World
 from phalanx.schedule.generation.scheduler import Limits
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.strategy.mesh import mesh
@@ -75,7 +75,7 @@ def printed(prompts: list[str]) -> Piece:
 def main() -> None:
     """Run this rank; rank 0 writes the texts."""
     args = json.loads(Path(sys.argv[1]).read_text())
-    world = worlds.external() or worlds.ALONE
+    world = external() or ALONE
     strategy = Strategy(**args["strategy"])
 
     def work() -> None:

@@ -15,7 +15,7 @@ from phalanx.measure.this_machine import describe, fingerprint
 from phalanx.measure.worker import agreed, kernel_rates, levels, measure_figures, measure_host, written
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
-from phalanx.runtime.process.world import World
+from phalanx.runtime.process.environment import World
 from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build

@@ -12,10 +12,9 @@ from pathlib import Path
 import torch
 
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process import world as worlds
 from phalanx.runtime.process.cache import cache_folder
+from phalanx.runtime.process.environment import ALONE, World, external
 from phalanx.runtime.process.rank import StopFlag, restarted, run_rank
-from phalanx.runtime.process.world import World
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
 from phalanx.spec.strategy.mesh import mesh
@@ -42,7 +41,7 @@ def train_rank(world: World, folder: Path, resume: bool, stop: StopFlag) -> bool
 def main() -> None:
     """Train as one rank that a launcher started."""
     args = json.loads(sys.argv[1])
-    world = worlds.external() or worlds.ALONE
+    world = external() or ALONE
     folder = Path(args["folder"])
     timeout_s = plans.read(folder / "plan.json").train.timeout_s
     resume = args["resume"] or restarted()  # a restarted run without a checkpoint starts from the beginning

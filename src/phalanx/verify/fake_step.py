@@ -43,7 +43,7 @@ from phalanx.runtime.comm.recorder import Recorder
 from phalanx.runtime.data_parallel.compression import sparse
 from phalanx.runtime.observe import host_values
 from phalanx.runtime.observe.instrument import Tracker, instrument
-from phalanx.runtime.process.world import World
+from phalanx.runtime.process.environment import World
 from phalanx.schedule.event import Event
 from phalanx.schedule.layers.context import Context
 from phalanx.spec.job import Job

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from phalanx.nn.moe import MoE
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process.world import ALONE
+from phalanx.runtime.process.environment import ALONE
 from phalanx.spec.job import Job, Optimizer, Precision, Train
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh

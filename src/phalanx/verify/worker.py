@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.environment import ALONE, external
 from phalanx.runtime.process.rank import run_rank
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.files import job_file
@@ -23,7 +23,7 @@ from phalanx.verify.parity import examine
 def main() -> None:
     """Examine a strategy as one rank; rank 0 writes the result to `out`."""
     args = json.loads(sys.argv[1])
-    world = worlds.external() or worlds.ALONE
+    world = external() or ALONE
     file = job_file.from_tables(args["tables"], Path())
     strategy = file.strategy
     assert strategy is not None

@@ -33,7 +33,7 @@ from phalanx.runtime.any_module.units import common_dtype, find_units, require_s
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
 from phalanx.runtime.process import world as worlds
-from phalanx.runtime.process.world import World
+from phalanx.runtime.process.environment import ALONE, World, external
 from phalanx.schedule.pipeline.stages import rank_of, require_chunks
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.errors import InputError
@@ -146,14 +146,14 @@ def spread(
 def _world(timeout_s: float) -> World:
     """Join the ranks of this run, unless the caller has done so."""
     if not dist.is_initialized():
-        world = worlds.external() or worlds.ALONE
+        world = external() or ALONE
         worlds.join(world, timeout_s)
         if world.size > 1:
             atexit.register(worlds.leave)
         return world
-    external = worlds.external()
+    given = external()
     rank, size = dist.get_rank(), dist.get_world_size()
-    return external if external and external.size == size else World(rank, size, rank, size)
+    return given if given and given.size == size else World(rank, size, rank, size)
 
 
 def _strategy(strategy: str | Strategy, world: World) -> Strategy:

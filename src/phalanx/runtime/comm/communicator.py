@@ -25,7 +25,7 @@ from phalanx.runtime.comm.timeline import Timeline
 from phalanx.runtime.comm.transport import DONE, Call, Handle, same_place
 from phalanx.runtime.process import objects, status
 from phalanx.runtime.process import world as worlds
-from phalanx.runtime.process.world import World
+from phalanx.runtime.process.environment import World
 from phalanx.schedule.event import Event, Phase, Reduction
 from phalanx.spec.cluster.collective_choice import Choice, Transport, pick
 from phalanx.spec.strategy.mesh import Mesh

@@ -11,9 +11,9 @@ import torch
 
 from phalanx.runtime.comm.reductions import named
 from phalanx.runtime.comm.schedule_executor import Executor
-from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.environment import ALONE, external
 from phalanx.runtime.process.rank import run_rank
-from phalanx.runtime.process.world import ALONE, group
+from phalanx.runtime.process.world import group
 from phalanx.schedule.collectives.rank_program import program
 from phalanx.schedule.collectives.registry import build
 
@@ -26,7 +26,7 @@ def contribution(rank: int, size: int) -> torch.Tensor:
 def main() -> None:
     """Run as a launched rank: argument {algorithm, op, size, function, out}."""
     asked = json.loads(sys.argv[1])
-    world = worlds.external() or ALONE
+    world = external() or ALONE
 
     def work() -> None:
         buffer = contribution(world.rank, asked["size"])

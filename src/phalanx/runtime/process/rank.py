@@ -19,9 +19,9 @@ from typing import NoReturn
 from phalanx.runtime.process import status
 from phalanx.runtime.process import world as worlds
 from phalanx.runtime.process.agent import LAUNCHER_VARIABLE, RESTARTS_VARIABLE
+from phalanx.runtime.process.environment import World
 from phalanx.runtime.process.failure import cut_off, reason, timed_out
 from phalanx.runtime.process.launch import STOPS, RankFailure
-from phalanx.runtime.process.world import World
 from phalanx.spec.errors import InputError
 
 

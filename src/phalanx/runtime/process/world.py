@@ -1,7 +1,6 @@
-"""The world of a run: which rank this process is, how many there are, and on which device it computes.
+"""The world of a run: its process group, the groups of its axes, and what its ranks agree on.
 
-The same code runs alone, under Phalanx's own launcher, under torchrun and under Slurm's srun: each of them says in
-the environment which rank this is.
+Which rank this process is, and how many there are, its environment says (environment.py).
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,53 +19,9 @@ from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: i
 
 from phalanx.runtime.process import gpus
 from phalanx.runtime.process.agent import STORE_VARIABLE
+from phalanx.runtime.process.environment import World
 from phalanx.runtime.process.objects import broadcast_object, gather_objects
 from phalanx.spec.errors import InputError
-
-
-@dataclass(frozen=True)
-class World:
-    """A rank among `size` ranks, `local_size` of them on this host. A rank alone has no process group."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-
-    @property
-    def device(self) -> torch.device:
-        """The GPU of this rank's local number, or else the CPU."""
-        if torch.cuda.is_available():
-            return torch.device("cuda", self.local_rank % torch.cuda.device_count())
-        return torch.device("cpu")
-
-
-ALONE = World(0, 1, 0, 1)
-
-
-def external() -> World | None:
-    """Return the world that torchrun or srun started this rank in, or None without either. Raises InputError."""
-    env = os.environ
-    try:
-        return _external(env)
-    except ValueError as error:
-        raise InputError("environment of torchrun or srun", None, f"cannot be understood ({error})") from None
-
-
-def _external(env: MutableMapping[str, str]) -> World | None:
-    if "RANK" in env and "WORLD_SIZE" in env:
-        size = int(env["WORLD_SIZE"])
-        return World(int(env["RANK"]), size, int(env.get("LOCAL_RANK", 0)), int(env.get("LOCAL_WORLD_SIZE", 1)))
-    # Only srun sets SLURM_STEP_NUM_TASKS; a bare batch script is one process.
-    if int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        from hostlist import expand_hostlist  # type: ignore[import-untyped]
-
-        hosts = expand_hostlist(env["SLURM_STEP_NODELIST"])
-        env.setdefault("MASTER_ADDR", hosts[0])
-        env.setdefault("MASTER_PORT", str(20000 + int(env["SLURM_JOB_ID"]) % 20000))
-        size = int(env["SLURM_STEP_NUM_TASKS"])
-        return World(int(env["SLURM_PROCID"]), size, int(env["SLURM_LOCALID"]), -(-size // len(hosts)))
-    return None
 
 
 def join(world: World, timeout_s: float) -> None:

@@ -22,7 +22,7 @@ from phalanx.measure.kernels import FLOAT8_SINCE
 from phalanx.nn import functional
 from phalanx.nn.optimizers import AdamW
 from phalanx.runtime.autograd import recompute
-from phalanx.runtime.process.world import ALONE
+from phalanx.runtime.process.environment import ALONE
 from phalanx.spec.files.plan import write_json
 
 BOUNDS = {"float32": 1e-4, "bfloat16": 1e-2}

@@ -18,7 +18,7 @@ from phalanx.cost.memory.kv_cache import cache_bytes
 from phalanx.infer.generate import Generation
 from phalanx.infer.sampling import Sampling
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process.world import ALONE
+from phalanx.runtime.process.environment import ALONE
 from phalanx.schedule.generation.scheduler import Limits, Request
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.strategy.mesh import mesh

@@ -25,7 +25,7 @@ from phalanx.cost.ledger.rank_layout import layout
 from phalanx.cost.step.expand import expand
 from phalanx.measure.kernels import FLOAT8_SINCE
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process.world import ALONE
+from phalanx.runtime.process.environment import ALONE
 from phalanx.schedule.layout import Layout
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import Products
