@@ -19,7 +19,6 @@ import phalanx.report.html.run
 import phalanx.report.train
 import phalanx.runtime.checkpoint.container
 import phalanx.runtime.process.agent
-import phalanx.runtime.process.rendezvous
 import phalanx.verify.worker
 from support import (
     awkward_module,

@@ -1,3 +1,7 @@
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from support import rank_cases, rank_pool
@@ -20,3 +24,10 @@ def test_a_hung_rank_is_named_with_what_it_was_doing(pool: Pool) -> None:
     with pytest.raises(CaseFailed, match=r"rank 1: no answer, last seen during a nap"):
         pool.run(2, rank_cases.sleep_on, 1, timeout_s=2.0)
     assert len(pool.run(2, rank_cases.rank_and_sum)) == 2
+
+
+def test_all_that_forked_runs_need_is_there() -> None:
+    """The server that forks them says nothing of an import that fails, and makes none of those behind it."""
+    command = [sys.executable, "-c", "import support.preload"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
