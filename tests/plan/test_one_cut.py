@@ -16,7 +16,7 @@ from phalanx.formats.training.subject import subject
 from phalanx.plan.explain.analytic import AnalyticSubject
 from phalanx.plan.search import space
 from phalanx.plan.search.column_pricing import Pricing
-from phalanx.plan.search.refine import GAIN, as_cut, refined
+from phalanx.plan.search.refine import GAIN, RefinedPrices, as_cut, refined
 from phalanx.plan.search.strategy_columns import of
 from phalanx.schedule.pipeline.given_layout import equal_blocks, listed
 from phalanx.schedule.pipeline.stages import rank_of
@@ -95,6 +95,18 @@ def test_equal_chunks_stand_in_where_balanced_ones_do_not_fit() -> None:
     assert equal_run.blocks == (16, 16)
     assert equal.seconds > balanced.seconds
     assert equal.bytes_ < 0.95 * device.usable_bytes < balanced.bytes_
+
+
+def test_recomputation_that_makes_room_for_balanced_chunks_is_found() -> None:
+    """Llama 3 8B on 8 H100: with two stages equal chunks fit, and are slower than tp=2; balanced ones fit where the
+    norms are recomputed, and are faster."""
+    p = read(Asked(None, "llama3-8b", "dgx-h100", 8, 64, 8192, None, "megatron-core", "bf16"), True).pricing
+    stages = Strategy(dp=4, zero=1, pp=2, virtual=8, schedule="interleaved")
+    others = [stages, Strategy(dp=4, zero=1, tp=2, sp=True)]
+    (tight, run), (wide, _), (balanced, _) = refined(p, [*others, replace(stages, recompute="selective:layernorm")])
+    assert run.unbalanced
+    assert balanced.seconds < wide.seconds < tight.seconds
+    assert RefinedPrices(p).descend(others)[0].seconds <= balanced.seconds
 
 
 def test_an_export_has_the_blocks_that_its_plan_was_priced_with() -> None:

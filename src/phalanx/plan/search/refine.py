@@ -62,6 +62,8 @@ class PipelineRun:
     """Seconds that the slowest rank waits."""
     mean: float | None = None
     """Seconds of all blocks of a step divided by the number of pipeline ranks; None without a pipeline."""
+    unbalanced: bool = False
+    """Whether these blocks stand in for balanced ones, which do not fit."""
 
     def seconds(self, terms: Mapping[str, float]) -> float:
         """Seconds of a step with these terms, the makespan in place of the terms that it replaces."""
@@ -105,10 +107,12 @@ def refined(
         return []
     priced, step = price_with_step(pricing, [strategies[i] for i, _ in ways], [cut for _, cut in ways])
     fitting: list[list[int]] = []  # of each strategy, the ways that are timed
+    unbalanced: set[int] = set()  # ways of strategies of which another one does not fit
     for i, own in groupby(range(len(ways)), lambda k: ways[k][0]):
         places = list(own)
         if any(shortest[i] + beside_pipeline(priced[k].terms) <= limit for k in places):
             fitting.append(_that_fit(pricing, priced, places))
+            unbalanced |= set(fitting[-1]) if len(fitting[-1]) < len(places) else set()
     first: dict[tuple[Strategy, Blocks | None], int] = {}
     for k in chain(*fitting):
         first.setdefault((alone[ways[k][0]], ways[k][1]), k)
@@ -117,6 +121,7 @@ def refined(
 
     def timed(k: int) -> tuple[PricedStrategy, PipelineRun]:
         p, pipeline = priced[k], runs[alone[ways[k][0]], ways[k][1]]
+        pipeline = replace(pipeline, unbalanced=k in unbalanced)
         return replace(p, seconds=pipeline.seconds(p.terms), terms=pipeline.terms(p.terms)), pipeline
 
     return [_chosen([timed(k) for k in places]) for places in fitting]
@@ -364,6 +369,10 @@ class RefinedPrices:
             self._close[s] = neighbours(s, self.pricing)
         return self._close[s]
 
+    def _recomputing(self, s: Strategy) -> list[Strategy]:
+        """Return the neighbours of a strategy that differ in what they recompute."""
+        return [other for _, other in self.neighbours(s) if replace(other, recompute=s.recompute) == s]
+
     def met(self) -> list[RankedStrategy]:
         """Return every strategy that was priced, whether it fits or not."""
         return list(self._known.values())
@@ -371,11 +380,17 @@ class RefinedPrices:
     def descend(self, strategies: Sequence[Strategy], slower: bool = True) -> list[RankedStrategy]:
         """Descend from the fastest of `strategies` to faster neighbours until none is faster.
 
+        Where balanced chunks do not fit, a strategy that recomputes more may be faster with them than this one is with
+        equal chunks: those neighbours are tried too.
+
         Returns every strategy met on the way that fits, fastest first; none where none of `strategies` fits. Without
         `slower`, neighbours that are certainly slower than the fastest are left out."""
         fitting = {r.strategy: r for r in self.of(strategies) if r.priced.fits}
         if not fitting:
             return []
+        fastest = min(r.seconds for r in fitting.values())
+        again = [s for r in fitting.values() if r.run.unbalanced for s in self._recomputing(r.strategy)]
+        fitting |= {r.strategy: r for r in self.of(again, fastest) if r.priced.fits}
         expanded: Strategy | None = None
         while (best := min(fitting, key=lambda s: fitting[s].seconds)) != expanded:
             expanded = best
