@@ -380,8 +380,8 @@ class RefinedPrices:
     def descend(self, strategies: Sequence[Strategy], slower: bool = True) -> list[RankedStrategy]:
         """Descend from the fastest of `strategies` to faster neighbours until none is faster.
 
-        Where balanced chunks do not fit, a strategy that recomputes more may be faster with them than this one is with
-        equal chunks: those neighbours are tried too.
+        Where balanced chunks do not fit, a strategy that recomputes more may be faster with them than this one is
+        with equal chunks: those neighbours are tried too.
 
         Returns every strategy met on the way that fits, fastest first; none where none of `strategies` fits. Without
         `slower`, neighbours that are certainly slower than the fastest are left out."""
