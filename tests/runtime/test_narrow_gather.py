@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.fresh_process import in_fresh_process
 from support.in_process_cli import phalanx
+from support.narrow_models import FAMILIES, NARROW, SIZES
 from support.rank_pool import Pool
 from support.sizes import examples
 from torch import Tensor
@@ -34,16 +35,6 @@ from phalanx.spec.strategy.spec import Strategy
 from phalanx.train.training_step import Training
 from phalanx.verify.verify import verify
 
-SIZES = {"vocab": 64, "hidden": 64, "layers": 2, "heads": 4, "kv_heads": 4, "ffn": 128, "max_seq": 64}
-EXPERTS = {"count": 6, "top_k": 2, "ffn": 32, "shared_ffn": 32, "dense_layers": [1]}
-LATENT = {"q_rank": 48, "kv_rank": 32, "rope_dim": 16, "nope_dim": 16, "v_dim": 32}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {"family": "llama"},
-    "gpt2": {"family": "gpt2"},
-    "qwen3": {"family": "qwen3"},
-    "experts": {"family": "llama", "experts": EXPERTS},
-    "latent": {"family": "llama", "latent": LATENT},
-}
 CASES = (
     ("experts", "dp=3,zero=3"),
     ("gpt2", "dp=2,zero=3,micro_batch=2,recompute=full"),
@@ -54,7 +45,6 @@ CASES = (
     ("experts", "dp=2,pp=2,zero=3,schedule=zb-h1"),
     ("llama", "cp=2,zero=3,recompute=selective"),
 )
-NARROW = Precision("bfloat16", products="float8", gather="float8")
 
 
 def _case(family: str, line: str, gather: bool) -> tuple[ModelSpec, Job, Strategy]:

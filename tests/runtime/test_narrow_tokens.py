@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from support.fresh_process import in_fresh_process
+from support.narrow_models import FAMILIES, NARROW, SIZES
 from support.rank_pool import Pool
 from support.sizes import examples
 from torch import Tensor
@@ -39,18 +39,6 @@ from phalanx.train.training_step import Training
 from phalanx.verify.parity import gradient_errors
 from phalanx.verify.verify import verify
 
-NARROW = Precision("bfloat16", products="float8", gather="float8")
-SIZES = {"vocab": 64, "hidden": 64, "layers": 2, "heads": 4, "kv_heads": 4, "ffn": 128, "max_seq": 64}
-EXPERTS = {"count": 6, "top_k": 2, "ffn": 32, "shared_ffn": 32, "dense_layers": [1]}
-LATENT = {"q_rank": 48, "kv_rank": 32, "rope_dim": 16, "nope_dim": 16, "v_dim": 32}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {"family": "llama"},
-    "gpt2": {"family": "gpt2"},
-    "palm": {"family": "palm"},
-    "qwen3": {"family": "qwen3"},
-    "experts": {"family": "llama", "experts": EXPERTS},
-    "latent": {"family": "llama", "latent": LATENT},
-}
 CASES = (
     ("llama", "tp=2,sp=1,pp=2,schedule=zb-h1,recompute=selective"),
     ("experts", "tp=2,sp=1,ep=2,dp=2,zero=3"),
