@@ -126,13 +126,18 @@ def page(cases: list[dict[str, Any]]) -> str:
     lines = [
         "# What the stacks do, as observed",
         "",
-        f"Written by `python -m benchmarks.stacks_observed`: four blocks of {BLOCK:,} parameters, {MICRO_BATCHES} "
-        f"micro-batches a step, AdamW, rank 0 of {WORLD}, the second step; torchtitan trains its own debug model. F: "
-        "forward, B: backward, I and W: gradients of inputs and of weights, opt: after the last backward pass. The "
-        "live bytes at the peak are named by what held most. The second table of a stack is what is kept for the "
-        "backward pass: what was live beside parameters and optimizer state as the fullest of the step's backward "
-        "passes began. The data behind it, by micro-batch and by unit: "
-        "[stacks_observed.json](stacks_observed.json).",
+        "Written by `python -m benchmarks.stacks_observed`. "
+        f"Each case trains four blocks of {BLOCK:,} parameters on {WORLD} ranks with AdamW, in {MICRO_BATCHES} "
+        "micro-batches a step; torchtitan trains its own debug model. "
+        "The figures are those of rank 0 in its second step.",
+        "",
+        "- F is the forward pass, B the backward pass, I and W its parts (gradients of inputs and of weights), and "
+        "opt what follows the last backward pass.",
+        "- Beside each peak of live bytes stands the kind of tensor that held most of it.",
+        "- The second table of each stack is what is kept for the backward pass: what was live, beside parameters "
+        "and optimizer state, when the fullest of the step's backward passes began.",
+        "",
+        "[stacks_observed.json](stacks_observed.json) has the data by micro-batch and by unit.",
     ]
     for stack in dict.fromkeys(c["stack"] for c in cases):
         rows = [c for c in cases if c["stack"] == stack]
