@@ -603,6 +603,18 @@ def test_torchtitan_recomputes_every_nth_block_or_operators(option: str, recompu
     assert read.unknown == {}
 
 
+@pytest.mark.parametrize(
+    ("sizes", "tp", "dp"), [({"cp": 2, "dp_shard": 2}, 1, 4), ({"tp": 4}, 4, 2), ({"tp": "auto"}, None, None)]
+)
+def test_an_axis_that_accelerates_mesh_does_not_name_has_one_rank(
+    sizes: dict[str, Any], tp: int | None, dp: int | None
+) -> None:
+    mesh = {f"parallelism_config_{axis}_size": size for axis, size in sizes.items()}
+    c = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}, "parallelism_config": mesh}
+    layout = files.READERS["accelerate"](c, 8).layout
+    assert (layout.tp, layout.dp, layout.cp) == (tp, dp, sizes.get("cp", 1))
+
+
 def test_what_does_not_divide_the_ranks_is_refused() -> None:
     read = files.READERS["nanotron"]({"parallelism": {"dp": 1, "pp": 2, "tp": 4}}, None)
     with pytest.raises(InputError, match="use a multiple of 8"):

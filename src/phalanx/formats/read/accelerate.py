@@ -77,16 +77,19 @@ def read(config: Config, world: int | None = None) -> Configuration:
     how = str(keys.take("distributed_type", "stack", "")).upper()
     world = world or count(keys.take("num_processes", "world"))
     axolotl = "base_model" in config or "micro_batch_size" in config
+    # An axis that ParallelismConfig does not name has size 1, but FSDP2 shards over all ranks without one of its own.
     sizes = {
         name: count(
             keys.first(
-                (f"parallelism_config.parallelism_config_{name}_size", f"parallelism_config.{name}_size"), "strategy"
+                (f"parallelism_config.parallelism_config_{name}_size", f"parallelism_config.{name}_size"),
+                "strategy",
+                unnamed,
             )
         )
-        for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")
+        for name, unnamed in (("dp_replicate", 1), ("dp_shard", None), ("tp", 1), ("cp", 1), ("sp", 1))
     }
     mesh = "parallelism_config" in config
-    tp, cp = sizes["tp"], product(sizes["cp"] or 1, sizes["sp"] or 1) if mesh else None
+    tp, cp = (sizes["tp"], product(sizes["cp"], sizes["sp"])) if mesh else (None, None)
     zero: int | None = None
     offload: dict[str, str | None] | None = None
     recompute: str | None = None
