@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from phalanx.cli.app import app
+from phalanx.spec.cluster.chips import CHIPS
+from phalanx.spec.strategy.stack_options import OPTION_FIELDS
+from phalanx.stacks.registry import ROWS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "stacks.md").read_text()
 QUESTION = "--model llama3-70b --cluster dgx-h100 --gpus 64 --batch 512 --seq 8192"
@@ -23,6 +27,37 @@ def lines(text: str) -> list[str]:
 def wide(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.chdir(tmp_path)
+
+
+def test_the_table_of_stacks() -> None:
+    for name, row in ROWS.items():
+        assert f"| `{name}` | {row.title} | {row.repository} `{row.commit[:7]}` |" in PAGE
+
+
+def test_the_table_of_options() -> None:
+    for option in OPTION_FIELDS:
+        stacks = ", ".join(name for name, row in ROWS.items() if option in row.options)
+        assert re.search(rf"^\| `{option}` \| .* \| {stacks} \|$", PAGE, re.M), option
+
+
+def test_links_to_hosts() -> None:
+    rates = (f"{CHIPS[name].host_bytes_per_s / 1e9:.0f}" for name in ("H100", "GB200"))
+    assert "(PCIe 5: {} GB/s; NVLink-C2C: {} GB/s a GPU)".format(*rates) in PAGE
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("export", [False, True])
+def test_blocks_of_commands(export: bool) -> None:
+    """What conditions cost; a plan of unequal chunks, and how Megatron-Core writes it."""
+    command = "plan --model llama3-405b" if export else "--where"
+    (block,) = (b for b in PAGE.split("```")[1::2] if f"{command} " in b and b.strip().startswith("$"))
+    for asked, shown in re.findall(r"^\$ phalanx (.+)\n((?:[^$].*\n)*)", block.replace("\\\n", " "), re.M):
+        line, _, grep = asked.partition(" && ")
+        done = CliRunner().invoke(app, shlex.split(line))
+        assert done.exit_code == 0, done.output
+        printed = Path("run/train.sh").read_text() if grep else done.stdout
+        assert shown
+        assert set(lines(shown)) <= set(lines(printed)), asked
 
 
 def test_all_stacks() -> None:
