@@ -210,6 +210,16 @@ def test_a_pipeline_is_timed_in_its_own_order():
     assert far.run.makespan > 2 * near.run.makespan
 
 
+def test_an_alternative_takes_what_predict_says_of_it():
+    line = "dp=2,zero=1,tp=8,sp=1,pp=4,recompute=full"
+    plain, interleaved = (
+        _subject(("llama3-70b", 64, 512, 8192), line + more) for more in ("", ",virtual=5,schedule=interleaved")
+    )
+    other = plain.alternative(interleaved.strategy)
+    assert other is not None
+    assert other.seconds == interleaved.seconds
+
+
 def test_neighbours_leave_free_what_a_search_leaves():
     """What lint and explain offer, plan would take: no neighbour fits into memory that a search leaves free."""
     x = _subject(("llama3-8b", 8, 512, 8192), "dp=4,zero=1,tp=2,sp=1")

@@ -11,7 +11,7 @@ strategy, `refused` for columns of them, both from the same rules.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, TypeAlias, get_args, get_type_hints
@@ -160,7 +160,9 @@ class Stack:
             value = getattr(s, name)
             given = value != FIELDS[name].default or name == "schedule"  # whose default not every stack has
             if given and not entry.allows(value) and _has_effect(name, s):
-                return Refusal(name, value, "is not in the stack", _choices(entry), entry.source)
+                return Refusal(
+                    name, value, "is not in the stack", self._mend(name, entry, s, options, about), entry.source
+                )
         how = recompute.parse(s.recompute)
         for module in how.modules if ":" in s.recompute else ():
             if module not in self.modules:
@@ -189,6 +191,16 @@ class Stack:
                 value = getattr(s, name) if name in FIELDS else getattr(options, name)
                 return Refusal(name, value, rule.reason, rule.mend, rule.source)
         return None
+
+    def _mend(
+        self, name: str, entry: Entry, s: Strategy, options: StackOptions, about: Mapping[str, Any] | None
+    ) -> str:
+        """Return what to use in place of a field's value: what the stack has; of ZeRO's levels, which rules about
+        pipelines leave fewer of, those that it runs with the rest of the strategy, if there are any."""
+        if name != "zero" or s.shard is not None:  # not every level shards over parts of the ranks
+            return _choices(entry)
+        run = [v for v in entry.values or () if self.refusal(replace(s, zero=v), options, about) is None]
+        return _choices(replace(entry, values=tuple(run)) if run else entry)
 
     def refused(self, columns: Mapping[str, Any], rows: int) -> npt.NDArray[np.bool_]:
         """Return the mask of rows that a rule refuses; `columns`: fields by name, as numbers, columns or Words. Rules

@@ -11,7 +11,7 @@ from phalanx.cost.ledger.flops import hardware_flops, model_flops
 from phalanx.cost.ledger.sharding import sharding
 from phalanx.plan.explain.targets import BUBBLE, EXPOSED, IMBALANCE, MFU, OVERLAP, Target
 from phalanx.plan.explain.traffic import Flow, flows
-from phalanx.plan.search import HEADROOM, priced, strategy_columns
+from phalanx.plan.search import HEADROOM, strategy_columns
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.priced import PricedStrategy
 from phalanx.plan.search.refine import PipelineRun, RankedStrategy, RefinedPrices
@@ -73,6 +73,11 @@ class AnalyticSubject:
     @cached_property
     def _priced(self) -> RankedStrategy:
         return (self.known or RefinedPrices(self.pricing)).of([self.strategy])[0]
+
+    @cached_property
+    def _others(self) -> RefinedPrices:
+        """Prices of other strategies, their pipelines timed action by action."""
+        return self.known or RefinedPrices(self.pricing_of_others)
 
     @property
     def priced(self) -> PricedStrategy:
@@ -146,7 +151,7 @@ class AnalyticSubject:
             return None
         if self._refused_for_a_change(s):
             return None
-        p = priced.price(self.pricing_of_others, [s])[0]
+        p = self._others.of([s])[0].priced
         return p if p.fits else None
 
     def _refused_for_a_change(self, s: Strategy) -> bool:
@@ -202,9 +207,9 @@ class AnalyticSubject:
     @cached_property
     def neighbours(self) -> list[tuple[str, PricedStrategy]]:
         """(change, price) of every strategy that differs in one decision, the fastest that fits first."""
-        prices = self.known or RefinedPrices(self.pricing_of_others)
-        others = prices.neighbours(self.strategy)
-        named = [(what, r.priced) for (what, _), r in zip(others, prices.of([s for _, s in others]), strict=True)]
+        others = self._others.neighbours(self.strategy)
+        ranked = self._others.of([s for _, s in others])
+        named = [(what, r.priced) for (what, _), r in zip(others, ranked, strict=True)]
         return sorted(named, key=lambda item: (not item[1].fits, item[1].seconds))
 
     def better(self, *words: str) -> PricedStrategy | None:
