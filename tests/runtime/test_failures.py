@@ -4,7 +4,9 @@ it does (tests/support/killed_rank.py), so every case is the same each time."""
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -201,6 +203,46 @@ def test_who_is_waited_for_in_a_pipeline(tmp_path: Path, monkeypatch: pytest.Mon
     late = watchdog.late(status.read(tmp_path), now_s, 9.0)
     assert late is not None
     assert (late.ranks, late.what.text, late.waiting) == ((2,), "message to 2, again", (0,))
+
+
+@pytest.fixture
+def stopped() -> Iterator[int]:
+    """A process that is stopped."""
+    process = subprocess.Popen(["sleep", "60"])
+    process.send_signal(signal.SIGSTOP)
+    while not watchdog.is_stopped(process.pid):
+        time.sleep(0.01)
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
+def test_a_stopped_rank_is_named_and_not_who_waits_for_it(
+    stopped: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """3 is stopped while 2 waits for an all-gather that both have begun, so that neither comes to what 0 and 1 do."""
+    four = pages(tmp_path, 4, monkeypatch)
+    for page in four[2:]:
+        page.arrive("all_gather of bucket.0", "dp_shard", (2, 3))
+    for page in four:
+        page.now("evaluation")
+
+    def named() -> tuple[tuple[int, ...], str]:
+        read = status.read(tmp_path)
+        read[3] = replace(read[3], pid=stopped)
+        return watchdog.overdue(read, time.monotonic() + 10, 9.0)
+
+    assert named()[0] == (3,)  # whom nobody waits for yet
+    for page in four[:2]:
+        page.arrive("all_reduce of evaluation", "world", range(4))
+    late, why = named()
+    assert late == (3,)
+    assert why.startswith("rank 3 has not arrived at all_reduce of evaluation: last seen in evaluation")
+    assert "(its process is stopped); ranks 0, 1 have been waiting" in why
+    four[3].arrive("all_reduce of evaluation", "world", range(4))  # and is stopped there; 2 comes no further
+    late, why = named()
+    assert late == (3,)
+    assert why.startswith("rank 3 makes no progress: last seen in all_reduce of evaluation")
 
 
 def test_who_is_late_as_its_peers_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,13 +154,10 @@ class Agent:
             return (), ""
         self._checked_s = now_s
         pages = self.pages()
-        late = watchdog.late(pages, now_s, self._timeout_s)
-        if late is not None:
-            return late.ranks, watchdog.describe_late(late, pages, now_s)
-        if watchdog.late(pages, now_s, 0.0) is not None:  # somebody is waited for, and still has time
+        waited_for = watchdog.late(pages, now_s, 0.0) is not None
+        if waited_for and watchdog.late(pages, now_s, self._timeout_s) is None:  # who still has time
             return (), ""
-        stopped = watchdog.stopped(pages, now_s, self._timeout_s)
-        return stopped, watchdog.describe_stopped(stopped, pages, now_s)
+        return watchdog.overdue(pages, now_s, self._timeout_s)
 
     def _conclude(self, late: tuple[int, ...], why: str) -> None:
         """Name the rank that failed and end all others. The `late` ranks are killed at once; `why` describes them."""

@@ -3,6 +3,8 @@
 A rank is late for a collective when another rank of the group arrived there longer ago than the timeout and it did
 not, which is what the collective itself calls a timeout. However long a rank computes, evaluates or compiles, it is
 not late as long as nobody waits for it. The rank that hangs is the one that is waited for and waits for nobody.
+A rank whose process is stopped comes first. It may have arrived and still keep others waiting, for what it has begun
+(an all-gather in flight) does not go on; and whoever waits for that arrives nowhere either.
 """
 
 from __future__ import annotations
@@ -38,8 +40,12 @@ def late(pages: dict[int, Status], now_s: float, overdue_s: float) -> Late | Non
     if not unmet:
         return None
     waiting = {rank for _, ranks, _ in unmet.values() for rank in ranks}
+    halted = {rank for rank, page in pages.items() if is_stopped(page.pid)}
     # A rank that itself waits is not to blame; if all wait for each other, the oldest collective is reported.
-    roots = [(what, ranks, missing - waiting) for what, ranks, missing in unmet.values() if missing - waiting]
+    roots = [(what, ranks, missing & halted) for what, ranks, missing in unmet.values() if missing & halted]
+    roots = roots or [
+        (what, ranks, missing - waiting) for what, ranks, missing in unmet.values() if missing - waiting
+    ]
     what, ranks, missing = min(roots or unmet.values(), key=lambda row: row[0].time_s)
     return Late(tuple(sorted(missing)), what, tuple(sorted(ranks)))
 
@@ -51,6 +57,14 @@ def stopped(pages: dict[int, Status], now_s: float, overdue_s: float) -> tuple[i
         for rank, page in sorted(pages.items())
         if is_stopped(page.pid) and page.entries and now_s - page.entries[-1].time_s >= overdue_s
     )
+
+
+def overdue(pages: dict[int, Status], now_s: float, overdue_s: float) -> tuple[tuple[int, ...], str]:
+    """Return the ranks to blame for what has not gone on for `overdue_s` seconds, and a sentence about them."""
+    who, halted = late(pages, now_s, overdue_s), stopped(pages, now_s, overdue_s)
+    if who is not None and (not halted or set(who.ranks) & set(halted)):
+        return who.ranks, describe_late(who, pages, now_s)
+    return halted, describe_stopped(halted, pages, now_s)
 
 
 def described_by_peers(
@@ -69,10 +83,7 @@ def described_by_peers(
         overdue_s = 0.9 * timeout_s  # a peer may also have died: only who is as good as late is to blame
     else:
         return ""
-    who = late(pages, now_s, overdue_s)
-    if who is not None:
-        return describe_late(who, pages, now_s)
-    return describe_stopped(stopped(pages, now_s, overdue_s), pages, now_s)
+    return overdue(pages, now_s, overdue_s)[1]
 
 
 def is_stopped(pid: int) -> bool:
