@@ -108,7 +108,7 @@ def _launcher(
         signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
         _become(environment, *(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for path in said))
 
-        def start(command: Sequence[str], environment: Mapping[str, str]) -> _Rank:
+        def start(command: Sequence[str], environment: Mapping[str, str], *_: Any) -> _Rank:  # a fork inherits all
             # python -m module argument, or a script instead
             module, *argv = command[command.index("-m" if "-m" in command else "-u") + 1 :]
             return _Rank(instead.get(module, module), argv, environment)

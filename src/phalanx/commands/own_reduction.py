@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from dataclasses import dataclass
 from functools import reduce
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from phalanx.runtime.comm.own_reduction import contribution
 from phalanx.runtime.comm.reductions import Combine, named
+from phalanx.runtime.process.folder import private_folder
 from phalanx.runtime.process.launch import launch
 from phalanx.schedule.collectives.reduction import Needs, examine, needs
 from phalanx.schedule.collectives.registry import build
@@ -43,13 +42,13 @@ def run(op: str, algorithm: str, function: str, ranks: int, tiers: tuple[int, ..
     needed = needs(build(op, algorithm, ranks, ranks, tiers=tiers))
     examine(lambda a, b: _as_array(combine, a, b), needed)
     wanted = reduce(combine, [contribution(rank, _ELEMENTS) for rank in range(ranks)]).tolist()
-    with tempfile.TemporaryDirectory() as out:
+    with private_folder() as (out, _):
         asked = {"op": op, "algorithm": algorithm, "tiers": tiers, "size": _ELEMENTS}
-        asked |= {"function": function, "out": out}
+        asked |= {"function": function, "out": str(out)}
         launch("phalanx.runtime.comm.own_reduction", json.dumps(asked), ranks, 1)
         wrong = elements = 0
         for rank in range(ranks):
-            for low, values in json.loads((Path(out) / f"{rank}.json").read_text()).items():
+            for low, values in json.loads((out / f"{rank}.json").read_text()).items():
                 elements += len(values)
                 wrong += sum(a != b for a, b in zip(values, wanted[int(low) :], strict=False))
     return Reduced(needed, elements, wrong)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from phalanx.commands.this_machine import Announce, require_local
@@ -27,6 +25,7 @@ def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> dict[st
 
     Returns the result as `phalanx parity --json` prints it. Raises InputError, RankFailure.
     """
+    from phalanx.runtime.process.folder import private_folder
     from phalanx.runtime.process.launch import launch
     from phalanx.verify.parity import BOUNDS
 
@@ -47,8 +46,8 @@ def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> dict[st
     if file.strategy.world > 1 and train.transport != "native":  # what `train` would use on this machine
         here = local_cluster(file.strategy.world, file.job.precision.compute, train.threads, announce=announce)
         collectives = transport.decide(here, train.transport)
-    with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
-        out = Path(folder) / "parity.json"
+    with private_folder() as (folder, _):
+        out = folder / "parity.json"
         argument = {"tables": job_file.to_tables(file), "out": str(out), "steps": steps, "dtype": dtype}
         argument["collectives"] = [asdict(c) for c in collectives]
         launch(

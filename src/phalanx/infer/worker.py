@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from phalanx.infer.text import Piece, Question, answer, question
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
 from phalanx.runtime.process.environment import ALONE, World, external
+from phalanx.runtime.process.folder import private_folder
 from phalanx.runtime.process.launch import launch
 from phalanx.runtime.process.rank import named, run_rank
 from phalanx.schedule.generation.scheduler import Limits
@@ -26,8 +26,8 @@ _TIMEOUT_S = 300.0
 
 def over_ranks(asked: Question, prompts: list[str], stream: bool) -> list[str]:
     """Answer a question on local ranks. With `stream`, rank 0 prints text as it comes. Raises RankFailure."""
-    with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
-        file, out = Path(folder) / "question.json", Path(folder) / "texts.json"
+    with private_folder() as (folder, _):
+        file, out = folder / "question.json", folder / "texts.json"
         content = {
             **{"run": str(asked.folder.absolute()), "prompts": prompts, "how": asdict(asked.how)},
             **{"limits": asdict(asked.limits), "strategy": asdict(asked.strategy), "precision": asked.dtype},

@@ -10,7 +10,6 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -131,10 +130,11 @@ def local_cluster(
 
 
 def _measure(ranks: int, dtype: DType, threads: int, quick: bool, kept: Path) -> dict[str, Any]:
+    from phalanx.runtime.process.folder import private_folder
     from phalanx.runtime.process.launch import launch
 
-    with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
-        out = Path(folder) / "measured.json"
+    with private_folder() as (folder, _):
+        out = folder / "measured.json"
         argument = json.dumps(
             {"out": str(out), "dtype": dtype, "threads": threads, "quick": quick, "kept": str(kept)}
         )

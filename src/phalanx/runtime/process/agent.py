@@ -43,12 +43,16 @@ OnRestart = Callable[[int, str], None]
 
 @dataclass(frozen=True)
 class Ranks:
-    """What an agent starts: `count` processes that run `command`, with `environment` added to its own."""
+    """What an agent starts: `count` processes that run `command`, with `environment` added to its own.
+
+    They inherit the descriptors in `inherited`.
+    """
 
     command: Sequence[str]
     count: int
     environment: Mapping[str, str]
     max_restarts: int = 0
+    inherited: tuple[int, ...] = ()
 
 
 class Agent:
@@ -123,7 +127,7 @@ class Agent:
         }
         for rank in range(self._ranks.count):
             own = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            self._processes[rank] = begin(self._ranks.command, own)
+            self._processes[rank] = begin(self._ranks.command, own, self._ranks.inherited)
 
     def _succeeds(self) -> bool:
         """Watch over an attempt until all its ranks have ended; return whether all went well."""
@@ -195,9 +199,11 @@ class Agent:
         return True
 
 
-def begin(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def begin(
+    command: Sequence[str], environment: Mapping[str, str], inherited: tuple[int, ...]
+) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own, where no Ctrl-C reaches it."""
-    return subprocess.Popen(command, env=environment, start_new_session=True)
+    return subprocess.Popen(command, env=environment, start_new_session=True, pass_fds=inherited)
 
 
 def _codes(pids: dict[int, int]) -> dict[int, int]:

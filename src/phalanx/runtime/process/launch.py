@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 
 from phalanx.runtime.process.agent import LAUNCHER_VARIABLE, SECRET_VARIABLE, Agent, Ranks
+from phalanx.runtime.process.folder import private_folder
 
 # Copies larger than a core's cache bypass it: what transport shm copies is read by other ranks, or much later.
 _STREAMING = "glibc.cpu.x86_non_temporal_threshold=0x200000"
@@ -58,13 +56,11 @@ def launch(
     called with the number of the restart and the failure. Raises RankFailure when no restart is left.
     """
     command = (sys.executable, "-m", module, argument)
-    folder = Path(tempfile.mkdtemp(prefix="phalanx-"))
-    agent = Agent(Ranks(command, ranks, _environment(threads), max_restarts), folder, timeout_s, on_restart)
-    try:
+    with private_folder() as (folder, lock):
+        started = Ranks(command, ranks, _environment(threads), max_restarts, (lock,))
+        agent = Agent(started, folder, timeout_s, on_restart)
         with _forwarding_interrupts(agent, on_interrupt):
             succeeded = agent.run()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     if not succeeded:
         failure = RankFailure(agent.failure)
         failure.wrong_input = agent.wrong_input
