@@ -60,5 +60,9 @@ def nothing_is_left(here: Path) -> bool:
 
     Ports and shared memory, which has no name, go with the processes.
     """
-    files = [path for path in (here / "tmp").iterdir() if not path.name.startswith("torchinductor")]
-    return not at_work(here) and not files
+    return not at_work(here) and not files_left(here)
+
+
+def files_left(here: Path) -> list[Path]:
+    """Return the temporary files that runs have left, but for torch's cache."""
+    return [path for path in (here / "tmp").iterdir() if not path.name.startswith("torchinductor")]

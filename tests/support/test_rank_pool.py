@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from support import rank_cases, rank_pool
-from support.rank_pool import CaseFailed, Pool
+from support.rank_pool import CaseFailed, Pool, Where
 
 
 def test_results_come_by_rank(pool: Pool) -> None:
@@ -24,6 +24,15 @@ def test_a_hung_rank_is_named_with_what_it_was_doing(pool: Pool) -> None:
     with pytest.raises(CaseFailed, match=r"rank 1: no answer, last seen during a nap"):
         pool.run(2, rank_cases.sleep_on, 1, timeout_s=2.0)
     assert len(pool.run(2, rank_cases.rank_and_sum)) == 2
+
+
+def test_ranks_whose_tests_were_killed_leave_nothing() -> None:
+    pool = Pool(Where(1, 1))
+    pool.run(1, rank_cases.rank_and_sum)
+    pool._pipes[0].close()  # as the kernel does
+    pool._processes[0].join(30)
+    assert not pool._folder.exists()
+    pool.stop()
 
 
 def test_all_that_forked_runs_need_is_there() -> None:

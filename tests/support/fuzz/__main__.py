@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -20,6 +21,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="only commands that take a moment")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and its folder is removed
     with tempfile.TemporaryDirectory(prefix="phalanx-fuzz-") as folder:
         os.environ["PHALANX_CACHE"] = f"{folder}/cache"
         this_machine._measure = measured
