@@ -23,6 +23,7 @@ from support.in_process_cli import phalanx
 from support.quick_runs import JOB, TEXT, at_work, rows, wait_for_step
 
 from phalanx.cli.app import app
+from phalanx.commands import this_machine
 from phalanx.commands.train import outcome
 from phalanx.runs.resume import resumed
 from phalanx.runtime.process import status
@@ -162,6 +163,7 @@ def test_ranks_are_launched_without_torch(tmp_path: Path, command: str) -> None:
 import sys
 from phalanx.runtime.process import launch
 from phalanx.cli.app import app
+from phalanx.commands import this_machine
 def begin(*_, **__):
     sys.exit(3 if "torch" in sys.modules else 4)
 launch.launch = begin
@@ -578,3 +580,13 @@ def test_every_command_that_answers_has_json() -> None:
 
     # A program that is run, two commands that write files, and a page.
     assert sorted(missing(typer.main.get_command(app), "")) == ["lab run", "pipeline csv", "report", "ui"]
+
+
+def test_more_ranks_than_gpus_are_refused_unless_they_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(this_machine, "fingerprint", lambda: {"gpus": ["H100"], "cores": 16})
+    with pytest.raises(
+        InputError, match=r"2: is too many for this machine with 1 GPU; .*or set PHALANX_SHARE_GPUS=1"
+    ):
+        this_machine.require_local(2)
+    monkeypatch.setenv("PHALANX_SHARE_GPUS", "1")
+    this_machine.require_local(2)

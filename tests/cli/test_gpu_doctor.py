@@ -71,6 +71,9 @@ def test_a_part_over_its_limit_or_with_an_error_is_named_and_runs_again(
         "parity dense dp=1: failed (error: out of luck)",
     ]
     assert not list(tmp_path.glob("*.part.json"))
+    advice = "import sys; sys.exit('a.b.Unsupported: no kernel\\n\\nSet VERBOSE=1 for more')"
+    _given(monkeypatch, 1, _part("steps ours", advice))
+    assert list(failed(examine(tmp_path, lambda _: None))) == ["steps ours: failed (a.b.Unsupported: no kernel)"]
     _given(monkeypatch, 1, _part("steps ours", "print('[]')"))
     words = Part("steps ours", (sys.executable, "-c", "print('[]')"), 20)
     _given(monkeypatch, 1, words)
@@ -99,7 +102,7 @@ def test_the_parts_of_one_and_of_several_gpus(tmp_path: Path) -> None:
     one, eight = ([p.name for p in parts(tmp_path, n)] for n in (1, 8))
     assert {"imagined", "measure", "steps ours", "steps plain", "steps compiled", "parity dense dp=1"} <= set(one)
     assert set(one) < set(eight)
-    assert not any("2" in name for name in one if name.startswith("parity"))
+    assert {"parity dense tp=2,sp=1", "parity experts dp=2,ep=2"} <= set(one)  # of two ranks that share it
     assert [round(size.model.parameter_count / 1e9, 1) for size in SIZES] == [0.2, 1.5, 3.6, 8.0]
 
 

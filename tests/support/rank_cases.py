@@ -12,6 +12,7 @@ from contextlib import redirect_stderr
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ from phalanx.runtime.data_parallel import logical_state, replica_check
 from phalanx.runtime.observe import perfetto
 from phalanx.runtime.observe.instrument import Tracker, instrument
 from phalanx.runtime.observe.pass_times import passes
-from phalanx.runtime.process import status
+from phalanx.runtime.process import gpus, status
 from phalanx.runtime.process import world as worlds
 from phalanx.runtime.process.agent import SECRET_VARIABLE
 from phalanx.runtime.process.environment import ALONE, World
@@ -152,9 +153,9 @@ def _same_batches(world: World, spec: ModelSpec, job: Job, strategy: Strategy) -
     tokens = [torch.randint(spec.vocab, shape, generator=generator) for _ in range(strategy.accumulation(job))]
     part = context(strategy, mesh(strategy), world.rank, job.seq)
     if job.documents == "packed":
-        return [part.cut(batch) for batch in tokens]
+        return [part.cut(batch).to(world.device) for batch in tokens]
     places = torch.arange(job.seq + 1) % (job.seq // 2 + 1)  # two documents in every sequence
-    return [part.cut(torch.stack([batch, places.expand_as(batch)])) for batch in tokens]
+    return [part.cut(torch.stack([batch, places.expand_as(batch)])).to(world.device) for batch in tokens]
 
 
 def kept_and_sent(
@@ -412,6 +413,12 @@ def _values(rank: int, n: int, dtype: Any, seed: int) -> torch.Tensor:
     """Return small integers and powers of two, whose sums and products are exact in any order."""
     generator = torch.Generator().manual_seed(1000 * seed + rank)
     return 2 ** torch.randint(0, 3, (n,), generator=generator).to(torch.float64).to(dtype)
+
+
+def through_the_host(world: World, *case: Any) -> Any:
+    """`examine` where ranks share a GPU, so that all they send is copied to the host first."""
+    with patch.object(gpus, "shares_gpu", lambda host, ranks: True):
+        return examine(world, *case)
 
 
 def transport_case(

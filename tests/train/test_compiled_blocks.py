@@ -4,6 +4,7 @@ refused."""
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,15 @@ def test_gradients_are_those_of_plain_blocks(family: str) -> None:
     assert largest < 1e-10
     assert losses == pytest.approx([0, 0, 0], abs=1e-12)
     assert graphs == 1  # for ten blocks
+
+
+def test_other_shapes_are_compiled_anew() -> None:
+    """With shapes that vary, attention would be asked whether it is causal by a number that is not known yet."""
+    alone = Strategy()
+    training = Training(_model(layers=1), Job(1, 8, _WIDE), alone, Comm(ALONE, mesh(alone)), seed=0)
+    compile_blocks(training.model, "aot_eager")
+    for seq in (8, 6, 5):
+        assert math.isfinite(training.step([torch.zeros(1, seq + 1, dtype=torch.int64)], 1e-3).loss)
 
 
 @pytest.mark.parametrize("products", ["float8", pytest.param("float8-row", marks=pytest.mark.long)])

@@ -81,6 +81,7 @@ def test_a_host_that_cannot_run_ranks_on_gpus_says_what_to_change() -> None:
     for host, ranks, said in (
         (replace(GOOD, count=0), 1, "cannot be used by torch for CUDA 12.8: the driver is older"),
         (GOOD, 3, "ranks on this host = 3: are more than its GPUs (2), and NCCL takes one process a GPU"),
+        (GOOD, 3, "set PHALANX_SHARE_GPUS=1 (ranks then share GPUs"),
         (replace(GOOD, nccl=False), 2, "NCCL: is not in this build of torch"),
     ):
         with pytest.raises(InputError) as error:
@@ -88,6 +89,7 @@ def test_a_host_that_cannot_run_ranks_on_gpus_says_what_to_change() -> None:
         assert said in str(error.value)
         assert "CUDA_VISIBLE_DEVICES= (empty)" in str(error.value)
     for host in (
+        replace(GOOD, count=1, shared=True),
         GOOD,
         replace(GOOD, count=0, hidden=True),
         replace(GOOD, count=0, cuda=None),

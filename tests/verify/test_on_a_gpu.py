@@ -20,6 +20,7 @@ from torch import Tensor
 
 from phalanx.nn import functional
 from phalanx.runtime.comm.in_flight import NotIssued
+from phalanx.runtime.model_parallel.context import ContextParallel
 from phalanx.runtime.observe import host_values
 from phalanx.spec.files.job_file import build, make_strategy
 from phalanx.spec.job import Job, Precision
@@ -100,12 +101,23 @@ BROKEN: list[tuple[Callable[[Tensor], object], str]] = [
     (lambda x: x.masked_select(x > 0), "size of its result depends on"),
     (lambda x: x + torch.zeros(x.shape), "mixes tensors on the GPU and on cpu"),
     (lambda x: x[torch.zeros(1, dtype=torch.int64)], "the index is on the host"),
+    (
+        lambda x: torch.zeros(2)[torch.zeros(1, dtype=torch.int64, device=x.device)],
+        "mixes tensors on the GPU and on cpu",
+    ),
     (lambda x: torch.tensor([1.0, 2.0], device=x.device), "copies a tensor from the host and waits for it"),
     (lambda x: torch.zeros(3).to(x.device, non_blocking=True), "that is not pinned"),
     (lambda x: x.int().view(-1, 8).mm(x.int().view(8, -1)), "no CUDA kernel for torch.int32"),
     (_on_the_host_kernel, "has no CUDA kernel"),
     (_part_of_statistics, "reads its log-sum-exp, (2, 1, 40), as if it were contiguous"),
 ]
+
+
+def _reads_a_table_of_the_host(self: Any, *args: Any, make: Any = ContextParallel.__init__) -> None:
+    make(self, *args)
+    torch.zeros(JOB.seq)[self.own]
+
+
 IN_FLIGHT = ("tp=2", "tp=2,sp=1", "dp=2,zero=1", "dp=2,zero=3", "cp=2", "dp=2,compression=int8")
 
 
@@ -133,6 +145,8 @@ def _examined() -> dict[str, Any]:
             right = _right_on_the_host(expected)
             found["on the host"].append(_said("dp=2,zero=2", torch.device("cpu")) if right else None)
     found["rings"] = [_said(line, gpu_device()) for line in ("cp=2", "cp=4")]
+    with patch.object(ContextParallel, "__init__", _reads_a_table_of_the_host):
+        found["made"] = [_said("cp=2", device) for device in (gpu_device(), torch.device("cpu"))]
     with patch.object(NotIssued, "wait", lambda self: None):
         found["in flight"] = [_said(line, gpu_device()) for line in IN_FLIGHT]
     strategy = make_strategy("dp=2,ep=2")
@@ -161,6 +175,12 @@ def test_what_breaks_a_rule_is_named_with_its_line(examined: dict[str, Any], i: 
     assert expected in said
     assert "test_on_a_gpu.py:" in said
     assert examined["on the host"][i] == ("" if _right_on_the_host(expected) else None)
+
+
+def test_tensors_of_two_places_are_found_while_the_model_is_made(examined: dict[str, Any]) -> None:
+    on_gpu, on_host = examined["made"]
+    assert "aten.index.Tensor mixes tensors on the GPU and on cpu, at " in on_gpu
+    assert on_host == ""
 
 
 def test_rings_keep_the_rules(examined: dict[str, Any]) -> None:

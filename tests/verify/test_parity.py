@@ -95,6 +95,22 @@ EXPERTS = {"experts": {"count": 4, "top_k": 2, "ffn": 24}}
 CASE = (build(ModelSpec, complete(SIZES), "model"), Job(global_batch=4, seq=8), Strategy(dp=2, bucket=0.002))
 
 
+_OF_TWO = ["dp=2,zero=3", "tp=2,sp=1", "cp=2", "pp=2,schedule=zb-v", "dp=2,ep=2"]
+
+
+@pytest.mark.parametrize("line", sampled(_OF_TWO, (1, 3)))
+def test_ranks_that_send_through_the_host(pool: Pool, line: str) -> None:
+    """As those do that share a GPU: all that travels is copied to the host and back."""
+    strategy = make_strategy(line)
+    assert strategy is not None
+    experts, layers = EXPERTS if strategy.ep > 1 else {}, 2 * strategy.pp
+    model = build(ModelSpec, complete(SIZES | experts | {"layers": layers}), "model")
+    job = Job(4, 8, Precision("float64"))
+    for found in pool.run(2, rank_cases.through_the_host, model, job, strategy, "float64", 2, "native")[0]:
+        assert found.loss_rel_max <= BOUNDS["float64"], found
+        assert found.grad_rel_max <= BOUNDS["float64"], found
+
+
 @pytest.mark.parametrize(
     ("how", "zero"),
     sampled([("mean", 0), ("forgets", 0), ("forgets", 1), ("forgets", 2), ("forgets", 3)], (0, 2, 4)),

@@ -8,6 +8,8 @@ cluster, which `phalanx measure --from` reads; `gpu.md` says the same for people
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 import time
@@ -19,6 +21,7 @@ from typing import Any
 from phalanx.commands.doctor import look_around
 from phalanx.commands.this_machine import Announce
 from phalanx.cost.step.predict import predict
+from phalanx.runtime.process.environment import SHARE_GPUS
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError
@@ -27,6 +30,8 @@ from phalanx.spec.files.plan import write_json
 from phalanx.spec.strategy.spec import Strategy
 
 VERSION = 1
+_EXCEPTION = re.compile(r"[\w.]+(Error|Exception|Unsupported|Failure|Exit\w*): ")
+"""How the line of an exception begins, after which PyTorch may give advice on how to look further."""
 _PARITY_JOB = """[model]
 family = "llama"
 vocab = 512
@@ -56,7 +61,8 @@ WHOLE_S = 600
 _LEAST_S = 15
 """Seconds in which no part is worth starting."""
 _TWO = (*_OF_TWO, "cp=2,ulysses=2", "pp=2", "pp=2,schedule=zb-v")
-
+_SHARED = ("dp=2,zero=3", "tp=2,sp=1", "cp=2", "pp=2,schedule=zb-v")
+"""Of two ranks that share one GPU, which send through the host: a few, as two GPUs examine more."""
 
 _EIGHT_BITS = ("float8", "float8-compiled", "float8-row", "float8-row-compiled")
 
@@ -88,7 +94,7 @@ def parts(folder: Path, gpus: int) -> Iterator[Part]:
         yield Part(f"steps {way}", (*module[:2], module[2] + "steps", way, "{out}"), 120)
     yield Part("generation", (*module[:2], module[2] + "generation", "{out}"), 120)
     for kind in ("dense", "experts"):
-        for line in _ALONE + _TWO * (gpus > 1) + ("dp=2,ep=2",) * (gpus > 1 and kind == "experts"):
+        for line in _ALONE + (_TWO if gpus > 1 else _SHARED) + ("dp=2,ep=2",) * (kind == "experts"):
             job = folder / f"parity-{kind}-{2 if '2' in line else 1}.toml"
             words = _phalanx("parity", str(job), "--strategy", line, "--steps", "4", "--json")
             yield Part(f"parity {kind} {line}", words, 60)
@@ -151,10 +157,10 @@ def _result(part: Part, folder: Path, announce: Announce, left_s: float) -> dict
     words = [str(out) if word == "{out}" else word for word in part.words]
     result: dict[str, Any] = {"state": "done", "result": None, "error": None}
     try:
-        ran = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=limit_s, check=False)
+        env = os.environ | {SHARE_GPUS: "1"}
+        ran = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=limit_s, check=False)
         if ran.returncode:
-            last = (ran.stderr.strip() or ran.stdout.strip() or "no message").splitlines()[-1]
-            result |= {"state": "failed", "error": last}
+            result |= {"state": "failed", "error": _reason(ran.stderr.strip() or ran.stdout.strip())}
         text = out.read_text() if str(out) in words and out.exists() else ran.stdout
     except subprocess.TimeoutExpired:
         result |= {"state": "over its time limit", "error": f"{limit_s:.0f} s"}
@@ -168,6 +174,12 @@ def _result(part: Part, folder: Path, announce: Announce, left_s: float) -> dict
     if result["state"] == "done":
         write_json(kept, result)  # the others run again in the next call
     return result
+
+
+def _reason(text: str) -> str:
+    """Return what went wrong from what a process said: its exception's line, or else its last one."""
+    lines = text.splitlines() or ["no message"]
+    return next((line for line in reversed(lines) if _EXCEPTION.match(line)), lines[-1])
 
 
 def _content(gpus: int, results: dict[str, Any]) -> dict[str, Any]:

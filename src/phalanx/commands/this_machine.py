@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from phalanx.measure.this_machine import fingerprint
+from phalanx.runtime.process.environment import SHARE_GPUS
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import JobFile
@@ -15,15 +17,20 @@ _RANKS_PER_CORE = 16
 
 
 def require_local(ranks: int, field: str = "cluster.ranks") -> None:
-    """Require that this machine can run `ranks` ranks: one per GPU, or up to 16 per core. Raises InputError."""
+    """Require that this machine can run `ranks` ranks: up to 16 per core, and one per GPU, unless the user lets ranks
+    share these. Raises InputError."""
     if ranks < 1:
         raise InputError(field, ranks, "must be at least 1")
     machine = fingerprint()
     gpus = len(machine["gpus"])
-    most = gpus or _RANKS_PER_CORE * machine["cores"]
+    if gpus and not os.environ.get(SHARE_GPUS):
+        most, have = gpus, f"{gpus} GPU{'s' * (gpus > 1)}"
+        mend = f"use at most {most}, or set {SHARE_GPUS}=1: ranks then share GPUs, and send through the host"
+    else:
+        most = _RANKS_PER_CORE * machine["cores"]
+        have, mend = f"{machine['cores']} cores ({_RANKS_PER_CORE} ranks each at most)", f"use at most {most}"
     if ranks > most:
-        have = f"{gpus} GPUs" if gpus else f"{machine['cores']} cores ({_RANKS_PER_CORE} ranks each at most)"
-        raise InputError(field, ranks, f"is too many for this machine with {have}", f"use at most {most}")
+        raise InputError(field, ranks, f"is too many for this machine with {have}", mend)
 
 
 def require_this_machine(file: JobFile) -> None:

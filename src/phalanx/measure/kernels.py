@@ -74,7 +74,18 @@ _SMALL = _Sizes(
 )
 
 
-# A quarter of that work, of the same four shapes: what `--quick` times.
+# For GPUs: blocks of models of 0.2 to 8 B parameters, so that launches are as small a part of the time as there.
+_LARGE = _Sizes(
+    (
+        ((1024, 16, 16, 2816, 32000), ((2, 2048), (8, 2048))),
+        ((2048, 32, 8, 8192, 32000), ((1, 2048), (2, 4096), (1, 8192))),
+        ((3072, 24, 8, 8192, 32000), ((1, 4096),)),
+        ((4096, 32, 8, 14336, 128256), ((1, 2048), (1, 4096))),
+    ),
+    full=((2048, 32, 8, 8192, 32000), (2, 4096)),
+    square=MEASURED_PRODUCT,
+)
+# A quarter of _FULL's work, of the same four shapes: what `--quick` times.
 _QUICK_LADDER = (
     ((128, 4, 4, 512, 2048), ((8, 128),)),
     ((192, 6, 3, 512, 2048), ((3, 128), (12, 128))),
@@ -84,6 +95,8 @@ _QUICK_LADDER = (
 
 
 def _sizes(dtype: DType, device: torch.device) -> _Sizes:
+    if device.type == "cuda":
+        return _LARGE
     return _SMALL if dtype == "float16" and device.type == "cpu" else _FULL
 
 
@@ -97,9 +110,9 @@ class Point:
     seconds: float
 
 
-def _spec(hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int) -> ModelSpec:
+def _spec(hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, max_seq: int = 512) -> ModelSpec:
     sizes = {"hidden": hidden, "heads": heads, "kv_heads": kv_heads, "ffn": ffn, "vocab": vocab}
-    return ModelSpec(**complete({"family": "llama", "layers": 1, "max_seq": 512, **sizes}))
+    return ModelSpec(**complete({"family": "llama", "layers": 1, "max_seq": max_seq, **sizes}))
 
 
 class _Seed(torch.autograd.Function):
@@ -178,6 +191,14 @@ def _as_the_engine(place: torch.Tensor, p: torch.Tensor) -> None:
     p.grad = None
 
 
+_BYTES_OF_POINT = 32
+"""Of a GPU's memory for each parameter of a shape that is timed there: all shapes fit, with gradients and inputs."""
+
+
+def _memory(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
 class Ladder:
     """The units of small decoders of several shapes on one rank, or a quarter of their work (`quick`): made and
     warmed up once, by all ranks at once, for nothing is timed then; timed at every concurrency."""
@@ -187,7 +208,10 @@ class Ladder:
         self._benches: list[_Bench] = []
         sizes = _sizes(dtype, device)
         for shape, batches in _QUICK_LADDER if quick and sizes is _FULL else sizes.ladder:
-            model = create(_spec(*shape), DTYPES[dtype], device)
+            spec = _spec(*shape, max_seq=max(seq for _, seq in batches))
+            if device.type == "cuda" and spec.parameter_count * _BYTES_OF_POINT > _memory(device):
+                continue
+            model = create(spec, DTYPES[dtype], device)
             for p in model.parameters():
                 torch.nn.init.normal_(p, std=0.02)
                 p.register_post_accumulate_grad_hook(partial(_as_the_engine, torch.zeros_like(p)))
@@ -213,7 +237,7 @@ class Ladder:
 
 def peak_flops(dtype: DType, device: torch.device, barrier: Callable[[], None]) -> float:
     """Return the FLOP/s of the best of four square matrix products."""
-    n = MEASURED_PRODUCT if device.type == "cuda" else _sizes(dtype, device).square
+    n = _sizes(dtype, device).square
     a = torch.randn(n, n, device=device).to(DTYPES[dtype])
     best = float("inf")
     for _ in range(4):
@@ -235,7 +259,7 @@ def float8_per_flop(dtype: DType, device: torch.device, barrier: Callable[[], No
     computes in another type than their results'."""
     if dtype != "bfloat16" or (device.type == "cuda" and torch.cuda.get_device_capability(device) < FLOAT8_SINCE):
         return None
-    n = MEASURED_PRODUCT if device.type == "cuda" else _sizes(dtype, device).square
+    n = _sizes(dtype, device).square
     a, one = torch.randn(n, n, device=device).to(E4M3), torch.ones((), device=device)
     best = float("inf")
     for _ in range(4):
@@ -251,9 +275,10 @@ def float8_per_flop(dtype: DType, device: torch.device, barrier: Callable[[], No
 def optimizer_per_byte(dtype: DType, device: torch.device, barrier: Callable[[], None]) -> float:
     """Return seconds per byte of optimizer traffic: norm, scale and fused AdamW, as in a training step.
 
-    Measured on 2 M parameters, whose state exceeds a core's cache.
+    Measured on four layers of the shape of full passes, whose state exceeds a core's cache, or a GPU's.
     """
-    spec = replace(_spec(192, 6, 3, 512, 2048), layers=4)
+    shape, _ = _sizes(dtype, device).full
+    spec = replace(_spec(*shape), layers=4)
     job = Job(global_batch=1, seq=1, precision=Precision(compute=dtype), optimizer=Optimizer())
     shapes = [p.shape for p in create(spec, torch.float32, torch.device("cpu")).parameters()]
     wide = DTYPES[job.precision.master_dtype]
@@ -278,19 +303,21 @@ def optimizer_per_byte(dtype: DType, device: torch.device, barrier: Callable[[],
     return float(median(times[1:]) / (per_parameter * flat.numel()))
 
 
-def fit(points: list[Point], phase: str) -> tuple[Rates, float]:
-    """Fit the rates of a phase by least squares of relative errors; return them and the median relative error."""
+def fit(points: list[Point], phase: str, fused_norms: bool = False) -> tuple[Rates, float]:
+    """Fit the rates of a phase by least squares of relative errors; return them and the median relative error.
+    `fused_norms`: as GPUs have them."""
     # Embeddings cost little and follow other rules: they would pull the fit away from what matters.
     chosen = [p for p in points if p.phase == phase and p.unit != "embed"]
-    features: npt.NDArray[np.float64] = np.array([_features(p.work) for p in chosen], dtype=np.float64)
+    features: npt.NDArray[np.float64] = np.array([_features(p.work, fused_norms) for p in chosen], dtype=np.float64)
     seconds = np.array([p.seconds for p in chosen])
     rates = nonnegative_fit(features, seconds)
     error = float(np.median(np.abs(features @ rates / seconds - 1)))
-    return Rates(*(float(r) for r in rates)), error
+    gemm, attention, byte, kernel = map(float, rates)
+    return Rates(gemm, attention, byte, kernel, fused_norms=fused_norms), error
 
 
-def _features(work: Work) -> tuple[Any, ...]:
-    return (work.gemm_flops, work.attention_flops, work.traffic_bytes, work.kernels)
+def _features(work: Work, fused_norms: bool) -> tuple[Any, ...]:
+    return (work.gemm_flops, work.attention_flops, *work.moved(fused_norms))
 
 
 class FullPasses:
@@ -303,7 +330,7 @@ class FullPasses:
     def __init__(self, dtype: DType, comm: Comm, at_once: int = 2) -> None:
         self.at_once = at_once
         shape, (self.sequences, seq) = _sizes(dtype, comm.world.device).full
-        self.comm, self.spec = comm, replace(_spec(*shape), layers=4)
+        self.comm, self.spec = comm, replace(_spec(*shape, max_seq=seq), layers=4)
         self.job = Job(global_batch=self.sequences * comm.world.size, seq=seq, precision=Precision(compute=dtype))
         self.model = create(self.spec, DTYPES[dtype], comm.world.device)
         for p in self.model.parameters():

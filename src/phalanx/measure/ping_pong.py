@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 from phalanx.measure.steal_time import Rounds, stolen_s, stolen_share
-from phalanx.runtime.comm import native
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import combine
 
@@ -47,7 +46,7 @@ class RealWire:
                 self._settle()
                 start = time.perf_counter()
                 place = pair.index(mine)
-                native.exchange(pair, place, place, source, target, None).wait()
+                comm.wire.exchange(pair, place, place, source, target, None).wait()
                 self._settle()
                 spent = time.perf_counter() - start
             share = stolen_share(stolen_s() - stolen, spent) if spent else 0.0

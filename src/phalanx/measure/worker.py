@@ -121,8 +121,9 @@ def kernel_rates(
     dtype, device, quick = ladder.dtype, ladder.device, ladder.quick
     full = kernels.FullPasses(dtype, together, 1 if quick else 2)
     points = ladder.points(together.barrier, full.run, rounds)
-    forward, forward_error = kernels.fit(points, "F")
-    backward, backward_error = kernels.fit(points, "B")
+    fused = device.type == "cuda"
+    forward, forward_error = kernels.fit(points, "F", fused)
+    backward, backward_error = kernels.fit(points, "B", fused)
     eight = kernels.float8_per_flop(dtype, device, together.barrier)
     forward, backward = (replace(rates, per_float8_flop=eight) for rates in (forward, backward))
     return KernelRates(

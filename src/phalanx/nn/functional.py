@@ -25,9 +25,16 @@ def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if x.is_cuda:
+            out: Tensor
+            r: Tensor
+            out, r = torch.ops.aten._fused_rms_norm(x, x.shape[-1:], weight, eps)
+            ctx.save_for_backward(x, r, weight)
+            ctx.owners = deferred_weight_grads.owners(weight)
+            return out
         wide = accumulate_dtype(x.dtype)
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
-        r: Tensor = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()  # (..., 1)
+        r = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()  # (..., 1)
         ctx.save_for_backward(x, r, weight)
         ctx.owners = deferred_weight_grads.owners(weight)
         if x.dtype == wide:
@@ -38,6 +45,11 @@ class _RMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, r, weight = ctx.saved_tensors
+        if x.is_cuda:
+            d_x, d_weight = torch.ops.aten._fused_rms_norm_backward(
+                g.contiguous(), x, x.shape[-1:], r, weight, [True, True]
+            )
+            return _weight_later(ctx, d_x, d_weight)
         h = x.shape[-1]
         unit = x.to(r.dtype) * r  # x / rms(x)
         g_unit = g.to(r.dtype) * unit
@@ -46,17 +58,22 @@ class _RMSNorm(torch.autograd.Function):
         mean = torch.mv(g_unit.reshape(-1, h), weight.to(r.dtype)).div_(-h).view(r.shape)
         unit.mul_(mean)
         del g_unit
-        d_x = unit.add_(g * weight).mul_(r).to(x.dtype)
-        deferred = deferred_weight_grads.now(ctx.owners)
-        if deferred is None:
-            return d_x, d_weight, None
-        (owner,) = ctx.owners
-        deferred.deliver_later(owner, d_weight)
-        return d_x, None, None
+        return _weight_later(ctx, unit.add_(g * weight).mul_(r).to(x.dtype), d_weight)
+
+
+def _weight_later(ctx: Any, d_x: Tensor, d_weight: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    """Return the gradients of a norm's input and weight, the latter None where it is delivered later."""
+    deferred = deferred_weight_grads.now(ctx.owners)
+    if deferred is None:
+        return d_x, d_weight, None
+    (owner,) = ctx.owners
+    deferred.deliver_later(owner, d_weight)
+    return d_x, None, None
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return x / sqrt(mean(x²) + eps) * weight (Zhang & Sennrich 2019). Keeps x and one number per token."""
+    """Return x / sqrt(mean(x²) + eps) * weight (Zhang & Sennrich 2019). Keeps x and one number per token. On CUDA it
+    is one kernel."""
     if torch.compiler.is_compiling():
         wide = x.to(accumulate_dtype(x.dtype))
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
@@ -231,8 +248,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
-    """Add a b to `total`, or write it there as the first."""
-    if a.dtype != total.dtype:
+    """Add a b to `total`, or write it there as the first. cuBLAS adds 16-bit products to fp32; CPUs write the product
+    first."""
+    if a.dtype != total.dtype and a.is_cuda:
+        if first:
+            torch.mm(a, b, total.dtype, out=total)
+        else:
+            torch.addmm(total, a, b, total.dtype, out=total)
+    elif a.dtype != total.dtype:
         product = a.mm(b)
         total.copy_(product) if first else total.add_(product)
     elif first:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
@@ -93,14 +94,21 @@ def draw(spec: ModelSpec, p: Parameter, seed: int, start: int, stop: int) -> npt
         return np.zeros(stop - start, dtype=np.float32)
     std = STD / (2 * spec.layers) ** 0.5 if p.role in ("row", "expert_row") else STD
     out = np.empty(stop - start, dtype=np.float32)
-    for block in range(start // BLOCK, -(-stop // BLOCK)):
+
+    def fill(block: int) -> None:
         key = hashlib.sha256(f"{seed}/{p.fqn}/{block}".encode()).digest()
         generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
         size = min(BLOCK, p.numel - block * BLOCK)
         values = generator.standard_normal(size, dtype=np.float32)
         low, high = max(start, block * BLOCK), min(stop, block * BLOCK + size)
-        out[low - start : high - start] = values[low - block * BLOCK : high - block * BLOCK]
-    return out * np.float32(std)
+        np.multiply(
+            values[low - block * BLOCK : high - block * BLOCK], np.float32(std), out=out[low - start : high - start]
+        )
+
+    # Blocks are independent, and numpy draws without the interpreter's lock.
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        list(pool.map(fill, range(start // BLOCK, -(-stop // BLOCK))))
+    return out
 
 
 def create(
@@ -134,7 +142,7 @@ def create(
         cos, sin = rotary_table(spec)
         if cp is not None and cp.packed:  # they differ between ranks, and buffers are broadcast: plain attributes
             del model.cos, model.sin
-            model.cos, model.sin = (table[cp.own].to(device, dtype) for table in (cos, sin))
+            model.cos, model.sin = (table.to(device, dtype)[cp.own] for table in (cos, sin))
             return model
         model.cos.copy_(cos)
         model.sin.copy_(sin)

@@ -47,9 +47,10 @@ def require_compilable(model: ModelSpec, s: Strategy, device: str) -> None:
 
 
 def compile_blocks(model: Decoder, backend: str = "inductor") -> None:
-    """Compile every block of a model, each when it first runs."""
+    """Compile every block of a model, each when it first runs, and anew for other shapes: a graph for any shape would
+    be slower, and attention refuses an `is_causal` that depends on a symbolic one."""
     for block in model.blocks.values():
-        block.forward = torch.compile(block.forward, backend=backend, fullgraph=True)
+        block.forward = torch.compile(block.forward, backend=backend, fullgraph=True, dynamic=False)
 
 
 @contextmanager

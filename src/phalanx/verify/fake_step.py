@@ -115,7 +115,12 @@ class Shapes:
 
 
 class Guard(TorchDispatchMode):
-    """Refuses collectives that bypass comm while the model is built."""
+    """Refuses collectives that bypass comm while the model is built; for a GPU also operations that mix its tensors
+    with the host's. There the host may wait."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device = device
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -123,6 +128,11 @@ class Guard(TorchDispatchMode):
         if func is torch.ops.prim.device.default:  # asked very often: answered without a dispatch
             return args[0].fake_device
         _refuse_past_comm(func)
+        if self._device.type != "cpu":
+            try:
+                gpu_rules.require_one_place(func, args, kwargs or {}, self._device)
+            except AgainstTheRules as error:
+                raise Unverifiable(f"{error}, at {_place(traceback.extract_stack())}") from None
         out = meta_ops.run(func, args, kwargs or {})
         return func(*args, **(kwargs or {})) if out is None else out
 
@@ -207,7 +217,7 @@ def _imagine(
     with without_content(first, waits if device.type != "cpu" else None):
         comm = Comm(Imagined(rank, strategy.world, 0, 1, device), mesh(strategy), null=True)
         with AsOnCuda(device) if device.type != "cpu" else nullcontext():
-            with Guard():
+            with Guard(device):
                 training = Training(spec, job, strategy, comm, seed=0, weights=Shapes())
             micro_batches = _micro_batches(job, strategy, device)
 

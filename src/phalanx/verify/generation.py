@@ -27,7 +27,7 @@ from phalanx.spec.job import DType
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.verify.diff import Difference, differences, exactly
-from phalanx.verify.fake_step import Guard, Imagined, Shapes, Watch, place_of, without_content
+from phalanx.verify.fake_step import HOST, Guard, Imagined, Shapes, Watch, place_of, without_content
 from phalanx.verify.rank_classes import RankClass
 
 
@@ -109,7 +109,7 @@ def _steps(view: RankView, of: dict[str, Batch], pages: int, page: int) -> list[
     assert view.rank is not None
     with without_content(2):
         comm = Comm(Imagined(view.rank, s.world, 0, 1), view.mesh, null=True)
-        with Guard():
+        with Guard(HOST):
             replica = Replica(view, comm, Shapes(), pages, page)
         for name, batch in of.items():
             sampled = batch.samples * s.dp

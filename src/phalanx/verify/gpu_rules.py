@@ -96,10 +96,21 @@ def require(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: torc
             raise AgainstTheRules(f"{func} by truth values looks for those that hold, so the host waits")
         if any(t.device != device for t in index):
             raise AgainstTheRules(f"{func}: the index is on the host; copying it waits for the GPU")
-    elsewhere = [t for t in tensors if t.device != device and t.dim()]
-    if elsewhere and func not in (_aten.copy_.default, _aten._to_copy.default):
-        raise AgainstTheRules(f"{func} mixes tensors on the GPU and on {elsewhere[0].device}")
+    require_one_place(func, args, kwargs, device)
     _require_kernel(func, here)
+
+
+def require_one_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device) -> None:
+    """Raise AgainstTheRules for an operation on tensors of the imagined GPU and of the host. An index may be on the
+    host, a tensor that a GPU's index reads may not."""
+    if func in (_aten.copy_.default, _aten._to_copy.default):
+        return
+    tensors = list(_tensors((*args, *kwargs.values())))
+    if func in _INDEXED and args[0].device == device:
+        tensors = [t for t in tensors if all(t is not index for index in args[1])]
+    elsewhere = [t for t in tensors if t.device != device and t.dim()]
+    if elsewhere and len(elsewhere) < len(tensors):
+        raise AgainstTheRules(f"{func} mixes tensors on the GPU and on {elsewhere[0].device}")
 
 
 def _require_no_copy(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device) -> None:

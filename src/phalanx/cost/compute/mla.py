@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.cost.compute.work import Column, Work, memory
+from phalanx.cost.compute.work import Column, Work, memory, rms_norm, rms_norm_grad
 from phalanx.spec.model.mechanisms import Latent
 from phalanx.spec.model.spec import ModelSpec
 
@@ -18,17 +18,17 @@ def forward(spec: ModelSpec, a: Latent, t: Column, e: int) -> Work:
     """Return the forward work except products, core and rotary positions: norms of the latents; laying out keys and
     values; padding queries to the width of the core, and narrowing results to that of values."""
     ranks, norms = _ranks(a)
-    elements = 5 * ranks + _up(spec, a) + a.rope_dim + 2 * spec.heads * spec.core_dim
+    elements = _up(spec, a) + a.rope_dim + 2 * spec.heads * spec.core_dim
     between = (2 * a.v_dim if a.v_dim < spec.core_dim else 0) + _wider(spec, spec.head_dim)
-    return memory(t * (elements + spec.heads * between), e, 7 * norms + 3 + (between > 0))
+    return rms_norm(t * ranks, e, norms) + memory(t * (elements + spec.heads * between), e, 3 + (between > 0))
 
 
 def input_grad(spec: ModelSpec, a: Latent, t: Column, e: int) -> Work:
     """Return the same for the backward pass, where the gradients of keys, values and the latent are joined."""
     ranks, norms = _ranks(a)
-    elements = 16 * ranks + _up(spec, a) + 3 * a.rope_dim + 2 * a.kv_rank + 2 * spec.heads * spec.core_dim
+    elements = _up(spec, a) + 3 * a.rope_dim + 2 * a.kv_rank + 2 * spec.heads * spec.core_dim
     between = (2 * spec.head_dim if spec.head_dim < spec.core_dim else 0) + _wider(spec, a.v_dim)
-    return memory(t * (elements + spec.heads * between), e, 12 * norms + 3 + (between > 0))
+    return rms_norm_grad(t * ranks, e, norms) + memory(t * (elements + spec.heads * between), e, 3 + (between > 0))
 
 
 def _ranks(a: Latent) -> tuple[int, int]:

@@ -29,6 +29,8 @@ from phalanx.cost.compute.work import float8_gemm_weight as _float8_gemm_weight
 from phalanx.cost.compute.work import gemm as _gemm
 from phalanx.cost.compute.work import gemm_weight as _gemm_weight
 from phalanx.cost.compute.work import memory as _memory
+from phalanx.cost.compute.work import rms_norm as _rms_norm
+from phalanx.cost.compute.work import rms_norm_grad as _rms_norm_grad
 from phalanx.schedule.layers.routing import Routed, routed
 from phalanx.spec.cluster.spec import KernelRates
 from phalanx.spec.job import DTYPE_BYTES, Job
@@ -75,7 +77,7 @@ def forward(
     `routed`: the routed rows of these tokens, where the model has experts; by default one rank has all experts.
     `narrow`: how a block's products of 8-bit floats get weights, if they are such."""
     t, h, f = tokens, spec.hidden, mlp_width(spec)
-    norm = _memory(5 * t * h, e, 7) if spec.norm == "rms" else _memory(3 * t * h, e, 1)
+    norm = _rms_norm(t * h, e) if spec.norm == "rms" else _memory(3 * t * h, e, 1)
     if unit == "embed":
         return _memory(2 * t * h, e, 1) + (_memory(3 * t * h, e, 1) if spec.position == "learned" else NO_WORK)
     if unit == "head":
@@ -85,7 +87,7 @@ def forward(
     for n, k in _linears(spec):
         work += product(t, n, k, e)
     if spec.qk_norm:
-        work += _memory(5 * t * (spec.q_width + spec.kv_width), e, 14)
+        work += _rms_norm(t * (spec.q_width + spec.kv_width), e, 2)
     if spec.latent is not None:
         work += mla.forward(spec, spec.latent, t, e)
     if spec.position == "rotary":
@@ -150,7 +152,7 @@ def input_grad(
     t, h, f = tokens, spec.hidden, mlp_width(spec)
     if unit == "embed":
         return NO_WORK
-    norm = _memory(16 * t * h, e, 12) if spec.norm == "rms" else _memory(7 * t * h, e, 2)
+    norm = _rms_norm_grad(t * h, e) if spec.norm == "rms" else _memory(7 * t * h, e, 2)
     if unit == "head":
         return norm + _gemm(t, h, spec.vocab, e) + _memory(2 * t * spec.vocab, e, 1)
     work = norm * _norms(spec) + _memory(4 * 3 * t * h, e, 4)  # residuals, and q, k, v meeting at one input
@@ -158,7 +160,7 @@ def input_grad(
     for n, k in _linears(spec):
         work += product(t, k, n, e)
     if spec.qk_norm:
-        work += _memory(16 * t * (spec.q_width + spec.kv_width), e, 24)
+        work += _rms_norm_grad(t * (spec.q_width + spec.kv_width), e, 2)
     if spec.latent is not None:
         work += mla.input_grad(spec, spec.latent, t, e)
     if spec.position == "rotary":
@@ -178,7 +180,7 @@ def head_products(spec: ModelSpec, tokens: Column, e: int) -> Work:
 def normed_input_grad(spec: ModelSpec, tokens: Column, e: int) -> Work:
     """Return the work of a head's backward pass whose products are done: scaling them, and the norm."""
     t, h = tokens, spec.hidden
-    norm = _memory(16 * t * h, e, 12) if spec.norm == "rms" else _memory(7 * t * h, e, 2)
+    norm = _rms_norm_grad(t * h, e) if spec.norm == "rms" else _memory(7 * t * h, e, 2)
     return norm + _memory(2 * (t + spec.vocab) * h, e, 2)
 
 

@@ -22,6 +22,10 @@ class Work:
     kernels: Column = 0
     float8_flops: Column = 0
     """Of products of 8-bit floats, which are not among `gemm_flops`."""
+    fused_bytes: Column = 0
+    """Of `traffic_bytes`, what a device whose norms are one kernel does not move."""
+    fused_kernels: Column = 0
+    """Of `kernels`, what such a device does not launch."""
 
     def __add__(self, other: Work) -> Work:
         return Work(
@@ -30,11 +34,20 @@ class Work:
             self.traffic_bytes + other.traffic_bytes,
             self.kernels + other.kernels,
             self.float8_flops + other.float8_flops,
+            self.fused_bytes + other.fused_bytes,
+            self.fused_kernels + other.fused_kernels,
         )
 
     def __mul__(self, n: Column) -> Work:
-        each = (self.gemm_flops, self.attention_flops, self.traffic_bytes, self.kernels, self.float8_flops)
-        return Work(*(count * n for count in each))
+        return Work(
+            self.gemm_flops * n,
+            self.attention_flops * n,
+            self.traffic_bytes * n,
+            self.kernels * n,
+            self.float8_flops * n,
+            self.fused_bytes * n,
+            self.fused_kernels * n,
+        )
 
     @property
     def flops(self) -> Column:
@@ -43,13 +56,20 @@ class Work:
 
     def seconds(self, r: Rates) -> Column:
         """Return the seconds of this work at a device's rates."""
+        traffic, kernels = self.moved(r.fused_norms)
         return (
             self.gemm_flops * r.per_gemm_flop
             + self.attention_flops * r.per_attention_flop
-            + self.traffic_bytes * r.per_byte
-            + self.kernels * r.per_kernel
+            + traffic * r.per_byte
+            + kernels * r.per_kernel
             + self.float8_flops * (r.per_float8_flop or 0)
         )
+
+    def moved(self, fused_norms: bool) -> tuple[Column, Column]:
+        """Return (bytes moved, kernels launched) on a device that has, or has not, norms of one kernel."""
+        if fused_norms:
+            return self.traffic_bytes - self.fused_bytes, self.kernels - self.fused_kernels
+        return self.traffic_bytes, self.kernels
 
 
 NO_WORK = Work()
@@ -83,6 +103,18 @@ def float8_gemm_weight(m: Column, n: int, k: int, e: int) -> Work:
 def gemm_weight(m: Column, n: int, k: int, e: int) -> Work:
     """Return the work of a weight's gradient (n, k), and of copying it to where it is reduced."""
     return gemm(n, k, m, e) + Work(traffic_bytes=2 * n * k * e, kernels=1)
+
+
+def rms_norm(elements: Column, e: int, norms: int = 1) -> Work:
+    """Return the work of the forward pass of RMS norms over `elements` elements: several passes in fp32, or, where it
+    is one kernel, reading and writing them once."""
+    return Work(0, 0, 5 * elements * e, 7 * norms, 0, 3 * elements * e, 6 * norms)
+
+
+def rms_norm_grad(elements: Column, e: int, norms: int = 1) -> Work:
+    """Return the work of their backward passes. With one kernel for the input and two for the weight, x and its
+    gradient are read twice, and the input's gradient is written."""
+    return Work(0, 0, 16 * elements * e, 12 * norms, 0, 11 * elements * e, 9 * norms)
 
 
 def memory(elements: Column, e: int, kernels: int) -> Work:

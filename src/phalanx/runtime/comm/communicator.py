@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phalanx.runtime.comm import native, shm
+from phalanx.runtime.comm import native, shm, staged
 from phalanx.runtime.comm.dtypes import DTYPE_NAMES
 from phalanx.runtime.comm.handles import InOrder, Released
 from phalanx.runtime.comm.in_flight import NotIssued
@@ -23,7 +23,7 @@ from phalanx.runtime.comm.p2p import P2P
 from phalanx.runtime.comm.recorder import Recorder
 from phalanx.runtime.comm.timeline import Timeline
 from phalanx.runtime.comm.transport import DONE, Call, Handle, same_place
-from phalanx.runtime.process import objects, status
+from phalanx.runtime.process import gpus, objects, status
 from phalanx.runtime.process import world as worlds
 from phalanx.runtime.process.environment import World
 from phalanx.schedule.event import Event, Phase, Reduction
@@ -48,6 +48,9 @@ class Comm:
         self._groups: dict[str, tuple[int, ...]] = {}
         shared = any(c.transport == "shm" or c.algorithm == "hierarchical" for c in self.choices)
         self._shm = shm.attach() if shared and world.device.type == "cpu" else None
+        self._staged = not null and gpus.shares_gpu(gpus.this_host(), world.local_size)
+        self.wire = staged if self._staged else native
+        """Sends and receives that nobody records."""
         self._p2p = P2P(world.local_size, self._shm.arena if self._shm is not None else None)
         if not null and world.size > 1 and self.size("pp") > 1:
             self._create_groups()
@@ -199,7 +202,7 @@ class Comm:
         flight = self.timeline.issue(receives)
         if self.null:
             return self._unissued(label, "exchange", (source,), (target,))
-        handle: Handle = native.exchange(ranks, to, of, source.detach(), target.detach(), flight)
+        handle: Handle = self.wire.exchange(ranks, to, of, source.detach(), target.detach(), flight)
         return self.timeline.issued(flight, handle if self._shm is None else InOrder(handle, self._shm))
 
     def send(self, tensor: Tensor, peer: int, phase: Phase, chunk: int, micro_batch: int) -> Handle:
@@ -239,7 +242,7 @@ class Comm:
         if self.null:
             return self._unissued(label, op, (tensor,) * sends, (tensor,) * (not sends))
         tag = native.FREE_TAG + 2 * (micro_batch * 2**10 + source) + (phase == "F")
-        handle = native.message(ranks, peer, tensor.detach(), sends, tag, flight)
+        handle = self.wire.message(ranks, peer, tensor.detach(), sends, tag, flight)
         return self.timeline.issued(flight, handle if self._shm is None else InOrder(handle, self._shm))
 
     def _record(
@@ -296,7 +299,10 @@ class Comm:
             ):
                 return self._shm.start(call)
             transport = "native"
-        handle = self._p2p.start(call, algorithm) if transport == "p2p" else native.start(call)
+        here = staged.on_host(call) if self._staged else call
+        handle = self._p2p.start(here, algorithm) if transport == "p2p" else native.start(here)
+        if self._staged:
+            return staged.arriving(handle, here, call)
         return handle if self._shm is None else InOrder(handle, self._shm)
 
     def shares(self, ranks: tuple[int, ...]) -> bool:
@@ -315,7 +321,7 @@ class Comm:
         elif len(ranks) > 1:
             self._settle()
             self.status.arrive(f"broadcast over {axis} ({tensor.nbytes} bytes)", axis, ranks)
-            native.start(
+            self.start(
                 Call("broadcast", ranks, ranks.index(self.world.rank), tensor.view(-1), tensor.view(-1))
             ).wait()
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -22,6 +23,7 @@ from phalanx.runtime.comm import shm
 from phalanx.runtime.comm.dtypes import DTYPE_NAMES
 from phalanx.runtime.comm.recorder import Now, Recorder
 
+_aten = torch.ops.aten
 _ATTENTION = ("_scaled_dot_product", "_flash_attention", "_efficient_attention", "_cudnn_attention")
 
 
@@ -43,11 +45,13 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any)
     if name.startswith(_ATTENTION):
         return _attention_flops(name, args)
     if packet in flop_registry:
-        return int(flop_registry[packet](*args, **kwargs, out_val=out))
+        return int(flop_registry[packet](*args[: _OPERANDS.get(func)], **kwargs, out_val=out))
     _formulas[func] = None
     return 0
 
 
+_OPERANDS: dict[Any, int] = {_aten.mm.dtype_out: 2, _aten.addmm.dtype_out: 3}
+"""Of products that name the type of their result, which torch's formulas do not take."""
 _formulas: dict[Any, None] = {}
 """Operations that have no FLOPs."""
 

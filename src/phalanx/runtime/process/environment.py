@@ -13,6 +13,9 @@ from phalanx.spec.errors import InputError
 if TYPE_CHECKING:
     import torch
 
+SHARE_GPUS = "PHALANX_SHARE_GPUS"
+"""The variable by which a user asks for more ranks than GPUs; they then send through the host (comm/staged.py)."""
+
 
 @dataclass(frozen=True)
 class World:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from phalanx.runtime.process.environment import SHARE_GPUS
 from phalanx.spec.errors import InputError
 
 _ON_CPU = "or set CUDA_VISIBLE_DEVICES= (empty) to run on the CPU"
@@ -23,7 +24,7 @@ _ON_CPU = "or set CUDA_VISIBLE_DEVICES= (empty) to run on the CPU"
 class Host:
     """What a host has for GPUs. `driver`: NVIDIA's tools are there; `hidden`: CUDA_VISIBLE_DEVICES is empty; `cuda`:
     the CUDA that torch was built for, None for a CPU build; `count`: GPUs that torch can use; `bound`: Slurm gives
-    each process GPUs of its own, and shows it no others."""
+    each process GPUs of its own, and shows it no others; `shared`: the user lets ranks share a GPU."""
 
     driver: bool
     hidden: bool
@@ -31,6 +32,7 @@ class Host:
     count: int
     nccl: bool
     bound: bool = False
+    shared: bool = False
 
 
 def this_host() -> Host:
@@ -38,7 +40,8 @@ def this_host() -> Host:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     driver = shutil.which("nvidia-smi") is not None
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
-    return Host(driver, hidden, torch.version.cuda, count, dist.is_nccl_available(), _bound(os.environ))
+    nccl, shared = dist.is_nccl_available(), bool(os.environ.get(SHARE_GPUS))
+    return Host(driver, hidden, torch.version.cuda, count, nccl, _bound(os.environ), shared)
 
 
 def _bound(env: Mapping[str, str]) -> bool:
@@ -46,6 +49,11 @@ def _bound(env: Mapping[str, str]) -> bool:
     by_process = env.get("SLURM_GPUS_PER_TASK") or "gpu" in env.get("SLURM_TRES_PER_TASK", "")
     kind = env.get("SLURM_GPU_BIND", "").removeprefix("verbose,").partition(":")[0]
     return bool(by_process) or kind in ("single", "per_task", "map_gpu", "mask_gpu")
+
+
+def shares_gpu(host: Host, ranks: int) -> bool:
+    """Whether so many ranks here share GPUs, as the user wants."""
+    return host.shared and not host.bound and 0 < host.count < ranks
 
 
 def require(host: Host, ranks: int, world: int) -> None:
@@ -59,12 +67,15 @@ def require(host: Host, ranks: int, world: int) -> None:
                 f"nvidia-smi shows the newest CUDA it takes; install a newer driver or a torch for that, {_ON_CPU}",
             )
         return
+    if shares_gpu(host, ranks):
+        return
     if ranks > host.count and not host.bound:
         raise InputError(
             "ranks on this host",
             ranks,
             f"are more than its GPUs ({host.count}), and NCCL takes one process a GPU",
-            f"start {host.count} at most, {_ON_CPU}",
+            f"start {host.count} at most, set {SHARE_GPUS}=1 (ranks then share GPUs, and send through the host), "
+            + _ON_CPU,
         )
     if world > 1 and not host.nccl:
         raise InputError("NCCL", None, "is not in this build of torch", f"install a CUDA wheel for Linux, {_ON_CPU}")

@@ -25,7 +25,8 @@ from phalanx.spec.errors import InputError
 
 
 def join(world: World, timeout_s: float) -> None:
-    """Join the other ranks in one process group: Gloo for CPU tensors, NCCL for CUDA ones.
+    """Join the other ranks in one process group: Gloo for CPU tensors, NCCL for CUDA ones. Ranks that share a GPU use
+    Gloo alone (comm/staged.py).
 
     Ranks of a local launcher meet in a file of its private folder, others in the store of torchrun or of rank 0.
     Collectives time out after `timeout_s` seconds. Raises InputError if the environment has no MASTER_ADDR,
@@ -33,7 +34,8 @@ def join(world: World, timeout_s: float) -> None:
     """
     global _timeout_s
     _timeout_s = timeout_s
-    gpus.require(gpus.this_host(), world.local_size, world.size)
+    host = gpus.this_host()
+    gpus.require(host, world.local_size, world.size)
     if world.size == 1:
         return
     on_gpu = world.device.type == "cuda"
@@ -44,7 +46,7 @@ def join(world: World, timeout_s: float) -> None:
     if STORE_VARIABLE not in os.environ and "MASTER_ADDR" not in os.environ:
         raise InputError("environment MASTER_ADDR", None, "is missing", "start with phalanx train, torchrun or srun")
     dist.init_process_group(
-        backend="cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        backend="cpu:gloo,cuda:nccl" if on_gpu and not gpus.shares_gpu(host, world.local_size) else "gloo",
         store=_store(world, timeout_s),
         rank=world.rank,
         world_size=world.size,

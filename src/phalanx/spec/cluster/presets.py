@@ -24,14 +24,20 @@ _A100_PCIE = CHIPS["A100"].as_device("A100-PCIe-80GB", bandwidth_bytes_per_s=1.9
 def _rates(device: Device, dtype: DType) -> KernelRates:
     """Estimate compute rates from a datasheet with coarse efficiencies, until `phalanx measure` has run there.
 
-    Matrix products reach about 0.7 of dense peak, attention about 0.35, and memory-bound work about 0.8 of
-    bandwidth; a kernel launch costs about 4 microseconds.
+    Matrix products reach about 0.7 of dense peak, memory-bound work about 0.8 of bandwidth, and kernels follow each
+    other after about 1.5 microseconds. Attention, counted over the full square of which causal kernels compute half,
+    reaches 0.8 of peak forward and 0.55 backward where flash attention runs (16-bit floats since Ampere; on an H100
+    0.84 and 0.55, docs/gpu.md), and 0.35 elsewhere.
     """
     peak = device.dense_flops_per_s[dtype]
     bandwidth = device.memory_bandwidth_bytes_per_s
     eight = 1 / (0.7 * device.float8_flops_per_s) if device.float8_flops_per_s else None
-    rates = Rates(1 / (0.7 * peak), 1 / (0.35 * peak), 1 / (0.8 * bandwidth), 4e-6, eight)
-    return KernelRates(dtype, 1, 1, rates, rates, 1 / (0.8 * bandwidth), 1.0, peak, 0.0, "estimated")
+    flash = dtype in ("float16", "bfloat16") and "bfloat16" in device.dense_flops_per_s
+    forward, backward = (
+        Rates(1 / (0.7 * peak), 1 / (share * peak), 1 / (0.8 * bandwidth), 1.5e-6, eight, fused_norms=True)
+        for share in ((0.8, 0.55) if flash else (0.35, 0.35))
+    )
+    return KernelRates(dtype, 1, 1, forward, backward, 1 / (0.8 * bandwidth), 1.0, peak, 0.0, "estimated")
 
 
 @dataclass(frozen=True)

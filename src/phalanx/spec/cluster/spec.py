@@ -108,6 +108,8 @@ class Rates:
     per_float8_flop: SecondsPer | None = None
     """Seconds per FLOP of products of 8-bit floats, without rounding to them. None: they were not measured, or the
     device has none."""
+    fused_norms: bool = False
+    """Whether an RMS norm is one kernel there, as on GPUs, and not several passes over memory."""
 
 
 MEASURED_PRODUCT = 4096

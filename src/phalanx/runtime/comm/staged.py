@@ -1,0 +1,55 @@
+"""Ranks that share a GPU: what they send goes through the host, over Gloo, as NCCL takes one process a GPU.
+
+A call is made on copies of its tensors in host memory, by any transport that CPUs have, and what arrived is copied to
+the GPU when it is waited for. Right, and slow: for trying strategies on one GPU (`shares_gpu`, process/gpus.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from phalanx.runtime.comm import native
+from phalanx.runtime.comm.transport import Call, Handle, Watch, same_place
+
+
+@dataclass(frozen=True)
+class _Arriving:
+    """An operation on the host's copies; `wait` also copies what `here` received to its place on the device."""
+
+    handle: Handle
+    here: Tensor
+    there: Tensor
+
+    def wait(self) -> None:
+        self.handle.wait()
+        self.there.copy_(self.here)
+
+
+def on_host(call: Call) -> Call:
+    """Return the call on copies in host memory, once the device has computed what it sends."""
+    source = call.source.to("cpu", copy=True)
+    in_place = same_place(call.source, call.target) and call.source.numel() == call.target.numel()
+    target = source if in_place else torch.empty_like(call.target, device="cpu")
+    return replace(call, source=source, target=target)
+
+
+def arriving(handle: Handle, here: Call, there: Call) -> Handle:
+    """Return the handle of `there`, for which `here` is under way on the host."""
+    return _Arriving(handle, here.target, there.target)
+
+
+def exchange(ranks: tuple[int, ...], to: int, of: int, source: Tensor, target: Tensor, watch: Watch | None) -> Handle:
+    """Issue a send of `source` and a receive of `target`; `to` and `of` are indices in the group `ranks`."""
+    here = torch.empty_like(target, device="cpu")
+    return _Arriving(native.exchange(ranks, to, of, source.to("cpu", copy=True), here, watch), here, target)
+
+
+def message(ranks: tuple[int, ...], peer: int, tensor: Tensor, sends: bool, tag: int, watch: Watch | None) -> Handle:
+    """Issue one send (if `sends`) or receive of `tensor`; `peer` is an index in the group `ranks`."""
+    if sends:
+        return native.message(ranks, peer, tensor.to("cpu", copy=True), sends, tag, watch)
+    here = torch.empty_like(tensor, device="cpu")
+    return _Arriving(native.message(ranks, peer, here, sends, tag, watch), here, tensor)
