@@ -1,4 +1,4 @@
-"""Steps that an H100 took (docs/gpu.md: `phalanx doctor --gpu`), beside their price from the datasheet and the ledger."""
+"""Steps that an H100 took (docs/gpu.md: `phalanx doctor --gpu`), beside their prices and the ledger."""
 
 import pytest
 

@@ -65,5 +65,5 @@ def measure(world: World) -> ClusterSpec | None:
     collectives._SIZES = collectives._SIZES_BETWEEN = tuple(2**k for k in (10, 14))
     collectives._ROUNDS = collectives._ROUNDS_BETWEEN = 1
     messages.SIZES = (2**10, 2**14)
-    ping_pong._ROUNDS, microbenchmarks._ROUNDS, microbenchmarks._COPIED = (1, 1), 1, 2**16
+    ping_pong._ROUNDS, microbenchmarks._ROUNDS, microbenchmarks._COPIED = (1, 1), 1, {"cpu": 2**16}
     return all_hosts.measure(world, "float32", 1)

@@ -21,7 +21,7 @@ def shorten_kernels() -> None:
 def main() -> None:
     shorten_kernels()
     collectives._SIZES, collectives._ROUNDS = tuple(2**k for k in (10, 14, 18)), 2
-    messages.SIZES, microbenchmarks._ROUNDS, microbenchmarks._COPIED = collectives._SIZES, 1, 2**16
+    messages.SIZES, microbenchmarks._ROUNDS, microbenchmarks._COPIED = collectives._SIZES, 1, {"cpu": 2**16}
     worker.main()
 
 

@@ -280,8 +280,8 @@ STACKS: dict[str, Stack] = {
     "torchtitan-vanilla-tp": Stack("torchtitan-2025-06", {"tp_overlap": 0.0}),
     "maxtext": Stack("compiled", {"launches": 0.0}),
     "pax": Stack("compiled", {"launches": 0.0}),
-    # Our own runtime: eager PyTorch, buckets overlapped. On Hopper torch takes cuDNN's attention (docs/gpu.md); that it
-    # takes flash attention 2 on Ampere is not told apart.
+    # Our own runtime: eager PyTorch, buckets overlapped. On Hopper torch takes cuDNN's attention (docs/gpu.md); that
+    # it takes flash attention 2 on Ampere is not told apart.
     # What its blocks keep is counted tensor by tensor (cost/memory/block.py, moe.py).
     "phalanx": Stack(
         "eager",
