@@ -64,7 +64,12 @@ def _parts(command: str, line: str) -> list[str]:
 
 _LONG = ("model_parallel.md", "generation.md")
 """Pages whose commands take seconds."""
-_SLOW = {"verification.md": "verify examples/llama3_8b.toml", "collectives.md": "collectives prove"}
+_SLOW = {
+    "verification.md": "verify examples/llama3_8b.toml",
+    "collectives.md": "collectives prove",
+    "experts.md": "verify --model mixtral-8x7b --cluster dgx-h100 --gpus 64 --batch 512 --seq 4096"
+    " --strategy dp=64,ep=8,zero=1",
+}
 """Commands of other pages that do: for `make long`, which runs the whole page."""
 PAGES = [
     pytest.param(page, whole, id=f"{page.name}{' whole' * whole}", marks=[pytest.mark.long] * is_long)
