@@ -280,12 +280,14 @@ def test_separate_documents_are_as_if_alone(family: str, dtype: torch.dtype, bou
     assert max(error for _, error in gradient_errors(together, each)) <= bound
 
 
-def test_weights_are_drawn_in_blocks_whatever_the_slice() -> None:
+def test_weights_are_drawn_in_blocks_whatever_the_slice_and_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = _small(vocab=70000)
     p = parameters(spec)[0]
     assert p.numel > BLOCK
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     whole = draw(spec, p, 7, 0, p.numel)
     for start, stop in ((0, 10), (BLOCK - 3, BLOCK + 5), (BLOCK, p.numel), (5, p.numel - 5)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda n=start % 3 + 1: n)
         assert np.array_equal(draw(spec, p, 7, start, stop), whole[start:stop])
     assert not np.array_equal(draw(spec, p, 8, 0, 10), whole[:10])
     assert abs(whole.std() - 0.02) < 1e-4

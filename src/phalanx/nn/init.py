@@ -105,9 +105,14 @@ def draw(spec: ModelSpec, p: Parameter, seed: int, start: int, stop: int) -> npt
             values[low - block * BLOCK : high - block * BLOCK], np.float32(std), out=out[low - start : high - start]
         )
 
-    # Blocks are independent, and numpy draws without the interpreter's lock.
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        list(pool.map(fill, range(start // BLOCK, -(-stop // BLOCK))))
+    blocks = range(start // BLOCK, -(-stop // BLOCK))
+    threads = min(torch.get_num_threads(), len(blocks))
+    if threads > 1:  # numpy draws without the interpreter's lock
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(fill, blocks))
+    else:
+        for block in blocks:
+            fill(block)
     return out
 
 

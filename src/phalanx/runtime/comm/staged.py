@@ -6,7 +6,7 @@ the GPU when it is waited for. Right, and slow: for trying strategies on one GPU
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,17 +15,20 @@ from phalanx.runtime.comm import native
 from phalanx.runtime.comm.transport import Call, Handle, Watch, same_place
 
 
-@dataclass(frozen=True)
 class _Arriving:
-    """An operation on the host's copies; `wait` also copies what `here` received to its place on the device."""
+    """An operation on the host's copies; the first `wait` also copies what `here` received to its place on the
+    device."""
 
-    handle: Handle
-    here: Tensor
-    there: Tensor
+    def __init__(self, handle: Handle, here: Tensor, there: Tensor) -> None:
+        self._handle = handle
+        self._copy: tuple[Tensor, Tensor] | None = (here, there)
 
     def wait(self) -> None:
-        self.handle.wait()
-        self.there.copy_(self.here)
+        self._handle.wait()
+        if self._copy is not None:
+            here, there = self._copy
+            self._copy = None
+            there.copy_(here)
 
 
 def on_host(call: Call) -> Call:
