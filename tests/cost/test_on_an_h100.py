@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 
 from phalanx.cost.analytic.estimate import estimate
+from phalanx.cost.kernels.attention import AttentionLibrary, Heads, PromptConstants, prompt_attention_s
+from phalanx.cost.kernels.chip import constants, kernel_chip, library
+from phalanx.cost.kernels.product import ProductConstants, product_s
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.predict import predict
 from phalanx.schedule.layout import Layout
@@ -52,3 +55,15 @@ def test_the_page_has_what_is_predicted() -> None:
     for size, line, ms, peak in MEASURED:
         predicted, ledger = _priced(size, line)
         assert (f"{ms:.1f}", f"{predicted[0]:.1f}", f"{peak / GIB:.2f}", f"{ledger / GIB:.2f}") in shown, (size, line)
+
+
+def test_kernels() -> None:
+    """A product of 4,096 and attention of 2 x 4,096 tokens, by constants that were fitted to others' measurements."""
+    chip = kernel_chip("H100")
+    product = float(product_s(4096, 4096, 4096, chip, constants(ProductConstants, "product", "hopper"), 2, chip.half))
+    assert 2 * 4096**3 / product / 1e12 == pytest.approx(730, rel=0.1)  # 774
+    kernel, heads = "prompt attention", Heads(32, 8, 64, 64, 1024)
+    of_chip = constants(PromptConstants, kernel, "hopper")
+    of_library = library(AttentionLibrary, kernel, "flash-attention 2")
+    attention = float(prompt_attention_s(2, 4096, 0, heads, chip, of_chip, of_library))
+    assert attention * 1e3 == pytest.approx(0.329, rel=0.1)  # 0.348
