@@ -489,6 +489,7 @@ WRONG = [
     (("collectives", "show", "ring", "--ranks", "40"), "too many to draw"),
     (("collectives", "show", "ring", "--ranks", "0"), "--ranks"),
     (("collectives", "prove", "--max-ranks", "0"), "--max-ranks"),
+    (("collectives", "prove", "--max-ranks", "34"), "--max-ranks"),
     (("collectives", "table", "--bytes", "5QB"), "is not a size"),
     (("collectives", "table", "--cluster", "dgx-h10"), "did you mean dgx-h100"),
     (("train", "job.toml", "--max-restarts", "-1"), "--max-restarts = -1: must not be negative"),

@@ -18,7 +18,7 @@ from phalanx.cli.terminal import (
 )
 
 collectives = typer.Typer(no_args_is_help=True, help="Show, prove and compare algorithms of collective operations.")
-_MOST_PROVED = 48
+_MOST_PROVED = 33
 Operation = Annotated[
     str, typer.Option("--op", help="Operation: all_reduce, all_gather, reduce_scatter, broadcast, ...")
 ]
@@ -93,7 +93,7 @@ def collectives_show(
 
 @collectives.command("prove")
 def collectives_prove(
-    max_ranks: Annotated[int, typer.Option(help="Prove for every world size from 1 to this.")] = 33,
+    max_ranks: Annotated[int, typer.Option(help="Prove for every world size from 1 to this.")] = _MOST_PROVED,
     as_json: Json = False,
 ) -> None:
     """Prove every algorithm: each rank ends with each contribution exactly once, and nothing deadlocks."""

@@ -76,20 +76,22 @@ class Run:
         if at is not None:
             where = self._where(source[at], atom[at], number)
             raise Unproved(f"{where}: sends to rank {destination[at]} what it does not have")
-        at = _first(adds & ~counts[destination, atom].any(axis=1))
+        to, piece = destination[adds], atom[adds]
+        held = counts[to, piece]
+        at = _first(~held.any(axis=1))
         if at is not None:
-            where = self._where(destination[at], atom[at], number)
-            raise Unproved(f"{where}: adds what rank {source[at]} sends to what it does not have")
-        places, times = np.unique(destination * len(self.edges) + atom, return_counts=True)
-        at = _first(times > 1)
+            where = self._where(to[at], piece[at], number)
+            raise Unproved(f"{where}: adds what rank {source[adds][at]} sends to what it does not have")
+        at = _first(np.bincount(destination * len(self.edges) + atom) > 1)
         if at is not None:
-            who, what = divmod(int(places[at]), len(self.edges))
+            who, what = divmod(at, len(self.edges))
             raise Unproved(f"{self._where(who, what, number)}: receives it twice")
-        counts[destination, atom] = np.where(adds[:, None], counts[destination, atom] + sent, sent)
-        at = _first((counts[destination, atom] > 1).any(axis=1))
+        counts[destination, atom] = sent
+        counts[to, piece] += held
+        at = _first((counts[to, piece] > 1).any(axis=1))  # what is only copied was counted where it came from
         if at is not None:
-            where = self._where(destination[at], atom[at], number)
-            who = int(np.argmax(counts[destination[at], atom[at]]))
+            where = self._where(to[at], piece[at], number)
+            who = int(np.argmax(counts[to[at], piece[at]]))
             raise Unproved(f"{where}: adds the contribution of rank {who} a second time")
 
     def _where(self, rank: int, atom: int, number: int) -> str:
