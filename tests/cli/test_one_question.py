@@ -271,6 +271,20 @@ def test_nothing_is_ignored(tmp_path: Path) -> None:
         assert err.startswith(f"error: {said}"), (words, err)
 
 
+def test_a_precision_that_a_stack_lacks_is_named_by_every_command(tmp_path: Path) -> None:
+    """torchtitan has no 8-bit products with one scale a tensor: a search refuses them, a price says so."""
+    asked = ["--model", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "4096"]
+    asked += ["--stack", "torchtitan", "--precision", "fp8"]
+    code, _, err = phalanx(tmp_path, "plan", *asked)
+    assert code == 2
+    assert err.startswith("error: --precision = 'fp8': torchtitan")
+    assert err.rstrip().endswith("use bf16 or fp8-mx")
+    out = phalanx(tmp_path, "predict", *asked, "--strategy", "zero=3")[1]
+    assert "\ntorchtitan does not run it: options.products = 'float8'" in out
+    out = phalanx(tmp_path, "predict", *asked[:-1], "fp8-mx", "--strategy", "zero=3")[1]
+    assert "does not run it" not in out
+
+
 def test_days_against_money_and_a_deadline(tmp_path: Path) -> None:
     asked = ["--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "64", "--batch", "128", "--seq", "8192"]
     paid = ["--price", "2", "--tokens", "2e12", "--objective", "money", "--json"]

@@ -72,3 +72,16 @@ def test_the_ends_of_a_pipeline_send_less(line: str, inner: int | None, end: int
     assert counts == ({"both ends": end} if inner is None else {"inner ranks": inner, "both ends": end})
     message = next(iter(rows.values())).flow.payload
     assert sum(row.job for row in rows.values()) == pytest.approx(32 * 2 * boundaries * message)
+
+
+@pytest.mark.parametrize("line", ["pp=4,dp=4,zero=1", "pp=4,dp=2,tp=2,virtual=2,schedule=interleaved"])
+def test_an_inner_rank_sends_no_gradients_of_the_embedding(line: str) -> None:
+    """Rows of inner ranks and of both ends are two ranks each: together what the job sends."""
+    p, s = _asked("llama2-7b", 32), make_strategy(line)
+    assert s is not None
+    rows = [row for row in job_flows(p, s) if row.flow.axis == "dp"]
+    by = {where: sum(row.flow.sent for row in rows if row.where == where) for where in ("inner ranks", "both ends")}
+    assert 0 < by["inner ranks"] < by["both ends"]
+    assert 2 * (by["inner ranks"] + by["both ends"]) * s.world / 4 == pytest.approx(
+        sum(row.job for row in rows), rel=1e-4
+    )

@@ -157,7 +157,8 @@ class Question:
         if row is None or s is None or self.exact is not None:
             return ""
         p = self.pricing
-        refusal = row.refusal(s, p.extra, facts(p.model, p.job, s))
+        options = _with_products(p.extra, self.precision, self.stack)
+        refusal = row.refusal(s, options, facts(p.model, p.job, s))
         return "" if refusal is None else str(refusal.error(row.name))
 
     def as_json(self) -> dict[str, Any]:
@@ -218,6 +219,8 @@ def _of_options(asked: Asked, searched: bool) -> Question:
     wanted, options = conditions(asked.where) if asked.where else ((), AS_RELEASED)
     if not asked.compared:
         _require_options(stack, options)
+        if searched:
+            _require_precision(stack, precision)
     own = options_in(asked.setting, stack)
     options = StackOptions(**asked.options.changed() | options.changed() | own.changed())
 
@@ -302,6 +305,25 @@ def _require_options(stack: str, options: StackOptions, field: str = "--where") 
         if entry is None or not entry.allows(value):
             has = ", ".join(row.options) if entry is None else " or ".join(map(str, entry.values or ()))
             raise InputError(f"{field} {name}", value, f"{row.title} does not have it", f"use {has}")
+
+
+def _with_products(options: StackOptions, precision: str, stack: str) -> StackOptions:
+    """Return the options with the narrow products of a precision, where the stack's row says which ones it has."""
+    products = PRECISIONS.get(precision, "bfloat16")
+    if products == "bfloat16" or options.products != "auto" or "products" not in ROWS[stack].options:
+        return options
+    return replace(options, products=products)
+
+
+def _require_precision(stack: str, precision: str) -> None:
+    """Require of a search that the stack's row has the products of a precision. Raises InputError."""
+    row, products = ROWS.get(stack), PRECISIONS[precision]
+    entry = row.options.get("products") if row else None
+    if row is None or entry is None or entry.allows(products):
+        return
+    have = [name for name, kind in PRECISIONS.items() if name != "fp16" and entry.allows(kind)]
+    reason = f"{row.title} does not have products={products} ({entry.source})"
+    raise InputError("--precision", precision, reason, f"use {' or '.join(have)}")
 
 
 def _planned(strategy: Strategy, gpus: int) -> tuple[Strategy, str]:

@@ -143,7 +143,11 @@ def _runs_best(p: Pricing, explored: Exploration) -> bool:
 
 
 def _lacking(row: Stack, pricing: Pricing) -> str:
-    """Return which option of a question a row has not; "" if it has all."""
+    """Return which option of a question a row has not; "" if it has all. Products in a precision are one, where the
+    row says which it has."""
+    kind, products = pricing.number_format, row.options.get("products")
+    if pricing.extra.products == "auto" and products is not None and not products.allows(kind):
+        return f"has no products={kind}"
     for option, value in pricing.extra.changed().items():
         if option not in row.options or not row.options[option].allows(value):
             return f"has no {option}={value}"
