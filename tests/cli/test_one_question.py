@@ -30,7 +30,7 @@ def _questions(draw: st.DrawFn) -> list[str]:
     elif pp == 2 and draw(st.booleans()):
         line += ["layers=12/20"]
     if draw(st.booleans()):
-        line += [f"dp={draw(st.sampled_from([1, 2, gpus // used]))}"]
+        line += [f"dp={draw(st.sampled_from(sorted({1, min(2, gpus // used), gpus // used})))}"]
     model, seq = draw(st.sampled_from([("llama3-8b", 8192), ("llama2-7b", 4096), ("mixtral-8x7b", 4096)]))
     forms = [[], ["--stack", "nemo-24.11"], ["--precision", "fp8"], ["--stack", "phalanx"]]
     more = draw(st.sampled_from([*forms, ["--options", "first_moment=bfloat16"]]))
