@@ -312,7 +312,7 @@ def _with_products(options: StackOptions, precision: str, stack: str) -> StackOp
     products = PRECISIONS.get(precision, "bfloat16")
     if products == "bfloat16" or options.products != "auto" or "products" not in ROWS[stack].options:
         return options
-    return replace(options, products=products)
+    return StackOptions(**options.changed() | {"products": products})
 
 
 def _require_precision(stack: str, precision: str) -> None:
