@@ -89,6 +89,7 @@ def test_conditions_hold_of_one_strategy(line, values, expected):
         ("schedule<1f1b", "which have no order"),
         ("tp", "is not a condition"),
         ("tp<=8 8", "cannot read '8 8'"),
+        ("tp<=8 zero=1", "write e.g. tp*cp<=8, zero=1"),
         ("tp in ()", "names no value"),
         ("tp in (1, two)", "'two' is not an integer"),
         ("", "states no condition"),

@@ -152,11 +152,11 @@ def _sum(text: str, known: Sequence[str], words: Mapping[str, Sequence[str]], wh
     while place < len(text):
         token = _TOKEN.match(text, place)
         if token is None:
-            raise InputError(field, whole, f"cannot read {text[place:].strip()!r}", "write e.g. tp*cp<=8")
+            raise InputError(field, whole, f"cannot read {text[place:].strip()!r}", "write e.g. tp*cp<=8, zero=1")
         tokens.append(token.group(1))
         place = len(text) if not text[token.end() :].strip() else token.end()
     if len(tokens) % 2 == 0 or any((t in "*%+-") != (i % 2 == 1) for i, t in enumerate(tokens)):
-        raise InputError(field, whole, f"cannot read {text!r}", "write e.g. tp*cp<=8")
+        raise InputError(field, whole, f"cannot read {text!r}", "write e.g. tp*cp<=8, zero=1")
     names = [t for t in tokens[::2] if not t.isdigit()]
     _require_known(names, known, whole, field)
     for name in names:
