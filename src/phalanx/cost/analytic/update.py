@@ -36,9 +36,11 @@ class Terms:
 
 
 def _held(shape: Shape, layout: Layout, blocks: Column) -> Held:
-    """Return what the fullest rank holds, `blocks` of them."""
+    """Return what the fullest rank holds, `blocks` of them: the embedding, and alone or where chunks lie in a V the
+    head too."""
     moe_share = shape.moe_layers / shape.layers
-    return Held(blocks * (1 - moe_share), blocks * moe_share, 1.0, 1.0 * (np.asarray(layout.pp) == 1))
+    both = (np.asarray(layout.pp) == 1) | (np.asarray(layout.v_shaped) > 0)
+    return Held(blocks * (1 - moe_share), blocks * moe_share, 1.0, 1.0 * both)
 
 
 class _Once(NamedTuple):

@@ -69,17 +69,22 @@ class JobFlow:
 
 def flows(pricing: Pricing, s: Strategy) -> list[Flow]:
     """Return what a rank sends as its price has it, read from the ledger: layers and messages of a rank in the middle
-    of the pipeline, and gradients of one that also holds the embedding or the head. Axes of one rank are left out,
-    and equal operations of different blocks are one row."""
-    return _with_gradients_of(pricing, s, 1.0)
+    of the pipeline, and gradients of one that also holds the embedding or the head, in a V both. Axes of one rank are
+    left out, and equal operations of different blocks are one row."""
+    return _with_gradients_of(pricing, s, 1.0, 1.0 if _in_a_v(pricing, s) else 0.0)
 
 
-def _with_gradients_of(pricing: Pricing, s: Strategy, embed: float) -> list[Flow]:
-    """Return what a rank sends that has the gradients of its blocks and of so many embeddings (or heads)."""
+def _in_a_v(pricing: Pricing, s: Strategy) -> bool:
+    """Whether the first rank of the pipeline has its first chunk and its last."""
+    return bool(_number(pricing.layout(of([s])).v_shaped))
+
+
+def _with_gradients_of(pricing: Pricing, s: Strategy, embed: float, head: float = 0.0) -> list[Flow]:
+    """Return what a rank sends that has the gradients of its blocks, and of so many embeddings and heads."""
     shape = pricing.shape
     moe, blocks, whole = shape.moe_layers / shape.layers, shape.layers / s.pp, float(s.pp == 1)
     held = Held(blocks * (1 - moe), blocks * moe, whole, whole)
-    reduced = Held(held.dense, held.experts, embed, whole)
+    reduced = Held(held.dense, held.experts, embed, max(head, whole))
     inner, end = _boundaries(pricing, s)
     return _of_rank(pricing, s, held, reduced, inner if s.pp > 2 else end)
 
@@ -88,15 +93,17 @@ def job_flows(pricing: Pricing, s: Strategy) -> list[JobFlow]:
     """Return what the job sends: `flows`, and beside them what only the first and the last pipeline rank send."""
     job = _job_bytes(pricing, s)
     typical = flows(pricing, s)
-    head_first = bool(_number(pricing.layout(of([s])).v_shaped))
-    # An inner rank has no gradients of embedding or head. In a V the first rank has both, and no row tells it apart.
-    inner = _with_gradients_of(pricing, s, 0.0) if s.pp > 2 and not head_first else typical
+    head_first = _in_a_v(pricing, s)
+    # An inner rank has no gradients of embedding or head. In a V the first rank has both, and the last neither.
+    inner = _with_gradients_of(pricing, s, 0.0) if s.pp > 2 or head_first else typical
     rows = []
     for f in typical:
         ends = (f.axis == "pp" and s.pp == 2) or f not in inner
-        where = "all ranks" if s.pp == 1 else "both ends" if ends else "inner ranks" if s.pp > 2 else "each stage"
+        fullest = "first stage" if head_first and f.axis != "pp" else "both ends"
+        where = "all ranks" if s.pp == 1 else fullest if ends else "inner ranks" if s.pp > 2 else "each stage"
         rows.append(JobFlow(f, where, job.pop((f.axis, f.op, f.what), 0.0)))
-    rows += [JobFlow(f, "inner ranks", 0.0) for f in inner if f not in typical]
+    others = "other stages" if head_first else "inner ranks"
+    rows += [JobFlow(f, others, 0.0) for f in inner if f not in typical]
     if s.pp == 1:
         return rows
     _, end = _boundaries(pricing, s)
