@@ -585,6 +585,7 @@ def test_every_command_that_answers_has_json() -> None:
 
 def test_more_ranks_than_gpus_are_refused_unless_they_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(this_machine, "fingerprint", lambda: {"gpus": ["H100"], "cores": 16})
+    monkeypatch.setenv("PHALANX_SHARE_GPUS", "0")
     with pytest.raises(
         InputError, match=r"2: is too many for this machine with 1 GPU; .*or set PHALANX_SHARE_GPUS=1"
     ):

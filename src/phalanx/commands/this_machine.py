@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 from phalanx.measure.this_machine import fingerprint
-from phalanx.runtime.process.environment import SHARE_GPUS
+from phalanx.runtime.process.environment import SHARE_GPUS, gpus_are_shared
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import JobFile
@@ -23,7 +22,7 @@ def require_local(ranks: int, field: str = "cluster.ranks") -> None:
         raise InputError(field, ranks, "must be at least 1")
     machine = fingerprint()
     gpus = len(machine["gpus"])
-    if gpus and not os.environ.get(SHARE_GPUS):
+    if gpus and not gpus_are_shared():
         most, have = gpus, f"{gpus} GPU{'s' * (gpus > 1)}"
         mend = f"use at most {most}, or set {SHARE_GPUS}=1: ranks then share GPUs, and send through the host"
     else:

@@ -48,7 +48,8 @@ class Comm:
         self._groups: dict[str, tuple[int, ...]] = {}
         shared = any(c.transport == "shm" or c.algorithm == "hierarchical" for c in self.choices)
         self._shm = shm.attach() if shared and world.device.type == "cpu" else None
-        self._staged = not null and gpus.shares_gpu(gpus.this_host(), world.local_size)
+        several = world.size > 1 and not null
+        self._staged = several and gpus.shares_gpu(gpus.this_host(), world.local_size)
         self.wire = staged if self._staged else native
         """Sends and receives that nobody records."""
         self._p2p = P2P(world.local_size, self._shm.arena if self._shm is not None else None)

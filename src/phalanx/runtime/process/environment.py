@@ -39,6 +39,11 @@ class World:
 ALONE = World(0, 1, 0, 1)
 
 
+def gpus_are_shared() -> bool:
+    """Whether the user lets ranks share GPUs; as with PyTorch's variables, 0 is no."""
+    return os.environ.get(SHARE_GPUS, "") not in ("", "0")
+
+
 def external() -> World | None:
     """Return the world that torchrun or srun started this rank in, or None without either. Raises InputError."""
     env = os.environ

@@ -41,8 +41,9 @@ def remove_abandoned() -> None:
     with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             if entry.name.startswith(_PREFIX) and entry.is_dir(follow_symlinks=False):
-                with suppress(OSError):  # in use, another user's, or no launcher's
-                    _remove_if_abandoned(Path(entry.path))
+                with suppress(OSError):  # in use, or no launcher's
+                    if entry.stat(follow_symlinks=False).st_uid == os.geteuid():
+                        _remove_if_abandoned(Path(entry.path))
 
 
 def _remove_if_abandoned(folder: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from phalanx.runtime.process.environment import SHARE_GPUS
+from phalanx.runtime.process.environment import SHARE_GPUS, gpus_are_shared
 from phalanx.spec.errors import InputError
 
 _ON_CPU = "or set CUDA_VISIBLE_DEVICES= (empty) to run on the CPU"
@@ -40,8 +40,8 @@ def this_host() -> Host:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     driver = shutil.which("nvidia-smi") is not None
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
-    nccl, shared = dist.is_nccl_available(), bool(os.environ.get(SHARE_GPUS))
-    return Host(driver, hidden, torch.version.cuda, count, nccl, _bound(os.environ), shared)
+    nccl, bound = dist.is_nccl_available(), _bound(os.environ)
+    return Host(driver, hidden, torch.version.cuda, count, nccl, bound, gpus_are_shared())
 
 
 def _bound(env: Mapping[str, str]) -> bool:
