@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from phalanx.commands.question import PRECISIONS
+from phalanx.commands.precision import PRECISIONS
 from phalanx.formats import kueue, slurm, torchrun
 from phalanx.plan.placement.alternatives import Alternative, alternatives
 from phalanx.plan.placement.placement import Placement

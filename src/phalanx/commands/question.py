@@ -20,8 +20,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from phalanx.commands.precision import (
+    OF_COMPUTE,
+    PRECISIONS,
+    in_precision,
+    precision_on,
+    require_precision,
+    with_products,
+)
 from phalanx.commands.release import release_named
-from phalanx.cost.analytic.chips import chip_name
 from phalanx.cost.analytic.estimate import Estimate, estimate, require_modelled
 from phalanx.plan import question as names
 from phalanx.plan.explain.analytic import AnalyticSubject
@@ -29,9 +36,7 @@ from phalanx.plan.explain.exact import ExactSubject, subject_of_plan
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.limits import conditions
 from phalanx.schedule.pipeline.stages import check
-from phalanx.spec.cluster.chips import CHIPS
-from phalanx.spec.cluster.spec import ClusterSpec
-from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.job_file import build, make_strategy
 from phalanx.spec.files.plan import Plan
@@ -45,9 +50,6 @@ from phalanx.stacks.registry import ROWS, facts
 
 DEFAULT_STACK = "megatron-core"
 OWN_STACK = "phalanx"
-PRECISIONS = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "float8", "fp8-mx": "float8-mx", "fp4": "float4"}
-"""Precisions of matrix products, with the format that prices them: fp16 products take as long as bf16 ones."""
-_COMPUTE = {"bfloat16": "bf16", "float16": "fp16"}
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ class Question:
         if row is None or s is None or self.exact is not None:
             return ""
         p = self.pricing
-        options = _with_products(p.extra, self.precision, self.stack)
+        options = with_products(p.extra, self.precision, self.stack)
         refusal = row.refusal(s, options, facts(p.model, p.job, s))
         return "" if refusal is None else str(refusal.error(row.name))
 
@@ -213,19 +215,19 @@ def _of_options(asked: Asked, searched: bool) -> Question:
     spec = asked.model
     model, notes = (spec, []) if isinstance(spec, ModelSpec) else names.model_named(str(spec))
     on = names.cluster_named(str(asked.cluster))
-    precision = _precision(asked.precision, on(gpus))
+    precision = precision_on(asked.precision, on(gpus))
     larger = names.pricing_by_gpus(model, on, asked.batch or 0, asked.seq or 0, stack)
 
     wanted, options = conditions(asked.where) if asked.where else ((), AS_RELEASED)
     if not asked.compared:
         _require_options(stack, options)
         if searched:
-            _require_precision(stack, precision)
+            require_precision(stack, precision)
     own = options_in(asked.setting, stack)
     options = StackOptions(**asked.options.changed() | options.changed() | own.changed())
 
     def pricing_on(count: int) -> Pricing:
-        pricing = replace(_in_precision(larger(count), precision), wanted=wanted, extra=options)
+        pricing = replace(in_precision(larger(count), precision), wanted=wanted, extra=options)
         if asked.job is None:
             return pricing
         job = replace(pricing.job, optimizer=asked.job.optimizer, clip=asked.job.clip)
@@ -264,20 +266,20 @@ def _of_plan(asked: Asked) -> Question:
             return Pricing(saved.model, saved.cluster, saved.job, OWN_STACK)
 
         return Question(
-            about, unpriced, gpus, exact.strategy, rule, OWN_STACK, _COMPUTE.get(compute, compute), (), saved, exact
+            about, unpriced, gpus, exact.strategy, rule, OWN_STACK, OF_COMPUTE.get(compute, compute), (), saved, exact
         )
     stack = asked.stack or own
     larger = names.pricing_of_plan(saved, stack)
-    precision = asked.precision or saved.choices.get("precision") or _COMPUTE.get(saved.job.precision.compute)
+    precision = asked.precision or saved.choices.get("precision") or OF_COMPUTE.get(saved.job.precision.compute)
     if precision is None:
         remedy = f"name one with --precision: {', '.join(PRECISIONS)}"
         raise InputError("job.precision.compute", saved.job.precision.compute, f"has no price under {stack}", remedy)
-    precision = _precision(str(precision), saved.cluster)
+    precision = precision_on(str(precision), saved.cluster)
 
     extra = StackOptions(**saved.options.changed() | options_in(asked.setting, stack).changed())
 
     def pricing_on(count: int) -> Pricing:
-        return replace(_in_precision(larger(count), precision), extra=extra)
+        return replace(in_precision(larger(count), precision), extra=extra)
 
     check(strategy, saved.model, saved.job, None)
     return Question(about, pricing_on, gpus, strategy, rule, stack, precision, asked.notes, saved)
@@ -305,25 +307,6 @@ def _require_options(stack: str, options: StackOptions, field: str = "--where") 
         if entry is None or not entry.allows(value):
             has = ", ".join(row.options) if entry is None else " or ".join(map(str, entry.values or ()))
             raise InputError(f"{field} {name}", value, f"{row.title} does not have it", f"use {has}")
-
-
-def _with_products(options: StackOptions, precision: str, stack: str) -> StackOptions:
-    """Return the options with the narrow products of a precision, where the stack's row says which ones it has."""
-    products = PRECISIONS.get(precision, "bfloat16")
-    if products == "bfloat16" or options.products != "auto" or "products" not in ROWS[stack].options:
-        return options
-    return StackOptions(**options.changed() | {"products": products})
-
-
-def _require_precision(stack: str, precision: str) -> None:
-    """Require of a search that the stack's row has the products of a precision. Raises InputError."""
-    row, products = ROWS.get(stack), PRECISIONS[precision]
-    entry = row.options.get("products") if row else None
-    if row is None or entry is None or entry.allows(products):
-        return
-    have = [name for name, kind in PRECISIONS.items() if name != "fp16" and entry.allows(kind)]
-    reason = f"{row.title} does not have products={products} ({entry.source})"
-    raise InputError("--precision", precision, reason, f"use {' or '.join(have)}")
 
 
 def _planned(strategy: Strategy, gpus: int) -> tuple[Strategy, str]:
@@ -379,28 +362,3 @@ def _require_ranks(s: Strategy, gpus: int) -> None:
 
 def _idle(s: Strategy, gpus: int) -> str:
     return f" ({gpus - s.world} of {gpus} GPUs are idle)" if s.world < gpus else ""
-
-
-def _precision(name: str | None, cluster: ClusterSpec) -> str:
-    """Return the precision: as named, or by default what the device has. Raises InputError for an unknown one."""
-    if name is None:
-        return "bf16" if "bfloat16" in cluster.device.dense_flops_per_s else "fp16"
-    if name not in PRECISIONS:
-        raise InputError("--precision", name, "is not modelled", nearest(name, PRECISIONS))
-    if name == "bf16" and "bfloat16" not in cluster.device.dense_flops_per_s:
-        raise InputError("--precision", name, f"is a type that {cluster.device.name} lacks", "use fp16")
-    if name.startswith(("fp8", "fp4")):
-        chip = CHIPS[chip_name(cluster.device.name)]
-        if name[:3] not in chip.narrow_types:
-            have = " or ".join(["bf16" if chip.bf16 else "fp16", *chip.narrow_types])
-            raise InputError("--precision", name, f"is a type that {cluster.device.name} lacks", f"use {have}")
-    return name
-
-
-def _in_precision(pricing: Pricing, precision: str) -> Pricing:
-    """Return a question whose matrix products are in a precision."""
-    compute = "float16" if precision == "fp16" else "bfloat16"
-    if precision in ("bf16", "fp16") and pricing.job.precision.compute == compute:
-        return pricing
-    job = replace(pricing.job, precision=replace(pricing.job.precision, compute=compute))  # type: ignore[arg-type]
-    return replace(pricing, job=job, number_format=PRECISIONS[precision])
