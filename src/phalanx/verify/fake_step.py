@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 from unittest.mock import patch
@@ -268,7 +268,7 @@ def without_content(first: int, waits: Callable[[], None] | None = None) -> Iter
         return otherwise() if callable(otherwise) else otherwise
 
     with ExitStack() as stack:
-        if not gc.get_freeze_count():
+        if not _frozen_before():
             # Many small fake tensors trigger collections often; keep them from scanning all imported modules.
             gc.freeze()
             stack.callback(gc.unfreeze)
@@ -289,6 +289,12 @@ def without_content(first: int, waits: Callable[[], None] | None = None) -> Iter
             yield
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise Unverifiable(f"{error.func} looks at what a tensor holds, at {place_of(error)}") from error
+
+
+@cache
+def _frozen_before() -> bool:
+    """Whether this program has frozen its objects itself: asked once, since the objects are counted one by one."""
+    return gc.get_freeze_count() > 0
 
 
 def _first_and_last(alike: Sequence[T]) -> Sequence[T]:
