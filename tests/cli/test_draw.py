@@ -49,7 +49,7 @@ def test_a_picture_is_text_file_and_data(tmp_path: Path) -> None:
         (("cases", "--plot", "x.svg"), "add --tree"),
         (("collectives", "show", "ring", "--ranks", "12", "--plot", "x.svg"), "at most 8 ranks"),
         (("collectives", "table", "--symbols", "--plot", "x.svg"), "name a preset"),
-        (("pipeline", "show", "1f1b", "--micro-batches", "2000", "--plot", "x.svg"), "at most 4,000"),
+        (("pipeline", "show", "1f1b", "--micro-batches", "501", "--plot", "x.svg"), "at most 4,000"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path: Path, words: tuple[str, ...], said: str) -> None:

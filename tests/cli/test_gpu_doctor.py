@@ -14,7 +14,6 @@ import pytest
 import torch
 from support.fresh_process import in_fresh_process
 from support.in_process_cli import phalanx
-from support.sizes import sampled
 
 from phalanx.commands import gpu_doctor
 from phalanx.commands.gpu_doctor import Part, examine, failed, parts
@@ -121,7 +120,8 @@ def _measured_with_graphs(way: str) -> float:
         return float(measured(TINY, way)["step_s"])
 
 
-@pytest.mark.parametrize("way", sampled(["ours-compiled", "fsdp"], (0,)))
+@pytest.mark.long  # in the suite tests/train/test_compiled_blocks.py holds that compiled steps are the eager ones
+@pytest.mark.parametrize("way", ["ours-compiled", "fsdp"])
 def test_a_compiled_step_is_measured(way: str) -> None:
     """With the compiler's graphs, run by torch's own kernels. They keep tensors until their process ends."""
     assert in_fresh_process(_measured_with_graphs, way) > 0

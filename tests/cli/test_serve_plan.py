@@ -12,9 +12,8 @@ _ASK = ["--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "2", "--input
 
 
 def test_a_plan_is_found_written_and_launched(tmp_path: Path) -> None:
-    code, out, err = phalanx(
-        tmp_path, "serve-plan", *_ASK, "--ttft", "1s", "--tpot", "30ms", "--price", "2.5", "--json"
-    )
+    words = ("serve-plan", *_ASK, "--requests", "400", "--ttft", "1s", "--tpot", "30ms", "--price", "2.5", "--json")
+    code, out, err = phalanx(tmp_path, *words)
     assert (code, err) == (0, "serving plan: serving.json\n")
     found = json.loads(out)
     best = found["best"]["prediction"]
@@ -28,8 +27,7 @@ def test_a_plan_is_found_written_and_launched(tmp_path: Path) -> None:
     fronts = [(f["prediction"]["tpot"]["p50"], f["prediction"]["tokens_per_s_per_gpu"]) for f in found["front"]]
     assert fronts == sorted(fronts)
     assert {"twice the tensor parallelism"} <= {n["change"] for n in found["neighbours"]}
-    again = phalanx(tmp_path, "serve-plan", *_ASK, "--ttft", "1s", "--tpot", "30ms", "--price", "2.5", "--json")
-    assert again[1] == out
+    assert phalanx(tmp_path, *words)[1] == out
     for what, word in (("engine", "vllm serve meta-llama/Meta-Llama-3-8B"), ("dynamo", "DynamoGraphDeployment")):
         code, out, _ = phalanx(tmp_path, "serve-plan", "serving.json", "--launch", what)
         assert code == 0
@@ -37,8 +35,9 @@ def test_a_plan_is_found_written_and_launched(tmp_path: Path) -> None:
 
 
 def test_limits_loads_and_objectives_change_the_answer(tmp_path: Path) -> None:
-    def best(*more: str) -> dict[str, object]:
-        code, out, err = phalanx(tmp_path, "serve-plan", *_ASK, "--mode", "aggregated", "--json", *more)
+    def best(*more: str, requests: int = 400) -> dict[str, object]:
+        words = ("serve-plan", *_ASK, "--mode", "aggregated", "--requests", str(requests), "--json")
+        code, out, err = phalanx(tmp_path, *words, *more)
         assert code == 0, err
         return json.loads(out)["best"]["prediction"]  # type: ignore[no-any-return]
 
@@ -46,7 +45,7 @@ def test_limits_loads_and_objectives_change_the_answer(tmp_path: Path) -> None:
     assert strict["tokens_per_s"] < free["tokens_per_s"]  # type: ignore[operator]
     fast = best("--objective", "latency", "--concurrency", "1")
     assert fast["latency"]["p50"] <= strict["latency"]["p50"]  # type: ignore[index]
-    slow = best("--rate", "2", "--ttft", "2s")
+    slow = best("--rate", "2", "--ttft", "2s", requests=1500)
     assert slow["requests_per_s"] == pytest.approx(2, rel=0.15)
     of_16 = ("--concurrency", "16")
     plain, speculating, reusing = best(*of_16), best(*of_16, "--speculate", "3:0.8"), best(*of_16, "--reuse", "0.9")

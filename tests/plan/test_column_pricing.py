@@ -141,7 +141,7 @@ _ALIKE = tuple(f"every:{n}" for n in range(16, 32))
     [
         ("llama3-8b", 4, 64, 8192, ("none", "full")),
         ("llama3-8b", 4, 64, 8192, _ALIKE),
-        ("mixtral-8x7b", 4, 32, 4096, ("none", "full")),
+        ("mixtral-8x7b", 2, 16, 4096, ("none", "full")),
     ],
 )
 def test_what_is_known_before_changes_no_answer(model, nodes, batch, seq, kinds):

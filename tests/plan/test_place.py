@@ -13,6 +13,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.in_process_cli import phalanx
+from support.sizes import drawn
 
 from phalanx.cost.analytic.estimate import estimate
 from phalanx.plan.explain.analytic import AnalyticSubject
@@ -100,8 +101,7 @@ def test_the_fewest_free_gpus_of_a_switch_serve_two_pairs():
     assert placed.placement.gpu.tolist() == [24, 25, 40, 41]
 
 
-@given(cases())
-@settings(max_examples=25, deadline=None)
+@drawn(12, 25, cases())
 def test_carved_placements_of_small_cases_reach_the_best(case):
     job, topology, free = case
     exact = place(job, topology, free)
@@ -153,8 +153,7 @@ def even_meshes(draw):
     return draw(st.sampled_from(["dgx-h100", "ethernet-a100", "pcie-a100", "dgx-2", "dgx-1v"])), sizes | more, experts
 
 
-@given(even_meshes())
-@settings(max_examples=60, deadline=None)
+@drawn(25, 60, even_meshes())
 def test_any_even_mesh_in_order_costs_what_predict_says(case):
     name, fields, experts = case
     model, compute = _model("mixtral-8x7b" if experts else "llama3-8b"), "float16" if "dgx-" in name else "bfloat16"

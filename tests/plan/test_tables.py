@@ -238,7 +238,7 @@ def test_tables_are_drawn(tmp_path):
     steps = {(round(b[0] - a[0]), round(b[1] - a[1])) for a, b in itertools.pairwise(places)}
     assert len({x for x, _ in steps}) <= 2
     assert max(y for _, y in steps) - min(y for _, y in steps) <= 1
-    words = ("scaling", "--model", "llama3-8b", "--gpus", "8,16", "--batch", "64", "--seq", "8192", "--plot", "s.svg")
+    words = ("scaling", "--model", "gpt2", "--gpus", "2,4", "--batch", "8", "--seq", "64", "--plot", "s.svg")
     assert phalanx(tmp_path, *words)[0] == 0
     text = (tmp_path / "s.svg").read_text()
     assert all(f">{name}</text>" in text for name in ("efficiency", "MFU", "communication", "strong: one batch"))

@@ -166,13 +166,15 @@ class _Labels:
         `of`: the point that it names, to which a line leads if that is not beside it."""
         best: tuple[float, tuple[float, float, str], Area] | None = None
         for place, spot in enumerate(spots):
+            if best is not None and 0.4 * place >= best[0]:
+                break
             area = area_of(spot[0], spot[1], label, 11, spot[2])
             if not area.inside(self.plot) or any(area.meets(other, 2) for other in self.taken):
                 continue
-            cost = 0.4 * place + sum(area.holds(point) for point in self.drawn)
+            cost = 0.4 * place + area.count(self.drawn)
             if of is not None:
                 line = [point for point in _between(of, area) if math.dist(of, point) > _BESIDE / 2]
-                cost += 20 * sum(other.holds(point) for other in self.taken for point in line)
+                cost += 20 * sum(other.count(line) for other in self.taken)
             if best is None or cost < best[0]:
                 best = (cost, spot, area)
         if best is None:

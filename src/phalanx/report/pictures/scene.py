@@ -87,6 +87,11 @@ class Area:
         """Whether a point lies in it."""
         return self.left <= point[0] <= self.right and self.top <= point[1] <= self.bottom
 
+    def count(self, points: Sequence[tuple[float, float]]) -> int:
+        """Return how many points lie in it."""
+        left, top, right, bottom = self.left, self.top, self.right, self.bottom
+        return len([0 for x, y in points if left <= x <= right and top <= y <= bottom])
+
     def inside(self, other: Area) -> bool:
         """Whether it lies in another."""
         return (
