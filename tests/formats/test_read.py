@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from support.in_process_cli import phalanx
 from phalanx.commands.read import read, strategy_of
 from phalanx.commands.release import release_named
 from phalanx.formats.read import files, shell
-from phalanx.formats.read.configuration import Layout, names
+from phalanx.formats.read.configuration import Configuration, Layout, names
 from phalanx.formats.read.lints import LINTS, lint
 from phalanx.spec.errors import InputError
 
@@ -619,6 +620,25 @@ def test_what_does_not_divide_the_ranks_is_refused() -> None:
     read = files.READERS["nanotron"]({"parallelism": {"dp": 1, "pp": 2, "tp": 4}}, None)
     with pytest.raises(InputError, match="use a multiple of 8"):
         strategy_of(read, 12)
+
+
+_SIZES = {
+    "nanotron": ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"),
+    "maxtext": ("base_emb_dim", "base_mlp_dim", "base_num_decoder_layers", "base_num_query_heads", "vocab_size"),
+}
+
+
+@pytest.mark.parametrize("kind", _SIZES)
+def test_a_size_of_another_type_leaves_the_model_open(kind: str) -> None:
+    def read_with(sizes: dict[str, Any]) -> Configuration:
+        config = {"model": {"model_config": sizes}} if kind == "nanotron" else {"decoder_block": "llama2", **sizes}
+        return files.READERS[kind](config, 1)
+
+    sizes = dict.fromkeys(_SIZES[kind], 64) | {_SIZES[kind][3]: 4}
+    assert read_with(sizes).spec is not None
+    for key, wrong in product(sizes, ([2], "2", 2.5, {}, True)):
+        found = read_with(sizes | {key: wrong})
+        assert (found.spec, "cannot be read: model." in found.open_model) == (None, True), (key, wrong)
 
 
 def test_every_kind_has_its_keys() -> None:

@@ -9,6 +9,7 @@ shard as over fsdp: dp = data x fsdp x expert.
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 from phalanx.formats.maxtext.keys import KEY, WORD, WORDS
@@ -24,6 +25,7 @@ from phalanx.formats.read.configuration import (
     truth,
 )
 from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import build
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.mechanisms import Experts, Latent, RopeScaling
 from phalanx.spec.model.spec import ModelSpec
@@ -190,11 +192,13 @@ def _model(keys: Keys, seq: int | None) -> tuple[ModelSpec | None, str]:
     latent = _latent(keys) if str(keys.take("attention_type", "model.latent", "")) == "mla" else None
     experts = _experts(keys, latent is not None)
     if latent is not None:
-        fields |= {"head_dim": latent.nope_dim + latent.rope_dim, "rope_scaling": _scaling(keys)}
+        scaling = _scaling(keys)
+        fields |= {"head_dim": latent.nope_dim + latent.rope_dim, "rope_scaling": scaling and asdict(scaling)}
         family = "deepseek_v3" if experts is not None and experts.score == "sigmoid" else "deepseek_v2"
-    fields |= {"family": family, "max_seq": longest or seq or 1, "experts": experts, "latent": latent}
+    fields |= {"experts": experts and asdict(experts), "latent": latent and asdict(latent)}
+    fields |= {"family": family, "max_seq": longest or seq or 1}
     try:
-        return ModelSpec(**complete(fields)), ""
+        return build(ModelSpec, complete(fields), "model"), ""
     except (InputError, TypeError) as error:
         return None, f"the sizes of its model cannot be read: {error}"
 

@@ -7,6 +7,7 @@ from typing import Any
 from phalanx.formats.nanotron.keys import KEY
 from phalanx.formats.read.configuration import Config, Configuration, Keys, Layout, count, number, product, truth
 from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import build
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
 
@@ -78,7 +79,7 @@ def _model(sizes: dict[str, Any]) -> tuple[ModelSpec | None, str]:
     try:
         fields: dict[str, Any] = complete({"family": family, **defaults, **given})
         fields |= {name: float(fields[name]) for name in ("norm_eps", "rope_theta")}
-        return ModelSpec(**fields), ""
+        return build(ModelSpec, fields, "model"), ""
     except (InputError, TypeError, ValueError) as error:
         return None, f"model.model_config cannot be read: {error}"
 
