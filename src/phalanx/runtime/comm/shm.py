@@ -34,7 +34,8 @@ _CACHED = 512  # operations whose steps are cached, by their buffers
 _RING = 32  # operations that may be published and unfinished at once
 _LINE = 8  # words of a cache line
 _SPINS = 300  # reads of a flag, yielding the core in between, before the first sleep
-_NAP_S = 50e-6
+_NAP_S, _LONGEST_NAP_S = 50e-6, 1e-3
+_NAPS = 32  # a longer wait naps for this part of the time that it has taken, which delays it by as little
 _CHECK_ALIVE_S = 0.02  # between checks of whether the peer still lives
 _OPS = {"all_reduce": 1, "all_gather": 2, "reduce_scatter": 3, "all_to_all": 4}
 _DTYPES = {
@@ -267,7 +268,8 @@ class Shm:
         return steps
 
     def _wait_past(self, peer: Neighbour, word: int, number: int, call: Call) -> None:
-        """Wait until a peer's counter exceeds `number`, spinning first, then sleeping between checks.
+        """Wait until a peer's counter exceeds `number`, spinning first, then sleeping between checks: the longer it
+        has waited, the longer, so that it leaves the core to those that compute.
 
         Raises RuntimeError if the peer dies or the timeout passes.
         """
@@ -276,10 +278,10 @@ class Shm:
             if words[word] > number:
                 return
             os.sched_yield()
-        deadline = time.monotonic() + self.timeout_s
-        next_check = time.monotonic() + _CHECK_ALIVE_S
+        now = start = time.monotonic()
+        deadline, next_check = start + self.timeout_s, start + _CHECK_ALIVE_S
         while words[word] <= number:
-            time.sleep(_NAP_S)
+            time.sleep(min(max(_NAP_S, (now - start) / _NAPS), _LONGEST_NAP_S))
             now = time.monotonic()
             if now < next_check:
                 continue
