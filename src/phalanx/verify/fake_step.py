@@ -122,6 +122,11 @@ class Guard(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Spare every call the wrapper that disables torch's compiler, as Tracker does."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
