@@ -49,6 +49,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _what_others_left() -> None:
+    """The same of what the files before have imported since."""
+    pytest_collection_finish()
+
+
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
     pool = Pool()

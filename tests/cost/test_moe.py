@@ -140,7 +140,7 @@ def example(name: str, layers: int = 4) -> ModelSpec:
             ("deepseek", Strategy(dp=2, tp=2, ep=2, pp=2, schedule="zb-h1", zero=1)),
             ("mixtral", Strategy(tp=2, sp=True, pp=2, etp=2, schedule="1f1b", recompute="full")),
         ],
-        (2, 4, 7),
+        (4, 7),
     ),
     ids=str,
 )

@@ -41,7 +41,7 @@ def cases(draw: st.DrawFn) -> tuple[ModelSpec, Job, Strategy, int]:
     return spec, job, s, draw(st.integers(0, s.world - 1))
 
 
-@examples(3, 100)
+@examples(2, 100)
 def test_of_two_parts(examples: int) -> None:
     @given(cases())
     @settings(max_examples=examples)

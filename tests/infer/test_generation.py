@@ -37,7 +37,7 @@ DEEPSEEK = small(family="deepseek_v3", kv_heads=4, latent=_LATENT, experts=_EXPE
 MIXTRAL = small(family="mixtral", experts={"count": 4, "top_k": 2, "ffn": 24, "capacity": 1.0})
 REQUESTS = [
     Request(number, tuple(np.random.default_rng(number).integers(0, 61, size).tolist()), most, (), arrives)
-    for number, (size, most, arrives) in enumerate([(5, 6, 0), (13, 4, 0), (1, 7, 2), (9, 3, 3), (2, 1, 30)])
+    for number, (size, most, arrives) in enumerate([(5, 4, 0), (13, 3, 0), (1, 4, 2), (9, 2, 3), (2, 1, 20)])
 ]
 HOW, LIMITS = Sampling(temperature=1.0, top_k=20, top_p=0.95), Limits(slots=3, chunk=7, page=4)
 

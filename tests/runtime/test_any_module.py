@@ -64,7 +64,7 @@ def test_a_module_goes_on_over_any_layout(pool: Pool, tmp_path: Path) -> None:
         np.testing.assert_allclose(found[3]["state"][name], value, rtol=1e-7, atol=1e-9, err_msg=name)
 
 
-@pytest.mark.parametrize("depth", sampled([1, 2, 3, 4], (1, 3)))
+@pytest.mark.parametrize("depth", sampled([1, 2, 3, 4], (3,)))
 def test_weights_are_never_those_of_before(pool: Pool, depth: int) -> None:
     truth = pool.run(2, awkward_module.odd_passes, "zero=0", depth)[0]
     for line in ("zero=1", "zero=2", "zero=3", "zero=3,reshard=step", "zero=3,prefetch=0"):

@@ -230,13 +230,16 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("line", "sizes", "job"), sampled(CASES, (6, 7)))
+@pytest.mark.parametrize(
+    ("line", "sizes", "job", "under"),
+    sampled([(*case, ("adamw", "sgd")[i % 2]) for i, case in enumerate(CASES)], (6, 7)),
+)
 def test_the_axis_alone_equals_one_process(
-    pool: Pool, line: dict[str, Any], sizes: dict[str, Any], job: dict[str, Any]
+    pool: Pool, line: dict[str, Any], sizes: dict[str, Any], job: dict[str, Any], under: str
 ) -> None:
     strategy = Strategy(**line)
     case = model(**sizes), Job(**{"global_batch": 4, "seq": 16} | job), strategy
-    for found in pool.run(strategy.world, rank_cases.examine, *case, "float64", 3)[0]:
+    for found in pool.run(strategy.world, rank_cases.examine, *case, "float64", 3, "shm", (under,))[0]:
         assert found.loss_rel_max <= BOUNDS["float64"], found
         assert found.grad_rel_max <= BOUNDS["float64"], found
 
@@ -244,16 +247,14 @@ def test_the_axis_alone_equals_one_process(
 @pytest.mark.parametrize("how", ["positions from 0", "all keys of every block"])
 def test_textbook_bugs_are_caught(pool: Pool, how: str) -> None:
     case = (model(), Job(global_batch=4, seq=16), Strategy(cp=2))
-    assert all(
-        d.grad_rel_max > 1e-3 for d in pool.run(2, rank_cases.examine_broken_context, how, *case, "float64", 1)[0]
-    )
+    broken = pool.run(2, rank_cases.examine_broken_context, how, *case, "float64", 1, "shm", ("sgd",))[0]
+    assert all(d.grad_rel_max > 1e-3 for d in broken)
 
 
 def test_gradients_that_are_not_summed_over_cp_alone_are_caught(pool: Pool) -> None:
     case = (model(), Job(global_batch=4, seq=16), Strategy(cp=2, bucket=0.002))
-    assert all(
-        d.grad_rel_max > 1e-3 for d in pool.run(2, rank_cases.examine_broken, "forgets", *case, "float64", 1)[0]
-    )
+    broken = pool.run(2, rank_cases.examine_broken, "forgets", *case, "float64", 1, "shm", ("sgd",))[0]
+    assert all(d.grad_rel_max > 1e-3 for d in broken)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support import rank_cases
 from support.rank_pool import Pool
-from support.sizes import combined, sampled
+from support.sizes import sampled
 from support.strategies import models, splits
 from support.toy_model import model, order_of_gradients
 
@@ -106,7 +107,10 @@ PROVED = [
 ]
 
 
-@pytest.mark.parametrize(("strategy", "family"), combined(PROVED, ["llama", "gpt2", "qwen3", "palm"]), ids=str)
+FAMILIES = ["llama", "gpt2", "qwen3", "palm"]
+
+
+@pytest.mark.parametrize(("strategy", "family"), sampled(list(product(PROVED, FAMILIES)), (1, 12, 18, 23)), ids=str)
 def test_a_step_is_proved_event_for_event_and_in_live_bytes(strategy: Strategy, family: str) -> None:
     spec = model(family=family, vocab=1021, hidden=96, heads=8, kv_heads=2, head_dim=16, ffn=256, max_seq=256)
     job = Job(strategy.dp * strategy.micro_batch * 2, 128)
@@ -128,7 +132,7 @@ def test_a_step_is_proved_event_for_event_and_in_live_bytes(strategy: Strategy, 
             (2, "adamw", {"family": "palm", "kv_heads": 1}),
             (4, "sgd", {"family": "gpt_neox"}),
         ],
-        (1, 2, 3),
+        (2, 3),
     ),
 )
 def test_the_axis_alone_equals_one_process(pool: Pool, tp: int, under: str, sizes: dict[str, Any]) -> None:
@@ -139,18 +143,18 @@ def test_the_axis_alone_equals_one_process(pool: Pool, tp: int, under: str, size
         assert found.grad_rel_max <= BOUNDS["float64"], found
 
 
-@pytest.mark.parametrize("how", ["bias on every rank", "bias on rank 0 only", "no backward all-reduce"])
+@pytest.mark.parametrize(
+    "how", sampled(["bias on every rank", "bias on rank 0 only", "no backward all-reduce"], (0, 2))
+)
 def test_textbook_bugs_are_caught(pool: Pool, how: str) -> None:
     spec = replace(model(family="gpt2"), tied=False)
-    case = (spec, Job(global_batch=4, seq=8), Strategy(tp=2))
-    assert all(d.grad_rel_max < 1e-9 for d in pool.run(2, rank_cases.examine, *case, "float64", 3)[0])
-    assert all(
-        d.grad_rel_max > 1e-2 for d in pool.run(2, rank_cases.examine_broken_tensors, how, *case, "float64", 3)[0]
-    )
+    case = (spec, Job(global_batch=4, seq=8), Strategy(tp=2), "float64", 3, "shm", ("sgd",))
+    assert all(d.grad_rel_max < 1e-9 for d in pool.run(2, rank_cases.examine, *case)[0])
+    assert all(d.grad_rel_max > 1e-2 for d in pool.run(2, rank_cases.examine_broken_tensors, how, *case)[0])
 
 
 @pytest.mark.parametrize(
-    "sizes", sampled([{}, {"family": "gpt2"}, {"family": "qwen3"}, {"qkv_bias": True, "mlp_bias": True}], (2, 3))
+    "sizes", sampled([{}, {"family": "gpt2"}, {"family": "qwen3"}, {"qkv_bias": True, "mlp_bias": True}], (3,))
 )
 def test_gradients_come_in_the_order_of_one_process(sizes: dict[str, Any]) -> None:
     """Those of several weights are made together; buckets fill in one order all the same."""

@@ -95,7 +95,7 @@ def test_other_shapes_are_compiled_anew() -> None:
     alone = Strategy()
     training = Training(_model(layers=1), Job(1, 8, _WIDE), alone, Comm(ALONE, mesh(alone)), seed=0)
     compile_blocks(training.model, "aot_eager")
-    for seq in (8, 6, 5):
+    for seq in (8, 5):
         assert math.isfinite(training.step([torch.zeros(1, seq + 1, dtype=torch.int64)], 1e-3).loss)
 
 

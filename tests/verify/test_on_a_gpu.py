@@ -34,6 +34,7 @@ SIZES = {"family": "llama", "vocab": 61, "hidden": 16, "layers": 2, "heads": 2, 
 MODEL = build(ModelSpec, complete(SIZES), "model")
 EXPERTS = {"count": 4, "top_k": 2, "ffn": 16}
 WITH_EXPERTS = build(ModelSpec, complete({**SIZES, "experts": EXPERTS}), "model")
+SHALLOW = build(ModelSpec, complete({**SIZES, "layers": 1}), "model")
 JOB = Job(4, 8, Precision("bfloat16"))
 QUICKSTART = Path(__file__).parents[2] / "examples/quickstart.toml"
 
@@ -130,7 +131,7 @@ def _said(line: str, device: torch.device) -> str:
     strategy = make_strategy(line)
     assert strategy is not None
     try:
-        imagine(MODEL, JOB, strategy, 0, device)
+        imagine(SHALLOW, replace(JOB, global_batch=2), strategy, 0, device)
     except Unverifiable as error:
         return str(error)
     return ""
