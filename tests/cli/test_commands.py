@@ -121,7 +121,23 @@ def test_a_run_from_job_to_comparison(here: Path, whole: dict[str, Any]) -> None
         assert (code, said in err, err.count("\n")) == (2, True, 1), err
 
 
-def test_a_sweep_trains_every_family_and_says_what_it_leaves_out(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _few_families_and_an_interruption() -> None:
+    """Let a sweep have four strategies, and end as Ctrl-C does before the ranks of the second run have begun."""
+    from phalanx.commands import sweep
+
+    lines = ["dp=2,zero=1,micro_batch=4", "tp=5", "micro_batch=8", "dp=2,zero=3,micro_batch=4"]
+    train, begun = sweep.train, []
+
+    def interrupted(job: Any, *rest: Any) -> Any:
+        begun.append(job)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        return train(job, *rest)
+
+    sweep.families, sweep.train = lambda *_: iter(lines), interrupted  # type: ignore[assignment]
+
+
+def test_a_sweep_trains_every_family_and_says_what_it_leaves_out(here: Path) -> None:
     from phalanx.commands import sweep
     from phalanx.spec.files import job_file
 
@@ -129,19 +145,8 @@ def test_a_sweep_trains_every_family_and_says_what_it_leaves_out(here: Path, mon
     lines = list(sweep.families(file, 2))
     assert {line.split("schedule=")[1].split(",")[0] for line in lines if "schedule=" in line} == set(SCHEDULES)
     assert {f"dp=2,zero={zero},micro_batch=4" for zero in range(4)} < set(lines)
-    lines = ["dp=2,zero=1,micro_batch=4", "tp=5", "micro_batch=8", "dp=2,zero=3,micro_batch=4"]
-    monkeypatch.setattr(sweep, "families", lambda *_: iter(lines))
-    train, begun = sweep.train, []
-
-    def interrupted(job: Any, *rest: Any) -> Any:
-        """As Ctrl-C does before the ranks of the second run have begun."""
-        begun.append(job)
-        if len(begun) == 2:
-            raise KeyboardInterrupt
-        return train(job, *rest)
-
-    monkeypatch.setattr(sweep, "train", interrupted)
-    code, out, err = phalanx(here, "sweep", "job.toml", "--steps", "3", "--json")
+    words = ("sweep", "job.toml", "--steps", "3", "--json")
+    code, out, err = forked(here, *words, before=_few_families_and_an_interruption)
     assert code == 130, err
     assert err.endswith("interrupted after 1 run\n")
     assert "left out: tp=5: strategy.tp = 5" in err

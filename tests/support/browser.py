@@ -30,6 +30,7 @@ class Browser:
         self._in, theirs_out = os.pipe()
         words = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
         words += ["--disable-component-update", "--disable-sync", "--remote-debugging-pipe"]
+        words += ["--disable-gpu-compositing", "--disable-threaded-compositing"]  # nobody looks at it
         words += [f"--user-data-dir={profile}", "about:blank"]
         wrapped = ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "bash", CHROMIUM, *words]
         self._process = subprocess.Popen(wrapped, pass_fds=(theirs_in, theirs_out), stderr=subprocess.DEVNULL)

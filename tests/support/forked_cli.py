@@ -36,7 +36,7 @@ class Launcher:
     `environment` is added to this process's own. `instead` maps modules of ranks to modules that replace them. Files
     that it writes are limited to `largest` bytes. `grace_s` is how long ranks may take to end when asked to.
     `torchrun` holds options of torch's launcher, which then starts `phalanx words`, or a script if words begin with
-    one. `namespace` is the host of the lab to run on.
+    one. `namespace` is the host of the lab to run on. `before` is called in the new process, before the command.
     """
 
     def __init__(
@@ -49,11 +49,12 @@ class Launcher:
         grace_s: float | None = None,
         torchrun: Sequence[str] = (),
         namespace: str = "",
+        before: Callable[[], object] | None = None,
     ) -> None:
         context = get_context("forkserver")
         context.set_forkserver_preload(["support.preload"])
         self._said = [here.parent / f"{here.name}{namespace}.{name}" for name in ("stdout", "stderr")]
-        means = (dict(instead or {}), largest, grace_s, torchrun, namespace)
+        means = (dict(instead or {}), largest, grace_s, torchrun, namespace, before)
         given = (here, words, os.environ | dict(environment or {}), *means, self._said)
         self._process: BaseProcess = context.Process(target=_launcher, args=given)
         with importing_as_here():
@@ -93,6 +94,7 @@ def _launcher(
     grace_s: float | None,
     torchrun: Sequence[str],
     namespace: str,
+    before: Callable[[], object] | None,
     said: Sequence[Path],
 ) -> NoReturn:
     import tempfile
@@ -118,6 +120,8 @@ def _launcher(
         SubprocessHandler._popen = lambda _, *of: start(*of)  # type: ignore[method-assign]
         if namespace:
             lab.enter(namespace)
+        if before:
+            before()
         if torchrun:
             from torch.distributed.run import main
 
