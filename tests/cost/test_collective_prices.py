@@ -77,7 +77,7 @@ def test_the_double_tree_never_takes_more_than_its_formula_of_the_next_power(p: 
     assert found <= hops * (3.0 + 2.0)
 
 
-@pytest.mark.parametrize("p", sampled([6, 64, 100, 512], (0, 1, 2)))
+@pytest.mark.parametrize("p", sampled([6, 64, 100, 512], (0, 2)))
 def test_the_double_tree_has_full_bandwidth(p: int) -> None:
     """Sanders, Speck & Träff: 2 n β for large n, 4 lg p α and a root beyond it; binomial takes lg p times that."""
     alpha, beta, lg = 5e-6, 1 / 100e9, math.ceil(math.log2(p))
@@ -92,7 +92,7 @@ def test_the_double_tree_has_full_bandwidth(p: int) -> None:
 
 
 @pytest.mark.parametrize(("op", "algorithm"), [("broadcast", "chain"), ("all_reduce", "double_tree")])
-@pytest.mark.parametrize("n", [1e3, 1e6, 1e9])
+@pytest.mark.parametrize("n", sampled([1e3, 1e6, 1e9], (0, 2)))
 def test_the_best_segments_are_the_best(op: str, algorithm: str, n: float) -> None:
     """Of the powers of two, or no worse than 6 % above the best: half a power off."""
 

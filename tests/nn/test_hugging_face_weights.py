@@ -15,6 +15,7 @@ from support import rank_cases
 from support.hf_configs import configs
 from support.rank_pool import Pool
 from support.saved_models import ROUTED, TINY, logits, save, spec_of
+from support.sizes import sampled
 from torch import Tensor
 
 from phalanx.nn.hugging_face import container, files
@@ -73,14 +74,17 @@ def test_our_logits_are_those_of_transformers(family: str, theirs) -> None:  # t
 
 @pytest.mark.parametrize(
     "strategy",
-    [
-        Strategy(tp=2),
-        Strategy(tp=2, sp=True, ep=2),
-        Strategy(dp=2, ep=2),
-        Strategy(dp=2, etp=2),
-        Strategy(dp=2, tp=2, ep=2, etp=2),
-        Strategy(dp=2, tp=2, sp=True, ep=2),
-    ],
+    sampled(
+        [
+            Strategy(tp=2),
+            Strategy(tp=2, sp=True, ep=2),
+            Strategy(dp=2, ep=2),
+            Strategy(dp=2, etp=2),
+            Strategy(dp=2, tp=2, ep=2, etp=2),
+            Strategy(dp=2, tp=2, sp=True, ep=2),
+        ],
+        (0, 4, 5),
+    ),
     ids=str,
 )
 def test_so_they_are_where_ranks_share_layers_and_experts(strategy: Strategy, theirs, pool: Pool) -> None:  # type: ignore[no-untyped-def]

@@ -66,7 +66,7 @@ def steps(world: World, *case: Any) -> tuple[list[tuple[float, float]], list[Ten
     return [(r.loss, r.grad_norm) for r in results], masters, training.gradients()
 
 
-@examples(2, 6)
+@examples(1, 6)
 def test_a_step_is_the_same_to_the_bit(pool: Pool, examples: int) -> None:
     for family, line in [case for case in CASES if "cp" not in case[1]][:examples]:
         narrow, plain = (_case(family, line, gather) for gather in (True, False))

@@ -100,8 +100,7 @@ def test_what_is_not_over_goes_on_in_the_next_step(pool: Pool) -> None:
     assert third["axes"] == {}  # what was issued between steps is no part of one
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize(("zero", "transport"), combined([0, 1, 2, 3], TRANSPORTS))
 def test_the_trace_of_a_step(pool: Pool, tmp_path: Path, transport: str, zero: int) -> None:
     strategy = Strategy(dp=4, zero=zero, shard=2 if zero else None, micro_batch=1, bucket=0.002)
     job = Job(global_batch=8, seq=8)

@@ -63,21 +63,24 @@ def step(state: Training, i: int = 0) -> StepResult:
 
 @pytest.mark.parametrize(
     "line",
-    [
-        "dp=2",
-        "dp=2,zero=1",
-        "dp=2,zero=2",
-        "dp=2,zero=3",
-        "dp=4,zero=3,shard=2",
-        "dp=2,compression=int8",
-        "dp=4,zero=2,shard=2,compression=int4:stochastic",
-        "dp=2,zero=3,compression=int8",
-        "dp=2,zero=1,compression=topk:0.1",
-        "dp=2,compression=randk:0.05",
-        "dp=2,compression=randk:0.05:nofeedback",
-        "dp=2,compression=threshold:1e-3",
-        "dp=2,zero=2,compression=powersgd:2",
-    ],
+    sampled(
+        [
+            "dp=2",
+            "dp=2,zero=1",
+            "dp=2,zero=2",
+            "dp=2,zero=3",
+            "dp=4,zero=3,shard=2",
+            "dp=2,compression=int8",
+            "dp=4,zero=2,shard=2,compression=int4:stochastic",
+            "dp=2,zero=3,compression=int8",
+            "dp=2,zero=1,compression=topk:0.1",
+            "dp=2,compression=randk:0.05",
+            "dp=2,compression=randk:0.05:nofeedback",
+            "dp=2,compression=threshold:1e-3",
+            "dp=2,zero=2,compression=powersgd:2",
+        ],
+        (0, 1, 2, 4, 5, 6, 7, 8, 9, 11, 12),
+    ),
 )
 def test_a_poisoned_gradient_is_named_and_leaves_no_trace(pool: Pool, line: str) -> None:
     s = strategy(line)

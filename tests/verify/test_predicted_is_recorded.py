@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import rank_cases
 from support.rank_pool import Pool
-from support.sizes import examples, sampled
+from support.sizes import combined, examples, sampled
 from support.strategies import TRANSPORTS, cases
 
 from phalanx.runtime.process.environment import ALONE
@@ -91,8 +91,11 @@ def test_several_ranks_with_experts(pool: Pool, world: int, examples: int) -> No
     equal()
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-@pytest.mark.parametrize("s", [Strategy(pp=2), Strategy(pp=2, tp=2), Strategy(pp=2, tp=2, sp=True)], ids=str)
+@pytest.mark.parametrize(
+    ("s", "recompute"),
+    combined([Strategy(pp=2), Strategy(pp=2, tp=2), Strategy(pp=2, tp=2, sp=True)], ["none", "selective", "full"]),
+    ids=str,
+)
 def test_a_norm_that_attention_and_mlp_share_in_a_pipeline(s: Strategy, recompute: Recompute) -> None:
     """Where the stream is far wider than all heads, the peak of a block's backward pass is as both gradients of the
     norm's result are added up."""
