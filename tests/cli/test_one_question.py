@@ -289,7 +289,7 @@ def test_a_precision_that_a_stack_lacks_is_named_by_every_command(tmp_path: Path
 
 
 def test_days_against_money_and_a_deadline(tmp_path: Path) -> None:
-    asked = ["--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "64", "--batch", "128", "--seq", "8192"]
+    asked = ["--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "32", "--batch", "64", "--seq", "8192"]
     paid = ["--price", "2", "--tokens", "2e12", "--objective", "money", "--json"]
     code, out, err = phalanx(tmp_path, "plan", *asked, *paid)
     assert code == 0, err
@@ -298,7 +298,7 @@ def test_days_against_money_and_a_deadline(tmp_path: Path) -> None:
     days, cost = [o["days"] for o in front], [o["cost"] for o in front]
     assert days == sorted(days)
     assert cost == sorted(cost, reverse=True)
-    assert cheap["gpus"] == front[-1]["gpus"] < 64
+    assert cheap["gpus"] == front[-1]["gpus"] < 32
     limit = (days[0] + days[1]) / 2
     words = [*paid, "--deadline", f"{limit:.1f}"]
     hurried = json.loads(phalanx(tmp_path, "plan", *asked, *words)[1])
@@ -306,7 +306,7 @@ def test_days_against_money_and_a_deadline(tmp_path: Path) -> None:
     assert hurried["best"]["training"]["days"] <= limit
     code, _, err = phalanx(tmp_path, "plan", *asked, "--tokens", "2,000,000,000,000", "--deadline", "1")
     assert code == 2
-    assert err.startswith("error: --deadline = 1.0: 64 GPUs take ")
+    assert err.startswith("error: --deadline = 1.0: 32 GPUs take ")
 
 
 def test_a_plan_leaves_room_and_says_what_it_gives(tmp_path: Path) -> None:

@@ -152,6 +152,7 @@ def test_training_over_two_hosts(hosts: Hosts, strategy: Strategy) -> None:
     assert sent.tolist() == pytest.approx(expected.tolist(), rel=EXACT)
 
 
+@pytest.mark.long
 def test_a_host_that_disappears_is_named_and_the_others_go_on(tmp_path: Path, measured: None) -> None:
     """Its cable is out in mid-training. The ranks that are left start again from the last checkpoint."""
     here = tmp_path / "here"

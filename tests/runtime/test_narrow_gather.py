@@ -90,7 +90,7 @@ def _unproved(examples: int, on_gpu: bool) -> list[str]:
     return found
 
 
-@examples(2, len(CASES))
+@examples(1, len(CASES))
 def test_events_flops_and_live_bytes_are_the_programs(examples: int) -> None:
     assert _unproved(examples, on_gpu=False) == []
 
