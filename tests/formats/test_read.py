@@ -641,5 +641,17 @@ def test_a_size_of_another_type_leaves_the_model_open(kind: str) -> None:
         assert (found.spec, "cannot be read: model." in found.open_model) == (None, True), (key, wrong)
 
 
+@pytest.mark.parametrize("priced", [(), ("--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "8")])
+def test_an_optimizer_out_of_range_is_refused_by_all_who_read_it(tmp_path: Path, priced: tuple[str, ...]) -> None:
+    (tmp_path / "c.toml").write_text("""
+        optimizer = { name = "AdamW", eps = -1e-8 }
+        training = { local_batch_size = 6, seq_len = 4096 }
+        parallelism = { data_parallel_replicate_degree = 2, data_parallel_shard_degree = -1 }
+    """)
+    command = "predict" if priced else "read"
+    code, out, err = phalanx(tmp_path, command, "c.toml", *priced)
+    assert (code, out, err) == (2, "", "error: job.optimizer.eps = -1e-08: must be in [1e-30, 1]\n")
+
+
 def test_every_kind_has_its_keys() -> None:
     assert all(len(names(kind)) > 50 for kind in KINDS)

@@ -86,6 +86,7 @@ def read(paths: Sequence[Path], kind: str | None = None, gpus: int | None = None
     stated = configuration.layout.world
     if gpus is not None and stated is not None and stated != gpus:
         configuration = files.READERS[configuration.kind](config, gpus)
+    job_of(configuration, 1, 1)  # refuses an optimizer out of range, as every command does that prices it
     return Reading(configuration, tuple(lint(config, configuration)), _notes(configuration, config), config)
 
 
