@@ -159,6 +159,20 @@ def test_a_sweep_trains_every_family_and_says_what_it_leaves_out(here: Path) -> 
     assert err.startswith("error: cluster.ranks = 9999: is too many")
 
 
+def test_a_sweep_of_nothing_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from phalanx.commands import sweep
+
+    monkeypatch.setattr(sweep, "families", lambda *_: iter(("tp=5", "tp=7")))
+    for word, said in (
+        ("train.data=none.txt", f"error: train.data = '{here / 'none.txt'}': no such file or folder; or use"),
+        ("train.weights=none", "error: train.weights = "),
+        ("train.name=job", "error: job = 'job': allows none of 2 families; tp=5: strategy.tp = 5: "),
+    ):
+        code, out, err = phalanx(here, "sweep", "job.toml", "--set", word, "--json")
+        assert (code, out, err.count("\n")) == (2, "", 1), err
+        assert err.startswith(said)
+
+
 @pytest.mark.parametrize("command", ["measure --quick", "train job.toml --strategy dp=2"])
 def test_ranks_are_launched_without_torch(tmp_path: Path, command: str) -> None:
     """Each rank imports it, which takes two seconds; a launcher that did so first would keep them waiting."""

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from support.fuzz import leaves
 from support.fuzz.campaign import campaign, measured, prepared
-from support.fuzz.commands import QUICK, SLOW, Case, before_program
+from support.fuzz.commands import QUICK, SLOW, Case, Options, before_program, flat
 from support.fuzz.examine import forked, here
 from support.fuzz.rule import Outcome, verdict
 
@@ -25,7 +25,13 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(this_machine, "_measure", measured)
         patch.setenv("PHALANX_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield prepared(tmp_path_factory.mktemp("fuzz") / "work")
+        yield prepared(tmp_path_factory.mktemp("fuzz") / "work", quick=True)
+
+
+@pytest.fixture(scope="module")
+def with_run(work: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that has a run too."""
+    return prepared(tmp_path_factory.mktemp("run") / "work", quick=False)
 
 
 def test_150_drawn_inputs_keep_the_rule(work: Path) -> None:
@@ -49,19 +55,32 @@ def test_a_mistake_may_be_changed_by_another(drawn: object) -> None:
 
 
 @pytest.mark.long
-def test_2000_drawn_inputs_keep_the_rule(work: Path) -> None:
-    tally = campaign(work, 2000, 1, forked, quick=False)
+def test_2000_drawn_inputs_keep_the_rule(with_run: Path) -> None:
+    tally = campaign(with_run, 2000, 1, forked, quick=False)
     print(tally.table())
     assert not tally.broken, tally.problems()
 
 
 @pytest.mark.parametrize("number", range(len(QUICK)))
 def test_command_lines_are_valid_before_mistakes_are_made(work: Path, number: int) -> None:
-    words, options = QUICK[number]
-    flat = [word for name, value in options.items() for word in ((name,) if value is None else (name, value))]
-    case = Case("command line", before_program(words, flat))
+    case = _valid(*QUICK[number])
     outcome = here(case, work)
     assert verdict(case, outcome) in ("done", "failed"), outcome.err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", range(len(SLOW)))
+def test_long_command_lines_are_valid_before_mistakes_are_made(with_run: Path, number: int) -> None:
+    case = _valid(*SLOW[number])
+    outcome = forked(case, with_run)
+    if case.words[0] == "sweep":
+        assert "none.txt" in outcome.err
+    else:
+        assert verdict(case, outcome) == "done", outcome.err
+
+
+def _valid(words: tuple[str, ...], options: Options) -> Case:
+    return Case("command line", before_program(words, flat(options)))
 
 
 @pytest.mark.parametrize(
@@ -104,15 +123,14 @@ def _extremes() -> Iterator[Case]:
             seen.add((words[0], option, *flags))
             for extreme in _EXTREMES:
                 changed = {**options, option: extreme}
-                given = [w for name, x in changed.items() for w in ((name,) if x is None else (name, x))]
-                yield Case("command line", before_program(words, given))
+                yield _valid(words, changed)
 
 
 @pytest.mark.long
-def test_extreme_numbers_keep_the_rule(work: Path) -> None:
+def test_extreme_numbers_keep_the_rule(with_run: Path) -> None:
     cases = list(_extremes())
     assert len(cases) > 700
-    broken = [f"{how}: {case}" for case in cases if (how := verdict(case, forked(case, work))) not in _KEPT]
+    broken = [f"{how}: {case}" for case in cases if (how := verdict(case, forked(case, with_run))) not in _KEPT]
     assert not broken, broken
 
 

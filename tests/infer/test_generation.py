@@ -142,6 +142,15 @@ def test_sampling() -> None:
     assert uniform(0, 1, 2) == uniform(0, 1, 2) != uniform(0, 2, 1)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_logits_that_are_no_numbers_are_refused(temperature: float, bad: float) -> None:
+    logits = np.array([0.5, bad, -np.inf, 0.1])
+    with pytest.raises(InputError, match=r"^weights: give a logit that is not finite"):
+        choose(logits, Sampling(temperature=temperature), 0, 0)
+    assert choose(np.array([0.5, -np.inf]), Sampling(temperature=temperature), 0, 0) == 0
+
+
 @pytest.mark.parametrize(
     ("model", "line", "words"),
     [

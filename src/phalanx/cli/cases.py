@@ -18,7 +18,7 @@ from phalanx.cli.options import (
     Seq,
 )
 from phalanx.cli.tables import print_sheets
-from phalanx.cli.terminal import announce, exit_on_error, in_progress, print_json, require_drawing
+from phalanx.cli.terminal import announce, exit_on_error, print_json, require_drawing
 
 
 def cases(
@@ -69,7 +69,11 @@ def cases(
         elif published:
             sheets = [studied.published()]
         else:
-            results = in_progress(map(studied.study, studied.CASES), "trainings studied", len(studied.CASES))
+            from phalanx.report.progress import in_progress
+
+            results = in_progress(
+                map(studied.study, studied.CASES), "trainings studied", announce, len(studied.CASES)
+            )
             sheets = [studied.sheet(list(results))]
         print_sheets(sheets, as_json, as_csv)
 

@@ -12,7 +12,6 @@ from phalanx.cli.terminal import (
     announce,
     console,
     exit_on_error,
-    in_progress,
     print_json,
     require_drawing,
 )
@@ -97,6 +96,7 @@ def collectives_prove(
     as_json: Json = False,
 ) -> None:
     """Prove every algorithm: each rank ends with each contribution exactly once, and nothing deadlocks."""
+    from phalanx.report.progress import in_progress
     from phalanx.schedule.collectives.prove_all import count, sweep
     from phalanx.spec.errors import InputError
 
@@ -106,7 +106,7 @@ def collectives_prove(
         if max_ranks > _MOST_PROVED:
             reason = "takes minutes: an algorithm that holds for 1 to 33 ranks has no new case beyond"
             raise InputError("--max-ranks", max_ranks, reason, f"use at most {_MOST_PROVED}")
-        results = list(in_progress(sweep(max_ranks), "schedules proved", count(max_ranks)))
+        results = list(in_progress(sweep(max_ranks), "schedules proved", announce, count(max_ranks)))
         refused = [line for line in results if line is not None]
         if as_json:
             print_json({"schedules": len(results), "refused": refused, "passed": not refused})

@@ -12,18 +12,16 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-T = TypeVar("T")
-_QUIET_S = 2.0  # a loop that takes longer shows progress
 _SILENT_S = 10.0  # a command that says nothing for longer shows that it works
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -186,28 +184,6 @@ class Screened:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-def in_progress(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
-    """Yield the items; where they take long, say on stderr every few seconds how many are done, how fast, and where
-    their number is known, a bar and the time left."""
-    start = last = time.monotonic()
-    for done, item in enumerate(items, 1):
-        yield item
-        if time.monotonic() - last > _QUIET_S:
-            last = time.monotonic()
-            announce(progress_line(done, what, last - start, total))
-
-
-def progress_line(done: int, what: str, seconds: float, total: int | None) -> str:
-    """Write how far `total` items are: `[#####---------------] 120 of 480 schedules proved, 20/s, 18 s left ...`."""
-    rate = done / seconds
-    speed = f"{rate:,.0f}/s" if rate >= 2 else f"{seconds / done:.1f} s each"
-    if total is None:
-        return f"{done:,} {what} in {seconds:.0f} s, {speed} ..."
-    full = min(20 * done // max(total, 1), 20)
-    left = f"{max(total - done, 0) / rate:.0f} s left"
-    return f"[{'#' * full}{'-' * (20 - full)}] {done:,} of {total:,} {what}, {speed}, {left} ..."
 
 
 def announce(text: str) -> None:

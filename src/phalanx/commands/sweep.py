@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from phalanx.commands.this_machine import Announce, require_local
-from phalanx.commands.train import train
+from phalanx.commands.train import prepare_data, train
 from phalanx.measure.this_machine import default_ranks
 from phalanx.plan.tables.table import Sheet, columns
 from phalanx.runs.folder import RUNS
+from phalanx.runs.initial_weights import start_from_weights
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.errors import InputError
@@ -69,9 +70,10 @@ def families(file: JobFile, ranks: int) -> Iterator[str]:
 def sweep(file: JobFile, steps: int, announce: Announce) -> Sweep:
     """Train every family that is legal for some steps; an interruption ends with what was measured.
 
-    Raises InputError, RankFailure."""
+    Raises InputError, also if no family can be trained; RankFailure."""
     ranks = file.cluster.ranks or default_ranks()
     require_local(ranks)
+    prepare_data(start_from_weights(file, lambda _: None) if file.train.weights else file, announce)
     legal, refused = [], []
     for line in families(file, ranks):
         try:
@@ -106,6 +108,9 @@ def sweep(file: JobFile, steps: int, announce: Announce) -> Sweep:
         assert step.measured is not None
         sizes = int(memory.predicted), int(memory.measured)
         runs.append(SweptRun(s, step.predicted, step.measured, *sizes, bool(outcome.differences)))
+    if not runs:
+        line, reason = refused[0]
+        raise InputError("job", file.train.name, f"allows none of {len(refused)} families; {line}: {reason}")
     return Sweep(tuple(runs), tuple(refused))
 
 

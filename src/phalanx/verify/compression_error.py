@@ -10,11 +10,13 @@ The distance from g, of the first step and of the mean of T steps, measures the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from phalanx.report.progress import in_progress
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.data_parallel import logical_state
 from phalanx.spec.job import Job, Precision, Train
@@ -36,10 +38,17 @@ class Compressed:
 
 
 def examine_compressed(
-    spec: ModelSpec, job: Job, strategy: Strategy, train: Train, comm: Comm, dtype: str, steps: int
+    spec: ModelSpec,
+    job: Job,
+    strategy: Strategy,
+    train: Train,
+    comm: Comm,
+    dtype: str,
+    steps: int,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Compressed:
     """Take `steps` equal steps with compression and one without, on the strategy's ranks, all together. Returns the
-    same on each."""
+    same on each. `say`: prints a line of progress."""
     job = replace(job, precision=Precision(compute=dtype), clip=0.0)  # type: ignore[arg-type]
     batches = random_batches(spec, job, train.seed, steps=2)
     share = batches.share(0, comm.mesh.replica(comm.world.rank), strategy.dp, strategy.micro_batch)
@@ -51,7 +60,7 @@ def examine_compressed(
     ours = Training(spec, job, strategy, comm, train.seed)
     total = {name: torch.zeros_like(g) for name, g in truth.items()}
     first = 0.0
-    for step in range(steps):
+    for step in in_progress(range(steps), "compressed steps", say, steps):
         ours.step(mine, lr=0.0)
         for name, g in ours.engine.gradients():
             total[name] += g

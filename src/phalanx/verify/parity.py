@@ -7,7 +7,7 @@ wrong gradient scale and clipping a wrong norm, so SGD runs too and the gradient
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from phalanx.nn.moe import MoE
+from phalanx.report.progress import in_progress
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import ALONE
 from phalanx.spec.job import Job, Optimizer, Precision, Train
@@ -63,9 +64,10 @@ def examine(
     optimizer: Literal["adamw", "sgd"],
     dtype: Literal["float64", "float32"],
     steps: int,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Deviation | None:
     """Train `steps` steps with the strategy and in one process, and compare; all ranks together. Returns the largest
-    deviations on rank 0, None elsewhere."""
+    deviations on rank 0, None elsewhere. `say`: prints a line of progress."""
     job = replace(job, precision=Precision(compute=dtype), optimizer=_with_name(job.optimizer, optimizer))
     ours = Training(spec, job, strategy, comm, train.seed)
     first = comm.world.rank == 0
@@ -76,7 +78,7 @@ def examine(
     device = comm.world.device
     loss_max, grad_max, worst = 0.0, 0.0, ""
     ties = _NearTies(oracle) if dtype == "float32" and spec.experts and spec.experts.chooser == "tokens" else None
-    for step in range(steps):
+    for step in in_progress(range(steps), f"steps under {optimizer} compared", say, steps):
         lr = learning_rate(train, train.lr, step)
         share = batches.share(step, replica, strategy.dp, strategy.micro_batch)
         result = ours.step([torch.from_numpy(ours.context.cut(b)).to(device) for b in share], lr)

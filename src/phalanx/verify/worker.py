@@ -32,7 +32,7 @@ def main() -> None:
 
     def work() -> None:
         comm = Comm(world, mesh(strategy), choices)
-        how = args["dtype"], args["steps"]
+        how = args["dtype"], args["steps"], _say if world.rank == 0 else _keep_silent
         plain = replace(strategy, compression="none")
         deviations = [examine(file.model, file.job, plain, file.train, comm, name, *how) for name in ("sgd", "adamw")]
         compressed = None
@@ -46,6 +46,14 @@ def main() -> None:
             write_json(Path(args["out"]), content)
 
     run_rank(world, file.train.timeout_s, work)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _keep_silent(_: str) -> None:
+    pass
 
 
 if __name__ == "__main__":

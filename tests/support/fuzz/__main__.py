@@ -25,7 +25,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="phalanx-fuzz-") as folder:
         os.environ["PHALANX_CACHE"] = f"{folder}/cache"
         this_machine._measure = measured
-        work = prepared(Path(folder) / "work")
+        work = prepared(Path(folder) / "work", options.quick)
 
         def show(tally: Tally) -> None:
             if tally.total % 50 == 0:

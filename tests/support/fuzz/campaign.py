@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from phalanx.spec.files.cluster_toml import to_toml
 from support.fitted_cluster import laptop
-from support.fuzz import configurations, files, listings
+from support.fuzz import configurations, files, listings, trained
 from support.fuzz.commands import Case, cases
 from support.fuzz.rule import Outcome, verdict
 from support.in_process_cli import phalanx
@@ -89,8 +89,8 @@ def _place(outcome: Outcome) -> str:
     return f", {text.strip().splitlines()[-1][:80]}, {ours}"
 
 
-def prepared(folder: Path) -> Path:
-    """Make a folder with the valid files that command lines name."""
+def prepared(folder: Path, quick: bool) -> Path:
+    """Make a folder with the valid files that command lines name; unless `quick`, with a run and its weights."""
     folder.mkdir(parents=True)
     (folder / "cluster.toml").write_text(to_toml(laptop(4)))
     (folder / "job.toml").write_text(JOB.replace("[cluster]\nranks = 2", '[cluster]\nfile = "cluster.toml"'))
@@ -138,6 +138,8 @@ def prepared(folder: Path) -> Path:
         assert code == 0, err
     for name in ("e", "f", "g"):
         shutil.copy(folder / "plan.json", folder / "runs" / name)
+    if not quick:
+        trained.train(folder)
     return folder
 
 
@@ -163,6 +165,8 @@ def campaign(
     """Examine `count` cases drawn from the seed `number`; `quick`: only commands that take a moment."""
     seen: set[str] = set()
     plans = tuple(json.loads((folder / name).read_text()) for name in ("plan.json", "m.json"))
+    run = None if quick else trained.of(folder)
+    plans += (run.plan,) if run else ()
     tally = Tally()
 
     @seed(number)
@@ -175,7 +179,7 @@ def campaign(
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,
     )
-    @given(cases(plans, quick))
+    @given(cases(plans, run, quick))
     def one(case: Case) -> None:
         name = str(case)
         if len(seen) == count:

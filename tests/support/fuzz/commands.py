@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from support.fuzz import configurations, files, listings
+from support.fuzz import configurations, files, listings, trained
 from support.fuzz.leaves import WORDS
 
 Options = dict[str, str | None]  # None: a flag
@@ -45,6 +45,7 @@ _SERVED: Options = {
     "--output": "100",
     "--out": "s.json",
 }
+_TRACED: Options = {name: value for name, value in _SERVED.items() if name not in ("--input", "--output")}
 _LINE: Options = {"--strategy": "tp=4,pp=2,zero=1"}
 _SHOWN: Options = {"--ranks": "4", "--micro-batches": "8"}
 _PRICED: Options = {"--costs": "1,1,1", "--transfer": "0.1"}
@@ -153,29 +154,30 @@ SLOW: tuple[tuple[tuple[str, ...], Options], ...] = (
         {**_SERVED, "--variation": "0.5", "--adapters": "8:2", "--weights": "fp8", "--launch": "engine"},
     ),
     (("scaling",), {"--model": "llama2-7b", "--gpus": "16,32", "--batch": "64", "--seq": "2048", "--json": None}),
-    (("train", "job.toml"), {"--strategy": "dp=2,zero=1", "--set": "train.steps=2", "--json": None}),
+    (("train", "local.toml"), {"--strategy": "dp=2,zero=1", "--set": "train.steps=4", "--json": None}),
+    (("train", "--resume"), {"--set": "train.steps=6", "--max-restarts": "1", "--json": None}),
     (("parity", "job.toml"), {"--strategy": "dp=2", "--steps": "1", "--dtype": "float64", "--json": None}),
     (
         ("generate", "runs/job"),
         {"--prompt": "the", "--tokens": "4", "--temperature": "0.8", "--top-k": "5", "--top-p": "0.9", "--page": "4"},
     ),
-    (("export-weights", "runs/job"), {"--out": "hf", "--dtype": "float32", "--step": "2", "--shard-size": "1MB"}),
+    (("export-weights", "runs/job"), {"--out": "hf2", "--dtype": "float32", "--step": "5", "--shard-size": "1MB"}),
     (("import", "hf"), {"--name": "imported", "--json": None}),
     (("cases",), {"--rules": None, "--json": None}),
     (("collectives", "prove"), {"--max-ranks": "5", "--json": None}),
-    (("experts", "show", "."), {"--json": None}),
     (("lab", "run", "--", "true"), {"--hosts": "2", "--ranks": "1", "--rate": "1gbit"}),
     (("plan", "job.toml"), {"--set": "cluster.ranks=3", "--json": None}),
     (("plan",), {"--from": "run.sh", "--cluster": "dgx-h100", "--gpus": "16", "--json": None}),
     (("place", "m.json"), {"--free": "free.json", "--for": "torchrun", "--out": "p", "--stack": "megatron-core"}),
     # Without --runs it is valid, and scores every published choice: longer than a case may take (rule.py).
     (("validate", "--choices", "--runs", "runs.csv"), {"--json": None}),
-    (("serve-plan",), {**_SERVED, "--trace": "requests.csv", "--requests": "60", "--json": None}),
+    (("serve-plan",), {**_TRACED, "--trace": "requests.csv", "--requests": "60", "--json": None}),
     (
         ("observe", "--", "python", "program.py"),
         {"--world": "4", "--ranks": "0,1", "--mesh": "dp=4", "--node": "4", "--step": "2", "--json": None},
     ),
-    (("sweep", "job.toml"), {"--steps": "3", "--set": "train.data=none.txt", "--json": None}),
+    # Valid but for its text: it trains every family, which is longer than a case may take.
+    (("sweep", "local.toml"), {"--steps": "3", "--set": "train.data=none.txt", "--json": None}),
 )
 """Commands that search, or start ranks."""
 
@@ -298,6 +300,11 @@ def before_program(words: Sequence[str], options: Sequence[str]) -> tuple[str, .
     return (*words[:at], *options, *words[at:])
 
 
+def flat(options: Options) -> list[str]:
+    """Return options as the words of a command line."""
+    return [word for name, value in options.items() for word in ((name,) if value is None else (name, value))]
+
+
 @st.composite
 def command_lines(draw: st.DrawFn, pool: tuple[tuple[tuple[str, ...], Options], ...]) -> Case:
     """A valid command line with one or two mistakes, or none."""
@@ -322,9 +329,9 @@ def command_lines(draw: st.DrawFn, pool: tuple[tuple[tuple[str, ...], Options], 
             name = draw(st.sampled_from(valued))
             extra += [name, draw(_values(name, str(options[name])))]
     at = words.index("--") if "--" in words else len(words)
-    flat = [word for name, value in given.items() for word in ((name,) if value is None else (name, value))]
+    given_words = flat(given)
     # No program's arguments can hold a NUL: the system refuses them.
-    return Case("command line", tuple(w.replace("\0", "") for w in (*words[:at], *flat, *extra, *words[at:])))
+    return Case("command line", tuple(w.replace("\0", "") for w in (*words[:at], *given_words, *extra, *words[at:])))
 
 
 def _readers(kind: str, pool_is_quick: bool) -> tuple[tuple[str, ...], ...]:
@@ -408,7 +415,7 @@ def _readers(kind: str, pool_is_quick: bool) -> tuple[tuple[str, ...], ...]:
         )
     slow = {"job file": (("train", "j.toml", "--json"), ("parity", "j.toml", "--steps", "1", "--json"))}
     slow |= {"plan.json": (("train", "p.json", "--json"), ("export", "p.json", "--to", "megatron", "--out", "x"))}
-    slow |= {"requests": (("serve-plan", *_TRACED, "--json"),)}
+    slow |= {"requests": (("serve-plan", *flat(_TRACED), "--trace", "q.csv", "--requests", "60", "--json"),)}
     for name, file in _CONFIGURATION.items():
         line = ("plan", "--from", file, "--cluster", "dgx-h100", "--gpus", "16", "--out", "y.json", "--json")
         slow[f"{name} configuration"] = (line, ("compare", file, "tp=2", "--cluster", "dgx-h100", "--gpus", "16"))
@@ -421,8 +428,6 @@ _CONFIGURATION = {
     **{"torchtitan": "c.toml", "megatron": "c.yaml", "script": "c.sh", "Python": "c.py"},
 }
 """The file in which a kind of configuration comes."""
-_TRACED = [w for o, v in _SERVED.items() if o not in ("--input", "--output") for w in (o, v)]
-_TRACED += ["--trace", "q.csv", "--requests", "60"]
 
 
 @st.composite
@@ -479,7 +484,16 @@ def file_cases(draw: st.DrawFn, plans: tuple[Any, ...], quick: bool) -> Case:
     return Case(kind, draw(st.sampled_from(_readers(kind, quick))), {name: content})
 
 
-def cases(plans: tuple[Any, ...], quick: bool) -> st.SearchStrategy[Case]:
-    """Any case. `quick`: only commands that take a moment."""
+@st.composite
+def run_cases(draw: st.DrawFn, run: trained.Run) -> Case:
+    """A run whose checkpoint or weights have mistakes, given to a command that reads them."""
+    if draw(st.booleans()):
+        return Case("checkpoint", draw(trained.checkpoint_readers()), draw(trained.checkpoints(run)))
+    return Case("weights", draw(trained.weights_readers()), draw(trained.weights(run)))
+
+
+def cases(plans: tuple[Any, ...], run: trained.Run | None, quick: bool) -> st.SearchStrategy[Case]:
+    """Any case. `quick`: only commands that take a moment; `run`: what the folder's run left."""
     lines_of = command_lines(QUICK if quick else QUICK * 3 + SLOW)
-    return st.sampled_from((lines_of, file_cases(plans, quick))).flatmap(lambda chosen: chosen)
+    kinds = [lines_of, file_cases(plans, quick)] * 5 + ([run_cases(run)] if run else [])
+    return st.sampled_from(kinds).flatmap(lambda chosen: chosen)

@@ -16,6 +16,7 @@ from types import FrameType
 
 from support.fuzz.commands import Case
 from support.fuzz.rule import MEMORY, SECONDS, Outcome
+from support.fuzz.short_work import short_work
 from support.in_process_cli import phalanx
 
 
@@ -28,7 +29,7 @@ def here(case: Case, folder: Path) -> Outcome:
     start = time.process_time()
     stopped = ""
     code, out, err = 1, "", ""
-    with _files(case, folder), _limits():
+    with _files(case, folder), _limits(), short_work():
         try:
             code, out, err = phalanx(folder, *case.words)
         except _Hang:
