@@ -159,6 +159,23 @@ def test_a_sweep_trains_every_family_and_says_what_it_leaves_out(here: Path) -> 
     assert err.startswith("error: cluster.ranks = 9999: is too many")
 
 
+@pytest.mark.parametrize("silent_s", [1e-9, 1e9])
+def test_a_training_of_long_steps_says_so_first(here: Path, monkeypatch: pytest.MonkeyPatch, silent_s: float) -> None:
+    from phalanx.commands import train
+    from phalanx.runtime.process import launch
+
+    def no_ranks(*_: Any) -> None:
+        raise InputError("ranks", None, "were to begin")
+
+    monkeypatch.setattr(launch, "launch", no_ranks)
+    monkeypatch.setattr(train, "_SILENT_S", silent_s)
+    code, _, err = phalanx(here, "train", "job.toml", "--set", "train.name=announced", "--json")
+    assert (code, err.splitlines()[-1]) == (2, "error: ranks: were to begin")
+    assert ("training: each step is predicted to take 0 s; the first is said when it is done" in err) == (
+        silent_s < 1
+    )
+
+
 def test_a_sweep_of_nothing_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from phalanx.commands import sweep
 

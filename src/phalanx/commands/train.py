@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from phalanx.runtime.process.environment import World
     from phalanx.train.data import TokenSet
 
+_SILENT_S = 10.0  # a training is announced whose steps take longer, as each is said when it is done
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -86,6 +88,7 @@ def train(
     require_this_machine(file)
     decision, tokens = _begin(file, resume, None, announce)
     show(decision)
+    _announce_long_steps(decision, announce)
     with open_run(decision.plan, tokens.tokenizer, resume, companion_files(decision.plan.train)) as folder:
         argument = json.dumps({"folder": str(folder), "resume": resume})
         try:
@@ -137,6 +140,13 @@ def _begin(file: JobFile, resume: bool, world: World | None, announce: Announce)
     return decision, tokens
 
 
+def _announce_long_steps(decision: Decision, announce: Announce) -> None:
+    """Say how long the first step will take, where nothing else is said for longer than ten seconds."""
+    seconds = decision.plan.prediction["step_time_s"]
+    if seconds > _SILENT_S:
+        announce(f"training: each step is predicted to take {seconds:.0f} s; the first is said when it is done")
+
+
 def _require_compilable(file: JobFile, strategy: Strategy) -> None:
     if file.train.compile == "none":
         return
@@ -175,6 +185,7 @@ def _train_rank(
             decision, tokens = _begin(file, resume, world, announce)
             decision.plan.choices["launchers"] = launchers
             show(decision)
+            _announce_long_steps(decision, announce)
             small_files = companion_files(decision.plan.train)
             folder = stack.enter_context(open_run(decision.plan, tokens.tokenizer, resume or restarted, small_files))
         except Exception as error:

@@ -45,7 +45,9 @@ def choose(logits: npt.NDArray[np.float64], how: Sampling, request: int, place: 
     """Return the token that follows, from its logits (vocab,). `place`: tokens of the request before it. Raises
     InputError if the largest logit is no finite number: of damaged weights, or of a training that diverged."""
     if not np.isfinite(logits.max()):  # -inf is of a token that never follows
-        raise InputError("weights", None, "give a logit that is not finite", "use a checkpoint before the loss diverged")
+        raise InputError(
+            "weights", None, "give a logit that is not finite", "use a checkpoint from before the loss diverged"
+        )
     if how.temperature == 0:
         return int(logits.argmax())
     scaled = logits / how.temperature
