@@ -1,4 +1,4 @@
-"""Valid work that is long is no hang: a training or a parity that the planner says takes longer than a case may, and a
+"""Valid work that is long is no hang: a training or a parity that is predicted to take longer than a case may, and a
 command on many hosts, are examined up to the start of their ranks."""
 
 from __future__ import annotations
