@@ -149,7 +149,7 @@ class Runs:
         said = ""
         if not (run / "metrics.jsonl").exists() or not _same(_steps(run), expected):
             code, said = self._run(case, name, "--resume")
-            if code == 2 and "holds no checkpoint" in said:
+            if code == 2 and "holds no checkpoint yet" in said:
                 code, said = self._run(case, name)
             _require(code == 0, f"resumed it ends with {code}: {said}")
         _require(_same(_steps(run), expected), f"resumed its steps differ: {_steps(run)} instead of {expected}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from phalanx.cli.app import app
 from phalanx.commands import this_machine
 from phalanx.commands.train import outcome
 from phalanx.runs.resume import resumed
-from phalanx.runtime.process import status
+from phalanx.runtime.process import launch, status
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.errors import InputError
 
@@ -159,15 +160,15 @@ def test_a_sweep_trains_every_family_and_says_what_it_leaves_out(here: Path) -> 
     assert err.startswith("error: cluster.ranks = 9999: is too many")
 
 
+def _no_ranks(*_: Any) -> None:
+    raise InputError("ranks", None, "were to begin")
+
+
 @pytest.mark.parametrize("silent_s", [1e-9, 1e9])
 def test_a_training_of_long_steps_says_so_first(here: Path, monkeypatch: pytest.MonkeyPatch, silent_s: float) -> None:
     from phalanx.commands import train
-    from phalanx.runtime.process import launch
 
-    def no_ranks(*_: Any) -> None:
-        raise InputError("ranks", None, "were to begin")
-
-    monkeypatch.setattr(launch, "launch", no_ranks)
+    monkeypatch.setattr(launch, "launch", _no_ranks)
     monkeypatch.setattr(train, "_SILENT_S", silent_s)
     code, _, err = phalanx(here, "train", "job.toml", "--set", "train.name=announced", "--json")
     assert (code, err.splitlines()[-1]) == (2, "error: ranks: were to begin")
@@ -241,7 +242,6 @@ def test_what_a_resumed_run_may_not_become(here: Path, monkeypatch: pytest.Monke
         ([], "is finished at step 30"),
         (["train.steps=40", "model.hidden=64"], "model: cannot change"),
         (["train.steps=40", "train.seed=5"], "train.seed = 5: cannot change"),
-        (["train.steps=40", "train.data=austen"], "train.data"),
     ):
         with pytest.raises(InputError, match=said):
             resumed(Path("job.toml"), ["train.name=whole", *changes])
@@ -254,7 +254,32 @@ def test_what_a_resumed_run_may_not_become(here: Path, monkeypatch: pytest.Monke
     assert code == 2
     assert "has changed since the run began" in err
     assert (here / "runs" / "whole" / "plan.json").read_text() == plan
+    elsewhere = here / "elsewhere.txt"  # a text is known by its content
+    elsewhere.write_text(TEXT)
+    monkeypatch.setattr(launch, "launch", _no_ranks)
+    moved = ("train", "job.toml", "--set", "train.name=whole", "--set", "train.steps=40", "--resume")
+    code, _, err = phalanx(here, *moved, "--set", "train.data=elsewhere.txt")
+    assert (code, err.splitlines()[-1]) == (2, "error: ranks: were to begin")
     assert phalanx(here, "generate", "runs/whole", "--tokens", "2")[0] == 0
+
+
+@pytest.mark.usefixtures("whole")
+def test_a_run_whose_only_checkpoint_is_damaged_says_so(here: Path, tmp_path: Path) -> None:
+    shutil.copytree(here / "runs" / "whole", tmp_path / "runs" / "whole")
+    shutil.copy(here / "job.toml", tmp_path)
+    saved = tmp_path / "runs" / "whole" / "checkpoint"
+    for step in ("10", "20"):
+        shutil.rmtree(saved / f"step-000000{step}", ignore_errors=True)
+    (saved / "step-00000030" / "rank-00001.safetensors").unlink()
+    why = "holds no intact checkpoint: that of step 30 is damaged (rank-00001.safetensors is missing)"
+    for words in (
+        ("generate", "runs/whole"),
+        ("export-weights", "runs/whole", "--out", "hf"),
+        ("train", "--resume"),
+        ("train", "job.toml", "--resume", "--set", "train.name=whole"),
+    ):
+        code, _, err = phalanx(tmp_path, *words)
+        assert (code, why in err, err.count("\n")) == (2, True, 1), err
 
 
 def test_little_text_and_a_long_prompt_still_end_well(here: Path) -> None:

@@ -75,7 +75,7 @@ def of_run(run: Path, spec: ModelSpec, step: int | None = None) -> CheckpointWei
     saved = run / "checkpoint"
     done = store.steps(saved)
     if not done:
-        raise InputError(RUN, str(run), "holds no checkpoint yet")
+        raise InputError(RUN, str(run), store.none_intact(saved))
     if step is not None and step not in done:
         raise InputError("--step", step, f"{run} has no such checkpoint", f"it has {', '.join(map(str, done))}")
     if step is None:

@@ -96,15 +96,20 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def latest_run() -> Path:
-    """Return the folder of the run with the newest checkpoint. Raises InputError if there is none."""
-    from phalanx.runtime.checkpoint.store import newest
+    """Return the folder of the run with the newest checkpoint. Raises InputError if there is none, or none intact."""
+    from phalanx.runtime.checkpoint.store import newest, none_intact, written
 
-    saved_at = {}
+    saved_at, damaged = {}, []
     for path in RUNS.glob("*/plan.json"):
-        checkpoint = newest(path.parent / "checkpoint")
+        saved = path.parent / "checkpoint"
+        checkpoint = newest(saved)
         # The folder of a run that was moved aside is not named as in its plan.
         if checkpoint is not None and plan.read(path).train.name == path.parent.name:
             saved_at[path.parent] = checkpoint.stat().st_mtime
+        elif checkpoint is None and written(saved):
+            damaged.append(path.parent)
+    if not saved_at and damaged:
+        raise InputError("--resume", str(damaged[0]), none_intact(damaged[0] / "checkpoint"))
     if not saved_at:
         raise InputError("--resume", None, f"no run with a checkpoint in {RUNS}/", "name the job file to start one")
     return max(saved_at, key=lambda p: saved_at[p])

@@ -23,13 +23,14 @@ def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:
 
     Raises InputError if there is nothing to resume, or a change would make it another run.
     """
-    from phalanx.runtime.checkpoint.store import damage_or_unread, steps
+    from phalanx.runtime.checkpoint.store import damage_or_unread, none_intact, steps
 
     file = plan.job_of(path, overrides) if path else None
     folder = RUNS / file.train.name if file else latest_run()
     done = steps(folder / "checkpoint")
     if not (folder / "plan.json").exists() or not done:
-        raise InputError("--resume", str(folder), "holds no checkpoint", "train it without --resume first")
+        why = none_intact(folder / "checkpoint")
+        raise InputError("--resume", str(folder), why, "train it without --resume to begin it anew")
     old = plan.read(folder / "plan.json")
     if file is None:
         file = plan.as_job(old, overrides)
@@ -104,7 +105,8 @@ def _with_tokenizer(file: JobFile, old: Plan) -> JobFile:
 
 
 def _same_run(file: JobFile, old: Plan) -> None:
-    """Raise InputError if a resumed job would be another run: another model, other data or another order of it."""
+    """Raise InputError if a resumed job would be another run: another model, or another order of the data, which may
+    lie elsewhere by now: its content is compared as it is read."""
     for name, now, before in (
         ("model", file.model, old.model),
         ("job.global_batch", file.job.global_batch, old.job.global_batch),
@@ -113,7 +115,6 @@ def _same_run(file: JobFile, old: Plan) -> None:
         ("job.precision", file.job.precision, old.job.precision),
         ("job.optimizer.name", file.job.optimizer.name, old.job.optimizer.name),
         ("train.seed", file.train.seed, old.train.seed),
-        ("train.data", file.train.data, old.train.data),
         ("train.name", file.train.name, old.train.name),
     ):
         if now != before:

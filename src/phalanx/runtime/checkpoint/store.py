@@ -66,6 +66,14 @@ def written(folder: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
+def none_intact(folder: Path) -> str:
+    """Say why a folder has no intact checkpoint: it holds none, or what the newest one lacks."""
+    found = written(folder)
+    if not found:
+        return "holds no checkpoint yet"
+    return f"holds no intact checkpoint: that of step {found[-1]} is damaged ({damage_or_unread(folder, found[-1])})"
+
+
 def newest(folder: Path) -> Path | None:
     """Return the folder of the newest checkpoint that looks intact, or None."""
     intact = steps(folder)
