@@ -68,10 +68,10 @@ def written(folder: Path) -> list[int]:
 
 def none_intact(folder: Path) -> str:
     """Say why a folder has no intact checkpoint: it holds none, or what the newest one lacks."""
-    found = written(folder)
-    if not found:
+    there = written(folder)
+    if not there:
         return "holds no checkpoint yet"
-    return f"holds no intact checkpoint: that of step {found[-1]} is damaged ({damage_or_unread(folder, found[-1])})"
+    return f"holds no intact checkpoint: that of step {there[-1]} is damaged ({damage_or_unread(folder, there[-1])})"
 
 
 def newest(folder: Path) -> Path | None:
