@@ -264,6 +264,20 @@ def test_what_a_resumed_run_may_not_become(here: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("whole")
+def test_a_run_in_another_place_is_not_taken_for_the_one_of_its_name(here: Path) -> None:
+    shutil.copytree(here / "runs" / "whole", here / "copy")
+    shutil.copytree(here / "runs" / "whole", here / "runs" / "whole.20261126")
+    for named in ("copy", "copy/plan.json", "runs/whole.20261126"):
+        code, _, err = phalanx(here, "train", named, "--resume", "--set", "train.steps=40")
+        assert (code, err.count("\n")) == (2, 1), err
+        assert f"--resume = '{named.removesuffix('/plan.json')}': is a copy of a run that is resumed from" in err
+    code, _, err = phalanx(here, "train", "runs/whole", "--resume", "--set", "train.steps=30")
+    assert (code, "is finished at step 30" in err) == (2, True), err
+    shutil.rmtree(here / "copy")
+    shutil.rmtree(here / "runs" / "whole.20261126")
+
+
+@pytest.mark.usefixtures("whole")
 def test_a_run_whose_only_checkpoint_is_damaged_says_so(here: Path, tmp_path: Path) -> None:
     shutil.copytree(here / "runs" / "whole", tmp_path / "runs" / "whole")
     shutil.copy(here / "job.toml", tmp_path)

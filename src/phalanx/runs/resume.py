@@ -27,6 +27,8 @@ def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:
 
     file = plan.job_of(path, overrides) if path else None
     folder = RUNS / file.train.name if file else latest_run()
+    if path:
+        _in_its_place(path, folder)
     done = steps(folder / "checkpoint")
     if not (folder / "plan.json").exists() or not done:
         why = none_intact(folder / "checkpoint")
@@ -40,6 +42,14 @@ def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:
     if done[-1] >= file.train.steps and damage_or_unread(folder / "checkpoint", done[-1]) is None:
         raise InputError("--resume", str(folder), f"is finished at step {done[-1]}", "raise train.steps to go on")
     return file
+
+
+def _in_its_place(path: Path, folder: Path) -> None:
+    """Raise InputError if `path` is a run that was moved or copied from the folder of its name: another is there."""
+    run = path.parent if path.name == "plan.json" else path
+    if (run / "checkpoint").is_dir() and run.resolve() != folder.resolve():
+        reason = f"is a copy of a run that is resumed from {folder}"
+        raise InputError("--resume", str(run), reason, f"move it to {folder} first, or name the job file")
 
 
 def resume_point(folder: Path) -> str:
