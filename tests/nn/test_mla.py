@@ -159,6 +159,15 @@ def test_bytes_and_flops_are_predicted(examples: int) -> None:
     holds()
 
 
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("layout", [Strategy(), Strategy(tp=2, sp=True), Strategy(cp=2)], ids=str)
+def test_rotary_angles_outlive_the_mask_of_documents(layout: Strategy, split: bool) -> None:
+    """Where the latent is wide, its norm's backward pass is the peak, and the queries are yet to be rotated back."""
+    spec = small(None, 2, 600, hidden=32, heads=4, head_dim=24, ffn=32, max_seq=256)
+    job = Job(4, 256, Precision("float64"), documents="separate")
+    unit_bytes.compare((spec, job, replace(layout, micro_batch=2), 0), split)
+
+
 def test_what_stands_with_a_star_is_kept_and_nothing_else() -> None:
     """The table of nn/mla.py, by a block more in the same model."""
     job, tokens = Job(2, 128), 256

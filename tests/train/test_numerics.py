@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -289,6 +290,16 @@ def test_metrics_that_are_read_one_step_late_are_the_same(tmp_path: Path) -> Non
     assert len(stopped) == 5
     resumed, _ = folders.run("stopped", 10, resume=True, late=True)
     assert [row["loss"] for row in resumed] == [row["loss"] for row in at_once]
+
+
+def test_a_held_out_loss_that_is_not_finite_is_said_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights of a token that no step has seen may be broken while every step's loss is finite."""
+    monkeypatch.setattr(Training, "evaluate", lambda *_: (math.nan, 8.0))
+    lines, outcome = Folders(tmp_path).run("run", 10, last=2)
+    assert "step 2: the loss on held-out sequences is not finite" in capsys.readouterr().err
+    assert (len(lines), "eval_loss" in lines[-1], outcome.recorded["eval_loss"]) == (2, False, None)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])

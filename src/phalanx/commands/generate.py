@@ -10,8 +10,10 @@ from phalanx.cost.memory.kv_cache import cache_bytes
 from phalanx.cost.step.generation import generating
 from phalanx.infer.generate import experts_span_replicas
 from phalanx.infer.sampling import Sampling
-from phalanx.infer.text import answer, question
+from phalanx.infer.text import Question, answer, question
 from phalanx.infer.worker import as_rank, over_ranks, printed
+from phalanx.measure.this_machine import rank_memory_bytes
+from phalanx.report.style import counted
 from phalanx.runtime.process.environment import World
 from phalanx.schedule.generation.scheduler import Limits
 from phalanx.spec.errors import InputError
@@ -47,16 +49,13 @@ def generate(
         reason = f"takes {strategy.world} ranks, torchrun or srun started {world.size}"
         raise InputError("--strategy", str(strategy), reason, "start as many, or change the degrees")
     asked = question(run, prompts, how, strategy, limits, precision)
+    pages, most = _cache(asked)
     if world is not None and world.size > 1:
         added = as_rank(world, asked, prompts, stream)
     elif strategy.world == 1:
         added = answer(asked, piece=printed(prompts) if stream else lambda request, text, last: None)
     else:
         added = over_ranks(asked, prompts, stream)
-    layout = generating(asked.model, strategy, asked.dtype)
-    spare = experts_span_replicas(asked.model, layout.mesh)
-    pages = max(limits.enough(asked.requests[i :: strategy.dp]) for i in range(strategy.dp)) + spare
-    most = max(cache_bytes(v.local, pages * limits.page, DTYPE_BYTES[asked.dtype]) for v in layout.stage_views())
     return {
         **({"prompt": prompts[0], "text": prompts[0] + added[0]} if len(prompts) == 1 else {}),
         "texts": [{"prompt": prompt, "text": prompt + text} for prompt, text in zip(prompts, added, strict=True)],
@@ -64,6 +63,21 @@ def generate(
         "precision": asked.dtype,
         "cache": {"page": limits.page, "pages": pages, "bytes_per_rank": most},
     }
+
+
+def _cache(asked: Question) -> tuple[int, int]:
+    """Return a replica's pages and the bytes that its largest rank caches. Raises InputError if these are more than
+    the rank's device or, without a GPU, this machine has."""
+    limits, strategy = asked.limits, asked.strategy
+    layout = generating(asked.model, strategy, asked.dtype)
+    spare = experts_span_replicas(asked.model, layout.mesh)
+    pages = max(limits.enough(asked.requests[i :: strategy.dp]) for i in range(strategy.dp)) + spare
+    most = max(cache_bytes(v.local, pages * limits.page, DTYPE_BYTES[asked.dtype]) for v in layout.stage_views())
+    if most > (has := rank_memory_bytes()):
+        field, value = ("--page", limits.page) if limits.pages is None else ("--pages", limits.pages)
+        reason = f"{counted(pages, 'page')} of {limits.page:,} tokens would take {most:,} bytes of {has:,}"
+        raise InputError(field, value, reason, "use less")
+    return pages, most
 
 
 def _lines(file: Path) -> list[str]:

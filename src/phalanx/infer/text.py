@@ -18,7 +18,7 @@ from phalanx.nn.weight_source import Weights
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPE_NAMES
 from phalanx.runtime.process.environment import World
-from phalanx.schedule.generation.scheduler import Limits, Request, Scheduler
+from phalanx.schedule.generation.scheduler import Limits, Request
 from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
@@ -77,7 +77,7 @@ def question(
         requests.append(Request(number, ids, most, stops))
     require_context(model, requests)
     for i in range(strategy.dp):
-        Scheduler(requests[i :: strategy.dp], limits)  # refuses a cache that is too small
+        limits.enough(requests[i :: strategy.dp])
     dtype = compute_type(precision, "--precision") if precision else DTYPE_NAMES[widest(weights, model)]
     return Question(folder, model, compute_type(dtype, "--precision"), tuple(requests), how, limits, strategy)
 

@@ -65,6 +65,11 @@ def _memory_bytes() -> int:
     return min(total, int(text)) if text.isdigit() else total
 
 
+def rank_memory_bytes() -> int:
+    """Return the memory of a rank's GPU or, without one, of the machine, which its ranks share."""
+    return _gpu_memory() if fingerprint()["gpus"] else _memory_bytes()
+
+
 def default_ranks() -> int:
     """Return the number of ranks for this machine: one per GPU, or else one per core."""
     return len(fingerprint()["gpus"]) or cores()

@@ -145,6 +145,10 @@ class Trainer:
                 # Whoever asked for a stop may kill the run soon: no evaluation then.
                 if not interrupted and (last or (train.eval_every and done % train.eval_every == 0)):
                     last_loss = self._evaluate()
+                    if last_loss is not None and not math.isfinite(last_loss):
+                        last_loss = None
+                        if progress is not None:
+                            progress.say(f"step {done}: the loss on held-out sequences is not finite")
                     if last_loss is not None:
                         rows[-1]["eval_loss"] = last_loss
                 for row in rows:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from phalanx.cost.compute.unit_work import Column
 from phalanx.cost.memory.attention_core import Core
 from phalanx.cost.memory.live_bytes import Walk, normed, rms_temporaries, statistics
@@ -13,7 +15,7 @@ from phalanx.spec.strategy.spec import Recompute
 class Block:
     """The tensors of a block on one of `tp` ranks, in bytes, for `t` tokens and `e` bytes per element. `spec`: what
     the rank holds. `core`: attention's core over several ranks. `repeat`: what the backward pass recomputes of the
-    forward pass (runtime/autograd/recompute.py).
+    forward pass (runtime/autograd/recompute.py). `mask`: what keeps documents apart, but for the rotary angles.
 
     S (t, hidden)    residual stream, its norms, their gradients; with `sp` of the rank's own tokens only
     W (t, hidden)    the same of all tokens, while they are summed; G: while they are gathered
@@ -35,7 +37,9 @@ class Block:
         eight_bit: bool = False,
         gathered: bool = False,
         narrow_stream: bool = False,
+        mask: Column = 0,
     ) -> None:
+        self.mask = mask
         self.eight_bit = eight_bit  # products are of 8-bit floats
         self.gathered = gathered  # weights come in them, so that forward passes do not round these
         self.narrow_stream = narrow_stream  # and so does what sequence parallelism gathers
@@ -407,6 +411,11 @@ class Block:
         if self.repeat == "selective" and self.ulysses:
             walk.free(Q + 2 * K)
 
+    def _rotated(self, walk: Walk, size: Column) -> None:
+        """Walk the rotation of the last gradients of `size` bytes: the angles outlive the masks until then."""
+        walk.touch(size)
+        walk.masked = np.maximum(walk.masked, walk.highest - self.mask)
+
     def _attention_backward(self, walk: Walk) -> None:
         S = self.S
         added = S if not self.serial and not self.one_norm else 0
@@ -436,7 +445,7 @@ class Block:
         """Walk from the gradients of queries, keys and values to that of the norm's result, which replaces them."""
         Q, K, spec = self.Q, self.K, self.spec
         if spec.position == "rotary":
-            walk.touch(Q)
+            self._rotated(walk, Q)
         if spec.qk_norm:
             for size, sums, heads in ((K, self.k_sums, spec.kv_heads), (Q, self.q_sums, spec.heads)):
                 walk.touch(rms_temporaries(self.t * heads, spec.head_dim, self.e))

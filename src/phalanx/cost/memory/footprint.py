@@ -76,6 +76,11 @@ def footprint(
         return head(spec, tokens, seq, job, placed, tp, sp, core, in_parts)
     e = DTYPE_BYTES[job.precision.compute]
     kwargs: dict[str, Any] = {} if routed is None or spec.experts is None else {"rows": routed}
+    if job.documents == "separate":
+        part = core and core.part
+        kwargs["mask"] = (
+            first_visible_bytes(spec, part, tokens // part.tokens, True, [0])[0] if part else tokens * seq * e
+        )
     if in_parts:
         kwargs["in_place"] = placed == job.precision.compute
     if job.precision.narrow:

@@ -18,7 +18,7 @@ class Walk:
     live: Column = 0
     highest: Column = 0
     masked: Column = 0
-    """The peak until masks are no longer needed."""
+    """The peak until masks are no longer needed, and that without the masks until the rotary angles are not."""
 
     def alloc(self, *sizes: Column) -> None:
         """Allocate tensors of these sizes, in bytes, at once."""

@@ -106,13 +106,17 @@ class LatentHeads(Block):
         walk.alloc(self.latent)
         self._weight(walk, self.dW_up * self.copied, self.up, self.latent)
         walk.free(self.up + self.latent)
+        walk.alloc(self.kv_rank * self.e)  # the gradient of the norm's weight
         self._down_backward(walk)
+        walk.free(self.kv_rank * self.e)
         if self.q_rank is not None:
             self._rounded(walk, self.raw, self.first)
             walk.alloc(self.first)
             self._weight(walk, self.dW_q_up * self.copied, self.raw, self.first)
             walk.free(self.raw + self.first)
+            walk.alloc(self.q_rank * self.e)
             self._norm_backward(walk, self.q_rank, self.first)
+            walk.free(self.q_rank * self.e)
         biases = self.spec.qkv_bias, self.spec.qkv_bias and self.q_rank is not None
         parts = zip(self._heads_parts, biases, strict=True)
         self._heads_input(walk, *((size, weight, bias) for (size, weight), bias in parts))
@@ -132,7 +136,7 @@ class LatentHeads(Block):
         self._norm_backward(walk, self.kv_rank, self.down)
         walk.alloc(self.down)
         walk.free(self.latent + self.rope)
-        walk.touch(self.raw)
+        self._rotated(walk, self.raw)
         walk.free(with_queries * (not self.padded))
 
     def _norm_backward(self, walk: Walk, rank: int, read: Column) -> None:

@@ -145,7 +145,7 @@ class SplitBlock(Block):
     def _heads_inputs(self, walk: Walk) -> None:
         Q, K, spec = self.Q, self.K, self.spec
         if spec.position == "rotary":
-            walk.touch(Q)
+            self._rotated(walk, Q)
         if spec.qk_norm:
             for size, sums, heads in ((K, self.k_sums, spec.kv_heads), (Q, self.q_sums, spec.heads)):
                 walk.alloc(spec.head_dim * self.e)
