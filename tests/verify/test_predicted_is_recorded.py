@@ -5,13 +5,17 @@ import gc
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import rank_cases
 from support.rank_pool import Pool
 from support.sizes import combined, examples, sampled
 from support.strategies import TRANSPORTS, cases
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from phalanx.runtime.comm.recorder import Recorder
+from phalanx.runtime.observe.instrument import Tracker
 from phalanx.runtime.process.environment import ALONE
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job
@@ -42,6 +46,14 @@ def test_one_process(examples: int) -> None:
         assert imagine(*case, rank=0).memory.peak == pytest.approx(found["measured_peak"], abs=SLACK_BYTES), case
 
     equal()
+
+
+def test_what_a_compiler_s_cache_holds_has_no_memory() -> None:
+    before = Tracker(Recorder()).live
+    with FakeTensorMode():
+        cached = torch.empty(1000)
+    assert Tracker(Recorder()).live == before
+    assert cached.nbytes == 4000
 
 
 @examples(3, 100)

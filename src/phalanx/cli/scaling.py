@@ -114,6 +114,10 @@ def _training(params: str, tokens: str | None, tflops: float, gpus: str) -> Shee
     return textbook.training(count, textbook.counted(tokens, "--tokens"), tflops * 1e12, _counts(gpus or "1,1024"))
 
 
+_MOST = 10**9
+"""GPUs, as in files."""
+
+
 def _counts(text: str) -> list[int]:
     """Read numbers of GPUs, ascending; a single one stands for four halvings of it too. Raises InputError."""
     from phalanx.spec.errors import InputError
@@ -122,8 +126,8 @@ def _counts(text: str) -> list[int]:
         counts = [int(part) for part in text.split(",")]
     except ValueError:
         raise InputError("--gpus", text, "is not a list of numbers", "write 1024, or 64,128,256") from None
-    if min(counts) < 1:
-        raise InputError("--gpus", text, "must be at least 1")
+    if not 1 <= min(counts) <= max(counts) <= _MOST:
+        raise InputError("--gpus", text, f"must be from 1 to {_MOST:,}")
     if len(counts) > 1:
         return sorted(counts)
     return sorted({max(1, counts[0] // 2**k) for k in range(5)})

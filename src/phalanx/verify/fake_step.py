@@ -160,7 +160,7 @@ class Watch(Tracker):
 
     def owns(self, tensor: Tensor) -> bool:
         """Fake tensors of another mode are a stranger's: whoever calls may hold some, or a compiler's cache does."""
-        return isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode and super().owns(tensor)
+        return isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode and tensor.device.type != "meta"
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = meta_ops.run(func, args, kwargs)

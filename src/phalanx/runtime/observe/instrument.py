@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 from torch.utils.hooks import RemovableHandle
@@ -80,8 +81,9 @@ class Tracker(TorchDispatchMode):
         return False
 
     def owns(self, tensor: Tensor) -> bool:
-        """Whether a tensor that exists when the step begins has memory that counts."""
-        return tensor.device.type != "meta"
+        """Whether a tensor that exists when the step begins has memory that counts; a compiler's cache holds some
+        that have none."""
+        return tensor.device.type != "meta" and not isinstance(tensor, FakeTensor)
 
     def _follow(self, tensor: Tensor) -> None:
         if tensor.is_sparse:
