@@ -270,6 +270,12 @@ MAXTEXT = Stack(
             "use zero=3",
             f"{_TYPES}:1364",
         ),
+        Rule(
+            "zero=1, dp_shard<dp",
+            "shard_optimizer_over_data shards over all replicas",
+            "use zero=3, or leave shard out",
+            f"{_TYPES}:1206",
+        ),
     ),
 )
 

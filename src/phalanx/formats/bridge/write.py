@@ -49,10 +49,6 @@ def _require_expressible(x: Subject) -> None:
         raise InputError("model.max_seq", m.max_seq, reason, f"use seq={m.max_seq}")
     if o.lora and m.latent is not None:
         raise InputError("options.lora", o.lora, "adapters of latent attention are not exported", "leave it out")
-    if o.narrow_parameters == "on" and o.products == "auto":
-        raise InputError(
-            "options.narrow_parameters", "on", "needs products in 8 or 4 bits", "add e.g. products=float8"
-        )
 
 
 def groups(x: Subject) -> tuple[Group, ...]:

@@ -118,8 +118,11 @@ def _require_expressible(x: Subject) -> None:
     if _is_14(x) and x.model.window is not None:
         reason = "is no argument of Megatron-Core 0.14 (its configuration alone has window_size)"
         raise InputError("model.window", x.model.window, reason, "use Megatron-Core 0.19")
-    eight = o.products != "auto" and o.narrow_parameters == "on"
-    if eight and o.optimizer_offload and o.products != "float8-delayed":
+    narrow = o.narrow_parameters == "on"
+    if narrow and o.products == "auto":
+        reason = "needs products in 8 or 4 bits"
+        raise InputError("options.narrow_parameters", "on", reason, "add e.g. products=float8")
+    if narrow and o.optimizer_offload and o.products != "float8-delayed":
         reason = f"goes with an offloaded optimizer only under float8-delayed, not {o.products} (Megatron-Core)"
         raise InputError("options.narrow_parameters", "on", reason, "leave one of them out")
     if o.mtp and x.model.position == "learned":
