@@ -137,3 +137,21 @@ def test_model_flops_are_those_of_one_process(line: str) -> None:
     found = predict(model, cluster, job, strategy)
     assert found.model_flops * strategy.world == whole.model_flops == whole.flops
     assert (found.flops == found.model_flops) == (line in ("dp=4", "cp=4,ulysses=4"))
+
+
+@pytest.mark.parametrize("compression", ["fp16", "int8", "topk:0.01"])
+def test_without_zero_every_rank_updates_all_parameters(compression: str) -> None:
+    """Quantised gradients are summed part by part, each on one rank; but then all ranks update all."""
+    model = ModelSpec(**complete(preset("llama2-7b")))
+    job = Job(64, 4096, Precision("bfloat16", master="bfloat16"))
+
+    def update(line: str) -> tuple[int, int]:
+        strategy = make_strategy(line)
+        assert strategy is not None
+        (term,) = (t for t in terms(Layout(model, job, strategy).rank_view(0)) if t.event.op == "optimizer")
+        return int(term.work.traffic_bytes), int(term.alloc)
+
+    plain, sharded = update("dp=64"), update("dp=64,zero=1")
+    assert update(f"dp=64,compression={compression}") == plain
+    assert update(f"dp=64,zero=1,compression={compression}") == sharded
+    assert plain[0] == pytest.approx(64 * sharded[0])

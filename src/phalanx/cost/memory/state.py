@@ -44,7 +44,10 @@ class State:
 
 
 def updated_elements(local: ModelSpec, s: Strategy) -> int:
-    """Return the elements that a rank updates, without padding, if shards are equal. `local`: what the rank holds."""
+    """Return the elements that a rank updates, without padding, if shards are equal. `local`: what the rank holds.
+    Without ZeRO it updates all of them, also where quantised gradients are summed part by part."""
+    if not s.effective_zero:
+        return local.parameter_count
     experts = sum(p.numel for p in parameters(local) if p.of_experts) if s.separate_experts else 0
     return (local.parameter_count - experts) // layout(s)[0] + experts // layout(s, experts=True)[0]
 
