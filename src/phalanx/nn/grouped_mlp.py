@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from phalanx.runtime.autograd import deferred_weight_grads, float8
+from phalanx.runtime.autograd import deferred_weight_grads, float8, grouped_product
 from phalanx.runtime.autograd.deferred_weight_grads import Grouped, Owners
 
 
@@ -31,8 +31,17 @@ def product(
     """Compute x W_e for the rows of each expert e: (rows, n), from x (rows, m), of which expert e has counts[e] rows,
     and W (experts, m, n). Written to `out` if given, or with `add` added to it. `rowwise`, `gradient`: of products of
     8-bit floats (runtime/autograd/float8.py); `narrow`: where the weights are in 8 bits, if they are gathered so."""
+    where = None
+    if rowwise is None and len(x) and grouped_product.runs(x.device, x, weights.mT, weights):
+        where = grouped_product.rows(counts, x.device)
+        if out is None:
+            return grouped_product.all_at_once(x, weights, where)
     y = x.new_empty(len(x), weights.shape[-1]) if out is None else out
     for expert, here, into in _each(counts, x, y):
+        if where is not None:  # no second matrix of all rows
+            one = grouped_product.of_one(here, weights[expert], expert, where)
+            into.add_(one) if add else into.copy_(one)
+            continue
         by: float8.Operand = weights[expert].t()
         if narrow is not None:
             by = narrow.columns(expert) if gradient else narrow.rows(expert)

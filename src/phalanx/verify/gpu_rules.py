@@ -146,6 +146,8 @@ def _require_kernel(func: Any, here: Sequence[Tensor]) -> None:
         raise AgainstTheRules(f"{func} has no CUDA kernel for {wrong}")
     if func in (_aten._scaled_mm.default, _aten._scaled_mm.out):
         _require_float8_layout(*here[:4])
+    if func is _aten._grouped_mm.default and any(t.dtype != torch.bfloat16 for t in here[:2]):
+        raise AgainstTheRules(f"{func} takes bfloat16 only, and this is {here[0].dtype} times {here[1].dtype}")
     if "flash_attention" in name and any(t.dtype not in _SIXTEEN_BITS for t in here[:3]):
         raise AgainstTheRules(f"{func} takes float16 and bfloat16 only, and this is {here[0].dtype}")
     if name == "_scaled_dot_product_flash_attention_backward" and not here[5].is_contiguous():

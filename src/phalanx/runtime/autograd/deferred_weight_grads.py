@@ -29,7 +29,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from phalanx.runtime.autograd import float8
+from phalanx.runtime.autograd import float8, grouped_product
 
 
 class Product(NamedTuple):
@@ -76,12 +76,21 @@ class Grouped(NamedTuple):
     def put(self, place: Tensor, add: bool) -> None:
         """Write the gradients into `place`, or add them to what is there."""
         rows = list(self.rows_per_expert)
+        alone = self.rowwise is None and place.dtype != self.x.dtype
+        """Whether each is a matrix of its own before it is put into its place."""
+        where = None
+        if alone and len(self.x) and grouped_product.runs(self.x.device, self.g, self.x):
+            where = grouped_product.rows(rows, self.x.device)
         experts = zip(place.view(len(rows), -1), torch.split(self.g, rows), torch.split(self.x, rows), strict=True)
-        for into, g, x in experts:
-            if len(g):
-                Product(g, x, self.rowwise).put(into.view(g.shape[1], -1), add)
+        for expert, (into, g, x) in enumerate(experts):
+            matrix = into.view(self.g.shape[1], -1)
+            if len(g) and where is not None:
+                gradient = grouped_product.of_one(g.t(), x, expert, where)
+                matrix.add_(gradient) if add else matrix.copy_(gradient)
+            elif len(g):
+                Product(g, x, self.rowwise).put(matrix, add)
             elif not add:
-                into.zero_()
+                matrix.zero_()
 
 
 Rows = list[tuple[Tensor, Tensor]]

@@ -45,6 +45,8 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any)
     name = packet.__name__
     if name.startswith(_ATTENTION):
         return _attention_flops(name, args)
+    if packet is _aten._grouped_mm:  # every row, or element of what is summed over, is of one group
+        return 2 * int(args[0].numel()) * int(args[1].shape[-1])
     if packet in flop_registry:
         return int(flop_registry[packet](*args[: _OPERANDS.get(func)], **kwargs, out_val=out))
     _formulas[func] = None

@@ -1,0 +1,98 @@
+"""Products of experts' rows as a GPU takes them, all experts at once: here on the CPU, by torch's loop over groups,
+and in the step on an imagined GPU."""
+
+from collections import Counter
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from support.fresh_process import in_fresh_process
+from torch import Tensor, nn
+
+from phalanx.nn import grouped_mlp
+from phalanx.runtime.autograd import grouped_product
+from phalanx.runtime.autograd.deferred_weight_grads import Grouped
+from phalanx.spec.files.job_file import build, make_strategy
+from phalanx.spec.job import Job, Precision
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.verify.verify import verify
+
+COUNTS = [(13, 0, 27), (1, 2, 37), (0, 0, 40)]
+"""Rows of three experts."""
+
+
+def _swiglu(counts: tuple[int, ...], at_once: bool) -> list[Tensor]:
+    """Return the result of three experts' MLPs in bf16, and the gradients of their rows and weights."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = ((40, 16), (3, 24, 16), (3, 24, 16), (3, 16, 24))
+    x, *weights = (torch.randn(s, generator=draw).bfloat16() for s in shapes)
+    x.requires_grad_()
+    gate, up, down = (nn.Parameter(w) for w in weights)
+    with patch.object(grouped_product, "runs", lambda *_: at_once):
+        y = grouped_mlp.swiglu(x, counts, gate, up, down)
+        y.float().square().sum().backward()
+    return [y.detach(), *(t.grad for t in (x, gate, up, down) if t.grad is not None)]
+
+
+@pytest.mark.parametrize("counts", COUNTS)
+def test_all_at_once_is_one_after_the_other(counts: tuple[int, ...]) -> None:
+    found, expected = _swiglu(counts, True), _swiglu(counts, False)
+    assert len(found) == 5
+    for a, b in zip(found, expected, strict=True):
+        # The rows' gradient is a sum of two products, of which the first is rounded before they are added.
+        torch.testing.assert_close(a, b, rtol=0, atol=2**-7 * float(b.abs().max()))
+    assert all(torch.equal(a, b) for a, b in zip(found[2:], expected[2:], strict=True))
+
+
+@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize("add", [False, True])
+def test_gradients_of_weights_are_put_into_wider_memory(counts: tuple[int, ...], add: bool) -> None:
+    g, x = torch.randn(40, 24).bfloat16(), torch.randn(40, 16).bfloat16()
+    places = []
+    for at_once in (True, False):
+        place = torch.ones(3, 24, 16)
+        with patch.object(grouped_product, "runs", lambda *_, now=at_once: now):
+            Grouped(g, x, counts).put(place, add)
+        places.append(place)
+    assert torch.equal(*places)
+
+
+def test_runs_in_bf16_with_aligned_rows_off_the_cpu() -> None:
+    gpu, wide = torch.device("meta"), torch.empty(4, 16, dtype=torch.bfloat16)
+    assert grouped_product.runs(gpu, wide, wide)
+    assert not grouped_product.runs(torch.device("cpu"), wide, wide)
+    assert not grouped_product.runs(gpu, wide, wide.float())
+    assert not grouped_product.runs(gpu, wide, torch.empty(4, 12, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("line", ["dp=2,ep=2,micro_batch=1", "dp=2,zero=3"])
+def test_the_step_on_a_gpu_takes_them_and_has_the_flops_of_the_plan(line: str) -> None:
+    proved, calls = in_fresh_process(_verified, line)
+    assert proved
+    assert calls["all_at_once"] >= 2 * 5  # gate, up, down; and backward to the rows of down and gate, in two layers
+    assert calls["of_one"] >= 2 * 4  # backward of up, and the weights' gradients
+
+
+def _verified(line: str) -> tuple[bool, Counter[str]]:
+    """Take a step with two layers of experts on an imagined GPU; return whether it is the plan's, and the calls."""
+    sizes = {"family": "llama", "vocab": 61, "hidden": 64, "layers": 2, "heads": 2, "ffn": 40, "max_seq": 16}
+    experts = {"count": 4, "top_k": 2, "ffn": 32}
+    model = build(ModelSpec, complete({**sizes, "experts": experts}), "model")
+    strategy = make_strategy(line)
+    assert strategy is not None
+    calls: Counter[str] = Counter()
+
+    def counted(name: str) -> Any:
+        real = getattr(grouped_product, name)
+
+        def call(*args: Any) -> Any:
+            calls[name] += 1
+            return real(*args)
+
+        return patch.object(grouped_product, name, call)
+
+    with counted("all_at_once"), counted("of_one"):
+        (found,) = verify(model, Job(4, 16, Precision("bfloat16")), strategy, on_gpu=True)
+    return found.proved, calls
