@@ -64,6 +64,8 @@ _TWO = (*_OF_TWO, "cp=2,ulysses=2", "pp=2", "pp=2,schedule=zb-v")
 _SHARED = ("dp=2,zero=3", "tp=2,sp=1", "cp=2", "pp=2,schedule=zb-v")
 """Of two ranks that share one GPU, which send through the host: a few, as two GPUs examine more."""
 
+_NATIVE = ("--set", "train.transport=native")
+"""NCCL, or Gloo where ranks share a GPU: `auto` measures all transports first, for longer than a part may take."""
 _EIGHT_BITS = ("float8", "float8-compiled", "float8-row", "float8-row-compiled")
 
 
@@ -96,7 +98,7 @@ def parts(folder: Path, gpus: int) -> Iterator[Part]:
     for kind in ("dense", "experts"):
         for line in _ALONE + (_TWO if gpus > 1 else _SHARED) + ("dp=2,ep=2",) * (kind == "experts"):
             job = folder / f"parity-{kind}-{2 if '2' in line else 1}.toml"
-            words = _phalanx("parity", str(job), "--strategy", line, "--steps", "4", "--json")
+            words = _phalanx("parity", str(job), "--strategy", line, "--steps", "4", "--json", *_NATIVE)
             yield Part(f"parity {kind} {line}", words, 60)
     for kind in _EIGHT_BITS:
         yield Part(f"steps ours-{kind}", (*module[:2], module[2] + "steps", f"ours-{kind}", "{out}"), 120)

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from phalanx.commands.this_machine import Announce, require_local
+from phalanx.commands.this_machine import Announce, require_local, share_gpus
 from phalanx.measure.this_machine import local_cluster
 from phalanx.plan.auto import transport
 from phalanx.schedule.pipeline.stages import check
@@ -43,7 +43,9 @@ def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> dict[st
     require_local(file.strategy.world)
     train = file.train
     collectives: tuple[Choice, ...] = ()
-    if file.strategy.world > 1 and train.transport != "native":  # what `train` would use on this machine
+    # What `train` would use on this machine; where ranks share GPUs, measuring takes minutes, and no way is fast.
+    measured = train.transport != "native" and not (train.transport == "auto" and share_gpus(file.strategy.world))
+    if file.strategy.world > 1 and measured:
         here = local_cluster(file.strategy.world, file.job.precision.compute, train.threads, announce=announce)
         collectives = transport.decide(here, train.transport)
     with private_folder() as (folder, _):

@@ -32,6 +32,12 @@ def require_local(ranks: int, field: str = "cluster.ranks") -> None:
         raise InputError(field, ranks, f"is too many for this machine with {have}", mend)
 
 
+def share_gpus(ranks: int) -> bool:
+    """Whether `ranks` ranks on this machine share GPUs, and so send through the host."""
+    gpus = len(fingerprint()["gpus"])
+    return gpus_are_shared() and 0 < gpus < ranks
+
+
 def require_this_machine(file: JobFile) -> None:
     """Require that a job's cluster is this machine. Raises InputError."""
     if file.cluster.preset != "local":
