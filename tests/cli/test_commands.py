@@ -24,12 +24,14 @@ from support.in_process_cli import phalanx
 from support.quick_runs import JOB, TEXT, at_work, rows, wait_for_step
 
 from phalanx.cli.app import app
-from phalanx.commands import this_machine
+from phalanx.commands import parity, this_machine
+from phalanx.commands.plan import with_strategy
 from phalanx.commands.train import outcome
 from phalanx.runs.resume import resumed
 from phalanx.runtime.process import launch, status
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.errors import InputError
+from phalanx.spec.files import job_file
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +204,8 @@ def test_ranks_are_launched_without_torch(tmp_path: Path, command: str) -> None:
 import sys
 from phalanx.runtime.process import launch
 from phalanx.cli.app import app
-from phalanx.commands import this_machine
+from phalanx.commands import parity, this_machine
+from phalanx.commands.plan import with_strategy
 def begin(*_, **__):
     sys.exit(3 if "torch" in sys.modules else 4)
 launch.launch = begin
@@ -669,3 +672,17 @@ def test_more_ranks_than_gpus_are_refused_unless_they_share_them(monkeypatch: py
         this_machine.require_local(2)
     monkeypatch.setenv("PHALANX_SHARE_GPUS", "1")
     this_machine.require_local(2)
+    assert this_machine.share_gpus(2)
+    assert not this_machine.share_gpus(1)
+
+
+def test_parity_of_ranks_that_share_a_gpu_measures_nothing_first(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(*_: Any, **__: Any) -> None:
+        raise AssertionError("measures the machine")
+
+    monkeypatch.setattr(parity, "local_cluster", measured)
+    file = with_strategy(job_file.load(here / "job.toml", ()), "dp=2,micro_batch=4")
+    with pytest.raises(AssertionError, match="measures"):
+        parity.parity(file, 1, "float64", lambda _: None)
+    monkeypatch.setattr(parity, "share_gpus", lambda ranks: ranks == 2)
+    assert parity.parity(file, 1, "float64", lambda _: None)["passed"]
