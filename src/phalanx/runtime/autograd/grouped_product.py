@@ -16,8 +16,9 @@ from torch import Tensor
 
 from phalanx.runtime.observe import host_values
 
-_SINCE = (9, 0)
-"""The compute capability from which torch has the kernel; below, it reads the numbers of rows on the host."""
+_HOPPER = 9
+"""The compute capability that torch has the kernel for and on which it has run. On older and newer GPUs but Blackwell
+it reads the numbers of rows on the host; on Blackwell, torch 2.10's has been seen to fail."""
 _ALIGNED = 8  # numbers of two bytes: rows begin at multiples of 16 bytes
 
 
@@ -34,7 +35,7 @@ def runs(device: torch.device, *operands: Tensor) -> bool:
     """Whether products of these operands run here: in bf16, on a GPU that has the kernel."""
     if device.type == "cpu" or any(t.dtype != torch.bfloat16 or t.shape[-1] % _ALIGNED for t in operands):
         return False
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= _SINCE
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == _HOPPER
 
 
 def rows(counts: Sequence[int], device: torch.device) -> Rows:
