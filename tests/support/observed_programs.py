@@ -364,15 +364,18 @@ class _Recorder(AnyStep):
         return out
 
     def _functional(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Wait for a functional collective at once; after the wait too, Gloo's thread may hold its input for long."""
+        """Wait for a functional collective at once; after the wait too, Gloo's thread may hold its input and what it
+        returned for long."""
         tensors = [t for a in args for t in (a if isinstance(a, list) else [a]) if isinstance(t, Tensor)]
         before = sum(t._use_count() for t in tensors)  # type: ignore[attr-defined]
         self._inside = True
         out = func(*args, **kwargs)
-        for result in out if isinstance(out, list) else [out]:
+        results = out if isinstance(out, list) else [out]
+        for result in results:
             torch.ops._c10d_functional.wait_tensor(result)
-        until = time.monotonic() + 1
-        while sum(t._use_count() for t in tensors) > before and time.monotonic() < until:  # type: ignore[attr-defined]
+        new = [r for r in results if all(r is not t for t in tensors)]
+        held, until = before + len(new), time.monotonic() + 1
+        while sum(t._use_count() for t in (*tensors, *new)) > held and time.monotonic() < until:
             time.sleep(0)
         self._inside = False
         return out
