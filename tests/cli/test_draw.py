@@ -45,6 +45,7 @@ def test_a_picture_is_text_file_and_data(tmp_path: Path) -> None:
         (("draw", "--model", "gpt2"), "name one"),
         (("draw", "fsdp", "--model", "mixtral-8x7b"), "name a dense model"),
         (("draw", "hsdp", "--gpus", "7"), "use 16"),
+        (("draw", "parameter-bytes", "--ranks", "1" + 400 * "0"), "is too much to draw; use at most 10,000,000"),
         (("draw", "stack", "--plot", "x.gif"), "name a .svg or .html or .png file"),
         (("cases", "--plot", "x.svg"), "add --tree"),
         (("collectives", "show", "ring", "--ranks", "12", "--plot", "x.svg"), "at most 8 ranks"),

@@ -410,6 +410,14 @@ def test_experts_are_never_priced_as_a_dense_model(tmp_path: Path) -> None:
     assert (code, "experts need a gated activation" in err) == (2, True), err
 
 
+@pytest.mark.parametrize("frequency", ["2", "([0]*1+[1]*1)"])
+def test_more_layers_than_a_model_may_have_are_not_enumerated(tmp_path: Path, frequency: str) -> None:
+    script = tmp_path / "train.sh"
+    sizes = "--hidden-size 64 --num-attention-heads 4 --ffn-hidden-size 128 --seq-length 64 --num-experts 4"
+    script.write_text(f"pretrain_gpt.py --num-layers {10**14} {sizes} --moe-layer-freq {frequency!r}\n")
+    assert phalanx(tmp_path, "read", script.name)[0] == 0
+
+
 def test_a_job_file_is_no_configuration(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("[job]\nglobal_batch = 8\nseq = 64\n[train]\nsteps = 3\n")
     _, _, err = phalanx(tmp_path, "explain", "job.toml")

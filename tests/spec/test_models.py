@@ -241,6 +241,13 @@ def test_models_are_shown(tmp_path: Path) -> None:
             {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4, "layer_types": ["linear"]},
             "layer type 'linear' is not supported",
         ),
+        ({"num_hidden_layers": 2**70}, "must be at most 10,000"),
+        ({"model_type": "qwen3_moe", "num_hidden_layers": 2**70}, "must be at most 10,000"),
+        ({"model_type": "gpt_oss", "num_hidden_layers": 10**9, "sliding_window": 4}, "must be at most 10,000"),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4, "max_window_layers": -(10**9)},
+            "must not be negative",
+        ),
     ],
 )
 def test_what_the_decoder_does_not_do_is_refused_by_name(config: dict[str, Any], words: str, tmp_path: Path) -> None:

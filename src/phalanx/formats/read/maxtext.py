@@ -27,7 +27,7 @@ from phalanx.formats.read.configuration import (
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 from phalanx.spec.model.families import complete
-from phalanx.spec.model.mechanisms import Experts, Latent, RopeScaling
+from phalanx.spec.model.mechanisms import MOST_LAYERS, Experts, Latent, RopeScaling
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy import stack_options
 
@@ -245,7 +245,7 @@ def _experts(keys: Keys, latent: bool) -> Experts | None:
         top,
         ffn,
         shared_ffn=ffn * (count(of("shared_experts")) or 0),
-        dense_layers=tuple(range(count(of(KEY["model.experts.dense_layers"])) or 0)),
+        dense_layers=tuple(range(min(count(of(KEY["model.experts.dense_layers"])) or 0, MOST_LAYERS))),
         score="sigmoid" if sigmoid else "softmax",
         normalized=sigmoid,
         scale=number(of("routed_scaling_factor"), 1.0),

@@ -13,7 +13,7 @@ from typing import Any
 
 from phalanx.formats.read.configuration import count, number, truth
 from phalanx.spec.errors import InputError
-from phalanx.spec.model.mechanisms import Experts, Latent, RopeScaling
+from phalanx.spec.model.mechanisms import MOST_LAYERS, Experts, Latent, RopeScaling
 from phalanx.spec.model.spec import ModelSpec
 
 Flag = Callable[..., Any]
@@ -192,6 +192,8 @@ def _experts(flag: Flag, layers: int | None) -> tuple[Experts | None, tuple[int,
 
 def _dense(frequency: Any, layers: int) -> tuple[int, ...] | None:
     """Return the blocks without experts of `1`, `2` (every second has them) or `([0]*3+[1]*58)`; None if unread."""
+    if layers > MOST_LAYERS:
+        return None
     if (every := count(frequency)) is not None:
         return tuple(i for i in range(layers) if i % every)
     try:

@@ -98,7 +98,8 @@ def options_of(name: str) -> list[str]:
 
 OPTIONS = ("model", "cluster", "gpus", "batch", "seq", "ranks", "params")
 """What `phalanx draw` passes on."""
-_LONGEST = 999_999
+_MOST = {"seq": 999_999, "ranks": 10**7, "gpus": 10**7, "batch": 10**9}
+"""What is drawn at most."""
 
 
 def picture(name: str, given: Mapping[str, Any] | None = None) -> Picture:
@@ -110,6 +111,7 @@ def picture(name: str, given: Mapping[str, Any] | None = None) -> Picture:
         if f"--{key}" not in takes:
             reason = f"is nothing that {name} depends on"
             raise InputError(f"--{key}", (given or {})[key], reason, f"it takes {', '.join(takes) or 'no options'}")
-    if (given or {}).get("seq", 0) > _LONGEST:
-        raise InputError("--seq", (given or {})["seq"], "is too long to draw", f"use at most {_LONGEST:,}")
+    for key, most in _MOST.items():
+        if (given or {}).get(key, 0) > most:
+            raise InputError(f"--{key}", (given or {})[key], "is too much to draw", f"use at most {most:,}")
     return PICTURES[name].draw(**(given or {}))

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from phalanx.spec.errors import InputError
 from phalanx.spec.ranges import Count, Range, require_ranges
 
+MOST_LAYERS = 10**4
 Width = Annotated[int, Range(1, 10**7)]
 """Elements of a vector: the largest published are about 10^5 (of an MLP) and 3 x 10^5 (vocabularies)."""
 Coefficient = Annotated[float, Range(0, 1e6)]
@@ -82,7 +83,7 @@ class Experts:
     shared_ffn: Annotated[int, Range(0, 10**7)] = 0
     """Width of the shared expert, which every token passes; 0: none. Several shared experts are one of their total
     width."""
-    dense_layers: tuple[Annotated[int, Range(0, 10**4)], ...] = ()
+    dense_layers: tuple[Annotated[int, Range(0, MOST_LAYERS)], ...] = ()
     """Blocks, from 0, that keep the dense MLP."""
     bias: bool = False
     """Whether the experts' matrices have biases."""

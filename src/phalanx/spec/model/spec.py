@@ -15,7 +15,7 @@ from functools import cache, cached_property
 from typing import Annotated, Literal
 
 from phalanx.spec.errors import InputError
-from phalanx.spec.model.mechanisms import Experts, Latent, RopeScaling, Width
+from phalanx.spec.model.mechanisms import MOST_LAYERS, Experts, Latent, RopeScaling, Width
 from phalanx.spec.ranges import Count, Name, Range, require_ranges
 
 Role = Literal[
@@ -54,7 +54,7 @@ class ModelSpec:
     """Tokens in the vocabulary."""
     hidden: Annotated[int, Range(1, 10**6)]
     """Width of the residual stream."""
-    layers: Annotated[int, Range(1, 10**4)]
+    layers: Annotated[int, Range(1, MOST_LAYERS)]
     """Blocks."""
     heads: Annotated[int, Range(1, 10**5)]
     """Query heads."""
@@ -97,7 +97,7 @@ class ModelSpec:
     """Whether queries and keys are normed, head by head."""
     window: Count | None = None
     """Sliding window: the tokens that a token attends to, itself included. None: all before it."""
-    window_layers: tuple[Annotated[int, Range(0, 10**4)], ...] | None = None
+    window_layers: tuple[Annotated[int, Range(0, MOST_LAYERS)], ...] | None = None
     """Blocks, from 0, that have the window; None: all."""
     sinks: bool = False
     """Attention sinks: whether each head has a learned logit that takes weight from the tokens."""

@@ -34,7 +34,10 @@ def read_qwen2(c: Config) -> Fields:
     """Read the fields of a ModelSpec from a config of Qwen 2."""
     fields = read.sizes(c, 32768, kv_heads=32) | read.head_dim(c) | read.rope(c)
     if c("use_sliding_window", False):
-        fields |= read.windows(c, range(c("max_window_layers", 28), fields["layers"]))
+        first = c("max_window_layers", 28)
+        if first < 0:
+            raise c.wrong(f"max_window_layers = {first} must not be negative", "write the first layer with a window")
+        fields |= read.windows(c, range(first, fields["layers"]))
     return fields
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.spec.errors import InputError
+from phalanx.spec.model.mechanisms import MOST_LAYERS
+from phalanx.spec.ranges import Range
 
 Fields = dict[str, Any]
 
@@ -52,7 +54,7 @@ def sizes(c: Config, max_seq: int, norm_eps: float = 1e-6, kv_heads: int | None 
     return {
         "vocab": c.need("vocab_size"),
         "hidden": c.need("hidden_size"),
-        "layers": c.need("num_hidden_layers"),
+        "layers": _layers(c),
         "heads": heads,
         "kv_heads": kv,
         "ffn": c.need("intermediate_size"),
@@ -60,6 +62,15 @@ def sizes(c: Config, max_seq: int, norm_eps: float = 1e-6, kv_heads: int | None 
         "norm_eps": c("rms_norm_eps", norm_eps),
         "tied": c("tie_word_embeddings", False),
     }
+
+
+def _layers(c: Config) -> Any:
+    """Read how many layers there are: within ModelSpec's range, as some families enumerate them before it looks."""
+    layers = c.need("num_hidden_layers")
+    problem = Range(1, MOST_LAYERS).problem(layers) if isinstance(layers, int) else ""
+    if problem:
+        raise InputError("model.layers", layers, problem)
+    return layers
 
 
 def head_dim(c: Config, default: int | None = None) -> Fields:
