@@ -204,8 +204,6 @@ def test_ranks_are_launched_without_torch(tmp_path: Path, command: str) -> None:
 import sys
 from phalanx.runtime.process import launch
 from phalanx.cli.app import app
-from phalanx.commands import parity, this_machine
-from phalanx.commands.plan import with_strategy
 def begin(*_, **__):
     sys.exit(3 if "torch" in sys.modules else 4)
 launch.launch = begin

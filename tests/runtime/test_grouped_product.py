@@ -2,6 +2,7 @@
 and in the step on an imagined GPU."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -19,6 +20,11 @@ from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.verify.verify import verify
 
+
+def _as_on_a_gpu(counts: Sequence[int], *operands: Tensor) -> grouped_product.Rows | None:
+    return grouped_product.sent(counts, operands[0].device) if any(counts) else None
+
+
 COUNTS = [(13, 0, 27), (1, 2, 37), (0, 0, 40)]
 """Rows of three experts."""
 
@@ -30,7 +36,7 @@ def _swiglu(counts: tuple[int, ...], at_once: bool) -> list[Tensor]:
     x, *weights = (torch.randn(s, generator=draw).bfloat16() for s in shapes)
     x.requires_grad_()
     gate, up, down = (nn.Parameter(w) for w in weights)
-    with patch.object(grouped_product, "runs", lambda *_: at_once):
+    with patch.object(grouped_product, "rows", _as_on_a_gpu if at_once else lambda *_: None):
         y = grouped_mlp.swiglu(x, counts, gate, up, down)
         y.float().square().sum().backward()
     return [y.detach(), *(t.grad for t in (x, gate, up, down) if t.grad is not None)]
@@ -41,7 +47,7 @@ def test_all_at_once_is_one_after_the_other(counts: tuple[int, ...]) -> None:
     found, expected = _swiglu(counts, True), _swiglu(counts, False)
     assert len(found) == 5
     for a, b in zip(found, expected, strict=True):
-        # The rows' gradient is a sum of two products, of which the first is rounded before they are added.
+        # The rows' gradient is a sum of two products, of which the second is rounded before it is added too.
         torch.testing.assert_close(a, b, rtol=0, atol=2**-7 * float(b.abs().max()))
     assert all(torch.equal(a, b) for a, b in zip(found[2:], expected[2:], strict=True))
 
@@ -53,32 +59,45 @@ def test_gradients_of_weights_are_put_into_wider_memory(counts: tuple[int, ...],
     places = []
     for at_once in (True, False):
         place = torch.ones(3, 24, 16)
-        with patch.object(grouped_product, "runs", lambda *_, now=at_once: now):
-            Grouped(g, x, counts).put(place, add)
+        Grouped(g, x, counts, where=_as_on_a_gpu(counts, x) if at_once else None).put(place, add)
         places.append(place)
     assert torch.equal(*places)
 
 
-def test_runs_in_bf16_with_aligned_rows_off_the_cpu() -> None:
-    gpu, wide = torch.device("meta"), torch.empty(4, 16, dtype=torch.bfloat16)
-    assert grouped_product.runs(gpu, wide, wide)
-    assert not grouped_product.runs(torch.device("cpu"), wide, wide)
-    assert not grouped_product.runs(gpu, wide, wide.float())
-    assert not grouped_product.runs(gpu, wide, torch.empty(4, 12, dtype=torch.bfloat16))
+def test_the_kernel_takes_aligned_matrices_in_bf16_off_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = torch.empty(4, 16, dtype=torch.bfloat16, device="meta")
+    begins_later = torch.empty(80, dtype=torch.bfloat16, device="meta")[4:68].view(4, 16)
+    assert grouped_product.fits(wide)
+    monkeypatch.setattr(grouped_product, "sent", lambda *_: "sent")
+    assert grouped_product.rows((3, 1), wide, wide) == "sent"
+    for other in (wide.float(), wide[:, :12].clone(), begins_later):
+        assert not grouped_product.fits(other)
+        assert grouped_product.rows((3, 1), wide, other) is None
+    assert grouped_product.rows((0, 0), wide) is None
+    assert grouped_product.rows((1,) * 1024, wide) is None
+    assert grouped_product.rows((3, 1), torch.empty(4, 16, dtype=torch.bfloat16)) is None
 
 
-@pytest.mark.parametrize("line", ["dp=2,ep=2,micro_batch=1", "dp=2,zero=3"])
+@pytest.mark.parametrize("line", ["dp=2,ep=2,micro_batch=1", "dp=2,zero=1", "dp=2,zero=3", "pp=2,schedule=zb-h1"])
 def test_the_step_on_a_gpu_takes_them_and_has_the_flops_of_the_plan(line: str) -> None:
-    proved, calls = in_fresh_process(_verified, line)
+    proved, calls = in_fresh_process(_verified, line, False)
     assert proved
     assert calls["all_at_once"] >= 2 * 5  # gate, up, down; and backward to the rows of down and gate, in two layers
-    assert calls["of_one"] >= 2 * 4  # backward of up, and the weights' gradients
+    assert calls["of_rows"] >= 2  # backward to the rows of up
+    assert calls["of_weights" if "zb" in line else "all_weights"] >= 2 * 3
 
 
-def _verified(line: str) -> tuple[bool, Counter[str]]:
+def test_weights_that_begin_where_the_kernel_takes_none_go_one_by_one() -> None:
+    """ZeRO-1 lays parameters out one after the other: behind a router's bias of four numbers."""
+    proved, calls = in_fresh_process(_verified, "dp=2,zero=1", True)
+    assert proved  # the imagined GPU refuses operands that the kernel would refuse
+    assert calls["all_at_once"]
+
+
+def _verified(line: str, router_bias: bool) -> tuple[bool, Counter[str]]:
     """Take a step with two layers of experts on an imagined GPU; return whether it is the plan's, and the calls."""
     sizes = {"family": "llama", "vocab": 61, "hidden": 64, "layers": 2, "heads": 2, "ffn": 40, "max_seq": 16}
-    experts = {"count": 4, "top_k": 2, "ffn": 32}
+    experts = {"count": 4, "top_k": 2, "ffn": 32, "router_bias": router_bias}
     model = build(ModelSpec, complete({**sizes, "experts": experts}), "model")
     strategy = make_strategy(line)
     assert strategy is not None
@@ -93,6 +112,6 @@ def _verified(line: str) -> tuple[bool, Counter[str]]:
 
         return patch.object(grouped_product, name, call)
 
-    with counted("all_at_once"), counted("of_one"):
-        (found,) = verify(model, Job(4, 16, Precision("bfloat16")), strategy, on_gpu=True)
-    return found.proved, calls
+    with counted("all_at_once"), counted("all_weights"), counted("of_rows"), counted("of_weights"):
+        found = list(verify(model, Job(4, 16, Precision("bfloat16")), strategy, on_gpu=True))
+    return all(v.proved for v in found), calls

@@ -43,7 +43,7 @@ def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> dict[st
     require_local(file.strategy.world)
     train = file.train
     collectives: tuple[Choice, ...] = ()
-    # What `train` would use on this machine; where ranks share GPUs, measuring takes minutes, and no way is fast.
+    # What `train` would use on this machine; where ranks share GPUs, torch's own: measuring takes minutes there.
     measured = train.transport != "native" and not (train.transport == "auto" and share_gpus(file.strategy.world))
     if file.strategy.world > 1 and measured:
         here = local_cluster(file.strategy.world, file.job.precision.compute, train.threads, announce=announce)

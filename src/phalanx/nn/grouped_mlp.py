@@ -1,5 +1,6 @@
-"""The MLPs of several experts over rows ordered by expert: one matrix product for each expert, over its rows alone.
-An expert without rows takes no time, and its gradient is zero.
+"""The MLPs of several experts over rows ordered by expert: one matrix product for each expert, over its rows alone,
+or on some GPUs one for all (runtime/autograd/grouped_product.py). An expert without rows takes no time, and its
+gradient is zero.
 
 As in functional.py, docstrings say what is kept for the backward pass.
 """
@@ -27,19 +28,20 @@ def product(
     rowwise: bool | None = None,
     gradient: bool = False,
     narrow: float8.Gathered | None = None,
+    where: grouped_product.Rows | None = None,
 ) -> Tensor:
     """Compute x W_e for the rows of each expert e: (rows, n), from x (rows, m), of which expert e has counts[e] rows,
     and W (experts, m, n). Written to `out` if given, or with `add` added to it. `rowwise`, `gradient`: of products of
-    8-bit floats (runtime/autograd/float8.py); `narrow`: where the weights are in 8 bits, if they are gathered so."""
-    where = None
-    if rowwise is None and len(x) and grouped_product.runs(x.device, x, weights.mT, weights):
-        where = grouped_product.rows(counts, x.device)
-        if out is None:
-            return grouped_product.all_at_once(x, weights, where)
+    8-bit floats (runtime/autograd/float8.py); `narrow`: where the weights are in 8 bits, if they are gathered so.
+    `where`: the rows on the device, if they can be multiplied at once."""
+    if where is not None and not grouped_product.fits(x):
+        where = None
+    if where is not None and out is None:
+        return grouped_product.all_at_once(x, weights, where)
     y = x.new_empty(len(x), weights.shape[-1]) if out is None else out
     for expert, here, into in _each(counts, x, y):
         if where is not None:  # no second matrix of all rows
-            one = grouped_product.of_one(here, weights[expert], expert, where)
+            one = grouped_product.of_rows(here, weights[expert], expert, where)
             into.add_(one) if add else into.copy_(one)
             continue
         by: float8.Operand = weights[expert].t()
@@ -59,6 +61,11 @@ def _each(counts: Sequence[int], x: Tensor, y: Tensor) -> Iterator[tuple[int, Te
         begins += rows
 
 
+def _where(counts: Sequence[int], rowwise: bool | None, *weights: Tensor) -> grouped_product.Rows | None:
+    """Return the experts' rows on the device, where they can be multiplied at once: sent once a pass."""
+    return None if rowwise is not None else grouped_product.rows(counts, *weights)
+
+
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -73,7 +80,7 @@ class _SwiGLU(torch.autograd.Function):
         down: Tensor,
     ) -> Tensor:
         ctx.owners, ctx.counts, ctx.rowwise, ctx.narrow = owners, counts, rowwise, narrow
-        multiply = partial(product, counts=counts, rowwise=rowwise)
+        multiply = partial(product, counts=counts, rowwise=rowwise, where=_where(counts, rowwise, gate, up, down))
         g, u = (multiply(x, w.mT, narrow=n) for w, n in zip((gate, up), narrow[:2], strict=True))
         ctx.save_for_backward(x, g, u, gate, up, down)
         return multiply(nn.functional.silu(g).mul_(u), down.mT, narrow=narrow[2])
@@ -83,8 +90,9 @@ class _SwiGLU(torch.autograd.Function):
     def backward(ctx: Any, d_y: Tensor) -> Any:
         x, g, u, gate, up, down = ctx.saved_tensors
         counts, d_y = ctx.counts, d_y.contiguous()
-        multiply = partial(product, counts=counts, rowwise=ctx.rowwise, gradient=True)
-        gradient = _WeightGradient(ctx.owners, counts, ctx.rowwise)
+        where = _where(counts, ctx.rowwise, gate, up, down)
+        multiply = partial(product, counts=counts, rowwise=ctx.rowwise, gradient=True, where=where)
+        gradient = _WeightGradient(ctx.owners, counts, ctx.rowwise, where)
         of_gate, of_up, of_down = ctx.narrow
         d_a = multiply(d_y, down, narrow=of_down)
         a = nn.functional.silu(g)
@@ -103,12 +111,14 @@ class _SwiGLU(torch.autograd.Function):
 class _WeightGradient:
     """Computes gradients of weights in the backward pass, or hands their factors to the engine or a deferred pass."""
 
-    def __init__(self, owners: Owners, counts: tuple[int, ...], rowwise: bool | None) -> None:
-        self._owners, self._counts, self._rowwise = owners, counts, rowwise
+    def __init__(
+        self, owners: Owners, counts: tuple[int, ...], rowwise: bool | None, where: grouped_product.Rows | None
+    ) -> None:
+        self._owners, self._counts, self._rowwise, self._where = owners, counts, rowwise, where
         self._deferred = deferred_weight_grads.now(owners)
 
     def __call__(self, which: int, g: Tensor, x: Tensor) -> Tensor | None:
-        gradient = Grouped(g, x.detach(), self._counts, self._rowwise)
+        gradient = Grouped(g, x.detach(), self._counts, self._rowwise, self._where)
         if self._deferred is not None:
             self._deferred.deliver_later(self._owners[which], gradient)
             return None

@@ -146,13 +146,25 @@ def _require_kernel(func: Any, here: Sequence[Tensor]) -> None:
         raise AgainstTheRules(f"{func} has no CUDA kernel for {wrong}")
     if func in (_aten._scaled_mm.default, _aten._scaled_mm.out):
         _require_float8_layout(*here[:4])
-    if func is _aten._grouped_mm.default and any(t.dtype != torch.bfloat16 for t in here[:2]):
-        raise AgainstTheRules(f"{func} takes bfloat16 only, and this is {here[0].dtype} times {here[1].dtype}")
+    if func is _aten._grouped_mm.default:
+        _require_grouped_layout(*here[:2])
     if "flash_attention" in name and any(t.dtype not in _SIXTEEN_BITS for t in here[:3]):
         raise AgainstTheRules(f"{func} takes float16 and bfloat16 only, and this is {here[0].dtype}")
     if name == "_scaled_dot_product_flash_attention_backward" and not here[5].is_contiguous():
         # The kernel reads it by sizes alone (aten/src/ATen/native/transformers/cuda/attention_backward.cu).
         raise AgainstTheRules(f"{func} reads its log-sum-exp, {tuple(here[5].shape)}, as if it were contiguous")
+
+
+def _require_grouped_layout(a: Tensor, b: Tensor) -> None:
+    """Raise AgainstTheRules for operands that a grouped product does not take (aten/.../native/GroupedMMUtils.h)."""
+    if any(t.dtype != torch.bfloat16 for t in (a, b)):
+        raise AgainstTheRules(f"_grouped_mm takes bfloat16 only, and this is {a.dtype} times {b.dtype}")
+    for t in (a, b):
+        apart = [stride for stride in t.stride()[-2:] if stride != 1]
+        if any(n * t.element_size() % 16 for n in (t.storage_offset(), *apart)):
+            raise AgainstTheRules(
+                f"_grouped_mm takes matrices and rows that begin at multiples of 16 bytes: {t.shape}"
+            )
 
 
 def _require_float8_layout(a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor) -> None:

@@ -66,9 +66,13 @@ class Grouped(NamedTuple):
     rows_per_expert: tuple[int, ...]
     rowwise: bool | None = None
     """As in Product."""
+    where: grouped_product.Rows | None = None
+    """The rows on the device, if a GPU can multiply them without looking for a kernel."""
 
     def compute(self) -> Tensor:
         """Return the gradients as a tensor of its own."""
+        if self.where is not None and all(self.rows_per_expert) and grouped_product.fits(self.g, self.x):
+            return grouped_product.all_weights(self.g, self.x, self.where)
         gradient = self.g.new_empty(len(self.rows_per_expert), self.g.shape[1], self.x.shape[1])
         self.put(gradient, add=False)
         return gradient
@@ -76,16 +80,13 @@ class Grouped(NamedTuple):
     def put(self, place: Tensor, add: bool) -> None:
         """Write the gradients into `place`, or add them to what is there."""
         rows = list(self.rows_per_expert)
-        alone = self.rowwise is None and place.dtype != self.x.dtype
-        """Whether each is a matrix of its own before it is put into its place."""
-        where = None
-        if alone and len(self.x) and grouped_product.runs(self.x.device, self.g, self.x):
-            where = grouped_product.rows(rows, self.x.device)
+        # Into memory of their own type, cuBLAS writes and adds products without a matrix beside it.
+        where = self.where if place.dtype != self.x.dtype and grouped_product.fits(self.g, self.x) else None
         experts = zip(place.view(len(rows), -1), torch.split(self.g, rows), torch.split(self.x, rows), strict=True)
         for expert, (into, g, x) in enumerate(experts):
             matrix = into.view(self.g.shape[1], -1)
             if len(g) and where is not None:
-                gradient = grouped_product.of_one(g.t(), x, expert, where)
+                gradient = grouped_product.of_weights(g, x, expert, where)
                 matrix.add_(gradient) if add else matrix.copy_(gradient)
             elif len(g):
                 Product(g, x, self.rowwise).put(matrix, add)

@@ -1,8 +1,8 @@
 """Products of several experts' rows on a GPU, in kernels that find their rows by themselves.
 
 cuBLAS looks for a kernel whenever a product has a shape that it has not seen, which takes the host 0.5 ms on an H200,
-and experts get other numbers of rows in every pass: with 12 layers of 8 experts it waited most of a step. torch's
-grouped product (CUTLASS) takes any number of rows as it comes, at the same FLOP/s.
+and experts get other numbers of rows in every pass: with 12 layers of 8 experts the GPU waited for more than half of
+a step. torch's grouped product (CUTLASS) takes any number of rows as it comes, at the same FLOP/s.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from torch import Tensor
 from phalanx.runtime.observe import host_values
 
 _HOPPER = 9
-"""The compute capability that torch has the kernel for and on which it has run. On older and newer GPUs but Blackwell
-it reads the numbers of rows on the host; on Blackwell, torch 2.10's has been seen to fail."""
-_ALIGNED = 8  # numbers of two bytes: rows begin at multiples of 16 bytes
+"""The compute capability that torch has the kernel for and on which it has run. On Blackwell, torch 2.10's has been
+seen to fail; on all other GPUs torch reads the numbers of rows on the host."""
+_ALIGNED = 8  # numbers of two bytes: matrices and their rows begin at multiples of 16 bytes
+_MOST = 1023  # experts in one kernel
 
 
 class Rows(NamedTuple):
@@ -31,15 +32,27 @@ class Rows(NamedTuple):
     """(experts,) int32."""
 
 
-def runs(device: torch.device, *operands: Tensor) -> bool:
-    """Whether products of these operands run here: in bf16, on a GPU that has the kernel."""
-    if device.type == "cpu" or any(t.dtype != torch.bfloat16 or t.shape[-1] % _ALIGNED for t in operands):
-        return False
-    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == _HOPPER
+def fits(*operands: Tensor) -> bool:
+    """Whether the kernel takes these matrices: in bf16, where they begin, and as wide as they are."""
+    return all(
+        t.dtype == torch.bfloat16 and not t.shape[-1] % _ALIGNED and not t.storage_offset() % _ALIGNED
+        for t in operands
+    )
 
 
-def rows(counts: Sequence[int], device: torch.device) -> Rows:
-    """Send the numbers of rows of each expert to the device."""
+def rows(counts: Sequence[int], *operands: Tensor) -> Rows | None:
+    """Send the numbers of rows of each expert to the device of these operands; None where there is no kernel for
+    them, or nothing to compute."""
+    device = operands[0].device
+    if device.type == "cpu" or not any(counts) or len(counts) > _MOST or not fits(*operands):
+        return None
+    if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] != _HOPPER:
+        return None
+    return sent(counts, device)
+
+
+def sent(counts: Sequence[int], device: torch.device) -> Rows:
+    """Send the numbers of rows of each expert to a device."""
     ends, of = host_values.sent([*accumulate(counts), *counts], device).int().chunk(2)
     return Rows(ends, of)
 
@@ -49,10 +62,17 @@ def all_at_once(x: Tensor, weights: Tensor, where: Rows) -> Tensor:
     return torch._grouped_mm(x, weights, where.ends)
 
 
-def of_one(a: Tensor, b: Tensor, expert: int, where: Rows) -> Tensor:
-    """Compute a b of one expert: its rows, a (rows, m), by its weights, b (m, n); or what its gradients are summed
-    over, a (m, rows) by b (rows, n)."""
-    count = where.counts[expert : expert + 1]
-    if a.stride(-1) == 1:
-        return torch._grouped_mm(a, b[None], count)
-    return torch._grouped_mm(a, b, count)[0]
+def all_weights(g: Tensor, x: Tensor, where: Rows) -> Tensor:
+    """Compute the gradients of every expert's weights, g_eᵀ x_e, (experts, m, n), from g (rows, m) and x (rows, n).
+    Every expert has rows."""
+    return torch._grouped_mm(g.t(), x, where.ends)
+
+
+def of_rows(x: Tensor, weights: Tensor, expert: int, where: Rows) -> Tensor:
+    """Compute x_e W_e of one expert, (rows, n), from its rows x_e (rows, m) and W_e (m, n)."""
+    return torch._grouped_mm(x, weights[None], where.counts[expert : expert + 1])
+
+
+def of_weights(g: Tensor, x: Tensor, expert: int, where: Rows) -> Tensor:
+    """Compute the gradient of one expert's weights, g_eᵀ x_e, (m, n), from g_e (rows, m) and x_e (rows, n)."""
+    return torch._grouped_mm(g.t(), x, where.counts[expert : expert + 1])[0]
