@@ -3,18 +3,12 @@
 from pathlib import Path
 
 import pytest
+from support.one_gpu import predicted
 
-from phalanx.cost.analytic.estimate import estimate
 from phalanx.cost.kernels.attention import AttentionLibrary, Heads, PromptConstants, prompt_attention_s
 from phalanx.cost.kernels.chip import constants, kernel_chip, library
 from phalanx.cost.kernels.product import ProductConstants, product_s
-from phalanx.cost.step.expand import expand
-from phalanx.cost.step.predict import predict
-from phalanx.schedule.layout import Layout
-from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import GIB
-from phalanx.spec.files.job_file import make_strategy
-from phalanx.spec.job import Job, Precision
 from phalanx.verify.on_gpu.sizes import SIZES
 
 MEASURED = [
@@ -28,21 +22,13 @@ MEASURED = [
 """(Size, strategy, median milliseconds of a step in bf16, bytes allocated at its peak)."""
 
 
-def _priced(size: str, line: str) -> tuple[tuple[float, float], int]:
-    """Return milliseconds, exactly and by formulas, and bytes."""
-    (what,) = (s for s in SIZES if s.name == size)
-    strategy = make_strategy(line)
-    assert strategy is not None
-    job, one = Job(strategy.micro_batch, what.seq, Precision("bfloat16"), clip=1.0), preset("dgx-h100", 1)
-    exact = predict(what.model, one, job, strategy).step_time_s * 1e3
-    by_formulas = float(estimate(what.model, one, job, strategy, "phalanx").seconds) * 1e3
-    return (exact, by_formulas), expand(Layout(what.model, job, strategy).rank_view(0)).peak_bytes
+MODELS = {size.name: size.model for size in SIZES}
 
 
 @pytest.mark.parametrize(("size", "line", "ms", "peak"), MEASURED)
 def test_a_step_on_one_gpu(size: str, line: str, ms: float, peak: int) -> None:
-    times, ledger = _priced(size, line)
-    assert times == pytest.approx((ms, ms), rel=0.05)
+    _, _, exact, formulas, ledger = predicted(MODELS[size], "dgx-h100", line)
+    assert (exact, formulas) == pytest.approx((ms, ms), rel=0.05)
     # Beside what the ledger counts, kernels need up to 0.33 GB of scratch memory while they run.
     assert 0 < peak - ledger < 335e6
 
@@ -53,8 +39,8 @@ def test_the_page_has_what_is_predicted() -> None:
     table = [[c.strip() for c in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| ")]
     shown = {tuple(row[4:]) for row in table if len(row) == 8}
     for size, line, ms, peak in MEASURED:
-        predicted, ledger = _priced(size, line)
-        assert (f"{ms:.1f}", f"{predicted[0]:.1f}", f"{peak / GIB:.2f}", f"{ledger / GIB:.2f}") in shown, (size, line)
+        _, _, exact, _, ledger = predicted(MODELS[size], "dgx-h100", line)
+        assert (f"{ms:.1f}", f"{exact:.1f}", f"{peak / GIB:.2f}", f"{ledger / GIB:.2f}") in shown, (size, line)
 
 
 def test_kernels() -> None:

@@ -4,18 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.one_gpu import predicted
 
-from phalanx.cost.analytic.estimate import estimate
 from phalanx.cost.ledger.flops import model_flops
 from phalanx.cost.ledger.model_shape import shape
 from phalanx.cost.ledger.rank_layout import layout
-from phalanx.cost.step.expand import expand
-from phalanx.cost.step.predict import predict
-from phalanx.schedule.layout import Layout
-from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import GIB
-from phalanx.spec.files.job_file import build, make_strategy
-from phalanx.spec.job import Job, Precision
+from phalanx.spec.files.job_file import build
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.verify.on_gpu.sizes import SIZES
@@ -52,19 +47,18 @@ MEASURED = [
 
 def _taken(name: str, line: str, ms: float, peak: int) -> dict[str, Any]:
     """Return the row of a step: what was measured of it, and what is predicted, exactly and by formulas."""
-    model, strategy, one = MODELS[name], make_strategy(line), preset("dgx-h200", 1)
-    assert strategy is not None
-    job = Job(strategy.micro_batch, model.max_seq, Precision("bfloat16"), clip=1.0)
+    model = MODELS[name]
+    strategy, job, exact, formulas, ledger = predicted(model, "dgx-h200", line)
     rate = float(model_flops(shape(model), layout(strategy, job, model.layers))) / ms * 1e3
     return {
-        "tokens_per_s": strategy.micro_batch * model.max_seq / ms * 1e3,
+        "tokens_per_s": job.global_batch * job.seq / ms * 1e3,
         "tflops": rate / 1e12,
         "mfu": rate / 989.4e12,
         "ms": ms,
-        "exact": predict(model, one, job, strategy).step_time_s * 1e3,
-        "formulas": float(estimate(model, one, job, strategy, "phalanx").seconds) * 1e3,
+        "exact": exact,
+        "formulas": formulas,
         "peak": peak,
-        "ledger": expand(Layout(model, job, strategy).rank_view(0)).peak_bytes,
+        "ledger": ledger,
     }
 
 

@@ -418,6 +418,16 @@ def test_more_layers_than_a_model_may_have_are_not_enumerated(tmp_path: Path, fr
     assert phalanx(tmp_path, "read", script.name)[0] == 0
 
 
+def test_more_dense_layers_than_a_model_may_have_are_not_enumerated(tmp_path: Path) -> None:
+    sizes = {"base_emb_dim": 64, "base_mlp_dim": 128, "base_moe_mlp_dim": 64, "base_num_decoder_layers": 4}
+    heads = {"base_num_query_heads": 4, "base_num_kv_heads": 4, "vocab_size": 256, "attention_type": "mla"}
+    latent = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "first_num_dense_layers": 10**12}
+    config = {"decoder_block": "deepseek", "max_target_length": 64, **sizes, **heads, **latent, **experts}
+    (tmp_path / "x.yml").write_text("".join(f"{key}: {value}\n" for key, value in config.items()))
+    assert phalanx(tmp_path, "read", "x.yml")[0] == 0
+
+
 def test_a_job_file_is_no_configuration(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("[job]\nglobal_batch = 8\nseq = 64\n[train]\nsteps = 3\n")
     _, _, err = phalanx(tmp_path, "explain", "job.toml")

@@ -10,6 +10,7 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.ranges import Count, Range, require_ranges
 
 MOST_LAYERS = 10**4
+"""Blocks that a model may have: readers that enumerate them look before."""
 Width = Annotated[int, Range(1, 10**7)]
 """Elements of a vector: the largest published are about 10^5 (of an MLP) and 3 x 10^5 (vocabularies)."""
 Coefficient = Annotated[float, Range(0, 1e6)]
