@@ -390,7 +390,7 @@ def bench_collectives() -> Iterator[Result]:
     from benchmarks.collectives import LARGE, ORDINARY, SIZES
     from phalanx.measure.collectives import OPS
     from phalanx.measure.this_machine import local_cluster
-    from phalanx.plan.auto.transport import choose
+    from phalanx.planning.auto.transport import choose
     from phalanx.spec.cluster.collective_choice import pick
 
     for ranks, asked in ((2, 5.0), (4, 3.0)):

@@ -25,8 +25,8 @@ from phalanx.spec.files import job_file
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train.parallelize import make_optimizer
-from phalanx.train.training_step import Training
+from phalanx.training.parallelize import make_optimizer
+from phalanx.training.training_step import Training
 
 ROUNDS, STEPS = 9, 6
 

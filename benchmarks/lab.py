@@ -22,8 +22,8 @@ from phalanx.cli import app
 from phalanx.measure import collectives
 from phalanx.measure.collectives import SHARED, Way
 from phalanx.measure.steal_time import NOTED
-from phalanx.plan.auto import transport
-from phalanx.plan.search.best_first import price
+from phalanx.planning.auto import transport
+from phalanx.planning.search.best_first import price
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Call
 from phalanx.runtime.process import world as worlds
@@ -38,7 +38,7 @@ from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train.training_step import Training
+from phalanx.training.training_step import Training
 
 ROUNDS = 9
 SERIAL = ("binomial", "naive")  # these cross the link twice in series

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from phalanx.measure.this_machine import local_cluster
-from phalanx.plan.auto import transport
-from phalanx.plan.search.best_first import price
+from phalanx.planning.auto import transport
+from phalanx.planning.search.best_first import price
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import ALONE, World, external
 from phalanx.runtime.process.rank import run_rank
@@ -29,7 +29,7 @@ from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import Job
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train.training_step import Training
+from phalanx.training.training_step import Training
 
 ROUNDS, STEPS, BATCH, RANKS = 7, 2, 8, (1, 2, 4)
 CASES = ("strong", "weak", "strong, pipeline")

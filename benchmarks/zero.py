@@ -25,7 +25,7 @@ from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train.training_step import Training
+from phalanx.training.training_step import Training
 
 ROUNDS, STEPS = 5, 2
 SIZES = {"family": "gpt2", "vocab": 4096, "hidden": 256, "layers": 8, "heads": 8, "ffn": 1024, "max_seq": 256}

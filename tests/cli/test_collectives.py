@@ -11,7 +11,7 @@ from support.sizes import sampled
 from typer.testing import CliRunner
 
 from phalanx.cli.collectives import collectives
-from phalanx.plan.tables import collectives as tables
+from phalanx.planning.tables import collectives as tables
 from phalanx.schedule.collectives.registry import ALGORITHMS
 from phalanx.spec.cluster import presets
 

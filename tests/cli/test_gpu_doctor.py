@@ -21,7 +21,7 @@ from phalanx.cost.step.predict import predict
 from phalanx.nn import functional
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train.compiled_blocks import compile_blocks
+from phalanx.training.compiled_blocks import compile_blocks
 from phalanx.verify.on_gpu import functions, generation, steps
 from phalanx.verify.on_gpu.sizes import SIZES, TINY
 from phalanx.verify.on_gpu.steps import measured
@@ -120,7 +120,7 @@ def _measured_with_graphs(way: str) -> float:
         return float(measured(TINY, way)["step_s"])
 
 
-@pytest.mark.long  # in the suite tests/train/test_compiled_blocks.py holds that compiled steps are the eager ones
+@pytest.mark.long  # in the suite tests/training/test_compiled_blocks.py holds that compiled steps are the eager ones
 @pytest.mark.parametrize("way", ["ours-compiled", "fsdp"])
 def test_a_compiled_step_is_measured(way: str) -> None:
     """With the compiler's graphs, run by torch's own kernels. They keep tensors until their process ends."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.in_process_cli import phalanx
 from support.sizes import examples
 
-from phalanx.plan.explain.traffic import term_of
+from phalanx.planning.explain.traffic import term_of
 from phalanx.spec.files.plan import write_text
 
 _COMMANDS = ("predict", "explain", "lint", "comm", "memory", "roofline")

@@ -13,7 +13,7 @@ from phalanx.cost.analytic.stacks import profile
 from phalanx.cost.ledger.live_bytes import block_bytes, cast_weight_bytes
 from phalanx.cost.ledger.model_shape import Shape, shape
 from phalanx.cost.ledger.rank_layout import FORMATS, Layout, layout
-from phalanx.plan.search.column_pricing import Pricing
+from phalanx.planning.search.column_pricing import Pricing
 from phalanx.spec.cluster.chips import CONTEXT_BYTES
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.files.job_file import make_model

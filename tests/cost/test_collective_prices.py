@@ -13,7 +13,7 @@ from support.sizes import sampled
 
 from phalanx.cost.collectives.closed_form import best_segments, closed_form
 from phalanx.cost.collectives.critical_path import Costs, costs, lower_bound, seconds
-from phalanx.plan.tables.collectives import compare
+from phalanx.planning.tables.collectives import compare
 from phalanx.schedule.collectives.ir import Round, Schedule, compose, intervals, relabel
 from phalanx.schedule.collectives.registry import ALGORITHMS, build
 from phalanx.spec.cluster import presets as clusters

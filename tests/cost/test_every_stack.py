@@ -29,9 +29,9 @@ from phalanx.cost.ledger.flops import hardware_flops
 from phalanx.cost.ledger.flow import Held
 from phalanx.cost.ledger.gradient_flows import Types, gradient_flows
 from phalanx.cost.ledger.sharding import sharding
-from phalanx.plan.search import space
-from phalanx.plan.search.column_pricing import Pricing
-from phalanx.plan.search.strategy_columns import Strategies
+from phalanx.planning.search import space
+from phalanx.planning.search.column_pricing import Pricing
+from phalanx.planning.search.strategy_columns import Strategies
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job, Precision

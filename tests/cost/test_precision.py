@@ -13,8 +13,8 @@ from phalanx.cost.analytic.precision import typed
 from phalanx.cost.analytic.stacks import STACKS, profile
 from phalanx.cost.memory.state import model_state
 from phalanx.cost.step.predict import predict
-from phalanx.plan.search import strategy_columns
-from phalanx.plan.search.column_pricing import Pricing
+from phalanx.planning.search import strategy_columns
+from phalanx.planning.search.column_pricing import Pricing
 from phalanx.schedule.layout import Layout
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.files.job_file import make_model

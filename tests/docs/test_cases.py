@@ -10,8 +10,8 @@ from support import case_tables
 from support.in_process_cli import phalanx
 
 from phalanx.cost.ledger.flops import model_flops
-from phalanx.plan.search import strategy_columns
-from phalanx.plan.tables.case_studies import CASES, question
+from phalanx.planning.search import strategy_columns
+from phalanx.planning.tables.case_studies import CASES, question
 from phalanx.spec.strategy.spec import Strategy
 
 

@@ -13,9 +13,9 @@ from phalanx.cost.collectives.measured import seconds
 from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.cost.step.predict import predict
 from phalanx.cost.step.terms import terms
-from phalanx.plan.search import refine
-from phalanx.plan.search.column_pricing import Pricing
-from phalanx.plan.search.priced import price
+from phalanx.planning.search import refine
+from phalanx.planning.search.column_pricing import Pricing
+from phalanx.planning.search.priced import price
 from phalanx.schedule.layout import Layout
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.files.job_file import make_model

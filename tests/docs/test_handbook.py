@@ -15,9 +15,9 @@ from support.in_process_cli import phalanx
 
 from phalanx.cost.pipeline_time import Costs, price
 from phalanx.cost.step.terms import terms
-from phalanx.plan.search.priced import PricedStrategy
-from phalanx.plan.tables import textbook
-from phalanx.plan.tables.collectives import compare
+from phalanx.planning.search.priced import PricedStrategy
+from phalanx.planning.tables import textbook
+from phalanx.planning.tables.collectives import compare
 from phalanx.schedule.collectives.ir import Schedule
 from phalanx.schedule.collectives.registry import build as collective
 from phalanx.schedule.gradients.buckets import buckets

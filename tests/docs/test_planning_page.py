@@ -6,9 +6,9 @@ import inspect
 import re
 from pathlib import Path
 
-from phalanx.plan import budget, search
-from phalanx.plan.explain import lint
-from phalanx.plan.search import best_first, lower_bounds, planner
+from phalanx.planning import budget, search
+from phalanx.planning.explain import lint
+from phalanx.planning.search import best_first, lower_bounds, planner
 
 PAGE = " ".join((Path(__file__).parents[2] / "docs" / "planning.md").read_text().split())
 

@@ -17,8 +17,8 @@ from phalanx.cost.analytic import chips, memory, step
 from phalanx.cost.analytic.fitted_constants import CONSTANTS
 from phalanx.cost.analytic.kernels import _TILES
 from phalanx.cost.analytic.stacks import STACKS, profile
-from phalanx.plan import search
-from phalanx.plan.search import refine
+from phalanx.planning import search
+from phalanx.planning.search import refine
 from phalanx.report.choices import options, recipes, sweeps
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.validate import models, records, systems

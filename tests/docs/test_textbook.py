@@ -11,9 +11,9 @@ from types import ModuleType
 import pytest
 from support.sizes import sampled
 
-from phalanx.plan.question import cluster_named, model_named, pricing_by_gpus
-from phalanx.plan.search.priced import PricedStrategy, price
-from phalanx.plan.tables import case_studies, textbook
+from phalanx.planning.question import cluster_named, model_named, pricing_by_gpus
+from phalanx.planning.search.priced import PricedStrategy, price
+from phalanx.planning.tables import case_studies, textbook
 from phalanx.report.gallery import growth
 from phalanx.spec.files.job_file import make_strategy
 

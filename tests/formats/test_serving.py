@@ -12,7 +12,7 @@ from support.sizes import examples
 from phalanx.commands.serve_plan import launch, manifest
 from phalanx.formats.serving.arguments import published, refused
 from phalanx.formats.serving.launch import places
-from phalanx.plan.question import model_named
+from phalanx.planning.question import model_named
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import serving
 from phalanx.spec.files.serving import Limits, Load, ServingPlan, Workers

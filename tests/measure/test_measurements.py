@@ -25,7 +25,7 @@ from phalanx.measure.fit import robust_line
 from phalanx.measure.links import SIZES, measure_gamma, measure_tier
 from phalanx.measure.ping_pong import BETWEEN, INSIDE, partner
 from phalanx.measure.steal_time import Rounds
-from phalanx.plan.auto.transport import choose
+from phalanx.planning.auto.transport import choose
 from phalanx.report.measure import picture, plot, rates, title
 from phalanx.report.pictures.files import svg
 from phalanx.runtime.comm.p2p import tiers

@@ -30,7 +30,7 @@ from phalanx.spec.model.families import complete
 from phalanx.spec.model.from_hugging_face import from_hugging_face
 from phalanx.spec.model.spec import ModelSpec, Parameter, parameters
 from phalanx.spec.strategy.mesh import mesh
-from phalanx.train.training_step import Training
+from phalanx.training.training_step import Training
 from phalanx.verify.parity import gradient_errors
 
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from phalanx.nn.routing import Losses
 from phalanx.schedule.layers.routing import balanced, most
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.mechanisms import Experts
-from phalanx.train.expert_load import OVER, LayerLoad, Watch, summary
+from phalanx.training.expert_load import OVER, LayerLoad, Watch, summary
 from phalanx.verify.router_ties import first_flip, tied
 
 

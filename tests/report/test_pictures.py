@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import pytest
 
 from phalanx.cost.step.expand import expand
-from phalanx.plan.question import model_named
-from phalanx.plan.tables.table import Sheet, columns
+from phalanx.planning.question import model_named
+from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report import plots
 from phalanx.report.gallery.compression import times_less
 from phalanx.report.gallery.registry import PICTURES, options_of, picture

@@ -31,7 +31,7 @@ from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy, divisors
-from phalanx.train.training_step import Training
+from phalanx.training.training_step import Training
 
 SIZES = {"family": "llama", "vocab": 61, "hidden": 16, "layers": 2, "heads": 4, "ffn": 40, "max_seq": 16}
 SPEC = build(ModelSpec, complete({**SIZES, "kv_heads": 2, "tied": True}), "model")

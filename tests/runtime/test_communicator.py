@@ -21,8 +21,8 @@ from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train.trainer import learning_rate
-from phalanx.train.training_step import Training
+from phalanx.training.trainer import learning_rate
+from phalanx.training.training_step import Training
 
 SIZES = {"family": "gpt2", "vocab": 61, "hidden": 16, "layers": 2, "heads": 2, "ffn": 40, "max_seq": 16}
 SPEC = build(ModelSpec, complete(SIZES), "model")
@@ -158,8 +158,8 @@ from phalanx.spec.job import Job, Optimizer
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train import worker
-from phalanx.train.training_step import Training
+from phalanx.training import worker
+from phalanx.training.training_step import Training
 
 sizes = {"vocab": 9, "hidden": 8, "layers": 1, "heads": 2, "ffn": 8, "max_seq": 8}
 for family, optimizer in (("llama", "adamw"), ("gpt2", "sgd")):

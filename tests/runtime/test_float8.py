@@ -18,8 +18,8 @@ from support.sizes import examples
 from torch import Tensor
 
 from phalanx.cost.step.predict import predict
-from phalanx.plan.search.space import cores, experts
-from phalanx.plan.search.strategy_columns import Options
+from phalanx.planning.search.space import cores, experts
+from phalanx.planning.search.strategy_columns import Options
 from phalanx.runtime.autograd import float8, recompute
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import ALONE, World
@@ -32,7 +32,7 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.legality import check, require_runnable
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train.training_step import Training
+from phalanx.training.training_step import Training
 from phalanx.verify.fake_step import Unverifiable, gpu_device, imagine
 from phalanx.verify.parity import gradient_errors
 from phalanx.verify.verify import verify

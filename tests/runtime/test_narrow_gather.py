@@ -18,8 +18,8 @@ from torch import Tensor
 
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.predict import predict
-from phalanx.plan.search.space import everything
-from phalanx.plan.search.strategy_columns import Options
+from phalanx.planning.search.space import everything
+from phalanx.planning.search.strategy_columns import Options
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import World
 from phalanx.schedule.layout import Layout
@@ -32,7 +32,7 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.legality import check, require_runnable
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train.training_step import Training
+from phalanx.training.training_step import Training
 from phalanx.verify.verify import verify
 
 CASES = (

@@ -17,8 +17,8 @@ from torch import Tensor
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.predict import predict
 from phalanx.cost.step.program import StepProgram
-from phalanx.plan.search.space import everything
-from phalanx.plan.search.strategy_columns import Options
+from phalanx.planning.search.space import everything
+from phalanx.planning.search.strategy_columns import Options
 from phalanx.runtime.autograd import float8, recompute
 from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.communicator import Comm
@@ -35,7 +35,7 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.legality import check
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train.training_step import Training
+from phalanx.training.training_step import Training
 from phalanx.verify.parity import gradient_errors
 from phalanx.verify.verify import verify
 

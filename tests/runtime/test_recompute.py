@@ -29,7 +29,7 @@ from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train.training_step import Training
+from phalanx.training.training_step import Training
 from phalanx.verify.diff import SLACK_BYTES
 from phalanx.verify.fake_step import imagine
 from phalanx.verify.parity import BOUNDS

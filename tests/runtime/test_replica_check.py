@@ -111,7 +111,7 @@ def test_a_run_ends_where_its_replicas_part(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(TOML.replace("save_every = 10", "save_every = 2"))
     (tmp_path / "text.txt").write_text(TEXT)
     words = ("train", "job.toml", "--set", "train.check_sync=3")
-    code, _, err = phalanx(tmp_path, *words, instead={"phalanx.train.worker": "support.diverging_replica"})
+    code, _, err = phalanx(tmp_path, *words, instead={"phalanx.training.worker": "support.diverging_replica"})
     assert code == 1, err
     last = err.strip().splitlines()[-1]
     assert last.startswith("error: rank ")

@@ -38,7 +38,7 @@ from phalanx.spec.strategy.legality import check
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.split import local_model
-from phalanx.train.training_step import Training
+from phalanx.training.training_step import Training
 from phalanx.verify.diff import SLACK_BYTES
 from phalanx.verify.parity import BOUNDS
 from phalanx.verify.verify import verify

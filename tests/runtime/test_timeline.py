@@ -29,7 +29,7 @@ from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train.training_step import Training
+from phalanx.training.training_step import Training
 
 LATE, BUSY = 0.2, 0.5  # seconds
 TRANSPORTS = ["native", "p2p", "shm"]

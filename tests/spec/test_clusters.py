@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from phalanx.cli.app import app
 from phalanx.cost.collectives.link import link
-from phalanx.plan.search.best_first import price
+from phalanx.planning.search.best_first import price
 from phalanx.spec.cluster.presets import PRESETS, preset
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Precision

@@ -12,16 +12,16 @@ from typer.testing import CliRunner
 
 from phalanx.cli.app import app
 from phalanx.commands.question import Asked, read
-from phalanx.plan.question import cluster_named, model_named, pricing_by_gpus
-from phalanx.plan.search import condition_cost, planner, space
-from phalanx.plan.search.column_pricing import Pricing
-from phalanx.plan.search.compare_stacks import compare
-from phalanx.plan.search.condition_cost import condition_costs
-from phalanx.plan.search.limits import conditions
-from phalanx.plan.search.planner import answer, best_on
-from phalanx.plan.search.priced import price
-from phalanx.plan.search.refine import refined
-from phalanx.plan.search.strategy_columns import ORDERS, Options
+from phalanx.planning.question import cluster_named, model_named, pricing_by_gpus
+from phalanx.planning.search import condition_cost, planner, space
+from phalanx.planning.search.column_pricing import Pricing
+from phalanx.planning.search.compare_stacks import compare
+from phalanx.planning.search.condition_cost import condition_costs
+from phalanx.planning.search.limits import conditions
+from phalanx.planning.search.planner import answer, best_on
+from phalanx.planning.search.priced import price
+from phalanx.planning.search.refine import refined
+from phalanx.planning.search.strategy_columns import ORDERS, Options
 from phalanx.schedule.pipeline.given_layout import given_blocks
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from phalanx.train import training_step, worker
+from phalanx.training import training_step, worker
 
 update = training_step.Training._update
 

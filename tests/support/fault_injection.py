@@ -22,8 +22,8 @@ from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train.loss_scale import LossScale
-from phalanx.train.training_step import StepResult, Training
+from phalanx.training.loss_scale import LossScale
+from phalanx.training.training_step import StepResult, Training
 from support import awkward_module
 from support.rank_cases import over
 

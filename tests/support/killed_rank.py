@@ -17,7 +17,7 @@ from pathlib import Path
 
 from phalanx.runtime.process.agent import LAUNCHER_VARIABLE, RESTARTS_VARIABLE
 from phalanx.runtime.process.status import StatusPage
-from phalanx.train import worker
+from phalanx.training import worker
 
 
 def _strike() -> None:

@@ -21,7 +21,7 @@ from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train.training_step import Training
+from phalanx.training.training_step import Training
 from phalanx.verify.parity import gradient_errors
 
 WIDTH = 5

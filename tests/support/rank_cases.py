@@ -53,10 +53,10 @@ from phalanx.spec.job import Job, Train
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train.data import Batches
-from phalanx.train.loss_scale import LossScale
-from phalanx.train.trainer import learning_rate
-from phalanx.train.training_step import Training
+from phalanx.training.data import Batches
+from phalanx.training.loss_scale import LossScale
+from phalanx.training.trainer import learning_rate
+from phalanx.training.training_step import Training
 from phalanx.verify import parity
 from phalanx.verify.compression_error import examine_compressed
 from phalanx.verify.diff import differences, slack

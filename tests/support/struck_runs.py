@@ -32,7 +32,7 @@ def begin(here: Path, *words: str, strokes: tuple[Stroke, ...] = (), **how: Any)
         "TMPDIR": str(here / "tmp"),  # all temporary files of the run, status pages too
     }
     return Launcher(
-        here, *words, environment=environment, instead={"phalanx.train.worker": "support.killed_rank"}, **how
+        here, *words, environment=environment, instead={"phalanx.training.worker": "support.killed_rank"}, **how
     )
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from phalanx.cli.app import app
 from phalanx.infer.replica import Replica
-from phalanx.plan.question import model_named
+from phalanx.planning.question import model_named
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.verify.generation import verify_generation
 

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import fully_shard
 
 from phalanx.commands import observe as command
 from phalanx.cost.step.expand import expand
-from phalanx.plan.explain.observed_against_plan import compare
+from phalanx.planning.explain.observed_against_plan import compare
 from phalanx.schedule.layout import Layout
 from phalanx.schedule.observation import (
     BackwardStart,

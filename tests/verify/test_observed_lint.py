@@ -20,8 +20,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleZBVZeroBubble
 from torch.nn.parallel import DistributedDataParallel
 
-from phalanx.plan.explain.observed_lint import LINTS, ProgramFinding, lint
-from phalanx.plan.question import cluster_named
+from phalanx.planning.explain.observed_lint import LINTS, ProgramFinding, lint
+from phalanx.planning.question import cluster_named
 from phalanx.schedule.observation import Observation, from_json, to_json
 from phalanx.verify.observation.function import observe
 

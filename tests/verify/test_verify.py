@@ -35,7 +35,7 @@ from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train import training_step
+from phalanx.training import training_step
 from phalanx.verify import fake_step, meta_ops
 from phalanx.verify.diff import memory_differences
 from phalanx.verify.fake_step import imagine

@@ -43,9 +43,9 @@ def table_of_collectives(
     op: str = "all_reduce", size: str = "100MB", ranks: int = 8, cluster: str = "dgx-h100"
 ) -> Table:
     """Compare all algorithms of an operation on a cluster, as `phalanx collectives table` does. Raises InputError."""
-    from phalanx.plan import question
-    from phalanx.plan.tables.collectives import compare
-    from phalanx.plan.tables.table import Sheet, columns
+    from phalanx.planning import question
+    from phalanx.planning.tables.collectives import compare
+    from phalanx.planning.tables.table import Sheet, columns
     from phalanx.spec.byte_sizes import parse_bytes
 
     compared = compare(op, parse_bytes(size), ranks, question.cluster_named(cluster)(ranks))

@@ -9,12 +9,12 @@ from pathlib import Path
 from phalanx.api.results import Comparison, Explanation, PlanResult, Prediction, Table, table
 from phalanx.commands import compare as comparing
 from phalanx.commands.question import Asked, Question, fixed, read
-from phalanx.plan.explain import explanation
-from phalanx.plan.explain.analytic import AnalyticSubject
-from phalanx.plan.search import HEADROOM
-from phalanx.plan.search.column_pricing import Pricing
-from phalanx.plan.search.priced import PricedStrategy
-from phalanx.plan.search.refine import RankedStrategy
+from phalanx.planning.explain import explanation
+from phalanx.planning.explain.analytic import AnalyticSubject
+from phalanx.planning.search import HEADROOM
+from phalanx.planning.search.column_pricing import Pricing
+from phalanx.planning.search.priced import PricedStrategy
+from phalanx.planning.search.refine import RankedStrategy
 from phalanx.report.html.page import Section, page
 from phalanx.report.html.plan import memory as memory_section
 from phalanx.report.html.plan import waterfall
@@ -46,7 +46,7 @@ def plan(
     from dataclasses import replace
 
     from phalanx.commands.priced_plan import plan_of
-    from phalanx.plan.search.planner import answer
+    from phalanx.planning.search.planner import answer
     from phalanx.report.html.plan import report
 
     if not 0 <= headroom < 1:
@@ -177,7 +177,7 @@ def compare(
 def memory(params: str | float, bytes_per_parameter: int = 16, card_gb: float = 80.0) -> tuple[Table, ...]:
     """Tabulate the state of so many parameters (7e9, "7B") by level of ZeRO, the bytes of a parameter by kind, and
     what ZeRO saves, as `phalanx memory --params` does. Raises InputError."""
-    from phalanx.plan.tables import textbook
+    from phalanx.planning.tables import textbook
 
     count = textbook.counted(str(params))
     sheets = (
@@ -200,7 +200,7 @@ def traffic(
     options: str | None = None,
 ) -> Table:
     """Tabulate what each axis of a strategy sends, as `phalanx comm` does. Raises InputError."""
-    from phalanx.plan.tables.communication import sheet
+    from phalanx.planning.tables.communication import sheet
 
     return table(sheet(_asked(model, cluster, gpus, batch, seq, strategy, None, stack, precision, options).subject))
 
@@ -219,7 +219,7 @@ def roofline(
     """Tabulate the operators of a block on the compute roofline, in training and in decoding (`phalanx roofline`).
 
     Raises InputError."""
-    from phalanx.plan.tables.roofline import rooflines
+    from phalanx.planning.tables.roofline import rooflines
 
     x = _asked(model, cluster, gpus, batch, seq, strategy, None, stack, precision, options)
     assert x.strategy is not None
@@ -230,8 +230,8 @@ def scaling(
     model: str, cluster: str, gpus: Sequence[int], batch: int, seq: int, stack: str = "megatron-core"
 ) -> tuple[Table, Table]:
     """Tabulate strong and weak scaling over numbers of GPUs, as `phalanx scaling` does. Raises InputError."""
-    from phalanx.plan.question import cluster_named, model_named, pricing_by_gpus
-    from phalanx.plan.tables.scaling import by_gpus
+    from phalanx.planning.question import cluster_named, model_named, pricing_by_gpus
+    from phalanx.planning.tables.scaling import by_gpus
 
     asked = pricing_by_gpus(model_named(model)[0], cluster_named(cluster), batch, seq, stack, HEADROOM)
     strong, weak = (table(by_gpus(asked, sorted(gpus), weak)) for weak in (False, True))
@@ -256,7 +256,7 @@ def _asked(
 
 def _predicted(x: Question) -> Prediction:
     if x.exact is not None:
-        from phalanx.plan.explain.exact import ExactExplanation
+        from phalanx.planning.explain.exact import ExactExplanation
 
         usable = x.exact.cluster.device.usable_bytes
         e = ExactExplanation(x.exact.chosen, (), usable)
@@ -297,7 +297,7 @@ def _prediction(pricing: Pricing, priced: PricedStrategy, mfu: float, gpus: int)
 
 
 def _page(title: str, terms: dict[str, float], memory_terms: dict[str, float], usable: float) -> str:
-    from phalanx.plan.search.why_not import TERM_NAMES
+    from phalanx.planning.search.why_not import TERM_NAMES
 
     sections: list[Section] = [
         waterfall("Time of a step", dict(terms), TERM_NAMES),

@@ -14,7 +14,7 @@ from phalanx.report.style import seconds as written_seconds
 from phalanx.report.style import size
 
 if TYPE_CHECKING:
-    from phalanx.plan.tables.table import Sheet
+    from phalanx.planning.tables.table import Sheet
     from phalanx.spec.files.plan import Plan
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from phalanx.plan.budget import Goal
-    from phalanx.plan.search.condition_cost import ConditionCost
-    from phalanx.plan.search.fewer_gpus import Offer
-    from phalanx.plan.search.planner import Answer
-    from phalanx.plan.search.refine import RankedStrategy
+    from phalanx.planning.budget import Goal
+    from phalanx.planning.search.condition_cost import ConditionCost
+    from phalanx.planning.search.fewer_gpus import Offer
+    from phalanx.planning.search.planner import Answer
+    from phalanx.planning.search.refine import RankedStrategy
 
 
 def answer_json(a: Answer, goal: Goal | None, offered: list[Offer]) -> dict[str, Any]:

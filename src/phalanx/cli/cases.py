@@ -59,11 +59,11 @@ def cases(
             from phalanx.spec.errors import InputError
 
             raise InputError("--plot", str(plot), "draws the tree alone", "add --tree, or leave it out")
-        from phalanx.plan.tables import case_studies as studied
-        from phalanx.plan.tables import rules_of_thumb as taught
+        from phalanx.planning.tables import case_studies as studied
+        from phalanx.planning.tables import rules_of_thumb as taught
 
         if rules:
-            from phalanx.plan.tables import criteria
+            from phalanx.planning.tables import criteria
 
             sheets = [taught.sheet(), criteria.sheet()]
         elif published:
@@ -88,8 +88,8 @@ def _draw_tree(
     as_json: bool,
 ) -> None:
     """Print the tree of decisions, with a job's path if one is given. Raises InputError for half a job."""
-    from phalanx.plan import question
-    from phalanx.plan.explain import decision_tree
+    from phalanx.planning import question
+    from phalanx.planning.explain import decision_tree
     from phalanx.spec.errors import InputError
 
     asked = {"--model": model, "--cluster": cluster, "--gpus": gpus, "--batch": batch, "--seq": seq}

@@ -34,7 +34,7 @@ def clusters(
             write([hierarchy(name, gpus), switch_levels(name, gpus)] if name else [bandwidths()], plot)
             announce(f"wrote {plot}")
         if as_json:
-            from phalanx.plan.tables.switch_levels import sheet as levels
+            from phalanx.planning.tables.switch_levels import sheet as levels
 
             print_json([{**asdict(spec), "levels": levels(spec).records()} for spec in specs])
             return
@@ -44,7 +44,7 @@ def clusters(
         out = console()
         out.print(table(specs))
         if name:
-            from phalanx.plan.tables.switch_levels import sheet as levels
+            from phalanx.planning.tables.switch_levels import sheet as levels
             from phalanx.report.sheets import drawn
 
             out.print(drawn(levels(specs[0])))

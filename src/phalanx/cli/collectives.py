@@ -209,8 +209,8 @@ def collectives_table(
     from pathlib import Path
 
     with exit_on_error():
-        from phalanx.plan import question
-        from phalanx.plan.tables.collectives import compare
+        from phalanx.planning import question
+        from phalanx.planning.tables.collectives import compare
         from phalanx.spec.byte_sizes import parse_bytes
         from phalanx.spec.cluster import presets as clusters
         from phalanx.spec.errors import InputError
@@ -223,7 +223,7 @@ def collectives_table(
             )
         if symbols:
             from phalanx.cli.tables import print_sheets
-            from phalanx.plan.tables.collectives import formulas
+            from phalanx.planning.tables.collectives import formulas
 
             print_sheets([formulas()], as_json, as_csv)
             return

@@ -79,7 +79,7 @@ def comm(
             print_sheets(tables, as_json, as_csv, plot, of="comm")
             return
         if params is not None:
-            from phalanx.plan.tables import textbook
+            from phalanx.planning.tables import textbook
 
             reason = "is about a strategy, and a number of parameters has no shape to split"
             remedy = "leave it out, or --params"
@@ -106,7 +106,7 @@ def comm(
             return
 
         from phalanx.commands.question import Asked, read
-        from phalanx.plan.tables.communication import exact_sheet, sheet
+        from phalanx.planning.tables.communication import exact_sheet, sheet
 
         asked = read(Asked(plan, model, cluster, gpus, batch, seq, strategy, stack, precision, setting=options))
         show_notes(asked.notes)

@@ -25,9 +25,9 @@ from phalanx.cli.terminal import FAILED, console, exit_on_error, print_json
 
 if TYPE_CHECKING:
     from phalanx.commands.question import Question
-    from phalanx.plan.explain.exact import ExactExplanation
-    from phalanx.plan.explain.lint import Finding
-    from phalanx.plan.explain.lint import LintSubject as Lintable
+    from phalanx.planning.explain.exact import ExactExplanation
+    from phalanx.planning.explain.lint import Finding
+    from phalanx.planning.explain.lint import LintSubject as Lintable
 
 
 def explain(
@@ -58,12 +58,12 @@ def explain(
         asked = read(Asked(plan, model, cluster, gpus, batch, seq, strategy, stack, precision, setting=options))
         show_notes(asked.notes)
         if asked.exact is not None:
-            from phalanx.plan.explain.exact import explain_exactly
+            from phalanx.planning.explain.exact import explain_exactly
 
             _explain_exact(asked, explain_exactly(asked.exact), as_json)
             return
 
-        from phalanx.plan.explain.explanation import as_json as to_json
+        from phalanx.planning.explain.explanation import as_json as to_json
 
         x = asked.subject
         if as_json:
@@ -82,7 +82,7 @@ def explain(
 
 def _explain_exact(asked: Question, exact: ExactExplanation, as_json: bool) -> None:
     """Print the exact price of a strategy on our own runtime."""
-    from phalanx.plan.explain.exact import as_json as to_json
+    from phalanx.planning.explain.exact import as_json as to_json
     from phalanx.report.explain import exact_tables
     from phalanx.report.style import seconds
 
@@ -138,7 +138,7 @@ def lint(
 
         from phalanx.commands.question import Asked, read
         from phalanx.commands.read import findings_in, is_configuration
-        from phalanx.plan.explain.lint import lint as findings_of
+        from phalanx.planning.explain.lint import lint as findings_of
 
         mistakes = findings_in(plan, gpus) if plan is not None else []
         if cluster is None and plan is not None and is_configuration(plan):

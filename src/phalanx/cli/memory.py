@@ -94,7 +94,7 @@ def memory(
                 plot,
             )
             return
-        from phalanx.plan.tables import textbook
+        from phalanx.planning.tables import textbook
 
         if params is not None and model is None:
             require_only(line, "params", "policy", "card", reason="is about activations, which need a --model")
@@ -122,8 +122,8 @@ def memory(
 def _memory_of(asked: Asked, as_json: bool, as_csv: bool, plot: Path | None) -> None:
     """Print the memory of a strategy by what occupies it, as `predict` and `explain` have it. Raises InputError."""
     from phalanx.commands.question import read
-    from phalanx.plan.explain.exact import ExactExplanation
-    from phalanx.plan.tables.memory import sheet
+    from phalanx.planning.explain.exact import ExactExplanation
+    from phalanx.planning.tables.memory import sheet
 
     question = read(asked)
     show_notes(question.notes)
@@ -142,8 +142,8 @@ def _memory_of(asked: Asked, as_json: bool, as_csv: bool, plot: Path | None) -> 
 
 def _sized(model: str | None, params: str | None) -> tuple[ModelSpec | None, float]:
     """Return (model or None, number of parameters). Raises InputError."""
-    from phalanx.plan import question
-    from phalanx.plan.tables import textbook
+    from phalanx.planning import question
+    from phalanx.planning.tables import textbook
     from phalanx.spec.errors import InputError
 
     if (model is None) == (params is None):

@@ -13,7 +13,7 @@ from phalanx.cli.unread import require_only
 
 if TYPE_CHECKING:
     from phalanx.commands.question import Asked
-    from phalanx.plan.explain.observed import PricedRank
+    from phalanx.planning.explain.observed import PricedRank
     from phalanx.schedule.observation import Observation
     from phalanx.spec.files.plan import Plan
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def observation_in(path: Path | None, line: typer.Context | None = None) -> Observation | None:
     """Return the observation that a file holds, None where it is something else. Options of a `line` that belong to a
     strategy must not be given beside it. Raises InputError."""
-    from phalanx.plan.explain.observed import read
+    from phalanx.planning.explain.observed import read
 
     seen = None if path is None else read(path)
     if seen is not None and line is not None:
@@ -32,8 +32,8 @@ def observation_in(path: Path | None, line: typer.Context | None = None) -> Obse
 
 def show_price(o: Observation, cluster: str | None, as_json: bool, collectives: bool) -> None:
     """Print what an observed step costs on a cluster; with `collectives`, each kind of them. Raises InputError."""
-    from phalanx.plan.explain.observed import priced
-    from phalanx.plan.question import cluster_named
+    from phalanx.planning.explain.observed import priced
+    from phalanx.planning.question import cluster_named
     from phalanx.report.observed_price import figures, flows
     from phalanx.spec.errors import InputError
 
@@ -55,8 +55,8 @@ def show_price(o: Observation, cluster: str | None, as_json: bool, collectives: 
 
 def show_lint(o: Observation, cluster: str | None, as_json: bool) -> None:
     """Print what is wrong with an observed program; exit code 1 if anything is. Raises InputError."""
-    from phalanx.plan.explain.observed_lint import lint
-    from phalanx.plan.question import cluster_named
+    from phalanx.planning.explain.observed_lint import lint
+    from phalanx.planning.question import cluster_named
     from phalanx.report.observe import finding
     from phalanx.report.style import counted
 
@@ -74,9 +74,9 @@ def show_lint(o: Observation, cluster: str | None, as_json: bool) -> None:
 def show_better(o: Observation, asked: Asked, headroom: float, out: Path, as_json: bool) -> None:
     """Print what would make an observed program faster: what to change in it, with the communication that each costs,
     and with a model, a batch and a sequence length the best strategy of a stack on its ranks. Raises InputError."""
-    from phalanx.plan.explain.observed import priced
-    from phalanx.plan.explain.observed_lint import lint
-    from phalanx.plan.question import cluster_named
+    from phalanx.planning.explain.observed import priced
+    from phalanx.planning.explain.observed_lint import lint
+    from phalanx.planning.question import cluster_named
     from phalanx.report.observe import finding
     from phalanx.report.observed_price import figures
     from phalanx.spec.errors import InputError
@@ -126,7 +126,7 @@ def _searched(o: Observation, asked: Asked, headroom: float, out: Path) -> Plan:
     from phalanx.cli.terminal import announce, require_writable
     from phalanx.commands.priced_plan import plan_of
     from phalanx.commands.question import read
-    from phalanx.plan.search.planner import answer
+    from phalanx.planning.search.planner import answer
     from phalanx.spec.files import plan as plans
 
     require_writable("--out", out)
@@ -154,7 +154,7 @@ def _as_json(p: PricedRank) -> dict[str, Any]:
 
 def show_differences(o: Observation, plan: Path, as_json: bool) -> None:
     """Print where an observed program's step differs from a plan; exit code 1 if it does. Raises InputError."""
-    from phalanx.plan.explain.observed_against_plan import compare as differences_of
+    from phalanx.planning.explain.observed_against_plan import compare as differences_of
     from phalanx.report.observed_price import differences
     from phalanx.spec.files import plan as plans
 

@@ -96,7 +96,7 @@ def place(
 def _as_json(a: PlaceAnswer) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from phalanx.plan.placement.placement import axis_groups
+    from phalanx.planning.placement.placement import axis_groups
 
     p = a.placed.placement
     t = p.topology

@@ -31,7 +31,7 @@ from phalanx.cli.options import (
 from phalanx.cli.show import decision_json, show_choices, show_decision, show_notes
 from phalanx.cli.terminal import announce, exit_on_error, print_json, require_writable
 from phalanx.cli.unread import require_only
-from phalanx.plan.search import HEADROOM
+from phalanx.planning.search import HEADROOM
 
 
 def plan(

@@ -13,11 +13,11 @@ from phalanx.cli.terminal import announce, console, print_json, require_writable
 
 if TYPE_CHECKING:
     from phalanx.commands.question import Question
-    from phalanx.plan.budget import Goal
-    from phalanx.plan.search.column_pricing import Pricing
-    from phalanx.plan.search.condition_cost import ConditionCost
-    from phalanx.plan.search.fewer_gpus import Offer
-    from phalanx.plan.search.planner import Answer
+    from phalanx.planning.budget import Goal
+    from phalanx.planning.search.column_pricing import Pricing
+    from phalanx.planning.search.condition_cost import ConditionCost
+    from phalanx.planning.search.fewer_gpus import Offer
+    from phalanx.planning.search.planner import Answer
     from phalanx.spec.job import Job
 
 
@@ -35,10 +35,10 @@ def plan_model(
     as_json: bool,
 ) -> None:
     """Search all legal strategies for a model on a cluster, write and show the best. Raises InputError."""
-    from phalanx.plan.budget import Goal
-    from phalanx.plan.budget import tokens as token_count
-    from phalanx.plan.search.fewer_gpus import offers
-    from phalanx.plan.search.planner import COST_OBJECTIVES, OBJECTIVES, answer
+    from phalanx.planning.budget import Goal
+    from phalanx.planning.budget import tokens as token_count
+    from phalanx.planning.search.fewer_gpus import offers
+    from phalanx.planning.search.planner import COST_OBJECTIVES, OBJECTIVES, answer
     from phalanx.spec.errors import InputError, nearest
 
     if objective not in (*OBJECTIVES, *COST_OBJECTIVES, "days"):
@@ -100,7 +100,7 @@ def plan_model(
     if refused := why_not_exported(written, asked.stack):
         announce(f"phalanx export would not write it: {refused}")
     if report is not None:
-        from phalanx.plan.explain.analytic import AnalyticSubject
+        from phalanx.planning.explain.analytic import AnalyticSubject
         from phalanx.report.html.plan import report as page_of
 
         report.write_text(page_of(result, goal, AnalyticSubject(pricing, result.best.strategy, gpus, headroom)))
@@ -108,7 +108,7 @@ def plan_model(
     whole: ConditionCost | None = None
     each: tuple[ConditionCost, ...] = ()
     if result.pricing.wanted:
-        from phalanx.plan.search.condition_cost import condition_costs
+        from phalanx.planning.search.condition_cost import condition_costs
 
         whole, each = condition_costs(pricing, gpus, result.best.seconds)
     if as_json:
@@ -128,7 +128,7 @@ def plan_model(
 def compare_stacks(asked: Question, headroom: float, as_json: bool) -> str:
     """Price a question under every stack and print them; return the fastest. Raises InputError if none has an
     answer."""
-    from phalanx.plan.search.compare_stacks import compare
+    from phalanx.planning.search.compare_stacks import compare
     from phalanx.spec.errors import InputError
 
     base = replace(asked.pricing, headroom=headroom)

@@ -88,8 +88,8 @@ def predict(
 
 def _show_exact(x: Question, as_json: bool) -> None:
     """Print what a step of our own runtime takes, priced exactly."""
-    from phalanx.plan.explain.exact import ExactExplanation
-    from phalanx.plan.explain.exact import as_json as to_json
+    from phalanx.planning.explain.exact import ExactExplanation
+    from phalanx.planning.explain.exact import as_json as to_json
     from phalanx.report.explain import exact_tables
     from phalanx.report.style import seconds
 

@@ -24,7 +24,7 @@ def quiz(
     with exit_on_error():
         from dataclasses import asdict
 
-        from phalanx.plan.exercises import exercises, right
+        from phalanx.planning.exercises import exercises, right
         from phalanx.spec.errors import InputError
 
         if level not in (None, 1, 2, 3):

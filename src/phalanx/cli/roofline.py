@@ -31,7 +31,7 @@ from phalanx.cli.terminal import exit_on_error, require_drawing
 from phalanx.cli.unread import require_only
 
 if TYPE_CHECKING:
-    from phalanx.plan.tables.table import Sheet
+    from phalanx.planning.tables.table import Sheet
     from phalanx.report.pictures.figure import Picture
 
 
@@ -68,7 +68,7 @@ def roofline(
             tables = of_serving("roofline", serving, of_training, model, cluster, seq, weights, kv, gpus)
             print_sheets(tables, as_json, as_csv, plot, of="roofline")
             return
-        from phalanx.plan.tables.roofline import ridges, rooflines
+        from phalanx.planning.tables.roofline import ridges, rooflines
 
         if params is not None:
             there = cluster or "dgx-h100"
@@ -97,7 +97,7 @@ def roofline(
             sheets += rooflines(asked.pricing, asked.strategy)
 
         def pictures() -> list[Picture]:
-            from phalanx.plan.explain.operators import training
+            from phalanx.planning.explain.operators import training
             from phalanx.report.gallery.hardware import compute_roofline, job_roofline
 
             if asked is None or asked.strategy is None:
@@ -114,8 +114,8 @@ def roofline(
 def _intensities(params: str, cluster: str, seq: int) -> list[Sheet]:
     """Return the FLOP per byte sent by batch size, over the links inside a node and those between nodes."""
     from phalanx.cost.analytic.chips import system_of
-    from phalanx.plan import question
-    from phalanx.plan.tables import textbook
+    from phalanx.planning import question
+    from phalanx.planning.tables import textbook
 
     require_positive({"--seq": seq})
     node = question.cluster_named(cluster)(1)

@@ -22,7 +22,7 @@ from phalanx.cli.terminal import exit_on_error, require_drawing
 from phalanx.cli.unread import require_only
 
 if TYPE_CHECKING:
-    from phalanx.plan.tables.table import Sheet
+    from phalanx.planning.tables.table import Sheet
     from phalanx.report.pictures.figure import Picture
 
 
@@ -57,9 +57,9 @@ def scaling(
     """Tabulate strong and weak scaling, efficiency by batch size, and the effect of the network and the device."""
     with exit_on_error():
         require_drawing(plot)
-        from phalanx.plan import question
-        from phalanx.plan.search import HEADROOM
-        from phalanx.plan.tables import scaling as tables
+        from phalanx.planning import question
+        from phalanx.planning.search import HEADROOM
+        from phalanx.planning.tables import scaling as tables
         from phalanx.spec.errors import InputError, nearest
 
         if params is not None:
@@ -103,7 +103,7 @@ def scaling(
 
 def _training(params: str, tokens: str | None, tflops: float, gpus: str) -> Sheet:
     """Return the days of a training by number of GPUs. Raises InputError."""
-    from phalanx.plan.tables import textbook
+    from phalanx.planning.tables import textbook
     from phalanx.spec.errors import InputError
 
     if tokens is None:

@@ -14,9 +14,9 @@ from phalanx.cli.unread import require_only
 
 if TYPE_CHECKING:
     from phalanx.commands.serving_question import Asked
-    from phalanx.plan.serving.neighbours import Neighbour
-    from phalanx.plan.serving.question import Candidate
-    from phalanx.plan.serving.search import Answer
+    from phalanx.planning.serving.neighbours import Neighbour
+    from phalanx.planning.serving.question import Candidate
+    from phalanx.planning.serving.search import Answer
     from phalanx.spec.files.serving import ServingPlan
 
 _LAUNCH = Annotated[

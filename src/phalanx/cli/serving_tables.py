@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from phalanx.plan.tables.table import Sheet
+    from phalanx.planning.tables.table import Sheet
 
 
 def sheets(
@@ -26,7 +26,7 @@ def sheets(
     """
     from phalanx.commands.serving_question import price_of
     from phalanx.cost.serving.layout import ServingLayout
-    from phalanx.plan.tables import serving as tables
+    from phalanx.planning.tables import serving as tables
     from phalanx.spec.errors import InputError
 
     if not serving:

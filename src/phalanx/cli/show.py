@@ -43,7 +43,7 @@ def show_notes(notes: tuple[str, ...]) -> None:
 
 def show_decision(decision: Decision, rows: int) -> None:
     """Print the chosen strategy beside at most `rows` alternatives, its buckets and its chunks."""
-    from phalanx.plan.auto.bucket_size import GIVEN
+    from phalanx.planning.auto.bucket_size import GIVEN
     from phalanx.report.plan import alternatives, searched
     from phalanx.spec.byte_sizes import write_bytes
 

@@ -10,7 +10,7 @@ from phalanx.cli.terminal import announce, console, print_json
 
 if TYPE_CHECKING:
     from phalanx.commands.question import Question
-    from phalanx.plan.tables.table import Sheet
+    from phalanx.planning.tables.table import Sheet
     from phalanx.report.pictures.figure import Picture
 
 

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from phalanx.cost.analytic.chips import system
-from phalanx.plan.search.column_pricing import Pricing
-from phalanx.plan.search.limits import conditions
-from phalanx.plan.search.planner import best_on
-from phalanx.plan.search.priced import PricedStrategy
-from phalanx.plan.search.refine import refined
+from phalanx.planning.search.column_pricing import Pricing
+from phalanx.planning.search.limits import conditions
+from phalanx.planning.search.planner import best_on
+from phalanx.planning.search.priced import PricedStrategy
+from phalanx.planning.search.refine import refined
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.spec import ClusterSpec, Tier
 from phalanx.spec.errors import InputError

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from phalanx.commands.place import job_of_plan
-from phalanx.plan.placement.price import PlacedJob
-from phalanx.plan.placement.search import place
-from phalanx.plan.question import require_plausible
-from phalanx.plan.search.planner import best_on
+from phalanx.planning.placement.price import PlacedJob
+from phalanx.planning.placement.search import place
+from phalanx.planning.question import require_plausible
+from phalanx.planning.search.planner import best_on
 from phalanx.simulate.shared_cluster.cluster_state import SpeedOf
 from phalanx.simulate.shared_cluster.engine import simulate
 from phalanx.simulate.shared_cluster.history import History

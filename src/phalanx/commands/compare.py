@@ -17,7 +17,7 @@ from phalanx.commands.export import TARGETS
 from phalanx.commands.question import Asked, Question, read
 from phalanx.commands.read import is_configuration
 from phalanx.formats.training.subject import subject
-from phalanx.plan.explain.exact import ExactExplanation
+from phalanx.planning.explain.exact import ExactExplanation
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.plan import Plan

@@ -18,9 +18,9 @@ from typing import Any
 from phalanx.commands.file_settings import Edit, FileSettings, State
 from phalanx.commands.question import Question
 from phalanx.commands.read import Reading
-from phalanx.plan.explain.analytic import AnalyticSubject
-from phalanx.plan.search.column_pricing import Pricing
-from phalanx.plan.search.planner import answer
+from phalanx.planning.explain.analytic import AnalyticSubject
+from phalanx.planning.search.column_pricing import Pricing
+from phalanx.planning.search.planner import answer
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.strategy.spec import Strategy, format_field

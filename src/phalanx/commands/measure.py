@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.commands.this_machine import Announce, require_local
 from phalanx.measure.this_machine import default_ranks, local_cluster
-from phalanx.plan.auto import transport
+from phalanx.planning.auto import transport
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from phalanx.plan.placement.placement import Placement, in_order
-from phalanx.plan.question import cluster_named
+from phalanx.planning.placement.placement import Placement, in_order
+from phalanx.planning.question import cluster_named
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import ClusterSpec, Device, Tier
 from phalanx.spec.errors import InputError

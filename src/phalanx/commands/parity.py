@@ -8,7 +8,7 @@ from typing import Any
 
 from phalanx.commands.this_machine import Announce, require_local, share_gpus
 from phalanx.measure.this_machine import local_cluster
-from phalanx.plan.auto import transport
+from phalanx.planning.auto import transport
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.errors import InputError

@@ -11,10 +11,10 @@ import numpy as np
 
 from phalanx.commands.precision import PRECISIONS
 from phalanx.formats import kueue, slurm, torchrun
-from phalanx.plan.placement.alternatives import Alternative, alternatives
-from phalanx.plan.placement.placement import Placement
-from phalanx.plan.placement.price import PlacedJob
-from phalanx.plan.placement.search import Carvings, Placed, place
+from phalanx.planning.placement.alternatives import Alternative, alternatives
+from phalanx.planning.placement.placement import Placement
+from phalanx.planning.placement.price import PlacedJob
+from phalanx.planning.placement.search import Carvings, Placed, place
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files import free_gpus

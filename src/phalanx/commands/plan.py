@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from phalanx.commands.this_machine import Announce, require_local
 from phalanx.measure.this_machine import default_ranks, local_cluster
-from phalanx.plan.auto import stage_split, transport
-from phalanx.plan.auto.bucket_size import GIVEN, has_buckets
-from phalanx.plan.auto.transport import allowed
-from phalanx.plan.search.best_first import Candidate, SearchResult, price, search
+from phalanx.planning.auto import stage_split, transport
+from phalanx.planning.auto.bucket_size import GIVEN, has_buckets
+from phalanx.planning.auto.transport import allowed
+from phalanx.planning.search.best_first import Candidate, SearchResult, price, search
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.cluster.spec import ClusterSpec

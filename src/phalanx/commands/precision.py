@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from phalanx.cost.analytic.chips import chip_name
-from phalanx.plan.search.column_pricing import Pricing
+from phalanx.planning.search.column_pricing import Pricing
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError, nearest

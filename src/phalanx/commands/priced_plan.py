@@ -8,9 +8,9 @@ from typing import Any
 
 from phalanx.commands.question import Asked, read
 from phalanx.commands.read import Reading, asked_by
-from phalanx.plan.search.column_pricing import Pricing
-from phalanx.plan.search.priced import PricedStrategy
-from phalanx.plan.search.refine import PipelineRun
+from phalanx.planning.search.column_pricing import Pricing
+from phalanx.planning.search.priced import PricedStrategy
+from phalanx.planning.search.refine import PipelineRun
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import ClusterChoice
 from phalanx.spec.files.plan import Plan

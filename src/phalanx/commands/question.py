@@ -30,11 +30,11 @@ from phalanx.commands.precision import (
 )
 from phalanx.commands.release import release_named
 from phalanx.cost.analytic.estimate import Estimate, estimate, require_modelled
-from phalanx.plan import question as names
-from phalanx.plan.explain.analytic import AnalyticSubject
-from phalanx.plan.explain.exact import ExactSubject, subject_of_plan
-from phalanx.plan.search.column_pricing import Pricing
-from phalanx.plan.search.limits import conditions
+from phalanx.planning import question as names
+from phalanx.planning.explain.analytic import AnalyticSubject
+from phalanx.planning.explain.exact import ExactSubject, subject_of_plan
+from phalanx.planning.search.column_pricing import Pricing
+from phalanx.planning.search.limits import conditions
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans

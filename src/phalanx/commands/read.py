@@ -13,8 +13,8 @@ from phalanx.formats.read import files
 from phalanx.formats.read.configuration import Config, Configuration, Layout, count, shown
 from phalanx.formats.read.folder import FILES
 from phalanx.formats.read.lints import Mistake, lint
-from phalanx.plan import question as names
-from phalanx.plan.explain.lint import Finding
+from phalanx.planning import question as names
+from phalanx.planning.explain.lint import Finding
 from phalanx.schedule.pipeline.given_layout import equal_blocks, listed
 from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.errors import InputError

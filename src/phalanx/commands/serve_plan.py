@@ -10,9 +10,9 @@ from phalanx.cost.serving.roofline import ServingPrice
 from phalanx.formats.serving import dynamo, sglang, trtllm, vllm
 from phalanx.formats.serving.arguments import refused
 from phalanx.formats.serving.launch import Launch
-from phalanx.plan.serving.neighbours import Neighbour, neighbours
-from phalanx.plan.serving.question import Candidate
-from phalanx.plan.serving.search import Answer, Search, answer
+from phalanx.planning.serving.neighbours import Neighbour, neighbours
+from phalanx.planning.serving.question import Candidate
+from phalanx.planning.serving.search import Answer, Search, answer
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.serving import Limits, Load, ServingPlan, Workers
 

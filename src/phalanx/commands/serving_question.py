@@ -12,9 +12,9 @@ from phalanx.cost.analytic.chips import chip_name
 from phalanx.cost.serving.adapters import HOST_BYTES_PER_S, adapter_bytes
 from phalanx.cost.serving.layout import ServingLayout
 from phalanx.cost.serving.roofline import ServingPrice
-from phalanx.plan import question as questions
-from phalanx.plan.serving.question import OBJECTIVES, Question
-from phalanx.plan.serving.space import illegal
+from phalanx.planning import question as questions
+from phalanx.planning.serving.question import OBJECTIVES, Question
+from phalanx.planning.serving.space import illegal
 from phalanx.simulate.serving import trace as traces
 from phalanx.simulate.serving.engines import NEEDS, EngineRow, engine, require_types
 from phalanx.simulate.serving.requests import Requests

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from phalanx.commands.this_machine import Announce, require_local
 from phalanx.commands.train import prepare_data, train
 from phalanx.measure.this_machine import default_ranks
-from phalanx.plan.tables.table import Sheet, columns
+from phalanx.planning.tables.table import Sheet, columns
 from phalanx.runs.folder import RUNS
 from phalanx.runs.initial_weights import start_from_weights
 from phalanx.schedule.pipeline.schedules import SCHEDULES

@@ -30,7 +30,7 @@ from phalanx.verify.diff import differences
 
 if TYPE_CHECKING:
     from phalanx.runtime.process.environment import World
-    from phalanx.train.data import TokenSet
+    from phalanx.training.data import TokenSet
 
 _SILENT_S = 10.0  # a training is announced whose steps take longer, as each is said when it is done
 
@@ -54,8 +54,8 @@ class Outcome:
 
 def prepare_data(file: JobFile, announce: Announce) -> TokenSet:
     """Read, encode and cache the tokens of a job, before any rank starts. Raises InputError."""
-    from phalanx.train import tensorboard
-    from phalanx.train.data import Batches, prepare, require_documents
+    from phalanx.training import tensorboard
+    from phalanx.training.data import Batches, prepare, require_documents
 
     if file.train.tensorboard:
         tensorboard.require()
@@ -93,7 +93,7 @@ def train(
         argument = json.dumps({"folder": str(folder), "resume": resume})
         try:
             launch(
-                "phalanx.train.worker",
+                "phalanx.training.worker",
                 argument,
                 decision.plan.strategy.world,
                 decision.plan.train.threads,
@@ -152,7 +152,7 @@ def _require_compilable(file: JobFile, strategy: Strategy) -> None:
         return
     import torch
 
-    from phalanx.train.compiled_blocks import require_compilable
+    from phalanx.training.compiled_blocks import require_compilable
 
     require_compilable(file.model, strategy, "cuda" if torch.cuda.is_available() else "cpu")
 
@@ -164,7 +164,7 @@ def _train_rank(
     from phalanx.runtime.checkpoint.store import steps
     from phalanx.runtime.process import world as worlds
     from phalanx.runtime.process.rank import StopFlag, named
-    from phalanx.train import worker
+    from phalanx.training import worker
 
     with named(world):
         worlds.join(world, file.train.timeout_s)

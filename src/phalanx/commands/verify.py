@@ -17,12 +17,12 @@ from phalanx.commands.question import OWN_STACK, Asked, read, strategy_on
 from phalanx.commands.read import asked_by, is_configuration
 from phalanx.commands.this_machine import Announce
 from phalanx.cost.step.expand import expand
-from phalanx.plan.auto.bucket_size import has_buckets
-from phalanx.plan.auto.transport import allowed
-from phalanx.plan.explain.program_traffic import differing_axes
-from phalanx.plan.question import cluster_named, model_named
-from phalanx.plan.search.best_first import price
-from phalanx.plan.search.column_pricing import Pricing
+from phalanx.planning.auto.bucket_size import has_buckets
+from phalanx.planning.auto.transport import allowed
+from phalanx.planning.explain.program_traffic import differing_axes
+from phalanx.planning.question import cluster_named, model_named
+from phalanx.planning.search.best_first import price
+from phalanx.planning.search.column_pricing import Pricing
 from phalanx.schedule.event import Event
 from phalanx.schedule.layout import Layout
 from phalanx.schedule.pipeline.stages import check

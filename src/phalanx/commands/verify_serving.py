@@ -7,7 +7,7 @@ from typing import Any
 
 from phalanx.commands.this_machine import Announce
 from phalanx.commands.verify import collectives
-from phalanx.plan.question import model_named, require_counts
+from phalanx.planning.question import model_named, require_counts
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import DType

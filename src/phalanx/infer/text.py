@@ -27,7 +27,7 @@ from phalanx.spec.job import DType, compute_type
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train.data.tokenizer import open_tokenizer
+from phalanx.training.data.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

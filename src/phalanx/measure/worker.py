@@ -19,7 +19,7 @@ from phalanx.measure.compressors import measure_coding
 from phalanx.measure.links import measure_gamma
 from phalanx.measure.ping_pong import RealWire
 from phalanx.measure.this_machine import PATIENCE_S
-from phalanx.plan.auto.transport import choose
+from phalanx.planning.auto.transport import choose
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
 from phalanx.runtime.process.environment import ALONE, external

@@ -9,7 +9,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from phalanx.plan.tables.collectives import Comparison
+from phalanx.planning.tables.collectives import Comparison
 from phalanx.report.style import seconds
 from phalanx.schedule.collectives.ir import Ints, Schedule, atoms
 from phalanx.schedule.collectives.proof import Counts, Run, run

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 from rich.table import Table
 
-from phalanx.plan.explain import explanation, operators
-from phalanx.plan.explain.analytic import AnalyticSubject
-from phalanx.plan.explain.exact import ExactExplanation
-from phalanx.plan.search.why_not import TERM_NAMES
+from phalanx.planning.explain import explanation, operators
+from phalanx.planning.explain.analytic import AnalyticSubject
+from phalanx.planning.explain.exact import ExactExplanation
+from phalanx.planning.search.why_not import TERM_NAMES
 from phalanx.report.style import seconds, size, table
 
 

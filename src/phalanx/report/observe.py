@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from phalanx.plan.explain.observed_lint import ProgramFinding, lint
+from phalanx.planning.explain.observed_lint import ProgramFinding, lint
 from phalanx.report.style import seconds, size, table
 from phalanx.schedule.observation import Observation, RankObservation, unit
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from phalanx.plan.explain.observed import PricedRank
-from phalanx.plan.explain.observed_against_plan import Difference
+from phalanx.planning.explain.observed import PricedRank
+from phalanx.planning.explain.observed_against_plan import Difference
 from phalanx.report.style import seconds, size, table
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from phalanx.plan.placement.alternatives import Alternative, gains
-from phalanx.plan.placement.price import PlacedJob
-from phalanx.plan.placement.search import Placed
+from phalanx.planning.placement.alternatives import Alternative, gains
+from phalanx.planning.placement.price import PlacedJob
+from phalanx.planning.placement.search import Placed
 from phalanx.report.style import counted, seconds, table
 
 _SHOWN = 5

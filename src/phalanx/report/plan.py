@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
-from phalanx.plan.budget import Goal, shortened
-from phalanx.plan.explain import decision_tree
-from phalanx.plan.search.fewer_gpus import Offer
-from phalanx.plan.search.planner import Answer
-from phalanx.plan.search.refine import RankedStrategy
+from phalanx.planning.budget import Goal, shortened
+from phalanx.planning.explain import decision_tree
+from phalanx.planning.search.fewer_gpus import Offer
+from phalanx.planning.search.planner import Answer
+from phalanx.planning.search.refine import RankedStrategy
 from phalanx.report.style import between_fields, empty_table, seconds, size, table
 from phalanx.spec.job import Job
 
 if TYPE_CHECKING:  # printing a table does not load the pricing code
-    from phalanx.plan.search.best_first import Candidate, SearchResult
+    from phalanx.planning.search.best_first import Candidate, SearchResult
 
 
 def ranked(rows: Sequence[RankedStrategy], title: str, a: Answer) -> Table:

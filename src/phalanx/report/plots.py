@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from phalanx.plan.tables.table import Column, Sheet
+from phalanx.planning.tables.table import Column, Sheet
 from phalanx.report.pictures.figure import Axis, Bar, Bars, Lines, Panel, Picture, Series, Unit
 from phalanx.report.sheets import written
 from phalanx.spec.cluster.spec import GIB

@@ -8,7 +8,7 @@ from rich.text import Text
 from phalanx.cost.analytic.compression import MOST, Payment
 from phalanx.cost.analytic.estimate import Estimate, compression_payment
 from phalanx.cost.analytic.step import FORMULAS
-from phalanx.plan.search import HEADROOM
+from phalanx.planning.search import HEADROOM
 from phalanx.report.style import empty_table, seconds, size
 
 _SHOWN = 0.002

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from rich.table import Table
 
-from phalanx.plan.serving.neighbours import Neighbour
-from phalanx.plan.serving.question import Candidate, Question
-from phalanx.plan.serving.search import Answer
+from phalanx.planning.serving.neighbours import Neighbour
+from phalanx.planning.serving.question import Candidate, Question
+from phalanx.planning.serving.search import Answer
 from phalanx.report.style import empty_table
 
 

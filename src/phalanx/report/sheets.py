@@ -7,7 +7,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from phalanx.plan.tables.table import Sheet
+from phalanx.planning.tables.table import Sheet
 from phalanx.report.style import seconds, size
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 
-from phalanx.plan.search.compare_stacks import OfStack
-from phalanx.plan.search.condition_cost import ConditionCost
+from phalanx.planning.search.compare_stacks import OfStack
+from phalanx.planning.search.condition_cost import ConditionCost
 from phalanx.report.style import between_fields, seconds, size, table
 
 

@@ -34,7 +34,7 @@ def start_from_weights(file: JobFile, announce: Callable[[str], None]) -> JobFil
     """Return the job with the tokenizer beside its train.weights, if it names none and has texts to encode; announce
     what the weights are. Raises InputError if the weights are not the model's, or lie in the run's own folder."""
     from phalanx.nn.weight_files import introduce
-    from phalanx.train.data import holds_ids
+    from phalanx.training.data import holds_ids
 
     train = file.train
     own, source = (RUNS / train.name).resolve(), Path(train.weights).resolve()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from phalanx.plan.auto.bucket_size import has_buckets
+from phalanx.planning.auto.bucket_size import has_buckets
 from phalanx.runs.folder import RUNS, latest_run
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan

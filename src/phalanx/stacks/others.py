@@ -293,7 +293,7 @@ PHALANX = Stack(
             "prefetch": ((0, 1), "--strategy prefetch="),
             "order": (("pp/dp/cp/tp",), "--strategy order=", "a search of its own keeps the default"),
         },
-        {name: f"{_LEGALITY}:86" for name in FIELDS} | {"order": "src/phalanx/plan/search/best_first.py:36"},
+        {name: f"{_LEGALITY}:86" for name in FIELDS} | {"order": "src/phalanx/planning/search/best_first.py:36"},
     ),
     options=entries(
         {"optimizer": (("auto", "adam"), "[job.optimizer] name")},

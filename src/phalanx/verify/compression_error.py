@@ -22,7 +22,7 @@ from phalanx.runtime.data_parallel import logical_state
 from phalanx.spec.job import Job, Precision, Train
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train.training_step import Training
+from phalanx.training.training_step import Training
 from phalanx.verify.parity import gradient_errors, random_batches
 
 

@@ -50,8 +50,8 @@ from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train import parallelize
-from phalanx.train.training_step import Training
+from phalanx.training import parallelize
+from phalanx.training.training_step import Training
 from phalanx.verify import gpu_rules, meta_ops
 from phalanx.verify.diff import RecordedMemory
 from phalanx.verify.gpu_rules import AgainstTheRules, AsOnCuda

@@ -23,9 +23,9 @@ from phalanx.spec.job import Job, Optimizer, Precision, Train
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train.data import Batches
-from phalanx.train.trainer import learning_rate
-from phalanx.train.training_step import StepResult, Training
+from phalanx.training.data import Batches
+from phalanx.training.trainer import learning_rate
+from phalanx.training.training_step import StepResult, Training
 from phalanx.verify.router_ties import first_flip
 
 BOUNDS: dict[str, float] = {"float64": 1e-9, "float32": 1e-5}

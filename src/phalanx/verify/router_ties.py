@@ -15,7 +15,7 @@ from torch import Tensor
 
 from phalanx.nn import routing
 from phalanx.spec.model.mechanisms import Experts
-from phalanx.train.expert_load import LayerLoad
+from phalanx.training.expert_load import LayerLoad
 
 BOUND = 1e-5
 """Relative change of a score; the bound of fp32 gradients."""

@@ -8,7 +8,7 @@ import pytest
 from phalanx.cost.serving.adapters import adapter_bytes
 from phalanx.cost.serving.layout import ServingLayout
 from phalanx.cost.serving.roofline import ServingPrice
-from phalanx.plan.question import cluster_named, model_named
+from phalanx.planning.question import cluster_named, model_named
 
 
 def _price(

@@ -6,7 +6,7 @@ import random
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
-from phalanx.plan.question import cluster_named, model_named
+from phalanx.planning.question import cluster_named, model_named
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan

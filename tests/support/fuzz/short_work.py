@@ -44,7 +44,7 @@ def short_work() -> Iterator[None]:
 
 def _predicted(module: str, argument: dict[str, Any]) -> float:
     """Predict how many seconds the steps of a worker take; 0 if it takes none."""
-    if module == "phalanx.train.worker":
+    if module == "phalanx.training.worker":
         saved = plan.read(Path(argument["folder"]) / "plan.json")
         return float(saved.prediction["step_time_s"] * saved.train.steps)
     if module == "phalanx.verify.worker":

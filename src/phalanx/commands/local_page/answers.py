@@ -21,9 +21,9 @@ from typing import Any
 
 from phalanx.commands.priced_plan import plan_of
 from phalanx.commands.question import Asked, read
-from phalanx.plan.explain.analytic import AnalyticSubject
-from phalanx.plan.search.planner import Answer, answer
-from phalanx.plan.search.why_not import TERM_NAMES
+from phalanx.planning.explain.analytic import AnalyticSubject
+from phalanx.planning.search.planner import Answer, answer
+from phalanx.planning.search.why_not import TERM_NAMES
 from phalanx.report.html.page import body, charts, contents
 from phalanx.report.html.plan import data, sections, title
 from phalanx.report.style import seconds, size

@@ -7,15 +7,15 @@ from functools import cache
 
 import numpy as np
 
-from phalanx.plan.explain import decision_tree
-from phalanx.plan.explain.decision_tree import Branch
-from phalanx.plan.explain.decision_tree import Node as Decision
-from phalanx.plan.placement.price import PlacedJob
-from phalanx.plan.placement.search import place
-from phalanx.plan.question import cluster_named, model_named, pricing_by_gpus, require_counts
-from phalanx.plan.search import HEADROOM
-from phalanx.plan.tables import scaling as tables
-from phalanx.plan.tables.table import Sheet
+from phalanx.planning.explain import decision_tree
+from phalanx.planning.explain.decision_tree import Branch
+from phalanx.planning.explain.decision_tree import Node as Decision
+from phalanx.planning.placement.price import PlacedJob
+from phalanx.planning.placement.search import place
+from phalanx.planning.question import cluster_named, model_named, pricing_by_gpus, require_counts
+from phalanx.planning.search import HEADROOM
+from phalanx.planning.tables import scaling as tables
+from phalanx.planning.tables.table import Sheet
 from phalanx.report.pictures.figure import (
     Arrow,
     Axis,

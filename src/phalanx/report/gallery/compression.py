@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from phalanx.plan.tables import textbook
+from phalanx.planning.tables import textbook
 from phalanx.report.pictures.figure import Axis, Lines, Picture, Rule, Series
 from phalanx.spec.model.spec import Parameter
 from phalanx.spec.strategy.compressors import PLACE_BYTES, Codes, Compression, Summed

@@ -9,8 +9,8 @@ from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.streams import Timed, exposed, gathered_bytes, timed
-from phalanx.plan.placement.placement import axis_groups, in_order
-from phalanx.plan.question import cluster_named, model_named, require_counts
+from phalanx.planning.placement.placement import axis_groups, in_order
+from phalanx.planning.question import cluster_named, model_named, require_counts
 from phalanx.report.pictures.figure import (
     Arrow,
     Axis,

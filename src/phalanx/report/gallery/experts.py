@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from phalanx.plan.question import model_named, require_counts
+from phalanx.planning.question import model_named, require_counts
 from phalanx.report.pictures.figure import Arrow, Bar, Bars, Box, Diagram, Label, Picture
 from phalanx.schedule.layers.collectives import Core, communication
 from phalanx.schedule.layers.routing import balanced, most, routed

@@ -7,8 +7,8 @@ from datetime import date
 
 import numpy as np
 
-from phalanx.plan.question import model_named
-from phalanx.plan.tables.scaling_law import LAW, loss
+from phalanx.planning.question import model_named
+from phalanx.planning.tables.scaling_law import LAW, loss
 from phalanx.report.pictures.figure import Axis, Lines, Mark, Picture, Series
 
 

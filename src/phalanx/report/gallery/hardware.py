@@ -8,10 +8,10 @@ import numpy as np
 
 from phalanx.cost.analytic.chips import chip_name, system_of
 from phalanx.cost.collectives.nccl_model import collective_s
-from phalanx.plan.explain.operators import Operator
-from phalanx.plan.question import cluster_named, require_counts
-from phalanx.plan.tables.roofline import levels_of
-from phalanx.plan.tables.switch_levels import sheet as levels
+from phalanx.planning.explain.operators import Operator
+from phalanx.planning.question import cluster_named, require_counts
+from phalanx.planning.tables.roofline import levels_of
+from phalanx.planning.tables.switch_levels import sheet as levels
 from phalanx.report.pictures.figure import (
     Arrow,
     Axis,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from phalanx.plan.question import cluster_named, model_named, pricing_by_gpus, require_counts
-from phalanx.plan.search.priced import price
+from phalanx.planning.question import cluster_named, model_named, pricing_by_gpus, require_counts
+from phalanx.planning.search.priced import price
 from phalanx.report.pictures.figure import Arrow, Axis, Box, Diagram, Label, Lines, Picture, Rule, Series
 from phalanx.schedule.layers.collectives import Core, communication
 from phalanx.spec.errors import InputError

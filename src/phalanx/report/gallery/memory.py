@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from phalanx.plan.question import model_named, require_counts
-from phalanx.plan.tables import textbook
+from phalanx.planning.question import model_named, require_counts
+from phalanx.planning.tables import textbook
 from phalanx.report.pictures.figure import Axis, Bar, Bars, Lines, Mark, Picture, Rule, Series
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.spec import GIB

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from phalanx.plan.search.why_not import TERM_NAMES
+from phalanx.planning.search.why_not import TERM_NAMES
 from phalanx.report.compare import LETTERS, Compared, legend
 from phalanx.report.html.page import Section, page
 from phalanx.report.html.plan import memory

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 
 from phalanx.cost.analytic.memory import memory as memory_of
-from phalanx.plan.budget import Goal
-from phalanx.plan.explain import explanation, operators
-from phalanx.plan.explain.analytic import AnalyticSubject
-from phalanx.plan.placement.placement import in_order
-from phalanx.plan.search.planner import Answer
-from phalanx.plan.search.priced import COMMUNICATION, layout_of
-from phalanx.plan.search.refine import RankedStrategy, timeline
-from phalanx.plan.search.strategy_columns import of
-from phalanx.plan.search.why_not import TERM_NAMES
+from phalanx.planning.budget import Goal
+from phalanx.planning.explain import explanation, operators
+from phalanx.planning.explain.analytic import AnalyticSubject
+from phalanx.planning.placement.placement import in_order
+from phalanx.planning.search.planner import Answer
+from phalanx.planning.search.priced import COMMUNICATION, layout_of
+from phalanx.planning.search.refine import RankedStrategy, timeline
+from phalanx.planning.search.strategy_columns import of
+from phalanx.planning.search.why_not import TERM_NAMES
 from phalanx.report.html.page import Section, page
 from phalanx.report.mesh_svg import nodes_svg, one_of_each_stage
 from phalanx.report.plan import lines

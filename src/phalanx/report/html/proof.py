@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from phalanx.plan.explain.observed_lint import lint
+from phalanx.planning.explain.observed_lint import lint
 from phalanx.report.html.page import Section, page
 from phalanx.report.observe import finding
 from phalanx.report.style import BYTES, FLOP, largest_unit, size

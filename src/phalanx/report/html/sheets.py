@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from phalanx.plan.tables.table import Column, Sheet
+from phalanx.planning.tables.table import Column, Sheet
 from phalanx.report.html.page import Section, page
 from phalanx.report.pictures.figure import Picture
 from phalanx.report.pictures.files import svg

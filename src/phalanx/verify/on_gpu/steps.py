@@ -31,8 +31,8 @@ from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import Products
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train.compiled_blocks import compile_blocks
-from phalanx.train.training_step import Training
+from phalanx.training.compiled_blocks import compile_blocks
+from phalanx.training.training_step import Training
 from phalanx.verify.on_gpu import plain
 from phalanx.verify.on_gpu.sizes import SIZES, TINY, Size, products_of
 

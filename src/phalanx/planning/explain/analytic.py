@@ -1,0 +1,220 @@
+"""One strategy priced by the formulas of a software stack: step time, pipeline, traffic, and its neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from phalanx.cost.analytic.estimate import require_policy
+from phalanx.cost.ledger.flops import hardware_flops, model_flops
+from phalanx.cost.ledger.sharding import sharding
+from phalanx.planning.explain.targets import BUBBLE, EXPOSED, IMBALANCE, MFU, OVERLAP, Target
+from phalanx.planning.explain.traffic import Flow, flows
+from phalanx.planning.search import HEADROOM, strategy_columns
+from phalanx.planning.search.column_pricing import Pricing
+from phalanx.planning.search.priced import PricedStrategy
+from phalanx.planning.search.refine import PipelineRun, RankedStrategy, RefinedPrices
+from phalanx.schedule.pipeline.given_layout import given_blocks, listed
+from phalanx.schedule.pipeline.stages import check
+from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.errors import InputError
+from phalanx.spec.job import Job
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.stacks.registry import facts
+
+
+@dataclass(frozen=True)
+class AnalyticSubject:
+    """A strategy of a question, with everything that explanations and lints read from it.
+
+    Raises InputError if the strategy is not legal for the model and job."""
+
+    larger: Callable[[int], Pricing]
+    """The question on any number of GPUs."""
+    strategy: Strategy
+    gpus: int
+    """Number of GPUs there are; the strategy may use fewer."""
+    headroom: float = HEADROOM
+    """Share of a device's memory that other strategies must leave free, as those of a search."""
+    known: RefinedPrices | None = None
+    """What a search priced under the same question and headroom, if one did."""
+
+    def __post_init__(self) -> None:
+        check(self.strategy, self.pricing.model, self.pricing.job, None)
+        require_policy(self.strategy, self.pricing.stack)
+
+    @cached_property
+    def pricing(self) -> Pricing:
+        """The question on all `gpus`."""
+        return self.larger(self.gpus)
+
+    @cached_property
+    def pricing_of_others(self) -> Pricing:
+        """The question as a search asks it: its strategies leave some memory free."""
+        return replace(self.pricing, headroom=self.headroom)
+
+    @property
+    def model(self) -> ModelSpec:
+        """The model of the question."""
+        return self.pricing.model
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        """The cluster that holds all `gpus`."""
+        return self.pricing.cluster
+
+    @property
+    def job(self) -> Job:
+        """The job of the question."""
+        return self.pricing.job
+
+    @cached_property
+    def _priced(self) -> RankedStrategy:
+        return (self.known or RefinedPrices(self.pricing)).of([self.strategy])[0]
+
+    @cached_property
+    def _others(self) -> RefinedPrices:
+        """Prices of other strategies, their pipelines timed action by action."""
+        return self.known or RefinedPrices(self.pricing_of_others)
+
+    @property
+    def priced(self) -> PricedStrategy:
+        """The strategy's price, its pipeline timed action by action."""
+        return self._priced.priced
+
+    @property
+    def run(self) -> PipelineRun:
+        """The pipeline, timed action by action."""
+        return self._priced.run
+
+    @property
+    def as_cut(self) -> Strategy:
+        """The strategy with the blocks of each chunk that it is priced with listed, unless options of its stack give
+        them."""
+        s = self.strategy
+        given = s.pp == 1 or given_blocks(s, self.pricing.extra, sum(self.run.blocks)) is not None
+        return s if given else replace(s, layers=listed(self.run.blocks))
+
+    @property
+    def shown(self) -> Strategy:
+        """The strategy as a page names it: with its blocks, where chunks have more and fewer of them."""
+        return self.as_cut if len(set(self.run.blocks)) > 1 else self.strategy
+
+    @cached_property
+    def flows(self) -> list[Flow]:
+        """What a rank sends in a step, by axis and operation."""
+        return flows(self.pricing, self.strategy)
+
+    @property
+    def reduces_each(self) -> bool:
+        """Whether every micro-batch reduces its gradients."""
+        how = sharding(self.pricing.layout(strategy_columns.of([self.strategy])), self.pricing.profile.policy)
+        return bool(how.reduces_each[0] > 0 or how.replicates_each[0] > 0)
+
+    @property
+    def comparable_seconds(self) -> float:
+        """Step time, seconds."""
+        return self.priced.seconds
+
+    @property
+    def memory(self) -> tuple[float, int]:
+        """Bytes that the fullest rank needs, and bytes that it may have."""
+        return float(self.priced.bytes_), self.pricing.allocatable
+
+    def exposed_seconds(self, axis: str) -> float:
+        """Return the seconds of a step in which nothing hides an axis's communication."""
+        return self.priced.terms.get(axis, 0.0)
+
+    @property
+    def tensor_parallel(self) -> float:
+        """Tensor-parallel communication as a share of the step."""
+        return self.priced.terms.get("tp", 0.0) / self.priced.seconds
+
+    @property
+    def imbalance(self) -> float:
+        """Excess of the slowest pipeline rank over the mean, as a share of the mean."""
+        return self.run.imbalance
+
+    @property
+    def gradients_sent(self) -> float:
+        """Bytes of gradients that a rank sends in a step."""
+        return sum(f.sent for f in self.flows if f.axis in ("dp", "edp") and f.what == "gradients")
+
+    def alternative(self, s: Strategy) -> PricedStrategy | None:
+        """Price another strategy by the formulas; None if it is not legal, does not fit, or has in a field what the
+        stack refuses and this one has not."""
+        try:
+            check(s, self.model, self.job, None)
+        except InputError:
+            return None
+        if self._refused_for_a_change(s):
+            return None
+        p = self._others.of([s])[0].priced
+        return p if p.fits else None
+
+    def _refused_for_a_change(self, s: Strategy) -> bool:
+        """Whether the stack refuses another strategy for a field in which it differs from this one. A refusal of what
+        both have is said beside the findings (commands/question.py), and hides none."""
+        row, extra = self.pricing.row, self.pricing.extra
+        refusal = None if row is None else row.refusal(s, extra, facts(self.model, self.job, s))
+        return refusal is not None and getattr(s, refusal.field, None) != getattr(self.strategy, refusal.field, None)
+
+    @property
+    def seconds(self) -> float:
+        """Step time."""
+        return self.priced.seconds
+
+    @cached_property
+    def model_flops(self) -> float:
+        """FLOPs of a step that the model needs, over all ranks."""
+        return float(model_flops(self.pricing.shape, self.pricing.layout(strategy_columns.of([self.strategy])))[0])
+
+    @cached_property
+    def hardware_flops(self) -> float:
+        """FLOPs of a step that the chips compute, recomputation included, over all ranks."""
+        x = self.pricing
+        return float(hardware_flops(x.shape, x.layout(strategy_columns.of([self.strategy])), x.profile.policy)[0])
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOP/s as a share of the bf16 peak."""
+        return self.model_flops / (self.seconds * self.strategy.world * float(self.pricing.system.peak_bf16))
+
+    @property
+    def bubble(self) -> float:
+        """Bubble as a share of the step."""
+        return self.run.bubble / self.seconds
+
+    @property
+    def overlap(self) -> float:
+        """Hidden share of the data-parallel communication time; 1 without data parallelism."""
+        total = sum(flow.seconds for flow in self.flows if flow.axis in ("dp", "edp"))
+        return 1 - min(self.priced.terms.get("dp", 0.0) / total, 1.0) if total else 1.0
+
+    @property
+    def marks(self) -> list[tuple[Target, float]]:
+        """Every target with the strategy's figure."""
+        return [
+            (MFU, self.mfu),
+            (BUBBLE, self.bubble),
+            (EXPOSED, self.priced.communication),
+            (OVERLAP, self.overlap),
+            (IMBALANCE, self.run.imbalance),
+        ]
+
+    @cached_property
+    def neighbours(self) -> list[tuple[str, PricedStrategy]]:
+        """(change, price) of every strategy that differs in one decision, the fastest that fits first."""
+        others = self._others.neighbours(self.strategy)
+        ranked = self._others.of([s for _, s in others])
+        named = [(what, r.priced) for (what, _), r in zip(others, ranked, strict=True)]
+        return sorted(named, key=lambda item: (not item[1].fits, item[1].seconds))
+
+    def better(self, *words: str) -> PricedStrategy | None:
+        """Return the fastest neighbour that fits and is faster, out of all or of those that change one of `words`."""
+        for what, p in self.neighbours:
+            if p.fits and p.seconds < self.priced.seconds and (not words or what.split(" ")[0] in words):
+                return p
+        return None

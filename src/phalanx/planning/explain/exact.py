@@ -1,0 +1,198 @@
+"""A strategy of our own runtime on a measured machine, explained and linted by the exact price of its step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from phalanx.cost.collectives import measured
+from phalanx.cost.step.expand import expand
+from phalanx.planning.auto import stage_split
+from phalanx.planning.search import neighbours
+from phalanx.planning.search.best_first import STACK, Candidate, price
+from phalanx.planning.search.column_pricing import Pricing
+from phalanx.schedule.event import INSIDE, Event
+from phalanx.schedule.layout import Layout
+from phalanx.schedule.pipeline.stages import check
+from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.plan import Plan
+from phalanx.spec.job import Job
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.legality import require_runnable
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
+
+
+@dataclass(frozen=True)
+class ExactExplanation:
+    """A strategy and its neighbours, priced exactly."""
+
+    chosen: Candidate
+    neighbours: tuple[tuple[str, Candidate], ...]
+    """(change, candidate) of every strategy that differs in one decision, the fastest that fits first."""
+    usable: int
+    """Usable bytes of a device."""
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """Seconds of the step by what takes them; in a pipeline, those of the rank that computes longest."""
+        p = self.chosen.prediction
+        terms = {
+            "forward passes": float(p.forward_s),
+            "backward passes": float(p.backward_s),
+            "the update": float(p.optimizer_s),
+        }
+        exposed = float(p.exposed_communication_s)
+        terms["communication that nothing hides"] = exposed
+        terms["waiting for other stages"] = max(0.0, self.chosen.seconds - sum(terms.values()))
+        return {name: seconds for name, seconds in terms.items() if seconds}
+
+    @property
+    def memory_terms(self) -> dict[str, float]:
+        """Bytes by what occupies them."""
+        p = self.chosen.prediction
+        return {"model state": float(p.state_bytes), "activations": float(p.activation_bytes)}
+
+
+@dataclass(frozen=True)
+class ExactPrice:
+    """A strategy with its exact step time in seconds, its memory and the device's usable memory in bytes."""
+
+    strategy: Strategy
+    seconds: float
+    bytes_: float
+    usable: int
+
+
+@dataclass(frozen=True)
+class ExactSubject:
+    """A strategy for `lint`, priced exactly. Raises InputError if it is not legal for the model and job."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    job: Job
+    strategy: Strategy
+    gpus: int
+
+    def __post_init__(self) -> None:
+        check(self.strategy, self.model, self.job, None)
+
+    @cached_property
+    def chosen(self) -> Candidate:
+        """The strategy with its exact price."""
+        return price(self.model, self.cluster, self.job, self.strategy)
+
+    @property
+    def comparable_seconds(self) -> float:
+        """Step time, seconds."""
+        return self.chosen.seconds
+
+    @property
+    def headroom(self) -> float:
+        """None: the memory of our own runtime is known to the byte, and its search leaves none free."""
+        return 0.0
+
+    @property
+    def memory(self) -> tuple[float, int]:
+        """Bytes that the fullest rank needs, and bytes that it may have."""
+        return float(self.chosen.prediction.memory_bytes), self.cluster.device.usable_bytes
+
+    def exposed_seconds(self, axis: str) -> float:
+        """Return the seconds that an axis's collectives take in a step, none of them hidden, as those of tp are."""
+        grid = mesh(self.strategy)
+        times = (measured.seconds(self.cluster, grid, e.op, axis, 1, e.bytes) for e in self._events if e.axis == axis)
+        return float(sum(times))
+
+    @property
+    def tensor_parallel(self) -> float:
+        """Tensor-parallel communication as a share of the step."""
+        return self.exposed_seconds("tp") / self.comparable_seconds
+
+    @property
+    def bubble(self) -> float:
+        """Bubble as a share of the step."""
+        return float(self.chosen.prediction.bubble_fraction)
+
+    @property
+    def imbalance(self) -> float:
+        """Excess of the slowest pipeline rank over the mean, as a share of the mean."""
+        split = stage_split.explained(self.model, self.cluster, self.job, self.chosen.strategy, "")
+        return float(split["imbalance"]) if split else 0.0
+
+    @property
+    def gradients_sent(self) -> float:
+        """Bytes of gradients that a rank sends in a step, by ring algorithms."""
+        sent = 0.0
+        for e in self._events:
+            if e.axis not in INSIDE and e.op in ("all_reduce", "reduce_scatter"):
+                sent += (2 if e.op == "all_reduce" else 1) * (e.group_size - 1) / e.group_size * e.bytes
+        return sent
+
+    @property
+    def _events(self) -> list[Event]:
+        events = expand(Layout(self.model, self.job, self.chosen.strategy).rank_view(0)).events
+        return [e for e in events if e.kind == "collective"]
+
+    def alternative(self, s: Strategy) -> ExactPrice | None:
+        """Price another strategy exactly; None if it is not legal, cannot run or does not fit."""
+        try:
+            check(s, self.model, self.job, None)
+            require_runnable(s, self.job)
+            candidate = price(self.model, self.cluster, self.job, s)
+        except InputError:
+            return None
+        size = float(candidate.prediction.memory_bytes)
+        return None if candidate.reason else ExactPrice(s, candidate.seconds, size, self.cluster.device.usable_bytes)
+
+
+def subject_of_plan(plan: Plan, strategy: Strategy | None, gpus: int | None) -> ExactSubject:
+    """Take a strategy of a plan's job on its cluster, by default the plan's own as the user wrote it.
+
+    Raises InputError if it is not legal for the job."""
+    if strategy is None:
+        strategy = plan.strategy
+        if (plan.choices.get("bucket") or {}).get("reason"):
+            strategy = replace(strategy, bucket="auto")
+        if (plan.choices.get("chunks") or {}).get("reason"):
+            strategy = replace(strategy, layers="auto")
+    return ExactSubject(plan.model, plan.cluster, plan.job, strategy, gpus or strategy.world)
+
+
+def explain_exactly(x: ExactSubject) -> ExactExplanation:
+    """Price the strategy and all of its neighbours that our runtime can run."""
+    neighbours_priced = []
+    for what, other in neighbours.neighbours(x.chosen.as_requested, Pricing(x.model, x.cluster, x.job, STACK)):
+        try:
+            require_runnable(other, x.job)
+        except InputError:
+            continue
+        neighbours_priced.append((what, price(x.model, x.cluster, x.job, other)))
+    neighbours_priced.sort(key=lambda item: (bool(item[1].reason), item[1].seconds))
+    return ExactExplanation(x.chosen, tuple(neighbours_priced), x.cluster.device.usable_bytes)
+
+
+def as_json(x: ExactExplanation) -> dict[str, Any]:
+    """Return what `phalanx explain --json` prints."""
+    c = x.chosen
+    return {
+        "strategy": str(c.as_requested),
+        "step_time_s": c.seconds,
+        "fits": not c.reason,
+        "memory_bytes": int(c.prediction.memory_bytes),
+        "usable_bytes": x.usable,
+        "terms_s": x.terms,
+        "memory_terms": x.memory_terms,
+        "bytes_per_axis": {axis: int(n) for axis, n in c.prediction.bytes_per_axis.items()},
+        "neighbours": [
+            {
+                "change": what,
+                "strategy": str(other.as_requested),
+                "step_time_s": other.seconds,
+                "memory_bytes": int(other.prediction.memory_bytes),
+                "rejected": other.reason,
+            }
+            for what, other in x.neighbours
+        ],
+    }

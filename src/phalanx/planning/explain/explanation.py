@@ -1,0 +1,174 @@
+"""What a strategy spends its time and memory on: both rooflines, what to change first, and why not its neighbours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phalanx.planning.explain import operators
+from phalanx.planning.explain.analytic import AnalyticSubject
+from phalanx.planning.explain.regimes import regime
+from phalanx.planning.explain.traffic import term_of
+from phalanx.planning.search import why_not as reasons
+from phalanx.planning.search.priced import COMMUNICATION, PricedStrategy
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One mesh axis on the communication roofline, per rank and step."""
+
+    axis: str
+    tier: str
+    """The links that the axis's groups span."""
+    sent: float
+    """Bytes."""
+    intensity: float
+    """FLOP per byte sent over the axis."""
+    ridge: float
+    """FLOP per byte from which the links keep up with the chip."""
+    exposed_s: float
+    critical_batch: float | None
+    """Sequences per step from which the data axis is compute-bound; None if its traffic grows with the batch."""
+
+    @property
+    def regime(self) -> str:
+        """One of the four regimes of communication (regimes.py)."""
+        return regime(self.intensity / self.ridge)
+
+
+@dataclass(frozen=True)
+class Lever:
+    """A loss of time in the step, and the single change that reduces it best."""
+
+    name: str
+    seconds: float
+    at_most: float
+    """Speed-up without the loss, as a share: the most that can be gained."""
+    change: str
+    """The change, such as `tp 4 -> 8`; "" if no neighbour helps."""
+    priced: PricedStrategy | None
+    """The neighbour with that change; None if none helps."""
+
+
+def axes(x: AnalyticSubject) -> list[Axis]:
+    """Place every axis that communicates on the roofline."""
+    s, system = x.strategy, x.pricing.system
+    flops = x.hardware_flops / s.world
+    totals: dict[str, tuple[float, str]] = {}
+    for flow in x.flows:
+        sent, _ = totals.get(flow.axis, (0.0, ""))
+        totals[flow.axis] = (sent + flow.sent, flow.tier)
+    rates = {
+        t.name: float(rate.bytes_per_s_per_gpu_per_direction)
+        for t, rate in zip(x.pricing.cluster.tiers, system.tiers, strict=True)
+    }
+    batch = x.pricing.job.global_batch
+    rows = []
+    for axis, (sent, tier) in totals.items():
+        intensity, top = flops / sent, float(system.peak_bf16) / rates[tier]
+        once = axis in ("dp", "edp") and not x.reduces_each
+        critical = batch * top / intensity if once else None
+        rows.append(Axis(axis, tier, sent, intensity, top, x.priced.terms.get(term_of(axis), 0.0), critical))
+    return rows
+
+
+def levers(x: AnalyticSubject) -> list[Lever]:
+    """Return the losses of at least 1 % of the step, largest first, each with the best single change against it."""
+    losses = {
+        name: x.priced.terms.get(name, 0.0) for name in (*COMMUNICATION, "bubble", "recompute", "launch", "head")
+    }
+    rows = []
+    for name, seconds in sorted(losses.items(), key=lambda item: -item[1]):
+        if seconds < 0.01 * x.seconds:
+            continue
+        helpful = [
+            (what, p)
+            for what, p in x.neighbours
+            if p.fits and p.seconds < x.priced.seconds and p.terms.get(name, 0.0) < seconds
+        ]
+        change, p = min(helpful, key=lambda item: item[1].seconds) if helpful else ("", None)
+        rows.append(Lever(reasons.TERM_NAMES[name], seconds, x.seconds / (x.seconds - seconds) - 1, change, p))
+    return rows
+
+
+def order_costs(x: AnalyticSubject) -> str:
+    """Say what the other order of the mesh would cost; "" if there is none."""
+    for what, p in x.neighbours:
+        if what.startswith("order "):
+            return f"{what.removeprefix('order ')}: {p.seconds / x.priced.seconds - 1:+.1%}"
+    return ""
+
+
+def why_not(x: AnalyticSubject) -> list[tuple[str, PricedStrategy, str]]:
+    """Return (change, price, reason against it or its gain) for each neighbour."""
+    rows = []
+    for what, p in x.neighbours:
+        if p.fits and p.seconds < x.priced.seconds:
+            rows.append((what, p, f"saves {1 - p.seconds / x.priced.seconds:.1%}"))
+        else:
+            rows.append((what, p, reasons.why_not(p, x.priced, x.pricing_of_others)))
+    return rows
+
+
+def as_json(x: AnalyticSubject) -> dict[str, object]:
+    """Return what `phalanx explain --json` prints."""
+    return {
+        "strategy": str(x.strategy),
+        "step_time_s": x.seconds,
+        "mfu": x.mfu,
+        "fits": x.priced.fits,
+        "memory_bytes": int(x.priced.bytes_),
+        "usable_bytes": x.memory[1],
+        "terms_s": x.priced.terms,
+        "memory_terms": x.priced.memory_terms,
+        "targets": [
+            {
+                "name": t.name,
+                "value": v,
+                "good": t.good,
+                "excellent": t.excellent,
+                "mark": t.mark(v),
+                "source": t.source,
+            }
+            for t, v in x.marks
+        ],
+        "communication": [
+            {
+                "axis": a.axis,
+                "tier": a.tier,
+                "sent_bytes": a.sent,
+                "flop_per_byte": a.intensity,
+                "ridge": a.ridge,
+                "regime": a.regime,
+                "exposed_s": a.exposed_s,
+                "critical_batch": a.critical_batch,
+            }
+            for a in axes(x)
+        ],
+        "operators": [
+            {"name": o.name, "flops": o.flops, "bytes": o.bytes_, "intensity": o.intensity, "bound": o.bound}
+            for o in operators.training(x.pricing, x.strategy)
+        ],
+        "ridge": operators.ridge(x.pricing),
+        "levers": [
+            {
+                "name": lever.name,
+                "seconds": lever.seconds,
+                "at_most": lever.at_most,
+                "change": lever.change,
+                "step_time_s": lever.priced.seconds if lever.priced else None,
+            }
+            for lever in levers(x)
+        ],
+        "order": order_costs(x),
+        "neighbours": [
+            {
+                "change": what,
+                "strategy": str(p.strategy),
+                "step_time_s": p.seconds,
+                "memory_bytes": int(p.bytes_),
+                "fits": p.fits,
+                "reason": reason,
+            }
+            for what, p, reason in why_not(x)
+        ],
+    }

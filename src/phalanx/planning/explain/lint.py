@@ -1,0 +1,398 @@
+"""Anti-patterns in a strategy, each with numbers and a remedy; a strategy without any yields no findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from phalanx.planning.explain.targets import IMBALANCE, MICRO_BATCHES, TOKENS
+from phalanx.schedule.pipeline.schedules import SCHEDULES
+from phalanx.spec.cluster.spec import GIB, ClusterSpec
+from phalanx.spec.job import DTYPE_BYTES, Job
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.compressors import PLACE_BYTES, Gathered
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
+
+_WORTH = 0.01
+"""A remedy that saves less than this share of the step is not reported."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One anti-pattern that a strategy has."""
+
+    name: str
+    """Key in LINTS."""
+    problem: str
+    """What is wrong, with numbers."""
+    remedy: str
+    """What to do instead."""
+
+
+class Alternative(Protocol):
+    """Another strategy that is legal and fits, with its step time in seconds and its memory in bytes."""
+
+    @property
+    def strategy(self) -> Strategy: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def bytes_(self) -> float: ...
+
+
+class LintSubject(Protocol):
+    """A strategy and how it is priced: by the formulas of a software stack (plan/explain/analytic.py), or exactly, as
+    our own runtime on a measured machine (plan/explain/exact.py)."""
+
+    @property
+    def strategy(self) -> Strategy: ...
+    @property
+    def gpus(self) -> int: ...
+    @property
+    def model(self) -> ModelSpec: ...
+    @property
+    def cluster(self) -> ClusterSpec: ...
+    @property
+    def job(self) -> Job: ...
+    @property
+    def comparable_seconds(self) -> float:
+        """Step time, priced like that of `alternative`."""
+
+    @property
+    def memory(self) -> tuple[float, int]:
+        """Bytes that the fullest rank needs, and bytes that it may have."""
+
+    @property
+    def headroom(self) -> float:
+        """Share of those that a search leaves free, and an `alternative` has to."""
+
+    def exposed_seconds(self, axis: str) -> float:
+        """Return the seconds of a step in which nothing hides an axis's communication."""
+
+    @property
+    def tensor_parallel(self) -> float:
+        """Tensor-parallel communication as a share of the step."""
+
+    @property
+    def bubble(self) -> float:
+        """Bubble as a share of the step."""
+
+    @property
+    def imbalance(self) -> float:
+        """Excess of the slowest pipeline rank over the mean, as a share of the mean."""
+
+    @property
+    def gradients_sent(self) -> float:
+        """Bytes of gradients that a rank sends in a step."""
+
+    def alternative(self, s: Strategy) -> Alternative | None:
+        """Price another strategy; None if it is not legal or does not fit."""
+
+
+Lint = Callable[[LintSubject], Iterator[Finding]]
+
+
+def lint(subject: LintSubject) -> list[Finding]:
+    """Return the findings of every lint, in the order of LINTS."""
+    return [finding for name in LINTS for finding in LINTS[name](subject)]
+
+
+def _too_large(x: LintSubject) -> Iterator[Finding]:
+    """More memory than a device has."""
+    needs, has = x.memory
+    if needs > has:
+        problem = f"{needs / GIB:.1f} GiB do not fit in the {has / GIB:.1f} GiB of a device"
+        yield Finding("too-large", problem, f"{_smaller(x)}; or more tp, pp")
+
+
+def _tight(x: LintSubject) -> Iterator[Finding]:
+    """Report memory of which less is left free than a search leaves."""
+    needs, has = x.memory
+    if (1 - x.headroom) * has < needs <= has:
+        left = f"leave {1 - needs / has:.1%} free, and plan would leave {x.headroom:.0%}"
+        yield Finding("tight-memory", f"{needs / GIB:.1f} of {has / GIB:.1f} GiB {left}", _smaller(x))
+
+
+def _smaller(x: LintSubject) -> str:
+    """Name the fastest single change with which a strategy fits."""
+    s = x.strategy
+    changes: list[tuple[str, Strategy]] = [
+        ("recompute=selective", replace(s, recompute="selective")),
+        ("recompute=full", replace(s, recompute="full")),
+        ("micro_batch=1", replace(s, micro_batch=1)),
+        *((f"zero={zero}", replace(s, zero=zero)) for zero in (1, 2, 3) if s.gradient_ranks > 1 and zero > s.zero),
+    ]
+    fitting = [(p.seconds, line) for line, other in changes if other != s and (p := x.alternative(other)) is not None]
+    return f"{min(fitting)[1]} fits" if fitting else "no single change of recomputation, ZeRO or micro-batch fits"
+
+
+def _wide_tp(x: LintSubject) -> Iterator[Finding]:
+    """Report a tp that spans more ranks than the fastest links join."""
+    s, node = x.strategy, x.cluster.ranks_per_node
+    fast = x.cluster.tiers[0].ranks
+    if s.tp > 1 and not mesh(s).within("tp", min(fast, node)) and not (s.tp < node and node % s.tp):  # `_straddling`
+        best = _fastest_order(x) if s.tp <= min(fast, node) else None
+        yield Finding(
+            "wide-tp",
+            f"tp={s.tp} leaves the {min(fast, node)} ranks that the fastest links join: its communication is "
+            f"{x.tensor_parallel:.0%} of the step",
+            f"order={best.strategy.order}, whose tp ranks are neighbours"
+            if best
+            else f"tp at most {min(fast, node)}, more of pp",
+        )
+
+
+def _straddling(x: LintSubject) -> Iterator[Finding]:
+    """Groups of tp, or of cp x tp, lie partly on one node and partly on another."""
+    s, node = x.strategy, x.cluster.ranks_per_node
+    inner = s.tp * s.cp
+    if 1 < s.tp < node and node % s.tp and s.world > node:
+        yield Finding(
+            "straddling",
+            f"groups of tp={s.tp} do not divide a node of {node}: some lie on two nodes{_costs_now(x, 'tp')}",
+            f"tp a divisor of {node}{_inside(x, node)}",
+        )
+    elif s.cp > 1 and 1 < inner < node and node % inner and s.world > node:
+        yield Finding(
+            "straddling",
+            f"groups of cp x tp = {inner} do not divide a node of {node}: some lie on two nodes{_costs_now(x, 'cp')}",
+            f"cp x tp a divisor of {node}",
+        )
+
+
+def _costs_now(x: LintSubject, axis: str) -> str:
+    """Say how long an axis's exposed communication takes; "" where nothing of it is exposed."""
+    seconds = x.exposed_seconds(axis)
+    return f", and its communication takes {seconds:.3g} s of a step of {x.comparable_seconds:.3g}" if seconds else ""
+
+
+def _inside(x: LintSubject, node: int) -> str:
+    """Say what a step takes with tp the next divisor of a node, where the same number of GPUs allows it."""
+    s = x.strategy
+    for tp in (t for t in range(s.tp, 0, -1) if node % t == 0):
+        ranks = s.dp * s.tp
+        if ranks % tp or (p := x.alternative(replace(s, tp=tp, dp=ranks // tp, shard=None))) is None:
+            continue
+        return f": tp={tp},dp={ranks // tp} takes {p.seconds:.3g} s"
+    return ""
+
+
+def _few_micro_batches(x: LintSubject) -> Iterator[Finding]:
+    """Fewer micro-batches than stages."""
+    s, m = x.strategy, x.strategy.accumulation(x.job)
+    if s.pp > 1 and m < s.pp:
+        yield Finding(
+            "few-micro-batches",
+            f"{m} micro-batches do not fill {s.pp} stages: the bubble is {x.bubble:.0%} of the step",
+            f"at least {s.pp} micro-batches: a smaller micro_batch, fewer stages, or a larger batch",
+        )
+
+
+def _not_interleaved(x: LintSubject) -> Iterator[Finding]:
+    """A plain schedule where interleaving would be faster."""
+    s, m = x.strategy, x.strategy.accumulation(x.job)
+    facts = SCHEDULES[s.schedule]
+    plain = facts.chunks == 1 and not facts.split_backward
+    if s.pp > 1 and plain and s.pp <= m < MICRO_BATCHES * s.pp:
+        for virtual in range(2, (x.model.layers + 2) // s.pp + 1):
+            other = replace(s, schedule="interleaved", virtual=virtual)
+            p = x.alternative(other)
+            if p is not None and p.seconds < (1 - _WORTH) * x.comparable_seconds:
+                gain = 1 - p.seconds / x.comparable_seconds
+                yield Finding(
+                    "not-interleaved",
+                    f"M = {m} micro-batches are fewer than {MICRO_BATCHES}P = {MICRO_BATCHES * s.pp}: the bubble is "
+                    f"{x.bubble:.0%} of the step",
+                    f"virtual={virtual},schedule=interleaved saves {gain:.0%}",
+                )
+                return
+
+
+def _small_micro_batch(x: LintSubject) -> Iterator[Finding]:
+    """Too few tokens at a time to keep the chip busy."""
+    s = x.strategy
+    tokens = s.micro_batch * x.job.seq // s.cp
+    if tokens < TOKENS:
+        p = _larger_micro_batch(x)
+        saved = 1 - p.seconds / x.comparable_seconds if p else 0.0
+        gain = f", saves {saved:.0%}" if saved >= _WORTH else ""
+        remedy = f"micro_batch={p.strategy.micro_batch}{gain}" if p else "fewer ranks of cp or dp, or a larger batch"
+        yield Finding(
+            "small-micro-batch", f"a rank multiplies {tokens} tokens at a time, fewer than {TOKENS}", remedy
+        )
+
+
+def _needless_accumulation(x: LintSubject) -> Iterator[Finding]:
+    """Gradient accumulation where a larger micro-batch fits and is faster."""
+    s, m = x.strategy, x.strategy.accumulation(x.job)
+    if s.pp == 1 and m > 1:
+        p = _larger_micro_batch(x)
+        if p is not None and p.seconds < (1 - _WORTH) * x.comparable_seconds:
+            yield Finding(
+                "needless-accumulation",
+                f"{m} micro-batches are accumulated, but {p.strategy.micro_batch} sequences at once fit "
+                f"({p.bytes_ / GIB:.1f} of {x.memory[1] / GIB:.1f} GiB)",
+                f"micro_batch={p.strategy.micro_batch} saves {1 - p.seconds / x.comparable_seconds:.0%}",
+            )
+
+
+def _uneven_heads(x: LintSubject) -> Iterator[Finding]:
+    """Report a tp that duplicates key heads, or does not divide the vocabulary."""
+    s, kv, vocab = x.strategy, x.model.kv_heads, x.model.vocab
+    if s.tp > kv:
+        yield Finding(
+            "uneven-heads",
+            f"tp={s.tp} ranks share {kv} key heads: each is stored and computed {s.tp // kv} times",
+            f"tp at most {kv}",
+        )
+    if vocab % s.tp and vocab / s.tp < 1024:
+        yield Finding("uneven-heads", f"a vocabulary of {vocab} is not divisible by tp={s.tp}", "pad the vocabulary")
+
+
+def _unbalanced_stages(x: LintSubject) -> Iterator[Finding]:
+    """The slowest stage has clearly more work than the mean."""
+    s = x.strategy
+    if s.pp > 1 and x.imbalance > IMBALANCE.good:
+        blocks = x.model.layers
+        yield Finding(
+            "unbalanced-stages",
+            f"{blocks} blocks and the head over {s.pp} ranks: the slowest has {x.imbalance:.0%} more than the mean",
+            "another pp, or virtual stages, which divide the blocks more finely",
+        )
+
+
+def _mesh_order(x: LintSubject) -> Iterator[Finding]:
+    """Another order of the mesh's axes is faster."""
+    s = x.strategy
+    if sum(degree > 1 for degree in (s.pp, s.dp, s.cp, s.tp)) < 2:
+        return
+    best = _fastest_order(x)
+    if best is not None and best.seconds < (1 - _WORTH) * x.comparable_seconds:
+        saved = 1 - best.seconds / x.comparable_seconds
+        yield Finding(
+            "mesh-order",
+            f"order={s.order}: axes that send much have far neighbours",
+            f"order={best.strategy.order} saves {saved:.0%}",
+        )
+
+
+_ORDERS = ("pp/dp/cp/tp", "dp/pp/cp/tp", "pp/cp/dp/tp", "cp/pp/dp/tp", "dp/cp/pp/tp", "cp/dp/pp/tp")
+"""Orders with tp ranks as neighbours: what other orders send over far links, one of these does not."""
+
+
+def _fastest_order(x: LintSubject) -> Alternative | None:
+    """Return the strategy in the fastest other order that has tp ranks as neighbours; None if none can be run."""
+    others = [x.alternative(replace(x.strategy, order=order)) for order in _ORDERS if order != x.strategy.order]
+    return min((p for p in others if p is not None), key=lambda p: p.seconds, default=None)
+
+
+def _small_buckets(x: LintSubject) -> Iterator[Finding]:
+    """Buckets in which latency takes longer than the bytes."""
+    s = x.strategy
+    if s.bucket == "auto" or s.gradient_ranks == 1:
+        return
+    grid = mesh(s)
+    tier = grid.tier(grid.gradient_axis, x.cluster)
+    rate = tier.bandwidth_bytes_per_s_per_gpu_per_direction
+    # A ring of p ranks takes 2(p-1) steps of latency: its crossover is p times the link's.
+    crossover = tier.latency_s * rate * s.gradient_ranks
+    if s.bucket_bytes < crossover:
+        yield Finding(
+            "small-buckets",
+            f"buckets of {s.bucket_bytes / 2**20:.3g} MiB are below the crossover of {tier.name} over "
+            f"{s.gradient_ranks} ranks, p x alpha x rate = {crossover / 2**20:.3g} MiB: latency takes "
+            "more than bytes",
+            "bucket=auto, or a larger one",
+        )
+
+
+def _idle(x: LintSubject) -> Iterator[Finding]:
+    """The strategy uses fewer GPUs than there are."""
+    s = x.strategy
+    if s.world < x.gpus:
+        yield Finding(
+            "idle-gpus", f"{x.gpus - s.world} of {x.gpus} GPUs are idle", f"choose degrees whose product is {x.gpus}"
+        )
+
+
+def _needless_zero3(x: LintSubject) -> Iterator[Finding]:
+    """ZeRO-3 where a lower stage fits and is faster."""
+    if x.strategy.zero != 3:
+        return
+    for zero in (0, 1, 2):
+        shard = x.strategy.shard if zero else None
+        p = x.alternative(replace(x.strategy, zero=zero, shard=shard))
+        if p is not None and p.seconds < x.comparable_seconds:
+            yield Finding(
+                "needless-zero3",
+                f"zero={zero} fits as well ({p.bytes_ / GIB:.1f} of {x.memory[1] / GIB:.1f} GiB), and "
+                "gathers parameters once a step or never",
+                f"zero={zero} saves {1 - p.seconds / x.comparable_seconds:.1%}",
+            )
+            return
+
+
+def _wide_gradients(x: LintSubject) -> Iterator[Finding]:
+    """Gradients reduced in a wider type than they are computed in."""
+    p, s = x.job.precision, x.strategy
+    if s.gradient_ranks > 1 and p.compute in ("bfloat16", "float16") and p.reduce == "float32":
+        half = DTYPE_BYTES["float32"] // DTYPE_BYTES[p.compute]
+        yield Finding(
+            "wide-gradients",
+            f"gradients of {p.compute} products are reduced in float32: {x.gradients_sent / GIB:.2f} GiB a rank and "
+            f"step, {half} times what they need",
+            f"job.precision.reduce={'bfloat16' if p.compute == 'bfloat16' else 'float32 with compression=fp16'}",
+        )
+
+
+def _losing_compressor(x: LintSubject) -> Iterator[Finding]:
+    """A compressor of gathered elements that sends more than the dense all-reduce."""
+    s = x.strategy
+    c, p = s.compressor, s.gradient_ranks
+    if c is None or not isinstance(c.row, Gathered) or c.row.counted:
+        return
+    e, share = DTYPE_BYTES[x.job.precision.accumulate_dtype], c.row.share(c, p)
+    element = e + PLACE_BYTES
+    sparse, dense = (p - 1) * share * element, 2 * (p - 1) / p * e
+    if sparse >= dense:
+        most = 2 * e / element / share
+        yield Finding(
+            "losing-compressor",
+            f"{s.compression} over {p} ranks travels by all-gather: {sparse:.2f} bytes sent per gradient, "
+            f"{dense:.2f} by the dense all-reduce",
+            f"at most {int(most)} ranks, or a smaller share than {2 * e / element / p:.2g}",
+        )
+
+
+LINTS: dict[str, Lint] = {
+    "too-large": _too_large,
+    "tight-memory": _tight,
+    "wide-tp": _wide_tp,
+    "straddling": _straddling,
+    "few-micro-batches": _few_micro_batches,
+    "not-interleaved": _not_interleaved,
+    "small-micro-batch": _small_micro_batch,
+    "needless-accumulation": _needless_accumulation,
+    "uneven-heads": _uneven_heads,
+    "unbalanced-stages": _unbalanced_stages,
+    "mesh-order": _mesh_order,
+    "small-buckets": _small_buckets,
+    "idle-gpus": _idle,
+    "needless-zero3": _needless_zero3,
+    "wide-gradients": _wide_gradients,
+    "losing-compressor": _losing_compressor,
+}
+
+
+def _larger_micro_batch(x: LintSubject) -> Alternative | None:
+    """Return the strategy with the fastest larger micro-batch that fits; None if no larger one is faster."""
+    best: Alternative | None = None
+    size = 2 * x.strategy.micro_batch
+    while size * x.strategy.dp <= x.job.global_batch:
+        p = x.alternative(replace(x.strategy, micro_batch=size))
+        if p is not None and p.seconds < (best.seconds if best else x.comparable_seconds):
+            best = p
+        size *= 2
+    return best

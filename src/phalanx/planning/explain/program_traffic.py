@@ -1,0 +1,73 @@
+"""What the program of our own runtime sends in a step, by axis and operation; and where another stack's price has it
+send something else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from phalanx.cost.step.terms import terms
+from phalanx.planning.explain.traffic import SENT, job_flows
+from phalanx.planning.search.column_pricing import Pricing
+from phalanx.schedule.event import INSIDE
+from phalanx.schedule.layout import Layout
+from phalanx.spec.job import Job
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
+
+_PADDING = 0.01
+"""Share by which the bytes of an axis may differ: buckets are padded to equal parts of whole cache lines."""
+
+
+@dataclass(frozen=True)
+class ProgramFlow:
+    """One operation over one axis; `times` and `sent`, bytes, of a rank of each pipeline stage in a step."""
+
+    axis: str
+    op: str
+    ranks: int
+    payload: int
+    """Bytes of the largest buffer."""
+    times: tuple[float, ...]
+    sent: tuple[float, ...]
+
+
+def program_flows(model: ModelSpec, job: Job, s: Strategy) -> list[ProgramFlow]:
+    """Return the collectives and messages of our own program. A message is an operation of two ranks."""
+    grid = mesh(s)
+    payload: Counter[tuple[str, str]] = Counter()
+    ranks: dict[tuple[str, str], int] = {}
+    times: dict[tuple[str, str], list[float]] = {}
+    sent: dict[tuple[str, str], list[float]] = {}
+    for stage, view in enumerate(Layout(model, job, s).stage_views()):
+        for term in terms(view):
+            e = term.event
+            if e.kind == "compute" or not term.count or e.op == "recv":
+                continue
+            key = (e.axis, e.op)
+            p = ranks[key] = grid.size(e.axis) if e.kind == "collective" else 2
+            payload[key] = max(payload[key], -(-term.bytes // term.count))
+            times.setdefault(key, [0.0] * s.pp)[stage] += term.count
+            share = 1.0 if e.kind == "p2p" else SENT.get(e.op, 1.0) * (p - 1) / p
+            sent.setdefault(key, [0.0] * s.pp)[stage] += share * term.bytes
+    return [ProgramFlow(*key, ranks[key], payload[key], tuple(times[key]), tuple(sent[key])) for key in sent]
+
+
+def differing_axes(pricing: Pricing, s: Strategy) -> Iterator[tuple[str, float, float]]:
+    """Yield (axis, bytes that the stack's price has the job send, bytes that our program sends) where these differ.
+
+    Axes over which dense gradients reduce are called dp; the few numbers of a step's metrics are left out."""
+    priced: dict[str, float] = {}
+    for row in job_flows(pricing, s):
+        priced[row.flow.axis] = priced.get(row.flow.axis, 0.0) + row.job
+    program: dict[str, float] = {}
+    for flow in program_flows(pricing.model, pricing.job, s):
+        if flow.axis != "world":
+            axis = flow.axis if flow.axis in (*INSIDE, "pp", "edp", "embed") else "dp"
+            program[axis] = program.get(axis, 0.0) + sum(flow.sent) * s.world / s.pp
+    for axis in sorted(priced.keys() | program.keys()):
+        then, now = priced.get(axis, 0.0), program.get(axis, 0.0)
+        if abs(then - now) > _PADDING * max(then, now):
+            yield axis, then, now

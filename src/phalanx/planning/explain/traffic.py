@@ -1,0 +1,249 @@
+"""What a rank sends in a step, by axis: operations, payload, bytes on the wire, links, and seconds without overlap.
+
+payload     the buffer of one operation, as nccl-tests counts it: gathered size for all-gather and reduce-scatter
+sent        bytes that one rank sends in a step: 2 n (p-1)/p of all-reduce, n (p-1)/p of all-gather,
+            reduce-scatter and all-to-all, n of a message: a ring's, whichever algorithm runs
+network     the part of `sent` that leaves the node through the rank's own port
+job         bytes that all ranks send: of a pipeline every unit and every boundary between chunks once, since its
+            inner ranks and its ends differ
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from phalanx.cost.analytic.update import bucket_bytes
+from phalanx.cost.collectives.nccl_model import collective_s, message_s, together
+from phalanx.cost.hardware.columns import Column
+from phalanx.cost.ledger import flow as ledger
+from phalanx.cost.ledger.flow import Held
+from phalanx.cost.ledger.gradient_flows import Types, gradient_flows, summed_copies, tied_embedding
+from phalanx.cost.ledger.layer_flows import boundaries, layer_flows, messages
+from phalanx.cost.ledger.rank_layout import Layout
+from phalanx.cost.ledger.sharding import sharding
+from phalanx.planning.search.column_pricing import Pricing
+from phalanx.planning.search.strategy_columns import of
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
+
+SENT = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
+
+
+@dataclass(frozen=True)
+class Flow:
+    """One kind of operation over one axis, per rank and step."""
+
+    axis: str
+    op: str
+    what: str
+    """What is sent."""
+    ranks: int
+    """Group size."""
+    tier: str
+    """The links that the group spans."""
+    count: float
+    """Operations of a rank in a step."""
+    payload: float
+    """Bytes of one operation's buffer."""
+    sent: float
+    """Bytes that a rank sends in a step."""
+    network: float
+    """Bytes of `sent` that leave the node."""
+    seconds: float
+    """Time of all operations of a step, without overlap."""
+
+
+@dataclass(frozen=True)
+class JobFlow:
+    """One kind of operation of a whole job."""
+
+    flow: Flow
+    """What one rank of `where` sends in a step."""
+    where: str
+    """The ranks that send as much."""
+    job: float
+    """Bytes that all ranks of the job send; of an operation in several rows it stands in the first."""
+
+
+def flows(pricing: Pricing, s: Strategy) -> list[Flow]:
+    """Return what a rank sends as its price has it, read from the ledger: layers and messages of a rank in the middle
+    of the pipeline, and gradients of one that also holds the embedding or the head, in a V both. Axes of one rank are
+    left out, and equal operations of different blocks are one row."""
+    return _with_gradients_of(pricing, s, 1.0, 1.0 if _in_a_v(pricing, s) else 0.0)
+
+
+def _in_a_v(pricing: Pricing, s: Strategy) -> bool:
+    """Whether the first rank of the pipeline has its first chunk and its last."""
+    return bool(_number(pricing.layout(of([s])).v_shaped))
+
+
+def _with_gradients_of(pricing: Pricing, s: Strategy, embed: float, head: float = 0.0) -> list[Flow]:
+    """Return what a rank sends that has the gradients of its blocks, and of so many embeddings and heads."""
+    shape = pricing.shape
+    moe, blocks, whole = shape.moe_layers / shape.layers, shape.layers / s.pp, float(s.pp == 1)
+    held = Held(blocks * (1 - moe), blocks * moe, whole, whole)
+    reduced = Held(held.dense, held.experts, embed, max(head, whole))
+    inner, end = _boundaries(pricing, s)
+    return _of_rank(pricing, s, held, reduced, inner if s.pp > 2 else end)
+
+
+def job_flows(pricing: Pricing, s: Strategy) -> list[JobFlow]:
+    """Return what the job sends: `flows`, and beside them what only the first and the last pipeline rank send."""
+    job = _job_bytes(pricing, s)
+    typical = flows(pricing, s)
+    head_first = _in_a_v(pricing, s)
+    # An inner rank has no gradients of embedding or head. In a V the first rank has both, and the last neither.
+    inner = _with_gradients_of(pricing, s, 0.0) if s.pp > 2 or head_first else typical
+    rows = []
+    for f in typical:
+        ends = (f.axis == "pp" and s.pp == 2) or f not in inner
+        fullest = "first stage" if head_first and f.axis != "pp" else "both ends"
+        where = "all ranks" if s.pp == 1 else fullest if ends else "inner ranks" if s.pp > 2 else "each stage"
+        rows.append(JobFlow(f, where, job.pop((f.axis, f.op, f.what), 0.0)))
+    others = "other stages" if head_first else "inner ranks"
+    rows += [JobFlow(f, others, 0.0) for f in inner if f not in typical]
+    if s.pp == 1:
+        return rows
+    _, end = _boundaries(pricing, s)
+    known = {(f.axis, f.op, f.what, f.payload) for f in typical if f.axis != "pp" or s.pp == 2}
+    for where, units in (
+        ("first stage", Held(0.0, 0.0, 1.0, float(head_first))),
+        ("last stage", Held(0.0, 0.0, 0.0, float(not head_first))),
+        ("both ends", Held(0.0, 0.0, 0.0, 0.0)),
+    ):
+        nothing = Held(0.0, 0.0, 0.0, 0.0)
+        for f in _of_rank(pricing, s, units, nothing, end if where == "both ends" else 0.0, where == "both ends"):
+            if (f.axis, f.op, f.what, f.payload) not in known:
+                rows.append(JobFlow(f, where, job.pop((f.axis, f.op, f.what), 0.0)))
+    return rows
+
+
+def _boundaries(pricing: Pricing, s: Strategy) -> tuple[float, float]:
+    """Return over how many boundaries between chunks an inner rank and an end of the pipeline send, in each
+    direction on average. With v chunks in turn an end sends one message less; in a V, half of an inner rank's."""
+    layout = pricing.layout(of([s]))
+    v = _number(layout.virtual)
+    return v, v / 2 if _number(layout.v_shaped) else v - 0.5
+
+
+def _rows(
+    pricing: Pricing, s: Strategy, held: Held, reduced: Held, crossed: float, tied: bool
+) -> list[tuple[ledger.Flow, float]]:
+    """Return the ledger's flows of ranks that hold these units, and how often each is issued. `crossed`: boundaries
+    between chunks that they send over, in each direction; `tied`: they share the embedding with the other end."""
+    shape, profile = pricing.shape, pricing.profile
+    layout: Layout = pricing.layout(of([s])).on_nodes(pricing.system.tiers[0].ranks)
+    stride = layout.data_stride(pricing.system.tiers[0].ranks)
+    types = Types(profile.gradient_bytes, profile.parameter_bytes, profile.gradient_bytes)
+    how = sharding(layout, profile.policy)
+    rows = [
+        *layer_flows(shape, layout, profile.policy),
+        *gradient_flows(shape, layout, how, types, reduced, stride, bucket_bytes(layout, profile)),
+        summed_copies(shape, layout, profile.policy, how, types, reduced),
+    ]
+    if crossed:
+        rows.append(messages(shape, layout, profile.policy, crossed))
+    if tied:
+        rows.append(tied_embedding(shape, layout, how, types))
+    m = s.accumulation(pricing.job)
+    counted = [(row, _number(row.count()) * (1.0 if row.unit == "rank" else m * held.of(row.unit))) for row in rows]
+    return [(row, n) for row, n in counted if _number(row.ranks) > 1 and n * _number(row.bytes) > 0]
+
+
+def _of_rank(
+    pricing: Pricing, s: Strategy, held: Held, reduced: Held, crossed: float, tied: bool = False
+) -> list[Flow]:
+    """Return what a rank sends that holds these units; equal operations of different blocks are one."""
+    merged: dict[tuple[str, str, str, float], list[tuple[ledger.Flow, float]]] = {}
+    for row, count in _rows(pricing, s, held, reduced, crossed, tied):
+        merged.setdefault((row.axis, row.op, row.what, _number(row.bytes)), []).append((row, count))
+    return [
+        _flow(
+            pricing,
+            s,
+            axis,
+            op,
+            what,
+            int(_number(same[0][0].ranks)),
+            int(_number(same[0][0].stride)),
+            _number(same[0][0].chain),
+            sum(n for _, n in same),
+            size,
+        )
+        for (axis, op, what, size), same in merged.items()
+    ]
+
+
+def _job_bytes(pricing: Pricing, s: Strategy) -> dict[tuple[str, str, str], float]:
+    """Return the bytes that all ranks send, by axis, operation and what: those of one rank of every stage together,
+    as often as a stage has ranks."""
+    shape = pricing.shape
+    whole = Held(shape.layers - shape.moe_layers, shape.moe_layers, 1.0, 1.0)
+    result: dict[tuple[str, str, str], float] = {}
+    for row, count in _rows(pricing, s, whole, whole, _number(boundaries(pricing.layout(of([s])))), tied=True):
+        p = _number(row.ranks)
+        both = 2.0 if row.axis == "embed" else 1.0  # the first and the last rank send it
+        sent = both * _number(row.bytes) * (1.0 if row.op == "send" else SENT[row.op] * (p - 1) / p)
+        key = (row.axis, row.op, row.what)
+        result[key] = result.get(key, 0.0) + count * sent * s.world / s.pp
+    return result
+
+
+def _number(column: Column) -> float:
+    """Return the number of a column of one row."""
+    return float(np.max(column))
+
+
+def _flow(
+    pricing: Pricing,
+    s: Strategy,
+    axis: str,
+    op: str,
+    what: str,
+    ranks: int,
+    stride: int,
+    chain: float,
+    count: float,
+    n: float,
+) -> Flow:
+    system, inner = pricing.system, pricing.system.tiers[0]
+    if op == "send":
+        sent, network = n, n if stride >= inner.ranks else 0.0
+        if axis == "ring":
+            # Only the last rank of a node sends to another one.
+            network = n / max(1, int(together(ranks, stride, inner)))
+        seconds = message_s(n, stride, system, chain)
+    else:
+        per_node = int(together(ranks, stride, inner))
+        nodes = -(-ranks // per_node)
+        sent = SENT[op] * n * (ranks - 1) / ranks
+        network = SENT[op] * n * (nodes - 1) / nodes / (1 if op == "all_to_all" else per_node)
+        seconds = collective_s(op, n, ranks, stride, system)
+    return Flow(
+        axis=axis,
+        op=op,
+        what=what,
+        ranks=ranks,
+        tier=_tier(pricing, s, axis, ranks, stride),
+        count=count,
+        payload=n,
+        sent=count * sent,
+        network=count * network,
+        seconds=float(np.asarray(seconds)) * count,
+    )
+
+
+def _tier(pricing: Pricing, s: Strategy, axis: str, ranks: int, stride: int) -> str:
+    """Name the innermost tier of links that spans every group."""
+    reach = (2 if axis == "pp" else ranks) * stride
+    if axis in ("tp", "cp", "ring", "ulysses"):
+        return mesh(s).tier("cp" if axis in ("ring", "ulysses") else axis, pricing.cluster).name
+    tiers = pricing.cluster.tiers
+    return next((t.name for t in tiers if reach <= t.ranks), tiers[-1].name)
+
+
+def term_of(axis: str) -> str:
+    """Return the term of a step that holds an axis's exposed communication; some axes share one."""
+    return {"ring": "cp", "ulysses": "cp", "edp": "dp", "pp": "transfers"}.get(axis, axis)

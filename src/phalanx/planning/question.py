@@ -1,0 +1,116 @@
+"""A question as users ask it: names and numbers turned into model, cluster and job, or an error that says in one line
+what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from phalanx.cost.analytic.chips import chip_name, system_of
+from phalanx.cost.analytic.stacks import profile
+from phalanx.planning.search.column_pricing import Pricing
+from phalanx.spec.cluster.chips import CHIPS
+from phalanx.spec.cluster.presets import preset
+from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.cluster_toml import cluster_from_toml
+from phalanx.spec.files.job_file import make_model
+from phalanx.spec.files.plan import Plan
+from phalanx.spec.job import Job, Precision
+from phalanx.spec.model.spec import ModelSpec
+
+_MOST = {"--gpus": 10**7, "--batch": 10**9}
+"""Upper limits: a larger number is a typing error, and enumerating its divisors would take minutes."""
+_PCIE = 64e9  # bytes/s, generation 5, 16 lanes
+_FASTEST_NIC = 100e9
+"""Bytes/s in one direction of one GPU's ports between nodes: 800 Gb/s."""
+
+
+def model_named(name: str) -> tuple[ModelSpec, list[str]]:
+    """Load a model by preset name, Hugging Face config.json or folder with one; return it with notes for the user.
+
+    Raises InputError for an unknown name or an unusable file."""
+    path = Path(name)
+    try:
+        folder = path.is_dir()
+    except OSError:  # too long for a path
+        folder = False
+    if folder:
+        name = str(path / "config.json")
+    return make_model({"config" if name.endswith(".json") else "preset": name}, Path())
+
+
+def cluster_named(name: str) -> Callable[[int], ClusterSpec]:
+    """Look up a cluster by preset name or TOML file; return a function from a number of GPUs to the cluster.
+
+    A preset gets as many nodes as the GPUs need. Raises InputError for an unknown name or an unusable file."""
+    if name.lower().endswith(".toml"):
+        cluster = cluster_from_toml(Path(name))
+        require_plausible(cluster)
+
+        def of_file(gpus: int) -> ClusterSpec:
+            if gpus > cluster.ranks:
+                raise InputError(
+                    "--gpus", gpus, f"{cluster.name} has {cluster.ranks}", "ask for as many, or add nodes"
+                )
+            return cluster
+
+        return of_file
+    if name == "local":
+        remedy = "plan a job on it with phalanx plan JOB.toml, or name a cluster that phalanx clusters lists"
+        raise InputError("--cluster", name, "is this machine: the rates of its devices are not published", remedy)
+    node = preset(name, 1).ranks_per_node
+    return lambda gpus: preset(name, -(-gpus // node))
+
+
+def pricing_by_gpus(
+    model: ModelSpec, cluster: Callable[[int], ClusterSpec], batch: int, seq: int, stack: str, headroom: float = 0.0
+) -> Callable[[int], Pricing]:
+    """Return a function from a number of GPUs to the question on so many, as a Pricing.
+
+    `headroom` is for searches: the share of a device's memory that a strategy must leave free.
+    Raises InputError for impossible counts, an unknown stack, or a device without published rates."""
+    require_counts(("--batch", batch), ("--seq", seq))
+    profile(stack)
+    job = Job(batch, seq, Precision("bfloat16"))
+
+    def larger(gpus: int) -> Pricing:
+        require_counts(("--gpus", gpus))
+        spec = cluster(gpus)
+        system_of(spec)
+        compute = "bfloat16" if "bfloat16" in spec.device.dense_flops_per_s else "float16"
+        return Pricing(model, spec, replace(job, precision=Precision(compute)), stack, headroom=headroom)  # type: ignore[arg-type]
+
+    return larger
+
+
+def require_counts(*given: tuple[str, int]) -> None:
+    """Raise InputError unless every (name, count) is at least 1 and below its upper limit."""
+    for name, count in given:
+        if count < 1:
+            raise InputError(name, count, "must be at least 1")
+        if count > _MOST.get(name, count):
+            raise InputError(name, count, "is more than anybody has", f"at most {_MOST[name]:,}")
+
+
+def require_plausible(cluster: ClusterSpec) -> None:
+    """Raise InputError if a link is faster than the device allows: a rate of both directions, or in bits."""
+    name = chip_name(cluster.device.name)
+    inside, chip = cluster.tiers[0], CHIPS[name]
+    limits = [(inside, chip.link_bytes_per_s, f"{'NVLink' if chip.link_bytes_per_s > _PCIE else 'PCIe'} of {name}")]
+    limits += [(tier, _FASTEST_NIC, "the fastest port of a GPU") for tier in cluster.tiers[1:]]
+    for tier, most, what in limits:
+        rate = tier.bandwidth_bytes_per_s_per_gpu_per_direction
+        if rate > 1.01 * most:
+            field = f"cluster.tiers.{tier.name}.bandwidth_bytes_per_s_per_gpu_per_direction"
+            reason = f"{what} carries {most / 1e9:g} GB/s in one direction"
+            remedy = "is it in bits? divide by 8" if rate > 3 * most else "does it count both directions? halve it"
+            raise InputError(field, f"{rate:g}", reason, remedy)
+
+
+def pricing_of_plan(plan: Plan, stack: str) -> Callable[[int], Pricing]:
+    """Return a plan's question, on any number of GPUs. Raises InputError for a device without published rates."""
+    profile(stack)
+    system_of(plan.cluster)
+    return lambda gpus: Pricing(plan.model, plan.cluster, plan.job, stack)

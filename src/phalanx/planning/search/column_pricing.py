@@ -1,0 +1,387 @@
+"""Seconds and bytes of many strategies at once: the terms of a step (cost/analytic) over columns of strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from phalanx.cost.analytic.block import block_kinds, least_block_kinds
+from phalanx.cost.analytic.chips import system_of
+from phalanx.cost.analytic.memory import Memory, allocatable_bytes, memory
+from phalanx.cost.analytic.option_effects import effective, extended, laid_out
+from phalanx.cost.analytic.precision import typed
+from phalanx.cost.analytic.profile import Profile
+from phalanx.cost.analytic.stacks import capabilities, capabilities_of, profile
+from phalanx.cost.analytic.step import Step, step
+from phalanx.cost.hardware.columns import Column
+from phalanx.cost.hardware.system import System
+from phalanx.cost.ledger.model_shape import Shape, shape
+from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight, splits, v_shaped
+from phalanx.cost.ledger.rank_layout import FORMATS, Layout, under_any_cut
+from phalanx.cost.ledger.recomputed import recomputed
+from phalanx.planning.search import HEADROOM
+from phalanx.planning.search.limits import Limits
+from phalanx.planning.search.strategy_columns import ORDERS, SEARCHED, Ints, Options, Strategies, joined
+from phalanx.schedule.pipeline.given_layout import ends_of
+from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.errors import InputError
+from phalanx.spec.job import DTYPE_BYTES, Job
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy import where
+from phalanx.spec.strategy.recompute import encode
+from phalanx.spec.strategy.spec import FIELDS, Strategy
+from phalanx.spec.strategy.stack_options import AS_RELEASED, OPTION_FIELDS, StackOptions
+from phalanx.spec.strategy.where import Condition
+from phalanx.stacks import kinds
+from phalanx.stacks.registry import ROWS, facts
+from phalanx.stacks.stack import WORDS, Stack, counted
+
+Floats = npt.NDArray[np.float64]
+_SLICE = 16_384
+"""Rows priced together: enough that calls cost little beside arithmetic, few enough for the cache."""
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """A model, cluster, job and software stack, under which columns of strategies are priced.
+
+    Methods take strategies as columns (`rows`) and return one number per row. Where a lower bound is meant,
+    `complete` says what the rows are: False for cores (plain 1f1b, no recomputation, no sharding chosen yet), True
+    for rows of which only the sharding is open."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    job: Job
+    stack: str
+    """Name of a profile (cost/analytic/stacks.py)."""
+    number_format: str = "bfloat16"
+    """Of matrix products, one of FORMATS."""
+    rates: System | None = None
+    """Rates of chips and links that are better known than those of the cluster's datasheets; None: take those."""
+    wanted: tuple[Condition, ...] = ()
+    """Conditions on the strategies that a search may offer."""
+    extra: StackOptions = AS_RELEASED
+    """What the stack does beyond the strategies."""
+    free: bool = False
+    """Whether a search may offer what the stack's row refuses: for constants of published runs, whose layouts ran."""
+    headroom: float = 0.0
+    """Share of a device's memory that stays free."""
+
+    @cached_property
+    def shape(self) -> Shape:
+        """The sizes of the model that the formulas use."""
+        return extended(shape(self.model), self.extra)
+
+    @cached_property
+    def system(self) -> System:
+        """Rates of the cluster's chips and links. Raises InputError for a device without published rates."""
+        return self.rates or system_of(self.cluster)
+
+    @cached_property
+    def profile(self) -> Profile:
+        """Constants and policies of the software stack."""
+        return effective(typed(profile(self.stack), self.job), shape(self.model), self.extra)
+
+    @cached_property
+    def options(self) -> Options:
+        """What a search may choose from.
+
+        Levels of ZeRO, schedules and Ulysses are those that the stack runs. With flash attention, selective
+        recomputation frees nothing, unless the product after it is repeated too. The order of the mesh matters only
+        if links differ, and our runtime has one."""
+        row = self.row
+        can = capabilities(self.stack) if row is None else capabilities_of(row)
+        flash = bool(np.all(self.profile.flash)) and not np.any(self.profile.result_again)
+        lacked = where.parse(can.conditions, tuple(FIELDS), WORDS, "stack") if can.conditions else ()
+        kinds_ = kinds.searched(row, self.model, flash, bool(np.all(self.profile.per_op)))
+        rates = {t.bandwidth_bytes_per_s_per_gpu_per_direction for t in self.cluster.tiers}
+        return Options(
+            schedules=can.schedules,
+            recompute=tuple(k for k in kinds_ if "recompute" not in can.without or not k.startswith("selective")),
+            orders=SEARCHED if len(rates) > 1 and self.stack != "phalanx" else SEARCHED[:1],
+            limits=Limits(row, (*self.wanted, *lacked), self._constants),
+            extra=self.extra,
+            zero=can.zero,
+            zero_in_pipeline=can.zero_in_pipeline,
+            ulysses=can.ulysses,
+        )
+
+    @property
+    def row(self) -> Stack | None:
+        """The row that says what the stack refuses; None for constants without one (older releases, any stack)."""
+        return None if self.free else ROWS.get(self.stack)
+
+    @property
+    def lists_blocks(self) -> bool:
+        """Whether the blocks of each chunk can be listed: then `layers=auto` is the cut that a search finds best, and
+        else the stack's own."""
+        return self.row is None or self.row.strategy["layers"].values is None
+
+    @property
+    def _constants(self) -> dict[str, Any]:
+        """What limits read that is the same for all strategies: sizes of model and job, options, GPUs of a node."""
+        own = {name: getattr(self.extra, name) for name in OPTION_FIELDS}
+        return (
+            own
+            | facts(self.model, self.job)
+            | counted(self.extra, self.model.layers)
+            | {"gpus_per_node": self.cluster.ranks_per_node}
+        )
+
+    def layout(self, rows: Strategies) -> Layout:
+        """Translate rows into the columns that the formulas read."""
+
+        def as_float(column: Ints) -> Floats:
+            return column.astype(np.float64)  # convert once, not in every operation
+
+        m = rows.micro_batches(self.job)
+        first, last = in_flight(rows.schedule, m, rows.pp)
+        stride = _strides(rows)
+        virtual = chunks_per_rank(rows.schedule, rows.virtual)
+        again = recomputed(rows.recompute, self.model.layers, rows.pp * virtual)
+        even = Layout(
+            tp=as_float(rows.tp),
+            sp=as_float(rows.sp),
+            pp=as_float(rows.pp),
+            virtual=virtual,
+            dp=as_float(rows.dp),
+            cp=as_float(rows.cp),
+            ulysses=as_float(rows.ulysses),
+            ep=as_float(rows.ep),
+            etp=as_float(rows.etp),
+            zero=as_float(rows.zero),
+            shards=as_float(rows.shards),
+            micro_batch=as_float(rows.micro_batch),
+            micro_batches=as_float(m),
+            seq=self.job.seq,
+            full=again.full,
+            selective=again.selective,
+            group=again.group,
+            modules=again.modules,
+            format=FORMATS.index(self.number_format),
+            activation_bytes=DTYPE_BYTES[self.job.precision.compute],
+            narrow_gathers=float(self.job.precision.gathers_narrow),
+            tp_stride=as_float(stride["tp"]),
+            cp_stride=as_float(stride["cp"]),
+            dp_stride=as_float(stride["dp"]),
+            pp_stride=as_float(stride["pp"]),
+            bubble=bubble(rows.schedule, m, rows.pp, rows.virtual),
+            in_flight=first,
+            in_flight_last=last,
+            v_shaped=v_shaped(rows.schedule),
+            splits=splits(rows.schedule) * (rows.pp > 1),
+        )
+        return laid_out(even, self.extra, self._given_blocks(rows))
+
+    def _given_blocks(self, rows: Strategies) -> Sequence[Column] | None:
+        """Return the blocks of the first, the fullest and the last pipeline rank of each row and the place of the
+        fullest, -1 where nothing gives them; None where nothing gives any."""
+        o = self.extra
+        if not (o.first_stage_layers or o.last_stage_layers or o.embedding_as_layer or o.loss_as_layer):
+            return None
+        keys = np.stack([rows.pp, rows.virtual, rows.schedule], axis=1)
+        keys, place = np.unique(keys, axis=0, return_inverse=True)
+        ends = [self._ends(*key.tolist()) for key in keys]
+        columns = np.array(ends, dtype=float)[place.reshape(-1)]
+        return [*columns.T]
+
+    def _ends(self, pp: int, virtual: int, schedule: int) -> tuple[int, ...]:
+        s = Strategy(pp=pp, virtual=virtual, schedule=NAMES[schedule])  # type: ignore[arg-type]
+        return ends_of(s, self.extra, self.model.layers + self.extra.mtp)
+
+    def step(self, rows: Strategies) -> Step:
+        """Step time by term, seconds, with the bubble of each row's schedule."""
+        return step(self.shape, self.layout(rows), self.system, self.profile)
+
+    def seconds(self, rows: Strategies) -> Floats:
+        """Step time of each row."""
+        return _sliced(rows, lambda part: self.step(part).seconds)
+
+    def memory(self, rows: Strategies) -> Memory:
+        """Bytes of the fullest rank by term, with the CPU launching ahead of the GPU."""
+        return memory(self.shape, self.layout(rows), self.profile)
+
+    def held(self, how: Layout) -> Column:
+        """Peak reserved bytes of the fullest rank of each element of a layout."""
+        return memory(self.shape, how, self.profile).reserved
+
+    def bytes_(self, rows: Strategies) -> Floats:
+        """Peak reserved bytes of the fullest rank, with equal chunks where nothing gives their blocks; a row fits if
+        they do not exceed `usable`."""
+        return _sliced(rows, lambda part: self.memory(part).reserved)
+
+    def least_of_cuts(self, rows: Strategies) -> Memory:
+        """The same without memory that waits for the GPU, and without what a cut into other chunks may do without: a
+        row of more than `usable` fits with no cut that `layers=auto` may be."""
+        how = self.layout(rows)
+        if self.lists_blocks:
+            how = under_any_cut(self.shape, how)
+        return memory(self.shape, how, self.profile, ahead=0.0)
+
+    def least_reserved(self, rows: Strategies) -> Floats:
+        """Reserved bytes of `least_of_cuts`."""
+        return _sliced(rows, lambda part: self.least_of_cuts(part).reserved)
+
+    def least_seconds(self, rows: Strategies, complete: bool) -> Floats:
+        """Lower bound on the seconds of each row, however it is sharded.
+
+        Communication of gradients and parameters is left out, the update is divided over all shards, and the order of
+        the mesh is the better one: stages as neighbours, or replicas where that keeps experts together. For cores the
+        bubble is left out too, so no schedule or recomputation is faster either."""
+        sharded = np.where(rows.dp * rows.cp > 1, 1, 0)
+        best = replace(rows, zero=sharded, shard=rows.dp, order=np.ones_like(rows.order))
+
+        def least(part: Strategies) -> Column:
+            priced = step(self.shape, self.layout(part), self.system, self.profile, replicas=False)
+            return priced.seconds - (0 if complete else priced.terms["bubble"])
+
+        seconds = _sliced(best, least)
+        spread = np.flatnonzero((rows.ep * rows.etp > rows.tp * rows.cp) & (rows.pp > 1) & (rows.dp > 1))
+        if len(spread):
+            other = best.take(spread)
+            other = replace(other, order=np.zeros_like(other.order))
+            seconds[spread] = np.minimum(seconds[spread], _sliced(other, least))
+        return seconds
+
+    def block_seconds(self, rows: Strategies, spread: bool = True) -> Floats:
+        """Seconds of all blocks' passes in a step of rows without a pipeline: a lower bound on the step of every
+        strategy that has these ranks in pipelines of any length, since no rank has fewer blocks than the mean, and
+        experts are never closer together. Without `spread`, a lower bound over all ways to spread experts."""
+        best = replace(rows, zero=np.where(rows.dp * rows.cp > 1, 1, 0), shard=rows.dp)
+        kinds_of = block_kinds if spread else least_block_kinds
+
+        def passes(part: Strategies) -> Column:
+            how = self.layout(part).on_nodes(self.system.tiers[0].ranks)
+            kinds = kinds_of(self.shape, how, self.system, self.profile)
+            m = self.job.global_batch / (how.micro_batch * how.dp)  # of a pipeline's ranks together: not whole
+            return m * sum(count * (block.forward + block.backward) for block, count in kinds)
+
+        return _sliced(best, passes)
+
+    def least_bytes(self, rows: Strategies, complete: bool, of_any_cut: bool = True) -> Floats:
+        """Lower bound on the bytes of each row, however it is sharded, and cut unless `of_any_cut` is off.
+
+        Takes the smallest way to shard; for cores also one micro-batch at a time and the recomputation that keeps
+        least."""
+        smallest = np.full(len(rows), np.inf)
+        for zero, kind in self._least_ways(complete):
+            has = np.flatnonzero(self._has_level(rows, zero))
+            some = _smallest_of(rows.take(has), zero, kind, complete)
+            bytes_ = self.least_reserved(some) if of_any_cut else self.bytes_(some)
+            smallest[has] = np.minimum(smallest[has], bytes_)
+        return smallest
+
+    def may_fit(self, rows: Strategies, complete: bool) -> npt.NDArray[np.bool_]:
+        """Whether the lower bound on memory fits; faster than `least_bytes`, since one way that fits is enough."""
+        fits, hopeless = np.zeros(len(rows), dtype=bool), np.zeros(len(rows), dtype=bool)
+        has = {zero: self._has_level(rows, zero) for zero in self._smallest}
+        most = np.maximum.reduce([np.where(of_rows, zero, -1) for zero, of_rows in has.items()])
+        ways = self._least_ways(complete)
+        while ways and not np.all(fits | hopeless):
+            undecided = np.flatnonzero(~fits & ~hopeless)
+            count = max(1, _SLICE // len(undecided))  # of few rows many ways are tried in one call
+            parts, own, level = [], [], []
+            for zero, kind in ways[:count]:
+                those = undecided[has[zero][undecided]]
+                parts.append(_smallest_of(rows.take(those), zero, kind, complete))
+                own.append(those)
+                level.append(np.full(len(those), zero))
+            some, row, zeros = joined(parts), np.concatenate(own), np.concatenate(level)
+            for start in range(0, len(row), _SLICE):
+                part = slice(start, start + _SLICE)
+                needed = self.least_of_cuts(some.take(part))
+                fits[row[part][needed.reserved <= self.usable]] = True
+                # No level keeps less state than the highest: what exceeds the device with that, however it is
+                # recomputed, or without what it gathers on either end of a pipeline, fits at none.
+                gathered = 2 * (1 + self.profile.fragments) * needed.terms["gathered"]
+                least = needed.reserved - gathered if complete else needed.steady
+                hopeless[row[part][(zeros[part] == most[row[part]]) & (least > self.usable)]] = True
+            ways = ways[count:]
+        return fits
+
+    def _least_ways(self, complete: bool) -> list[tuple[int, str]]:
+        """(ZeRO level, recomputation) pairs that contain the smallest, likely ones first; "" means the row's own."""
+        kinds = [""] if complete else sorted(self.options.recompute, key=lambda kind: kind != "full")
+        return [(zero, kind) for kind in kinds for zero in self._smallest]
+
+    @cached_property
+    def _smallest(self) -> tuple[int, ...]:
+        """ZeRO levels that contain the smallest over all ranks, likely ones first; 0 only if the stack's constants do
+        not say that two shards keep less."""
+        p = self.profile
+        levels = sorted({*self.options.zero, *self.options.zero_in_pipeline}, reverse=True)
+        less = 1 in levels and np.all(p.whole_bytes + p.replica_bytes >= p.kept_bytes + p.shard_bytes / 2)
+        return tuple(level for level in levels if level or not less)
+
+    def _has_level(self, rows: Strategies, zero: int) -> npt.NDArray[np.bool_]:
+        """Whether the stack has a ZeRO level for each row; rows with nothing to shard over count with every level."""
+        of_rows = (zero in self.options.zero, zero in self.options.zero_in_pipeline)
+        has: npt.NDArray[np.bool_] = np.where(rows.pp > 1, of_rows[1], of_rows[0]) | (rows.dp * rows.cp == 1)
+        return has
+
+    @property
+    def usable(self) -> int:
+        """Bytes of a device that a strategy may take: what the stack's allocator may have, less the headroom."""
+        return int((1 - self.headroom) * self.allocatable)
+
+    @property
+    def usable_by_default(self) -> int:
+        """Bytes of a device that a search lets a strategy take unless told to take fewer, so that what `layers=auto`
+        is does not depend on who asks."""
+        return int((1 - max(self.headroom, HEADROOM)) * self.allocatable)
+
+    @property
+    def allocatable(self) -> int:
+        """Bytes of a device that the stack's allocator may have."""
+        return int(float(allocatable_bytes(self.cluster.device.usable_bytes, self.profile)))
+
+
+def _strides(rows: Strategies) -> dict[str, Ints]:
+    """Distance in ranks to the next rank along each axis, of each row's order."""
+    sizes = {"pp": rows.pp, "dp": rows.dp, "cp": rows.cp, "tp": rows.tp}
+    if not len(rows) or rows.order.max() < len(SEARCHED):  # as in every search: without a loop over orders
+        inside, stages_inside = rows.tp * rows.cp, rows.order == SEARCHED.index("dp/pp/cp/tp")
+        dp = np.where(stages_inside, inside * rows.pp, inside)
+        pp = np.where(stages_inside, inside, inside * rows.dp)
+        return {"tp": np.ones_like(rows.tp), "cp": rows.tp, "dp": dp, "pp": pp}
+    result = {axis: np.ones_like(size) for axis, size in sizes.items()}
+    for number in np.unique(rows.order).tolist():
+        those = rows.order == number
+        stride: Ints = np.ones_like(rows.tp)[those]
+        for axis in reversed(ORDERS[number].split("/")):
+            result[axis][those] = stride
+            stride = stride * sizes[axis][those]
+    return result
+
+
+def published(cluster: ClusterSpec) -> bool:
+    """Whether the formulas know the rates of the cluster's device; those of a measured machine are mostly unknown."""
+    try:
+        system_of(cluster)
+    except InputError:
+        return False
+    return True
+
+
+def _smallest_of(rows: Strategies, zero: int, recompute: str, complete: bool) -> Strategies:
+    """Shard rows over all ranks with this zero; give cores one micro-batch at a time and this recomputation."""
+    sharded = rows.dp * rows.cp > 1
+    best = replace(rows, zero=np.where(sharded, zero, 0), shard=np.where(zero, rows.dp, 1))
+    if complete:
+        return best
+    one = np.ones_like(rows.dp)
+    return replace(best, schedule=NAMES.index("naive") * one, recompute=encode(recompute) * one)
+
+
+def _sliced(rows: Strategies, price: Column) -> Floats:
+    """Apply `price` to slices of the rows that fit the cache."""
+    result = np.empty(len(rows))
+    for start in range(0, len(rows), _SLICE):
+        part = rows.take(slice(start, start + _SLICE))
+        result[start : start + _SLICE] = price(part)
+    return result

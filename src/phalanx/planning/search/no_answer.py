@@ -1,0 +1,134 @@
+"""Why a question has no answer, and what would have one: an option less, another number of GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from phalanx.planning.search import branch_and_bound, priced, space, why_not
+from phalanx.planning.search.branch_and_bound import FAMILIES, Exploration
+from phalanx.planning.search.column_pricing import Pricing
+from phalanx.planning.search.priced import PricedStrategy
+from phalanx.planning.search.strategy_columns import Options, Strategies
+from phalanx.spec.cluster.spec import GIB
+from phalanx.spec.errors import InputError
+from phalanx.spec.strategy.stack_options import DEFAULTS
+from phalanx.stacks.registry import facts
+
+_NEAR = 64
+"""How many smaller GPU counts are tried for the hint if the batch cannot be split over all GPUs."""
+
+
+def nothing_legal(error: InputError, pricing: Pricing, gpus: int) -> InputError:
+    """Return the error where no strategy is legal: `error`, or about the option of the stack that rules all out; an
+    error about `--gpus` with the next smaller number that has a strategy."""
+    if error.field in ("--gpus", "--where"):
+        error = _option_to_blame(error, pricing, gpus) or error
+    for n in range(gpus - 1, max(gpus - _NEAR, 0), -1) if error.field == "--gpus" else ():
+        try:
+            space.cores(pricing.model, pricing.job, n, pricing.options)
+        except InputError:
+            continue
+        return InputError(error.field, error.value, error.reason, f"use {n}, or another batch")
+    return error
+
+
+def _option_to_blame(error: InputError, pricing: Pricing, gpus: int) -> InputError | None:
+    """Return an error about the option without which there is a strategy, with what the stack says of one; None if no
+    single option is to blame."""
+    row, asked = pricing.row, pricing.extra
+    if row is None:
+        return None
+    for name, value in asked.changed().items():
+        default: dict[str, Any] = {name: DEFAULTS[name]}
+        without = replace(pricing, extra=replace(asked, **default))
+        try:
+            explored = branch_and_bound.explore(without, gpus, without.options, keep=1)
+        except InputError:
+            continue
+        if not len(explored.rows):
+            continue
+        s = explored.rows.strategy(int(explored.order[0]))
+        refusal = row.refusal(s, asked, facts(pricing.model, pricing.job, s))
+        wanted = f" as {error.value!r} asks" if error.field == "--where" else ""
+        says = f"; to {s} it says: {refusal.reason} ({refusal.source})" if refusal else ""
+        reason = f"leaves {row.title} no strategy over {gpus} ranks{wanted}{says}"
+        return InputError("--options", f"{name}={value}", reason, "leave it out")
+    return None
+
+
+def misfits(pricing: Pricing, cores: Strategies, has: set[str], options: Options) -> list[tuple[PricedStrategy, str]]:
+    """For each family not in `has`, its strategy of least memory, if that does not fit; cp = micro_batch = 1."""
+    missing = [kind for kind, name in enumerate(FAMILIES) if name not in has]
+    rows = cores.take((cores.cp == 1) & (cores.micro_batch == 1))
+    rows = rows.take(branch_and_bound.may_become(rows, missing))
+    rows = space.sharding(space.recomputing(rows, pricing.model, pricing.job, options), pricing.job, options)
+    rows = rows.take(np.isin(branch_and_bound.family(rows), missing))
+    kinds, bytes_ = branch_and_bound.family(rows), pricing.bytes_(rows)
+    smallest: dict[str, int] = {}
+    for kind in missing:
+        members = np.flatnonzero(kinds == kind)
+        if not len(members):
+            continue
+        least = int(members[np.argmin(bytes_[members])])
+        if bytes_[least] > pricing.usable:
+            smallest[FAMILIES[kind]] = least
+    prices = priced.price(pricing, [rows.strategy(row) for row in smallest.values()])
+    return list(zip(prices, smallest, strict=True))
+
+
+def nothing_fits(
+    pricing: Pricing, explored: Exploration, larger: Callable[[int], Pricing], gpus: int, options: Options
+) -> InputError:
+    """Return the error where legal strategies need more memory than a device has: the smallest of them, its needs,
+    and the fewest GPUs that would do."""
+    smallest_of_family: dict[str, PricedStrategy] = {
+        kind: p for p, kind in misfits(pricing, explored.cores, set(), options)
+    }
+    smallest = min(smallest_of_family.values(), key=lambda p: p.bytes_, default=None)
+    needs = f": {smallest.strategy} {why_not.why_not(smallest, None, pricing)}" if smallest else ""
+    enough = least_ranks(larger, gpus, pricing.cluster.ranks_per_node, options)
+    device = f"{pricing.cluster.device.name}, {pricing.cluster.device.usable_bytes / GIB:.1f} GiB each"
+    remedy = f"{enough} of them would do ({device})" if enough else "no number of them would do: shorten seq"
+    return InputError("--gpus", gpus, f"nothing fits{needs}", remedy)
+
+
+_MOST = 2**17
+"""The largest number of GPUs that is tried."""
+_CORES = 400
+"""How many cores, those of least memory, are checked in full."""
+
+
+def fits_somewhere(pricing: Pricing, ranks: int, options: Options) -> bool:
+    """Whether a strategy over so many ranks fits, among the expansions of the cores with the lowest memory bounds."""
+    try:
+        cores = space.cores(pricing.model, pricing.job, ranks, options)
+    except InputError:
+        return False
+    cores = space.experts(cores, pricing.model, pricing.job, options)
+    least = pricing.least_bytes(cores, complete=False)
+    fitting = np.flatnonzero(least <= pricing.usable)
+    fitting = fitting[np.argsort(least[fitting])][:_CORES]
+    rows = space.pipelines(cores.take(fitting), pricing.model, pricing.job, options)
+    rows = space.recomputing(rows, pricing.model, pricing.job, options)
+    return bool(len(rows) and np.any(pricing.least_bytes(rows, True, of_any_cut=False) <= pricing.usable))
+
+
+def least_ranks(larger: Callable[[int], Pricing], above: int, node: int, options: Options) -> int | None:
+    """Return about the fewest GPUs, more than `above` and in multiples of `node`, on which a strategy fits, or None.
+
+    Memory per rank falls with the number of ranks, but not every number divides the batch. So the number doubles
+    until something fits, then seven numbers spaced evenly above the last one that did not are tried."""
+    low = high = max(above, node)
+    while not fits_somewhere(larger(high), high, options):
+        low, high = high, 2 * high
+        if high > _MOST:
+            return None
+    for part in range(1, 8):
+        middle = (low + (high - low) * part // 8) // node * node
+        if low < middle < high and fits_somewhere(larger(middle), middle, options):
+            return middle
+    return high

@@ -1,0 +1,305 @@
+"""The best strategy for a model on a cluster, and why: both passes of the search, the best of each family, the front
+of time and memory, and the reasons against the others."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from phalanx.planning.search import branch_and_bound, no_answer, why_not
+from phalanx.planning.search.branch_and_bound import FAMILIES, Exploration
+from phalanx.planning.search.column_pricing import Pricing
+from phalanx.planning.search.number_types import NarrowerTypes, narrower_types
+from phalanx.planning.search.priced import PricedStrategy
+from phalanx.planning.search.refine import RankedStrategy, RefinedPrices, best_of_each_family
+from phalanx.planning.search.stack_options import with_best_options
+from phalanx.planning.search.stage_lengths import StageLengths, lengths, that_fit
+from phalanx.planning.search.strategy_columns import ORDERS, Options
+from phalanx.spec.errors import InputError
+from phalanx.spec.strategy.spec import Strategy
+
+Objective = Literal["throughput", "memory"]
+OBJECTIVES = ("throughput", "memory")
+COST_OBJECTIVES = ("gpu-hours", "money")
+"""Objectives that fewer GPUs may improve; days are throughput."""
+_SLACK = 0.10
+"""Slowdown against the fastest strategy, as a share, that the objective `memory` accepts."""
+_FRONT = 1.5
+"""The front of time and memory extends to this many times the shortest step."""
+_EACH, _ALIKE = 6, 2
+"""Strategies of the first pass for each of those kept, which come in two mesh orders and with many numbers of chunks;
+how many of those that differ in the number of chunks alone are kept: they are neighbours of each other."""
+_FIRST = 64
+"""How many strategies of the first pass an answer names for the next question."""
+_POINTS, _CLEARLY = 8, 0.98
+"""The front shown by default: at most this many points, each with at most this share of the previous one's memory."""
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A strategy and the reason, in numbers, why it is not the best one."""
+
+    family: str
+    priced: PricedStrategy
+    reason: str
+
+
+@dataclass(frozen=True)
+class FewerGpus:
+    """A smaller number of GPUs whose best strategy is as fast as that of all."""
+
+    gpus: int
+    strategy: Strategy
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The result of a search for one model, job and number of GPUs."""
+
+    prices: RefinedPrices
+    """The prices of the second pass: of all that it met, and of what is asked of them later."""
+    gpus: int
+    ranked: tuple[RankedStrategy, ...]
+    """Best first by the objective."""
+    families: tuple[RankedStrategy, ...]
+    """The fastest of each family of which any strategy fits."""
+    front: tuple[RankedStrategy, ...]
+    """Fastest first, each with less memory than all before it."""
+    rejected: tuple[Rejected, ...]
+    evaluated: int
+    """Number of legal strategies."""
+    examined: int
+    """Number of strategies priced one by one; a bound excluded the others."""
+    seconds: float
+    """Time of the search."""
+    fewer: FewerGpus | None = None
+    lengths: StageLengths | None = None
+    """The best strategy with the blocks of its chunks, where they have more and fewer."""
+    types: tuple[NarrowerTypes, ...] = ()
+    """Narrower number types that the stack has and that would be faster, fastest first."""
+    first: tuple[Strategy, ...] = ()
+    """What the formulas of the first pass say is fastest, of all and of each family."""
+
+    @property
+    def pricing(self) -> Pricing:
+        """The question, with the options of the stack that make its best strategies faster."""
+        return self.prices.pricing
+
+    @property
+    def best(self) -> RankedStrategy:
+        """The best strategy by the objective."""
+        return self.ranked[0]
+
+    @property
+    def to_run(self) -> RankedStrategy:
+        """The best strategy as a plan has it: with the blocks of its chunks, where they are not equal."""
+        return self.ranked[0] if self.lengths is None else self.lengths.listed
+
+
+def answer(
+    larger: Callable[[int], Pricing],
+    gpus: int,
+    objective: Objective = "throughput",
+    keep: int = 10,
+    whole_front: bool = False,
+    fewer: bool = True,
+    watch: Callable[[int, int], None] | None = None,
+    known: Sequence[Strategy] = (),
+) -> Answer:
+    """Find the best strategies on `gpus` GPUs.
+
+    `larger` returns the same question on another number of GPUs. With `whole_front` no point of the front is missed;
+    without it, the front covers what the search for the best strategy met. `fewer`: whether smaller numbers of
+    GPUs are tried too. `watch` hears how many of the legal strategies were priced so far. `known`: strategies that
+    are likely among the best, such as the `first` of an answer to a question like this one; the answer is the same.
+
+    Raises InputError if no strategy is legal, or if none fits: then it names the fewest GPUs that suffice.
+    """
+    start = time.perf_counter()
+    pricing = larger(gpus)
+    options = pricing.options
+    try:
+        slack, front_limit = _SLACK if objective == "memory" else 0.0, _FRONT if whole_front else 0.0
+        explored = branch_and_bound.explore(
+            pricing, gpus, options, _EACH * keep, slack, front_limit, watch, known=known
+        )
+    except InputError as error:
+        raise no_answer.nothing_legal(error, pricing, gpus) from None
+    if not len(explored.rows) and not explored.close:
+        raise no_answer.nothing_fits(pricing, explored, larger, gpus, options)
+    fastest, family_rows = fastest_rows(explored, keep), best_of_each_family(explored)
+    front = _promising(explored, whole_front)
+    if objective == "memory" and len(explored.rows):
+        near = explored.order[explored.seconds[explored.order] <= (1 + _SLACK) * explored.seconds[explored.order[0]]]
+        fastest += [int(row) for row in near[np.argsort(explored.bytes_[near], kind="stable")][:keep]]
+    rows = list(dict.fromkeys([*fastest, *family_rows, *front]))
+    pricing = with_best_options(pricing, [explored.rows.strategy(row) for row in fastest])
+    prices = RefinedPrices(pricing)
+    candidates = prices.descend([*(explored.rows.strategy(row) for row in rows), *explored.close])
+    if not candidates:
+        raise no_answer.nothing_fits(pricing, explored, larger, gpus, options)
+    costs = [(r.seconds, r.priced.bytes_) for r in candidates]
+    candidates = [candidates[i] for i in _distinct([r.strategy for r in candidates], costs)]
+    candidates = [*that_fit(prices, candidates), *candidates]
+    each_best = {r.family: r for r in reversed(candidates)}
+    families = tuple(each_best[name] for name in FAMILIES if name in each_best)
+    ranked = [candidates[i] for i in _unlike([r.strategy for r in candidates])][:keep]
+    if objective == "memory":
+        near_best = [r for r in candidates if r.seconds <= (1 + _SLACK) * candidates[0].seconds]
+        ranked = sorted(near_best, key=lambda r: r.priced.bytes_)[:keep]
+    types = narrower_types(prices, ranked) if objective == "throughput" else ()
+    rejected = tuple(_rejected(prices, ranked[0], explored, {r.family for r in families}, options))
+    return Answer(
+        prices=prices,
+        gpus=gpus,
+        ranked=tuple(ranked),
+        families=families,
+        front=tuple(_front(candidates, whole_front)),
+        rejected=rejected,
+        evaluated=explored.legal,
+        examined=explored.priced,
+        seconds=time.perf_counter() - start,
+        fewer=_fewer(larger, gpus, ranked[0]) if fewer and objective == "throughput" else None,
+        lengths=lengths(prices, ranked[0]),
+        types=types,
+        first=tuple(explored.rows.strategy(row) for row in _first(explored)),
+    )
+
+
+def _first(explored: Exploration) -> list[int]:
+    """Rows of the fastest strategies of the first pass, of all and of each family."""
+    best = [int(row) for row in explored.order[:_FIRST]]
+    kinds = explored.family[explored.order]
+    of_families = [int(row) for kind in np.unique(kinds) for row in explored.order[kinds == kind][:2]]
+    return list(dict.fromkeys([*best, *of_families]))
+
+
+def fastest_rows(explored: Exploration, keep: int) -> list[int]:
+    """Rows of the `keep` fastest strategies of a first pass that do not differ in mesh order alone at the same price,
+    and are not alike."""
+    order = [int(row) for row in explored.order[: _EACH * keep]]
+    strategies = [explored.rows.strategy(row) for row in order]
+    costs = [(explored.seconds[row], explored.bytes_[row]) for row in order]
+    distinct = _distinct(strategies, costs)
+    return [order[distinct[i]] for i in _unlike([strategies[i] for i in distinct])][:keep]
+
+
+def _unlike(strategies: Sequence[Strategy]) -> list[int]:
+    """Return the indices of strategies, of those that differ in the number of chunks alone the first `_ALIKE`."""
+    met: Counter[Strategy] = Counter()
+    kept = []
+    for i, s in enumerate(strategies):
+        alike = replace(s, virtual=1, schedule=Strategy.schedule, layers="auto")
+        met[alike] += 1
+        if met[alike] <= _ALIKE:
+            kept.append(i)
+    return kept
+
+
+def _distinct(strategies: Sequence[Strategy], costs: Sequence[tuple[float, float]]) -> list[int]:
+    """Return the indices of strategies without those that differ from another in mesh order alone, at the same
+    seconds and bytes: the usual order stays."""
+    kept: dict[tuple[Strategy, float, float], int] = {}
+    for i, (s, (seconds, bytes_)) in enumerate(zip(strategies, costs, strict=True)):
+        usual = replace(s, order=ORDERS[0])
+        if s == usual:
+            kept[usual, seconds, bytes_] = i
+        else:
+            kept.setdefault((usual, seconds, bytes_), i)
+    return list(kept.values())
+
+
+def _fewer(larger: Callable[[int], Pricing], gpus: int, best: RankedStrategy) -> FewerGpus | None:
+    """Return a smaller number of GPUs that is as fast, or None.
+
+    A step takes at least its FLOPs at the best rate that kernels reach, so a search is rarely needed."""
+    pricing, fewest = larger(gpus), None
+    node = pricing.cluster.ranks_per_node
+    for n in sorted({gpus // 4, gpus // 2, (gpus - 1) // node * node} - {0}):
+        if best.mfu * gpus / n > np.max(pricing.system.gemm):
+            continue
+        candidate = best_on(larger(n), n, (1 + _CLOSE) * best.seconds)
+        if candidate and candidate.seconds <= best.seconds and (not fewest or candidate.seconds < fewest.seconds):
+            fewest = FewerGpus(n, candidate.strategy, candidate.seconds)
+    return fewest
+
+
+def _promising(explored: Exploration, whole: bool) -> list[int]:
+    """Rows of the front of time and memory, by the first pass."""
+    order = explored.order
+    if not len(order):
+        return []
+    order = order[explored.seconds[order] <= _FRONT * explored.seconds[order[0]]]
+    least = np.minimum.accumulate(explored.bytes_[order])
+    clearly = 1.0 if whole else _CLEARLY
+    points = [int(i) for i in order[np.concatenate([[True], least[1:] < clearly * least[:-1]])]]
+    return points if whole else points[:_POINTS]
+
+
+def _front(candidates: Sequence[RankedStrategy], whole: bool) -> list[RankedStrategy]:
+    """The front of what the second pass priced, fastest first.
+
+    With `whole`, each point needs less memory than all faster ones; without it, clearly less, and points are few."""
+    points = [candidates[0]]
+    for r in candidates:
+        if r.priced.bytes_ < (1.0 if whole else _CLEARLY) * points[-1].priced.bytes_:
+            points.append(r)
+    points = [r for r in points if r.seconds <= _FRONT * candidates[0].seconds]
+    return points if whole else points[:_POINTS]
+
+
+def _rejected(
+    prices: RefinedPrices, best: RankedStrategy, explored: Exploration, has: set[str], options: Options
+) -> Iterable[Rejected]:
+    """The smallest member of each family of which nothing fits, and the neighbours of the best strategy."""
+    pricing = prices.pricing
+    for p, kind in no_answer.misfits(pricing, explored.cores, has, options):
+        yield Rejected(kind, p, why_not.why_not(p, best.priced, pricing))
+    close = prices.neighbours(replace(best.strategy, layers="auto"))
+    for (what, _), other in zip(close, prices.of([s for _, s in close]), strict=True):
+        if other.priced.fits and other.seconds < best.seconds:
+            continue  # faster, but needs more memory, and memory is the objective
+        yield Rejected(other.family, other.priced, f"{what}: {why_not.why_not(other.priced, best.priced, pricing)}")
+
+
+FOR_OPTIONS = 6
+"""Strategies with which the options of a stack are tried."""
+
+
+_CLOSE = 0.25
+"""Share by which a family's fastest may be behind the fastest of all, by the formulas, to be tried as the best."""
+
+
+def best_on(pricing: Pricing, gpus: int, below: float = np.inf) -> RankedStrategy | None:
+    """Return the best strategy on so many GPUs; None if nothing fits, or if all take more than `below` seconds by the
+    formulas."""
+    explored = first_pass(pricing, gpus, below)
+    return None if explored is None else best_of(pricing, explored)
+
+
+def first_pass(pricing: Pricing, gpus: int, below: float = np.inf) -> Exploration | None:
+    """Return the strategies that the formulas choose on so many GPUs; None if nothing is legal or fits, or takes at
+    most `below` seconds."""
+    try:
+        explored = branch_and_bound.explore(pricing, gpus, pricing.options, keep=1, families=_CLOSE, below=below)
+    except InputError:
+        return None
+    return explored if len(explored.rows) or explored.close else None
+
+
+def best_of(pricing: Pricing, explored: Exploration) -> RankedStrategy | None:
+    """Return the best of a first pass by the second, with the options of the stack that make it faster; None if
+    nothing fits."""
+    fastest = [explored.rows.strategy(row) for row in fastest_rows(explored, FOR_OPTIONS)]
+    pricing = with_best_options(pricing, fastest)
+    prices = RefinedPrices(pricing)
+    # With the options the fastest by the formulas may not fit; of those with which they were tried one does.
+    of_families = [explored.rows.strategy(row) for row in best_of_each_family(explored)]
+    candidates = prices.descend(list(dict.fromkeys([*fastest, *of_families, *explored.close])), slower=False)
+    return next(iter([*that_fit(prices, candidates), *candidates]), None)

@@ -1,0 +1,118 @@
+"""The price of a strategy under a software stack: step time by term, memory by what occupies it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+
+from phalanx.cost.analytic.memory import memory as memory_of
+from phalanx.cost.analytic.profile import Profile
+from phalanx.cost.analytic.step import Step
+from phalanx.cost.analytic.step import step as step_of
+from phalanx.cost.hardware.columns import Column
+from phalanx.cost.ledger.rank_layout import Layout
+from phalanx.planning.search import strategy_columns
+from phalanx.planning.search.column_pricing import Floats, Pricing
+from phalanx.schedule.pipeline.given_layout import Blocks, ends_of
+from phalanx.spec.strategy.spec import Strategy
+
+COMMUNICATION = ("tp", "cp", "ep", "dp", "transfers")
+"""The terms of a step that are exposed communication."""
+
+
+@dataclass(frozen=True)
+class PricedStrategy:
+    """A strategy with its step time and memory."""
+
+    strategy: Strategy
+    seconds: float
+    """Step time, the sum of `terms`."""
+    bytes_: float
+    """Reserved memory of the fullest rank; the strategy fits if it does not exceed `usable`."""
+    terms: dict[str, float]
+    """Seconds of the step by term."""
+    memory_terms: dict[str, float]
+    """Bytes by what occupies them: parameters, gradients, activations, ..."""
+    usable: int
+    """Usable bytes of the device."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the strategy fits the device's usable memory."""
+        return self.bytes_ <= self.usable
+
+    @property
+    def communication(self) -> float:
+        """Exposed communication as a share of the step."""
+        return sum(self.terms.get(name, 0.0) for name in COMMUNICATION) / self.seconds
+
+
+def price(pricing: Pricing, strategies: Sequence[Strategy]) -> list[PricedStrategy]:
+    """Price strategies term by term. Raises InputError for a `recompute` or `order` that is never searched."""
+    return price_with_step(pricing, strategies)[0] if strategies else []
+
+
+def price_with_step(
+    pricing: Pricing, strategies: Sequence[Strategy], cuts: Sequence[Blocks | None] = ()
+) -> tuple[list[PricedStrategy], Step]:
+    """Price strategies, at least one; with the columns of their steps. `cuts`: as for `layout_of`."""
+    how = layout_of(pricing, strategies, cuts)
+    step = step_of(pricing.shape, how, pricing.system, pricing.profile)
+    memory = memory_of(pricing.shape, how, pricing.profile, step.ahead)
+    count = len(strategies)
+    terms, held = _per_row(step.terms, count), _per_row(memory.terms, count)
+    reserved = np.broadcast_to(memory.reserved, count)
+    priced = [
+        PricedStrategy(s, sum(terms[i].values()), float(reserved[i]), terms[i], held[i], pricing.usable)
+        for i, s in enumerate(strategies)
+    ]
+    return priced, step
+
+
+def price_under(
+    each: Sequence[Pricing], strategies: Sequence[Strategy], cuts: Sequence[Blocks | None] = ()
+) -> tuple[dict[str, Floats], Floats]:
+    """Price strategies under questions that differ in the constants of their stacks alone, all in one call: the terms
+    of a step, with blocks cut as for `layout_of`, and the reserved bytes, those of the first question's strategies
+    first."""
+    pricing, rows = each[0], len(each) * len(strategies)
+    everything = [*strategies] * len(each)
+    by = _joined([one.profile for one in each], len(strategies))
+    how = layout_of(pricing, everything, [*cuts] * len(each))
+    step = step_of(pricing.shape, how, pricing.system, by)
+    reserved = np.broadcast_to(memory_of(pricing.shape, how, by, step.ahead).reserved, rows)
+    return {name: np.broadcast_to(term, rows) for name, term in step.terms.items()}, reserved
+
+
+def _joined(profiles: Sequence[Profile], each: int) -> Profile:
+    """Join the constants of several questions into columns, `each` elements of each; what is the same stays a
+    number."""
+    changes: dict[str, Any] = {}
+    for f in fields(Profile):
+        values = [getattr(p, f.name) for p in profiles]
+        if any(isinstance(v, float) and v != values[0] for v in values):
+            changes[f.name] = np.repeat(np.array(values, dtype=float), each)
+    return replace(profiles[0], **changes)
+
+
+def layout_of(pricing: Pricing, strategies: Sequence[Strategy], cuts: Sequence[Blocks | None] = ()) -> Layout:
+    """Translate strategies into the columns that the formulas read, with the blocks of the first, the fullest and the
+    last pipeline rank where `layers` lists them, which columns of a search do not hold, or else `cuts`: the blocks of
+    each chunk of each strategy."""
+    even = pricing.layout(strategy_columns.of(strategies))
+    if all(s.layers == "auto" for s in strategies) and not any(cuts):
+        return even
+    layers = pricing.model.layers + pricing.extra.mtp
+    ends = [ends_of(s, pricing.extra, layers, cut) for s, cut in zip_longest(strategies, cuts)]
+    first, most, last, place = np.array(ends, dtype=float).T
+    return replace(even, first_blocks=first, most_blocks=most, last_blocks=last, most_place=place)
+
+
+def _per_row(columns: Mapping[str, Column], count: int) -> list[dict[str, float]]:
+    """Turn columns by name into one dict per row."""
+    full = {name: np.broadcast_to(column, count) for name, column in columns.items()}
+    return [{name: float(column[i]) for name, column in full.items()} for i in range(count)]

@@ -1,0 +1,118 @@
+"""How many blocks each chunk of a pipeline has, where a stack lets its user say so (stacks/: `layers`).
+
+The first pass prices strategies as if every pipeline rank had the same number of blocks, the second so or with the
+cut that balances their times, for the last rank has the head as well. Neither is the smallest, for the first rank
+keeps the activations of the most micro-batches. So after the second pass:
+
+    a faster strategy that does not fit    is tried with a shorter first rank, and with the embedding and the loss
+                                           counted as blocks; memory for all of them in one call
+    the best strategy                      is timed with equal chunks too, to say what its own bring
+
+What is chosen stands in the strategy as `layers`, and is exported as the stack writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import numpy as np
+
+from phalanx.planning.search.column_pricing import Pricing
+from phalanx.planning.search.priced import layout_of
+from phalanx.planning.search.refine import GAIN, RankedStrategy, RefinedPrices
+from phalanx.schedule.pipeline.given_layout import equal_blocks, listed
+from phalanx.schedule.pipeline.stages import rank_of
+from phalanx.spec.strategy.spec import Strategy
+
+_TRIED = 8
+"""Strategies that are tried, of those that do not fit and of those with equal chunks."""
+_TIMED = 4
+"""Cuts that fit whose pipelines are timed."""
+_SHORTER = (1, 2, 3, 4)
+"""Blocks that the first rank gives away."""
+_PINNED = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer")
+
+
+@dataclass(frozen=True)
+class StageLengths:
+    """A strategy with the blocks of each chunk listed, against equal chunks."""
+
+    listed: RankedStrategy
+    equal_seconds: float | None
+    """Step time with chunks that are as equal as whole blocks allow; None where the strategy does not fit with
+    them."""
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """The blocks of each chunk, in the order of the model."""
+        return self.listed.run.blocks
+
+    @property
+    def gain(self) -> float | None:
+        """Share of the step with equal chunks that these save."""
+        return None if self.equal_seconds is None else 1 - self.listed.seconds / self.equal_seconds
+
+    def __str__(self) -> str:
+        """The chunks in the order of the model, equal neighbours together: 6 of 10 blocks, 1 of 11, 1 of 9."""
+        runs = [(n, len(list(same))) for n, same in groupby(self.blocks)]
+        (n, count), *others = runs
+        return ", ".join([f"{count} of {n} block{'s' * (n > 1)}", *(f"{count} of {n}" for n, count in others)])
+
+
+def can_list(pricing: Pricing) -> bool:
+    """Whether the stack takes the blocks of each chunk, and the user has not fixed those of any rank."""
+    return pricing.row is not None and pricing.lists_blocks and not any(getattr(pricing.extra, n) for n in _PINNED)
+
+
+def that_fit(prices: RefinedPrices, candidates: Sequence[RankedStrategy]) -> list[RankedStrategy]:
+    """Return strategies faster than the best of `candidates` that fit with chunks of unequal length alone, fastest
+    first; `prices` has met the strategies that do not fit."""
+    pricing = prices.pricing
+    if not candidates or not can_list(pricing):
+        return []
+    best = candidates[0].seconds
+    too_large = [r for r in prices.met() if not r.priced.fits and r.strategy.pp > 1 and r.strategy.layers == "auto"]
+    too_large = sorted((r for r in too_large if r.seconds < best), key=lambda r: r.seconds)[:_TRIED]
+    cuts = [replace(r.strategy, layers=listed(cut)) for r in too_large for cut in cuts_of(r.strategy, pricing)]
+    cuts = [s for s in dict.fromkeys(cuts) if pricing.options.allows(s, s.accumulation(pricing.job))]
+    if not cuts:
+        return []
+    reserved = np.broadcast_to(pricing.held(layout_of(pricing, cuts)), len(cuts))
+    fitting = [s for s, bytes_ in zip(cuts, reserved, strict=True) if bytes_ <= pricing.usable]
+    timed = [r for r in prices.of(fitting[:_TIMED]) if r.priced.fits and r.seconds < (1 - GAIN) * best]
+    return sorted(timed, key=lambda r: r.seconds)
+
+
+def lengths(prices: RefinedPrices, best: RankedStrategy) -> StageLengths | None:
+    """Return the best strategy with its chunks listed, where they have more and fewer blocks; None where they have as
+    many, without a pipeline, and where nothing can list them."""
+    s, pricing = best.strategy, prices.pricing
+    if s.layers != "auto":  # it does not fit with equal ones
+        return StageLengths(best, None)
+    if s.pp == 1 or len(set(best.run.blocks)) == 1 or not can_list(pricing):
+        return None
+    cuts = (equal_blocks(int(pricing.shape.layers), len(rank_of(s))), best.run.blocks)
+    equal, chosen = prices.of([replace(s, layers=listed(cut)) for cut in cuts])
+    return StageLengths(chosen, equal.seconds if equal.priced.fits else None)
+
+
+def cuts_of(s: Strategy, pricing: Pricing) -> Iterator[tuple[int, ...]]:
+    """Yield the blocks of each chunk with a shorter first rank, or with both ends counted as blocks."""
+    ranks, layers = rank_of(s), pricing.model.layers + pricing.extra.mtp
+    chunks = len(ranks)
+    for ends in ((1, 1), (0, 1)):
+        if (layers + sum(ends)) % chunks == 0:
+            each = (layers + sum(ends)) // chunks
+            yield (each - ends[0], *(each,) * (chunks - 2), each - ends[1])
+    base = equal_blocks(layers, chunks)
+    own = [i for i, rank in enumerate(ranks) if rank == 0]
+    others = [i for i, rank in enumerate(ranks) if rank != 0]
+    for fewer in _SHORTER:
+        blocks = list(base)
+        for k in range(fewer):  # from the first rank's fullest chunk to the shortest of the others, the latest first
+            blocks[max(own, key=lambda i: blocks[i])] -= 1
+            blocks[min(others[: len(others) - (k == 0)] or others, key=lambda i: (blocks[i], -i))] += 1
+        if min(blocks[1:-1], default=1) > 0 and min(blocks) >= 0:
+            yield tuple(blocks)

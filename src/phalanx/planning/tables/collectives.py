@@ -1,0 +1,180 @@
+"""Which collective algorithm is fastest on a cluster, at which size, and how far it is from the lower bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from phalanx.cost.collectives.closed_form import best_segments, closed_form
+from phalanx.cost.collectives.critical_path import Costs, Path, costs, lower_bound
+from phalanx.cost.collectives.symbols import FORMULAS
+from phalanx.planning.tables.table import Sheet, columns
+from phalanx.schedule.collectives.ir import Schedule
+from phalanx.schedule.collectives.registry import ALGORITHMS, SEGMENTED, build
+from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.errors import InputError, nearest
+
+_FOLLOWED = 256
+"""Most ranks whose messages are followed one by one; the formulas hold for any number."""
+_SIZES = tuple(2.0**k for k in range(8, 33))  # 256 B .. 4 GiB
+
+
+@dataclass(frozen=True)
+class Row:
+    """One algorithm at one size."""
+
+    algorithm: str
+    segments: int | None
+    """Best number of segments; None if the algorithm sends none."""
+    rounds: int
+    sent_bytes: float
+    seconds: float
+    bound: float
+    """Seconds that no schedule beats on these links."""
+    formula_seconds: float | None
+    """By the published closed form; None if the ranks do not share one tier of links."""
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """The size (bytes) at which a message spends as long on a tier's latency as on its bandwidth: n* = α/β."""
+
+    tier: str
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All algorithms of an operation on a cluster."""
+
+    rows: tuple[Row, ...]
+    """Fastest first."""
+    winners: tuple[tuple[float, float, str], ...]
+    """(from bytes, to bytes, fastest algorithm)."""
+    crossovers: tuple[Crossover, ...]
+    """Of every tier of links in use."""
+
+
+@dataclass(frozen=True)
+class _SizedSchedule:
+    """A schedule of equal chunks, which can be timed for any number of bytes."""
+
+    schedule: Schedule
+    segments: int
+    elements: int
+    """Elements of the buffer."""
+    path: Path
+
+    def seconds(self, n: float) -> float:
+        """Time of the critical path for `n` bytes."""
+        return self.path.seconds(n / self.elements)
+
+
+def compare(op: str, size_bytes: float, ranks: int, cluster: ClusterSpec) -> Comparison:
+    """Price every algorithm of a collective of `size_bytes` over the first `ranks` ranks of a cluster.
+
+    Beyond 256 ranks by the published formulas alone. A barrier ignores the size.
+
+    Raises InputError for an unknown collective or more ranks than the cluster has."""
+    if op not in ALGORITHMS:
+        raise InputError("--op", op, "is not a collective", nearest(op, ALGORITHMS))
+    if not 1 <= ranks <= cluster.ranks:
+        raise InputError("--ranks", ranks, f"{cluster.name} has {cluster.ranks} ranks", "ask for as many or fewer")
+    if ranks > _FOLLOWED:
+        return _by_formula(op, 0.0 if op == "barrier" else size_bytes, ranks, cluster)
+    links = costs(cluster)
+    tiers_used = next((i for i, t in enumerate(cluster.tiers) if t.ranks >= ranks), len(cluster.tiers) - 1) + 1
+    priced = _pricing(op, ranks, cluster, links, links.tiers[tiers_used - 1][1:])
+    n = 0.0 if op == "barrier" else size_bytes
+    _, alpha, beta = links.tiers[0]
+    flat = tiers_used == 1 and cluster.tiers[0].uplink_bandwidth_bytes_per_s_per_direction is None
+    bound = lower_bound(op, ranks, n, links)
+    rows = []
+    for algorithm in ALGORITHMS[op]:
+        timed = priced(algorithm, n)
+        formula = closed_form(op, algorithm, ranks, n, alpha, beta, links.gamma_s_per_byte, timed.segments)
+        row = Row(
+            algorithm=algorithm,
+            segments=timed.segments if (op, algorithm) in SEGMENTED else None,
+            rounds=timed.schedule.rounds,
+            sent_bytes=float(timed.schedule.sent.max(initial=0)) * n / timed.elements,
+            seconds=timed.seconds(n),
+            bound=bound,
+            formula_seconds=formula if flat else None,
+        )
+        rows.append(row)
+    winners: list[tuple[float, float, str]] = []
+    for size in _SIZES if op != "barrier" else ():
+        best = min(ALGORITHMS[op], key=lambda a: priced(a, size).seconds(size))
+        if winners and winners[-1][2] == best:
+            winners[-1] = (winners[-1][0], size, best)
+        else:
+            winners.append((size, size, best))
+    crossovers = [
+        Crossover(t.name, t.latency_s * t.bandwidth_bytes_per_s_per_gpu_per_direction)
+        for t in cluster.tiers[:tiers_used]
+    ]
+    return Comparison(tuple(sorted(rows, key=lambda r: r.seconds)), tuple(winners), tuple(crossovers))
+
+
+def formulas() -> Sheet:
+    """Tabulate the published formula of every algorithm that has one, in symbols."""
+    rows = [(op, name, f.latency, f.sent, f.reduced, f.condition or "any p") for (op, name), f in FORMULAS.items()]
+    return Sheet(
+        "time of a collective = messages x alpha + bytes sent x beta + bytes added x gamma",
+        columns("operation", "algorithm", "messages (alpha)", "bytes sent (beta)", "bytes added (gamma)", "for"),
+        rows,
+        "on the critical path; p ranks, n bytes of the whole (gathered) buffer, m segments, lg: logarithm to base 2, "
+        "rounded up where p may be any. Thakur et al. 2005, Rabenseifner 2004, Sanders, Speck & Träff 2009. No "
+        "all-reduce sends less than 2 n (p-1)/p: `phalanx collectives bound`",
+        keys=2,
+    )
+
+
+def _by_formula(op: str, n: float, ranks: int, cluster: ClusterSpec) -> Comparison:
+    """Price the algorithms by their published formulas, as if the slowest tier's links were between all ranks."""
+    used = [t for i, t in enumerate(cluster.tiers) if i == 0 or cluster.tiers[i - 1].ranks < ranks]
+    links = costs(cluster)
+    _, alpha, beta = links.tiers[len(used) - 1]
+    bound = lower_bound(op, ranks, n, links)
+
+    def priced(algorithm: str, size: float) -> float | None:
+        segments = best_segments(op, algorithm, ranks, size, alpha, beta)
+        return closed_form(op, algorithm, ranks, size, alpha, beta, links.gamma_s_per_byte, segments)
+
+    rows = []
+    for algorithm in ALGORITHMS[op]:
+        seconds = priced(algorithm, n)
+        if seconds is None:
+            continue
+        segments = best_segments(op, algorithm, ranks, n, alpha, beta)
+        # With α = 1 alone the formula counts messages, with β = 1 alone the bytes sent.
+        rounds, sent = (closed_form(op, algorithm, ranks, n, a, b, 0.0, segments) or 0.0 for a, b in ((1, 0), (0, 1)))
+        shown = segments if (op, algorithm) in SEGMENTED else None
+        rows.append(Row(algorithm, shown, round(rounds), sent, seconds, bound, seconds))
+    winners: list[tuple[float, float, str]] = []
+    for size in _SIZES if op != "barrier" else ():
+        best = min((row.algorithm for row in rows), key=lambda a: priced(a, size) or math.inf)
+        low = winners.pop()[0] if winners and winners[-1][2] == best else size
+        winners.append((low, size, best))
+    crossovers = [Crossover(t.name, t.latency_s * t.bandwidth_bytes_per_s_per_gpu_per_direction) for t in used]
+    return Comparison(tuple(sorted(rows, key=lambda r: r.seconds)), tuple(winners), tuple(crossovers))
+
+
+def _pricing(
+    op: str, ranks: int, cluster: ClusterSpec, links: Costs, slowest: tuple[float, float]
+) -> Callable[[str, float], _SizedSchedule]:
+    """Return a function (algorithm, bytes) -> schedule, in the best number of segments for the slowest link."""
+    inner = math.gcd(ranks, cluster.tiers[0].ranks)
+
+    @cache
+    def build_schedule(algorithm: str, segments: int) -> _SizedSchedule:
+        # One element per chunk; in a double tree, one per segment of each half.
+        elements = 2 * segments if (op, algorithm) in SEGMENTED else ranks
+        tiers = (inner, ranks // inner)
+        schedule = build(op, algorithm, ranks, elements, tiers=tiers, segments=segments)
+        return _SizedSchedule(schedule, segments, elements, Path(schedule, links))
+
+    return lambda algorithm, n: build_schedule(algorithm, best_segments(op, algorithm, ranks, n, *slowest))

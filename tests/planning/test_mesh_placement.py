@@ -1,0 +1,111 @@
+"""`phalanx mesh`: drawn meshes in every order, their groups and tiers, and the command."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.in_process_cli import phalanx
+
+from phalanx.planning.placement.placement import axis_groups, axis_names, groups_of, in_order
+from phalanx.report.mesh import cube, ranges
+from phalanx.report.mesh_svg import cube_svg, nodes_svg
+from phalanx.spec.cluster.presets import preset
+from phalanx.spec.strategy.spec import AXES, Strategy
+
+_ORDERS = ["/".join(order) for order in permutations(AXES)]
+
+
+@st.composite
+def strategies(draw):
+    dp, cp = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 4]))
+    zero = draw(st.sampled_from([0, 1, 3]))
+    return Strategy(
+        dp=dp,
+        zero=zero,
+        shard=draw(st.sampled_from([None, *(n for n in (1, 2) if dp % n == 0)])) if zero else None,
+        tp=draw(st.sampled_from([1, 2, 3])),
+        cp=cp,
+        ulysses=draw(st.sampled_from([n for n in (1, 2) if cp % n == 0])),
+        pp=draw(st.sampled_from([1, 2, 3])),
+        ep=draw(st.sampled_from([n for n in (1, 2) if dp % n == 0])),
+        order=draw(st.sampled_from(_ORDERS)),
+    )
+
+
+@given(strategies(), st.sampled_from(["dgx-h100", "pcie-a100", "gb200-nvl72"]))
+@settings(max_examples=60, deadline=None)
+def test_groups_of_every_axis_partition_the_ranks_and_talk_over_the_innermost_common_tier(strategy, name):
+    node = preset(name, 1).ranks_per_node
+    p = in_order(strategy, preset(name, -(-strategy.world // node)))
+    for row in axis_groups(p):
+        groups, tiers = groups_of(p, row.axis)
+        assert sum(row.tiers.values()) == row.groups == len(groups)
+        members = np.sort(groups.reshape(-1))
+        if row.axis != "embed":
+            assert np.array_equal(members, np.arange(p.world))
+        for ranks, tier in zip(groups, tiers, strict=True):
+            i = [t.name for t in p.cluster.tiers].index(tier)
+            assert len({int(r) // p.cluster.tiers[i].ranks for r in ranks}) == 1 or i == len(p.cluster.tiers) - 1
+            if i:
+                assert len({int(r) // p.cluster.tiers[i - 1].ranks for r in ranks}) > 1
+    (_, _, _), ranks = cube(p)
+    assert ranks.ndim == 3
+    assert ranks[0, 0, 0] == 0
+    assert len(set(ranks.reshape(-1).tolist())) == ranks.size
+
+
+def test_the_svg_has_every_rank_and_is_well_formed():
+    p = in_order(Strategy(tp=4, pp=3, dp=4), preset("dgx-h100", 6))
+    text = "{http://www.w3.org/2000/svg}text"
+    drawn = {t.text for t in ElementTree.fromstring(nodes_svg(p, "tp", 37)).iter(text)}
+    assert {str(rank) for rank in range(48)} <= drawn
+    drawn = {t.text for t in ElementTree.fromstring(cube_svg(p, "pp")).iter(text)}
+    assert {str(rank) for rank in range(48)} <= drawn
+
+
+def test_ranges_join_runs():
+    assert ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+    assert ranges([0, 2, 4, 6, 8]) == "0,2..8"
+
+
+def test_the_command_answers_for_a_rank_and_for_an_axis(tmp_path):
+    line = ("mesh", "--strategy", "tp=8,pp=2,dp=4,zero=1", "--json")
+    code, out, _ = phalanx(tmp_path, *line, "--rank", "37")
+    answer = json.loads(out)
+    assert code == 0
+    assert (answer["node"], answer["gpu"]) == ("node4", 5)
+    assert answer["coordinates"] == {"pp": 1, "dp_shard": 0, "tp": 5}
+    assert answer["groups"]["tp"] == {"ranks": list(range(32, 40)), "links": "nvlink"}
+    assert answer["groups"]["pp"] == {"ranks": [5, 37], "links": "infiniband"}
+    rows = json.loads(phalanx(tmp_path, *line, "--groups", "dp")[1])
+    assert rows["axis"] == "dp"
+    assert rows["groups"][0]["ranks"] == [0, 8, 16, 24]
+    assert len(json.loads(phalanx(tmp_path, *line)[1])["nodes"]) == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("--strategy", "tp=2", "--rank", "2"), "--rank = 2: tp=2 has ranks 0 to 1"),
+        (("--strategy", "tp=2", "--groups", "ttp"), "did you mean tp"),
+        ((), "--strategy: is missing"),
+        (("--strategy", "tp=2", "--cluster", "dgx-h10"), "did you mean dgx-h100"),
+        (("--strategy", "tp=2,order=tp/pp"), "must name each of"),
+    ],
+)
+def test_wrong_input_is_one_line(tmp_path, words, what):
+    code, _, err = phalanx(tmp_path, "mesh", *words)
+    assert code == 2
+    assert what in err
+    assert err.count("\n") == 1
+
+
+def test_axis_names_leave_out_axes_of_one_rank():
+    p = in_order(Strategy(dp=8, zero=3, ep=4), preset("dgx-h100", 1))
+    assert axis_names(p.mesh) == ["dp_shard", "ep", "edp"]
