@@ -15,8 +15,8 @@ import torch
 from support.fresh_process import in_fresh_process
 from support.in_process_cli import phalanx
 
-from phalanx.commands import gpu_doctor
-from phalanx.commands.gpu_doctor import Part, examine, failed, parts
+from phalanx.answers import gpu_doctor
+from phalanx.answers.gpu_doctor import Part, examine, failed, parts
 from phalanx.cost.step.predict import predict
 from phalanx.nn import functional
 from phalanx.spec.cluster.presets import preset

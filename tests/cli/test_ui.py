@@ -18,8 +18,8 @@ import pytest
 from support.browser import CHROMIUM, Browser, chromium
 from support.in_process_cli import phalanx
 
-from phalanx.commands.local_page.answers import Met, answered
-from phalanx.commands.local_page.server import LocalServer
+from phalanx.answers.local_page.answers import Met, answered
+from phalanx.answers.local_page.server import LocalServer
 from phalanx.spec.errors import InputError
 
 QUESTION = {

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from phalanx.answers.choices import score
 from phalanx.cli.terminal import console
-from phalanx.commands.choices import score
 from phalanx.cost.analytic import chips, memory, step
 from phalanx.cost.analytic.fitted_constants import CONSTANTS
 from phalanx.cost.analytic.kernels import _TILES

@@ -17,8 +17,8 @@ import pytest
 from support.fuzz import configurations, files, listings
 from support.in_process_cli import phalanx
 
+from phalanx.answers.serve_plan import launch, manifest
 from phalanx.cli.terminal import printable
-from phalanx.commands.serve_plan import launch, manifest
 from phalanx.formats import slurm, torchrun
 from phalanx.formats.read.files import document
 from phalanx.formats.training.program import Group, Setting

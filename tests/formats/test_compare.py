@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.commands.compare import differing, sides
-from phalanx.commands.question import Asked, read
+from phalanx.answers.compare import differing, sides
+from phalanx.answers.question import Asked, read
 from phalanx.spec.errors import InputError
 
 _ASKED = Asked(None, "llama3-8b", "dgx-h100", 64, 128, 8192)

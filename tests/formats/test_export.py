@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.exports import draw
 
-from phalanx.commands.export import TARGETS, Export, export, write
+from phalanx.answers.export import TARGETS, Export, export, write
 from phalanx.formats.launchers.registry import LAUNCHERS
 from phalanx.formats.megatron import layout
 from phalanx.formats.training.subject import subject

@@ -17,7 +17,7 @@ import yaml
 from support.exports.cases import cases
 from support.openapi import violations
 
-from phalanx.commands.export import TARGETS
+from phalanx.answers.export import TARGETS
 from phalanx.formats.launchers import jobset, pytorchjob, skypilot, trainjob
 from phalanx.formats.launchers.task import Task
 from phalanx.formats.training.program import Blank

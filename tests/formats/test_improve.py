@@ -14,9 +14,9 @@ import pytest
 from rich.console import Console
 from support.in_process_cli import phalanx
 
-from phalanx.commands.improve import Improvement, improve
-from phalanx.commands.question import Asked, read
-from phalanx.commands.read import read as configuration
+from phalanx.answers.improve import Improvement, improve
+from phalanx.answers.question import Asked, read
+from phalanx.answers.read import read as configuration
 from phalanx.report.improve import changes
 from phalanx.spec.errors import InputError
 from phalanx.stacks.registry import ROWS

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from support.in_process_cli import phalanx
 
-from phalanx.commands.read import read, strategy_of
-from phalanx.commands.release import release_named
+from phalanx.answers.read import read, strategy_of
+from phalanx.answers.release import release_named
 from phalanx.formats.read import files, shell
 from phalanx.formats.read.configuration import Configuration, Layout, names
 from phalanx.formats.read.lints import LINTS, lint

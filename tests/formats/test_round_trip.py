@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from support.exports import draw
 from support.exports.same import canonical
 
-from phalanx.commands.export import TARGETS, export, write
-from phalanx.commands.read import job_of, model_of, options_of, read, strategy_of
+from phalanx.answers.export import TARGETS, export, write
+from phalanx.answers.read import job_of, model_of, options_of, read, strategy_of
 from phalanx.formats.training.subject import subject
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.sizes import examples
 
-from phalanx.commands.serve_plan import launch, manifest
+from phalanx.answers.serve_plan import launch, manifest
 from phalanx.formats.serving.arguments import published, refused
 from phalanx.formats.serving.launch import places
 from phalanx.planning.question import model_named

@@ -10,8 +10,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from phalanx.commands.priced_plan import plan_of
-from phalanx.commands.question import Asked, read
+from phalanx.answers.priced_plan import plan_of
+from phalanx.answers.question import Asked, read
 from phalanx.formats.training.subject import subject
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.search import space

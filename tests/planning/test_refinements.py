@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.commands.question import Asked, read
+from phalanx.answers.question import Asked, read
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.neighbours import neighbours

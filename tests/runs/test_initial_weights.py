@@ -15,9 +15,9 @@ from support.saved_models import ROUTED, TINY, logits, save, spec_of, tensors, t
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
+from phalanx.answers import plan as decisions
+from phalanx.answers import train as training
 from phalanx.cli.app import app
-from phalanx.commands import plan as decisions
-from phalanx.commands import train as training
 from phalanx.infer.sampling import Sampling
 from phalanx.infer.text import answer, question
 from phalanx.nn.init import create, fill_buffers

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from phalanx.answers.question import Asked, read
 from phalanx.cli.app import app
-from phalanx.commands.question import Asked, read
 from phalanx.planning.question import cluster_named, model_named, pricing_by_gpus
 from phalanx.planning.search import condition_cost, planner, space
 from phalanx.planning.search.column_pricing import Pricing

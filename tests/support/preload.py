@@ -11,10 +11,10 @@ import tokenizers
 import torch._dynamo  # torch's optimizers import it when they are created
 import torch.distributed.launcher.api
 
+import phalanx.answers.measure
+import phalanx.answers.train
 import phalanx.cli.app
 import phalanx.cli.terminal
-import phalanx.commands.measure
-import phalanx.commands.train
 import phalanx.report.html.run
 import phalanx.report.train
 import phalanx.runtime.checkpoint.container

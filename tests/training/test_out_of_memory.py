@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from phalanx.commands.plan import decide
+from phalanx.answers.plan import decide
 from phalanx.cost.step.expand import expand
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import ALONE

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from phalanx.answers.choices import price_expert, question, score_recipe, score_sweep
 from phalanx.cli.app import app
-from phalanx.commands.choices import price_expert, question, score_recipe, score_sweep
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.validate import records

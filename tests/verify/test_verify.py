@@ -21,7 +21,7 @@ from support.sizes import examples, sampled
 from support.strategies import cases
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from phalanx.commands.plan import decide
+from phalanx.answers.plan import decide
 from phalanx.cost.step.expand import expand
 from phalanx.runtime.data_parallel import engine, zero3
 from phalanx.runtime.observe import host_values

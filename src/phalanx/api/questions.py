@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from phalanx.answers import compare as comparing
+from phalanx.answers.question import Asked, Question, fixed, read
 from phalanx.api.results import Comparison, Explanation, PlanResult, Prediction, Table, table
-from phalanx.commands import compare as comparing
-from phalanx.commands.question import Asked, Question, fixed, read
 from phalanx.planning.explain import explanation
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.search import HEADROOM
@@ -45,7 +45,7 @@ def plan(
     """
     from dataclasses import replace
 
-    from phalanx.commands.priced_plan import plan_of
+    from phalanx.answers.priced_plan import plan_of
     from phalanx.planning.search.planner import answer
     from phalanx.report.html.plan import report
 

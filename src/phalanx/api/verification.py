@@ -21,8 +21,8 @@ def verify(
     """Run the real step of each class of ranks on tensors without content and hold it against the plan.
 
     `source`: a plan.json, a job file or a run's folder. Needs torch. Raises InputError."""
-    from phalanx.commands.question import Asked
-    from phalanx.commands.verify import as_json, run, target
+    from phalanx.answers.question import Asked
+    from phalanx.answers.verify import as_json, run, target
 
     path = None if source is None else Path(source)
     asked = Asked(path, model, cluster, gpus, batch, seq, strategy, None, precision)

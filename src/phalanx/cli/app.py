@@ -1,4 +1,4 @@
-"""The command line: every command parses its options, calls `phalanx.commands` and renders the result.
+"""The command line: every command parses its options, calls `phalanx.answers` and renders the result.
 
 Nothing heavy is imported before a command runs, so that `--help` is quick.
 

@@ -71,7 +71,7 @@ def simulate(
     phalanx cluster simulate --trace jobs.csv --cluster 60x8 --policy fifo --policy easy
     """
     with exit_on_error():
-        from phalanx.commands.cluster import cluster_of, default_policies, policies_of, read_trace, run
+        from phalanx.answers.cluster import cluster_of, default_policies, policies_of, read_trace, run
         from phalanx.report.style import counted
         from phalanx.simulate.shared_cluster.outcome import outcome
 
@@ -141,7 +141,7 @@ def read(
     phalanx cluster read topology.conf --like dgx-h100 --out cluster.toml
     """
     with exit_on_error():
-        from phalanx.commands.topology import described, read_topology, summary
+        from phalanx.answers.topology import described, read_topology, summary
         from phalanx.formats.slurm import write_topology
         from phalanx.spec.cluster.topology import SwitchTree
         from phalanx.spec.errors import InputError

@@ -137,7 +137,7 @@ def collectives_reduce(
     from phalanx.schedule.errors import Unproved
 
     with exit_on_error():
-        from phalanx.commands.own_reduction import run
+        from phalanx.answers.own_reduction import run
         from phalanx.schedule.collectives.registry import two_tiers
 
         try:
@@ -261,8 +261,8 @@ def collectives_table(
 
 def _show_measured(op: str, size: int, ranks: int, as_json: bool) -> None:
     """Show what was measured between local ranks: every transport and algorithm, and which one serves which size."""
+    from phalanx.answers import measure
     from phalanx.cli.terminal import announce
-    from phalanx.commands import measure
     from phalanx.report.collectives import choices, measured
 
     fits, chosen = measure.local_collectives(op, ranks, announce)

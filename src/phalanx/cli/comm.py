@@ -105,7 +105,7 @@ def comm(
             show_price(seen, cluster, as_json, collectives=True)
             return
 
-        from phalanx.commands.question import Asked, read
+        from phalanx.answers.question import Asked, read
         from phalanx.planning.tables.communication import exact_sheet, sheet
 
         asked = read(Asked(plan, model, cluster, gpus, batch, seq, strategy, stack, precision, setting=options))

@@ -60,8 +60,8 @@ def compare(
                 raise InputError("compare", ", ".join(what), reason, "phalanx compare observed.json plan.json")
             show_differences(observed[0], Path(what[1]), as_json)
             return
-        from phalanx.commands.compare import differing, sides
-        from phalanx.commands.question import Asked
+        from phalanx.answers.compare import differing, sides
+        from phalanx.answers.question import Asked
         from phalanx.report import compare as tables
 
         require_writable("--report", report)

@@ -34,7 +34,7 @@ def doctor(
         if gpu or out is not None:
             _gpus(gpu, out, as_json)
             return
-        from phalanx.commands.doctor import look_around
+        from phalanx.answers.doctor import look_around
 
         checks = look_around()
         if as_json:
@@ -61,7 +61,7 @@ def _gpus(gpu: bool, out: Path | None, as_json: bool) -> None:
     if out is None:
         raise InputError("--out", None, "is missing", "name the folder for the report, as in --gpu --out gpu")
     require_torch()
-    from phalanx.commands.gpu_doctor import as_text, examine, failed
+    from phalanx.answers.gpu_doctor import as_text, examine, failed
 
     content = examine(out.absolute(), announce)
     if as_json:

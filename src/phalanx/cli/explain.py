@@ -24,7 +24,7 @@ from phalanx.cli.show import show_notes
 from phalanx.cli.terminal import FAILED, console, exit_on_error, print_json
 
 if TYPE_CHECKING:
-    from phalanx.commands.question import Question
+    from phalanx.answers.question import Question
     from phalanx.planning.explain.exact import ExactExplanation
     from phalanx.planning.explain.lint import Finding
     from phalanx.planning.explain.lint import LintSubject as Lintable
@@ -53,7 +53,7 @@ def explain(
             show_price(seen, cluster, as_json, collectives=True)
             return
 
-        from phalanx.commands.question import Asked, read
+        from phalanx.answers.question import Asked, read
 
         asked = read(Asked(plan, model, cluster, gpus, batch, seq, strategy, stack, precision, setting=options))
         show_notes(asked.notes)
@@ -136,8 +136,8 @@ def lint(
             return
         from dataclasses import asdict
 
-        from phalanx.commands.question import Asked, read
-        from phalanx.commands.read import findings_in, is_configuration
+        from phalanx.answers.question import Asked, read
+        from phalanx.answers.read import findings_in, is_configuration
         from phalanx.planning.explain.lint import lint as findings_of
 
         mistakes = findings_in(plan, gpus) if plan is not None else []

@@ -37,8 +37,8 @@ def export(
     What the framework cannot express is an error that names the field; nothing is left out.
     """
     with exit_on_error():
-        from phalanx.commands.export import export as run
-        from phalanx.commands.export import write
+        from phalanx.answers.export import export as run
+        from phalanx.answers.export import write
         from phalanx.spec.files import plan as plans
 
         result = run(plans.read(plan / "plan.json" if plan.is_dir() else plan), to, launcher)

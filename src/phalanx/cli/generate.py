@@ -66,7 +66,7 @@ def generate(
     """Continue texts with the newest checkpoint of a run, or with Hugging Face weights."""
     with exit_on_error(speaks=True):
         require_torch()
-        from phalanx.commands.generate import generate as run_it
+        from phalanx.answers.generate import generate as run_it
         from phalanx.infer.sampling import Sampling
         from phalanx.runtime.process.environment import external
         from phalanx.schedule.generation.scheduler import Limits

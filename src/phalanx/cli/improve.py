@@ -29,7 +29,7 @@ def improve(
 
     if cluster is None:
         raise InputError("--cluster", None, "is missing: what a change brings depends on it", "e.g. dgx-h100")
-    from phalanx.commands.question import Asked, fixed, read
+    from phalanx.answers.question import Asked, fixed, read
 
     limits = ", ".join(filter(None, (fixed(strategy), where))) or None
     if (seen := observation_in(source)) is not None:
@@ -40,10 +40,10 @@ def improve(
         asked = Asked(None, model, cluster, seen.world, batch, seq, None, stack, precision, limits)
         show_better(seen, asked, headroom, out, as_json)
         return
-    from phalanx.commands.improve import as_json as to_json
-    from phalanx.commands.improve import improve as run
-    from phalanx.commands.read import is_configuration
-    from phalanx.commands.read import read as configuration
+    from phalanx.answers.improve import as_json as to_json
+    from phalanx.answers.improve import improve as run
+    from phalanx.answers.read import is_configuration
+    from phalanx.answers.read import read as configuration
 
     require_writable("--out", out)
     if source.exists() and not is_configuration(source):

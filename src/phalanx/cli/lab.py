@@ -43,7 +43,7 @@ def run(
     phalanx lab run --hosts 2 --ranks 2 --rate 1gbit -- phalanx train job.toml
     """
     with exit_on_error(speaks=True):
-        from phalanx.commands.this_machine import require_local
+        from phalanx.answers.this_machine import require_local
         from phalanx.measure import lab as labs
         from phalanx.spec.errors import InputError
 

@@ -68,8 +68,8 @@ def measure(
     """
     from dataclasses import asdict
 
-    from phalanx.commands.measure import from_nccl_tests, measure_ranks
-    from phalanx.commands.measure import measure as measure_machine
+    from phalanx.answers.measure import from_nccl_tests, measure_ranks
+    from phalanx.answers.measure import measure as measure_machine
 
     with exit_on_error():
         if source is not None:
@@ -82,7 +82,7 @@ def measure(
         require_writable("--out", out)
         require_drawing(plot)
         if source is not None:
-            from phalanx.commands.gpu_doctor import cluster_of
+            from phalanx.answers.gpu_doctor import cluster_of
 
             cluster = cluster_of(source)
         elif nccl_tests:

@@ -32,7 +32,7 @@ from phalanx.cli.terminal import announce, exit_on_error, require_drawing
 from phalanx.cli.unread import require_only
 
 if TYPE_CHECKING:
-    from phalanx.commands.question import Asked
+    from phalanx.answers.question import Asked
     from phalanx.report.pictures.figure import Picture
     from phalanx.spec.model.spec import ModelSpec
 
@@ -81,7 +81,7 @@ def memory(
             return
         asked = (plan, strategy, cluster, gpus, batch, stack, precision, options)
         if any(value is not None for value in asked):
-            from phalanx.commands.question import Asked
+            from phalanx.answers.question import Asked
 
             if params is not None:
                 reason = "is about a strategy, and a number of parameters has no shape to split"
@@ -121,7 +121,7 @@ def memory(
 
 def _memory_of(asked: Asked, as_json: bool, as_csv: bool, plot: Path | None) -> None:
     """Print the memory of a strategy by what occupies it, as `predict` and `explain` have it. Raises InputError."""
-    from phalanx.commands.question import read
+    from phalanx.answers.question import read
     from phalanx.planning.explain.exact import ExactExplanation
     from phalanx.planning.tables.memory import sheet
 

@@ -48,7 +48,7 @@ def mesh(
     phalanx mesh --strategy tp=8,pp=2,dp=2 --cluster dgx-h100
     """
     with exit_on_error():
-        from phalanx.commands.mesh import placement
+        from phalanx.answers.mesh import placement
         from phalanx.planning.placement.placement import axis_names, groups_of
 
         _require_read(line, groups, rank, cube, plot is not None, as_json)

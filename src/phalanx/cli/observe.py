@@ -52,8 +52,8 @@ def observe(
         require_torch()
         require_writable("--out", out)
         require_writable("--report", report)
-        from phalanx.commands.observe import axes_of, program, ranks_of, world_of
-        from phalanx.commands.observe import observe as run
+        from phalanx.answers.observe import axes_of, program, ranks_of, world_of
+        from phalanx.answers.observe import observe as run
         from phalanx.report.observe import tables
         from phalanx.schedule.observation import to_json
         from phalanx.spec.files.plan import write_json

@@ -12,7 +12,7 @@ from phalanx.cli.terminal import FAILED, console, print_json
 from phalanx.cli.unread import require_only
 
 if TYPE_CHECKING:
-    from phalanx.commands.question import Asked
+    from phalanx.answers.question import Asked
     from phalanx.planning.explain.observed import PricedRank
     from phalanx.schedule.observation import Observation
     from phalanx.spec.files.plan import Plan
@@ -123,9 +123,9 @@ def _searched(o: Observation, asked: Asked, headroom: float, out: Path) -> Plan:
     Raises InputError."""
     from dataclasses import replace
 
+    from phalanx.answers.priced_plan import plan_of
+    from phalanx.answers.question import read
     from phalanx.cli.terminal import announce, require_writable
-    from phalanx.commands.priced_plan import plan_of
-    from phalanx.commands.question import read
     from phalanx.planning.search.planner import answer
     from phalanx.spec.files import plan as plans
 

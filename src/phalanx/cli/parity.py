@@ -22,8 +22,8 @@ def parity(
     as_json: Json = False,
 ) -> None:
     """Compare losses, gradients and gradient norms of a strategy with those of one process, under SGD and AdamW."""
-    from phalanx.commands.parity import parity as compare
-    from phalanx.commands.plan import with_strategy
+    from phalanx.answers.parity import parity as compare
+    from phalanx.answers.plan import with_strategy
     from phalanx.spec.files import job_file
 
     with exit_on_error():

@@ -11,7 +11,7 @@ from phalanx.cli.options import Json, OptionalStack, Plot, StrategyLine
 from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_drawing
 
 if TYPE_CHECKING:
-    from phalanx.commands.place import PlaceAnswer
+    from phalanx.answers.place import PlaceAnswer
 
 
 def place(
@@ -47,8 +47,8 @@ def place(
     under ("leaves": {"leaf0": "node[0-15]", ...}, "oversubscription": 2).
     """
     with exit_on_error():
-        from phalanx.commands.place import answer, job_of_plan, launch_files
-        from phalanx.commands.topology import leaves_of
+        from phalanx.answers.place import answer, job_of_plan, launch_files
+        from phalanx.answers.topology import leaves_of
         from phalanx.spec.errors import InputError
         from phalanx.spec.files.plan import write_json, write_text
 

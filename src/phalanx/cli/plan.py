@@ -145,8 +145,8 @@ def plan(
             )
             return
         if model is not None:
+            from phalanx.answers.question import Asked, as_given, fixed, read
             from phalanx.cli.plan_model import compare_stacks, plan_model
-            from phalanx.commands.question import Asked, as_given, fixed, read
 
             if job is not None:
                 raise InputError("--model", model, f"is that of {job}", "leave one of them out")
@@ -179,7 +179,7 @@ def plan(
         of_a_job = ("job", "strategy", "overrides", "choices", "out")
         require_only(line, *of_a_job, reason="belongs to a plan of a --model", remedy=remedy)
 
-        from phalanx.commands.plan import decide, with_strategy
+        from phalanx.answers.plan import decide, with_strategy
         from phalanx.spec.files import job_file
         from phalanx.spec.files import plan as plans
 

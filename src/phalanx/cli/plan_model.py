@@ -12,7 +12,7 @@ from phalanx.cli.show import show_notes
 from phalanx.cli.terminal import announce, console, print_json, require_writable
 
 if TYPE_CHECKING:
-    from phalanx.commands.question import Question
+    from phalanx.answers.question import Question
     from phalanx.planning.budget import Goal
     from phalanx.planning.search.column_pricing import Pricing
     from phalanx.planning.search.condition_cost import ConditionCost
@@ -89,8 +89,8 @@ def plan_model(
     if goal is not None and deadline is not None:
         _require_in_time(goal, result, deadline)
 
-    from phalanx.commands.export import why_not_exported
-    from phalanx.commands.priced_plan import plan_of
+    from phalanx.answers.export import why_not_exported
+    from phalanx.answers.priced_plan import plan_of
     from phalanx.spec.files import plan as plans
 
     best = result.to_run

@@ -25,7 +25,7 @@ from phalanx.cli.show import show_notes
 from phalanx.cli.terminal import console, exit_on_error, print_json
 
 if TYPE_CHECKING:
-    from phalanx.commands.question import Question
+    from phalanx.answers.question import Question
     from phalanx.cost.analytic.estimate import Estimate
 
 
@@ -56,7 +56,7 @@ def predict(
 ) -> None:
     """Predict how long a step takes, how much memory it needs and where the time goes, without running anything."""
     with exit_on_error():
-        from phalanx.commands.question import Asked, read
+        from phalanx.answers.question import Asked, read
         from phalanx.spec.errors import InputError
 
         if (seen := observation_in(source, line)) is not None:

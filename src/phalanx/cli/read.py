@@ -46,13 +46,13 @@ def read(
     --cluster, and `plan --from` improves it. Nothing in it is run.
     """
     with exit_on_error():
-        from phalanx.commands.read import read as run
+        from phalanx.answers.read import read as run
         from phalanx.spec.errors import InputError
 
         reading = run(paths, kind, gpus)
         if out is not None:
-            from phalanx.commands.priced_plan import plan_of_configuration
-            from phalanx.commands.question import Asked
+            from phalanx.answers.priced_plan import plan_of_configuration
+            from phalanx.answers.question import Asked
             from phalanx.spec.files import plan as plans
 
             require_writable("--out", out)

@@ -89,7 +89,7 @@ def roofline(
             remedy = "name a --model or a plan.json, or leave it out"
             require_only(line, reason="is about a strategy, of which there is none", remedy=remedy)
         else:
-            from phalanx.commands.question import Asked, read
+            from phalanx.answers.question import Asked, read
 
             asked = read(Asked(plan, model, cluster, gpus, batch, seq, strategy, stack, precision, setting=options))
             show_notes(asked.notes)

@@ -13,7 +13,7 @@ from phalanx.cli.terminal import announce, console, exit_on_error, print_json, r
 from phalanx.cli.unread import require_only
 
 if TYPE_CHECKING:
-    from phalanx.commands.serving_question import Asked
+    from phalanx.answers.serving_question import Asked
     from phalanx.planning.serving.neighbours import Neighbour
     from phalanx.planning.serving.question import Candidate
     from phalanx.planning.serving.search import Answer
@@ -141,8 +141,8 @@ def serve_plan(
             raise InputError(", ".join(missing), None, "missing", "or give --trace in place of --input and --output")
         require_writable("--out", out)
 
-        from phalanx.commands.serve_plan import as_plan, decide
-        from phalanx.commands.serving_question import ask
+        from phalanx.answers.serve_plan import as_plan, decide
+        from phalanx.answers.serving_question import ask
 
         options: dict[str, Any] = {
             "ttft": ttft,
@@ -184,14 +184,14 @@ def serve_plan(
 
 def _launch_json(plan: ServingPlan, what: str) -> dict[str, Any]:
     """Return what starts a plan. Raises InputError for what its engine cannot do."""
-    from phalanx.commands.serve_plan import launch, manifest
+    from phalanx.answers.serve_plan import launch, manifest
 
     return {"manifest": manifest(plan)} if what == "dynamo" else asdict(launch(plan))
 
 
 def _launch(plan: ServingPlan, what: str) -> None:
     """Print what starts a plan. Raises InputError for what its engine cannot do."""
-    from phalanx.commands.serve_plan import launch, manifest
+    from phalanx.answers.serve_plan import launch, manifest
 
     if what == "dynamo":
         print(manifest(plan), end="")
@@ -208,7 +208,7 @@ def _launch(plan: ServingPlan, what: str) -> None:
 
 
 def _show(answer: Answer, against: list[Neighbour]) -> None:
-    from phalanx.commands.serve_plan import cache_of, money
+    from phalanx.answers.serve_plan import cache_of, money
     from phalanx.report.serving import against as why_not
     from phalanx.report.serving import lines, ranked, seen
 
@@ -224,7 +224,7 @@ def _show(answer: Answer, against: list[Neighbour]) -> None:
 
 
 def _as_json(asked: Asked, answer: Answer, against: list[Neighbour]) -> dict[str, Any]:
-    from phalanx.commands.serve_plan import as_plan, cache_of
+    from phalanx.answers.serve_plan import as_plan, cache_of
 
     q = answer.question
     per_token, fits = cache_of(answer)

@@ -24,7 +24,7 @@ def sheets(
 
     Raises InputError.
     """
-    from phalanx.commands.serving_question import price_of
+    from phalanx.answers.serving_question import price_of
     from phalanx.cost.serving.layout import ServingLayout
     from phalanx.planning.tables import serving as tables
     from phalanx.spec.errors import InputError

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from phalanx.cli.terminal import announce, console
 
 if TYPE_CHECKING:
-    from phalanx.commands.plan import Decision
-    from phalanx.commands.train import Outcome
+    from phalanx.answers.plan import Decision
+    from phalanx.answers.train import Outcome
 
 
 def decision_json(decision: Decision) -> dict[str, Any]:

@@ -28,9 +28,9 @@ def sweep(
     with exit_on_error(speaks=True):
         require_drawing(plot)
         require_torch()
-        from phalanx.commands.sweep import sheet
-        from phalanx.commands.sweep import sweep as run
-        from phalanx.commands.this_machine import require_this_machine
+        from phalanx.answers.sweep import sheet
+        from phalanx.answers.sweep import sweep as run
+        from phalanx.answers.this_machine import require_this_machine
         from phalanx.report.style import counted
         from phalanx.spec.errors import InputError
         from phalanx.spec.files import job_file

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from phalanx.cli.terminal import announce, console, print_json
 
 if TYPE_CHECKING:
-    from phalanx.commands.question import Question
+    from phalanx.answers.question import Question
     from phalanx.planning.tables.table import Sheet
     from phalanx.report.pictures.figure import Picture
 

@@ -169,7 +169,7 @@ def _score_serving(runs: Path | None, as_json: bool) -> None:
 
 def _score_choices(measured: list[Row], each: bool, as_json: bool) -> None:
     """Score the choices of some rows and print them; `each`: also recipe by recipe."""
-    from phalanx.commands.choices import score
+    from phalanx.answers.choices import score
 
     summary = score(measured, announce)
     if as_json:

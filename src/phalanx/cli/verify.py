@@ -14,8 +14,8 @@ from phalanx.cli.unread import require_only
 from phalanx.spec.errors import InputError
 
 if TYPE_CHECKING:
-    from phalanx.commands.verify import Verification
-    from phalanx.commands.verify_serving import ServingProof
+    from phalanx.answers.verify import Verification
+    from phalanx.answers.verify_serving import ServingProof
     from phalanx.verify.verify import Verified
 
 
@@ -75,9 +75,9 @@ def verify(
             require_only(line, *of_serving, reason="does not go with --serving, which verifies generation")
             _serving(model, strategy, batch, seq, precision, as_json)
             return
-        from phalanx.commands.question import Asked
-        from phalanx.commands.verify import as_json as to_json
-        from phalanx.commands.verify import run, target
+        from phalanx.answers.question import Asked
+        from phalanx.answers.verify import as_json as to_json
+        from phalanx.answers.verify import run, target
 
         asked = Asked(path, model, cluster, gpus, batch, seq, strategy, None, precision)
         subject = target(asked, overrides or (), announce)
@@ -106,8 +106,8 @@ def _serving(
     as_json: bool,
 ) -> None:
     """Verify generation and print the result."""
-    from phalanx.commands.verify_serving import as_json as to_json
-    from phalanx.commands.verify_serving import prove
+    from phalanx.answers.verify_serving import as_json as to_json
+    from phalanx.answers.verify_serving import prove
 
     result = prove(model, strategy, batch, seq, precision, announce)
     if as_json:
@@ -120,7 +120,7 @@ def _serving(
 
 def _show_serving(p: ServingProof) -> None:
     """Print the result, stage by stage."""
-    from phalanx.commands.verify import collectives
+    from phalanx.answers.verify import collectives
     from phalanx.report.verify import memory, serving_traffic, steps
 
     out, s = console(), p.strategy
@@ -193,7 +193,7 @@ def _show_all(v: Verification) -> None:
 
 def _show_class(v: Verification, verified: Verified) -> None:
     """Print the collectives, memory and verdict of one class of ranks."""
-    from phalanx.commands.verify import collectives
+    from phalanx.answers.verify import collectives
     from phalanx.report.verify import memory, traffic
 
     out, ranks, world = console(), verified.ranks, v.target.strategy.world

@@ -23,7 +23,7 @@ def import_weights(
     """Import Hugging Face weights as a run, for `generate`, `export-weights` and train.weights."""
     with exit_on_error():
         require_torch()
-        from phalanx.commands import weights
+        from phalanx.answers import weights
 
         folder = weights.import_weights(source, name, announce)
         if as_json:
@@ -45,7 +45,7 @@ def export_weights(
     """Export a checkpoint as a folder that Hugging Face's transformers loads."""
     with exit_on_error():
         require_torch()
-        from phalanx.commands import weights
+        from phalanx.answers import weights
         from phalanx.spec.byte_sizes import parse_bytes
 
         files = weights.export_weights(run, out, dtype, step, parse_bytes(shard_size, "--shard-size"), announce)

@@ -1,4 +1,4 @@
-"""How good predicted choices are, as tables (commands/choices.py)."""
+"""How good predicted choices are, as tables (answers/choices.py)."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _SMALL = 0.001
 
 
 class Compared(Protocol):
-    """What a side of a comparison has (commands/compare.py)."""
+    """What a side of a comparison has (answers/compare.py)."""
 
     @property
     def name(self) -> str: ...

@@ -11,7 +11,7 @@ from phalanx.report.style import seconds, size, table
 
 
 class Priced(Protocol):
-    """A strategy with its price (commands/file_settings.py)."""
+    """A strategy with its price (answers/file_settings.py)."""
 
     @property
     def strategy(self) -> object: ...

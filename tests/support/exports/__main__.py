@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from phalanx.commands.export import TARGETS
+from phalanx.answers.export import TARGETS
 from phalanx.stacks.registry import ROWS
 from support.exports.cases import cases
 

@@ -7,7 +7,7 @@ import shlex
 from collections import Counter
 from typing import Any
 
-from phalanx.commands.export import TARGETS
+from phalanx.answers.export import TARGETS
 from phalanx.formats.training.program import Program
 from phalanx.formats.training.script import words
 from phalanx.formats.training.subject import Subject, subject

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from phalanx.commands.export import TARGETS, export
+from phalanx.answers.export import TARGETS, export
 from phalanx.formats.training.subject import subject
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from phalanx.commands.plan import decide
+from phalanx.answers.plan import decide
 from phalanx.measure import lab
 from phalanx.runtime.process import launch as launching
 from phalanx.spec.errors import InputError

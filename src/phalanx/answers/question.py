@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from phalanx.commands.precision import (
+from phalanx.answers.precision import (
     OF_COMPUTE,
     PRECISIONS,
     in_precision,
@@ -28,7 +28,7 @@ from phalanx.commands.precision import (
     require_precision,
     with_products,
 )
-from phalanx.commands.release import release_named
+from phalanx.answers.release import release_named
 from phalanx.cost.analytic.estimate import Estimate, estimate, require_modelled
 from phalanx.planning import question as names
 from phalanx.planning.explain.analytic import AnalyticSubject
@@ -189,7 +189,7 @@ def read(asked: Asked, searched: bool = False) -> Question:
         asked = replace(asked, stack=stack, notes=(*asked.notes, *([note] if note else [])))
     if asked.source is None:
         return _of_options(asked, searched)
-    from phalanx.commands import read as configurations
+    from phalanx.answers import read as configurations
 
     if configurations.is_configuration(asked.source):
         about = _of_options(configurations.asked_by(asked.source, asked), searched)

@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.commands.this_machine import Announce
+from phalanx.answers.this_machine import Announce
 from phalanx.runs.folder import RUNS, claim, move_aside
 from phalanx.runs.initial_weights import TOKENIZER, beside
 from phalanx.spec.byte_sizes import write_bytes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.commands.this_machine import Announce
-from phalanx.commands.verify import collectives
+from phalanx.answers.this_machine import Announce
+from phalanx.answers.verify import collectives
 from phalanx.planning.question import model_named, require_counts
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files.job_file import build

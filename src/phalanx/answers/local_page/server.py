@@ -20,9 +20,9 @@ from typing import Any
 from urllib.parse import unquote
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
-from phalanx.commands.export import TARGETS, export
-from phalanx.commands.local_page.answers import NAMES, Planner
-from phalanx.commands.report import of_run
+from phalanx.answers.export import TARGETS, export
+from phalanx.answers.local_page.answers import NAMES, Planner
+from phalanx.answers.report import of_run
 from phalanx.report.html.local_page import POLICY, local_page
 from phalanx.report.html.page import page_of
 from phalanx.spec.errors import InputError

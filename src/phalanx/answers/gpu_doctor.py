@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from phalanx.commands.doctor import look_around
-from phalanx.commands.this_machine import Announce
+from phalanx.answers.doctor import look_around
+from phalanx.answers.this_machine import Announce
 from phalanx.cost.step.predict import predict
 from phalanx.runtime.process.environment import SHARE_GPUS
 from phalanx.spec.cluster.spec import ClusterSpec

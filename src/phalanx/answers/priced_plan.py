@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from phalanx.commands.question import Asked, read
-from phalanx.commands.read import Reading, asked_by
+from phalanx.answers.question import Asked, read
+from phalanx.answers.read import Reading, asked_by
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.priced import PricedStrategy
 from phalanx.planning.search.refine import PipelineRun

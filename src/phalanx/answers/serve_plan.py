@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from phalanx.commands.serving_question import Asked
+from phalanx.answers.serving_question import Asked
 from phalanx.cost.serving.roofline import ServingPrice
 from phalanx.formats.serving import dynamo, sglang, trtllm, vllm
 from phalanx.formats.serving.arguments import refused

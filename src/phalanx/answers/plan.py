@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.commands.this_machine import Announce, require_local
+from phalanx.answers.this_machine import Announce, require_local
 from phalanx.measure.this_machine import default_ranks, local_cluster
 from phalanx.planning.auto import stage_split, transport
 from phalanx.planning.auto.bucket_size import GIVEN, has_buckets

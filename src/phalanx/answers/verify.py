@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from phalanx.commands.plan import decide, with_strategy
-from phalanx.commands.question import OWN_STACK, Asked, read, strategy_on
-from phalanx.commands.read import asked_by, is_configuration
-from phalanx.commands.this_machine import Announce
+from phalanx.answers.plan import decide, with_strategy
+from phalanx.answers.question import OWN_STACK, Asked, read, strategy_on
+from phalanx.answers.read import asked_by, is_configuration
+from phalanx.answers.this_machine import Announce
 from phalanx.cost.step.expand import expand
 from phalanx.planning.auto.bucket_size import has_buckets
 from phalanx.planning.auto.transport import allowed

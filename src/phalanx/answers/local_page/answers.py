@@ -19,8 +19,8 @@ from dataclasses import replace
 from threading import BoundedSemaphore, Lock
 from typing import Any
 
-from phalanx.commands.priced_plan import plan_of
-from phalanx.commands.question import Asked, read
+from phalanx.answers.priced_plan import plan_of
+from phalanx.answers.question import Asked, read
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.search.planner import Answer, answer
 from phalanx.planning.search.why_not import TERM_NAMES

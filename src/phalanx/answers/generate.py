@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from phalanx.commands.this_machine import require_local
+from phalanx.answers.this_machine import require_local
 from phalanx.cost.memory.kv_cache import cache_bytes
 from phalanx.cost.step.generation import generating
 from phalanx.infer.generate import experts_span_replicas

@@ -15,9 +15,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from phalanx.commands.file_settings import Edit, FileSettings, State
-from phalanx.commands.question import Question
-from phalanx.commands.read import Reading
+from phalanx.answers.file_settings import Edit, FileSettings, State
+from phalanx.answers.question import Question
+from phalanx.answers.read import Reading
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.planner import answer
@@ -107,7 +107,7 @@ def improve(reading: Reading, q: Question, headroom: float, cluster: str) -> Imp
         changed = {n: (_value(before, n), _value(after, n)) for n in names if _value(before, n) != _value(after, n)}
         changes.append(Change(changed, settings.edits(before, after, changed), alone, reason, after))
         before = after
-    from phalanx.commands.priced_plan import plan_of
+    from phalanx.answers.priced_plan import plan_of
 
     best = replace(searched.pricing, extra=better.options)
     x = AnalyticSubject(lambda _: best, better.strategy, q.gpus)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from phalanx.commands.place import job_of_plan
+from phalanx.answers.place import job_of_plan
 from phalanx.planning.placement.price import PlacedJob
 from phalanx.planning.placement.search import place
 from phalanx.planning.question import require_plausible

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.commands.plan import Decision, decide
-from phalanx.commands.this_machine import Announce, require_this_machine
+from phalanx.answers.plan import Decision, decide
+from phalanx.answers.this_machine import Announce, require_this_machine
 from phalanx.cost.step.expand import expand
 from phalanx.report.train import Comparison
 from phalanx.runs.folder import RUNS, open_run

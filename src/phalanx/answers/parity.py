@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from phalanx.commands.this_machine import Announce, require_local, share_gpus
+from phalanx.answers.this_machine import Announce, require_local, share_gpus
 from phalanx.measure.this_machine import local_cluster
 from phalanx.planning.auto import transport
 from phalanx.schedule.pipeline.stages import check

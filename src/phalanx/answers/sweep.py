@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from phalanx.commands.this_machine import Announce, require_local
-from phalanx.commands.train import prepare_data, train
+from phalanx.answers.this_machine import Announce, require_local
+from phalanx.answers.train import prepare_data, train
 from phalanx.measure.this_machine import default_ranks
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.runs.folder import RUNS

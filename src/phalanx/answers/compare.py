@@ -1,6 +1,6 @@
 """What `phalanx compare` does with plans and strategies: each one's price by term, its memory by part, its settings.
 
-Every side is a question (commands/question.py): a plan, or a strategy's line in place of that of the first plan (or
+Every side is a question (answers/question.py): a plan, or a strategy's line in place of that of the first plan (or
 of the model, cluster and numbers that options name). Settings are those that `phalanx export` would write for the
 side's stack; where it has no export, or the stack refuses the strategy, the fields of the strategy.
 """
@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from phalanx.commands.export import TARGETS
-from phalanx.commands.question import Asked, Question, read
-from phalanx.commands.read import is_configuration
+from phalanx.answers.export import TARGETS
+from phalanx.answers.question import Asked, Question, read
+from phalanx.answers.read import is_configuration
 from phalanx.formats.training.subject import subject
 from phalanx.planning.explain.exact import ExactExplanation
 from phalanx.spec.errors import InputError

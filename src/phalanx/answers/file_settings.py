@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.commands.export import TARGETS
-from phalanx.commands.question import Question
-from phalanx.commands.read import Reading
+from phalanx.answers.export import TARGETS
+from phalanx.answers.question import Question
+from phalanx.answers.read import Reading
 from phalanx.formats.read.configuration import shown
 from phalanx.formats.training.subject import subject
 from phalanx.spec.errors import InputError

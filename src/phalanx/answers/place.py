@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from phalanx.commands.precision import PRECISIONS
+from phalanx.answers.precision import PRECISIONS
 from phalanx.formats import kueue, slurm, torchrun
 from phalanx.planning.placement.alternatives import Alternative, alternatives
 from phalanx.planning.placement.placement import Placement

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.commands.this_machine import Announce, require_local
+from phalanx.answers.this_machine import Announce, require_local
 from phalanx.measure.this_machine import default_ranks, local_cluster
 from phalanx.planning.auto import transport
 from phalanx.spec.cluster import presets as clusters
