@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from phalanx.cli.app import app
+from phalanx.frameworks.registry import ROWS
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.strategy.stack_options import OPTION_FIELDS
-from phalanx.stacks.registry import ROWS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "stacks.md").read_text()
 QUESTION = "--model llama3-70b --cluster dgx-h100 --gpus 64 --batch 512 --seq 8192"

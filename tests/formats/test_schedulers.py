@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from support.in_process_cli import phalanx
 from support.openapi import violations
 
-from phalanx.formats import ibnetdiscover, kueue, nvidia_topo, slurm, torchrun
+from phalanx.formats import ibnetdiscover, kueue, nvidia_topo, slurm
+from phalanx.frameworks.launchers import torchrun_hosts as torchrun
+from phalanx.frameworks.launchers.kubernetes import documents
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.topology import SwitchTree
 from phalanx.spec.errors import InputError
@@ -181,7 +183,7 @@ _RULES = {
 
 
 def test_kueue_documents_follow_their_published_schemas():
-    text = kueue.documents(
+    text = documents(
         kueue.topology("gang"), kueue.resource_flavor("gang", "NVIDIA-H100-80GB-HBM3"), kueue.job("gang", 4, 8, 1)
     )
     topology, flavor, job = yaml.safe_load_all(text)
@@ -202,7 +204,7 @@ def test_a_job_for_kueue_is_one_that_kubernetes_and_kueue_accept(leaves):
     """The Job's schema is that of Kubernetes; its label and annotation are Kueue's at ff69552e79ad: QueueLabel in
     pkg/controller/constants/constants.go, annotations in apis/kueue/v1beta2/topology_types.go; its webhook wants one
     of them at most, with a label's name (pkg/controller/jobframework/tas_validation.go)."""
-    job = json.loads(kueue.documents(kueue.job("gang", 4, 8, leaves)))
+    job = json.loads(documents(kueue.job("gang", 4, 8, leaves)))
     schema = _SCHEMAS["batch/v1 Job"]
     assert violations(schema, job) == []
     assert list(job["metadata"]["labels"]) == ["kueue.x-k8s.io/queue-name"]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.in_process_cli import phalanx
 
+from phalanx.frameworks.registry import ROWS
 from phalanx.planning.explain import explanation, operators
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.explain.lint import LINTS, lint
@@ -19,7 +20,6 @@ from phalanx.planning.search import strategy_columns
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.spec.files.job_file import make_strategy
 from phalanx.spec.job import Precision
-from phalanx.stacks.registry import ROWS
 
 # (lint, model, GPUs, batch, seq, strategy, its mended twin, what is said)
 _GPT3 = ("gpt3-175b", 1024, 1536, 2048)

@@ -12,7 +12,8 @@ import pytest
 
 from phalanx.answers.priced_plan import plan_of
 from phalanx.answers.question import Asked, read
-from phalanx.formats.training.subject import subject
+from phalanx.frameworks.registry import ROWS
+from phalanx.frameworks.subject import subject
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.search import space
 from phalanx.planning.search.column_pricing import Pricing
@@ -21,7 +22,6 @@ from phalanx.planning.search.strategy_columns import of
 from phalanx.schedule.pipeline.given_layout import equal_blocks, listed
 from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.stacks.registry import ROWS
 
 PIPELINED = tuple(name for name, row in ROWS.items() if row.strategy["pp"].values is None)
 MODELS = ("llama3-8b", "llama3-70b", "llama3-405b", "mixtral-8x7b", "deepseek-v3")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.answers.question import Asked, read
+from phalanx.frameworks.registry import ROWS, facts
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.neighbours import neighbours
@@ -19,7 +20,6 @@ from phalanx.schedule.pipeline import stages
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import StackOptions
-from phalanx.stacks.registry import ROWS, facts
 
 
 @cache

@@ -40,7 +40,7 @@ from phalanx.validate.stacks import number_format
 from phalanx.validate.systems import Benched, description
 
 _OVERLAPPED = "virtual>1, ep>1, recompute not in (full, every*)"
-"""What exchanges of tokens beside another micro-batch's compute ask of a strategy (stacks/megatron.py)."""
+"""What exchanges of tokens beside another micro-batch's compute ask of a strategy (frameworks/facts/megatron.py)."""
 LINKS = ("cluster", "datasheet")
 """Links as measured beside the runs, or as the hardware's datasheets say."""
 

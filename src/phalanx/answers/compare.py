@@ -16,14 +16,14 @@ from typing import Any
 from phalanx.answers.export import TARGETS
 from phalanx.answers.question import Asked, Question, read
 from phalanx.answers.read import is_configuration
-from phalanx.formats.training.subject import subject
+from phalanx.frameworks.registry import ROWS
+from phalanx.frameworks.subject import subject
 from phalanx.planning.explain.exact import ExactExplanation
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import Train
 from phalanx.spec.strategy.spec import Strategy, format_field
-from phalanx.stacks.registry import ROWS
 
 
 @dataclass(frozen=True)

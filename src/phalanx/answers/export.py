@@ -6,21 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from phalanx.formats.accelerate import write as accelerate
-from phalanx.formats.bridge import write as bridge
-from phalanx.formats.deepspeed import write as deepspeed
-from phalanx.formats.launchers.registry import launcher
-from phalanx.formats.launchers.task import task
-from phalanx.formats.maxtext import write as maxtext
-from phalanx.formats.megatron import write as megatron
-from phalanx.formats.nanotron import write as nanotron
-from phalanx.formats.torchtitan import write as torchtitan
-from phalanx.formats.training.program import Program
-from phalanx.formats.training.script import train_sh
-from phalanx.formats.training.subject import Subject, subject
+from phalanx.frameworks.accelerate import write as accelerate
+from phalanx.frameworks.deepspeed import write as deepspeed
+from phalanx.frameworks.launchers.registry import launcher
+from phalanx.frameworks.launchers.task import task
+from phalanx.frameworks.maxtext import write as maxtext
+from phalanx.frameworks.megatron import write as megatron
+from phalanx.frameworks.megatron_bridge import write as bridge
+from phalanx.frameworks.nanotron import write as nanotron
+from phalanx.frameworks.program import Program
+from phalanx.frameworks.registry import stack_named
+from phalanx.frameworks.script import train_sh
+from phalanx.frameworks.subject import Subject, subject
+from phalanx.frameworks.torchtitan import write as torchtitan
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files.plan import Plan, write_text
-from phalanx.stacks.registry import stack_named
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Target:
     """A framework that plans are written for."""
 
     stacks: tuple[str, ...]
-    """Rows of stacks/ that it can be; the first where the plan is of none of them."""
+    """Stacks that it can be; the first where the plan is of none of them."""
     program: Callable[[Subject], Program]
 
 

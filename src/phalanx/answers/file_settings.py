@@ -1,7 +1,7 @@
 """The settings of a framework that write a strategy, spelt as a configuration file spells them.
 
 Those are the settings that `phalanx export` would write. Where a stack has no export, or cannot express a strategy,
-changes are named by the options of its row (stacks/).
+changes are named by the options of its row (frameworks/).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 from phalanx.answers.export import TARGETS
 from phalanx.answers.question import Question
 from phalanx.answers.read import Reading
-from phalanx.formats.read.configuration import shown
-from phalanx.formats.training.subject import subject
+from phalanx.frameworks.configuration import shown
+from phalanx.frameworks.registry import ROWS
+from phalanx.frameworks.subject import subject
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import Train
 from phalanx.spec.strategy.spec import Strategy, format_field
 from phalanx.spec.strategy.stack_options import StackOptions
-from phalanx.stacks.registry import ROWS
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typing import Any
 from phalanx.answers.file_settings import Edit, FileSettings, State
 from phalanx.answers.question import Question
 from phalanx.answers.read import Reading
+from phalanx.frameworks.registry import ROWS, facts
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.planner import answer
@@ -25,7 +26,6 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.strategy.spec import Strategy, format_field
 from phalanx.spec.strategy.stack_options import DEFAULTS, StackOptions
-from phalanx.stacks.registry import ROWS, facts
 
 GROUPS: tuple[tuple[str, ...], ...] = (
     ("tp", "sp"),

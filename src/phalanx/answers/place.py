@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from phalanx.answers.precision import PRECISIONS
-from phalanx.formats import kueue, slurm, torchrun
+from phalanx.formats import kueue, slurm
+from phalanx.frameworks.launchers import torchrun_hosts
+from phalanx.frameworks.launchers.kubernetes import documents
 from phalanx.planning.placement.alternatives import Alternative, alternatives
 from phalanx.planning.placement.placement import Placement
 from phalanx.planning.placement.price import PlacedJob
@@ -96,7 +98,7 @@ def launch_files(launcher: str, p: Placement) -> dict[str, str]:
     if launcher == "slurm":
         return {"hostfile": slurm.host_file(hosts), "launch.sbatch": slurm.launch(hosts, gpus, leaves, "hostfile")}
     if launcher == "torchrun":
-        return {"launch.sh": torchrun.commands(hosts, gpus)}
+        return {"launch.sh": torchrun_hosts.commands(hosts, gpus)}
     if launcher == "kueue":
         per_node = {len(ranks) for _, ranks in p.ranks_by_host()}
         if len(per_node) > 1:
@@ -105,5 +107,5 @@ def launch_files(launcher: str, p: Placement) -> dict[str, str]:
         name = "phalanx-job"
         flavor = kueue.resource_flavor(name, p.cluster.device.name)
         pods = kueue.job(name, p.world // (each := per_node.pop()), each, leaves)
-        return {"kueue.yaml": kueue.documents(kueue.topology(name), flavor, pods)}
+        return {"kueue.yaml": documents(kueue.topology(name), flavor, pods)}
     raise InputError("--for", launcher, "is not a launcher", nearest(launcher, LAUNCHERS))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from phalanx.cost.analytic.chips import chip_name
+from phalanx.frameworks.registry import ROWS
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.strategy.stack_options import StackOptions
-from phalanx.stacks.registry import ROWS
 
 PRECISIONS = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "float8", "fp8-mx": "float8-mx", "fp4": "float4"}
 """Precisions of matrix products, with the format that prices them: fp16 products take as long as bf16 ones."""

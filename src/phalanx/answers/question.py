@@ -30,6 +30,7 @@ from phalanx.answers.precision import (
 )
 from phalanx.answers.release import release_named
 from phalanx.cost.analytic.estimate import Estimate, estimate, require_modelled
+from phalanx.frameworks.registry import ROWS, facts
 from phalanx.planning import question as names
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.explain.exact import ExactSubject, subject_of_plan
@@ -46,7 +47,6 @@ from phalanx.spec.strategy import spec as strategies
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 from phalanx.spec.strategy.stack_options import parse as parse_options
-from phalanx.stacks.registry import ROWS, facts
 
 DEFAULT_STACK = "megatron-core"
 OWN_STACK = "phalanx"

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from phalanx.formats.read import files
-from phalanx.formats.read.configuration import Config, Configuration, Layout, count, shown
-from phalanx.formats.read.folder import FILES
-from phalanx.formats.read.lints import Mistake, lint
+from phalanx.frameworks import files
+from phalanx.frameworks.configuration import Config, Configuration, Layout, count, shown
+from phalanx.frameworks.folder import FILES
+from phalanx.frameworks.lints import Mistake, lint
 from phalanx.planning import question as names
 from phalanx.planning.explain.lint import Finding
 from phalanx.schedule.pipeline.given_layout import equal_blocks, listed

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 from phalanx.cost.analytic.stacks import STACKS
-from phalanx.stacks.registry import ROWS
+from phalanx.frameworks.registry import ROWS
 
 _AS_SAID = {
     "megatron": "megatron-core",

@@ -9,10 +9,10 @@ wrong.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-LEAF_LABEL = "cloud.provider.com/topology-rack"
+from phalanx.frameworks.launchers.kubernetes import LEAF_LABEL
+
 HOST_LABEL = "kubernetes.io/hostname"
 
 
@@ -67,8 +67,3 @@ def job(name: str, pods: int, gpus: int, leaves: int) -> dict[str, Any]:
             },
         },
     }
-
-
-def documents(*parts: dict[str, Any]) -> str:
-    """Write documents of one YAML file."""
-    return "---\n".join(json.dumps(part, indent=2) + "\n" for part in parts)

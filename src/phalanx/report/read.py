@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from phalanx.formats.read.configuration import Configuration, shown
+from phalanx.frameworks.configuration import Configuration, shown
 from phalanx.report.style import table
 
 _SHOWN = 12

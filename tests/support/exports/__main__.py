@@ -4,7 +4,7 @@
 
 Environments are kept in .stacks/. `--sources` names a folder with the repositories of what PyPI has not: nanotron,
 MaxText, Megatron-Bridge and the Megatron-LM that it pins, and Megatron-LM-0.14 (core_v0.14.0). `--record`
-writes the schemas that the suite holds exports against (tests/formats/stack_schemas.json).
+writes the schemas that the suite holds exports against (tests/frameworks/stack_schemas.json).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.answers.export import TARGETS
-from phalanx.stacks.registry import ROWS
+from phalanx.frameworks.registry import ROWS
 from support.exports.cases import cases
 
 HERE = Path(__file__).parent
@@ -146,7 +146,7 @@ def _check(to: str, stack: str, python: Path, count: int, seed: int, environment
 
 
 def _record(to: str, python: Path, environment: dict[str, str]) -> None:
-    path = ROOT / "tests/formats/stack_schemas.json"
+    path = ROOT / "tests/frameworks/stack_schemas.json"
     known = json.loads(path.read_text()) if path.exists() else {}
     script = HERE / f"in_{ENVIRONMENTS[to].target or to}.py"
     run = subprocess.run([python, script, "--schema"], capture_output=True, text=True, env=environment)

@@ -8,12 +8,12 @@ from collections import Counter
 from typing import Any
 
 from phalanx.answers.export import TARGETS
-from phalanx.formats.training.program import Program
-from phalanx.formats.training.script import words
-from phalanx.formats.training.subject import Subject, subject
+from phalanx.frameworks.program import Program
+from phalanx.frameworks.script import words
+from phalanx.frameworks.stack import Stack
+from phalanx.frameworks.subject import Subject, subject
 from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.errors import InputError
-from phalanx.stacks.stack import Stack
 from support.exports import draw
 
 FILLED = {"LR": "0.0001", "MIN_LR": "0.00001", "TRAIN_ITERS": "100"}

@@ -6,6 +6,8 @@ import random
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
+from phalanx.frameworks.registry import facts
+from phalanx.frameworks.stack import Stack
 from phalanx.planning.question import cluster_named, model_named
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.errors import InputError
@@ -14,8 +16,6 @@ from phalanx.spec.job import Job, Train
 from phalanx.spec.model.presets import PRESETS
 from phalanx.spec.strategy.spec import Strategy, divisors
 from phalanx.spec.strategy.stack_options import StackOptions
-from phalanx.stacks.registry import facts
-from phalanx.stacks.stack import Stack
 
 CLUSTERS = ("dgx-h100", "dgx-a100")
 _OF_STAGES = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer")

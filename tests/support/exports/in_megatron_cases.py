@@ -1,7 +1,7 @@
 # mypy: ignore-errors
 """Runs in the environment of megatron-core: what its validate_args derives of Megatron-LM's own argument sets.
 
-    .stacks/megatron/bin/python tests/support/exports/in_megatron_cases.py > tests/formats/data/validate_args.json
+    .stacks/megatron/bin/python tests/support/exports/in_megatron_cases.py > tests/frameworks/data/validate_args.json
 
 Each set is given the first world of a list that it accepts; for a set that none suits, the reason is recorded."""
 
@@ -21,7 +21,7 @@ with contextlib.redirect_stdout(sys.stderr):  # imports print
     import in_megatron
 
     ARGUMENTS = in_megatron._prepared()
-DATA = Path(__file__).parents[2] / "formats/data/configurations.json.xz"
+DATA = Path(__file__).parents[2] / "frameworks/data/configurations.json.xz"
 WORLDS = (8, 16, 32, 64, 128, 256, 512, 1024)
 
 

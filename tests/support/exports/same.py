@@ -6,12 +6,12 @@ import re
 from dataclasses import replace
 
 from phalanx.answers.export import TARGETS, export
-from phalanx.formats.training.subject import subject
+from phalanx.frameworks.stack import Stack
+from phalanx.frameworks.subject import subject
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.strategy.spec import FIELDS, Strategy
 from phalanx.spec.strategy.stack_options import StackOptions
-from phalanx.stacks.stack import Stack
 
 
 def canonical(plan: Plan, to: str, stack: Stack) -> tuple[Strategy, StackOptions]:

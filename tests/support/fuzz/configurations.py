@@ -14,7 +14,7 @@ from support.fuzz.leaves import words
 
 KINDS = ("torchtitan", "deepspeed", "nanotron", "maxtext", "nemo", "accelerate", "megatron", "hf")
 _EACH = 5  # real ones of a kind
-_CORPUS = Path(__file__).parents[2] / "formats" / "data" / "configurations.json.xz"
+_CORPUS = Path(__file__).parents[2] / "frameworks" / "data" / "configurations.json.xz"
 
 SCRIPT = b"""#!/bin/bash
 export CUDA_DEVICE_MAX_CONNECTIONS=1

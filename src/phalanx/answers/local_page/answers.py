@@ -21,6 +21,7 @@ from typing import Any
 
 from phalanx.answers.priced_plan import plan_of
 from phalanx.answers.question import Asked, read
+from phalanx.frameworks.registry import ROWS
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.search.planner import Answer, answer
 from phalanx.planning.search.why_not import TERM_NAMES
@@ -32,7 +33,6 @@ from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files.plan import to_dict
 from phalanx.spec.model.presets import PRESETS as MODELS
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.stacks.registry import ROWS
 
 NAMES = {"model": sorted(MODELS), "cluster": sorted(CLUSTERS), "stack": list(ROWS)}
 """What a page may ask about: no file is read for it."""

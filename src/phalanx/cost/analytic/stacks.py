@@ -26,11 +26,11 @@ from phalanx.cost.ledger.policy import (
     TORCHTITAN,
     Policy,
 )
+from phalanx.frameworks.registry import ROWS
+from phalanx.frameworks.stack import Stack as Row
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.stacks.registry import ROWS
-from phalanx.stacks.stack import Stack as Row
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ STACKS: dict[str, Stack] = {
     ),
     # fully_shard and DDP by hand, around modules of torch: fused norms and attention, a gated MLP of four results, a
     # loss in fp32 (its log-softmax, and two gradients). Held against the library, tensor by tensor
-    # (tests/stacks/test_policies_observed.py).
+    # (tests/frameworks/test_policies_observed.py).
     "fsdp2": Stack(
         "eager",
         {"kept_hidden": 8.0, "kept_ffn": 4 / 3, "kept_logit": 12.0, "every_tensor": 1.0},
@@ -313,7 +313,7 @@ def profile(name: str, constants: Mapping[str, float] = CONSTANTS) -> Profile:
 
 
 def lineage(name: str) -> list[str]:
-    """Return a stack, or the one whose constants price a row of stacks/, and its ancestors, nearest first. Raises
+    """Return a stack, or the one whose constants price a row of frameworks/, and its ancestors, nearest first. Raises
     InputError for an unknown stack."""
     if name not in STACKS and name in ROWS:
         name = ROWS[name].constants
@@ -337,7 +337,7 @@ def capabilities(name: str) -> Capabilities:
 
 
 def capabilities_of(row: Row) -> Capabilities:
-    """Return the same of a row of stacks/, which also has rules about combinations."""
+    """Return the same of a row of frameworks/, which also has rules about combinations."""
     zero = row.strategy["zero"].values or (0, 1, 2, 3)
     has_pipeline = row.strategy["pp"].allows(2)
     schedules = row.strategy["schedule"].values

@@ -109,7 +109,7 @@ FSDP = Policy(
     copies_each=1.0,
     loss_apart=1.0,
 )
-"""PyTorch's own parallelisms, held against the library that is installed (tests/stacks/test_policies_observed.py).
+"""PyTorch's own parallelisms, compared with the installed library (tests/frameworks/test_policies_observed.py).
 DDP is level 0: every backward pass reduces (torch 2.13, torch/nn/parallel/distributed.py:1754). fully_shard is level
 3: every unit is gathered in the forward and in the backward pass, every backward pass reduces, over shards and then
 over their replicas (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py:560). Checkpoints stop where the last

@@ -9,6 +9,7 @@ from functools import cached_property
 from phalanx.cost.analytic.estimate import require_policy
 from phalanx.cost.ledger.flops import hardware_flops, model_flops
 from phalanx.cost.ledger.sharding import sharding
+from phalanx.frameworks.registry import facts
 from phalanx.planning.explain.targets import BUBBLE, EXPOSED, IMBALANCE, MFU, OVERLAP, Target
 from phalanx.planning.explain.traffic import Flow, flows
 from phalanx.planning.search import HEADROOM, strategy_columns
@@ -22,7 +23,6 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.stacks.registry import facts
 
 
 @dataclass(frozen=True)

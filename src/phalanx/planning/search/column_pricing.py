@@ -24,6 +24,9 @@ from phalanx.cost.ledger.model_shape import Shape, shape
 from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight, splits, v_shaped
 from phalanx.cost.ledger.rank_layout import FORMATS, Layout, under_any_cut
 from phalanx.cost.ledger.recomputed import recomputed
+from phalanx.frameworks import recomputation as kinds
+from phalanx.frameworks.registry import ROWS, facts
+from phalanx.frameworks.stack import WORDS, Stack, counted
 from phalanx.planning.search import HEADROOM
 from phalanx.planning.search.limits import Limits
 from phalanx.planning.search.strategy_columns import ORDERS, SEARCHED, Ints, Options, Strategies, joined
@@ -37,9 +40,6 @@ from phalanx.spec.strategy.recompute import encode
 from phalanx.spec.strategy.spec import FIELDS, Strategy
 from phalanx.spec.strategy.stack_options import AS_RELEASED, OPTION_FIELDS, StackOptions
 from phalanx.spec.strategy.where import Condition
-from phalanx.stacks import kinds
-from phalanx.stacks.registry import ROWS, facts
-from phalanx.stacks.stack import WORDS, Stack, counted
 
 Floats = npt.NDArray[np.float64]
 _SLICE = 16_384

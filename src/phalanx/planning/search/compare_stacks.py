@@ -14,6 +14,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import active_children, get_all_start_methods, get_context
 
+from phalanx.frameworks.registry import ROWS
+from phalanx.frameworks.stack import Stack
 from phalanx.planning.search import space
 from phalanx.planning.search.branch_and_bound import Exploration
 from phalanx.planning.search.column_pricing import Pricing
@@ -21,8 +23,6 @@ from phalanx.planning.search.planner import FOR_OPTIONS, best_of, fastest_rows, 
 from phalanx.planning.search.priced import PricedStrategy
 from phalanx.planning.search.refine import best_of_each_family
 from phalanx.spec.errors import InputError
-from phalanx.stacks.registry import ROWS
-from phalanx.stacks.stack import Stack
 
 _WORKERS = 4
 """Processes at most: more have nothing to do beside the longest search."""

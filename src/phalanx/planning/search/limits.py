@@ -1,4 +1,4 @@
-"""What a search may not offer: what a stack refuses (stacks/), and what a user's conditions exclude (`--where`).
+"""What a search may not offer: what a stack refuses (frameworks/), and what a user's conditions exclude (`--where`).
 
 Limits are conditions on columns (spec/strategy/where.py). A row is dropped as soon as the columns that a limit reads
 are chosen, before the next step of the search multiplies it:
@@ -17,13 +17,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from phalanx.frameworks.stack import DERIVED, WORDS, Stack, of_strategy
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy import where
 from phalanx.spec.strategy.spec import FIELDS, Strategy
 from phalanx.spec.strategy.stack_options import DEFAULTS, OPTION_FIELDS, StackOptions
 from phalanx.spec.strategy.stack_options import parse as parse_options
 from phalanx.spec.strategy.where import Condition
-from phalanx.stacks.stack import DERIVED, WORDS, Stack, of_strategy
 
 _DEGREES = ("dp", "tp", "sp", "cp", "ulysses", "pp", "micro_batch")
 _PRODUCTS = ("world", "ring", "replicas", "cp_chunks", "tp_ulysses", "micro_batches")

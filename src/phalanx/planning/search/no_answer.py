@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from phalanx.frameworks.registry import facts
 from phalanx.planning.search import branch_and_bound, priced, space, why_not
 from phalanx.planning.search.branch_and_bound import FAMILIES, Exploration
 from phalanx.planning.search.column_pricing import Pricing
@@ -16,7 +17,6 @@ from phalanx.planning.search.strategy_columns import Options, Strategies
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.stack_options import DEFAULTS
-from phalanx.stacks.registry import facts
 
 _NEAR = 64
 """How many smaller GPU counts are tried for the hint if the batch cannot be split over all GPUs."""

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from phalanx.frameworks.registry import facts
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.priced import price_under
 from phalanx.planning.search.refine import RankedStrategy, RefinedPrices, refined
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import StackOptions
-from phalanx.stacks.registry import facts
 
 _MOMENTS = {"first_moment": "bfloat16", "second_moment": "bfloat16"}
 _GRADIENTS = {"gradients": "bfloat16", "reduce": "bfloat16"}

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from phalanx.cost.ledger.pipeline_formulas import NAMES
+from phalanx.frameworks.stack import given_ends
 from phalanx.planning.search.strategy_columns import COLUMNS, ORDERS, Ints, Options, Strategies, named_columns
 from phalanx.schedule.pipeline.given_layout import given_blocks
 from phalanx.schedule.pipeline.schedules import SCHEDULES
@@ -37,7 +38,6 @@ from phalanx.spec.strategy.legality import require_narrow
 from phalanx.spec.strategy.spec import Strategy, divisors
 from phalanx.spec.strategy.split import require_split
 from phalanx.spec.strategy.where import Condition, Words
-from phalanx.stacks.stack import given_ends
 
 Ways = Sequence[tuple[int, ...]]
 _DEFAULT = NAMES.index(Strategy.schedule)

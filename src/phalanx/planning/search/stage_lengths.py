@@ -1,4 +1,4 @@
-"""How many blocks each chunk of a pipeline has, where a stack lets its user say so (stacks/: `layers`).
+"""How many blocks each chunk of a pipeline has, where a stack lets its user say so (frameworks/: `layers`).
 
 The first pass prices strategies as if every pipeline rank had the same number of blocks, the second so or with the
 cut that balances their times, for the last rank has the head as well. Neither is the smallest, for the first rank

@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from phalanx.cost.ledger.pipeline_formulas import NAMES
+from phalanx.frameworks.stack import given_ends
 from phalanx.planning.search.limits import UNLIMITED, Limits
 from phalanx.spec.job import Job
 from phalanx.spec.strategy import recompute as recomputation
 from phalanx.spec.strategy.spec import AXES, Strategy
 from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 from phalanx.spec.strategy.where import Words
-from phalanx.stacks.stack import given_ends
 
 Ints = npt.NDArray[np.int64]
 SEARCHED = ("pp/dp/cp/tp", "dp/pp/cp/tp")

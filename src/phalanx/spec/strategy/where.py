@@ -7,7 +7,7 @@
 
 Fields with words for values (schedule, recompute, order, ...) are compared with = != in, and a value may end in `*`:
 `recompute=block:*`. The same conditions hold of one Strategy and of columns of strategies: `holds` returns a bool or
-a mask. Rules of what a stack refuses are written in it too (stacks/).
+a mask. Rules of what a stack refuses are written in it too (frameworks/).
 """
 
 from __future__ import annotations

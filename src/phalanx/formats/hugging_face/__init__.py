@@ -1,1 +1,0 @@
-"""transformers' Trainer, which DeepSpeed and accelerate run under: the script and its arguments."""

@@ -1,1 +1,0 @@
-"""Configurations of training frameworks, read: one reader a framework, one result for all."""

@@ -1,0 +1,182 @@
+"""accelerate's YAML and axolotl's, which has the same tables (accelerate/commands/config/config_args.py,
+utils/dataclasses.py, parallelism_config.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phalanx.frameworks.configuration import (
+    Config,
+    Configuration,
+    Keys,
+    Layout,
+    count,
+    divided,
+    number,
+    product,
+    truth,
+)
+
+_STRATEGIES = {
+    "1": 3, "FULL_SHARD": 3, "2": 2, "SHARD_GRAD_OP": 2, "3": 0, "NO_SHARD": 0,
+    "4": 3, "HYBRID_SHARD": 3, "5": 2, "HYBRID_SHARD_ZERO2": 2,
+}  # fmt: skip
+_TYPES = {"no": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "False": "fp32"}
+
+
+def arguments_job(keys: Keys, at: str) -> dict[str, Any]:
+    """Return optimizer and clipping of TrainingArguments, by their defaults (AdamW, no decay, norm 1)."""
+
+    def of(name: str, default: float) -> float:
+        return number(keys.take(f"{at}{name}", "job.optimizer"), default)
+
+    return {
+        "optimizer": {
+            "betas": (of("adam_beta1", 0.9), of("adam_beta2", 0.999)),
+            "eps": of("adam_epsilon", 1e-8),
+            "weight_decay": of("weight_decay", 0.0),
+        },
+        "clip": of("max_grad_norm", 1.0),
+    }
+
+
+def sharding(keys: Keys, table: str = "fsdp_config") -> tuple[int | None, dict[str, str | None], str | None]:
+    """Return ZeRO's level, what is offloaded and what is recomputed by FSDP's table."""
+
+    def of(name: str, meaning: str) -> Any:
+        return keys.first((f"{table}.fsdp_{name}", f"{table}.{name}"), meaning)
+
+    version = count(of("version", "stack")) or count(keys.take("fsdp_version", "stack"))
+    chosen, reshard = of("sharding_strategy", "strategy.zero"), of("reshard_after_forward", "strategy.zero")
+    if version == 2:
+        zero: int | None = 2 if truth(reshard) is False else 3
+    else:
+        named = chosen if chosen is not None else reshard
+        zero = 3 if named is None else _STRATEGIES.get(str(named).upper())
+    device = "cpu" if truth(of("offload_params", "offload.param")) else "none"
+    again = truth(of("activation_checkpointing", "strategy.recompute"))
+    recompute = None if again is None else "full" if again else "none"
+    return zero, {"param": device, "optimizer": device}, recompute
+
+
+def _trainer(keys: Keys) -> tuple[int | None, int | None, dict[str, Any], dict[str, Any]]:
+    """Return (micro-batch, accumulation, job, fields of Strategy) of TrainingArguments beside accelerate's file."""
+    job = arguments_job(keys, "")
+    micro = count(keys.take("per_device_train_batch_size", "strategy.micro_batch"))
+    steps = count(keys.take("gradient_accumulation_steps", "accumulation"))
+    each = "accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
+    fields = {"grad_sync": "micro"} if truth(keys.take(each, "strategy.grad_sync")) else {}
+    return micro, steps, job, fields
+
+
+def read(config: Config, world: int | None = None) -> Configuration:
+    """Read accelerate's file, or axolotl's."""
+    given = config.get("training_arguments")
+    keys = Keys({name: value for name, value in config.items() if name != "training_arguments"})
+    part = Keys(given if isinstance(given, dict) else {})
+    how = str(keys.take("distributed_type", "stack", "")).upper()
+    world = world or count(keys.take("num_processes", "world"))
+    axolotl = "base_model" in config or "micro_batch_size" in config
+    # An axis that ParallelismConfig does not name has size 1, but FSDP2 shards over all ranks without one of its own.
+    sizes = {
+        name: count(
+            keys.first(
+                (f"parallelism_config.parallelism_config_{name}_size", f"parallelism_config.{name}_size"),
+                "strategy",
+                unnamed,
+            )
+        )
+        for name, unnamed in (("dp_replicate", 1), ("dp_shard", None), ("tp", 1), ("cp", 1), ("sp", 1))
+    }
+    mesh = "parallelism_config" in config
+    tp, cp = (sizes["tp"], product(sizes["cp"], sizes["sp"])) if mesh else (None, None)
+    zero: int | None = None
+    offload: dict[str, str | None] | None = None
+    recompute: str | None = None
+    micro = steps = None
+    stack = "accelerate"
+    plain = how in ("NO", "FALSE", "MULTI_GPU", "MULTI_CPU", "TPU", "XLA")
+    fsdp = how == "FSDP" or (not plain and ("fsdp_config" in config or "fsdp" in config))
+    if how == "DEEPSPEED" or (axolotl and "deepspeed" in config):
+        stack = "deepspeed"
+        at = "deepspeed_config"
+        keys.first(("deepspeed", f"{at}.deepspeed_config_file"), "file")
+        if f"{at}.deepspeed_config_file" not in keys.understood and not axolotl:
+            level = keys.take(f"{at}.zero_stage", "strategy.zero")
+            zero = level if isinstance(level, int) else None
+            offload = {
+                name: keys.take(f"{at}.offload_{name}_device", f"offload.{name}", "none") or "none"
+                for name in ("optimizer", "param")
+            }
+            steps = count(keys.take(f"{at}.gradient_accumulation_steps", "accumulation"))
+    elif fsdp:
+        zero, offload, recompute = sharding(keys)
+        keys.take("fsdp", "stack")
+    elif plain:
+        zero = 0
+    own_deepspeed = how == "DEEPSPEED" and zero is not None
+    if (
+        not mesh and not axolotl and (fsdp or own_deepspeed or how in ("MULTI_GPU", "NO"))
+    ):  # only a parallelism_config has other axes
+        tp = cp = 1
+    named = keys.take("mixed_precision", "job.precision")
+    type_ = _TYPES.get(str(named).lower() if named is not False else "no") if named is not None else None
+    if axolotl:
+        micro = count(keys.take("micro_batch_size", "strategy.micro_batch"))
+        steps = steps or count(keys.take("gradient_accumulation_steps", "accumulation"))
+        tp = tp or count(keys.take("tensor_parallel_size", "strategy.tp"))
+        cp = cp or count(keys.take("context_parallel_size", "strategy.cp"))
+        bf16, fp16 = keys.take("bf16", "job.precision"), keys.take("fp16", "job.precision")
+        type_ = "bf16" if truth(bf16) else "fp16" if truth(fp16) else type_
+        again = truth(keys.take("gradient_checkpointing", "strategy.recompute"))
+        recompute = "full" if again else recompute or ("none" if again is False else None)
+    job: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
+    if part.config:
+        micro, steps, job, fields = _trainer(part)
+        if truth(part.take("gradient_checkpointing", "strategy.recompute")):
+            recompute = "full"
+    options: dict[str, Any] = {}
+    if fsdp and (offload or {}).get("param") == "cpu":
+        options = {"parameter_offload": True, "optimizer_offload": 1.0}
+    gathers = ("parallelism_config.parallelism_config_cp_comm_strategy", "parallelism_config.cp_comm_strategy")
+    if keys.first(gathers, "options.context") == "allgather":
+        options["context"] = "all_gather"
+    replicas = divided(world, product(tp or 1, cp or 1)) if tp is not None and not axolotl else None
+    shard = sizes["dp_shard"] if mesh else None
+    layout = Layout(
+        world=world,
+        dp=replicas,
+        tp=tp,
+        cp=cp,
+        zero=zero,
+        shard=shard,
+        micro_batch=micro,
+        accumulation=steps,
+        global_batch=product(micro, steps, replicas),
+        seq=count(keys.take("sequence_len", "job.seq")),
+        precision=type_,
+        recompute=recompute,
+        offload=offload,
+    )
+    name = str(keys.take("base_model", "model", "") or "")
+    quiet, open_, unknown = keys.rest("accelerate")
+    theirs = part.rest("hf")
+    beside = "training_arguments."
+    keys.understood |= {beside + k: v for k, v in part.understood.items()}
+    quiet, open_ = (*quiet, *(beside + k for k in theirs[0])), (*open_, *(beside + k for k in theirs[1]))
+    unknown |= {beside + k: v for k, v in theirs[2].items()}
+    return Configuration(
+        "accelerate",
+        stack,
+        layout,
+        keys.understood,
+        quiet,
+        open_,
+        unknown,
+        {},
+        name,
+        options=options,
+        fields=fields,
+        job=job | {"compute": type_ or "fp32"},
+    )

@@ -1,0 +1,112 @@
+"""A plan as accelerate's YAML (FSDP2, parallelism_config) and a script of transformers' Trainer under it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phalanx.frameworks import reasons
+from phalanx.frameworks import trainer_script as trainer
+from phalanx.frameworks.accelerate.keys import KEY, RESHARD
+from phalanx.frameworks.program import Group, Program, group
+from phalanx.frameworks.subject import Subject
+from phalanx.frameworks.yaml import document
+from phalanx.spec.errors import InputError
+
+_LAUNCH = (
+    "exec accelerate launch --config_file accelerate.yaml \\\n"
+    '  --num_machines "$NNODES" --machine_rank "$NODE_RANK" --num_processes $((NNODES * NPROC_PER_NODE)) \\\n'
+    '  --main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT" \\\n'
+    "  train.py"
+)
+
+
+def program(x: Subject) -> Program:
+    """Return a plan as accelerate.yaml and train.py. Raises InputError for what accelerate has no key for."""
+    s, o = x.s, x.options
+    if s.tp > 1:
+        # accelerator.py:1600 would say "we skip the TP preparation", and every rank of tp do the same work.
+        reason = "accelerate splits no layer: from_pretrained(tp_plan=...) in a program's code does"
+        raise InputError("strategy.tp", s.tp, reason, "use tp=1, or plan for torchtitan")
+    if s.cp > 1 and s.zero == 0:
+        reason = "accelerate launch takes parallelism_config under FSDP2 alone"
+        raise InputError("strategy.cp", s.cp, reason, "use zero=3 and dp=2 or more")
+    if o.reduce != "auto":
+        raise InputError("options.reduce", o.reduce, "its YAML has no key for FSDP2's reduce_dtype", "leave it out")
+    parts = groups(x)
+    more: dict[str, Any] = {}
+    if s.grad_sync == "micro":
+        more["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+    given = trainer.arguments(x, **more)
+    if s.zero >= 2:
+        given["gradient_checkpointing"] = False  # accelerate.yaml does it
+    given["bf16"] = given["fp16"] = False
+    return Program(
+        x.stack.title,
+        parts,
+        _LAUNCH,
+        blanks=trainer.blanks(x),
+        files={
+            "accelerate.yaml": document(parts, "accelerate launch --config_file accelerate.yaml"),
+            **trainer.files(x, given, from_first_rank=s.zero >= 2),
+        },
+    )
+
+
+def groups(x: Subject) -> tuple[Group, ...]:
+    """Return all keys, group by group."""
+    s = x.s
+    sharded = s.zero >= 2
+    result = [
+        group(
+            "Nodes and ranks",
+            reasons.layout(x),
+            {
+                "compute_environment": "LOCAL_MACHINE",
+                "distributed_type": "FSDP" if sharded else "MULTI_GPU" if s.world > 1 else "NO",
+                "num_machines": x.nodes,
+                "num_processes": s.world,
+                "machine_rank": 0,
+                "main_training_function": "main",
+                "rdzv_backend": "static",
+                "same_network": True,
+                "use_cpu": False,
+                "debug": False,
+            },
+        ),
+        group(
+            "Number types",
+            reasons.precision(x),
+            {"mixed_precision": "no" if x.compute == "fp32" else x.compute, "downcast_bf16": False},
+        ),
+    ]
+    if sharded:
+        result.append(group("Data parallelism", f"{reasons.data(x)} {reasons.recomputation(x)}", _fsdp(x)))
+    if sharded and (s.cp > 1 or s.dp_replicate > 1):
+        result.append(group("Mesh", reasons.context(x), _mesh(x)))
+    return tuple(result)
+
+
+def _fsdp(x: Subject) -> dict[str, Any]:
+    s, o = x.s, x.options
+    return {
+        "fsdp_config.fsdp_version": 2,
+        "fsdp_config.fsdp_reshard_after_forward": RESHARD[s.zero],
+        "fsdp_config.fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_config.fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        "fsdp_config.fsdp_activation_checkpointing": s.recompute != "none",
+        KEY["options.parameter_offload"]: o.parameter_offload,
+        "fsdp_config.fsdp_cpu_ram_efficient_loading": True,
+    }
+
+
+def _mesh(x: Subject) -> dict[str, Any]:
+    s = x.s
+    table: dict[str, Any] = {
+        "parallelism_config.parallelism_config_dp_replicate_size": s.dp_replicate,
+        KEY["strategy.shard"]: s.dp_shard,
+        KEY["strategy.cp"]: s.cp,
+    }
+    if s.cp > 1:
+        how = "allgather" if x.options.context == "all_gather" else "alltoall"
+        table["parallelism_config.parallelism_config_cp_comm_strategy"] = how
+    return table

@@ -1,0 +1,296 @@
+"""What follows from a configuration without doubt: its layout, and what became of every key of the file.
+
+A reader takes keys from a `Keys`; each key that it takes is understood. Of the others, those that the framework has
+are without effect on layout, memory and time, or have one that is not modelled; the rest the framework does not have,
+and the nearest name is said. A value of None is one that the file leaves open.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher, get_close_matches
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from phalanx.spec.model.spec import ModelSpec
+
+Config = Mapping[str, Any]
+_MATTERS = (
+    *("overlap", "bucket", "offload", "compile", "recompute", "parallel", "shard", "fp8", "float8", "fp4", "mxfp"),
+    *("reshard", "prefetch", "precision", "dtype", "attention_backend", "fusion", "fused", "cuda_graph", "lora"),
+)
+"""Parts of names of keys that change memory or time; one that no reader takes is listed as not modelled."""
+MOST = 10**12
+"""The largest count that is one: products of a few stay finite."""
+_LOOKED_UP, _LONGEST = 100, 80
+"""Unknown keys of which the nearest name is looked for, and characters of the longest: each is held against all of a
+framework's."""
+
+_ENVIRONMENT = ("NCCL_", "CUDA_", "NVTE_", "TORCH_NCCL", "UCX_", "FSDP_", "PYTORCH_")
+"""Beginnings of environment variables that may change time or memory."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a configuration fixes. None: left open. `dp`: replicas, sharded ones included. `accumulation`:
+    micro-batches of a step. `offload`: where the optimizer's state and the parameters are, `none` or `cpu`."""
+
+    world: int | None = None
+    dp: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    etp: int | None = None
+    zero: int | None = None
+    shard: int | None = None
+    sp: bool | None = None
+    virtual: int | None = None
+    schedule: str | None = None
+    micro_batch: int | None = None
+    accumulation: int | None = None
+    global_batch: int | None = None
+    seq: int | None = None
+    precision: str | None = None
+    recompute: str | None = None
+    offload: Mapping[str, str | None] | None = None
+    layers: str | None = None
+    """Blocks of each chunk, where the file lists them."""
+    ulysses: int | None = None
+    recomputed: str | None = None
+    """`recompute` as a Strategy writes it, with modules and numbers of blocks."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A configuration as it was read. `stack`: the row of frameworks/registry.py that runs it."""
+
+    kind: str
+    stack: str
+    layout: Layout
+    understood: Mapping[str, str]
+    """Key -> the field that it sets."""
+    without_effect: tuple[str, ...]
+    not_modelled: tuple[str, ...]
+    unknown: Mapping[str, str]
+    """Key -> the nearest name that the framework has, or ""."""
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """Sizes that the file states, by the names of a Hugging Face config.json; empty if it names none."""
+    model_name: str = ""
+    spec: ModelSpec | None = None
+    """The model, where the file states all of it."""
+    open_model: str = ""
+    """Why there is no `spec`: what the file leaves open, or what no ModelSpec has."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of StackOptions that the file sets."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of Strategy that the file sets and a Layout has not."""
+    job: Mapping[str, Any] = field(default_factory=dict)
+    """What the file says of the job beside its layout: optimizer (fields of Optimizer), clip, compute (bf16, ...)."""
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What the file states of its model: counts and other finite numbers, words and truth values."""
+        counted = {name: count(value) or value for name, value in self.model.items()}
+        return {name: value for name, value in counted.items() if _states(value)}
+
+
+@cache
+def names(kind: str) -> frozenset[str]:
+    """Return every key that a framework has (keys.json has the commits that they were read from)."""
+    table = json.loads((files("phalanx.frameworks") / "keys.json").read_text())
+    return frozenset(table[kind])
+
+
+@cache
+def megatron_effects() -> dict[str, frozenset[str]]:
+    """Return Megatron-LM's arguments that have no effect on a step (`known`), as its source says."""
+    table = json.loads((files("phalanx.frameworks.megatron") / "arguments.json").read_text())
+    return {name: frozenset(value) for name, value in table.items() if isinstance(value, list)}
+
+
+class Keys:
+    """The keys of a file, and which of them were understood."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.understood: dict[str, str] = {}
+
+    def take(self, path: str, meaning: str, default: Any = None) -> Any:
+        """Return the value at a dotted path, and note what it means; the default where there is none. Keys may be
+        written with - or _."""
+        value, taken = _at(self.config, path.split("."))
+        if taken is None:
+            return default
+        self.understood[taken] = meaning
+        return value
+
+    def first(self, paths: tuple[str, ...], meaning: str, default: Any = None) -> Any:
+        """Return the first value that stands at one of several paths."""
+        for path in paths:
+            value = self.take(path, meaning, _ABSENT)
+            if value is not _ABSENT:
+                return value
+        return default
+
+    def rest(self, kind: str) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
+        """Return the keys that nobody took: without effect, not modelled, unknown with the nearest name."""
+        known = names(kind)
+        quiet: list[str] = []
+        open_: list[str] = []
+        unknown: dict[str, str] = {}
+        for path, leaf in self._untaken(self.config, kind):
+            name = _plain(leaf)
+            if path.startswith("env."):  # variables of a script: no loader reads them as its keys
+                (open_ if leaf.startswith(_ENVIRONMENT) else quiet).append(path)
+            elif any(table in path for table in _OPEN) or (
+                name in megatron_effects().get("known", ()) and kind == "megatron"
+            ):
+                quiet.append(path)  # of any optimizer or scheduler; without effect by its source
+            elif name not in known:
+                near = len(unknown) < _LOOKED_UP and len(name) <= _LONGEST
+                unknown[path] = _nearest(name, kind) if near else ""
+            elif any(part in name for part in _MATTERS):
+                open_.append(path)
+            else:
+                quiet.append(path)
+        return tuple(quiet), tuple(open_), unknown
+
+    def _untaken(self, config: Config, kind: str, above: str = "") -> Iterator[tuple[str, str]]:
+        """Yield (path, name) of every key that was not taken; a table with nearly a known name is one itself."""
+        for name, value in config.items():
+            path = f"{above}{name}"
+            if path in self.understood:
+                continue
+            has = any(taken.startswith(f"{path}.") for taken in self.understood) or _plain(str(name)) in names(kind)
+            if (
+                isinstance(value, Mapping)
+                and value
+                and (has or len(name) > _LONGEST or not _is_nearly_known(_plain(str(name)), kind))
+            ):
+                yield from self._untaken(value, kind, f"{path}.")
+            else:
+                yield path, str(name)
+
+
+_ABSENT = object()
+_OPEN = (".params.", "lr_scheduler_kwargs.", "gradient_checkpointing_kwargs.")
+"""Tables of whatever an optimizer, a scheduler or torch's checkpoint() takes."""
+
+
+@cache
+def _nearest(name: str, kind: str) -> str:
+    """Return the name that a slip was meant to be, whole or cut short; "" if none is near."""
+    length = len(name)
+    words = set(name.split("_"))
+    known = [
+        other
+        for other, parts in _in_words(kind)
+        if other[0] == name[:1] or abs(len(other) - length) < 3 or words <= parts
+    ]
+    near = get_close_matches(name, known, 1, 0.75)
+    if near and SequenceMatcher(None, near[0], name).ratio() >= 0.85:
+        return near[0]
+    beginnings = {other[:length]: other for other in sorted(known, key=len, reverse=True)}
+    beginning = get_close_matches(name, beginnings, 1, 0.85)
+    return beginnings[beginning[0]] if beginning and len(name) > 5 else near[0] if near else ""
+
+
+@cache
+def _in_words(kind: str) -> tuple[tuple[str, frozenset[str]], ...]:
+    """Return a framework's keys, sorted, with their words."""
+    return tuple((name, frozenset(name.split("_"))) for name in sorted(names(kind)))
+
+
+@cache
+def _is_nearly_known(name: str, kind: str) -> bool:
+    return bool(get_close_matches(name, names(kind), 1, 0.85))
+
+
+def _plain(name: str) -> str:
+    """Return a key as the framework's source has it: without dashes, and without a prefix of its table."""
+    plain = name.lstrip("-").replace("-", "_")
+    for prefix in ("fsdp_", "parallelism_config_"):
+        plain = plain.removeprefix(prefix) or plain
+    return plain
+
+
+def _at(config: Any, parts: list[str]) -> tuple[Any, str | None]:
+    """Return the value at a path and the path as it is written, or (None, None)."""
+    written = []
+    for part in parts:
+        if not isinstance(config, Mapping):
+            return None, None
+        for name in (part, part.replace("_", "-"), part.replace("-", "_")):
+            if name in config:
+                written.append(name)
+                config = config[name]
+                break
+        else:
+            return None, None
+    return config, ".".join(written)
+
+
+def shown(key: str) -> str:
+    """Return a key as its file has it: arguments of a command line have no table."""
+    return key.removeprefix("args.").removeprefix("launch.").removeprefix("env.")
+
+
+def count(value: Any) -> int | None:
+    """Return a positive whole number up to MOST, also written as text or with separators; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        text = value.replace("_", "").replace(",", "").strip()
+        value = int(text) if re.fullmatch("[0-9]{1,15}", text) else None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, int) and 0 < value <= MOST else None
+
+
+def _states(value: Any) -> bool:
+    if isinstance(value, float):
+        return 0 <= value < 1e15
+    return isinstance(value, bool | str) or (isinstance(value, int) and 0 <= value <= MOST)
+
+
+def number(value: Any, default: float) -> float:
+    """Return a number, also written as text; the default for anything else, such as a variable of the shell."""
+    if isinstance(value, bool):
+        return default
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return default
+
+
+def truth(value: Any) -> bool | None:
+    """Return a truth value, also written as text; None for `auto` and anything else."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int) and value in (0, 1):
+        return bool(value)
+    if isinstance(value, str):
+        return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}.get(value.lower())
+    return None
+
+
+def product(*values: int | None) -> int | None:
+    """Return the product; None if a factor is open."""
+    result = 1
+    for value in values:
+        if value is None:
+            return None
+        result *= value
+    return result
+
+
+def divided(whole: int | None, by: int | None) -> int | None:
+    """Return the quotient if it is whole; None if not or if one is open."""
+    if whole is None or not by or whole % by:
+        return None
+    return whole // by

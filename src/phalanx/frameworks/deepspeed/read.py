@@ -1,0 +1,165 @@
+"""DeepSpeed's JSON, and GPT-NeoX's YAML, which holds one (deepspeed/runtime/config.py, runtime/zero/config.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phalanx.frameworks.configuration import (
+    Config,
+    Configuration,
+    Keys,
+    Layout,
+    count,
+    divided,
+    number,
+    product,
+    truth,
+)
+from phalanx.frameworks.deepspeed.keys import GRADIENT_BYTES, WORDS
+
+
+def offloaded(keys: Keys, at: str = "") -> dict[str, str | None]:
+    """Return where state and parameters are, from `zero_optimization` below a path."""
+    z = f"{at}zero_optimization"
+    result: dict[str, str | None] = {}
+    for name, old in (("optimizer", "cpu_offload"), ("param", "cpu_offload_params")):
+        device = keys.take(f"{z}.offload_{name}.device", f"offload.{name}")
+        legacy = truth(keys.take(f"{z}.{old}", f"offload.{name}"))
+        result[name] = str(device) if device not in (None, "auto") else "cpu" if legacy else "none"
+    return result
+
+
+def stage(keys: Keys, at: str = "") -> int | None:
+    """Return the level of ZeRO: 0 without a table, as DeepSpeed has it."""
+    table = keys.take(f"{at}zero_optimization", "strategy.zero")
+    keys.understood.pop(f"{at}zero_optimization", None)
+    if isinstance(table, bool):
+        keys.understood[f"{at}zero_optimization"] = "strategy.zero"
+        return int(table)
+    if not isinstance(table, dict):
+        return 0
+    value = keys.take(f"{at}zero_optimization.stage", "strategy.zero", 0)
+    return value if isinstance(value, int) and 0 <= value <= 3 else None
+
+
+def precision(keys: Keys, at: str = "") -> str | None:
+    """Return the type of products: fp32 where neither table enables another."""
+    number_format: str | None = "fp32"
+    for name, tables in (("fp16", ("fp16",)), ("bf16", ("bf16", "bfloat16"))):
+        enabled = keys.first(tuple(f"{at}{t}.enabled" for t in tables), "job.precision")
+        if enabled is None and any(isinstance(keys.config.get(t), dict) for t in tables) and not at:
+            enabled = None
+        if enabled is not None and truth(enabled) is None:
+            number_format = None if number_format == "fp32" else number_format
+        elif truth(enabled):
+            number_format = name
+    return number_format
+
+
+def beyond(keys: Keys, at: str = "") -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return (options, fields of Strategy, job) of DeepSpeed's table below a path."""
+    z = f"{at}zero_optimization"
+    where = offloaded(keys, at)
+    options: dict[str, Any] = {}
+    if where["optimizer"] != "none":
+        options["optimizer_offload"] = number(keys.take(f"{z}.offload_optimizer.ratio", "options"), 1.0)
+    if where["param"] != "none":
+        options["parameter_offload"] = True
+    for key, (field, words) in WORDS.items():
+        if (word := words.get(str(keys.take(at + key, field)))) is not None:
+            options[field.removeprefix("options.")] = word
+    if truth(keys.take(f"{at}bf16.bf16_optimizer_states", "options.first_moment")):
+        options |= {"first_moment": "bfloat16", "second_moment": "bfloat16"}
+        keys.take(f"{at}bf16.bf16_master_weights_and_grads", "options.first_moment")
+    kind = str(keys.take(f"{at}optimizer.type", "job.optimizer", "") or "")
+    if kind.lower() == "muon":
+        options["optimizer"] = "muon"
+    size = count(keys.take(f"{z}.reduce_bucket_size", "strategy.bucket"))
+    fields: dict[str, Any] = {"bucket": size * GRADIENT_BYTES / 2**20} if size else {}
+    job: dict[str, Any] = {}
+    if (clip := keys.take(f"{at}gradient_clipping", "job.clip")) not in (None, "auto"):
+        job["clip"] = number(clip, 0.0)
+    betas = keys.take(f"{at}optimizer.params.betas", "job.optimizer.betas")
+    if isinstance(betas, list) and len(betas) == 2 and "auto" not in betas:
+        job["optimizer"] = {
+            "betas": tuple(number(b, 0.9) for b in betas),
+            "eps": number(keys.take(f"{at}optimizer.params.eps", "job.optimizer.eps"), 1e-8),
+            "weight_decay": number(keys.take(f"{at}optimizer.params.weight_decay", "job.optimizer"), 0.01),
+        }
+    return options, fields, job
+
+
+def shard(keys: Keys, at: str = "") -> int | None:
+    """Return how many ranks share one state (MiCS), None where all do."""
+    return count(keys.take(f"{at}zero_optimization.mics_shard_size", "strategy.shard"))
+
+
+def read(config: Config, world: int | None = None) -> Configuration:
+    """Read DeepSpeed's table, or GPT-NeoX's options with the same keys."""
+    keys = Keys(config)
+    neox = any(name.replace("-", "_") in config for name in ("pipe_parallel_size", "num_layers", "hidden_size")) or (
+        "pipe-parallel-size" in config or "num-layers" in config
+    )
+    micro = count(keys.take("train_micro_batch_size_per_gpu", "strategy.micro_batch"))
+    whole = count(keys.take("train_batch_size", "job.global_batch"))
+    steps = count(keys.take("gradient_accumulation_steps", "accumulation"))
+    zero, type_, where = stage(keys), precision(keys), offloaded(keys)
+    tp = pp = cp = seq = None
+    recompute: str | None = None
+    model: dict[str, Any] = {}
+    if neox:
+        tp = count(keys.take("model_parallel_size", "strategy.tp", 1))
+        pp = max(count(keys.take("pipe_parallel_size", "strategy.pp", 0)) or 1, 1)
+        seq = count(keys.take("seq_length", "job.seq"))
+        recompute = "full" if truth(keys.take("checkpoint_activations", "strategy.recompute")) else None
+        named = {"bfloat16": "bf16", "fp16": "fp16", "fp32": "fp32"}
+        stated = keys.take("precision", "job.precision")
+        type_ = named.get(str(stated), type_) if stated is not None else type_
+        model = {
+            name: keys.take(ours, f"model.{name}")
+            for name, ours in (
+                ("num_hidden_layers", "num_layers"),
+                ("hidden_size", "hidden_size"),
+                ("num_attention_heads", "num_attention_heads"),
+            )
+        }
+    else:
+        tp = count(keys.take("tensor_parallel.autotp_size", "strategy.tp"))
+        cp = count(keys.take("sequence_parallel_size", "strategy.cp"))
+    replicas = divided(world, product(tp or 1, pp or 1, cp or 1))
+    if steps is None and whole and micro:
+        steps = divided(whole, product(micro, replicas))
+    if whole is None:
+        whole = product(micro, steps, replicas)
+    options, fields, job = beyond(keys)
+    layout = Layout(
+        world=world,
+        shard=shard(keys),
+        ulysses=cp,
+        dp=replicas,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        zero=zero,
+        micro_batch=micro,
+        accumulation=steps,
+        global_batch=whole,
+        seq=seq,
+        precision=type_,
+        recompute=recompute,
+        offload=where,
+    )
+    quiet, open_, unknown = keys.rest("megatron" if neox else "deepspeed")
+    return Configuration(
+        "deepspeed",
+        "deepspeed",
+        layout,
+        keys.understood,
+        quiet,
+        open_,
+        unknown,
+        model,
+        options=options,
+        fields=fields,
+        job=job | {"compute": type_},
+    )

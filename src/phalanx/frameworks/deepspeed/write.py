@@ -1,0 +1,138 @@
+"""A plan as DeepSpeed's JSON and a script of transformers' Trainer that runs under it."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from phalanx.frameworks import reasons
+from phalanx.frameworks import trainer_script as trainer
+from phalanx.frameworks.deepspeed.keys import GRADIENT_BYTES, KEY, TYPES
+from phalanx.frameworks.program import Group, Program, group
+from phalanx.frameworks.script import TORCHRUN, comment
+from phalanx.frameworks.subject import Subject
+from phalanx.spec.errors import InputError
+
+_IN_CODE = {
+    "pp": "stages are an argument of PipelineModule in the model's code",
+    "ep": "expert parallelism is an argument of MoE layers in the model's code",
+    "etp": "expert parallelism is an argument of MoE layers in the model's code",
+}
+
+
+def program(x: Subject) -> Program:
+    """Return a plan as ds_config.json and train.py. Raises InputError for what stands in a model's code there."""
+    s = x.s
+    for name, reason in _IN_CODE.items():
+        if getattr(s, name) > 1:
+            raise InputError(f"strategy.{name}", getattr(s, name), f"{reason}, not in its JSON", f"use {name}=1")
+    if x.options.cross_entropy == "linear":
+        reason = "TiledFusedLogitsLoss is called in the model's code, not in its JSON"
+        raise InputError("options.cross_entropy", "linear", reason, "leave it out")
+    if (s.tp > 1 and s.zero > 2) or (s.tp > 1 and s.cp > 1):
+        reason = "AutoTP goes with ZeRO up to level 2 and without sequence parallelism"
+        raise InputError("strategy.tp", s.tp, reason, "use zero=2 and cp=1, or tp=1")
+    if 0 < x.options.optimizer_offload < 1 and s.zero < 3:
+        reason = "a part of the optimizer is offloaded at ZeRO level 3 only"
+        raise InputError("options.optimizer_offload", x.options.optimizer_offload, reason, "use 1, or zero=3")
+    parts = groups(x)
+    config: dict[str, Any] = {}
+    for g in parts:
+        for setting in g.settings:
+            *path, last = setting.key.split(".")
+            at = config
+            for name in path:
+                at = at.setdefault(name, {})
+            at[last] = setting.value
+    more = ""
+    if s.cp > 1:
+        more = (
+            "from accelerate import ParallelismConfig\n\n"
+            f'given["parallelism_config"] = ParallelismConfig(sp_backend="deepspeed", sp_size={s.cp}, '
+            f"dp_shard_size={s.dp})\n"
+        )
+    given = trainer.arguments(x, deepspeed="ds_config.json")
+    # JSON has no comments: the reasons stand where the file is used
+    why = "".join(comment(f"{g.title}. {g.why}") for g in parts)
+    return Program(
+        x.stack.title,
+        parts,
+        f"# ds_config.json:\n{why}exec {TORCHRUN} \\\n  train.py",
+        blanks=trainer.blanks(x),
+        files={"ds_config.json": json.dumps(config, indent=2) + "\n", **trainer.files(x, given, more)},
+    )
+
+
+def groups(x: Subject) -> tuple[Group, ...]:
+    """Return all keys, group by group."""
+    s, o, a = x.s, x.options, x.job.optimizer
+    result = [
+        group(
+            "Batch",
+            reasons.batch(x),
+            {
+                # transformers takes all ranks for replicas, and stops where this is not what it counts
+                **({KEY["job.global_batch"]: x.job.global_batch} if s.dp == s.world else {}),
+                KEY["strategy.micro_batch"]: s.micro_batch,
+                "gradient_accumulation_steps": x.micro_batches,
+                KEY["job.clip"]: x.job.clip,
+            },
+        ),
+        group("Data parallelism", reasons.data(x), _zero(x)),
+        group("Number types", reasons.precision(x), _types(x)),
+    ]
+    if s.tp > 1:
+        result.append(group("Tensor parallelism", reasons.tensor(x), {KEY["strategy.tp"]: s.tp}))
+    if s.cp > 1:
+        result.append(group("Sequence parallelism", reasons.context(x), {KEY["strategy.cp"]: s.cp}))
+    muon = o.optimizer == "muon"
+    parameters = {"lr": "auto", "betas": list(a.betas), "eps": a.eps, "weight_decay": a.weight_decay}
+    if muon:
+        parameters = {"lr": "auto", "momentum": 0.95, "weight_decay": a.weight_decay}
+    result.append(
+        group(
+            "Optimizer",
+            "As the plan's job has it.",
+            {"optimizer.type": "Muon" if muon else "AdamW", "optimizer.params": parameters},
+        )
+    )
+    return tuple(result)
+
+
+def _zero(x: Subject) -> dict[str, Any]:
+    s, o = x.s, x.options
+    table: dict[str, Any] = {KEY["strategy.zero"]: s.zero}
+    if s.zero:
+        table["zero_optimization.overlap_comm"] = True
+        table["zero_optimization.contiguous_gradients"] = True
+    if s.bucket != "auto":
+        table["zero_optimization.reduce_bucket_size"] = math.ceil(s.bucket * 2**20 / GRADIENT_BYTES)
+    if s.zero == 3 and s.dp_shard < s.dp:
+        table[KEY["strategy.shard"]] = s.dp_shard
+    if o.optimizer_offload:
+        table["zero_optimization.offload_optimizer.device"] = "cpu"
+        table["zero_optimization.offload_optimizer.pin_memory"] = True
+        table["zero_optimization.offload_optimizer.ratio"] = o.optimizer_offload
+    if o.parameter_offload:
+        table["zero_optimization.offload_param.device"] = "cpu"
+        table["zero_optimization.offload_param.pin_memory"] = True
+    return table
+
+
+def _types(x: Subject) -> dict[str, Any]:
+    o = x.options
+    words = {value: word for word, value in TYPES.items()}
+    table: dict[str, Any] = {"bf16.enabled": x.compute == "bf16", "fp16.enabled": x.compute == "fp16"}
+    moments = {o.first_moment, o.second_moment}
+    if moments - {"auto", "float32"}:
+        if moments != {"bfloat16"} or x.compute != "bf16":
+            reason = "both moments are bfloat16 together, under bf16 parameters (bf16_optimizer_states)"
+            raise InputError("options.first_moment", o.first_moment, reason, "set both, or neither")
+        table["bf16.bf16_master_weights_and_grads"] = True
+        table["bf16.bf16_optimizer_states"] = True
+    if o.gradients != "auto":
+        table["data_types.grad_accum_dtype"] = words[o.gradients]
+    if o.reduce != "auto":
+        table["communication_data_type"] = words[o.reduce]
+    return table

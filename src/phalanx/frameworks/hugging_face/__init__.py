@@ -1,0 +1,1 @@
+"""TrainingArguments of transformers' Trainer, with the DeepSpeed file that they name."""

@@ -1,0 +1,113 @@
+"""A Hugging Face TrainingArguments, as flags or YAML, with its DeepSpeed or FSDP part (transformers,
+training_args.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phalanx.frameworks.accelerate.read import arguments_job, sharding
+from phalanx.frameworks.configuration import (
+    Config,
+    Configuration,
+    Keys,
+    Layout,
+    count,
+    divided,
+    product,
+    truth,
+)
+from phalanx.frameworks.deepspeed import read as deepspeed
+
+_WORDS = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "hybrid_shard_zero2": 2, "no_shard": 0}
+
+
+def read(config: Config, world: int | None = None) -> Configuration:
+    """Read {launch, args, deepspeed_json} or the arguments alone. What DeepSpeed's file calls `auto` is the
+    argument's."""
+    nested = isinstance(config.get("args"), dict)
+    keys, at = Keys(config), "args." if nested else ""
+    if world is None and nested:
+        nodes = count(keys.take("launch.nnodes", "world", 1))
+        world = product(nodes, count(keys.take("launch.nproc_per_node", "world")))
+    micro_paths = (f"{at}per_device_train_batch_size", f"{at}per_gpu_train_batch_size")
+    micro = count(keys.first(micro_paths, "strategy.micro_batch"))
+    written = keys.take(f"{at}gradient_accumulation_steps", "accumulation", 1)
+    steps = count(written)
+    bf16, fp16 = (truth(keys.take(f"{at}{name}", "job.precision")) for name in ("bf16", "fp16"))
+    type_ = "bf16" if bf16 else "fp16" if fp16 else None
+    again = truth(
+        keys.first(
+            (f"{at}gradient_checkpointing", f"{at}grad_checkpoint", f"{at}use_gradient_checkpointing"), "strategy"
+        )
+    )
+    zero: int | None = None
+    offload: dict[str, str | None] | None = None
+    stack = "accelerate"
+    path = keys.take(f"{at}deepspeed", "stack")
+    inner = config.get("deepspeed_json") if nested else path if isinstance(path, dict) else None
+    tp = cp = 1
+    options: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
+    shard: int | None = None
+    job = arguments_job(keys, at)
+    if isinstance(inner, dict):
+        part = Keys(inner)
+        tp = count(part.take("tensor_parallel.autotp_size", "strategy.tp")) or 1
+        cp = count(part.take("sequence_parallel_size", "strategy.cp")) or 1
+        options, fields, stated = deepspeed.beyond(part)
+        job, shard = job | stated, deepspeed.shard(part)
+        zero, offload = deepspeed.stage(part), deepspeed.offloaded(part)
+        type_ = type_ or (deepspeed.precision(part) if deepspeed.precision(part) != "fp32" else None)
+        base = "deepspeed_json" if nested else f"{at}deepspeed"
+        for name, meaning in part.understood.items():
+            keys.understood[f"{base}.{name}"] = meaning
+        stack = "deepspeed"
+    elif path:
+        stack = "deepspeed"
+        level = keys.take(f"{at}zero_stage", "strategy.zero")
+        zero = level if isinstance(level, int) else None
+    else:
+        words = keys.take(f"{at}fsdp", "strategy.zero")
+        text = " ".join(words) if isinstance(words, list) else str(words or "")
+        levels = [_WORDS[word] for word in text.replace(",", " ").split() if word in _WORDS]
+        if levels:
+            zero = levels[0]
+            device = "cpu" if "offload" in text else "none"  # FSDP's optimizer is where its parameters are
+            offload = {"param": device, "optimizer": device}
+        elif truth(words):
+            zero, offload, _ = sharding(keys, f"{at}fsdp_config")
+        elif not words and f"{at}fsdp_config" not in keys.understood:
+            zero = None
+    replicas = divided(world, tp * cp)
+    layout = Layout(
+        world=world,
+        dp=replicas,
+        tp=tp if tp > 1 else None,
+        cp=cp if cp > 1 else None,
+        ulysses=cp,
+        shard=shard,
+        zero=zero,
+        micro_batch=micro,
+        accumulation=steps,
+        global_batch=product(micro, steps, replicas),
+        seq=count(keys.first((f"{at}max_seq_length", f"{at}model_max_length", f"{at}max_seq_len"), "job.seq")),
+        precision=type_,
+        recompute="full" if again else None,
+        offload=offload,
+    )
+    name = str(keys.take(f"{at}model_name_or_path", "model", "") or "")
+    quiet, open_, unknown = keys.rest("hf")
+    return Configuration(
+        "hf",
+        stack,
+        layout,
+        keys.understood,
+        quiet,
+        open_,
+        unknown,
+        {},
+        name,
+        options=options,
+        fields=fields,
+        job=job | {"compute": type_ or "fp32"},
+    )

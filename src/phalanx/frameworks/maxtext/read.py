@@ -1,0 +1,257 @@
+"""MaxText's YAML or its overrides on a command line (maxtext/configs/types.py): a degree per axis, inside a slice
+(ici) and between slices (dcn); -1 takes what the others leave of the devices.
+
+A batch is counted per device there: of a replica's micro-batch each of its tp x cp x pp devices has a part, and a
+pipeline takes all micro-batches of a step at once. Expert parallelism is an axis of its own, over which parameters
+shard as over fsdp: dp = data x fsdp x expert.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+from phalanx.frameworks.configuration import (
+    Config,
+    Configuration,
+    Keys,
+    Layout,
+    count,
+    divided,
+    number,
+    product,
+    truth,
+)
+from phalanx.frameworks.maxtext.keys import KEY, WORD, WORDS
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import build
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.mechanisms import MOST_LAYERS, Experts, Latent, RopeScaling
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy import stack_options
+
+_TYPES = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
+_AXES = {
+    "tp": ("tensor", "tensor_transpose", "tensor_sequence"),
+    "pp": ("pipeline",),
+    "cp": ("context", "context_autoregressive"),
+    "ep": ("expert",),
+    "fsdp": ("fsdp", "fsdp_transpose"),
+    "data": ("data",),
+    "sequence": ("sequence",),
+    "autoregressive": ("autoregressive",),
+}
+_PRODUCTS = WORDS["quantization"][1] | {
+    "fp8": "float8-delayed", "fp8_full": "float8-delayed", "fp8_gpu": "float8", "nanoo_fp8": "float8",
+}  # fmt: skip
+"""`quantization` -> products; others are of integers, or of weights alone."""
+
+
+def read(config: Config, world: int | None = None) -> Configuration:
+    """Read the degrees: an axis that is not named has 1, and fsdp what is left."""
+    keys = Keys(config)
+    degrees = _degrees(keys, world)
+    fsdp, data, ep, cp = (degrees[axis] for axis in ("fsdp", "data", "ep", "cp"))
+    stated = any(f"{where}_fsdp_parallelism" in config for where in ("ici", "dcn"))
+    world = world or (product(*degrees.values()) if stated else None)
+    dp = fsdp * data if fsdp is not None and data is not None and world else None
+    replicas = product(dp, ep)
+    shards = product(fsdp, ep)
+    over_data = truth(keys.take("shard_optimizer_over_data", "strategy.zero"))
+    zero = None if not dp else 3 if (shards or 1) > 1 or (cp or 1) > 1 else 1 if over_data else 0
+    sequence = count(keys.take("ici_tensor_sequence_parallelism", "strategy.sp", 1)) or 1
+    sequence *= count(keys.take("dcn_tensor_sequence_parallelism", "strategy.sp", 1)) or 1
+    micro, steps, whole = _batch(keys, world, replicas, degrees["pp"] or 1)
+    remat = keys.take("remat_policy", "strategy.recompute")
+    seq = count(keys.take("max_target_length", "job.seq"))
+    type_ = _TYPES.get(str(keys.take("dtype", "job.precision")))
+    layout = Layout(
+        world=world,
+        dp=dp,
+        tp=degrees["tp"],
+        pp=degrees["pp"],
+        cp=cp,
+        ep=ep,
+        zero=zero,
+        sp=sequence > 1,
+        shard=shards if zero == 3 and shards != replicas else None,
+        schedule="gpipe" if (degrees["pp"] or 1) > 1 else None,
+        micro_batch=micro,
+        accumulation=steps,
+        global_batch=whole,
+        seq=seq,
+        precision=type_,
+        recompute=str(remat) if remat is not None else None,
+    )
+    name = str(keys.take("model_name", "model", "") or "")
+    spec, why = _model(keys, seq)
+    options, job = _options(keys, cp), _job(keys)
+    quiet, unmodelled, unknown = keys.rest("maxtext")
+    return Configuration(
+        "maxtext",
+        "maxtext",
+        layout,
+        keys.understood,
+        quiet,
+        unmodelled,
+        unknown,
+        {},
+        name,
+        spec=spec,
+        open_model=why,
+        options=options,
+        job=job | ({"compute": type_} if type_ else {}),
+    )
+
+
+def _degrees(keys: Keys, world: int | None) -> dict[str, int | None]:
+    degrees: dict[str, int | None] = {}
+    for axis, names in _AXES.items():
+        factors = [
+            keys.take(f"{where}_{name}_parallelism", f"strategy.{axis}", 1)
+            for where in ("ici", "dcn")
+            for name in names
+        ]
+        counted = [count(f) for f in factors]
+        degrees[axis] = None if None in counted else math.prod(c for c in counted if c is not None)
+    open_ = [axis for axis, degree in degrees.items() if degree is None]
+    if world and len(open_) == 1 and open_[0] in ("fsdp", "data"):
+        degrees[open_[0]] = divided(world, product(*(d for a, d in degrees.items() if a != open_[0])))
+    return degrees
+
+
+def _batch(keys: Keys, world: int | None, replicas: int | None, pp: int) -> tuple[int | None, int | None, int | None]:
+    """Return (sequences of a micro-batch, micro-batches of a step, sequences of a step)."""
+    each = number(keys.take("per_device_batch_size", "strategy.micro_batch"), 0.0)
+    steps = count(keys.take("gradient_accumulation_steps", "accumulation"))
+    pieces = count(keys.take("num_pipeline_microbatches", "accumulation"))
+    keys.take("num_layers_per_pipeline_stage", "strategy.layers")
+    keys.take("num_pipeline_repeats", "strategy.virtual")
+    if not world or not replicas:
+        return count(each), steps, None
+    of_replica = each * world / replicas
+    micro = int(of_replica) if of_replica and of_replica.is_integer() else None
+    if pp > 1 and pieces and micro and micro % pieces == 0:
+        micro, steps = micro // pieces, (steps or 1) * pieces
+    return micro, steps, product(micro, steps or 1, replicas)
+
+
+def _options(keys: Keys, cp: int | None) -> dict[str, Any]:
+    """Return what is beyond the strategy."""
+    assumed = keys.take("env.PHALANX_ASSUMES", "options")  # of the data, which no key states
+    options: dict[str, Any] = stack_options.parse(str(assumed)) if assumed else {}
+    if (word := keys.take("quantization", "options.products")) is not None:
+        options["products"] = _PRODUCTS.get(str(word))
+    if (word := keys.take("mu_dtype", "options.first_moment")) is not None:
+        options["first_moment"] = WORDS["mu_dtype"][1].get(str(word))
+    if truth(keys.take("optimizer_memory_host_offload", "options.optimizer_offload")):
+        options["optimizer_offload"] = 1.0
+    if truth(keys.take(KEY["options.parameter_offload"], "options.parameter_offload")):
+        options["parameter_offload"] = True
+    key, _ = WORD["options.context"]
+    if (word := keys.take(key, "options.context")) is not None and cp and cp > 1:
+        options["context"] = WORDS[key][1].get(str(word))
+    if (tiles := count(keys.take("num_vocab_tiling", "options.cross_entropy"))) is not None:
+        options["cross_entropy"] = "linear" if tiles > 1 else "plain"
+    if keys.take("opt_type", "job.optimizer") == "muon":
+        options["optimizer"] = "muon"
+    options["mtp"] = count(keys.take(KEY["options.mtp"], "options.mtp"))
+    keys.take("packing", "options.document")
+    return {name: value for name, value in options.items() if value}
+
+
+def _job(keys: Keys) -> dict[str, Any]:
+    """Return optimizer and clipping where the file states them (base.yml: AdamW, 0.9, 0.95, decay 0.1, norm 1)."""
+
+    def of(field: str, default: float) -> float:
+        return number(keys.take(KEY[field], field), default)
+
+    return {
+        "optimizer": {
+            "betas": (of("job.optimizer.betas.0", 0.9), of("job.optimizer.betas.1", 0.95)),
+            "eps": of("job.optimizer.eps", 1e-8),
+            "weight_decay": of("job.optimizer.weight_decay", 0.1),
+        },
+        "clip": of("job.clip", 1.0),
+    }
+
+
+def _model(keys: Keys, seq: int | None) -> tuple[ModelSpec | None, str]:
+    """Return the model of a file that states its sizes, or None."""
+    word, _ = WORD["model.family"]
+    family = WORDS[word][1].get(str(keys.take(word, "model.family")))
+    names = ("hidden", "ffn", "layers", "heads", "kv_heads", "head_dim", "vocab", "norm_eps", "qk_norm", "tied")
+    sizes = {n: keys.take(KEY[f"model.{n}"], f"model.{n}") for n in (*names, "qkv_bias")}
+    if family is None or any(sizes[n] is None for n in ("hidden", "ffn", "layers", "heads", "vocab")):
+        return None, ""
+    theta = keys.take("rope_max_timescale", "model.rope_theta")
+    fields: dict[str, Any] = {n: v for n, v in sizes.items() if v is not None}
+    fields |= {"rope_theta": number(theta, 10_000.0), "norm_eps": number(sizes["norm_eps"], 1e-6)}
+    longest = count(keys.take("max_position_embeddings", "model.max_seq"))
+    latent = _latent(keys) if str(keys.take("attention_type", "model.latent", "")) == "mla" else None
+    experts = _experts(keys, latent is not None)
+    if latent is not None:
+        scaling = _scaling(keys)
+        fields |= {"head_dim": latent.nope_dim + latent.rope_dim, "rope_scaling": scaling and asdict(scaling)}
+        family = "deepseek_v3" if experts is not None and experts.score == "sigmoid" else "deepseek_v2"
+    fields |= {"experts": experts and asdict(experts), "latent": latent and asdict(latent)}
+    fields |= {"family": family, "max_seq": longest or seq or 1}
+    try:
+        return build(ModelSpec, complete(fields), "model"), ""
+    except (InputError, TypeError) as error:
+        return None, f"the sizes of its model cannot be read: {error}"
+
+
+def _latent(keys: Keys) -> Latent:
+    rank, *others = (
+        count(keys.take(KEY[f"model.latent.{n}"], "model.latent"))
+        for n in ("q_rank", "kv_rank", "nope_dim", "rope_dim", "v_dim")
+    )
+    kv, nope, rope, v = (n or 1 for n in others)
+    return Latent(kv, nope, rope, v, rank)
+
+
+def _scaling(keys: Keys) -> RopeScaling | None:
+    if keys.take("rope_type", "model.rope_scaling") != "yarn":
+        return None
+    named = {"factor": "rope_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow", "mscale_all_dim": "mscale"}
+    values = {n: number(keys.take(key, "model.rope_scaling"), 1.0) for n, key in named.items()}
+    first = count(keys.take("original_max_position_embeddings", "model.rope_scaling")) or 4096
+    return RopeScaling(**values, kind="yarn", original_max_seq=first, attention_factor=1.0)  # type: ignore[arg-type]
+
+
+def _experts(keys: Keys, latent: bool) -> Experts | None:
+    held = count(keys.take(KEY["model.experts.count"], "model.experts"))
+    if held is None or held == 1:
+        return None
+
+    def of(name: str, default: Any = None) -> Any:
+        return keys.take(name, "model.experts", default)
+
+    ffn = count(of(KEY["model.experts.ffn"])) or 1
+    top = count(of(KEY["model.experts.top_k"])) or 1
+    loss = number(of(KEY["model.experts.balance_loss"]), 0.0)
+    if not latent:
+        of("norm_topk_prob")
+        return Experts(held, top, ffn, normalized=True, balance_loss=loss)
+    groups = count(of("n_routing_groups")) or 1
+    best = count(of("topk_routing_group")) or 1
+    learned = truth(of("routed_bias"))
+    rate = number(of("routed_bias_update_rate"), 0.0)
+    sigmoid = of("routed_score_func") == "sigmoid"
+    return Experts(
+        held,
+        top,
+        ffn,
+        shared_ffn=ffn * (count(of("shared_experts")) or 0),
+        dense_layers=tuple(range(min(count(of(KEY["model.experts.dense_layers"])) or 0, MOST_LAYERS))),
+        score="sigmoid" if sigmoid else "softmax",
+        normalized=sigmoid,
+        scale=number(of("routed_scaling_factor"), 1.0),
+        groups=groups,
+        top_groups=best,
+        group_score="top2" if sigmoid else "max",
+        balance_loss=loss,
+        balance_bias=rate if learned else None,
+    )

@@ -1,0 +1,304 @@
+"""A plan as MaxText's YAML, on GPUs: one process a node, whose GPUs are a slice."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from phalanx.frameworks import reasons
+from phalanx.frameworks.maxtext.keys import AXES, KEY, WORD
+from phalanx.frameworks.program import Blank, Group, Program, Variable, group
+from phalanx.frameworks.subject import Subject
+from phalanx.frameworks.yaml import document
+from phalanx.spec.errors import InputError
+from phalanx.spec.model.mechanisms import Experts, Latent
+from phalanx.spec.model.spec import ModelSpec
+
+_START = (
+    'export JAX_COORDINATOR_IP="$MASTER_ADDR" JAX_COORDINATOR_PORT="$MASTER_PORT" NNODES NODE_RANK\n'
+    "exec python3 -m maxtext.trainers.pre_train.train config.yml run_name=phalanx \\\n"
+    '  base_output_directory="$CHECKPOINTS" tokenizer_path="$TOKENIZER" hf_train_files="$DATA_PATH" \\\n'
+    '  learning_rate="$LR" steps="$TRAIN_ITERS"'
+)
+
+
+def program(x: Subject) -> Program:
+    """Return a plan as config.yml. Raises InputError for what MaxText has no key or no model for."""
+    _require_expressible(x)
+    t = x.plan.train
+    blanks = (
+        Blank("DATA_PATH", "Training data: files that Hugging Face's datasets reads, such as /data/*.parquet."),
+        Blank("TOKENIZER", f"A Hugging Face tokenizer, of {x.model.vocab:,} tokens at most."),
+        Blank("CHECKPOINTS", "Folder for checkpoints and logs, on a file system that all nodes see."),
+        Blank("LR", "Peak learning rate.", *((f"{t.scaled_lr(x.job.global_batch):g}",) if x.trained else ())),
+        Blank("TRAIN_ITERS", "Optimizer steps.", *((str(t.steps),) if x.trained else ())),
+    )
+    variables: tuple[Variable, ...] = ()
+    if x.options.document:
+        why = "Mean tokens of a document, which the price assumes and no key states; phalanx read takes it."
+        variables = (Variable("PHALANX_ASSUMES", f"document={x.options.document}", why),)
+    parts = groups(x)
+    head = f"{x.stack.title}: python3 -m maxtext.trainers.pre_train.train config.yml. train.sh adds the blanks."
+    return Program(x.stack.title, parts, _START, variables, blanks, {"config.yml": document(parts, head)})
+
+
+def _require_expressible(x: Subject) -> None:
+    s, o = x.s, x.options
+    _require_model(x.model)
+    if s.ep > 1 and (s.zero < 3 or s.dp_shard % s.ep):
+        reason = "expert parallelism takes ranks of the data axis that shards parameters (dp_shard)"
+        raise InputError("strategy.ep", s.ep, f"{reason}, here {s.dp_shard if s.zero == 3 else 1}", "use zero=3")
+    if s.cp > 1 and s.zero < 3:
+        reason = "parameters are sharded over the context axis too (logical_axis_rules of base.yml)"
+        raise InputError("strategy.zero", s.zero, f"{reason}, so cp={s.cp} goes with zero=3", "use zero=3, or cp=1")
+    if s.pp > 1 and x.micro_batches % s.pp:
+        reason = f"{x.micro_batches} micro-batches do not divide over {s.pp} stages"
+        raise InputError("strategy.pp", s.pp, reason, "use another micro_batch")
+    if s.pp > 1 and _piped(x) % s.pp:
+        reason = f"{_piped(x)} blocks do not divide over {s.pp} stages"
+        raise InputError("strategy.pp", s.pp, reason, "use another pp")
+    if x.job.optimizer.name != "adamw":
+        raise InputError("job.optimizer.name", x.job.optimizer.name, "is not exported to MaxText", "use adamw")
+    if x.compute == "fp16":
+        raise InputError("job.precision.compute", "float16", "MaxText has no loss scale", "use bfloat16")
+    if o.mtp and x.model.latent is None:
+        raise InputError("options.mtp", o.mtp, "is there for the deepseek block alone", "leave it out")
+    block = WORD["model.family"][1][x.model.family]
+    if o.optimizer == "muon" and block not in _MUON:
+        reason = f"MaxText runs Muon on its blocks {', '.join(_MUON)}; the model's is {block}"
+        raise InputError("options.optimizer", "muon", reason, "use adam")
+    if int(s.world * float(f"{_per_device(x):.12g}")) != s.micro_batch * s.dp * (x.micro_batches if s.pp > 1 else 1):
+        reason = f"per_device_batch_size = {_per_device(x):.12g} is no exact share of a batch"
+        raise InputError("strategy.micro_batch", s.micro_batch, reason, "use degrees that are powers of 2")
+
+
+_MUON = ("deepseek", "qwen3", "llama2")
+"""Of the exported blocks those whose shapes Muon knows (types.py:4250)."""
+
+
+def _require_model(m: ModelSpec) -> None:
+    _, families = WORD["model.family"]
+    if m.family not in families:
+        raise InputError("model.family", m.family, "is not exported to MaxText", f"use {', '.join(families)}")
+    for field, ok in (
+        ("window", m.window is None or m.window >= m.max_seq),
+        ("rope_scaling", m.rope_scaling is None or (m.latent is not None and m.rope_scaling.kind == "yarn")),
+        ("rope_theta", m.rope_theta == int(m.rope_theta)),
+        ("rotary_dim", m.rotary_dim is None),
+        ("qkv_bias", m.qkv_bias == (m.family == "qwen2")),
+        ("out_bias", not m.out_bias),
+        ("mlp_bias", not m.mlp_bias),
+        ("experts", m.experts is None or _has_experts(m, m.experts)),
+    ):
+        if not ok:
+            reason = f"MaxText's {families[m.family]} block has no key for it"
+            raise InputError(f"model.{field}", None, reason, "use another model")
+
+
+def _has_experts(m: ModelSpec, x: Experts) -> bool:
+    first = len(x.dense_layers)
+    led = set(x.dense_layers) == set(range(first))
+    latent = m.latent is not None
+    return (
+        led
+        and x.chooser == "tokens"
+        and x.z_loss == 0
+        and x.capacity is None
+        and not (x.bias or x.router_bias)
+        and (latent or (first == 0 and not x.shared_ffn and x.score == "softmax" and x.normalized and x.groups == 1))
+        and (not latent or (x.score == "sigmoid" and x.normalized and x.shared_ffn % x.ffn == 0))
+        and (latent or m.ffn == x.ffn or m.family == "qwen3_moe")
+    )
+
+
+def _piped(x: Subject) -> int:
+    """Return the blocks that a pipeline has: of the deepseek block, those with experts."""
+    dense = len(x.model.experts.dense_layers) if x.model.experts and x.model.latent else 0
+    return x.model.layers - dense
+
+
+def _per_device(x: Subject) -> float:
+    """Return sequences of a forward pass by GPU: a pipeline takes all micro-batches in one."""
+    return x.s.micro_batch * x.s.dp * (x.micro_batches if x.s.pp > 1 else 1) / x.s.world
+
+
+def groups(x: Subject) -> tuple[Group, ...]:
+    """Return all keys, group by group."""
+    m = x.model
+    result = [
+        group(
+            "Base", "MaxText's defaults for all that is not below.", {"base_config": "base.yml", "hardware": "gpu"}
+        ),
+        group("Model", f"{m.family}, {m.parameter_count:,} parameters.", _model(m)),
+        group(
+            "Layout",
+            f"{reasons.layout(x)} {reasons.tensor(x)} {reasons.context(x)} {reasons.data(x)} "
+            "ici: inside a node; dcn: between nodes.",
+            _degrees(x),
+        ),
+    ]
+    if x.s.pp > 1:
+        result.append(group("Pipeline", reasons.pipeline(x), _pipeline(x)))
+    if m.experts is not None:
+        result.append(group("Experts", reasons.experts(x), _experts(m, m.experts)))
+    return (
+        *result,
+        group("Batch", reasons.batch(x), _batch(x)),
+        group("Memory", reasons.recomputation(x), _memory(x)),
+        group("Number types", reasons.precision(x), _types(x)),
+        group(
+            "Optimizer", "As the plan's job has it; learning rate and steps are blanks of train.sh.", _optimizer(x)
+        ),
+        group(
+            "Data",
+            "Files and tokenizer are blanks of train.sh.",
+            {"dataset_type": "hf", "hf_path": "parquet", "tokenizer_type": "huggingface", "enable_dropout": False}
+            | {"data_shuffle_seed": x.plan.train.seed, "checkpoint_period": 1000},
+        ),
+    )
+
+
+def _model(m: ModelSpec) -> dict[str, Any]:
+    block, blocks = WORD["model.family"]
+    names = ["hidden", "ffn", "layers", "heads", "kv_heads", "vocab", "norm_eps", "tied", "qk_norm", "qkv_bias"]
+    names += ["head_dim"] if m.latent is None else []
+    return (
+        {block: blocks[m.family]}
+        | {KEY[f"model.{name}"]: getattr(m, name) for name in names}
+        | {"mlp_activations": ["silu", "linear"], "normalize_embedding_logits": False}
+        | {"rope_max_timescale": int(m.rope_theta)}
+        | (_latent(m, m.latent) if m.latent is not None else {})
+    )
+
+
+def _latent(m: ModelSpec, x: Latent) -> dict[str, Any]:
+    table: dict[str, Any] = {"attention_type": "mla"}
+    table |= {KEY[f"model.latent.{name}"]: getattr(x, name) or 0 for name in _LATENT}
+    r = m.rope_scaling
+    if r is None:
+        return table | {"rope_type": "default"}
+    return table | {
+        "rope_type": "yarn",
+        "max_position_embeddings": m.max_seq,
+        "original_max_position_embeddings": int(r.original_max_seq or m.max_seq),
+        "rope_factor": int(r.factor),
+        "beta_fast": int(r.beta_fast),
+        "beta_slow": int(r.beta_slow),
+        "mscale": float(r.mscale_all_dim or 1.0),
+    }
+
+
+_LATENT = ("q_rank", "kv_rank", "nope_dim", "rope_dim", "v_dim")
+
+
+def _degrees(x: Subject) -> dict[str, Any]:
+    """Spread the axes over nodes: from the innermost, each takes what a node has left."""
+    s = x.s
+    tensor = "tensor_sequence" if s.sp else "tensor"
+    shards = s.dp_shard if s.zero == 3 else 1
+    degrees = {tensor: s.tp, "expert": s.ep, "context": s.cp, "pipeline": s.pp}
+    degrees |= {"fsdp": shards // s.ep, "data": s.dp // shards}
+    table: dict[str, Any] = {"num_slices": x.nodes}
+    left = x.gpus_per_node
+    for axis in AXES:
+        degree = degrees.get(axis, 1)
+        inside = math.gcd(degree, left)
+        left //= inside
+        table |= {f"ici_{axis}_parallelism": inside, f"dcn_{axis}_parallelism": degree // inside}
+    if left > 1:
+        raise InputError(
+            "strategy", str(s), f"its axes do not fill nodes of {x.gpus_per_node} GPUs", "use other degrees"
+        )
+    table["shard_optimizer_over_data"] = s.zero == 1
+    if s.cp > 1 and x.options.context != "auto":
+        key, words = WORD["options.context"]
+        table[key] = words[x.options.context]
+    return table
+
+
+def _pipeline(x: Subject) -> dict[str, Any]:
+    return {
+        "num_layers_per_pipeline_stage": _piped(x) // x.s.pp,
+        "num_pipeline_repeats": 1,
+        "num_pipeline_microbatches": x.micro_batches,
+    }
+
+
+def _experts(m: ModelSpec, x: Experts) -> dict[str, Any]:
+    table = {KEY[f"model.experts.{name}"]: getattr(x, name) for name in ("count", "top_k", "ffn", "balance_loss")}
+    if m.latent is None:
+        return table | {"norm_topk_prob": m.family == "qwen3_moe"}
+    return table | {
+        KEY["model.experts.dense_layers"]: len(x.dense_layers),
+        "shared_experts": x.shared_ffn // x.ffn,
+        "routed_scaling_factor": x.scale,
+        "routed_score_func": x.score,
+        "routed_bias": x.balance_bias is not None,
+        "routed_bias_update_rate": x.balance_bias or 0.0,
+        "n_routing_groups": x.groups if x.groups > 1 else -1,
+        "topk_routing_group": x.top_groups if x.groups > 1 else -1,
+    }
+
+
+def _batch(x: Subject) -> dict[str, Any]:
+    table: dict[str, Any] = {
+        KEY["job.seq"]: x.job.seq,
+        "per_device_batch_size": _per_device(x),
+        "gradient_accumulation_steps": 1 if x.s.pp > 1 else x.micro_batches,
+        "packing": x.options.document > 0,
+    }
+    if x.options.document:  # Transformer Engine's attention asks for a bound
+        table["max_segments_per_seq"] = 4 * math.ceil(x.job.seq / x.options.document)
+    if x.options.mtp:
+        table[KEY["options.mtp"]] = x.options.mtp
+    return table
+
+
+def _memory(x: Subject) -> dict[str, Any]:
+    o = x.options
+    key, words = WORD["strategy.recompute"]
+    table: dict[str, Any] = {
+        key: words[x.s.recompute],
+        "optimizer_memory_host_offload": o.optimizer_offload == 1,
+        KEY["options.parameter_offload"]: o.parameter_offload,
+    }
+    if o.cross_entropy != "auto":
+        table["num_vocab_tiling"] = _tiles(x) if o.cross_entropy == "linear" else 1
+    return table
+
+
+def _tiles(x: Subject) -> int:
+    """Return in how many parts the loss is computed: a divisor of a GPU's tokens, 8 at most."""
+    tokens = _per_device(x) * x.job.seq
+    tiles = next((n for n in (8, 4, 2) if tokens % n == 0), 1)
+    if tiles == 1:
+        reason = f"{tokens:g} tokens of a GPU do not divide"
+        raise InputError("options.cross_entropy", "linear", reason, "use another micro_batch")
+    return tiles
+
+
+def _types(x: Subject) -> dict[str, Any]:
+    o = x.options
+    table: dict[str, Any] = {"dtype": {"bf16": "bfloat16", "fp32": "float32"}[x.compute], "weight_dtype": "float32"}
+    for field, value in (("products", o.products), ("first_moment", o.first_moment)):
+        key, words = WORD[f"options.{field}"]
+        if value != "auto":
+            table[key] = words[value]
+    return table
+
+
+def _optimizer(x: Subject) -> dict[str, Any]:
+    a, t = x.job.optimizer, x.plan.train
+    muon = x.options.optimizer == "muon"
+    table: dict[str, Any] = {
+        "opt_type": "muon" if muon else "adamw",
+        KEY["job.optimizer.betas.0"]: a.betas[0],
+        KEY["job.optimizer.betas.1"]: a.betas[1],
+        KEY["job.optimizer.eps"]: a.eps,
+        KEY["job.optimizer.weight_decay"]: a.weight_decay,
+        KEY["job.clip"]: x.job.clip or 0.0,
+        "lr_schedule_type": "cosine",
+        "learning_rate_final_fraction": x.final_lr_share,
+        "warmup_steps_fraction": t.warmup / t.steps if x.trained and t.steps else 0.0,
+    }
+    return table | ({"muon_weight_decay": a.weight_decay} if muon else {})

@@ -1,0 +1,217 @@
+"""Megatron-LM's arguments, as a command line, a script or YAML (megatron/training/arguments.py: `validate_args`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phalanx.frameworks.configuration import Config, Configuration, Keys, Layout, count, divided, product, truth
+from phalanx.frameworks.megatron import layout as pipelines
+from phalanx.frameworks.megatron import read_model as shaped
+from phalanx.frameworks.megatron import read_options as beyond
+from phalanx.frameworks.megatron.keys import FIELDS
+from phalanx.spec.errors import InputError
+from phalanx.spec.strategy import stack_options
+
+_SWITCHES = (
+    "strategy.sp",
+    "model.qk_norm",
+    "options.embedding_as_layer",
+    "options.loss_as_layer",
+)
+_SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+_MODEL = {
+    "num_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "ffn_hidden_size": "intermediate_size",
+    "num_attention_heads": "num_attention_heads",
+    "num_query_groups": "num_key_value_heads",
+    "kv_channels": "head_dim",
+    "max_position_embeddings": "max_position_embeddings",
+    "padded_vocab_size": "vocab_size",
+    "vocab_size": "vocab_size",
+    "num_experts": "num_experts",
+    "moe_router_topk": "num_experts_per_tok",
+    "moe_ffn_hidden_size": "moe_intermediate_size",
+}
+
+
+def read(config: Config, world: int | None = None) -> Configuration:
+    """Read {launch, env, args}, or the arguments alone. Defaults are those of `validate_args`: degrees 1, one
+    micro-batch for each replica, no ZeRO without --use-distributed-optimizer."""
+    args = config["args"] if isinstance(config.get("args"), dict) else config
+    at = "args." if args is not config else ""
+    _require_values(args)
+    keys = Keys(config)
+
+    def flag(name: str, meaning: str, default: Any = None) -> Any:
+        return keys.take(f"{at}{name}", meaning, default)
+
+    def degree(name: str, meaning: str) -> int | None:
+        value = flag(name, meaning, 1)
+        return None if value is None else count(value)
+
+    if world is None and at:
+        nodes = keys.take("launch.nnodes", "world", 1)
+        world = product(count(nodes), count(keys.take("launch.nproc_per_node", "world")))
+    tp = degree("tensor_model_parallel_size", "strategy.tp")
+    pp = degree("pipeline_model_parallel_size", "strategy.pp")
+    cp = degree("context_parallel_size", "strategy.cp")
+    ep = degree("expert_model_parallel_size", "strategy.ep")
+    dp = divided(world, product(tp, pp, cp))
+    micro = count(flag("micro_batch_size", "strategy.micro_batch"))
+    whole = count(flag("global_batch_size", "job.global_batch"))
+    # Written, but without a number: a variable of the shell, or a schedule of batches.
+    later = whole is None and any(
+        flag(name, "job.global_batch") is not None for name in ("global_batch_size", "step_batch_size_schedule")
+    )
+    layers = count(flag("num_layers", "model.num_hidden_layers"))
+    per_stage = count(flag("num_layers_per_virtual_pipeline_stage", "strategy.virtual"))
+    stages = count(flag("num_virtual_stages_per_pipeline_rank", "strategy.virtual"))
+    experts = count(flag("num_experts", "model.experts"))
+    extra = beyond.options(flag, experts is not None, cp)
+    ends = sum(bool(extra.get(f"{n}_as_layer")) for n in ("embedding", "loss"))
+    spread = None if layers is None else layers + ends
+    virtual = stages or divided(divided(spread, pp), per_stage) if (stages or per_stage) else 1
+    blocks, written = None, flag("pipeline_model_parallel_layout", "strategy.layers")
+    if isinstance(written, str):
+        try:
+            chunks, _ = pipelines.read(written.replace("\\", ""))
+        except InputError:  # cut short, as a shell left it
+            virtual = None
+        else:
+            virtual, blocks = divided(len(chunks), pp), "/".join(map(str, chunks))
+    # A word of a flag without a value is true.
+    strategy = flag("data_parallel_sharding_strategy", "strategy.zero")
+    distributed = truth(flag("use_distributed_optimizer", "strategy.zero"))
+    fsdp2 = truth(flag("use_torch_fsdp2", "strategy.zero"))
+    custom = truth(flag("use_megatron_fsdp", "strategy.zero")) or truth(flag("use_custom_fsdp", "strategy.zero"))
+    keeps = truth(flag("torch_fsdp2_no_reshard_after_forward", "strategy.zero"))
+    keeps = keeps or truth(flag("torch_fsdp2_reshard_after_forward", "strategy.zero")) is False
+    zero: int | None = 1 if distributed else 0
+    if custom:  # without a word it shards everything
+        zero = _SHARDED.get(str(strategy or "optim_grads_params"))
+    elif fsdp2:
+        zero = 2 if keeps else 3
+    instances = count(flag("num_distributed_optimizer_instances", "strategy.shard"))
+    stage = flag("zero_stage", "strategy.zero")
+    if truth(flag("deepspeed", "stack")):
+        zero = stage if isinstance(stage, int) else None
+    granularity = flag("recompute_granularity", "strategy.recompute")
+    old = truth(flag("checkpoint_activations", "strategy.recompute")) or truth(
+        flag("recompute_activations", "strategy.recompute")
+    )
+    full = truth(args.get("checkpoint-activations", args.get("checkpoint_activations")))
+    recompute = (
+        str(granularity)
+        if granularity in ("full", "selective")
+        else "full"
+        if full
+        else "selective"
+        if old
+        else "none"
+    )
+    method, number = (
+        flag("recompute_method", "strategy.recompute"),
+        flag("recompute_num_layers", "strategy.recompute"),
+    )
+    modules = flag("recompute_modules", "strategy.recompute")
+    recomputed = _recomputed(recompute, method, count(number), modules)
+    named = (
+        "bf16" if truth(flag("bf16", "job.precision")) else "fp16" if truth(flag("fp16", "job.precision")) else "fp32"
+    )
+    offload = extra.get("optimizer_offload") or truth(flag("cpu_optimizer", "offload"))
+    sp = truth(flag("sequence_parallel", "strategy.sp", False))
+    flag("use_mcore_models", "stack")
+    keys.take("env.CUDA_DEVICE_MAX_CONNECTIONS", "environment")
+    assumed = keys.take("env.PHALANX_ASSUMES", "options")  # of the data, which no flag states
+    extra |= stack_options.parse(str(assumed)) if assumed else {}
+    model = {theirs: flag(ours, f"model.{theirs}") for ours, theirs in _MODEL.items()}
+    spec, why = shaped.model(flag)
+    etp = count(flag("expert_tensor_parallel_size", "strategy.etp"))
+    narrow = "bfloat16" in (extra.get("gradients"), extra.get("reduce"))
+    layout = Layout(
+        world=world,
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        etp=(etp or tp) if experts else None,
+        zero=zero,
+        shard=divided(dp, instances) if instances and instances > 1 else None,
+        layers=blocks,
+        ulysses=_ulysses(
+            flag("cp_comm_type", "strategy.ulysses"), flag("hierarchical_context_parallel_sizes", "cp"), cp
+        ),
+        recomputed=recomputed,
+        sp=bool(sp) and (tp or 1) > 1,
+        virtual=virtual,
+        schedule="interleaved" if virtual and virtual > 1 else "1f1b" if pp and pp > 1 else None,
+        micro_batch=micro,
+        accumulation=divided(whole, product(micro, dp)) if whole else 1 if dp and not later else None,
+        global_batch=whole or (None if later else product(micro, dp)),
+        seq=count(flag("seq_length", "job.seq")) or count(flag("encoder_seq_length", "job.seq")),
+        precision="fp8" if str(extra.get("products")).startswith("float8") else named,
+        recompute=recompute,
+        offload={"optimizer": "cpu" if offload else "none", "param": "none"},
+    )
+    stack = "megatron-fsdp" if custom or fsdp2 else "megatron-core"
+    model = {name: value for name, value in model.items() if value is not None}
+    fields, job = beyond.fields(flag, 2 if narrow else 4), beyond.job(flag) | {"compute": named}
+    quiet, open_, unknown = keys.rest("megatron")
+    return Configuration(
+        "megatron",
+        stack,
+        layout,
+        keys.understood,
+        quiet,
+        open_,
+        unknown,
+        model,
+        spec=spec,
+        open_model=why,
+        options=extra,
+        fields=fields,
+        job=job,
+    )
+
+
+_NUMBERS = {flag.lstrip("-") for flag, field in FIELDS.items() if not field.startswith(_SWITCHES)}
+"""Flags that take a value."""
+_VIRTUAL = (
+    "num-layers-per-virtual-pipeline-stage",
+    "num-virtual-stages-per-pipeline-rank",
+    "pipeline-model-parallel-layout",
+)
+"""Of these at most one is taken (validate_args)."""
+
+
+def _require_values(args: Config) -> None:
+    """Require a value of every flag that takes one, and one word for the chunks of a pipeline. Raises InputError."""
+    for name, value in args.items():
+        if value is True and str(name).replace("_", "-") in _NUMBERS:
+            raise InputError(f"--{name}", None, "has no value: is the command line cut short?", f"write --{name} N")
+    given = [name for name in _VIRTUAL if args.get(name, args.get(name.replace("-", "_"))) is not None]
+    if len(given) > 1:
+        value = args.get(given[1], args.get(given[1].replace("-", "_")))
+        reason = f"and --{given[0]} both say how many chunks a pipeline rank has"
+        raise InputError(f"--{given[1]}", value, reason, "leave one of them out")
+
+
+def _recomputed(kind: str, method: Any, number: int | None, modules: Any) -> str:
+    """Return what is recomputed as a Strategy writes it."""
+    if kind == "full" and (method == "block" or (number or 1) > 1):
+        return f"{method or 'uniform'}:{number or 1}"
+    named = modules if isinstance(modules, list) else str(modules or "").replace(",", " ").split()
+    if kind == "selective" and named not in ([], ["core_attn"]):
+        return "selective:" + "+".join(map(str, named))
+    return kind
+
+
+def _ulysses(kind: Any, sizes: Any, cp: int | None) -> int | None:
+    """Return the part of context parallelism that exchanges heads."""
+    kind = kind[0] if isinstance(kind, list) and kind else kind
+    parts = sizes if isinstance(sizes, list) else str(sizes or "").split()
+    if kind == "a2a+p2p" and parts:
+        return count(parts[0])
+    return cp if kind == "a2a" else 1

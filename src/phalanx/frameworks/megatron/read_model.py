@@ -1,0 +1,218 @@
+"""The model that Megatron-LM's arguments describe (megatron/training/arguments.py, transformer_config.py): the
+inverse of frameworks/megatron/write_model.py.
+
+Flags that are not there have Megatron's defaults: LayerNorm, learned positions, GELU, biases, a tied head, an MLP of
+four times the hidden size (8/3 with a gate). The family is the one of that shape; the arguments do not name it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+from phalanx.frameworks.configuration import count, number, truth
+from phalanx.spec.errors import InputError
+from phalanx.spec.model.mechanisms import MOST_LAYERS, Experts, Latent, RopeScaling
+from phalanx.spec.model.spec import ModelSpec
+
+Flag = Callable[..., Any]
+"""(name, meaning, default) -> the flag's value, noted as understood."""
+
+
+def model(flag: Flag) -> tuple[ModelSpec | None, str]:
+    """Return the model, or None with the reason: sizes that the arguments leave open, or a mechanism that no
+    ModelSpec has."""
+    needed = {"num_layers": None, "hidden_size": None, "num_attention_heads": None}
+    sizes = {name: count(flag(name, f"model.{name}")) for name in needed}
+    vocab = count(flag("padded_vocab_size", "model.vocab")) or count(flag("vocab_size", "model.vocab"))
+    missing = [name.replace("_", "-") for name, value in sizes.items() if value is None]
+    missing += [] if vocab else ["padded-vocab-size"]
+    experts, dense = _experts(flag, sizes["num_layers"])
+    latent = _latent(flag)
+    position = str(flag("position_embedding_type", "model.position", "learned_absolute"))
+    if truth(flag("use_rotary_position_embeddings", "model.position")):
+        position = "rope"
+    swiglu = bool(truth(flag("swiglu", "model.activation")))
+    plain = [n for n in ("squared_relu", "quick_geglu") if truth(flag(n, "model.activation"))]
+    if missing:
+        return None, f"the file leaves {', '.join('--' + m for m in missing)} open"
+    if position not in ("rope", "learned_absolute", "yarn"):
+        return None, f"position-embedding-type {position} is no position of a ModelSpec"
+    if plain:
+        return None, f"--{plain[0].replace('_', '-')} is no activation of a ModelSpec"
+    if dense is None:
+        return None, "--moe-layer-freq cannot be read"
+    layers, hidden, heads = (sizes[name] or 1 for name in needed)
+    rotary = position != "learned_absolute"
+    head_dim = latent.nope_dim + latent.rope_dim if latent else count(flag("kv_channels", "model.head_dim"))
+    if head_dim is None and hidden % heads:
+        return None, "--kv-channels is missing, and the heads do not divide the hidden size"
+    head_dim = head_dim or hidden // heads
+    grouped = truth(flag("group_query_attention", "model.kv_heads")) and latent is None
+    groups = count(flag("num_query_groups", "model.kv_heads", 1))
+    qkv, linear = _biases(flag)
+    norm = "rms" if flag("normalization", "model.norm", "LayerNorm") == "RMSNorm" or latent else "layer"
+    fused = not truth(flag("no_bias_gelu_fusion", "model.activation"))
+    width = count(flag("ffn_hidden_size", "model.ffn"))
+    window = flag("window_size", "model.window")
+    fields: dict[str, Any] = {
+        "vocab": vocab,
+        "hidden": hidden,
+        "layers": layers,
+        "heads": heads,
+        "kv_heads": (groups if grouped else heads) or heads,
+        "head_dim": head_dim,
+        "ffn": width or (int((4 * hidden * 2 / 3) / 64) * 64 if swiglu else 4 * hidden),
+        "max_seq": count(flag("max_position_embeddings", "model.max_seq"))
+        or count(flag("seq_length", "job.seq"))
+        or 1,
+        "norm": norm,
+        "norm_eps": number(flag("norm_epsilon", "model.norm_eps"), 1e-5),
+        "position": "rotary" if rotary else "learned",
+        "activation": "swiglu" if swiglu else "gelu_tanh" if fused else "gelu",
+        "qkv_bias": qkv,
+        "out_bias": linear,
+        "mlp_bias": linear,
+        "tied": not truth(flag("untie_embeddings_and_output_weights", "model.tied")),
+        "qk_norm": bool(truth(flag("qk_layernorm", "model.qk_norm"))) and latent is None,
+        "window": _window(window),
+        "experts": experts,
+        "latent": latent,
+    }
+    if rotary:
+        fields |= _rotary(flag, latent, head_dim)
+    fields["family"] = family(fields)
+    try:
+        return ModelSpec(**fields), ""
+    except InputError as error:
+        return None, f"{error.field}: {error.reason}"
+
+
+def family(fields: dict[str, Any]) -> str:
+    """Return the family of a shape."""
+    experts = fields["experts"]
+    if fields["latent"] is not None:
+        return "deepseek_v3" if experts is not None and experts.score == "sigmoid" else "deepseek_v2"
+    if experts is not None:
+        return "qwen3_moe" if fields["qk_norm"] else "mixtral"
+    if fields["norm"] == "layer" or fields["position"] == "learned":
+        return "gpt2"
+    if fields["qk_norm"]:
+        return "qwen3"
+    return "qwen2" if fields["qkv_bias"] else "mistral" if fields["window"] else "llama"
+
+
+def _biases(flag: Flag) -> tuple[bool, bool]:
+    linear = not truth(flag("disable_bias_linear", "model.mlp_bias"))
+    return linear or bool(truth(flag("add_qkv_bias", "model.qkv_bias"))), linear
+
+
+def _rotary(flag: Flag, latent: Latent | None, head_dim: int) -> dict[str, Any]:
+    share = number(flag("rotary_percent", "model.rotary_dim"), 1.0)
+    fields: dict[str, Any] = {"rope_theta": number(flag("rotary_base", "model.rope_theta"), 10_000)}
+    if share < 1 and latent is None:
+        fields["rotary_dim"] = round(share * head_dim)
+    kind = flag("rope_type", "model.rope_scaling", "yarn" if latent else "rope")
+    scaled = number(flag("rotary_scaling_factor", "model.rope_scaling"), 1.0)
+    both, one = (number(flag(n, "model.rope_scaling"), d) for n, d in (("mscale", 1.0), ("mscale_all_dim", 0.0)))
+    llama = truth(flag("use_rope_scaling", "model.rope_scaling"))
+    factor = number(flag("rope_scaling_factor", "model.rope_scaling"), 8.0)
+    stretched = flag("rotary_seq_len_interpolation_factor", "model.rope_scaling")
+    if latent is not None and kind == "yarn":
+        equal = 1.0 if both == one else None
+        scaling = RopeScaling(scaled, kind="yarn", original_max_seq=4096, attention_factor=equal, mscale_all_dim=one)
+        return fields | {"rope_scaling": scaling}
+    if llama:
+        return fields | {"rope_scaling": RopeScaling(factor, original_max_seq=8192)}
+    if stretched:
+        return fields | {"rope_scaling": RopeScaling(number(stretched, 1.0), kind="linear")}
+    return fields
+
+
+def _window(value: Any) -> int | None:
+    """Return a sliding window's tokens of `127,0`, which counts those before a token."""
+    words = value if isinstance(value, list) else str(value or "").strip("()").split(",")
+    before = count(words[0]) if words and words[0] != "" else None
+    return before + 1 if before else None
+
+
+def _latent(flag: Flag) -> Latent | None:
+    if not truth(flag("multi_latent_attention", "model.latent")):
+        return None
+    names = {"kv_lora_rank": 32, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "v_head_dim": 128}
+    kv, nope, rope, v = (count(flag(n, "model.latent", d)) or d for n, d in names.items())
+    return Latent(kv, nope, rope, v, count(flag("q_lora_rank", "model.latent")))
+
+
+def _experts(flag: Flag, layers: int | None) -> tuple[Experts | None, tuple[int, ...] | None]:
+    """Return the mixture of experts, and the dense blocks (None: they cannot be read)."""
+    held = count(flag("num_experts", "model.experts"))
+    if held is None:
+        return None, ()
+
+    def of(name: str, default: Any = None) -> Any:
+        return flag(f"moe_{name}", "model.experts", default)
+
+    dense = _dense(of("layer_freq", 1), layers or 1)
+    score = str(of("router_score_function", "softmax"))
+    groups, best = count(of("router_num_groups")) or 1, count(of("router_group_topk")) or 1
+    top = count(of("router_topk", 2)) or 2
+    kind = of("router_load_balancing_type", "aux_loss")
+    balanced = "aux_loss" in str(kind)
+    learned = truth(of("router_enable_expert_bias"))
+    rate = number(of("router_bias_update_rate"), 1e-3)
+    pre = truth(of("router_pre_softmax"))
+    dropped = of("expert_capacity_factor")
+    coefficient = of("aux_loss_coeff", 0.0)
+    try:
+        return (
+            Experts(
+                count=held,
+                top_k=top,
+                ffn=count(of("ffn_hidden_size")) or count(flag("ffn_hidden_size", "model.ffn")) or 1,
+                shared_ffn=count(of("shared_expert_intermediate_size")) or 0,
+                dense_layers=dense or (),
+                score="sigmoid" if score == "sigmoid" else "softmax",
+                normalized=score == "sigmoid" or not pre,
+                scale=number(of("router_topk_scaling_factor"), 1.0),
+                groups=groups,
+                top_groups=best,
+                group_score="top2" if groups > 1 and top // best == 2 else "max",
+                capacity=None if dropped is None else number(dropped, 1.0),
+                balance_loss=number(coefficient, 0.0) if balanced else 0.0,
+                z_loss=number(of("z_loss_coeff"), 0.0),
+                balance_bias=rate if learned else None,
+            ),
+            dense,
+        )
+    except (InputError, TypeError, ValueError):
+        return None, None
+
+
+def _dense(frequency: Any, layers: int) -> tuple[int, ...] | None:
+    """Return the blocks without experts of `1`, `2` (every second has them) or `([0]*3+[1]*58)`; None if unread."""
+    if layers > MOST_LAYERS:
+        return None
+    if (every := count(frequency)) is not None:
+        return tuple(i for i in range(layers) if i % every)
+    try:
+        pattern = _pattern(ast.parse(str(frequency), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    return tuple(i for i, has in enumerate(pattern) if not has) if len(pattern) == layers else None
+
+
+def _pattern(node: ast.expr) -> list[int]:
+    """Evaluate lists of 0 and 1, their sums and repetitions."""
+    if isinstance(node, ast.List):
+        values = [x.value for x in node.elts if isinstance(x, ast.Constant) and x.value in (0, 1)]
+        if len(values) == len(node.elts):
+            return [int(v) for v in values]  # type: ignore[arg-type]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _pattern(node.left) + _pattern(node.right)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and isinstance(node.right, ast.Constant):
+        times = node.right.value
+        if isinstance(times, int) and 0 <= times <= 10**4:
+            return (_pattern(node.left) * times)[: 10**4]
+    raise ValueError("no pattern of blocks")

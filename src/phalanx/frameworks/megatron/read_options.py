@@ -1,0 +1,115 @@
+"""What Megatron-LM's arguments say beyond layout and model: options of the stack, the optimizer, the mesh's order.
+
+The inverse of frameworks/megatron/write.py. A value that a flag states is set, also where it is the release's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phalanx.frameworks.configuration import count, truth
+from phalanx.frameworks.megatron.keys import WORDS
+from phalanx.frameworks.megatron.read_model import Flag
+
+_MIB = 2**20
+
+
+def options(flag: Flag, experts: bool, cp: int | None) -> dict[str, Any]:
+    """Return the fields of StackOptions that the arguments set."""
+    result: dict[str, Any] = {
+        "first_stage_layers": count(flag("decoder_first_pipeline_num_layers", "options.first_stage_layers")),
+        "last_stage_layers": count(flag("decoder_last_pipeline_num_layers", "options.last_stage_layers")),
+        "activation_offload": count(flag("cpu_offloading_num_layers", "options.activation_offload")),
+        "mtp": count(flag("mtp_num_layers", "options.mtp")),
+    }
+    for end in ("embedding", "loss"):
+        named = f"account_for_{end}_in_pipeline_split"
+        result[f"{end}_as_layer"] = truth(flag(named, f"options.{end}_as_layer"))
+    result |= _products(flag) | _state(flag)
+    if cp and cp > 1 and _first(flag("cp_comm_type", "options.context")) in ("all_gather", "allgather"):
+        result["context"] = "all_gather"
+    if truth(flag("cross_entropy_loss_fusion", "options.cross_entropy")):
+        result["cross_entropy"] = "fused"
+    if truth(flag("tp_comm_overlap", "options.tp_overlap")):
+        result["tp_overlap"] = "userbuffers"
+    result |= _dispatch(flag) if experts else {}
+    return {name: value for name, value in result.items() if value}
+
+
+def _first(value: Any) -> Any:
+    """Context parallelism may name a kind for each block; the first stands for all."""
+    return value[0] if isinstance(value, list) and value else value
+
+
+def _products(flag: Flag) -> dict[str, Any]:
+    """Return the format of matrix products: --fp8-format with its recipe (delayed where none is named), or fp4."""
+    eight = flag("fp8_format", "options.products") or flag("fp8", "options.products")
+    four = flag("fp4_format", "options.products")
+    recipe = str(flag("fp8_recipe", "options.products", "delayed"))
+    narrow = truth(flag("fp8_param_gather", "options.narrow_parameters"))
+    narrow = narrow or truth(flag("fp4_param_gather", "options.narrow_parameters"))
+    if not eight and not four:
+        return {}
+    words = WORDS["--fp8-recipe"][1]
+    return {
+        "products": "float4" if four else words.get(recipe, "float8"),
+        "narrow_parameters": "on" if narrow else None,
+    }
+
+
+def _state(flag: Flag) -> dict[str, Any]:
+    """Return types of gradients and of the optimizer's state, and what is on the host. Narrow types of
+    state take effect with --use-precision-aware-optimizer alone."""
+    result: dict[str, Any] = {}
+    aware = truth(flag("use_precision_aware_optimizer", "options.first_moment"))
+    for name in ("exp-avg-dtype", "exp-avg-sq-dtype", "main-params-dtype", "main-grads-dtype"):
+        field, words = WORDS[f"--{name}"]
+        word = flag(name.replace("-", "_"), field)
+        if word is not None and (aware or name == "main-grads-dtype" or word == "fp32"):
+            result[field.removeprefix("options.")] = words.get(str(word))
+    if truth(flag("grad_reduce_in_bf16", "options.reduce")):
+        result["reduce"] = "bfloat16"
+    flag("accumulate_allreduce_grads_in_fp32", "options.gradients")  # what bf16 does by itself
+    offloads = truth(flag("optimizer_cpu_offload", "options.optimizer_offload"))
+    share = flag("optimizer_offload_fraction", "options.optimizer_offload", 1.0)
+    if offloads and isinstance(share, int | float):
+        result["optimizer_offload"] = float(share)
+    if str(flag("optimizer", "job.optimizer", "adam")) in ("muon", "dist_muon"):
+        result["optimizer"] = "muon"
+    return result
+
+
+def _dispatch(flag: Flag) -> dict[str, Any]:
+    """Return how tokens reach their experts; allgather is what Megatron does by itself."""
+    kind = str(flag("moe_token_dispatcher_type", "options.dispatch", "allgather"))
+    backend = str(flag("moe_flex_dispatcher_backend", "options.dispatch", "deepep"))
+    flag("moe_enable_deepep", "options.dispatch")
+    overlapped = truth(flag("overlap_moe_expert_parallel_comm", "options.overlap_experts"))
+    words = {"allgather": "all_gather", "flex": backend if backend in ("deepep", "hybridep") else "deepep"}
+    return {"dispatch": words.get(kind), "overlap_experts": "on" if overlapped else None}
+
+
+def fields(flag: Flag, gradient_bytes: int) -> dict[str, Any]:
+    """Return fields of Strategy that a Layout has not: the mesh's order and the size of buckets, MiB."""
+    result: dict[str, Any] = {}
+    if truth(flag("use_tp_pp_dp_mapping", "strategy.order")):
+        result["order"] = "dp/pp/cp/tp"
+    if size := count(flag("ddp_bucket_size", "strategy.bucket")):
+        result["bucket"] = size * gradient_bytes / _MIB
+    return result
+
+
+def job(flag: Flag) -> dict[str, Any]:
+    """Return the update rule and its constants, by Megatron's defaults where it names none."""
+    name = str(flag("optimizer", "job.optimizer", "adam"))
+    sgd = name == "sgd"
+    first = flag("sgd_momentum", "job.optimizer.betas", 0.9)
+    betas = [flag(f"adam_beta{i}", "job.optimizer.betas", d) for i, d in ((1, 0.9), (2, 0.999))]
+    eps, decay = flag("adam_eps", "job.optimizer.eps", 1e-8), flag("weight_decay", "job.optimizer.weight_decay", 0.01)
+    clip = flag("clip_grad", "job.clip", 1.0)
+    numbers = (first, *betas, eps, decay, clip)
+    if not all(isinstance(n, int | float) for n in numbers):  # variables of the shell
+        return {}
+    optimizer: dict[str, Any] = {"name": "sgd" if sgd else "adamw", "weight_decay": float(decay)}
+    optimizer |= {} if sgd else {"eps": float(eps)}
+    optimizer["betas"] = (float(first), 0.95) if sgd else tuple(map(float, betas))
+    return {"optimizer": optimizer, "clip": float(clip)}

@@ -1,0 +1,309 @@
+"""A plan as a command line of Megatron-LM's pretrain_gpt.py, under Megatron-Core or Megatron-FSDP."""
+
+from __future__ import annotations
+
+import math
+
+from phalanx.frameworks import reasons
+from phalanx.frameworks.megatron import layout
+from phalanx.frameworks.megatron.keys import FLAG, WORD
+from phalanx.frameworks.megatron.write_model import model_settings
+from phalanx.frameworks.program import Blank, Group, Program, Setting, Variable, settings
+from phalanx.frameworks.script import TORCHRUN
+from phalanx.frameworks.subject import Subject
+from phalanx.spec.errors import InputError
+from phalanx.spec.strategy import recompute as recomputation
+
+
+def program(x: Subject) -> Program:
+    """Return a plan as Megatron-LM's arguments. Raises InputError for what has none."""
+    return Program(
+        x.stack.title,
+        groups(x),
+        f'exec {TORCHRUN} \\\n  "$MEGATRON/pretrain_gpt.py" "${{ARGUMENTS[@]}}"',
+        variables(x),
+        blanks(x),
+        arguments=True,
+    )
+
+
+def groups(x: Subject) -> tuple[Group, ...]:
+    """Return all arguments, group by group."""
+    m, s, o = x.model, x.s, x.options
+    _require_expressible(x)
+    result = [
+        Group("Model", f"{m.family}, {m.parameter_count:,} parameters.", model_settings(m)),
+        Group("Layout", reasons.layout(x), _order(x)),
+        Group("Tensor parallelism", reasons.tensor(x), _tensor(x)),
+        Group("Pipeline", reasons.pipeline(x), _pipeline(x)),
+        Group("Context parallelism", reasons.context(x), _context(x)),
+        Group("Data parallelism", reasons.data(x), _data(x)),
+    ]
+    if m.experts is not None:
+        result.append(Group("Experts", reasons.experts(x), _experts(x)))
+    batch = settings(
+        (FLAG["strategy.micro_batch"], s.micro_batch),
+        (FLAG["job.global_batch"], x.job.global_batch),
+        (FLAG["job.seq"], x.job.seq),
+        ("--sft", o.document > 0),
+        (FLAG["options.mtp"], o.mtp or None),
+    )
+    result += [
+        Group("Batch", reasons.batch(x), batch),
+        Group("Recomputation", reasons.recomputation(x), _recompute(x)),
+        Group("Number types", reasons.precision(x), _types(x)),
+        Group(
+            "Optimizer",
+            "As the plan's job has it; learning rate and steps are blanks where it has none.",
+            _optimizer(x),
+        ),
+        Group("Data and checkpoints", "Blanks above.", _run()),
+    ]
+    return tuple(result)
+
+
+def _order(x: Subject) -> tuple[Setting, ...]:
+    return settings(("--use-tp-pp-dp-mapping", x.s.order == "dp/pp/cp/tp"))
+
+
+def _tensor(x: Subject) -> tuple[Setting, ...]:
+    s = x.s
+    return settings(
+        (FLAG["strategy.tp"], s.tp),
+        (FLAG["strategy.sp"], s.sp),
+        ("--tp-comm-overlap", x.options.tp_overlap == "userbuffers"),
+    )
+
+
+def _pipeline(x: Subject) -> tuple[Setting, ...]:
+    s, o = x.s, x.options
+    listed = s.layers != "auto"
+    return settings(
+        (FLAG["strategy.pp"], s.pp),
+        ("--num-virtual-stages-per-pipeline-rank", s.virtual if s.virtual > 1 and not listed else None),
+        ("--pipeline-model-parallel-layout", layout.written(x.blocks, o.mtp) if listed else None),
+        (FLAG["options.first_stage_layers"], o.first_stage_layers or None),
+        (FLAG["options.last_stage_layers"], o.last_stage_layers or None),
+        (FLAG["options.embedding_as_layer"], o.embedding_as_layer),
+        (FLAG["options.loss_as_layer"], o.loss_as_layer),
+        (FLAG["options.activation_offload"], o.activation_offload or None),
+    )
+
+
+def _is_14(x: Subject) -> bool:
+    return x.stack.name == "megatron-core-0.14"
+
+
+def _require_expressible(x: Subject) -> None:
+    """Require what validate_args and TransformerConfig do of options together. Raises InputError."""
+    s, o, layers = x.s, x.options, x.model.layers
+    ends = [n for n in (o.first_stage_layers, o.last_stage_layers) if n]
+    if ends:
+        field = "options.first_stage_layers" if o.first_stage_layers else "options.last_stage_layers"
+        if o.embedding_as_layer or o.loss_as_layer:
+            reason = "does not go with an embedding or a loss that counts as a block"
+            raise InputError(field, ends[0], f"{reason} (Megatron-Core)", "leave one of them out")
+        middle, stages = layers - sum(ends), (s.pp - len(ends)) * s.virtual
+        if (stages == 0) != (middle == 0) or (stages and middle % stages) or any(n % s.virtual for n in ends):
+            reason = (
+                f"leaves {middle} blocks, which do not divide over {s.pp - len(ends)} stages of {s.virtual} chunks"
+            )
+            raise InputError(field, ends[0], reason, "use strategy.layers to list the blocks of each chunk")
+    elif o.embedding_as_layer or o.loss_as_layer:
+        counted = layers + o.embedding_as_layer + o.loss_as_layer
+        if counted % (s.pp * s.virtual):
+            field = "embedding_as_layer" if o.embedding_as_layer else "loss_as_layer"
+            reason = f"makes {counted} blocks, which do not divide over {s.pp * s.virtual} chunks"
+            raise InputError(f"options.{field}", True, reason, "use strategy.layers to list the blocks of each chunk")
+    if _is_14(x) and x.model.window is not None:
+        reason = "is no argument of Megatron-Core 0.14 (its configuration alone has window_size)"
+        raise InputError("model.window", x.model.window, reason, "use Megatron-Core 0.19")
+    narrow = o.narrow_parameters == "on"
+    if narrow and o.products == "auto":
+        reason = "needs products in 8 or 4 bits"
+        raise InputError("options.narrow_parameters", "on", reason, "add e.g. products=float8")
+    if narrow and o.optimizer_offload and o.products != "float8-delayed":
+        reason = f"goes with an offloaded optimizer only under float8-delayed, not {o.products} (Megatron-Core)"
+        raise InputError("options.narrow_parameters", "on", reason, "leave one of them out")
+    if o.mtp and x.model.position == "learned":
+        reason = "multi-token prediction needs rotary positions (Megatron-Core)"
+        raise InputError("options.mtp", o.mtp, reason, "leave it out")
+
+
+def _context(x: Subject) -> tuple[Setting, ...]:
+    s = x.s
+    if s.cp == 1:
+        return settings((FLAG["strategy.cp"], 1))
+    ring = "all_gather" if x.options.context == "all_gather" else "p2p"
+    kind = ring if s.ulysses == 1 else "a2a" if s.ring == 1 else "a2a+p2p"
+    return settings(
+        (FLAG["strategy.cp"], s.cp),
+        ("--cp-comm-type", kind),
+        ("--hierarchical-context-parallel-sizes", (s.ulysses, s.ring) if kind == "a2a+p2p" else None),
+    )
+
+
+def _data(x: Subject) -> tuple[Setting, ...]:
+    s = x.s
+    fsdp = x.stack.name == "megatron-fsdp"
+    flag, words = WORD["strategy.zero"]
+    several = s.dp * s.cp > 1
+    bucket = None if s.bucket == "auto" else math.ceil(s.bucket * 2**20 / _gradient_bytes(x))
+    return settings(
+        ("--use-megatron-fsdp", fsdp),
+        (flag, words[str(s.zero)] if fsdp else None),
+        ("--ckpt-format", "fsdp_dtensor" if fsdp else None),
+        ("--init-model-with-meta-device", fsdp and s.zero > 0),
+        ("--no-gradient-accumulation-fusion", fsdp and s.zero > 1),
+        ("--use-distributed-optimizer", s.zero > 0 or fsdp or _needs_distributed(x)),
+        ("--num-distributed-optimizer-instances", s.dp_replicate if s.zero and s.dp_replicate > 1 else None),
+        # what the price assumes: gradients are reduced while the last backward pass goes on
+        ("--overlap-grad-reduce", several and not (fsdp and s.zero == 0)),
+        ("--overlap-param-gather", several and s.zero > 0),
+        ("--ddp-bucket-size", bucket),
+    )
+
+
+def _gradient_bytes(x: Subject) -> int:
+    return 2 if x.options.gradients == "bfloat16" or x.options.reduce == "bfloat16" else 4
+
+
+def _experts(x: Subject) -> tuple[Setting, ...]:
+    s, o = x.s, x.options
+    flex = o.dispatch in ("deepep", "hybridep")
+    words = {"all_gather": "allgather", "all_to_all": "alltoall", "auto": "alltoall"}
+    return settings(
+        (FLAG["strategy.ep"], s.ep),
+        (FLAG["strategy.etp"], s.etp),
+        ("--moe-token-dispatcher-type", "flex" if flex else words[o.dispatch]),
+        ("--moe-enable-deepep", flex and _is_14(x)),
+        ("--moe-flex-dispatcher-backend", o.dispatch if flex and not _is_14(x) else None),
+        ("--overlap-moe-expert-parallel-comm", o.overlap_experts == "on"),
+        ("--moe-permute-fusion", True),
+    )
+
+
+def _recompute(x: Subject) -> tuple[Setting, ...]:
+    how = recomputation.parse(x.s.recompute)
+    if how.kind == "none":
+        return ()
+    if how.kind == "selective":
+        modules = how.modules if how.modules != ("core_attn",) else None
+        return settings(("--recompute-granularity", "selective"), ("--recompute-modules", modules))
+    method = "block" if how.kind == "block" else "uniform"
+    return settings(
+        ("--recompute-granularity", "full"), ("--recompute-method", method), ("--recompute-num-layers", how.count)
+    )
+
+
+def _types(x: Subject) -> tuple[Setting, ...]:
+    o = x.options
+    flag, recipes = WORD["options.products"]
+    eight, four = o.products in recipes, o.products == "float4"
+    state = (o.first_moment, o.second_moment, o.master)
+    narrow = any(kind not in ("auto", "float32") for kind in state)
+    offloaded = o.optimizer_offload > 0
+    wide = o.gradients != "bfloat16" and o.reduce != "bfloat16" and x.compute != "fp32"
+
+    def word(field: str) -> str | None:
+        value = getattr(o, field)
+        return None if value == "auto" else WORD[f"options.{field}"][1][value]
+
+    return settings(
+        ("--bf16", x.compute == "bf16"),
+        ("--fp16", x.compute == "fp16"),
+        ("--fp8-format", "hybrid" if eight else None),
+        (flag, recipes.get(o.products)),
+        ("--fp4-format", "e2m1" if four else None),
+        ("--fp8-param-gather", eight and o.narrow_parameters == "on"),
+        ("--fp4-param-gather", four and o.narrow_parameters == "on"),
+        ("--accumulate-allreduce-grads-in-fp32", wide),
+        ("--grad-reduce-in-bf16", o.reduce == "bfloat16"),
+        ("--use-precision-aware-optimizer", narrow or offloaded or o.gradients == "bfloat16"),
+        (WORD["options.first_moment"][0], word("first_moment")),
+        (WORD["options.second_moment"][0], word("second_moment")),
+        (WORD["options.master"][0], word("master")),
+        (WORD["options.gradients"][0], word("gradients")),
+        ("--optimizer-cpu-offload", offloaded),
+        (FLAG["options.optimizer_offload"], o.optimizer_offload if offloaded else None),
+        ("--cross-entropy-loss-fusion", o.cross_entropy == "fused"),
+    )
+
+
+def _needs_distributed(x: Subject) -> bool:
+    """Return whether an option needs the distributed optimizer, of one rank too, where it shards nothing."""
+    o = x.options
+    state = {o.first_moment, o.second_moment, o.master} - {"auto", "float32"}
+    return bool(state or o.gradients == "bfloat16" or o.optimizer_offload or o.narrow_parameters == "on")
+
+
+def _optimizer(x: Subject) -> tuple[Setting, ...]:
+    a = x.job.optimizer
+    name = "muon" if x.options.optimizer == "muon" else "adam" if a.name == "adamw" else "sgd"
+    adam = name != "sgd"
+    return settings(
+        ("--optimizer", name),
+        (FLAG["job.optimizer.betas.0"], a.betas[0] if adam else None),
+        (FLAG["job.optimizer.betas.1"], a.betas[1] if adam else None),
+        (FLAG["job.optimizer.eps"], a.eps if adam else None),
+        ("--sgd-momentum", None if adam else a.betas[0]),
+        (FLAG["job.optimizer.weight_decay"], a.weight_decay),
+        (FLAG["job.clip"], x.job.clip),
+        ("--lr", "$LR"),
+        ("--min-lr", "$MIN_LR"),
+        ("--lr-decay-style", "cosine"),
+        ("--lr-warmup-iters", x.plan.train.warmup if x.trained else None),
+        ("--train-iters", "$TRAIN_ITERS"),
+    )
+
+
+def _run() -> tuple[Setting, ...]:
+    return settings(
+        ("--distributed-backend", "nccl"),
+        ("--tokenizer-type", "HuggingFaceTokenizer"),
+        ("--tokenizer-model", "$TOKENIZER"),
+        ("--data-path", "$DATA_PATH"),
+        ("--split", "99,1,0"),
+        ("--save", "$CHECKPOINTS"),
+        ("--load", "$CHECKPOINTS"),
+        ("--save-interval", 1000),
+        ("--eval-interval", 1000),
+        ("--eval-iters", 10),
+        ("--log-interval", 1),
+        ("--log-throughput", True),
+    )
+
+
+def blanks(x: Subject) -> tuple[Blank, ...]:
+    """Return what a plan cannot know."""
+    t = x.plan.train
+    return (
+        Blank("MEGATRON", "The folder of Megatron-LM."),
+        Blank("DATA_PATH", "Training data: the common name of the .bin and .idx that tools/preprocess_data.py made."),
+        Blank("TOKENIZER", f"A Hugging Face tokenizer, of {x.model.vocab:,} tokens at most."),
+        Blank("CHECKPOINTS", "Folder for checkpoints, on a file system that all nodes see."),
+        Blank("LR", "Peak learning rate.", *((f"{t.scaled_lr(x.job.global_batch):g}",) if x.trained else ())),
+        Blank("MIN_LR", "Learning rate at the end of its decay.", x.final_lr),
+        Blank("TRAIN_ITERS", "Optimizer steps.", *((str(t.steps),) if x.trained else ())),
+    )
+
+
+def variables(x: Subject) -> tuple[Variable, ...]:
+    """Return the environment that the layout needs."""
+    result = []
+    old = not any(name in x.cluster.device.name for name in ("B200", "B300", "GB200", "GB300"))
+    if (x.s.tp > 1 or x.s.cp > 1) and old and x.stack.name != "megatron-fsdp":
+        why = (
+            "One hardware queue, so that a collective of tensor or context parallelism starts before the product "
+            "that hides it (GPUs before Blackwell; Megatron-LM stops without it)."
+        )
+        result.append(Variable("CUDA_DEVICE_MAX_CONNECTIONS", "1", why))
+    if x.stack.name == "megatron-fsdp":
+        why = "Several hardware queues: FSDP's gathers run beside products (Megatron-LM stops where it is 1)."
+        result.append(Variable("CUDA_DEVICE_MAX_CONNECTIONS", "8", why))
+    if x.options.document:
+        why = "Mean tokens of a document, which the price assumes and no argument states; phalanx read takes it."
+        result.append(Variable("PHALANX_ASSUMES", f"document={x.options.document}", why))
+    why = "Segments that grow, so that unequal micro-batches and the optimizer's buffers do not fragment memory."
+    result.append(Variable("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", why))
+    return tuple(result)

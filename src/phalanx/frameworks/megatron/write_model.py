@@ -1,0 +1,173 @@
+"""A model as Megatron-LM's arguments, or the reason why it has none for it."""
+
+from __future__ import annotations
+
+from phalanx.frameworks.megatron.keys import FLAG
+from phalanx.frameworks.program import Setting, settings
+from phalanx.spec.errors import InputError
+from phalanx.spec.model.mechanisms import Experts, Latent, RopeScaling
+from phalanx.spec.model.spec import ModelSpec
+
+
+def _refuse(field: str, value: object, reason: str, remedy: str = "use another model") -> InputError:
+    return InputError(f"model.{field}", value, f"Megatron-LM has no argument for it: {reason}", remedy)
+
+
+def model_settings(m: ModelSpec) -> tuple[Setting, ...]:
+    """Return the arguments of a model. Raises InputError for a mechanism that Megatron-LM has no argument for."""
+    if m.residual != "serial":
+        raise _refuse("residual", m.residual, "its MLP follows attention")
+    if m.sinks:
+        raise _refuse("sinks", True, "a checkpoint's sinks come through Megatron-Bridge")
+    if m.norm == "layer" and not m.norm_bias:
+        raise _refuse("norm_bias", False, "its LayerNorm has a bias")
+    rotary = m.position == "rotary"
+    return (
+        *settings(
+            ("--use-mcore-models", True),
+            ("--transformer-impl", "transformer_engine"),
+            (FLAG["model.layers"], m.layers),
+            (FLAG["model.hidden"], m.hidden),
+            (FLAG["model.ffn"], m.ffn),
+            (FLAG["model.heads"], m.heads),
+            ("--group-query-attention", m.kv_heads < m.heads and m.latent is None),
+            (FLAG["model.kv_heads"], m.kv_heads if m.kv_heads < m.heads and m.latent is None else None),
+            (FLAG["model.head_dim"], m.head_dim if m.latent is None else None),
+            (FLAG["model.max_seq"], m.max_seq),
+            (FLAG["model.vocab"], m.vocab),
+            ("--untie-embeddings-and-output-weights", not m.tied),
+            ("--normalization", {"rms": "RMSNorm", "layer": "LayerNorm"}[m.norm]),
+            (FLAG["model.norm_eps"], m.norm_eps),
+            (FLAG["model.qk_norm"], m.qk_norm),
+            ("--position-embedding-type", "rope" if rotary else "learned_absolute"),
+        ),
+        *(_rotary(m) if rotary else ()),
+        *_activation(m),
+        *_biases(m),
+        *settings(("--attention-dropout", 0.0), ("--hidden-dropout", 0.0)),
+        *_window(m),
+        *(_latent(m, m.latent) if m.latent else ()),
+        *(_experts(m, m.experts) if m.experts else ()),
+    )
+
+
+def _rotary(m: ModelSpec) -> tuple[Setting, ...]:
+    if m.rope_theta != int(m.rope_theta):
+        raise _refuse("rope_theta", m.rope_theta, "--rotary-base is an integer")
+    share = m.rotary_width / (m.latent.rope_dim if m.latent else m.head_dim)
+    base = settings((FLAG["model.rope_theta"], int(m.rope_theta)), ("--rotary-percent", share))
+    if m.rope_scaling is None:
+        return (*base, *settings(("--rope-type", "rope" if m.latent else None)))
+    return (*base, *_scaled(m, m.rope_scaling))
+
+
+def _scaled(m: ModelSpec, r: RopeScaling) -> tuple[Setting, ...]:
+    if m.latent is not None:
+        if r.kind != "yarn":
+            raise _refuse("rope_scaling.kind", r.kind, "latent attention has rope and yarn there", "use yarn")
+        _require_fixed(r, "yarn of latent attention", original_max_seq=4096, beta_fast=32.0, beta_slow=1.0)
+        return settings(
+            ("--rope-type", "yarn"),
+            ("--rotary-scaling-factor", r.factor),
+            ("--mscale", r.mscale_all_dim or 1.0),
+            ("--mscale-all-dim", r.mscale_all_dim),
+        )
+    if r.kind == "linear":
+        if r.factor != int(r.factor):
+            raise _refuse("rope_scaling.factor", r.factor, "its interpolation factor is an integer")
+        return settings(("--rotary-seq-len-interpolation-factor", int(r.factor)))
+    if r.kind == "llama3":
+        _require_fixed(r, "--use-rope-scaling", low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq=8192)
+        return settings(("--use-rope-scaling", True), ("--rope-scaling-factor", r.factor))
+    raise _refuse("rope_scaling.kind", r.kind, "yarn is for latent attention or gpt_oss there", "use llama3")
+
+
+def _require_fixed(r: RopeScaling, what: str, **values: float) -> None:
+    for name, value in values.items():
+        if getattr(r, name) != value:
+            raise _refuse(f"rope_scaling.{name}", getattr(r, name), f"{what} has {value:g}")
+
+
+def _activation(m: ModelSpec) -> tuple[Setting, ...]:
+    if m.activation == "swiglu_clamped":
+        raise _refuse("activation", m.activation, "its products with biases come through Megatron-Bridge")
+    if m.activation == "gelu_tanh":  # the fused kernel is the approximation by tanh
+        return ()
+    return settings(("--swiglu", True)) if m.activation == "swiglu" else settings(("--no-bias-gelu-fusion", True))
+
+
+def _biases(m: ModelSpec) -> tuple[Setting, ...]:
+    if m.out_bias != m.mlp_bias:
+        raise _refuse("out_bias", m.out_bias, "attention's output and the MLP have biases together, or neither has")
+    if m.out_bias:
+        if not m.qkv_bias:
+            raise _refuse("qkv_bias", False, "linear layers with biases have them at queries, keys and values too")
+        return ()
+    return settings(("--disable-bias-linear", True), ("--add-qkv-bias", m.qkv_bias))
+
+
+def _window(m: ModelSpec) -> tuple[Setting, ...]:
+    if m.window is None:
+        return ()
+    if m.window_layers is not None:
+        raise _refuse("window_layers", list(m.window_layers)[:8], "a window in some blocks only is not exported")
+    return settings(("--window-size", f"{m.window - 1},0"))
+
+
+def _latent(m: ModelSpec, x: Latent) -> tuple[Setting, ...]:
+    return settings(
+        ("--multi-latent-attention", True),
+        (FLAG["model.latent.q_rank"], x.q_rank),
+        (FLAG["model.latent.kv_rank"], x.kv_rank),
+        (FLAG["model.latent.nope_dim"], x.nope_dim),
+        (FLAG["model.latent.rope_dim"], x.rope_dim),
+        (FLAG["model.latent.v_dim"], x.v_dim),
+    )
+
+
+def frequency(m: ModelSpec, x: Experts) -> str:
+    """Return --moe-layer-freq: 1 for blocks with experts, as a Python list."""
+    if not x.dense_layers:
+        return "1"
+    first = len(x.dense_layers)
+    if set(x.dense_layers) == set(range(first)):
+        return f"([0]*{first}+[1]*{m.layers - first})"
+    return "[" + ",".join("0" if i in x.dense_layers else "1" for i in range(m.layers)) + "]"
+
+
+def _experts(m: ModelSpec, x: Experts) -> tuple[Setting, ...]:
+    if x.chooser != "tokens":
+        raise _refuse("experts.chooser", x.chooser, "its tokens choose experts", "use tokens")
+    if x.bias or x.router_bias:
+        raise _refuse("experts.bias", True, "experts and routers have no biases of their own")
+    if x.score == "sigmoid" and not x.normalized and x.top_k > 1:
+        raise _refuse("experts.normalized", False, "sigmoid scores are divided by their sum", "use normalized = true")
+    if x.score == "softmax" and x.normalized and x.groups > 1:
+        raise _refuse("experts.normalized", True, "groups choose before the scores are normalized")
+    if x.groups > 1 and x.top_k // x.top_groups != {"max": 1, "top2": 2}[x.group_score]:
+        best = x.top_k // x.top_groups
+        raise _refuse(
+            "experts.group_score", x.group_score, f"a group's score is the sum of its best top_k / groups = {best}"
+        )
+    grouped = x.groups > 1
+    return settings(
+        (FLAG["model.experts.count"], x.count),
+        (FLAG["model.experts.top_k"], x.top_k),
+        (FLAG["model.experts.ffn"], x.ffn),
+        (FLAG["model.experts.shared_ffn"], x.shared_ffn or None),
+        ("--moe-layer-freq", frequency(m, x)),
+        ("--moe-grouped-gemm", True),
+        (FLAG["model.experts.score"], x.score),
+        # softmax over the chosen logits equals scores that are divided by their sum
+        ("--moe-router-pre-softmax", x.score == "softmax" and not x.normalized),
+        (FLAG["model.experts.scale"], x.scale if x.scale != 1 else None),
+        (FLAG["model.experts.groups"], x.groups if grouped else None),
+        (FLAG["model.experts.top_groups"], x.top_groups if grouped else None),
+        ("--moe-router-enable-expert-bias", x.balance_bias is not None),
+        (FLAG["model.experts.balance_bias"], x.balance_bias),
+        ("--moe-router-load-balancing-type", "seq_aux_loss" if x.balance_loss else "none"),
+        ("--moe-aux-loss-coeff", x.balance_loss or None),
+        (FLAG["model.experts.z_loss"], x.z_loss or None),
+        (FLAG["model.experts.capacity"], x.capacity),
+        ("--moe-token-drop-policy", "position" if x.capacity else None),
+    )

@@ -1,0 +1,228 @@
+"""A plan as Megatron-Bridge's ConfigContainer: config.yaml, and pretrain_plan.py that builds and trains it.
+
+The YAML has a section for each part of ConfigContainer, and in it the groups of a plan with their reasons. Blanks are
+variables of the environment, which OmegaConf, on which Megatron-Bridge builds, fills in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from phalanx.frameworks.megatron import write as megatron
+from phalanx.frameworks.megatron_bridge.keys import DTYPES, IMPLIED, INVERTED, KEYS, TARGETS
+from phalanx.frameworks.program import Blank, Group, Program, Setting
+from phalanx.frameworks.script import TORCHRUN, comment
+from phalanx.frameworks.subject import Subject
+from phalanx.frameworks.yaml import scalar
+from phalanx.spec.errors import InputError
+
+_DTYPES = tuple(flag for flag in KEYS if flag.endswith("-dtype"))
+_NUMBERS = ("LR", "MIN_LR", "TRAIN_ITERS")
+
+
+def program(x: Subject) -> Program:
+    """Return a plan as config.yaml. Raises InputError for what Megatron-Bridge has no key for."""
+    _require_expressible(x)
+    parts = groups(x)
+    head = f"{x.stack.title}: parts of a ConfigContainer, which pretrain_plan.py builds. train.sh sets the blanks."
+    files = {"config.yaml": document(parts, head), "pretrain_plan.py": _PRETRAIN}
+    blanks = tuple(b for b in megatron.blanks(x) if b.name != "MEGATRON")
+    if x.options.lora:
+        blanks += (
+            Blank("PRETRAINED", "A checkpoint of Megatron-Bridge whose weights the adapters leave as they are."),
+        )
+    return Program(
+        x.stack.title, parts, f"exec {TORCHRUN} \\\n  pretrain_plan.py", megatron.variables(x), blanks, files
+    )
+
+
+def _require_expressible(x: Subject) -> None:
+    o, m = x.options, x.model
+    if o.document:
+        reason = (
+            "Megatron-Bridge packs data of fine-tuning, which no plan names; data of pretraining it does not pack"
+        )
+        raise InputError("options.document", o.document, reason, "leave it out")
+    if m.position == "learned" and m.max_seq != x.job.seq:
+        reason = f"has no key there: a table of learned positions is as long as a sequence, {x.job.seq}"
+        raise InputError("model.max_seq", m.max_seq, reason, f"use seq={m.max_seq}")
+    if o.lora and m.latent is not None:
+        raise InputError("options.lora", o.lora, "adapters of latent attention are not exported", "leave it out")
+
+
+def groups(x: Subject) -> tuple[Group, ...]:
+    """Return all settings by dotted key, in the groups of Megatron-LM's arguments."""
+    flags = {s.key for g in megatron.groups(x) for s in g.settings}
+    result = []
+    for g in megatron.groups(x):
+        settings = [s for flag in g.settings for s in _keyed(flag, x)]
+        extra = _BESIDE.get(g.title)
+        result.append(Group(g.title, g.why, (*settings, *(extra(x, flags) if extra else ()))))
+    return tuple(result)
+
+
+def _keyed(flag: Setting, x: Subject) -> list[Setting]:
+    """Return what a flag is written as."""
+    key, value = flag.key, flag.value
+    if key in IMPLIED or key in _WITH_OTHERS:
+        return []
+    if key in INVERTED:
+        return [Setting(INVERTED[key], False)]
+    if key in _DTYPES:
+        value = DTYPES[value]
+    elif key == "--moe-layer-freq":
+        value = 1 if value == "1" else blocks_with_experts(x)
+    elif key == "--recompute-modules":
+        value = list(value)
+    elif isinstance(value, str) and re.fullmatch(r"\$[A-Z_]+", value):
+        blank = f"${{oc.env:{value[1:]}}}"
+        value = f"${{oc.decode:{blank}}}" if value[1:] in _NUMBERS else blank
+    settings = [Setting(KEYS[key], list(value) if isinstance(value, tuple) else value)]
+    if key == "--seq-length":
+        settings.append(Setting("dataset.seq_length", value))
+    if key == "--use-distributed-optimizer":
+        settings.append(Setting("optimizer.use_distributed_optimizer", value))
+    if key == "--overlap-param-gather":
+        settings.append(Setting("optimizer.overlap_param_gather", value))
+    if key == "--cpu-offloading-num-layers":
+        settings.append(Setting("model.cpu_offloading", True))
+    return settings
+
+
+_WITH_OTHERS = (
+    *("--swiglu", "--no-bias-gelu-fusion", "--window-size", "--grad-reduce-in-bf16"),
+    *("--sft", "--cross-entropy-loss-fusion"),
+)
+"""Flags that are written with others, below."""
+
+
+def blocks_with_experts(x: Subject) -> list[int]:
+    """Return 1 for each block that has experts, 0 for the others."""
+    dense = x.model.experts.dense_layers if x.model.experts else ()
+    return [int(i not in dense) for i in range(x.model.layers)]
+
+
+def _model(x: Subject, flags: set[str]) -> Iterable[Setting]:
+    m = x.model
+    yield Setting("model.gated_linear_unit", "--swiglu" in flags)
+    yield Setting("model.activation_func", f"torch.nn.functional.{'silu' if '--swiglu' in flags else 'gelu'}")
+    yield Setting("model.bias_activation_fusion", "--no-bias-gelu-fusion" not in flags)
+    if m.window is not None:
+        yield Setting("model.window_size", [m.window - 1, 0])
+
+
+def _pipeline(x: Subject, flags: set[str]) -> Iterable[Setting]:
+    if "--pipeline-model-parallel-layout" in flags and x.s.virtual > 1:
+        yield Setting("model.virtual_pipeline_model_parallel_size", x.s.virtual)
+
+
+def _types(x: Subject, flags: set[str]) -> Iterable[Setting]:
+    dtype = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}[x.compute]
+    if x.compute == "fp32":
+        yield Setting("mixed_precision.fp32", True)
+    yield Setting("mixed_precision.params_dtype", dtype)
+    yield Setting("mixed_precision.pipeline_dtype", dtype)
+    if "--accumulate-allreduce-grads-in-fp32" not in flags:
+        yield Setting("mixed_precision.grad_reduce_in_fp32", False)
+    if "--fp8-param-gather" in flags and x.options.products == "float8-mx":
+        yield Setting("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag", True)
+    if x.options.cross_entropy != "auto":
+        yield Setting("model.cross_entropy_loss_fusion", x.options.cross_entropy == "fused")
+
+
+def _data(x: Subject, flags: set[str]) -> Iterable[Setting]:
+    for name in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss"):
+        yield Setting(f"dataset.{name}", False)
+    yield Setting("dataset.random_seed", x.plan.train.seed)
+    if x.options.lora:
+        yield Setting("peft.dim", x.options.lora)
+        yield Setting("peft.target_modules", list(TARGETS[x.options.lora_targets]))
+        yield Setting("checkpoint.pretrained_checkpoint", "${oc.env:PRETRAINED}")
+
+
+def _optimizer(x: Subject, flags: set[str]) -> Iterable[Setting]:
+    for end in ("start", "end"):  # the scheduler of the learning rate sets the decay of weights too
+        yield Setting(f"scheduler.{end}_weight_decay", x.job.optimizer.weight_decay)
+
+
+_BESIDE = {
+    "Model": _model,
+    "Pipeline": _pipeline,
+    "Number types": _types,
+    "Optimizer": _optimizer,
+    "Data and checkpoints": _data,
+}
+"""Settings that are not one flag each, by the group in which they stand."""
+
+
+def document(groups: Iterable[Group], head: str) -> str:
+    """Write groups as YAML, a section for each part of ConfigContainer: what a group has of it, and the reason."""
+    sections: dict[str, list[str]] = {}
+    for g in groups:
+        sections_so_far = set[str]()
+        for s in g.settings:
+            section, _, name = s.key.partition(".")
+            lines = sections.setdefault(section, [])
+            if section not in sections_so_far:
+                lines.append(comment(f"{g.title}. {g.why}" if section == "model" else f"{g.title}.", "  "))
+                sections_so_far.add(section)
+            lines.append(f"  {name}: {scalar(s.value)}\n")
+    return comment(head) + "".join(f"\n{name}:\n{''.join(lines)}" for name, lines in sections.items())
+
+
+_PRETRAIN = '''"""Train what config.yaml beside this file says, with Megatron-Bridge. Written by phalanx export."""
+
+from operator import attrgetter
+from pathlib import Path
+
+import torch
+from megatron.bridge.models import GPTModelProvider
+from megatron.bridge.models.mla_provider import MLAModelProvider
+from megatron.bridge.peft.lora import LoRA
+from megatron.bridge.training import config as parts
+from megatron.bridge.training.comm_overlap import CommOverlapConfig
+from megatron.bridge.training.mixed_precision import MixedPrecisionConfig
+from megatron.bridge.training.tokenizers.config import TokenizerConfig
+from omegaconf import OmegaConf
+
+PARTS = {
+    "train": parts.TrainingConfig,
+    "validation": parts.ValidationConfig,
+    "optimizer": parts.OptimizerConfig,
+    "scheduler": parts.SchedulerConfig,
+    "ddp": parts.DistributedDataParallelConfig,
+    "dist": parts.DistributedInitConfig,
+    "dataset": parts.GPTDatasetConfig,
+    "logger": parts.LoggerConfig,
+    "tokenizer": TokenizerConfig,
+    "checkpoint": parts.CheckpointConfig,
+    "mixed_precision": MixedPrecisionConfig,
+    "comm_overlap": CommOverlapConfig,
+    "peft": LoRA,
+}
+
+
+def value(v):
+    """Return a value, or what of torch it names."""
+    return attrgetter(v[len("torch.") :])(torch) if isinstance(v, str) and v.startswith("torch.") else v
+
+
+def configuration(path=Path(__file__).with_name("config.yaml")):
+    """Return the ConfigContainer that a YAML describes; an unknown key stops with its name."""
+    sections = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    tables = {name: {k: value(v) for k, v in table.items()} for name, table in sections.items()}
+    model = tables.pop("model")
+    latent = model.pop("multi_latent_attention", False)
+    provider = (MLAModelProvider if latent else GPTModelProvider)(**model)
+    tables.setdefault("ddp", {})
+    tables.setdefault("comm_overlap", {}).setdefault("tp_comm_overlap", False)
+    return parts.ConfigContainer(model=provider, **{name: PARTS[name](**table) for name, table in tables.items()})
+
+
+if __name__ == "__main__":
+    from megatron.bridge.training.gpt_step import forward_step
+    from megatron.bridge.training.pretrain import pretrain
+
+    pretrain(configuration(), forward_step)
+'''

@@ -1,0 +1,182 @@
+"""A plan as nanotron's YAML."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phalanx.frameworks import reasons
+from phalanx.frameworks.nanotron.keys import KEY, WORD
+from phalanx.frameworks.program import Blank, Group, Program, Variable, group
+from phalanx.frameworks.script import TORCHRUN
+from phalanx.frameworks.subject import Subject
+from phalanx.frameworks.yaml import Unquoted, document
+from phalanx.spec.errors import InputError
+from phalanx.spec.model.spec import ModelSpec
+
+_MODELS = {"llama": "is_llama_config", "mistral": "is_llama_config", "qwen2": "is_qwen2_config"}
+
+
+def program(x: Subject) -> Program:
+    """Return a plan as config.yaml. Raises InputError for what nanotron has no key or no model for."""
+    _require_model(x.model)
+    if x.model.kv_heads < x.s.tp:
+        reason = f"nanotron needs a key-value head for each tp rank; there are {x.model.kv_heads}"
+        raise InputError("strategy.tp", x.s.tp, reason, f"use tp={x.model.kv_heads} or less")
+    if x.job.optimizer.name != "adamw":
+        raise InputError("job.optimizer.name", x.job.optimizer.name, "is not exported to nanotron", "use adamw")
+    if x.compute == "fp16":
+        raise InputError("job.precision.compute", "float16", "nanotron has no loss scale", "use bfloat16")
+    t = x.plan.train
+    trained = (f"{t.scaled_lr(x.job.global_batch):g}", str(t.steps)) if x.trained else ()
+    blanks = (
+        Blank("NANOTRON", "The folder of nanotron."),
+        Blank("DATA_PATH", "Training data: a folder of tokens that tools/preprocess_data.py made."),
+        Blank("TOKENIZER", f"A Hugging Face tokenizer, of {x.model.vocab:,} tokens at most."),
+        Blank("CHECKPOINTS", "Folder for checkpoints, on a file system that all nodes see."),
+        Blank("LR", "Peak learning rate.", *trained[:1]),
+        Blank("MIN_LR", "Learning rate at the end of its decay.", x.final_lr),
+        Blank("TRAIN_ITERS", "Optimizer steps.", *trained[1:]),
+    )
+    variables: tuple[Variable, ...] = ()
+    if x.s.tp > 1:
+        why = "One hardware queue, so that collectives start before the products that hide them."
+        variables = (Variable("CUDA_DEVICE_MAX_CONNECTIONS", "1", why),)
+    parts = groups(x)
+    start = (
+        "# nanotron reads a file, so the blanks go into a copy of it.\n"
+        "for name in DATA_PATH TOKENIZER CHECKPOINTS LR MIN_LR TRAIN_ITERS; do\n"
+        '  words+=(-e "s|FILL-IN-$name|${!name}|")\n'
+        "done\n"
+        'sed "${words[@]}" config.yaml > "${TMPDIR:-/tmp}/nanotron-config.yaml"\n'
+        f'exec {TORCHRUN} \\\n  "$NANOTRON/run_train.py" --config-file "${{TMPDIR:-/tmp}}/nanotron-config.yaml"'
+    )
+    head = f"{x.stack.title}: run_train.py --config-file. train.sh fills in the blanks."
+    return Program(x.stack.title, parts, start, variables, blanks, {"config.yaml": document(parts, head)})
+
+
+def _require_model(m: ModelSpec) -> None:
+    if m.family not in _MODELS:
+        raise InputError("model.family", m.family, "has no model in nanotron's trainer", f"use {', '.join(_MODELS)}")
+    for field, ok in (
+        ("window", m.window is None or m.window >= m.max_seq),
+        ("rope_scaling", m.rope_scaling is None),
+        ("head_dim", m.head_dim * m.heads == m.hidden),
+        ("qkv_bias", m.qkv_bias == (m.family == "qwen2")),
+        ("out_bias", not m.out_bias),
+        ("mlp_bias", not m.mlp_bias),
+    ):
+        if not ok:
+            raise InputError(f"model.{field}", None, f"nanotron's {m.family} has no key for it", "use another model")
+
+
+def groups(x: Subject) -> tuple[Group, ...]:
+    """Return all sections."""
+    s, t, m = x.s, x.plan.train, x.model
+    return (
+        group(
+            "Run",
+            "",
+            {"general": {"project": "phalanx", "run": f"{m.family}-{s.world}", "seed": t.seed}},
+        ),
+        group(
+            "Layout",
+            f"{reasons.layout(x)} {reasons.tensor(x)} {reasons.pipeline(x)} {reasons.recomputation(x)}",
+            _parallelism(x),
+        ),
+        group("Batch", reasons.batch(x), _tokens(x)),
+        group("Optimizer", reasons.data(x), _optimizer(x)),
+        group("Model", f"{m.family}, {m.parameter_count:,} parameters. {reasons.precision(x)}", _model(x)),
+        group(
+            "Data and checkpoints",
+            "Blanks of train.sh.",
+            {
+                "tokenizer": {"tokenizer_name_or_path": "FILL-IN-TOKENIZER"},
+                "checkpoints": {
+                    "checkpoints_path": "FILL-IN-CHECKPOINTS",
+                    "checkpoint_interval": 1000,
+                    "checkpoints_path_is_shared_file_system": True,
+                },
+                "data_stages": [
+                    {
+                        "name": "Training",
+                        "start_training_step": 1,
+                        "data": {
+                            "seed": t.seed,
+                            "num_loading_workers": 1,
+                            "dataset": {
+                                "dataset_folder": "FILL-IN-DATA_PATH",
+                                "tokenizer_name": "FILL-IN-TOKENIZER",
+                                "vocab_size": m.vocab,
+                                "token_size_in_bytes": 4 if m.vocab > 2**16 else 2,
+                            },
+                        },
+                    }
+                ],
+            },
+        ),
+    )
+
+
+def _parallelism(x: Subject) -> dict[str, Any]:
+    s = x.s
+    schedule, schedules = WORD["strategy.schedule"]
+    mode, modes = WORD["strategy.sp"]
+    return {
+        KEY["strategy.dp"]: s.dp,
+        KEY["strategy.pp"]: s.pp,
+        schedule: schedules[s.schedule],
+        KEY["strategy.tp"]: s.tp,
+        mode: modes[str(int(s.sp))],
+        "parallelism.tp_linear_async_communication": x.options.tp_overlap == "async",
+        KEY["strategy.cp"]: s.cp,
+        "parallelism.recompute_layer": s.recompute == "full",
+    }
+
+
+def _tokens(x: Subject) -> dict[str, Any]:
+    return {
+        KEY["job.seq"]: x.job.seq,
+        KEY["strategy.micro_batch"]: x.s.micro_batch,
+        "tokens.batch_accumulation_per_replica": x.micro_batches,
+        "tokens.train_steps": Unquoted("FILL-IN-TRAIN_ITERS"),
+        "tokens.val_check_interval": -1,
+    }
+
+
+def _optimizer(x: Subject) -> dict[str, Any]:
+    a = x.job.optimizer
+    return {
+        KEY["strategy.zero"]: x.s.zero,
+        "optimizer.accumulate_grad_in_fp32": x.options.gradients != "bfloat16",
+        KEY["job.clip"]: x.job.clip or None,
+        KEY["job.optimizer.weight_decay"]: a.weight_decay,
+        "optimizer.optimizer_factory.name": "adamW",
+        KEY["job.optimizer.betas.0"]: a.betas[0],
+        KEY["job.optimizer.betas.1"]: a.betas[1],
+        KEY["job.optimizer.eps"]: a.eps,
+        "optimizer.optimizer_factory.torch_adam_is_fused": True,
+        "optimizer.learning_rate_scheduler.learning_rate": Unquoted("FILL-IN-LR"),
+        "optimizer.learning_rate_scheduler.lr_warmup_steps": x.plan.train.warmup if x.trained else 0,
+        "optimizer.learning_rate_scheduler.lr_warmup_style": "linear",
+        "optimizer.learning_rate_scheduler.lr_decay_style": "cosine",
+        "optimizer.learning_rate_scheduler.min_decay_lr": Unquoted("FILL-IN-MIN_LR"),
+    }
+
+
+def _model(x: Subject) -> dict[str, Any]:
+    m = x.model
+    table: dict[str, Any] = {
+        "model.dtype": {"bf16": "bfloat16", "fp32": "float32"}[x.compute],
+        "model.make_vocab_size_divisible_by": 1,
+        "model.init_method.std": 0.02,
+    }
+    if x.s.bucket != "auto":
+        if x.s.bucket != int(x.s.bucket):
+            raise InputError("strategy.bucket", x.s.bucket, "nanotron's buckets are whole MiB", "round it")
+        table[KEY["strategy.bucket"]] = int(x.s.bucket)
+    names = ("hidden", "ffn", "layers", "heads", "kv_heads", "max_seq", "vocab", "norm_eps", "rope_theta", "tied")
+    return (
+        table
+        | {KEY[f"model.{name}"]: getattr(m, name) for name in names}
+        | {f"model.model_config.{_MODELS[m.family]}": True, "model.model_config.hidden_act": "silu"}
+    )

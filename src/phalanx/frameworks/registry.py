@@ -1,0 +1,68 @@
+"""All rows by name, and the facts of a model and a job that their rules read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phalanx.frameworks.facts.bridge import MEGATRON_BRIDGE
+from phalanx.frameworks.facts.fsdp import ACCELERATE, FSDP2, TORCHTITAN
+from phalanx.frameworks.facts.megatron import MEGATRON_CORE, MEGATRON_CORE_14, MEGATRON_FSDP
+from phalanx.frameworks.facts.others import DEEPSPEED, MAXTEXT, NANOTRON, PHALANX
+from phalanx.frameworks.stack import Stack
+from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.job import Job
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.stack_options import StackOptions
+
+ROWS: dict[str, Stack] = {
+    row.name: row
+    for row in (
+        MEGATRON_CORE,
+        MEGATRON_CORE_14,
+        MEGATRON_FSDP,
+        MEGATRON_BRIDGE,
+        TORCHTITAN,
+        FSDP2,
+        DEEPSPEED,
+        ACCELERATE,
+        NANOTRON,
+        MAXTEXT,
+        PHALANX,
+    )
+}
+
+
+def stack_named(name: str) -> Stack:
+    """Return the row of a stack. Raises InputError for an unknown name."""
+    if name not in ROWS:
+        raise InputError("--stack", name, "is not a stack that Phalanx knows", nearest(name, ROWS))
+    return ROWS[name]
+
+
+def facts(model: ModelSpec, job: Job | None = None, s: Strategy | None = None) -> dict[str, Any]:
+    """Return what rules may read of a model, a job and, for the micro-batches, a strategy."""
+    x = model.experts
+    result: dict[str, Any] = {
+        "blocks": model.layers,
+        "heads": model.heads,
+        "kv_heads": model.kv_heads,
+        "experts": x.count if x else 0,
+        "top_k": x.top_k if x else 0,
+        "tied": int(model.tied),
+        "dense_blocks": len(x.dense_layers) if x else model.layers,
+    }
+    if job is not None:
+        result |= {"seq": job.seq, "batch": job.global_batch}
+        if s is not None:
+            result["micro_batches"] = s.accumulation(job)
+    return result
+
+
+def require_runnable(
+    stack: Stack, s: Strategy, options: StackOptions | None = None, about: dict[str, Any] | None = None
+) -> None:
+    """Require that a stack runs a strategy with these options. Raises InputError with the reason and the source."""
+    refusal = stack.refusal(s, options, about)
+    if refusal is not None:
+        raise refusal.error(stack.name)

@@ -1,0 +1,164 @@
+"""What is exported: a plan under the row of a stack (frameworks/), checked against it.
+
+`canonical` is the strategy as a configuration of the stack can hold it: fields without effect and fields that the
+stack fixes are at their defaults, a pipeline's blocks are listed where they are not the same for every chunk. Reading
+an export gives this strategy, exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from phalanx.frameworks.registry import facts, require_runnable
+from phalanx.frameworks.stack import Stack
+from phalanx.schedule.pipeline.given_layout import equal_blocks
+from phalanx.schedule.pipeline.stages import blocks_of, check, rank_of
+from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.plan import Plan
+from phalanx.spec.job import Job
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import FIELDS, Strategy
+from phalanx.spec.strategy.stack_options import StackOptions
+
+_COMPUTE = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+PRODUCTS = {"fp8": "float8", "fp8-mx": "float8-mx", "fp4": "float4"}
+"""Number format of products by the precision of a plan."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A plan that a stack runs."""
+
+    plan: Plan
+    stack: Stack
+    s: Strategy
+    """The strategy in canonical form."""
+    options: StackOptions
+    """With the products that the plan's precision says."""
+    compute: str
+    """bf16, fp16 or fp32: the type of parameters and activations."""
+    blocks: tuple[int, ...]
+    """Blocks of each chunk; empty without a pipeline, and where options shape its first or last stage."""
+
+    @property
+    def model(self) -> ModelSpec:
+        return self.plan.model
+
+    @property
+    def job(self) -> Job:
+        return self.plan.job
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        return self.plan.cluster
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of a node that take part."""
+        return min(self.s.world, self.cluster.ranks_per_node)
+
+    @property
+    def nodes(self) -> int:
+        return self.s.world // self.gpus_per_node
+
+    @property
+    def micro_batches(self) -> int:
+        """Of a step and replica."""
+        return self.s.accumulation(self.job)
+
+    @property
+    def even(self) -> bool:
+        """Whether every chunk has the same number of blocks."""
+        return len(set(self.blocks)) <= 1
+
+    @property
+    def trained(self) -> bool:
+        """Whether the plan says how to train (data, learning rate, steps), not just what a step computes."""
+        return bool(self.plan.train.name)
+
+    @property
+    def final_lr_share(self) -> float:
+        """Learning rate at the end of its decay over its peak; 0 where the plan does not say how to train."""
+        return self.plan.train.min_lr_ratio if self.trained else 0.0
+
+    @property
+    def final_lr(self) -> str:
+        """Learning rate at the end of its decay."""
+        return f"{self.final_lr_share * self.plan.train.scaled_lr(self.job.global_batch):g}"
+
+
+def subject(plan: Plan, stack: Stack) -> Subject:
+    """Return a plan as an export of this stack has it. Raises InputError for what the stack does not run."""
+    s = plan.strategy
+    per_node = plan.cluster.ranks_per_node
+    if s.world > per_node and s.world % per_node:
+        reason = f"its {s.world} ranks do not fill nodes of {per_node} GPUs"
+        raise InputError("strategy", str(s), reason, f"use a multiple of {per_node}")
+    check(s, plan.model, plan.job, None)
+    compute = _COMPUTE.get(plan.job.precision.compute)
+    if compute is None:
+        remedy = f"use {', '.join(_COMPUTE)}"
+        raise InputError("job.precision.compute", plan.job.precision.compute, "is no type of this export", remedy)
+    precision = str(plan.choices.get("precision", compute))
+    options = plan.options
+    if precision in PRODUCTS:
+        if options.products not in ("auto", PRODUCTS[precision]):
+            reason = f"contradicts precision {precision} of the plan"
+            raise InputError("options.products", options.products, reason, "leave one of them out")
+        options = StackOptions(**options.changed() | {"products": PRODUCTS[precision]})
+    elif precision in _COMPUTE.values():
+        compute = precision
+    if s.compressor is not None and "none" in (stack.strategy["compression"].values or ()):
+        raise InputError("strategy.compression", s.compression, f"{stack.title} has none", "use compression=none")
+    require_runnable(stack, s, options, facts(plan.model, plan.job, s))
+    if s.pp == 1:  # without effect
+        options = StackOptions(**{n: v for n, v in options.changed().items() if n not in _OF_STAGES})
+    shaped = [name for name in _OF_STAGES if getattr(options, name)]
+    if shaped and s.layers != "auto":
+        reason = "contradicts the blocks that strategy.layers lists"
+        raise InputError(f"options.{shaped[0]}", getattr(options, shaped[0]), reason, "leave one of them out")
+    blocks = _blocks(plan) if s.pp > 1 and not shaped else ()
+    return Subject(plan, stack, canonical(s, stack, blocks), options, compute, blocks)
+
+
+_OF_STAGES = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer")
+
+
+def _blocks(plan: Plan) -> tuple[int, ...]:
+    """Return the blocks of each chunk: as the strategy lists them, else as the plan was priced with; of a plan that
+    nobody priced, the same for all where they divide evenly."""
+    s, layers = plan.strategy, plan.model.layers
+    chunks = len(rank_of(s))
+    planned = (plan.choices.get("chunks") or {}).get("blocks") if s.layers == "auto" else None
+    if planned and len(planned) == chunks and sum(planned) == layers:
+        return tuple(planned)
+    if s.layers == "auto" and layers % chunks == 0:
+        return equal_blocks(layers, chunks)
+    return blocks_of(plan.model, s)
+
+
+def canonical(s: Strategy, stack: Stack, blocks: tuple[int, ...] = ()) -> Strategy:
+    """Return a strategy as a configuration of a stack can hold it.
+
+    At their defaults: what has no effect (a schedule without a pipeline, ZeRO of one replica), and what the stack
+    fixes or has no key for."""
+    changes: dict[str, Any] = {}
+    for name, entry in stack.strategy.items():
+        if not entry.written and name not in ("dp", "schedule"):
+            changes[name] = FIELDS[name].default
+    if s.shards == 1:
+        changes |= {"zero": 0, "shard": None}
+    elif s.shard == s.dp or s.zero == 0:
+        changes["shard"] = None
+    if s.pp == 1:
+        changes |= {"schedule": "1f1b", "virtual": 1, "layers": "auto"}
+    elif blocks and stack.strategy["layers"].values is None:
+        listed = len(set(blocks)) > 1
+        changes["layers"] = "/".join(map(str, blocks)) if listed else "auto"
+    if s.pp == 1 or s.dp == 1:
+        changes["order"] = "pp/dp/cp/tp"
+    if s.recompute == "selective:core_attn":
+        changes["recompute"] = "selective"
+    return replace(s, **changes)

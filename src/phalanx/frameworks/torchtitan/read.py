@@ -1,0 +1,195 @@
+"""torchtitan's configuration: TOML to 0.2, YAML of its forks, flags and Python since 0.3 (config/configs.py).
+
+0.3.0 counts a batch in sequences, later commits in tokens (`num_tokens_per_microbatch_per_dp_rank`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from phalanx.frameworks.configuration import (
+    Config,
+    Configuration,
+    Keys,
+    Layout,
+    count,
+    divided,
+    number,
+    product,
+    truth,
+)
+from phalanx.frameworks.torchtitan.keys import CONVERTERS, PRESETS
+from phalanx.spec.files.job_file import make_model
+from phalanx.spec.model.spec import ModelSpec
+
+_SCHEDULES = {
+    "1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved", "zbvzerobubble": "zb-v",
+    "dualpipev": "dualpipe-v",
+}  # fmt: skip
+
+_RECOMPUTED = {"FullAC": "full", "SelectiveAC": "selective", "NoAC": "none"}
+_TYPES = {"bfloat16": "bf16", "float32": "fp32"}
+
+
+def read(config: Config, world: int | None = None) -> Configuration:
+    """Read torchtitan's tables. A shard degree of -1 takes what the other degrees leave of the world."""
+    keys = Keys(config)
+    p = "parallelism"
+
+    def degree(name: str, old: str = "") -> int | None:
+        paths = (f"{p}.{name}", *((f"{old}",) if old else ()))
+        return count(keys.first(paths, "strategy", 1))
+
+    tp = degree("tensor_parallel_degree", "training.tensor_parallel_degree")
+    pp = degree("pipeline_parallel_degree", "experimental.pipeline_parallel_degree")
+    cp = degree("context_parallel_degree", "experimental.context_parallel_degree")
+    ep = degree("expert_parallel_degree")
+    replicas = degree("data_parallel_replicate_degree", "training.data_parallel_replicate_degree")
+    shard_paths = (f"{p}.data_parallel_shard_degree", "training.data_parallel_shard_degree")
+    stated = keys.first(shard_paths, "strategy.shard", -1)
+    shards = count(stated)
+    if shards is None and world:
+        shards = divided(world, product(tp, pp, cp, replicas))
+    dp = product(replicas, shards)
+    seq = count(keys.first(("training.seq_len", "training.max_context_length"), "job.seq"))
+    micro, whole = _batch(keys, seq)
+    offload = truth(keys.take("training.enable_cpu_offload", "offload"))
+    mode = keys.take("activation_checkpoint.mode", "strategy.recompute")
+    recompute_class = str(
+        keys.take("activation_checkpoint.class", "strategy.recompute", "") or ""
+    )  # of a 0.3 registry
+    if mode is None:
+        none = "activation_checkpoint" in config and config["activation_checkpoint"] is None
+        default = "none" if none else "selective"
+        mode = next((word for name, word in _RECOMPUTED.items() if recompute_class.startswith(name)), default)
+        keys.take("activation_checkpoint", "strategy.recompute") if none else None
+    schedule = keys.first(
+        (f"{p}.pipeline_parallel_schedule", "experimental.pipeline_parallel_schedule"), "strategy.schedule"
+    )
+    kept = str(keys.take(f"{p}.fsdp_reshard_after_forward", "strategy.zero", "default"))
+    whole_model = shards == 1 and (cp or 1) == 1
+    blocks = _blocks(keys.take(f"{p}.module_fqns_per_model_part", "strategy.layers"))
+    even, v_shaped = len(set(blocks)) <= 1, str(schedule).lower() in ("zbvzerobubble", "dualpipev")
+    layout = Layout(
+        world=world or product(tp, pp, cp, dp),
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        etp=count(keys.take(f"{p}.expert_tensor_parallel_degree", "strategy.etp")),
+        zero=0 if whole_model else 2 if kept == "never" else 3 if shards else None,
+        shard=shards,
+        sp=truth(keys.take(f"{p}.enable_sequence_parallel", "strategy.sp", True)) and (tp or 1) > 1,
+        virtual=len(blocks) // pp if blocks and pp and not v_shaped else None,
+        schedule=_SCHEDULES.get(str(schedule).lower()) if schedule else None,
+        layers=None if even else "/".join(map(str, blocks)),
+        micro_batch=micro,
+        accumulation=divided(whole, product(micro, dp)),
+        global_batch=whole,
+        seq=seq,
+        recompute=str(mode) if mode in ("none", "selective", "full") else None,
+        offload={"param": "cpu", "optimizer": "cpu"} if offload else None,
+    )
+    name = " ".join(str(keys.take(f"model.{n}", "model", "") or "") for n in ("name", "flavor")).strip()
+    spec, inside = _model(keys)
+    options = _options(keys, bool(offload)) | inside
+    job, fields = _job(keys), _pieces(keys, micro, pp or 1) | _every(keys, mode)
+    quiet, open_, unknown = keys.rest("torchtitan")
+    return Configuration(
+        "torchtitan",
+        "torchtitan",
+        layout,
+        keys.understood,
+        quiet,
+        open_,
+        unknown,
+        {},
+        name,
+        spec=spec,
+        options=options,
+        fields=fields,
+        job=job,
+    )
+
+
+def _batch(keys: Keys, seq: int | None) -> tuple[int | None, int | None]:
+    """Return (sequences of a replica's local batch, of a step)."""
+    micro = count(keys.first(("training.local_batch_size", "training.batch_size"), "strategy.micro_batch"))
+    whole = count(keys.take("training.global_batch_size", "job.global_batch"))
+    tokens = count(keys.take("training.num_tokens_per_microbatch_per_dp_rank", "strategy.micro_batch"))
+    step = count(keys.take("training.num_tokens_per_train_step", "job.global_batch"))
+    return micro or divided(tokens, seq), whole or divided(step, seq)
+
+
+def _pieces(keys: Keys, local: int | None, pp: int) -> dict[str, Any]:
+    """Return the micro-batch of a pipeline, which cuts the local batch: into sequences if nothing else is said."""
+    size = count(keys.take("parallelism.pipeline_parallel_microbatch_size", "strategy.micro_batch", 1))
+    old = ("parallelism.pipeline_parallel_microbatches", "experimental.pipeline_parallel_microbatches")
+    if (number_of := count(keys.first(old, "strategy.micro_batch"))) is not None:
+        size = divided(local, number_of)
+    return {"micro_batch": size} if pp > 1 and local and size and local % size == 0 else {}
+
+
+def _every(keys: Keys, mode: Any) -> dict[str, Any]:
+    """Return what `selective` recomputes where it is whole blocks, every n-th (to 0.2), not single operators."""
+    n = count(keys.take("activation_checkpoint.selective_ac_option", "strategy.recompute", "op"))
+    return {"recompute": "full" if n == 1 else f"every:{n}"} if n and mode == "selective" else {}
+
+
+def _blocks(parts: Any) -> tuple[int, ...]:
+    """Return the blocks of each chunk of a list of modules; empty where there is none."""
+    if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
+        return ()
+    return tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
+
+
+def _model(keys: Keys) -> tuple[ModelSpec | None, dict[str, Any]]:
+    """Return the model of a known name and flavor, and the options that its converters set."""
+    module = keys.first(("model_spec.module", "model.name"), "model")
+    flavor = keys.first(("model_spec.flavor", "model.flavor"), "model")
+    preset = PRESETS.get((str(module), str(flavor)))
+    spec = make_model({"preset": preset}, Path())[0] if preset else None
+    options: dict[str, Any] = {}
+    if depths := count(keys.take("model_spec.num_mtp_layers", "options.mtp")):
+        options["mtp"] = depths
+    backend = keys.take("model_spec.moe_comm_backend", "options.dispatch")
+    if backend in ("deepep", "hybridep"):
+        options["dispatch"] = backend
+    converters = keys.first(("model_spec.converters", "model.converters"), "options.products")
+    for converter in converters if isinstance(converters, list) else ():
+        named = str(converter.get("converter", "") if isinstance(converter, Mapping) else converter).partition(".")[0]
+        if named in CONVERTERS:
+            options["products"] = CONVERTERS[named]
+        if named == "LoRAConverter" and isinstance(converter, Mapping):
+            options["lora"] = count(converter.get("rank")) or 8
+    return spec, options
+
+
+def _options(keys: Keys, offload: bool) -> dict[str, Any]:
+    """Return what other tables set of StackOptions."""
+    options: dict[str, Any] = {"parameter_offload": True, "optimizer_offload": 1.0} if offload else {}
+    overlapped = ("compile.enable_async_tensor_parallel", "parallelism.enable_async_tensor_parallel")
+    if truth(keys.first(overlapped, "options.tp_overlap")):
+        options["tp_overlap"] = "async"
+    return options
+
+
+def _job(keys: Keys) -> dict[str, Any]:
+    """Return optimizer, clipping and type, by torchtitan's defaults (AdamW, 0.9, 0.95, decay 0.1, norm 1)."""
+    betas = keys.take("optimizer.betas", "job.optimizer.betas")
+    if not (isinstance(betas, list) and len(betas) == 2):
+        named = ("optimizer.beta1", 0.9), ("optimizer.beta2", 0.95)
+        betas = [number(keys.take(n, "job.optimizer.betas"), d) for n, d in named]
+    optimizer = {
+        "betas": tuple(number(b, 0.9) for b in betas),
+        "eps": number(keys.take("optimizer.eps", "job.optimizer.eps"), 1e-8),
+        "weight_decay": number(keys.take("optimizer.weight_decay", "job.optimizer.weight_decay"), 0.1),
+    }
+    type_ = _TYPES.get(str(keys.take("training.mixed_precision_param", "job.precision", "bfloat16")), "bf16")
+    return {
+        "optimizer": optimizer,
+        "clip": number(keys.take("training.max_norm", "job.clip"), 1.0),
+        "compute": type_,
+    }

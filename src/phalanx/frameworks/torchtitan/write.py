@@ -1,0 +1,198 @@
+"""A plan as torchtitan's configuration: a Python module whose function `plan` returns a Trainer.Config."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from pprint import pformat
+from textwrap import indent
+from typing import Any
+
+from phalanx.frameworks import reasons
+from phalanx.frameworks.program import Blank, Group, Program, Variable, group
+from phalanx.frameworks.script import TORCHRUN, comment
+from phalanx.frameworks.subject import Subject
+from phalanx.frameworks.torchtitan.keys import FLAVORS, KEY, WORD
+from phalanx.spec.errors import InputError
+
+_CONVERTERS = {
+    "float8-block": ("Float8LinearConverter", 'recipe_name="rowwise", '),
+    "float8-mx": ("MXFP8LinearConverter", ""),
+}
+
+
+def program(x: Subject) -> Program:
+    """Return a plan as phalanx_plan.py. Raises InputError for what torchtitan has no key or no model for."""
+    _require_expressible(x)
+    t = x.plan.train
+    blanks = (
+        Blank("DATA_PATH", "Training data: the name of a dataset that torchtitan knows, such as c4."),
+        Blank("TOKENIZER", f"A folder with a Hugging Face tokenizer, of {x.model.vocab:,} tokens at most."),
+        Blank("CHECKPOINTS", "Folder for checkpoints, on a file system that all nodes see."),
+        Blank("LR", "Peak learning rate.", *((f"{t.scaled_lr(x.job.global_batch):g}",) if x.trained else ())),
+        Blank("TRAIN_ITERS", "Optimizer steps.", *((str(t.steps),) if x.trained else ())),
+    )
+    why = "Segments that grow, so that unequal micro-batches do not fragment memory."
+    parts = groups(x)
+    return Program(
+        x.stack.title,
+        parts,
+        f'export PYTHONPATH="$PWD:${{PYTHONPATH:-}}"\nexec {TORCHRUN} \\\n'
+        "  -m torchtitan.train --module phalanx_plan --config plan",
+        (Variable("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", why),),
+        blanks,
+        {"phalanx_plan.py": _module(x, parts)},
+    )
+
+
+def _require_expressible(x: Subject) -> None:
+    m, o, s = x.model, x.options, x.s
+    shape = (m.family, m.layers, m.hidden, m.vocab)
+    if shape not in FLAVORS:
+        known = ", ".join(f"{module} {flavor}" for module, flavor in FLAVORS.values())
+        raise InputError(
+            "model", f"{m.family} of {m.layers} x {m.hidden}", "is no model of torchtitan", f"it has {known}"
+        )
+    for field in ("document", "lora", "mtp", "dispatch", "optimizer", "cross_entropy"):
+        value = getattr(o, field)
+        default = getattr(type(o), field)
+        if value != default and not (field == "optimizer" and value == "adam"):
+            reason = "takes changes of torchtitan's model or loss that no configuration of its release holds"
+            raise InputError(f"options.{field}", value, reason, "leave it out")
+    if x.job.optimizer.name != "adamw":
+        raise InputError("job.optimizer.name", x.job.optimizer.name, "is not exported to torchtitan", "use adamw")
+    if x.compute == "fp16":
+        raise InputError("job.precision.compute", "float16", "torchtitan has no loss scale", "use bfloat16")
+    if s.pp > 1 and not x.blocks:
+        reason = "is exported as the blocks of each chunk"
+        raise InputError("options.first_stage_layers", o.first_stage_layers, reason, "list them in strategy.layers")
+
+
+def groups(x: Subject) -> tuple[Group, ...]:
+    """Return all keys, group by group."""
+    s = x.s
+    parallel: dict[str, Any] = {
+        "parallelism.data_parallel_replicate_degree": s.dp_replicate,
+        "parallelism.data_parallel_shard_degree": s.dp_shard,
+    }
+    if s.zero >= 2:
+        key, words = WORD["strategy.zero"]
+        parallel[key] = words[str(s.zero)]
+    tensor = {KEY["strategy.tp"]: s.tp}
+    if s.tp > 1:
+        tensor[KEY["strategy.sp"]] = s.sp
+    result = [
+        group("Data parallelism", f"{reasons.layout(x)} {reasons.data(x)}", parallel),
+        group("Tensor parallelism", reasons.tensor(x), tensor),
+        group("Context parallelism", reasons.context(x), {KEY["strategy.cp"]: s.cp}),
+    ]
+    if s.pp > 1:
+        result.append(group("Pipeline", reasons.pipeline(x), _pipeline(x)))
+    if x.model.experts is not None:
+        result.append(group("Experts", reasons.experts(x), {KEY["strategy.ep"]: s.ep}))
+    result.append(group("Batch", f"{reasons.batch(x)} {reasons.precision(x)}", _training(x)))
+    if x.options.tp_overlap == "async":
+        why = "Products are cut by the compiler, so that each part overlaps the exchange of the next."
+        overlap = {"compile.enable": True, KEY["options.tp_overlap"]: True}
+        result.append(group("Overlap of tensor parallelism", why, overlap))
+    return tuple(result)
+
+
+def _pipeline(x: Subject) -> dict[str, Any]:
+    s = x.s
+    key, words = WORD["strategy.schedule"]
+    starts = (0, *accumulate(x.blocks))
+    parts = [[f"layers.{i}" for i in range(a, a + n)] for a, n in zip(starts, x.blocks, strict=False)]
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", "lm_head"]
+    return {
+        KEY["strategy.pp"]: s.pp,
+        key: words[s.schedule],
+        "parallelism.pipeline_parallel_microbatch_size": s.micro_batch,
+        "parallelism.module_fqns_per_model_part": parts,
+    }
+
+
+def _training(x: Subject) -> dict[str, Any]:
+    s = x.s
+    # a pipeline takes all micro-batches of a step at once
+    local = s.micro_batch * x.micro_batches if s.pp > 1 else s.micro_batch
+    return {
+        "training.local_batch_size": local,
+        KEY["job.global_batch"]: x.job.global_batch,
+        KEY["job.seq"]: x.job.seq,
+        KEY["job.clip"]: x.job.clip,
+        "training.mixed_precision_param": {"bf16": "bfloat16", "fp32": "float32"}[x.compute],
+        KEY["options.parameter_offload"]: x.options.parameter_offload,
+        # torchtitan refuses CUDA graphs with pipelines, and with experts whose dispatch waits for the host
+        "training.disable_cuda_graphs": s.pp > 1 or x.model.experts is not None or x.options.parameter_offload,
+    }
+
+
+_SECTIONS = {"parallelism": "ParallelismConfig", "training": "TrainingConfig", "compile": "CompileConfig"}
+
+
+def _literal(value: Any) -> str:
+    """Return a value as Python writes it; a list of lists with a line or more for each."""
+    if not (isinstance(value, list) and value and isinstance(value[0], list)):
+        return repr(value)
+    return "[\n" + "".join(indent(f"{pformat(v, width=84, compact=True)},\n", " " * 4) for v in value) + "]"
+
+
+def _module(x: Subject, parts: tuple[Group, ...]) -> str:
+    """Write the module."""
+    m, a, t = x.model, x.job.optimizer, x.plan.train
+    module, flavor = FLAVORS[m.family, m.layers, m.hidden, m.vocab]
+    arguments: dict[str, list[str]] = {name: [] for name in _SECTIONS}
+    for g in parts:
+        section = g.settings[0].key.split(".")[0]
+        arguments[section].append(comment(f"{g.title}. {g.why}", " " * 12))
+        for setting in g.settings:
+            arguments[section].append(indent(f"{setting.key.split('.')[1]}={_literal(setting.value)},\n", " " * 12))
+    arguments["training"].append('            steps=int(os.environ["TRAIN_ITERS"]),\n')
+    sections = "".join(
+        f"        {name}={_SECTIONS[name]}(\n{''.join(lines)}        ),\n"
+        for name, lines in arguments.items()
+        if lines
+    )
+    converter = _CONVERTERS.get(x.options.products)
+    imported, converted = "", ""
+    if converter:
+        name, first = converter
+        imported = f"from torchtitan.components.quantization import {name}\n"
+        converted = f", converters=[{name}.Config({first}model_compile_enabled=True)]"
+        if "compile" not in [g.settings[0].key.split(".")[0] for g in parts]:
+            sections += "        compile=CompileConfig(enable=True),\n"
+    recompute = {"none": "None", "full": "FullAC.Config()", "selective": "SelectiveAC.Config()"}[x.s.recompute]
+    return f'''"""{x.stack.title}: --module phalanx_plan --config plan. Written by phalanx export."""
+
+import os
+
+from torchtitan.components.checkpoint import CheckpointManager
+from torchtitan.components.loss import CrossEntropyLoss
+from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
+{imported}from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
+from torchtitan.models.common.config_utils import decoder_vocab_size
+from torchtitan.models.{module} import model_registry
+from torchtitan.trainer import Trainer
+
+
+def plan() -> Trainer.Config:
+    spec = model_registry({flavor!r}{converted})
+    return Trainer.Config(
+        model_spec=spec,
+        loss=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(spec)),
+        dump_folder=os.environ["CHECKPOINTS"],
+        hf_assets_path=os.environ["TOKENIZER"],
+        dataloader=HuggingFaceTextDataLoader.Config(dataset=os.environ["DATA_PATH"]),
+        optimizer=default_adamw(
+            lr=float(os.environ["LR"]), betas={tuple(a.betas)!r}, eps={a.eps!r}, weight_decay={a.weight_decay!r}
+        ),
+        lr_scheduler=LRSchedulersContainer.Config(
+            warmup_steps={t.warmup if x.trained else 0}, decay_type="cosine", min_lr_factor={x.final_lr_share!r}
+        ),
+        checkpoint=CheckpointManager.Config(enable=True, interval=1000),
+{comment(f"Recomputation. {reasons.recomputation(x)}", " " * 8)}        activation_checkpoint={recompute},
+{sections}    )
+'''

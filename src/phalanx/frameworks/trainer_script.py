@@ -1,0 +1,145 @@
+"""The training script that DeepSpeed and accelerate start: transformers' Trainer on a model of a config.json.
+
+train.py                  builds the model from model/config.json, reads the arguments, trains
+training_arguments.json   TrainingArguments: batch, recomputation, optimizer
+config.json               the model (spec/model/to_hugging_face.py)
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from phalanx.frameworks.program import Blank
+from phalanx.frameworks.subject import Subject
+from phalanx.spec.errors import InputError
+from phalanx.spec.model.families import complete, family_of
+from phalanx.spec.model.hugging_face.reading import Config
+from phalanx.spec.model.spec import MODEL_FIELDS
+from phalanx.spec.model.to_hugging_face import to_hugging_face
+
+SCRIPT = '''"""Train the model of config.json; arguments: training_arguments.json. Written by phalanx export."""
+
+import json
+import os
+{imports}from pathlib import Path
+
+{packages}from datasets import load_dataset
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DataCollatorForLanguageModeling,
+    HfArgumentParser,
+    Trainer,
+    TrainingArguments,
+)
+
+SEQ = {seq}
+
+given = json.loads(Path("training_arguments.json").read_text())
+given |= {{"learning_rate": float(os.environ["LR"]), "max_steps": int(os.environ["TRAIN_ITERS"])}}
+given["output_dir"] = os.environ["CHECKPOINTS"]
+{more}(arguments,) = HfArgumentParser(TrainingArguments).parse_dict(given)
+tokenizer = AutoTokenizer.from_pretrained(os.environ["TOKENIZER"])
+tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+{model}
+
+
+def sequences(batch):
+    """Join texts and cut them into sequences of SEQ tokens."""
+    tokens = [t for text in tokenizer(batch["text"])["input_ids"] for t in (*text, tokenizer.eos_token_id)]
+    return {{"input_ids": [tokens[i : i + SEQ] for i in range(0, len(tokens) - SEQ + 1, SEQ)]}}
+
+
+data = load_dataset(os.environ["DATA_PATH"], split="train")
+data = data.map(sequences, batched=True, remove_columns=data.column_names)
+collate = DataCollatorForLanguageModeling(tokenizer, mlm=False)
+Trainer(model, arguments, train_dataset=data, data_collator=collate).train()
+'''
+
+
+def arguments(x: Subject, **more: Any) -> dict[str, Any]:
+    """Return TrainingArguments of a plan. Raises InputError for recomputation of some blocks."""
+    s, a, t = x.s, x.job.optimizer, x.plan.train
+    if s.recompute not in ("none", "full", "uniform:1"):
+        reason = "transformers recomputes every block or none"
+        raise InputError("strategy.recompute", s.recompute, reason, "use full or none")
+    if a.name != "adamw":
+        raise InputError("job.optimizer.name", a.name, "the exported script trains with AdamW", "use adamw")
+    return {
+        "per_device_train_batch_size": s.micro_batch,
+        "gradient_accumulation_steps": x.micro_batches,
+        "gradient_checkpointing": s.recompute != "none",
+        "bf16": x.compute == "bf16",
+        "fp16": x.compute == "fp16",
+        "adam_beta1": a.betas[0],
+        "adam_beta2": a.betas[1],
+        "adam_epsilon": a.eps,
+        "weight_decay": a.weight_decay,
+        "max_grad_norm": x.job.clip,
+        **_decay(x.final_lr_share),
+        "warmup_steps": t.warmup if x.trained else 0,
+        "logging_steps": 1,
+        **more,
+    }
+
+
+def _decay(share: float) -> dict[str, Any]:
+    if share == 0:
+        return {"lr_scheduler_type": "cosine"}
+    return {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": share}}
+
+
+_MODEL = 'model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained("config.json"))'
+_FROM_FIRST_RANK = f"""# FSDP hands out the initial weights of the first rank; the others hold none.
+with nullcontext() if os.environ.get("RANK", "0") == "0" else init_empty_weights():
+    {_MODEL}"""
+
+
+def files(x: Subject, given: dict[str, Any], more: str = "", from_first_rank: bool = False) -> dict[str, str]:
+    """Return train.py, its arguments and config.json. `more`: lines that add to the arguments; `from_first_rank`:
+    whether other ranks than the first build the model without weights.
+
+    Raises InputError for a model that transformers has not."""
+    config = to_hugging_face(x.model)
+    _require_whole(x, config)
+    return {
+        "train.py": SCRIPT.format(
+            seq=x.job.seq,
+            more=more,
+            imports="from contextlib import nullcontext\n" if from_first_rank else "",
+            packages="from accelerate import init_empty_weights\n" if from_first_rank else "",
+            model=_FROM_FIRST_RANK if from_first_rank else _MODEL,
+        ),
+        "training_arguments.json": json.dumps(given, indent=2) + "\n",
+        "config.json": json.dumps(config, indent=2) + "\n",
+    }
+
+
+def _require_whole(x: Subject, config: dict[str, Any]) -> None:
+    """Require that config.json builds the model: what a reader makes of it is the same."""
+    reader = family_of(x.model.family).read
+    assert reader is not None  # a family that is written is read
+    back = complete({"family": x.model.family, **reader(Config(config, Path("config.json")))})
+    for name in MODEL_FIELDS:
+        if (
+            name in back
+            and name not in ("experts", "latent", "rope_scaling")
+            and back[name] != getattr(x.model, name)
+        ):
+            reason = f"transformers' {x.model.family} has {back[name]}"
+            raise InputError(f"model.{name}", getattr(x.model, name), reason, "use another family")
+
+
+def blanks(x: Subject) -> tuple[Blank, ...]:
+    """Return what a plan cannot know."""
+    t = x.plan.train
+    return (
+        Blank("DATA_PATH", "Training data: a dataset that datasets.load_dataset reads, with a column `text`."),
+        Blank("TOKENIZER", f"A Hugging Face tokenizer, of {x.model.vocab:,} tokens at most."),
+        Blank("CHECKPOINTS", "Folder for checkpoints, on a file system that all nodes see."),
+        Blank("LR", "Peak learning rate.", *((f"{t.scaled_lr(x.job.global_batch):g}",) if x.trained else ())),
+        Blank("TRAIN_ITERS", "Optimizer steps.", *((str(t.steps),) if x.trained else ())),
+    )

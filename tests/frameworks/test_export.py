@@ -1,0 +1,135 @@
+"""Exports: what is written follows from the plan, and what a target cannot express is refused by name."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.exports import draw
+
+from phalanx.answers.export import TARGETS, Export, export, write
+from phalanx.frameworks.launchers.registry import LAUNCHERS
+from phalanx.frameworks.megatron import layout
+from phalanx.frameworks.registry import ROWS
+from phalanx.frameworks.subject import subject
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.plan import Plan
+from phalanx.spec.job import Train
+from phalanx.spec.strategy.spec import Strategy
+
+
+def _plan(stack: str, **strategy: object) -> Plan:
+    """Return a plan of Llama 3 8B under a stack with a strategy of these fields."""
+    rng = random.Random(1)
+    drawn = draw.plan(ROWS[stack], rng, ("llama3-8b",), options=False)
+    s = Strategy(**strategy)  # type: ignore[arg-type]
+    return replace(drawn, strategy=s, job=replace(drawn.job, global_batch=4 * s.dp * s.micro_batch, seq=4096))
+
+
+def _settings(e: Export) -> dict[str, object]:
+    return {s.key: s.value for g in e.program.groups for s in g.settings}
+
+
+def test_degrees_of_a_plan_stand_in_megatrons_arguments() -> None:
+    flags = _settings(export(_plan("megatron-core", dp=2, zero=1, tp=4, sp=True, pp=2), "megatron"))
+    assert flags["--tensor-model-parallel-size"] == 4
+    assert flags["--pipeline-model-parallel-size"] == 2
+    assert flags["--sequence-parallel"] is True
+    assert flags["--use-distributed-optimizer"] is True
+    assert "--pipeline-model-parallel-layout" not in flags, "32 blocks divide evenly"
+
+
+def test_what_megatron_has_not_is_refused_with_field_value_and_mend() -> None:
+    with pytest.raises(InputError, match=r"strategy\.zero = 3.*use 0 or 1"):
+        export(_plan("megatron-core", dp=8, zero=3), "megatron")
+
+
+@pytest.mark.parametrize("blocks", [(7, 8, 8, 9), (1, 1), (0, 4, 4, 0), (5, 5, 5, 5, 5, 4)])
+def test_a_pipeline_layout_is_read_as_it_was_written(blocks: tuple[int, ...]) -> None:
+    assert layout.read(layout.written(blocks, 1)) == (blocks, 1)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_scripts_have_no_syntax_error_and_stop_at_a_blank(launcher: str, tmp_path: Path) -> None:
+    e = export(_plan("megatron-core", dp=16), "megatron", launcher)
+    scripts = [p for p in write(e, tmp_path / "out") if p.suffix in (".sh", ".sbatch")]
+    for path in scripts:
+        subprocess.run(["bash", "-n", path], check=True)
+    run = subprocess.run(["bash", tmp_path / "out/train.sh"], capture_output=True, text=True)
+    assert run.returncode == 2
+    assert "is a blank: fill it in" in run.stderr
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"already holds notes\.txt"):
+        write(export(_plan("megatron-core", dp=8), "megatron"), tmp_path)
+
+
+@pytest.mark.parametrize(("to", "stack"), [(to, stack) for to, t in TARGETS.items() for stack in t.stacks])
+def test_a_strategy_in_canonical_form_stays_so(to: str, stack: str) -> None:
+    rng = random.Random(f"{to} {stack}")
+    for _ in range(20):
+        x = subject(draw.plan(ROWS[stack], rng), ROWS[stack])
+        assert subject(replace(x.plan, strategy=x.s), ROWS[stack]).s == x.s
+
+
+def test_the_end_of_the_decay_leaves_with_a_plan_that_says_how_to_train() -> None:
+    """As a number beside the peak, or as its share; without a job it is 0."""
+    plan = _plan("megatron-core", dp=8)
+    assert "MIN_LR=${MIN_LR:-0}\n" in export(replace(plan, train=Train()), "megatron").files["train.sh"]
+    trained = replace(plan, train=Train(name="run", lr=1e-3, min_lr_ratio=0.2))
+    for to in TARGETS:
+        text = "".join(export(trained, to).files.values())
+        assert {
+            "torchtitan": "min_lr_factor=0.2",
+            "deepspeed": '"min_lr_rate": 0.2',
+            "accelerate": '"min_lr_rate": 0.2',
+            "maxtext": "learning_rate_final_fraction: 0.2",
+        }.get(to, "MIN_LR=${MIN_LR:-0.0002}") in text, to
+
+
+def test_a_bridge_plan_has_what_its_scheduler_needs() -> None:
+    """Megatron-Bridge's defaults are None, which its OptimizerParamScheduler compares with 0."""
+    keys = _settings(export(_plan("megatron-bridge", dp=8), "bridge"))
+    assert {"optimizer.min_lr", "scheduler.start_weight_decay", "scheduler.end_weight_decay"} <= set(keys)
+
+
+def test_transformers_knows_the_learning_rate_before_deepspeed_is_configured() -> None:
+    """`lr: auto` is filled in when TrainingArguments are made; a batch must count all ranks as replicas."""
+    e = export(_plan("deepspeed", dp=2, zero=1, tp=4), "deepspeed")
+    script = e.files["train.py"]
+    assert script.index('"learning_rate": float') < script.index("parse_dict(given)")
+    assert "train_batch_size" not in _settings(e)
+    assert "train_batch_size" in _settings(export(_plan("deepspeed", dp=8, zero=1), "deepspeed"))
+
+
+def test_accelerate_holds_initial_weights_once_and_splits_no_layer() -> None:
+    script = export(_plan("accelerate", dp=8, zero=3), "accelerate").files["train.py"]
+    assert 'nullcontext() if os.environ.get("RANK", "0") == "0" else init_empty_weights()' in script
+    with pytest.raises(InputError, match=r"strategy\.tp = 2: accelerate splits no layer"):
+        export(_plan("accelerate", dp=4, zero=3, tp=2), "accelerate")
+
+
+@pytest.mark.parametrize("launcher", ["jobset", "skypilot"])
+def test_a_blank_that_a_launcher_passes_on_is_a_blank(launcher: str, tmp_path: Path) -> None:
+    """Manifests name theirs FILL-IN-LR and so on: train.sh stops at these too."""
+    plan = replace(_plan("torchtitan", dp=8, zero=3), train=Train())
+    write(export(plan, "torchtitan", launcher), tmp_path)
+    blanks = {name: f"FILL-IN-{name}" for name in ("DATA_PATH", "TOKENIZER", "CHECKPOINTS", "LR", "TRAIN_ITERS")}
+    assert all(value in "".join(p.read_text() for p in tmp_path.iterdir()) for value in blanks.values())
+    run = subprocess.run(
+        ["bash", "train.sh"], cwd=tmp_path, env={"PATH": "/usr/bin:/bin", **blanks}, capture_output=True, text=True
+    )
+    assert (run.returncode, "DATA_PATH is a blank" in run.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_checkpoints_leave_the_folder_of_the_export(to: str) -> None:
+    """It is read-only in a pod, and on one node's disk elsewhere."""
+    e = export(_plan(TARGETS[to].stacks[0], dp=8), to)
+    assert "CHECKPOINTS" in [b.name for b in e.program.blanks]
+    assert any("CHECKPOINTS" in text.split("done\n", 1)[-1] for text in e.files.values())

@@ -1,0 +1,211 @@
+"""phalanx plan --from: what to change in a configuration, each change priced; and what else takes one."""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+import tempfile
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from support.in_process_cli import phalanx
+
+from phalanx.answers.improve import Improvement, improve
+from phalanx.answers.question import Asked, read
+from phalanx.answers.read import read as configuration
+from phalanx.frameworks.registry import ROWS
+from phalanx.report.improve import changes
+from phalanx.spec.errors import InputError
+
+LLAMA = """torchrun --nnodes 8 --nproc_per_node 8 pretrain_gpt.py --num-layers 80 --hidden-size 8192
+ --num-attention-heads 64 --group-query-attention --num-query-groups 8 --ffn-hidden-size 28672 --swiglu
+ --normalization RMSNorm --position-embedding-type rope --disable-bias-linear --untie-embeddings-and-output-weights
+ --padded-vocab-size 128256 --max-position-embeddings 8192 --seq-length 8192 --global-batch-size 512 --bf16
+ --use-distributed-optimizer --micro-batch-size 1"""
+SLOW = f"""{LLAMA} --tensor-model-parallel-size 8 --sequence-parallel --pipeline-model-parallel-size 4
+ --num-layers-per-virtual-pipeline-stage 5 --recompute-granularity full --recompute-method uniform
+ --recompute-num-layers 1"""
+
+
+def script(folder: Path, words: str) -> Path:
+    path = folder / "run.sh"
+    path.write_text(words.replace("\n", " \\\n"))
+    return path
+
+
+@cache
+def improved(words: str) -> Improvement:
+    with tempfile.TemporaryDirectory() as folder:
+        path = script(Path(folder), words)
+        return improve(configuration([path]), read(Asked(path, cluster="dgx-h100")), 0.05, "dgx-h100")
+
+
+def applied(words: str, changes: list[tuple[str, str, str]]) -> str:
+    """Edit a command line as a user would, setting by setting."""
+    tokens = shlex.split(words)
+    for key, old, new in changes:
+        if key in tokens:
+            at = tokens.index(key)
+            end = at + 1
+            while end < len(tokens) and not tokens[end].startswith("--"):
+                end += 1
+            assert (" ".join(tokens[at + 1 : end]) or "on") == old, key
+            tokens[at:end] = [] if not new else [key] if new == "on" else [key, *new.split()]
+        else:
+            assert not old, key
+            tokens += [key] if new == "on" else [key, *shlex.split(new)]
+    return " ".join(map(shlex.quote, tokens))
+
+
+def test_the_file_with_its_settings_changed_is_the_better_plan(tmp_path: Path) -> None:
+    """A user edits the printed settings into the script: reading it gives the better strategy and its price."""
+    x = improved(SLOW)
+    assert x.better.seconds < 0.9 * x.now.seconds
+    assert x.better.fits
+    edits = [(e.key, e.old, e.new) for c in x.changes for e in c.edits]
+    asked = Asked(script(tmp_path, applied(SLOW, edits)), cluster="dgx-h100")
+    again = read(asked)
+    assert again.strategy is not None
+    assert replace(again.strategy, layers="auto") == x.better.strategy
+    assert again.pricing.extra == x.better.options
+    assert again.subject.priced.seconds == pytest.approx(x.better.seconds, rel=0.002)
+
+
+def test_each_change_is_priced_alone_and_together(tmp_path: Path) -> None:
+    x = improved(SLOW)
+    assert x.changes[-1].together == x.better
+    times = [x.now.seconds, *(c.together.seconds for c in x.changes)]
+    assert times == sorted(times, reverse=True), "each change brings something"
+    first = x.changes[0]
+    assert first.alone is not None
+    assert first.alone.seconds == first.together.seconds
+    assert first.fields == {"recompute": ("full", "none")}
+    for c in x.changes:
+        about = ("llama3-70b", "dgx-h100", 64, 512, 8192, str(c.together.strategy))
+        q = read(Asked(None, *about, options=c.together.options))
+        assert q.subject.priced.seconds == pytest.approx(c.together.seconds, rel=1e-9)
+    assert ROWS["megatron-core"].refusal(x.better.strategy, x.better.options) is None
+
+
+def test_the_best_has_nothing_to_change(tmp_path: Path) -> None:
+    x = improved(SLOW)
+    edits = [(e.key, e.old, e.new) for c in x.changes for e in c.edits]
+    best = improved(applied(SLOW, edits))
+    assert best.changes == ()
+    assert best.plan is None
+
+
+def test_plan_from_writes_the_plan_and_prints_the_settings(tmp_path: Path) -> None:
+    script(tmp_path, SLOW)
+    code, out, err = phalanx(tmp_path, "plan", "--from", "run.sh", "--cluster", "dgx-h100", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["prediction"]["stack"] == "megatron-core"
+    assert plan["prediction"]["step_time_s"] == pytest.approx(found["better"]["step_time_s"])
+    assert [e["new"] for c in found["changes"] for e in c["settings"] if "granularity" in e["key"]] == [""]
+    code, out, err = phalanx(tmp_path, "compare", "run.sh", "plan.json", "--json")
+    assert code == 0, err
+    assert json.loads(out)["settings_that_differ"]["--recompute-granularity"] == ["full", ""]
+
+
+def test_the_settings_are_a_table() -> None:
+    x = improved(SLOW)
+    screen = Console(width=100, file=io.StringIO())
+    screen.print(changes(x.now, x.changes))
+    assert isinstance(screen.file, io.StringIO)
+    out = screen.file.getvalue()
+    assert "--recompute-granularity" in out
+    assert "leave out" in out
+
+
+def test_conditions_hold_and_other_spellings_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(NANOTRON)
+    limits = ("--where", "tp<=4")
+    words = ("plan", "--from", "config.yaml", "--cluster", "dgx-h100", "--json")
+    code, out, err = phalanx(tmp_path, *words, *limits)
+    assert code == 0, err
+    found = json.loads(out)
+    keys = [e["key"] for c in found["changes"] for e in c["settings"]]
+    assert "parallelism.tp" in keys
+    assert "tp=8" not in found["better"]["strategy"]
+
+
+NANOTRON = """
+parallelism: {dp: 4, pp: 2, pp_engine: afab, tp: 8, tp_mode: ALL_REDUCE, recompute_layer: true}
+tokens: {sequence_length: 4096, micro_batch_size: 1, batch_accumulation_per_replica: 32, train_steps: 10}
+optimizer: {zero_stage: 0, accumulate_grad_in_fp32: true}
+model:
+  dtype: bfloat16
+  model_config: {is_llama_config: true, hidden_size: 4096, intermediate_size: 14336, num_hidden_layers: 32,
+    num_attention_heads: 32, num_key_value_heads: 8, vocab_size: 128256, max_position_embeddings: 8192}
+"""
+
+
+def test_a_configuration_becomes_a_plan(tmp_path: Path) -> None:
+    script(tmp_path, SLOW)
+    code, _, err = phalanx(tmp_path, "read", "run.sh", "--cluster", "dgx-h100", "--out", "mine.json")
+    assert code == 0, err
+    _, out, _ = phalanx(tmp_path, "predict", "mine.json", "--json")
+    _, same, _ = phalanx(tmp_path, "predict", "run.sh", "--cluster", "dgx-h100", "--json")
+    assert json.loads(out)["step_time_s"] == json.loads(same)["step_time_s"]
+    code, out, _ = phalanx(tmp_path, "read", "run.sh", "--out", "mine.json")
+    assert code == 2
+
+
+def test_options_of_a_file_are_priced(tmp_path: Path) -> None:
+    """Moments in bf16, an optimizer on the host and fp8 products change memory and time of the same strategy."""
+    script(tmp_path, SLOW)
+
+    def predicted(*more: str) -> tuple[float, float]:
+        script(tmp_path, " ".join((SLOW, *more)))
+        code, out, err = phalanx(tmp_path, "predict", "run.sh", "--cluster", "dgx-h100", "--json")
+        assert code == 0, err
+        found = json.loads(out)
+        return found["step_time_s"], found["memory_bytes"]["reserved"]
+
+    plain = predicted()
+    moments = predicted("--use-precision-aware-optimizer", "--exp-avg-dtype bf16", "--exp-avg-sq-dtype bf16")
+    assert moments[1] < plain[1]
+    offloaded = predicted("--optimizer-cpu-offload", "--use-precision-aware-optimizer")
+    assert offloaded[0] > plain[0]
+    assert offloaded[1] < plain[1]
+    assert predicted("--fp8-format hybrid")[0] < plain[0]
+    script(tmp_path, f"{SLOW} --fp8-format hybrid --fp8-recipe blockwise")
+    _, out, _ = phalanx(tmp_path, "read", "run.sh", "--json")
+    assert json.loads(out)["options"] == {"products": "float8-block"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("plan", "--from", "run.sh"), "--cluster: is missing"),
+        (("plan", "--from", "none.sh", "--cluster", "dgx-h100"), "no such file"),
+        (("plan", "--from", "run.sh", "--cluster", "dgx-h100", "--stack", "maxtext"), "is a configuration of"),
+        (("plan", "--from", "run.sh", "--cluster", "dgx-h100", "--tokens", "1B"), "does not go with --from"),
+        (("plan", "--from", "notes.txt", "--cluster", "dgx-h100"), "is no configuration"),
+        (("read", "run.sh", "--batch", "8"), "is for the plan that --out writes"),
+    ],
+)
+def test_wrong_questions_get_one_line(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    script(tmp_path, SLOW)
+    (tmp_path / "notes.txt").write_text("mine")
+    code, out, err = phalanx(tmp_path, *words)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert said in err
+
+
+def test_what_the_stack_refuses_is_said(tmp_path: Path) -> None:
+    """Interleaving with fewer micro-batches than stages is priced, and refused by the row."""
+    few = SLOW.replace("--global-batch-size 512", "--global-batch-size 4")
+    x = improved(few)
+    assert "micro-batch for each pipeline rank" in x.refused
+
+
+def test_ranks_that_do_not_divide_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="multiple of 32"):
+        read(Asked(script(tmp_path, SLOW), cluster="dgx-h100", gpus=48))
