@@ -6,7 +6,7 @@ python -m calibration --further OWNER ...      step times alone, moving only the
                                                `ampere` or `nvidia.misaligned`
 python -m calibration --leave-out [FAMILY ...] for every family (or these), fit without its rows, predict them, and
                                                write the constants to src/phalanx/validate/data/left_out.json
-... --write                                    also write src/phalanx/cost/analytic/fitted_constants.py
+... --write                                    also write src/phalanx/cost/analytic/fitted_constants.json
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from calibration import memory
 from calibration.fit import Data, Free, descend, fit, offsets_of
 from calibration.free_constants import LAUNCHES, LEFT_OUT, family, fitted, free, timed
 from calibration.write import write, write_left_out
-from phalanx.cost.analytic.fitted_constants import CONSTANTS
+from phalanx.cost.analytic.fitted_constants import fitted_constants
 from phalanx.spec.errors import InputError, nearest
 from phalanx.validate.from_row import Case, cases
 from phalanx.validate.prediction_error import kinds_of
@@ -136,18 +136,18 @@ def main(arguments: Sequence[str]) -> None:
         named, fitted_keys = named or list(LEFT_OUT), {f.key for f in free()}
         for name in named:
             left_out = LEFT_OUT[name]
-            constants = without_family(rows, CONSTANTS, left_out)
+            constants = without_family(rows, fitted_constants(), left_out)
             show(table(rows, constants, left_out), f"  without {name}")
             kinds = {kinds_of(c.row) for c in rows if family(c) in left_out}
             write_left_out(name, sorted(kinds), {k: v for k, v in constants.items() if k in fitted_keys})
         return
     if "--further" in arguments:
-        constants = further(rows, CONSTANTS, named, say=_announce)
+        constants = further(rows, fitted_constants(), named, say=_announce)
     else:
         links = link_constants.fitted()
         constants = {**links, **times(rows, links, say=_announce)}
     if named:
-        constants |= {key: value for key, value in CONSTANTS.items() if key not in constants}
+        constants |= {key: value for key, value in fitted_constants().items() if key not in constants}
     else:
         constants |= memory.fitted(constants)
     show(table(rows, constants))

@@ -9,23 +9,22 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from calibration.robust import minimise
+from calibration.write import rounded, save
 from phalanx.cost.hardware.columns import take
-from phalanx.cost.kernels import chip as chip_room
-from phalanx.cost.kernels.chip import COMMON
+from phalanx.cost.kernels import fitted as shipped
+from phalanx.cost.kernels.fitted import COMMON
 from phalanx.validate.kernels import KINDS, LEFT_OUT, Measured, chips_of, measured
 
 Floats = npt.NDArray[np.float64]
 COMMON_SPREAD, GENERATION_SPREAD, LIBRARY_SPREAD = 0.7, 0.2, 0.8
 MOST = 700
 """Rows of a kind and GPU that are fitted on, evenly taken; all are scored."""
-FITTED_FILE = Path(chip_room.__file__).parent / "fitted.py"
 
 
 class Problem:
@@ -115,11 +114,6 @@ def thinned(rows: Measured) -> Measured:
     return rows.only(np.sort(np.concatenate(keep)))
 
 
-def rounded(table: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Return constants with four digits."""
-    return {k: {f: float(f"{v:.4g}") for f, v in row.items()} for k, row in table.items()}
-
-
 def main() -> None:
     """Fit each kind, then without each GPU, and write both."""
     by_kind, _ = measured()
@@ -146,13 +140,7 @@ def main() -> None:
             put(without.setdefault(str(gpu), ({}, {})), other, other.fit(steps=12))
     if "--dry" in sys.argv:
         return
-    text = (
-        '"""Constants of kernels, written by `python -m calibration.kernels`. What each is: the kernels\' files."""'
-    )
-    text += "\n\n"
-    text += f"CHIPS: dict[str, dict[str, dict[str, float]]] = {chips!r}\n"
-    text += f"LIBRARIES: dict[str, dict[str, dict[str, float]]] = {libraries!r}\n"
-    FITTED_FILE.write_text(text)
+    save(shipped.FILE, {"chips": chips, "libraries": libraries})
     LEFT_OUT.write_text(json.dumps(without, indent=0) + "\n")
 
 

@@ -1,17 +1,19 @@
-"""Write fitted constants to the source file that ships: `python -m calibration --write`."""
+"""Write fitted constants to the data files that ship."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from calibration.links import KEYS
-from phalanx.cost.analytic import fitted_constants as module
+from phalanx.cost.analytic import fitted_constants
 from phalanx.validate import left_out
 
-# The published runs that determine an owner's constants; written as a comment above them.
+# The published runs that determine an owner's constants.
 ORIGINS = {
+    "links": "nccl-tests of collectives.csv",
     "nvidia": "all families on NVIDIA's chips",
     "ampere": "vtrain, llm-foundry, megatron-sc21, bigscience-bloom on A100",
     "hopper": "nvidia-dgxc-benchmarking, hf-ultrascale, llm-foundry, nemo-megatron-bridge on H100",
@@ -45,31 +47,37 @@ ORIGINS = {
 }
 
 
+def rounded(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return constants, or tables of them, with four digits."""
+    return {k: rounded(v) if isinstance(v, Mapping) else float(f"{v:.4g}") for k, v in table.items()}
+
+
+def save(path: Path, content: object) -> None:
+    """Write a data file that ships."""
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
 def write(constants: Mapping[str, float]) -> None:
-    """Replace CONSTANTS in `phalanx.cost.analytic.fitted_constants`, owner by owner, with four digits each."""
-    path = Path(module.__file__)
-    source = path.read_text()
-    start = source.index("CONSTANTS: ")
-    end = source.index("\n\n\n", start)
-    lines = ["CONSTANTS: dict[str, float] = {"]
-    links = {key: constants[key] for key in KEYS}
-    lines += ["    # links: nccl-tests of collectives.csv"]
-    lines += [f'    "{key}": {value:.4g},' for key, value in links.items()]
-    owners: dict[str, list[str]] = {}
+    """Write the constants that ship, owner by owner, with the runs that determine each."""
+    groups: dict[str, dict[str, float]] = {"links": {key: constants[key] for key in KEYS}}
     for key, value in constants.items():
-        if key not in links:
-            owners.setdefault(key.rsplit(".", 1)[0], []).append(f'    "{key}": {value:.4g},')
-    for owner, values in owners.items():
-        origin = ORIGINS.get(owner, owner.replace("megatron-bridge-", "nemo-megatron-bridge of release "))
-        lines += [f"    # {owner}: {origin}", *values]
-    path.write_text(source[:start] + "\n".join([*lines, "}"]) + source[end:])
+        if key not in KEYS:
+            groups.setdefault(key.rsplit(".", 1)[0], {})[key] = value
+    save(
+        fitted_constants.FILE,
+        [{"name": name, "fitted_on": _origin(name), "constants": rounded(group)} for name, group in groups.items()],
+    )
+
+
+def _origin(owner: str) -> str:
+    return ORIGINS.get(owner, owner.replace("megatron-bridge-", "nemo-megatron-bridge of release "))
 
 
 def write_left_out(name: str, kinds: Sequence[str], constants: Mapping[str, float]) -> None:
     """Replace one entry of `phalanx.validate.left_out`: the constants fitted without these kinds of runs, as far as
     they differ from those that ship, with four digits each."""
-    rounded = {key: float(f"{value:.4g}") for key, value in constants.items()}
-    changed = {key: value for key, value in rounded.items() if module.CONSTANTS.get(key) != value}
+    shipped = fitted_constants.fitted_constants()
+    changed = {key: value for key, value in rounded(constants).items() if shipped.get(key) != value}
     known = json.loads(left_out.FILE.read_text()) if left_out.FILE.exists() else {}
     known[name] = {"kinds": list(kinds), "constants": changed}
     left_out.FILE.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")

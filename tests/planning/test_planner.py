@@ -199,7 +199,7 @@ def test_nothing_that_is_shown_beats_the_best():
         ({"--price": "2"}, "say how long it is, e.g. --tokens 300B"),
         ({"--objective": "days"}, "--tokens: is missing"),
         ({"--objective": "money", "--tokens": "300B"}, "--price: is missing"),
-        ({"--profile": "megatron-cor"}, "did you mean"),
+        ({"--stack": "megatron-cor"}, "did you mean"),
     ],
 )
 def test_bad_questions_get_one_line(tmp_path, changes, said):

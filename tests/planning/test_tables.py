@@ -275,7 +275,7 @@ def test_tables_are_drawn(tmp_path):
     ],
 )
 def test_wrong_words_get_one_line(tmp_path, words, said):
-    shutil.copy(Path(__file__).parents[1] / "spec" / "data" / "plan_v1.json", tmp_path / "plan.json")
+    shutil.copy(Path(__file__).parent / "data" / "plan.json", tmp_path / "plan.json")
     code, out, err = phalanx(tmp_path, *words)
     assert (code, out) == (2, "")
     assert said in err

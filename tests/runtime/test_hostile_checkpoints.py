@@ -11,17 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from support import forked_cli
 from support.in_process_cli import phalanx
+from support.resealed import reseal
 from support.sockets import Touch
 from support.struck_runs import folder_of_runs, words
-from support.version_2 import as_version_2, reseal
 
 from phalanx.nn.hugging_face import files
-from phalanx.runtime.checkpoint import store
-from phalanx.runtime.checkpoint.container import Reader
-from phalanx.runtime.checkpoint.manifest import MANIFEST, CheckpointError, Chunk, seal
+from phalanx.runtime.checkpoint.manifest import MANIFEST, seal
 from phalanx.spec.errors import InputError
 from phalanx.spec.model import presets
 from phalanx.spec.model.families import complete
@@ -31,9 +28,8 @@ RANK, INDEX = "rank-00000.safetensors", "tensors.json"
 
 
 def _pickle(path: Path, owned: Path) -> None:
-    """Metadata of an earlier release that are a pickle of code."""
-    as_version_2(path.parent, int(path.name.removeprefix("step-")))
-    (path / ".metadata").write_bytes(pickle.dumps(Touch(owned)))
+    """Replace the tensors of a rank by a pickle of code, as torch.save would write them."""
+    (path / RANK).write_bytes(pickle.dumps(Touch(owned)))
     reseal(path)
 
 
@@ -146,45 +142,6 @@ def test_a_hostile_checkpoint_is_not_resumed(here: Path, kind: str) -> None:
     assert "cannot be loaded" in err.splitlines()[-1], err
     assert not (here / "owned").exists()
     assert run.exists()
-
-
-def test_a_checkpoint_of_an_earlier_release_is_read(tmp_path: Path) -> None:
-    tensors = {
-        "parameters.a": torch.randn(5, 3, 2),
-        "parameters.b": torch.randn(7).bfloat16(),
-        "optimizer.step": torch.tensor(3.0),
-        "residual.draws": torch.arange(3),
-    }
-    chunks = [
-        Chunk(name, tuple(t.shape), (0,) * t.dim(), tuple(t.shape), t.dtype, t.clone) for name, t in tensors.items()
-    ]
-    store.write_alone(tmp_path, 1, chunks, {})
-    path = as_version_2(tmp_path, 1, ranks=3)
-    assert sorted(file.name for file in path.iterdir())[:2] == [".metadata", "__0_0.distcp"]
-    assert store.newest_good(tmp_path) == 1
-    reader = Reader(tmp_path, 1)
-    for name, tensor in tensors.items():
-        assert reader.contents[name] == (tuple(tensor.shape), tensor.dtype)
-        assert reader.read(name, 0, tensor.numel()).equal(tensor.flatten())
-    file = path / "__0_0.distcp"
-    file.write_bytes(file.read_bytes().replace(b"PK\x03\x04", b"PK\x03\x05"))
-    reseal(path)
-    with pytest.raises(CheckpointError, match="an archive of a tensor cannot be read"):
-        Reader(tmp_path, 1)
-
-
-def test_code_beside_the_elements_is_not_run(tmp_path: Path) -> None:
-    """The archives of earlier releases hold a pickle each, data.pkl, which is never looked at."""
-    store.write_alone(tmp_path, 1, [Chunk("a", (2,), (0,), (2,), torch.float32, lambda: torch.ones(2))], {})
-    path = as_version_2(tmp_path, 1, ranks=1)
-    file, evil = path / "__0_0.distcp", pickle.dumps(Touch(tmp_path / "owned"))
-    data = file.read_bytes()
-    at = data.index(b"data.pkl") + 8
-    at = data.index(b"\x80\x02", at)
-    file.write_bytes(data[:at] + evil + data[at + len(evil) :])
-    reseal(path)
-    assert Reader(tmp_path, 1).read("a", 0, 2).tolist() == [1, 1]
-    assert not (tmp_path / "owned").exists()
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])

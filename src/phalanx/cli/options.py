@@ -61,9 +61,7 @@ _CLUSTER = typer.Option(
 _GPUS = typer.Option("--gpus", help="Number of GPUs.")
 _BATCH = typer.Option("--batch", help="Global batch: sequences per step, over all GPUs.")
 _SEQ = typer.Option("--seq", help="Sequence length in tokens.")
-_STACK = typer.Option(
-    "--stack", "--profile", metavar="STACK", help="Software stack whose step is priced.", autocompletion=stacks
-)
+_STACK = typer.Option("--stack", metavar="STACK", help="Software stack whose step is priced.", autocompletion=stacks)
 Model = Annotated[str | None, _MODEL]
 Cluster = Annotated[str | None, _CLUSTER]
 Gpus = Annotated[int | None, _GPUS]
@@ -74,7 +72,6 @@ OptionalStack = Annotated[
     str | None,
     typer.Option(
         "--stack",
-        "--profile",
         metavar="STACK",
         help="Software stack whose step is priced; by default that of the plan, else megatron-core.",
         autocompletion=stacks,

@@ -23,7 +23,7 @@ def place(
         ),
     ],
     strategy: StrategyLine = None,
-    profile: OptionalStack = None,
+    stack: OptionalStack = None,
     search: Annotated[
         bool, typer.Option("--search/--no-search", help="Also look for strategies that suit these GPUs better.")
     ] = True,
@@ -58,7 +58,7 @@ def place(
         if out and out.exists() and not out.is_dir():
             raise InputError("--out", str(out), "is a file", "name a folder")
         leaves = leaves_of(topology) if topology else None
-        a = answer(job_of_plan(plan, strategy, profile), free, leaves, search)
+        a = answer(job_of_plan(plan, strategy, stack), free, leaves, search)
         if out:
             files = launch_files(launcher, a.placed.placement) if launcher else {}
             out.mkdir(parents=True, exist_ok=True)

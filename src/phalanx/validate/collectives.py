@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.cost.analytic.chips import system
-from phalanx.cost.analytic.fitted_constants import CONSTANTS
 from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.validate.models import Unspecified
 from phalanx.validate.records import Row
@@ -79,7 +78,7 @@ def point(row: Row) -> Point:
     return Point(row, op, _NAMES.get(chip, chip), node, stated[0] if stated else 50e9, cloud, ranks, size, seconds)
 
 
-def predicted_s(p: Point, constants: Mapping[str, float] = CONSTANTS) -> float:
+def predicted_s(p: Point, constants: Mapping[str, float] | None = None) -> float:
     """Predict the seconds of a measured collective."""
     return float(collective_s(p.op, p.bytes, p.ranks, 1, system(p.chip, p.node, p.nic, p.cloud, constants)))
 

@@ -28,10 +28,9 @@ from phalanx.cost.kernels.attention import (
     decode_attention_s,
     prompt_attention_s,
 )
-from phalanx.cost.kernels.chip import COMMON, KernelChip, generation_of, kernel_chip
+from phalanx.cost.kernels.chip import KernelChip, generation_of, kernel_chip
 from phalanx.cost.kernels.experts import ExpertConstants, ExpertLibrary, ExpertRate, Experts, experts_s
-from phalanx.cost.kernels.fitted import CHIPS as FITTED_CHIPS
-from phalanx.cost.kernels.fitted import LIBRARIES as FITTED_LIBRARIES
+from phalanx.cost.kernels.fitted import COMMON, KernelConstants, Rows, kernel_constants
 from phalanx.cost.kernels.product import ProductConstants, ProductLibrary, product_s
 from phalanx.validate.records import FOLDER
 from phalanx.validate.scores import errors
@@ -40,8 +39,6 @@ KERNELS = FOLDER / "kernels.csv.xz"
 LEFT_OUT = FOLDER / "kernels_left_out.json"
 """Constants as fitted without each GPU."""
 Floats = npt.NDArray[np.float64]
-Fitted = tuple[Mapping[str, Mapping[str, Mapping[str, float]]], Mapping[str, Mapping[str, Mapping[str, float]]]]
-"""(constants by kind and generation, constants by kind and library)."""
 _CHIP_OF = {"A100-SXM": "A100", "H100-SXM": "H100"}
 _BYTES = {
     **{"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "nvfp4": 0.5 + 1 / 16, "int4_wo": 0.5 + 2 / 128},
@@ -235,18 +232,18 @@ def chips_of(rows: Measured) -> tuple[KernelChip, list[str]]:
     return take([kernel_chip(k) for k in known], places), [generations[p] for p in places]
 
 
-def columns_of(cls: type[Any], table: Mapping[str, Mapping[str, float]], keys: Sequence[str]) -> Any:
+def columns_of(cls: type[Any], table: Rows, keys: Sequence[str]) -> Any:
     """Return constants as columns, one entry per key; COMMON where a key has no row."""
     names, places = np.unique(np.array(keys), return_inverse=True)
     return take([cls(**table.get(str(n), table.get(COMMON, {}))) for n in names], places)
 
 
-def predicted(rows: Measured, fitted: Fitted = (FITTED_CHIPS, FITTED_LIBRARIES)) -> Floats:
-    """Return the seconds of rows of one kind."""
-    kind, (chips, libraries) = KINDS[rows.kind], fitted
+def predicted(rows: Measured, fitted: KernelConstants | None = None) -> Floats:
+    """Return the seconds of rows of one kind, by default with the constants that ship."""
+    kind, fitted = KINDS[rows.kind], fitted or kernel_constants()
     chip, generations = chips_of(rows)
-    constants = columns_of(kind.constants, chips[rows.kind], generations)
-    of = [columns_of(cls, libraries[rows.kind + part], keys(rows)) for part, cls, keys in kind.libraries]
+    constants = columns_of(kind.constants, fitted.chips[rows.kind], generations)
+    of = [columns_of(cls, fitted.libraries[rows.kind + part], keys(rows)) for part, cls, keys in kind.libraries]
     return np.asarray(kind.seconds(rows, chip, constants, *of))
 
 
@@ -263,7 +260,7 @@ def kernel_scores() -> dict[str, Any]:
         blind = np.empty(len(rows))
         for gpu in np.unique(rows.gpus):
             mine = rows.gpus == gpu
-            blind[mine] = predicted(rows.only(mine), tuple(without[str(gpu)]))
+            blind[mine] = predicted(rows.only(mine), KernelConstants(*without[str(gpu)]))
             if kind != "all-reduce":
                 seen.setdefault(str(gpu), []).append((here[mine], blind[mine], rows.seconds[mine]))
         out["by_kind"][kind] = {**errors(here, rows.seconds), "left_out": errors(blind, rows.seconds)}

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from phalanx.cost.analytic.chips import system
-from phalanx.cost.analytic.fitted_constants import CONSTANTS
 from phalanx.cost.analytic.memory import memory
 from phalanx.cost.analytic.stacks import profile
 from phalanx.cost.analytic.step import step
@@ -62,7 +61,7 @@ class Comparison:
 
 
 def priced(
-    cases: Sequence[Case], constants: Mapping[str, float] = CONSTANTS, beside: Sequence[Benched] | None = None
+    cases: Sequence[Case], constants: Mapping[str, float] | None = None, beside: Sequence[Benched] | None = None
 ) -> tuple[Column, Any]:
     """Predict all cases at once, in columns of one entry per case. `beside`: what was measured beside each run; by
     default what its row says.
@@ -82,7 +81,7 @@ def priced(
     return np.asarray(predicted_step.seconds), (predicted_memory, np.asarray(systems.memory_bytes), room)
 
 
-def compare(rows: Sequence[Row], constants: Mapping[str, float] = CONSTANTS) -> Comparison:
+def compare(rows: Sequence[Row], constants: Mapping[str, float] | None = None) -> Comparison:
     """Predict every row that is specified well enough, and pair the predictions with what was measured. Rows whose
     framework is not known are compared apart."""
     usable, skipped = cases(list(rows))
@@ -93,7 +92,7 @@ def compare(rows: Sequence[Row], constants: Mapping[str, float] = CONSTANTS) -> 
     return replace(known, skipped=skipped, predicted=len(usable), replaced=replaced, generic=apart)
 
 
-def _compared(usable: Sequence[Case], constants: Mapping[str, float]) -> Comparison:
+def _compared(usable: Sequence[Case], constants: Mapping[str, float] | None) -> Comparison:
     if not usable:
         return Comparison([], [], [], [], [], [], 0, {}, Counter())
     seconds, (memory_of, card, room) = priced(usable, constants)

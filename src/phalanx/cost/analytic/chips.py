@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from phalanx.cost.analytic.fitted_constants import CONSTANTS, resolve
+from phalanx.cost.analytic.fitted_constants import resolve
 from phalanx.cost.analytic.kernels import product_s
 from phalanx.cost.hardware.system import System, TierRates
 from phalanx.spec.cluster.chips import CHIPS
@@ -77,20 +77,20 @@ def chain(name: str) -> tuple[str, ...]:
     return (name, *((_PARENTS[name],) if name in _PARENTS else ()), "nvidia")
 
 
-def generation(name: str, constants: Mapping[str, float] = CONSTANTS) -> Generation:
+def generation(name: str, constants: Mapping[str, float] | None = None) -> Generation:
     """Return a Generation by name."""
     return Generation(**(resolve(_DEFAULTS, chain(name), constants) | _BUILT[name]))
 
 
 def system(
-    name: str, node: int, nic: float, cloud: bool = False, constants: Mapping[str, float] = CONSTANTS
+    name: str, node: int, nic: float, cloud: bool = False, constants: Mapping[str, float] | None = None
 ) -> System:
     """Return the System of a chip in nodes (NVLink domains) of `node` ranks, each rank with `nic` bytes/s in one
     direction to other nodes; `cloud`: over a provider's own transport."""
     chip = CHIPS[name]
     g = generation(chip.generation, constants)
     hop, bulk = (g.cloud_hop_s, g.cloud_bulk_s) if cloud else (g.net_hop_s, g.net_bulk_s)
-    clock = constants.get(f"{name}.clock", chip.clock)
+    clock = resolve({"clock": chip.clock}, (name,), constants)["clock"]
     return System(
         peak_bf16=chip.half,
         peak_fp8=chip.fp8,

@@ -1,7 +1,7 @@
 """What a software stack fuses, hides, launches and allocates, as physical constants.
 
 A Profile says nothing about hardware (cost/hardware/system.py) or about a model. Its values are those of one stack
-and release: counted in the stack's code (stacks.py), or fitted on published runs (fitted_constants.py).
+and release: counted in the stack's code (stacks.py), or fitted on published runs (fitted_constants.json).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Software stacks by name: the stack that each derives from, what is known of its code, what it can run, and its
 policy (cost/ledger/policy.py).
 
-`STACKS` holds one entry per stack and release. Fitted numbers are in fitted_constants.py; a stack without a number of
-its own there inherits that of its parent. `profile` puts the two together.
+`STACKS` holds one entry per stack and release. Fitted numbers are in fitted_constants.json; a stack without one
+there inherits that of its parent. `profile` puts the two together.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from phalanx.cost.analytic.fitted_constants import CONSTANTS, resolve
+from phalanx.cost.analytic.fitted_constants import resolve
 from phalanx.cost.analytic.profile import FIELDS, Profile
 from phalanx.cost.ledger.policy import (
     ACCELERATE,
@@ -303,7 +303,7 @@ STACKS: dict[str, Stack] = {
 }
 
 
-def profile(name: str, constants: Mapping[str, float] = CONSTANTS) -> Profile:
+def profile(name: str, constants: Mapping[str, float] | None = None) -> Profile:
     """Return the Profile of a stack by name. Raises InputError for an unknown stack."""
     chain = lineage(name)
     built: dict[str, float] = {}

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from phalanx.cost.hardware.columns import Column
-from phalanx.cost.kernels.fitted import CHIPS as FITTED_CHIPS
-from phalanx.cost.kernels.fitted import LIBRARIES as FITTED_LIBRARIES
+from phalanx.cost.kernels.fitted import COMMON, kernel_constants
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.errors import InputError, nearest
 
-COMMON = "common"
 T = TypeVar("T")
 _SAME = {"blackwell-ultra": "blackwell"}
 _PROCESSORS = {
@@ -81,13 +79,13 @@ def generation_of(name: str) -> str:
 
 def constants(kind: type[T], kernel: str, generation: str) -> T:
     """Return the constants of a kernel, such as `product`, on a generation of chips."""
-    rows = FITTED_CHIPS[kernel]
+    rows = kernel_constants().chips[kernel]
     return kind(**rows.get(generation, rows[COMMON]))
 
 
 def library(kind: type[T], kernel: str, name: str) -> T:
     """Return the constants of a library's kernel. Raises InputError for one that was not measured."""
-    rows = FITTED_LIBRARIES[kernel]
+    rows = kernel_constants().libraries[kernel]
     if name not in rows:
         raise InputError("library", name, f"has no measured kernels of kind {kernel}", nearest(name, rows))
     return kind(**rows[name])

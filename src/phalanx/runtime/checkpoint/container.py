@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phalanx.runtime.checkpoint import index, version_2
+from phalanx.runtime.checkpoint import index
 from phalanx.runtime.checkpoint.boxes import Box, Part, pieces
 from phalanx.runtime.checkpoint.index import StoredBox
 from phalanx.runtime.checkpoint.manifest import CheckpointError, Chunk, about, path_of
@@ -69,9 +69,8 @@ class Reader:
         manifest = about(folder, step)
         self.path = path_of(folder, step)
         sizes = {name: size for name, (size, _) in manifest["files"].items()}
-        read = version_2.tensors if manifest["version"] == 2 else index.tensors
         with self._explained():
-            self._stored = read(self.path, sizes)
+            self._stored = index.tensors(self.path, sizes)
         self.contents = {name: (t.shape, t.dtype) for name, t in self._stored.items()}
 
     def fill(self, parts: Iterable[Part], optional: str | None = None) -> None:

@@ -15,8 +15,6 @@ from torch import Tensor
 from phalanx.runtime.checkpoint.regular_files import read_json, require_plain
 
 VERSION = 3
-READABLE = (2, VERSION)
-"""The versions that this release reads: 2 is torch.distributed.checkpoint's container (version_2.py)."""
 MANIFEST = "phalanx.json"
 _LARGEST = 2**26  # bytes: half a million files
 
@@ -49,10 +47,9 @@ def about(folder: Path, step: int) -> dict[str, Any]:
         manifest = read(path)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be read ({error})") from None
-    if manifest["version"] not in READABLE:
+    if manifest["version"] != VERSION:
         raise CheckpointError(
-            f"checkpoint {path} has version {manifest['version']}; "
-            f"this release reads versions {' and '.join(map(str, READABLE))}"
+            f"checkpoint {path} has version {manifest['version']}; this release reads version {VERSION}"
         )
     return manifest
 
@@ -60,18 +57,18 @@ def about(folder: Path, step: int) -> dict[str, Any]:
 def read(path: Path) -> dict[str, Any]:
     """Read a manifest. Raises OSError if the disk fails, ValueError if it differs from what was written.
 
-    The seal only shows damage, for anybody can write one: of a readable version, the names and sizes of files are
+    The seal only shows damage, for anybody can write one: of this version, the names and sizes of files are
     checked too.
     """
     try:
         manifest: dict[str, Any] = read_json(path / MANIFEST, _LARGEST)
         version = int(manifest["version"])
-        intact = version not in READABLE or manifest["seal"] == seal(manifest)
+        intact = version != VERSION or manifest["seal"] == seal(manifest)
     except (json.JSONDecodeError, UnicodeDecodeError, TypeError, KeyError):
         intact = False
     if not intact:
         raise ValueError(f"{MANIFEST} differs from what was written")
-    if version in READABLE:
+    if version == VERSION:
         _require_files(manifest.get("files"))
     return manifest
 

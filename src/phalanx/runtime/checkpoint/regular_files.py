@@ -37,18 +37,13 @@ def size_of(path: Path) -> int:
     return about.st_size
 
 
-def read_bytes(path: Path, most: int) -> bytes:
-    """Read a regular file of at most `most` bytes. Raises ValueError if it is none or larger, OSError."""
+def read_json(path: Path, most: int) -> Any:
+    """Read a JSON file of at most `most` bytes. Raises ValueError if it is none or larger, OSError."""
     with open(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
             raise ValueError(f"{path.name} has {size} bytes, more than the {most} that are read")
-        return file.read(most)
-
-
-def read_json(path: Path, most: int) -> Any:
-    """Read a JSON file of at most `most` bytes. Raises ValueError if it is none, OSError."""
-    content = read_bytes(path, most)
+        content = file.read(most)
     try:
         return json.loads(content)
     except RecursionError:

@@ -33,7 +33,6 @@ from phalanx.runtime.checkpoint import container
 from phalanx.runtime.checkpoint.boxes import Part
 from phalanx.runtime.checkpoint.manifest import (
     MANIFEST,
-    READABLE,
     VERSION,
     CheckpointError,
     Chunk,
@@ -83,7 +82,7 @@ def newest(folder: Path) -> Path | None:
 def _missing(path: Path) -> str | None:
     """Return what is wrong with a checkpoint as far as file sizes show, or None. Raises OSError.
 
-    For a version that cannot be read, only the manifest is checked.
+    Of another version, only the manifest is checked.
     """
     try:
         manifest = read(path)
@@ -91,7 +90,7 @@ def _missing(path: Path) -> str | None:
         return f"{MANIFEST} is missing"
     except ValueError as error:
         return str(error)
-    for name, (size, _) in manifest["files"].items() if manifest["version"] in READABLE else ():
+    for name, (size, _) in manifest["files"].items() if manifest["version"] == VERSION else ():
         try:
             present = size_of(path / name)
         except FileNotFoundError:

@@ -10,7 +10,7 @@ from typing import Any
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.documents import read_toml
 from phalanx.spec.files.job_file import build
-from phalanx.spec.files.versions import VERSION, current
+from phalanx.spec.files.versions import VERSION, tables_of
 
 
 def to_toml(cluster: ClusterSpec, heading: str = "") -> str:
@@ -32,9 +32,11 @@ def to_toml(cluster: ClusterSpec, heading: str = "") -> str:
 
 
 def cluster_from_toml(path: Path) -> ClusterSpec:
-    """Read a ClusterSpec from a TOML file. One without a version is of version 1. Raises InputError."""
+    """Read a ClusterSpec from a TOML file. Raises InputError."""
     content = read_toml(path, "cluster.file")
-    return build(ClusterSpec, current(content, content.get("version", 1), "cluster.file", str(path)), "cluster")
+    return build(
+        ClusterSpec, tables_of(content, content.get("version", VERSION), "cluster.file", str(path)), "cluster"
+    )
 
 
 def _fields(table: dict[str, Any]) -> list[str]:

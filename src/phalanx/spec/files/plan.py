@@ -20,7 +20,7 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file
 from phalanx.spec.files.job_file import ClusterChoice, JobFile, build
 from phalanx.spec.files.plan_records import require_typed
-from phalanx.spec.files.versions import VERSION, current
+from phalanx.spec.files.versions import VERSION, tables_of
 from phalanx.spec.job import Job, Train
 from phalanx.spec.model.families import family_of
 from phalanx.spec.model.spec import ModelSpec
@@ -64,13 +64,13 @@ def to_dict(plan: Plan) -> dict[str, Any]:
 
 
 def from_dict(content: Any, where: str) -> Plan:
-    """Build a Plan from the JSON that `write` wrote, in this or an older version; `where` names the file in messages.
+    """Build a Plan from the JSON that `write` wrote; `where` names the file in messages.
 
-    Raises InputError for an unknown version or a damaged file.
+    Raises InputError for another version or a damaged file.
     """
     if not isinstance(content, dict) or "version" not in content:
         raise InputError("plan", where, "is not a plan.json")
-    plan = build(Plan, current(content, content["version"], "plan", where), "plan")
+    plan = build(Plan, tables_of(content, content["version"], "plan", where), "plan")
     require_typed(plan.choices, plan.prediction)
     family_of(plan.model.family)
     return plan
@@ -131,7 +131,7 @@ def model_of(folder: Path) -> ModelSpec:
     content = read_json(path, "model")
     if not isinstance(content, dict) or "version" not in content:
         raise InputError("model", str(path), "is not a model.json")
-    model = build(ModelSpec, current(content, content["version"], "model", str(path)).get("model"), "model")
+    model = build(ModelSpec, tables_of(content, content["version"], "model", str(path)).get("model"), "model")
     family_of(model.family)
     return model
 
