@@ -47,10 +47,10 @@ endif
 run: install
 	@$(BIN)/phalanx train examples/quickstart.toml
 
-# Examine this machine's GPUs; without one, the step on an imagined GPU. What is in $(GPU) already is not run again.
+# Examine this machine's GPUs; without one, the step on a fake GPU. What is in $(GPU) already is not run again.
 GPU ?= gpu
 gpu: install
-	@$(BIN)/phalanx doctor --gpu --out $(GPU)
+	@$(BIN)/python -m benchmarks.gpu $(GPU)
 
 # Most tests wait more than they compute: two at a time use two cores. Each worker has its own pool of ranks.
 # From Python 3.12 on, whose sys.monitoring counts lines cheaply, the line coverage is reported too.

@@ -344,8 +344,8 @@ def bench_memory() -> Iterator[Result]:
     """Compare the peak memory of real steps as predicted, as verified without content, and as measured."""
     from benchmarks.memory import CASES, PRECISIONS, job_of, model, strategy_of
     from phalanx.cost.step.expand import expand
+    from phalanx.observation.fake_step import imagine
     from phalanx.schedule.layout import Layout
-    from phalanx.verify.fake_step import imagine
 
     precisions = {p.compute: p for p in PRECISIONS}
     for ranks in CASES:

@@ -14,9 +14,9 @@ import torch
 
 from benchmarks.interleaved import Step, rounds
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.observe.instrument import instrument
 from phalanx.runtime.process.environment import ALONE, external
 from phalanx.runtime.process.rank import run_rank
+from phalanx.runtime.tracing.instrument import instrument
 from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import Job

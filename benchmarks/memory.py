@@ -14,9 +14,9 @@ import torch
 
 from benchmarks.zero import BATCH, SEQ, SIZES
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.observe.instrument import instrument
 from phalanx.runtime.process.environment import ALONE, World, external
 from phalanx.runtime.process.rank import run_rank
+from phalanx.runtime.tracing.instrument import instrument
 from phalanx.spec.files.job_file import build, make_strategy
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import Job, Precision

@@ -17,9 +17,9 @@ from benchmarks.interleaved import Step
 from benchmarks.programs import ddp, fsdp, our_step, torch_step
 from benchmarks.zero import BATCH, SEQ, SIZES
 from phalanx.runtime.comm.recorder import Recorder
-from phalanx.runtime.observe.instrument import Tracker
 from phalanx.runtime.process.environment import ALONE, World, external
 from phalanx.runtime.process.rank import run_rank
+from phalanx.runtime.tracing.instrument import Tracker
 from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import Job

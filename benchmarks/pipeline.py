@@ -33,9 +33,9 @@ from phalanx.nn.init import create, draw
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Recorder
 from phalanx.runtime.model_parallel.pipeline import Pipeline
-from phalanx.runtime.observe.instrument import Tracker
 from phalanx.runtime.process.environment import ALONE, World, external
 from phalanx.runtime.process.rank import run_rank
+from phalanx.runtime.tracing.instrument import Tracker
 from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.actions import Action, PipelineSchedule
 from phalanx.schedule.pipeline.schedules import SCHEDULES

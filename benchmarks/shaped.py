@@ -10,10 +10,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.lab import COMPRESSED, HSDP, QUIET, SERIAL, SHARDED, SHM, WHOLE, crossing
+from benchmarks.lab import hosts as lab
+from benchmarks.lab.hosts import Lab
+from benchmarks.lab_ranks import COMPRESSED, HSDP, QUIET, SERIAL, SHARDED, SHM, WHOLE, crossing
 from benchmarks.result import Result
-from phalanx.measure import lab
-from phalanx.measure.lab import Lab
 from phalanx.measure.steal_time import NOTED
 from phalanx.schedule.collectives.registry import ALGORITHMS
 from phalanx.spec.files.cluster_toml import cluster_from_toml
@@ -23,13 +23,13 @@ SIZE = 2**24
 
 
 def _run(network: Lab, ranks: int, **arguments: Any) -> None:
-    """Run benchmarks.lab on the lab's hosts."""
-    code = lab.run(network, ranks, ["-m", "benchmarks.lab", json.dumps(arguments)])
+    """Run benchmarks.lab_ranks on the lab's hosts."""
+    code = lab.run(network, ranks, ["-m", "benchmarks.lab_ranks", json.dumps(arguments)])
     assert code == 0, f"ranks in the lab ended with {code}"
 
 
 def _run_and_read(network: Lab, ranks: int, **arguments: Any) -> Any:
-    """Run benchmarks.lab on the lab's hosts and return what its ranks wrote."""
+    """Run benchmarks.lab_ranks on the lab's hosts and return what its ranks wrote."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
         _run(network, ranks, out=str(out), **arguments)

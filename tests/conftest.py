@@ -17,7 +17,8 @@ import typer.testing
 # Tensors here are small: a second thread computes nothing faster, and on a busy machine both wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("COLUMNS", None)  # tables are compared as they are piped
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks
+sys.path.insert(0, str(Path(__file__).parent))  # support
 from support.forked_cli import phalanx
 from support.rank_pool import Pool
 

@@ -4,8 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from phalanx.observation.observe import observe as observe
     from phalanx.runtime.any_module.parallelize import parallelize as parallelize
-    from phalanx.verify.observation.function import observe as observe
 
 __version__ = "0.1.0"
 
@@ -19,7 +19,7 @@ def __getattr__(name: str) -> Any:
 
         return parallelize
     if name == "observe":
-        from phalanx.verify.observation.function import observe
+        from phalanx.observation.observe import observe
 
         return observe
     raise AttributeError(f"module 'phalanx' has no attribute {name!r}")

@@ -15,6 +15,8 @@ from support.strategies import cases
 from phalanx.cost.memory.moe import ExpertsBlock, SplitExpertsBlock
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.predict import predict
+from phalanx.observation.diff import differences, exactly, memory_differences
+from phalanx.observation.fake_step import imagine
 from phalanx.schedule.event import Event
 from phalanx.schedule.layers.routing import balanced, most, routed
 from phalanx.schedule.layout import Layout
@@ -27,8 +29,6 @@ from phalanx.spec.model.mechanisms import Experts
 from phalanx.spec.model.spec import ModelSpec, expert_layers
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.split import local_model
-from phalanx.verify.diff import differences, exactly, memory_differences
-from phalanx.verify.fake_step import imagine
 
 BF16 = Precision("bfloat16")
 MIXTRAL, _ = make_model({"preset": "mixtral-8x7b"}, Path())

@@ -1,15 +1,15 @@
-"""Steps that an H100 took (docs/gpu.md: `phalanx doctor --gpu`), beside their prices and the ledger."""
+"""Steps that an H100 took (docs/gpu.md: `python -m benchmarks.gpu`), beside their prices and the ledger."""
 
 from pathlib import Path
 
 import pytest
 from support.one_gpu import predicted
 
+from benchmarks.gpu.sizes import SIZES
 from phalanx.cost.kernels.attention import AttentionLibrary, Heads, PromptConstants, prompt_attention_s
 from phalanx.cost.kernels.chip import constants, kernel_chip, library
 from phalanx.cost.kernels.product import ProductConstants, product_s
 from phalanx.spec.cluster.spec import GIB
-from phalanx.verify.on_gpu.sizes import SIZES
 
 MEASURED = [
     ("0.2B", "micro_batch=8", 72.255, 11_156_885_504),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from support.one_gpu import predicted
 
+from benchmarks.gpu.sizes import SIZES
 from phalanx.cost.ledger.flops import model_flops
 from phalanx.cost.ledger.model_shape import shape
 from phalanx.cost.ledger.rank_layout import layout
@@ -13,7 +14,6 @@ from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.files.job_file import build
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.verify.on_gpu.sizes import SIZES
 
 
 def _model(family: str, **sizes: Any) -> ModelSpec:

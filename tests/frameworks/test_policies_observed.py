@@ -34,6 +34,7 @@ from phalanx.cost.ledger.live_bytes import live_bytes, state_bytes
 from phalanx.cost.ledger.model_shape import shape
 from phalanx.cost.ledger.rank_layout import layout
 from phalanx.cost.ledger.sharding import sharding
+from phalanx.observation.observe import observe
 from phalanx.schedule.observation import RankObservation
 from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.files.job_file import build
@@ -41,7 +42,6 @@ from phalanx.spec.job import DTYPE_BYTES, Job, Precision
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.verify.observation.function import observe
 
 KINDS = ("fully_shard", "hsdp", "tensor parallel", "pipeline", "ddp", "activations")
 MIB = 2**20

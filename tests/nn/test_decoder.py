@@ -18,9 +18,10 @@ from phalanx.cost.step.expand import expand
 from phalanx.nn import decoder, functional
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.init import BLOCK, create, draw
+from phalanx.observation.parity.parity import gradient_errors
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.observe.instrument import instrument
 from phalanx.runtime.process.environment import ALONE
+from phalanx.runtime.tracing.instrument import instrument
 from phalanx.schedule.layers.head import sliced
 from phalanx.schedule.layout import Layout
 from phalanx.spec.files import job_file
@@ -31,7 +32,6 @@ from phalanx.spec.model.from_hugging_face import from_hugging_face
 from phalanx.spec.model.spec import ModelSpec, Parameter, parameters
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.training.training_step import Training
-from phalanx.verify.parity import gradient_errors
 
 CPU = torch.device("cpu")
 

@@ -19,14 +19,14 @@ from support.split_backward_cases import all_apart, apart
 from support.toy_model import model, order_of_gradients
 
 from phalanx.nn import mla
+from phalanx.observation.diff import SLACK_BYTES
+from phalanx.observation.parity.parity import BOUNDS
+from phalanx.observation.verify import verify
 from phalanx.runtime.process.environment import ALONE
 from phalanx.schedule.gradients.buckets import backward_order
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.verify.diff import SLACK_BYTES
-from phalanx.verify.parity import BOUNDS
-from phalanx.verify.verify import verify
 
 FP64 = Precision("float64")
 EXACT = 1e-12

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from phalanx.nn import routing
 from phalanx.nn.routing import Losses
+from phalanx.observation.parity.router_ties import first_flip, tied
 from phalanx.schedule.layers.routing import balanced, most
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.mechanisms import Experts
 from phalanx.training.expert_load import OVER, LayerLoad, Watch, summary
-from phalanx.verify.router_ties import first_flip, tied
 
 
 @st.composite

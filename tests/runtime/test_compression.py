@@ -19,6 +19,7 @@ from support.sizes import examples, sampled
 from support.strategies import COMPRESSORS, TRANSPORTS, cases
 
 import phalanx
+from phalanx.observation.parity.parity import BOUNDS
 from phalanx.runtime.data_parallel.compression import RUNTIME
 from phalanx.runtime.data_parallel.compression.codec import Code
 from phalanx.runtime.data_parallel.compression.quantized import Quantised
@@ -33,7 +34,6 @@ from phalanx.spec.strategy.compression import parse
 from phalanx.spec.strategy.compressors import BLOCK, elements_sent, factors, max_elements
 from phalanx.spec.strategy.legality import require_runnable
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.verify.parity import BOUNDS
 
 SIZES = {"family": "llama", "vocab": 61, "hidden": 16, "layers": 2, "heads": 2, "ffn": 40, "max_seq": 16}
 MODEL = build(ModelSpec, complete(SIZES), "model")

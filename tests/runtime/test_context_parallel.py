@@ -21,6 +21,10 @@ from support.toy_model import model
 
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.predict import predict
+from phalanx.observation.diff import SLACK_BYTES
+from phalanx.observation.parity.parity import BOUNDS
+from phalanx.observation.rank_classes import classes
+from phalanx.observation.verify import verify
 from phalanx.runtime.any_module.parallelize import spread
 from phalanx.runtime.autograd import attention_core
 from phalanx.runtime.model_parallel.context import merge
@@ -33,10 +37,6 @@ from phalanx.spec.job import Job, Precision
 from phalanx.spec.strategy.legality import check
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.verify.diff import SLACK_BYTES
-from phalanx.verify.parity import BOUNDS
-from phalanx.verify.rank_classes import classes
-from phalanx.verify.verify import verify
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.booleans(), st.booleans())

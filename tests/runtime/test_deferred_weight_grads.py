@@ -19,8 +19,8 @@ from support.toy_model import model
 from phalanx.runtime.autograd.deferred_weight_grads import DeferredGradients, Product
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Recorder
-from phalanx.runtime.observe.instrument import Tracker
 from phalanx.runtime.process.environment import ALONE
+from phalanx.runtime.tracing.instrument import Tracker
 from phalanx.schedule.gradients.buckets import backward_order
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec

@@ -20,6 +20,9 @@ from support.strategies import OPTIMIZERS, TRANSPORTS, cases, splits, with_exper
 
 from phalanx.cost.step.expand import expand
 from phalanx.nn.init import initial, of_rank
+from phalanx.observation.fake_step import imagine
+from phalanx.observation.parity.parity import BOUNDS
+from phalanx.observation.rank_classes import classes
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
 from phalanx.schedule.event import INSIDE
 from phalanx.schedule.gradients.buckets import Bucket, buckets, reduction_slots
@@ -33,9 +36,6 @@ from phalanx.spec.strategy.legality import check
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy, divisors
 from phalanx.spec.strategy.split import Split, local_model
-from phalanx.verify.fake_step import imagine
-from phalanx.verify.parity import BOUNDS
-from phalanx.verify.rank_classes import classes
 
 EXPERTS: dict[str, Any] = {"count": 4, "top_k": 2, "ffn": 12, "shared_ffn": 24}
 SIZES: dict[str, Any] = {

@@ -18,6 +18,9 @@ from support.sizes import examples
 from torch import Tensor
 
 from phalanx.cost.step.predict import predict
+from phalanx.observation.fake_step import Unverifiable, gpu_device, imagine
+from phalanx.observation.parity.parity import gradient_errors
+from phalanx.observation.verify import verify
 from phalanx.planning.search.space import cores, experts
 from phalanx.planning.search.strategy_columns import Options
 from phalanx.runtime.autograd import float8, recompute
@@ -33,9 +36,6 @@ from phalanx.spec.strategy.legality import check, require_runnable
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.training.training_step import Training
-from phalanx.verify.fake_step import Unverifiable, gpu_device, imagine
-from phalanx.verify.parity import gradient_errors
-from phalanx.verify.verify import verify
 
 KINDS: tuple[Products, ...] = ("float8", "float8-row")
 SIZES = {"vocab": 512, "hidden": 64, "layers": 2, "heads": 4, "ffn": 192, "max_seq": 64}

@@ -12,13 +12,13 @@ from support.fresh_process import in_fresh_process
 from torch import Tensor, nn
 
 from phalanx.nn import grouped_mlp
+from phalanx.observation.verify import verify
 from phalanx.runtime.autograd import grouped_product
 from phalanx.runtime.autograd.deferred_weight_grads import Grouped
 from phalanx.spec.files.job_file import build, make_strategy
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.verify.verify import verify
 
 
 def _as_on_a_gpu(counts: Sequence[int], *operands: Tensor) -> grouped_product.Rows | None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.predict import predict
+from phalanx.observation.verify import verify
 from phalanx.planning.search.space import everything
 from phalanx.planning.search.strategy_columns import Options
 from phalanx.runtime.comm.communicator import Comm
@@ -33,7 +34,6 @@ from phalanx.spec.strategy.legality import check, require_runnable
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.training.training_step import Training
-from phalanx.verify.verify import verify
 
 CASES = (
     ("experts", "dp=3,zero=3"),

@@ -17,6 +17,8 @@ from torch import Tensor
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.predict import predict
 from phalanx.cost.step.program import StepProgram
+from phalanx.observation.parity.parity import gradient_errors
+from phalanx.observation.verify import verify
 from phalanx.planning.search.space import everything
 from phalanx.planning.search.strategy_columns import Options
 from phalanx.runtime.autograd import float8, recompute
@@ -36,8 +38,6 @@ from phalanx.spec.strategy.legality import check
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.training.training_step import Training
-from phalanx.verify.parity import gradient_errors
-from phalanx.verify.verify import verify
 
 CASES = (
     ("llama", "tp=2,sp=1,pp=2,schedule=zb-h1,recompute=selective"),

@@ -20,6 +20,10 @@ from support.toy_model import order_of_gradients
 
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.program import instants
+from phalanx.observation.diff import SLACK_BYTES
+from phalanx.observation.fake_step import imagine
+from phalanx.observation.parity.parity import BOUNDS
+from phalanx.observation.verify import verify
 from phalanx.runtime.autograd import recompute
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import ALONE
@@ -30,10 +34,6 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.training.training_step import Training
-from phalanx.verify.diff import SLACK_BYTES
-from phalanx.verify.fake_step import imagine
-from phalanx.verify.parity import BOUNDS
-from phalanx.verify.verify import verify
 
 MODES = ["selective", "full", "every:2"]
 model = partial(toy_model.model, layers=3)

@@ -22,6 +22,9 @@ from support.toy_model import model, order_of_gradients
 
 from phalanx.cost.memory import footprint
 from phalanx.cost.step.expand import expand
+from phalanx.observation.diff import SLACK_BYTES
+from phalanx.observation.parity.parity import BOUNDS
+from phalanx.observation.verify import verify
 from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.data_parallel import shared_gradients
@@ -39,9 +42,6 @@ from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.split import local_model
 from phalanx.training.training_step import Training
-from phalanx.verify.diff import SLACK_BYTES
-from phalanx.verify.parity import BOUNDS
-from phalanx.verify.verify import verify
 
 
 @given(st.integers(2, 8), st.integers(1, 4), st.integers(1, 24))

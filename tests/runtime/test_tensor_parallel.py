@@ -21,6 +21,9 @@ from support.toy_model import model, order_of_gradients
 
 from phalanx.cost.step.expand import expand
 from phalanx.nn.init import initial, of_rank
+from phalanx.observation.diff import SLACK_BYTES
+from phalanx.observation.parity.parity import BOUNDS
+from phalanx.observation.verify import verify
 from phalanx.runtime.any_module.parallelize import spread
 from phalanx.runtime.process.environment import World
 from phalanx.schedule.layout import Layout
@@ -30,9 +33,6 @@ from phalanx.spec.model.spec import ModelSpec, parameters
 from phalanx.spec.strategy.legality import check, require_runnable
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.split import Split
-from phalanx.verify.diff import SLACK_BYTES
-from phalanx.verify.parity import BOUNDS
-from phalanx.verify.verify import verify
 
 
 @settings(max_examples=15)

@@ -19,10 +19,10 @@ from phalanx.report.train import step_times
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Now
 from phalanx.runtime.comm.timeline import COMPUTE, WAITING, Span, common, length
-from phalanx.runtime.observe import perfetto
-from phalanx.runtime.observe.pass_times import passes
-from phalanx.runtime.observe.perfetto import RankTimeline
 from phalanx.runtime.process.environment import ALONE
+from phalanx.runtime.tracing import perfetto
+from phalanx.runtime.tracing.pass_times import passes
+from phalanx.runtime.tracing.perfetto import RankTimeline
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job
 from phalanx.spec.model.families import complete

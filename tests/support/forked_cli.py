@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn
 
-from phalanx.measure import lab
+from benchmarks.lab import hosts as lab
 from support.rank_pool import importing_as_here
 
 

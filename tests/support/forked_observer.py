@@ -1,6 +1,6 @@
 """The process of `phalanx observe` forked from the one that the pool's ranks come from, which has imported torch.
 
-A new interpreter takes seconds for that. Its code (phalanx.verify.observation.worker) and its streams are the same.
+A new interpreter takes seconds for that. Its code (phalanx.observation.program.worker) and its streams are the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Forked:
     """What the command asks of subprocess.Popen."""
 
     def __init__(self, command: Sequence[str], pass_fds: Sequence[int], stdout: int, env: Mapping[str, str]) -> None:
-        assert command[:3] == [sys.executable, "-m", "phalanx.verify.observation.worker"]
+        assert command[:3] == [sys.executable, "-m", "phalanx.observation.program.worker"]
         context = get_context("forkserver")
         context.set_forkserver_preload(["support.preload"])
         (result,) = pass_fds
@@ -46,7 +46,7 @@ class Forked:
 
 
 def _observe(task: dict[str, Any], folder: str, environment: dict[str, str], streams: list[Connection]) -> None:
-    from phalanx.verify.observation import worker
+    from phalanx.observation.program import worker
 
     out, err, result = (stream.fileno() for stream in streams)
     os.dup2(out, 1)

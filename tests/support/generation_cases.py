@@ -14,17 +14,17 @@ from phalanx.infer.generate import Generation
 from phalanx.infer.sampling import Sampling
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.init import draw
+from phalanx.observation.diff import differences
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Now
-from phalanx.runtime.observe.instrument import instrument
 from phalanx.runtime.process.environment import World
+from phalanx.runtime.tracing.instrument import instrument
 from phalanx.schedule.generation.scheduler import Limits, Request
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.spec import ModelSpec, Parameter, buffers, parameters
 from phalanx.spec.strategy.generation import require_generation, served
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy, divisors
-from phalanx.verify.diff import differences
 from support.strategies import models, with_experts
 
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import typer
 
@@ -19,12 +19,12 @@ COMMAND = typer.main.get_command(app)
 """Made once, also for the processes that are forked (support/preload.py)."""
 
 
-def phalanx(here: Path, *words: str) -> tuple[int, str, str]:
-    """Run `phalanx words` in the folder `here`; return (exit code, stdout, stderr)."""
+def phalanx(here: Path, *words: str, command: Callable[[list[str]], Any] = COMMAND) -> tuple[int, str, str]:
+    """Run `phalanx words`, or another command, in the folder `here`; return (exit code, stdout, stderr)."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         with chdir(here), _caught(1, out), _caught(2, err), redirect_stdout(out), redirect_stderr(err):
             try:
-                COMMAND(list(words))
+                command(list(words))
                 code = 0
             except SystemExit as end:
                 code = int(end.code or 0)

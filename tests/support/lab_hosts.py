@@ -1,4 +1,4 @@
-"""Simulated hosts with shaped links for tests: ranks on the hosts of phalanx.measure.lab, forked like all others."""
+"""Simulated hosts with shaped links for tests: ranks on the hosts of benchmarks.lab.hosts, forked like all others."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from phalanx.measure import lab
-from phalanx.measure.lab import Lab
+from benchmarks.lab import hosts as lab
+from benchmarks.lab.hosts import Lab
 from support.forked_cli import Launcher
 from support.rank_pool import Pool, Where
 
@@ -35,7 +35,7 @@ class Hosts:
     def torchrun(self, host: int, here: Path, *words: str, **options: str) -> Launcher:
         """Start `phalanx words` on one host under torchrun, whose rendezvous joins the others."""
         start = self.lab.torchrun(host, self.ranks, [], {k.replace("_", "-"): v for k, v in options.items()})
-        at = start.index("phalanx.measure.lab_torchrun") + 1
+        at = start.index(str(lab.TORCHRUN)) + 1
         instead = {"phalanx": "phalanx.cli.app"}
         return Launcher(here, *words, torchrun=start[at:], namespace=self.lab.namespace(host), instead=instead)
 

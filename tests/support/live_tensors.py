@@ -10,8 +10,8 @@ import torch
 
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Recorder
-from phalanx.runtime.observe.instrument import Tracker
 from phalanx.runtime.process.environment import ALONE
+from phalanx.runtime.tracing.instrument import Tracker
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh

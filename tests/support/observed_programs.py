@@ -36,10 +36,10 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from phalanx.runtime.observe.any_step import AnyStep, Step
-from phalanx.runtime.observe.step_summary import GroupNames, summarise
+from phalanx.observation.program.processes import Processes
+from phalanx.observation.recorder.any_step import AnyStep, Step
+from phalanx.observation.recorder.step_summary import GroupNames, summarise
 from phalanx.schedule.observation import RankObservation
-from phalanx.verify.observation.processes import Processes
 from support.rank_pool import importing_as_here
 
 VOCAB, WIDTH, SEQ, STEPS = 64, 32, 16, 3

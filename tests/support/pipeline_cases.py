@@ -13,6 +13,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from phalanx.observation.parity.parity import gradient_errors
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
 from phalanx.runtime.process.environment import ALONE, World
@@ -22,7 +23,6 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.training.training_step import Training
-from phalanx.verify.parity import gradient_errors
 
 WIDTH = 5
 

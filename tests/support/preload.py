@@ -15,11 +15,11 @@ import phalanx.answers.measure
 import phalanx.answers.train
 import phalanx.cli.app
 import phalanx.cli.terminal
+import phalanx.observation.parity.worker
 import phalanx.report.html.run
 import phalanx.report.train
 import phalanx.runtime.checkpoint.container
 import phalanx.runtime.process.agent
-import phalanx.verify.worker
 from support import (
     awkward_module,
     fault_injection,

@@ -1,9 +1,9 @@
 """Verify a strategy in this process."""
 
+from phalanx.observation.verify import verify
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.verify.verify import verify
 
 
 def prove(model: ModelSpec, job: Job, strategy: Strategy) -> None:

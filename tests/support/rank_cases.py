@@ -23,6 +23,9 @@ from phalanx.cost.step.expand import expand
 from phalanx.infer.sampling import Sampling
 from phalanx.infer.text import answer, question
 from phalanx.nn.weight_files import open_weights
+from phalanx.observation.diff import differences, slack
+from phalanx.observation.parity import parity
+from phalanx.observation.parity.compression_error import examine_compressed
 from phalanx.runtime.checkpoint import store
 from phalanx.runtime.checkpoint.async_saver import Saver
 from phalanx.runtime.checkpoint.boxes import full_part, share
@@ -33,9 +36,6 @@ from phalanx.runtime.comm.recorder import Recorder
 from phalanx.runtime.comm.schedule_executor import Executor
 from phalanx.runtime.comm.transport import DONE, Call
 from phalanx.runtime.data_parallel import logical_state, replica_check
-from phalanx.runtime.observe import perfetto
-from phalanx.runtime.observe.instrument import Tracker, instrument
-from phalanx.runtime.observe.pass_times import passes
 from phalanx.runtime.process import gpus, status
 from phalanx.runtime.process import world as worlds
 from phalanx.runtime.process.agent import SECRET_VARIABLE
@@ -43,6 +43,9 @@ from phalanx.runtime.process.environment import ALONE, World
 from phalanx.runtime.process.launch import RankFailure
 from phalanx.runtime.process.objects import ForgedMessageError
 from phalanx.runtime.process.rank import named
+from phalanx.runtime.tracing import perfetto
+from phalanx.runtime.tracing.instrument import Tracker, instrument
+from phalanx.runtime.tracing.pass_times import passes
 from phalanx.schedule.collectives.ir import Schedule
 from phalanx.schedule.collectives.rank_program import program
 from phalanx.schedule.layers.context import context
@@ -57,9 +60,6 @@ from phalanx.training.data import Batches
 from phalanx.training.loss_scale import LossScale
 from phalanx.training.trainer import learning_rate
 from phalanx.training.training_step import Training
-from phalanx.verify import parity
-from phalanx.verify.compression_error import examine_compressed
-from phalanx.verify.diff import differences, slack
 from support.sockets import Touch
 
 

@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from phalanx.measure import lab
+from benchmarks.lab import hosts as lab
 
 SIZE = 6
 _GRACE_S = 2.0

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from phalanx.observation.fake_step import imagine
 from phalanx.runtime.data_parallel.engine import DataParallel
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.verify.fake_step import imagine
 
 SIZES: dict[str, Any] = {
     "family": "llama",

@@ -15,10 +15,12 @@ from phalanx.cost.compute import unit_work
 from phalanx.cost.memory import footprint
 from phalanx.cost.memory.attention_core import Core
 from phalanx.cost.memory.live_bytes import Pass
+from phalanx.observation.diff import SLACK_BYTES
+from phalanx.observation.fake_step import Imagined
 from phalanx.runtime.autograd.deferred_weight_grads import Product
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Now
-from phalanx.runtime.observe.instrument import instrument
+from phalanx.runtime.tracing.instrument import instrument
 from phalanx.schedule.event import Phase
 from phalanx.schedule.layers import collectives, context
 from phalanx.schedule.layers.context import Context, keys_per_query
@@ -28,8 +30,6 @@ from phalanx.spec.model.spec import ModelSpec, units
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.split import local_model
-from phalanx.verify.diff import SLACK_BYTES
-from phalanx.verify.fake_step import Imagined
 from support.split_backward_cases import Part, batches
 
 PLACED: DType = "float32"

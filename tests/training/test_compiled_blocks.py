@@ -15,6 +15,7 @@ from support.in_process_cli import phalanx
 from support.rank_pool import Pool
 from torch import Tensor
 
+from phalanx.observation.parity.parity import gradient_errors
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import ALONE, World
 from phalanx.spec.errors import InputError
@@ -26,7 +27,6 @@ from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.training.compiled_blocks import compile_blocks, require_compilable, uncompiled
 from phalanx.training.training_step import Training
-from phalanx.verify.parity import gradient_errors
 
 _WIDE = Precision("float64")
 _SIZES = {"vocab": 64, "hidden": 16, "layers": 10, "heads": 2, "ffn": 24, "max_seq": 32}

@@ -139,7 +139,7 @@ def observe(
     }
     source = str(Path(phalanx.__file__).parent.parent)
     path = os.pathsep.join(p for p in (os.environ.get("PYTHONPATH"), _needed(target.python, source)) if p)
-    command = [target.python, "-m", "phalanx.verify.observation.worker", json.dumps(task)]
+    command = [target.python, "-m", "phalanx.observation.program.worker", json.dumps(task)]
     child = subprocess.Popen(
         command, pass_fds=[writes], stdout=sys.stderr.fileno(), env={**os.environ, "PYTHONPATH": path}
     )

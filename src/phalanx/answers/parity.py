@@ -25,9 +25,9 @@ def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> dict[st
 
     Returns the result as `phalanx parity --json` prints it. Raises InputError, RankFailure.
     """
+    from phalanx.observation.parity.parity import BOUNDS
     from phalanx.runtime.process.folder import private_folder
     from phalanx.runtime.process.launch import launch
-    from phalanx.verify.parity import BOUNDS
 
     if dtype not in BOUNDS:
         raise InputError("--dtype", dtype, "parity has no bound for it", f"use {' or '.join(BOUNDS)}")
@@ -53,7 +53,12 @@ def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> dict[st
         argument = {"tables": job_file.to_tables(file), "out": str(out), "steps": steps, "dtype": dtype}
         argument["collectives"] = [asdict(c) for c in collectives]
         launch(
-            "phalanx.verify.worker", json.dumps(argument), file.strategy.world, train.threads, None, train.timeout_s
+            "phalanx.observation.parity.worker",
+            json.dumps(argument),
+            file.strategy.world,
+            train.threads,
+            None,
+            train.timeout_s,
         )
         result = json.loads(out.read_text())
     optimizers, compression = result["optimizers"], result["compression"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.answers.plan import Decision, decide
 from phalanx.answers.this_machine import Announce, require_this_machine
 from phalanx.cost.step.expand import expand
+from phalanx.observation.diff import differences
 from phalanx.report.train import Comparison
 from phalanx.runs.folder import RUNS, open_run
 from phalanx.runs.initial_weights import companion_files, start_from_weights
@@ -26,7 +27,6 @@ from phalanx.spec.files.job_file import JobFile
 from phalanx.spec.model import spec as models
 from phalanx.spec.strategy.legality import require_runnable
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.verify.diff import differences
 
 if TYPE_CHECKING:
     from phalanx.runtime.process.environment import World

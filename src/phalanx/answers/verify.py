@@ -17,6 +17,8 @@ from phalanx.answers.question import OWN_STACK, Asked, read, strategy_on
 from phalanx.answers.read import asked_by, is_configuration
 from phalanx.answers.this_machine import Announce
 from phalanx.cost.step.expand import expand
+from phalanx.observation.diff import Difference, slack
+from phalanx.observation.verify import Verified, verify
 from phalanx.planning.auto.bucket_size import has_buckets
 from phalanx.planning.auto.transport import allowed
 from phalanx.planning.explain.program_traffic import differing_axes
@@ -40,8 +42,6 @@ from phalanx.spec.model import spec as models
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.legality import require_runnable
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.verify.diff import Difference, slack
-from phalanx.verify.verify import Verified, verify
 
 
 @dataclass(frozen=True)

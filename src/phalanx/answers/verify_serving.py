@@ -7,13 +7,13 @@ from typing import Any
 
 from phalanx.answers.this_machine import Announce
 from phalanx.answers.verify import collectives
+from phalanx.observation.generation import ProvedStage, verify_generation
 from phalanx.planning.question import model_named, require_counts
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import DType
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy, parse
-from phalanx.verify.generation import ProvedStage, verify_generation
 
 _TYPES: dict[str, DType] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 _CHUNK, _PAGE = 512, 16  # as of `phalanx generate`

@@ -27,7 +27,6 @@ from phalanx.cli.experts import experts
 from phalanx.cli.explain import explain, lint
 from phalanx.cli.export import export
 from phalanx.cli.generate import generate
-from phalanx.cli.lab import lab
 from phalanx.cli.measure import measure
 from phalanx.cli.memory import memory
 from phalanx.cli.mesh import mesh
@@ -64,7 +63,6 @@ app = typer.Typer(
 app.add_typer(collectives, name="collectives")
 app.add_typer(pipeline, name="pipeline")
 app.add_typer(experts, name="experts")
-app.add_typer(lab, name="lab")
 app.add_typer(cluster, name="cluster")
 app.command()(models)
 app.command()(clusters)

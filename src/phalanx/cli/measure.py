@@ -48,14 +48,6 @@ def measure(
         list[Path] | None,
         typer.Option(metavar="FILE", help="Measure nothing: read this output of nccl-tests; may be repeated."),
     ] = None,
-    source: Annotated[
-        Path | None,
-        typer.Option(
-            "--from",
-            metavar="gpu.json",
-            help="Measure nothing: take what `doctor --gpu` measured on another machine.",
-        ),
-    ] = None,
     preset: Annotated[str, typer.Option(help="Cluster preset that the --nccl-tests were run on.")] = "dgx-h100",
     op: Annotated[
         str, typer.Option(help="Operation that --nccl-tests measured, for files that do not name it.")
@@ -72,20 +64,14 @@ def measure(
     from phalanx.answers.measure import measure as measure_machine
 
     with exit_on_error():
-        if source is not None:
-            require_only(line, "source", "out", reason="does not go with --from, which measures nothing")
-        elif nccl_tests:
+        if nccl_tests:
             reason = "does not go with --nccl-tests, which measures nothing"
             require_only(line, "nccl_tests", "preset", "op", "out", reason=reason)
         else:
             require_only(line, "ranks", "dtype", "threads", "quick", "out", reason="is about --nccl-tests")
         require_writable("--out", out)
         require_drawing(plot)
-        if source is not None:
-            from phalanx.answers.gpu_doctor import cluster_of
-
-            cluster = cluster_of(source)
-        elif nccl_tests:
+        if nccl_tests:
             cluster = from_nccl_tests(nccl_tests, preset, op)
         else:
             require_torch()

@@ -16,7 +16,7 @@ from phalanx.spec.errors import InputError
 if TYPE_CHECKING:
     from phalanx.answers.verify import Verification
     from phalanx.answers.verify_serving import ServingProof
-    from phalanx.verify.verify import Verified
+    from phalanx.observation.verify import Verified
 
 
 def verify(
@@ -233,8 +233,8 @@ def _show_waits(waits: Mapping[str, int], micro_batches: int) -> None:
 
 def _show_verdict(verified: Verified, on_gpu: bool) -> None:
     """Print every difference with its surroundings, or what was proved."""
+    from phalanx.observation.diff import slack
     from phalanx.report.verify import context
-    from phalanx.verify.diff import slack
 
     events = verified.program.events
     for d in verified.differences:

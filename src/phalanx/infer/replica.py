@@ -29,7 +29,7 @@ from phalanx.runtime.comm.dtypes import DTYPES
 from phalanx.runtime.model_parallel.expert import ExpertParallel
 from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.runtime.model_parallel.token_sharding import SequenceTokens
-from phalanx.runtime.observe import host_values
+from phalanx.runtime.tracing import host_values
 from phalanx.schedule.generation.batch import Batch
 from phalanx.schedule.layout import RankView
 from phalanx.spec.model.spec import parameters

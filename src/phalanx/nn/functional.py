@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from phalanx.runtime.autograd import deferred_weight_grads
-from phalanx.runtime.observe import host_values
+from phalanx.runtime.tracing import host_values
 from phalanx.schedule.layers.head import LOGITS_AT_ONCE, rows_of_slice
 
 

@@ -18,7 +18,7 @@ from phalanx.nn.functional import accumulate_dtype, add_product, rows_at_once
 from phalanx.runtime.autograd import deferred_weight_grads
 from phalanx.runtime.model_parallel.sequence import Rows
 from phalanx.runtime.model_parallel.tensor import TensorParallel
-from phalanx.runtime.observe import host_values
+from phalanx.runtime.tracing import host_values
 from phalanx.schedule.event import Phase
 
 

@@ -1,6 +1,6 @@
 """The observation: what one training step of any torch program did, on one rank of each class of ranks.
 
-Written by runtime/observe/any_step.py (torch), read by tables, prices and comparisons (no torch). Its events are the
+Written by observation/recorder (torch), read by tables, prices and comparisons (no torch). Its events are the
 same Events as those of a StepProgram, so that a program that Phalanx did not write is priced and compared like one
 that it did; beside each event stands where in the program it was issued.
 """

@@ -27,10 +27,10 @@ from phalanx.runtime.checkpoint.async_saver import Saver, agree_on_newest
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.timeline import StepTimes
 from phalanx.runtime.data_parallel import replica_check
-from phalanx.runtime.observe import perfetto
-from phalanx.runtime.observe.instrument import instrument
-from phalanx.runtime.observe.pass_times import passes
 from phalanx.runtime.process.rank import StopFlag
+from phalanx.runtime.tracing import perfetto
+from phalanx.runtime.tracing.instrument import instrument
+from phalanx.runtime.tracing.pass_times import passes
 from phalanx.schedule.event import Event
 from phalanx.spec.files.plan import Plan, write_json
 from phalanx.spec.job import Train

@@ -37,7 +37,7 @@ from phalanx.runtime.checkpoint.boxes import Part, full_part
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Now
 from phalanx.runtime.data_parallel import logical_state, replica_check
-from phalanx.runtime.observe import host_values
+from phalanx.runtime.tracing import host_values
 from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.actions import PipelineSchedule
 from phalanx.spec.job import Job

@@ -165,7 +165,6 @@ SLOW: tuple[tuple[tuple[str, ...], Options], ...] = (
     (("import", "hf"), {"--name": "imported", "--json": None}),
     (("cases",), {"--rules": None, "--json": None}),
     (("collectives", "prove"), {"--max-ranks": "5", "--json": None}),
-    (("lab", "run", "--", "true"), {"--hosts": "2", "--ranks": "1", "--rate": "1gbit"}),
     (("plan", "job.toml"), {"--set": "cluster.ranks=3", "--json": None}),
     (("plan",), {"--from": "run.sh", "--cluster": "dgx-h100", "--gpus": "16", "--json": None}),
     (("place", "m.json"), {"--free": "free.json", "--for": "torchrun", "--out": "p", "--stack": "megatron-core"}),

@@ -28,7 +28,6 @@ _MAY_FAIL = (
     "collectives",
     "parity",
     "train",
-    "lab",
     "import",
     "generate",
     "export-weights",

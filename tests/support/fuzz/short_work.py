@@ -1,5 +1,5 @@
-"""Valid work that is long is no hang: a training or a parity that is predicted to take longer than a case may, and a
-command on many hosts, are examined up to the start of their ranks."""
+"""Valid work that is long is no hang: a training or a parity that is predicted to take longer than a case may is
+examined up to the start of its ranks."""
 
 from __future__ import annotations
 
@@ -10,36 +10,28 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.answers.plan import decide
-from phalanx.measure import lab
 from phalanx.runtime.process import launch as launching
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file, plan
 
 _SECONDS = 5.0  # as predicted for an idle laptop; this machine may be slower, and busy
-_PROCESSES = 8  # of a lab, each of which imports torch
 
 
 @contextmanager
 def short_work() -> Iterator[None]:
-    """Meanwhile no ranks are launched for a training or a parity that is predicted to take longer than 5 s, and no
-    more than 8 of a lab."""
-    real, real_run = launching.launch, lab.run
+    """Meanwhile no ranks are launched for a training or a parity that is predicted to take longer than 5 s."""
+    real = launching.launch
 
     def launch(module: str, argument: str, *rest: Any) -> None:
         if (seconds := _predicted(module, json.loads(argument))) > _SECONDS:
             raise InputError("work", f"{seconds:.0f} s", "is longer than a case may take")
         real(module, argument, *rest)
 
-    def run(network: lab.Lab, ranks: int, *rest: Any) -> int:
-        if (processes := len(network.traffic()) * ranks) > _PROCESSES:
-            raise InputError("work", f"{processes} processes", "is longer than a case may take")
-        return real_run(network, ranks, *rest)
-
-    launching.launch, lab.run = launch, run
+    launching.launch = launch
     try:
         yield
     finally:
-        launching.launch, lab.run = real, real_run
+        launching.launch = real
 
 
 def _predicted(module: str, argument: dict[str, Any]) -> float:
@@ -47,7 +39,7 @@ def _predicted(module: str, argument: dict[str, Any]) -> float:
     if module == "phalanx.training.worker":
         saved = plan.read(Path(argument["folder"]) / "plan.json")
         return float(saved.prediction["step_time_s"] * saved.train.steps)
-    if module == "phalanx.verify.worker":
+    if module == "phalanx.observation.parity.worker":
         decided = decide(job_file.from_tables(argument["tables"], Path()))
         # Under both optimizers, by all ranks together and by one process, whose steps take as long as all ranks'.
         world, step = decided.plan.strategy.world, decided.plan.prediction["step_time_s"]

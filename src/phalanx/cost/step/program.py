@@ -1,7 +1,7 @@
 """The StepProgram: the terms of one strategy, expanded into the ordered events of one training step.
 
 What `verify` and the trainer's own check compare with the recorded step, event for event, byte for byte
-(verify/diff.py).
+(observation/diff.py).
 """
 
 from __future__ import annotations

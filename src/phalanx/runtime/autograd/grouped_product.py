@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from phalanx.runtime.observe import host_values
+from phalanx.runtime.tracing import host_values
 
 _HOPPER = 9
 """The compute capability that torch has the kernel for and on which it has run. On Blackwell, torch 2.10's has been

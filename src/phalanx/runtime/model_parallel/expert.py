@@ -27,7 +27,7 @@ from torch.autograd.function import once_differentiable
 from phalanx.runtime.autograd import recompute
 from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.transport import Handle
-from phalanx.runtime.observe import host_values
+from phalanx.runtime.tracing import host_values
 from phalanx.spec.model.mechanisms import Experts
 
 Rows = list[tuple[int, ...]]

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from phalanx.runtime.observe import host_values
+from phalanx.runtime.tracing import host_values
 from phalanx.schedule.gradients.compression import PIECE
 from phalanx.spec.strategy.compressors import BLOCK, SCALE_BYTES, Compression
 

@@ -15,7 +15,7 @@ from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Handle
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
 from phalanx.runtime.data_parallel.compression.codec import Code
-from phalanx.runtime.observe import host_values
+from phalanx.runtime.tracing import host_values
 from phalanx.schedule.gradients.buckets import slot_sizes, slots
 from phalanx.spec.strategy.compressors import Compression
 from phalanx.spec.strategy.spec import Strategy

@@ -18,7 +18,7 @@ from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Handle
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
 from phalanx.runtime.data_parallel.compression.full_bucket import FullBucketCompressor
-from phalanx.runtime.observe import host_values
+from phalanx.runtime.tracing import host_values
 from phalanx.schedule.gradients.buckets import slot_sizes, slots
 from phalanx.spec.strategy.compressors import PLACE_BYTES, Compression, elements_sent, max_elements
 from phalanx.spec.strategy.spec import Strategy

@@ -1,0 +1,55 @@
+"""Ways in which a program takes tensors out of torch: lists, NumPy arrays and files. Lists and arrays hold the stated
+value; what would be written to a file is skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed.checkpoint as checkpoints
+from torch._subclasses.fake_tensor import FakeTensor
+
+from phalanx.observation.fake.values import array
+
+_APART = 16
+"""Bits that addresses are shifted by, so that those of two storages differ by more than most offsets."""
+
+
+@contextmanager
+def answered(answer: Callable[[str, str], None], note: Callable[[str], None]) -> Iterator[None]:
+    """Answer tolist(), numpy(), data_ptr() and the like of tensors without content, and skip writing checkpoints."""
+
+    def to_list(tensor: FakeTensor) -> Any:
+        answer("tolist", "the stated value")
+        return array(tensor).tolist()
+
+    def to_numpy(tensor: FakeTensor, *args: Any, **kwargs: Any) -> Any:
+        answer("numpy", "the stated value")
+        return array(tensor)
+
+    def to_address(tensor: FakeTensor) -> int:
+        answer("data_ptr", "an address of the storage's own")
+        storage = tensor.untyped_storage()
+        if not storage.nbytes():
+            return 0
+        start = int(storage._cdata) << _APART
+        return start + int(tensor.storage_offset()) * tensor.element_size()
+
+    def skipped(name: str) -> Callable[..., None]:
+        def skip(*args: Any, **kwargs: Any) -> None:
+            note(f"{name}: skipped, nothing is written")
+
+        return skip
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(FakeTensor, "tolist", to_list, create=True))
+        stack.enter_context(patch.object(FakeTensor, "numpy", to_numpy, create=True))
+        stack.enter_context(patch.object(FakeTensor, "__array__", to_numpy, create=True))
+        stack.enter_context(patch.object(FakeTensor, "data_ptr", to_address, create=True))
+        stack.enter_context(patch.object(torch, "save", skipped("torch.save")))
+        for name in ("save", "async_save"):
+            stack.enter_context(patch.object(checkpoints, name, skipped(f"torch.distributed.checkpoint.{name}")))
+        yield

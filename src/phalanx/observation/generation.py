@@ -1,0 +1,135 @@
+"""Verify generation: steps of one rank of each pipeline stage, on fake tensors, against their StepPrograms.
+
+    decode    every slot computes a token over its cached ones
+    prefill   one prompt, all of it
+    mixed     every slot but one decodes, beside a chunk of a prompt of which a part is cached
+
+Ranks of a stage issue the same events but for their peers; where experts make them uneven, the first of a stage,
+which no rank exceeds, stands for them. The program is that of infer/replica.py; what is replaced, see fake_step.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from phalanx.cost.step.generation import generating, generation_step
+from phalanx.cost.step.program import StepProgram
+from phalanx.infer.generate import experts_span_replicas
+from phalanx.infer.replica import Replica
+from phalanx.observation.diff import Difference, differences, exactly
+from phalanx.observation.fake_step import HOST, Guard, Imagined, Shapes, Watch, place_of, without_content
+from phalanx.observation.rank_classes import RankClass
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.comm.recorder import Now
+from phalanx.runtime.tracing.instrument import instrument
+from phalanx.schedule.generation.batch import Batch, Slot
+from phalanx.schedule.layout import RankView
+from phalanx.spec.job import DType
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
+
+
+@dataclass(frozen=True)
+class ProvedStep:
+    """One step of a rank. `cache`, `state`: recorded bytes of its KV cache, and of all it holds between steps."""
+
+    name: str
+    batch: Batch
+    program: StepProgram
+    cache: int
+    state: int
+    differences: tuple[Difference, ...]
+
+
+@dataclass(frozen=True)
+class ProvedStage:
+    """The steps of one class of ranks. `failed`: why they did not finish, "" if they did."""
+
+    ranks: RankClass
+    steps: tuple[ProvedStep, ...]
+    seconds: float
+    failed: str = ""
+
+    @property
+    def proved(self) -> bool:
+        """Whether all steps finished and equal their programs."""
+        return not self.failed and not any(s.differences for s in self.steps)
+
+
+def batches(slots: int, context: int, chunk: int) -> dict[str, Batch]:
+    """Return the batches that are verified: contexts of `context` tokens when a step is over, prompts in chunks of
+    `chunk` at most."""
+    chunk = min(chunk, context)
+    decoding = tuple(Slot(i, context - 1, 1, True) for i in range(slots)) if context > 1 else ()
+    prompt = Slot(slots - 1, context - chunk, chunk, True)
+    steps = {"prefill": Batch((Slot(0, 0, chunk, chunk == context),))}
+    if decoding:
+        steps["decode"] = Batch(decoding)
+    if slots > 1 and 1 < chunk < context:
+        steps["mixed"] = Batch.of((*decoding[:-1], prompt))
+    return steps
+
+
+def verify_generation(
+    model: ModelSpec,
+    strategy: Strategy,
+    dtype: DType,
+    slots: int,
+    context: int,
+    chunk: int,
+    page: int,
+    begins: Callable[[RankClass], None] = lambda _: None,
+) -> tuple[ProvedStage, ...]:
+    """Verify the steps of `batches` on every pipeline stage, every replica with the same batch, and a cache that
+    holds `slots` contexts. Raises InputError."""
+    layout = generating(model, strategy, dtype)
+    spare = experts_span_replicas(model, layout.mesh)
+    pages = slots * -(-context // page) + spare
+    stages = []
+    for place in range(strategy.pp):
+        rank = layout.mesh.group_of(0, "pp")[place]
+        words = f"pp {place}" if strategy.pp > 1 else "alike"
+        ranks = RankClass(rank, strategy.world // strategy.pp, words)
+        begins(ranks)
+        start, failed, steps = time.perf_counter(), "", []
+        try:
+            view = layout.rank_view(rank)
+            steps = _steps(view, batches(slots, context, chunk), pages, page)
+        except Exception as error:  # a real step would end with it too
+            failed = f"{type(error).__name__}: {str(error).strip() or 'no message'}, at {place_of(error)}"
+        stages.append(ProvedStage(ranks, tuple(steps), time.perf_counter() - start, failed))
+    return tuple(stages)
+
+
+def _steps(view: RankView, of: dict[str, Batch], pages: int, page: int) -> list[ProvedStep]:
+    """Take the steps as one rank, and compare each with its program."""
+    steps, s = [], view.strategy
+    assert view.rank is not None
+    with without_content(2):
+        comm = Comm(Imagined(view.rank, s.world, 0, 1), view.mesh, null=True)
+        with Guard(HOST):
+            replica = Replica(view, comm, Shapes(), pages, page)
+        for name, batch in of.items():
+            sampled = batch.samples * s.dp
+            program = generation_step(view, batch, sampled, pages * page)
+            each = -(-max(slot.context for slot in batch.slots) // page)
+            tables = {slot.request: range(slot.request * each, (slot.request + 1) * each) for slot in batch.slots}
+            with instrument(replica.model.units(), comm.recorder, lambda: Now(0, "F"), Watch) as follows:
+                logits = replica.step(batch, [0] * batch.tokens, tables)
+                replica.share((), 0, sampled)
+            del logits
+            differing = list(differences(program.events, comm.recorder.events, exactly))
+            unawaited = [handle.name for handle in comm.unawaited.values()]
+            comm.unawaited.clear()
+            if unawaited:
+                differing.append(Difference("waits", "for every collective", f"none for {unawaited[0]}"))
+            for what, ours, theirs in (
+                ("bytes of the KV cache", program.state.cache, replica.cache.nbytes),
+                ("live bytes when the step begins", program.state.total, follows.start),
+            ):
+                if ours != theirs:
+                    differing.append(Difference(what, f"{ours:,}", f"{theirs:,}"))
+            steps.append(ProvedStep(name, batch, program, replica.cache.nbytes, follows.start, tuple(differing)))
+    return steps

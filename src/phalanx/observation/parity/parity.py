@@ -1,0 +1,141 @@
+"""Parity: training with any strategy equals training in one process, the oracle.
+
+Rank 0 trains two models side by side from the same weights on the same sequences: its share of the strategy under
+examination, and the full job alone. After every step losses, gradient norms and gradients are compared. Adam hides a
+wrong gradient scale and clipping a wrong norm, so SGD runs too and the gradients themselves are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from phalanx.nn.moe import MoE
+from phalanx.observation.parity.router_ties import first_flip
+from phalanx.report.progress import in_progress
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.process.environment import ALONE
+from phalanx.spec.job import Job, Optimizer, Precision, Train
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.training.data import Batches
+from phalanx.training.trainer import learning_rate
+from phalanx.training.training_step import StepResult, Training
+
+BOUNDS: dict[str, float] = {"float64": 1e-9, "float32": 1e-5}
+"""The largest relative deviation that passes, by compute type."""
+_ORACLE_TOKENS = 4096  # per micro-batch of the oracle, which so splits its batch unlike most strategies
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """The largest relative deviations of loss and gradients, and where the `worst` gradient was. `near_tie`: why only
+    `steps` steps could be compared (router_ties.py), "" if all were."""
+
+    optimizer: str
+    loss_rel_max: float
+    grad_rel_max: float
+    worst: str
+    steps: int = 0
+    near_tie: str = ""
+
+
+def gradient_errors(ours: dict[str, Tensor], oracle: dict[str, Tensor]) -> Iterator[tuple[str, float]]:
+    """Yield (name, |g - g*|₂ / max(|g*|₂, 1e-3 x global norm / sqrt(number of tensors))) of every logical tensor."""
+    norms = {name: float(torch.linalg.vector_norm(g.double())) for name, g in oracle.items()}
+    floor = 1e-3 * float(np.linalg.norm(list(norms.values()))) / len(norms) ** 0.5
+    for name, g in oracle.items():
+        difference = float(torch.linalg.vector_norm(ours[name].double() - g.double()))
+        yield name, difference / max(norms[name], floor) if difference else 0.0
+
+
+def examine(
+    spec: ModelSpec,
+    job: Job,
+    strategy: Strategy,
+    train: Train,
+    comm: Comm,
+    optimizer: Literal["adamw", "sgd"],
+    dtype: Literal["float64", "float32"],
+    steps: int,
+    say: Callable[[str], None] = lambda _: None,
+) -> Deviation | None:
+    """Train `steps` steps with the strategy and in one process, and compare; all ranks together. Returns the largest
+    deviations on rank 0, None elsewhere. `say`: prints a line of progress."""
+    job = replace(job, precision=Precision(compute=dtype), optimizer=_with_name(job.optimizer, optimizer))
+    ours = Training(spec, job, strategy, comm, train.seed)
+    first = comm.world.rank == 0
+    alone = Strategy(micro_batch=_oracle_micro_batch(job))
+    oracle = Training(spec, job, alone, Comm(ALONE, mesh(alone)), train.seed) if first else None
+    batches = random_batches(spec, job, train.seed, steps=4)
+    replica = comm.mesh.replica(comm.world.rank)
+    device = comm.world.device
+    loss_max, grad_max, worst = 0.0, 0.0, ""
+    ties = _NearTies(oracle) if dtype == "float32" and spec.experts and spec.experts.chooser == "tokens" else None
+    for step in in_progress(range(steps), f"steps under {optimizer} compared", say, steps):
+        lr = learning_rate(train, train.lr, step)
+        share = batches.share(step, replica, strategy.dp, strategy.micro_batch)
+        result = ours.step([torch.from_numpy(ours.context.cut(b)).to(device) for b in share], lr)
+        gradients = ours.gradients()
+        truth = None
+        if oracle is not None:
+            share = batches.share(step, 0, 1, alone.micro_batch)
+            truth = oracle.step([torch.from_numpy(b).to(device) for b in share], lr)
+        if ties is not None and (why := ties.explain(comm, result, truth)):
+            return Deviation(optimizer, loss_max, grad_max, worst, step, f"step {step + 1}: {why}") if first else None
+        if truth is None or oracle is None:
+            continue
+        loss_max = max(loss_max, abs(result.loss / truth.loss - 1))
+        errors = dict(gradient_errors(gradients, dict(oracle.engine.gradients())))
+        errors["gradient norm"] = abs(result.grad_norm / truth.grad_norm - 1)
+        name = max(errors, key=lambda n: errors[n])
+        if errors[name] > grad_max:
+            grad_max, worst = errors[name], f"{name} at step {step + 1}"
+    return Deviation(optimizer, loss_max, grad_max, worst, steps) if first else None
+
+
+class _NearTies:
+    """Records the router scores of the oracle, and explains by them where the strategy chose other experts."""
+
+    def __init__(self, oracle: Training | None) -> None:
+        self._layers: dict[int, MoE] = {}
+        for name, block in oracle.model.blocks.items() if oracle is not None else ():
+            if isinstance(block.mlp, MoE):
+                self._layers[int(name)] = block.mlp
+                block.mlp.noted = []
+
+    def explain(self, comm: Comm, ours: StepResult, truth: StepResult | None) -> str:
+        """Return why the step just taken may differ from the oracle's, "" if it may not; all ranks together."""
+        why = ""
+        if truth is not None:
+            seen = {block: layer.noted or [] for block, layer in self._layers.items()}
+            why = first_flip(ours.loads, truth.loads, seen, next(iter(self._layers.values())).x)
+            for layer in self._layers.values():
+                layer.noted = []
+        return str(comm.gather_objects(why, "world")[0])
+
+
+def random_batches(spec: ModelSpec, job: Job, seed: int, steps: int) -> Batches:
+    """Draw random tokens for `steps` steps, which later steps repeat in another order; with document boundaries if
+    the job separates documents."""
+    size = (job.global_batch + 2) * (job.seq + 1) * steps
+    tokens = np.random.default_rng(seed).integers(spec.vocab, size=size)
+    starts = None
+    if job.documents == "separate":
+        starts = np.flatnonzero(np.random.default_rng(seed + 1).random(size) < 2 / job.seq)
+    return Batches(tokens, job.seq, job.global_batch, seed, starts)
+
+
+def _with_name(optimizer: Optimizer, name: Literal["adamw", "sgd"]) -> Optimizer:
+    return replace(optimizer, name=name)
+
+
+def _oracle_micro_batch(job: Job) -> int:
+    fits = [m for m in range(1, job.global_batch + 1) if job.global_batch % m == 0 and m * job.seq <= _ORACLE_TOKENS]
+    return max(fits, default=1)

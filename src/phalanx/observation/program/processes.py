@@ -1,0 +1,245 @@
+"""Ranks observed in processes of their own, forked from this one, that exchange objects through it.
+
+No rank sees what another has changed, and this process stays as it was. Collectives have no content, but objects do:
+torch.distributed.pipelining sends the shapes of activations from stage to stage. So a rank that receives an object
+waits for it here, and the rank that sends it is started if it has not been.
+
+Twice every rank says what it did so far, as a hash: as the second micro-batch begins, and as the wanted step does. A
+rank that pauses waits there until it is known whether another did the same, and goes on if none did, or if another
+rank waits for it: it is sent how far it may go, as a number, where objects are lists.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sys
+import traceback
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+
+from phalanx.observation.program.micro_batches import Unsteady
+from phalanx.observation.program.parent import end_with_parent
+from phalanx.observation.program.rank_classes import (
+    END,
+    SECOND_MICRO_BATCH,
+    WANTED_STEP,
+    Alike,
+    observe_classes,
+    peers_of,
+    work,
+)
+from phalanx.observation.program.run import Unobservable, observe_rank, place_of
+from phalanx.schedule.observation import Observation, RankObservation
+from phalanx.spec.errors import InputError
+
+
+class Post:
+    """A rank's side of the exchange of objects. It pauses at `until`, and goes on from there as it is told."""
+
+    def __init__(self, pipe: Connection, until: int) -> None:
+        self.pipe, self.until = pipe, until
+
+    def reached(self, place: int, so_far: RankObservation) -> None:
+        """Say what this rank did until it came to a place, and wait there until it may go on."""
+        did = hashlib.sha256(repr((work(so_far), so_far.start)).encode()).hexdigest()
+        self.pipe.send(("reached", place, (did, peers_of(so_far))))
+        while self.until <= place:
+            self.until = self.pipe.recv()
+
+    def send(self, to: int, objects: list[Any]) -> None:
+        """Send objects to a rank."""
+        self.pipe.send(("object", to, objects))
+
+    def receive(self, sender: int) -> list[Any]:
+        """Wait for the next objects from a rank."""
+        self.pipe.send(("wants", sender, None))
+        objects = self.pipe.recv()
+        while isinstance(objects, int):  # said before this rank came to its pause
+            self.until = objects
+            objects = self.pipe.recv()
+        return list(objects)
+
+
+@dataclass
+class Processes:
+    """Observes ranks of one program. `device` and `axes` are what its ranks said so far."""
+
+    program: Callable[[], object]
+    world: int
+    per_node: int
+    axes: dict[str, int]
+    step: int = 2
+    every_micro_batch: bool = False
+    device: str = "cpu"
+    _pipes: dict[int, Connection] = field(default_factory=dict)
+    _children: dict[int, int] = field(default_factory=dict)
+    _done: dict[int, RankObservation] = field(default_factory=dict)
+    _objects: dict[tuple[int, int], deque[list[Any]]] = field(default_factory=lambda: defaultdict(deque))
+    _waiting: dict[int, int] = field(default_factory=dict)
+    _until: dict[int, int] = field(default_factory=dict)
+    """How far ranks may go."""
+    _reached: dict[tuple[int, int], tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    """By rank and place: what the rank did until there, as a hash, and its peers."""
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        for rank in list(self._children):
+            os.kill(self._children[rank], signal.SIGKILL)
+            self._ended(rank)
+
+    def start(self, rank: int, until: int = END) -> None:
+        """Start to observe a rank, if that has not been done, up to the place where it is to pause."""
+        if rank in self._done or rank in self._children:
+            return
+        self._until[rank] = until
+        ours, theirs = Pipe()
+        sys.stdout.flush()
+        parent = os.getpid()
+        child = os.fork()
+        if child == 0:
+            ours.close()
+            end_with_parent(parent)
+            try:
+                theirs.send(("done", *self._observe(rank, Post(theirs, until))))
+            except Unsteady:
+                theirs.send(("unsteady", rank, None))
+            except KeyboardInterrupt:
+                pass
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                os._exit(0)
+        theirs.close()
+        self._pipes[rank], self._children[rank] = ours, child
+
+    def _observe(self, rank: int, post: Post) -> tuple[str, Any]:
+        try:
+            return "", observe_rank(
+                self.program,
+                rank,
+                self.world,
+                self.per_node,
+                self.axes,
+                self.step,
+                post.send,
+                post.receive,
+                post.reached,
+                self.every_micro_batch,
+            )
+        except (Unobservable, InputError) as error:
+            return str(error), None
+        except Exception as error:
+            if "device_ready_queues_" in str(
+                error
+            ):  # torch/csrc/autograd/engine.cpp: started with the devices of then
+                return (
+                    "a backward pass has run in this process; observe before any backward pass, or in another",
+                    None,
+                )
+            lines = str(error).strip().splitlines() or ["no message"]
+            return f"{type(error).__name__}: {lines[0]}, at {place_of(error)} (rank {rank} of the program)", None
+
+    def observe(self, rank: int) -> RankObservation:
+        """Return what a rank did, once it has ended. Raises Unobservable."""
+        self.start(rank)
+        self._go_on(rank, END)
+        while rank not in self._done:
+            self._read()
+        return self._done[rank]
+
+    def observe_or_match(self, rank: int, like: int | None = None) -> RankObservation | Alike:
+        """Return what a rank did; or, where it did in the step before the wanted one what a rank did that has ended,
+        that it is like that rank. Where it does in its first micro-batch what rank `like` did, that is taken for the
+        whole step. Raises Unobservable."""
+        self.start(rank, SECOND_MICRO_BATCH if like is not None else WANTED_STEP)
+        while rank not in self._done:
+            for place, others in ((SECOND_MICRO_BATCH, [like]), (WANTED_STEP, list(self._done))):
+                if (rank, place) not in self._reached:
+                    continue
+                did, peers = self._reached[rank, place]
+                for other in others:
+                    if other is not None and self._reached.get((other, place), ("",))[0] == did:
+                        return Alike(other, peers)
+                self._go_on(rank, place + 1)
+            self._read()
+        return self._done[rank]
+
+    def _go_on(self, rank: int, until: int) -> None:
+        if self._until[rank] < until:
+            self._until[rank] = until
+            if rank in self._pipes:
+                self._pipes[rank].send(until)
+
+    def _read(self) -> None:
+        """Read what ranks send until one has sent something."""
+        for pipe in wait(list(self._pipes.values())):
+            sender = next(r for r, p in self._pipes.items() if p is pipe)
+            try:
+                kind, value, content = self._pipes[sender].recv()
+            except EOFError:
+                status = self._ended(sender)
+                how = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else "no result"
+                raise Unobservable(f"the process of rank {sender} ended with {how}") from None
+            if kind == "object":
+                self._objects[sender, value].append(content)
+            elif kind == "wants":
+                self._waiting[sender] = value
+                self.start(value, END if self._until[sender] == END else SECOND_MICRO_BATCH)
+            elif kind == "reached":
+                self._reached[sender, value] = content
+            elif kind == "unsteady":
+                raise Unsteady
+            elif value:
+                raise Unobservable(value)
+            else:
+                self._done[sender], self.device, named = content
+                self.axes.update(named)
+                self._ended(sender)
+        self._deliver()
+
+    def _deliver(self) -> None:
+        for rank, sender in list(self._waiting.items()):
+            if self._objects[sender, rank]:
+                del self._waiting[rank]
+                self._pipes[rank].send(self._objects[sender, rank].popleft())
+            elif pauses := [p for p in range(self._until[sender], END) if (sender, p) in self._reached]:
+                self._go_on(sender, pauses[-1] + 1)
+            elif sender in self._done:
+                raise Unobservable(f"rank {rank} waits for an object that rank {sender} does not send")
+
+    def _ended(self, rank: int) -> int:
+        self._pipes.pop(rank).close()
+        return os.waitpid(self._children.pop(rank), 0)[1]
+
+
+def observe_program(
+    name: str,
+    program: Callable[[], object],
+    world: int,
+    per_node: int,
+    axes: dict[str, int],
+    ranks: Sequence[int] | None = None,
+    step: int = 2,
+    every_micro_batch: bool = False,
+) -> Observation:
+    """Observe some ranks of a program, or one of each class. Raises Unobservable.
+
+    Where a micro-batch of a pipeline that was not run cannot stand for others, all are run in a second attempt.
+    """
+    try:
+        with Processes(program, world, per_node, dict(axes), step, every_micro_batch) as p:
+            seen = observe_classes(p, world) if ranks is None else tuple(p.observe(rank) for rank in ranks)
+            return Observation(name, world, p.axes, p.device, torch.__version__, seen)
+    except Unsteady:
+        return observe_program(name, program, world, per_node, axes, ranks, step, every_micro_batch=True)

@@ -1,0 +1,185 @@
+"""Observe one rank of a program in this process: the world, the GPU and the recorder around its second step."""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch.utils
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+
+from phalanx.observation.fake.contentless import Contentless
+from phalanx.observation.fake.host_access import answered
+from phalanx.observation.fake.uncompiled import uncompiled
+from phalanx.observation.fake.world import imagined_gpus, one_rank
+from phalanx.observation.program.micro_batches import repeated_micro_batches
+from phalanx.observation.program.rank_classes import SECOND_MICRO_BATCH, WANTED_STEP
+from phalanx.observation.recorder.any_step import Step
+from phalanx.observation.recorder.position import OWN, relative
+from phalanx.observation.recorder.step_summary import GroupNames, summarise
+from phalanx.schedule.observation import RankObservation
+
+
+class Unobservable(RuntimeError):
+    """The program did something that has no meaning without content; the message says what, where, and the mend."""
+
+    wrong_input = True
+
+
+class _Enough(BaseException):
+    """Ends the program once the wanted step is recorded. Not an Exception, so that programs do not catch it."""
+
+
+def observe_rank(
+    program: Callable[[], object],
+    rank: int,
+    world: int,
+    per_node: int = 8,
+    axes: Mapping[str, int] | None = None,
+    wanted: int = 2,
+    send_object: Callable[[int, list[Any]], None] | None = None,
+    receive_object: Callable[[int], list[Any]] | None = None,
+    reached: Callable[[int, RankObservation], None] = lambda place, so_far: None,
+    every_micro_batch: bool = False,
+) -> tuple[RankObservation, str, dict[str, int]]:
+    """Run `program` as one rank until step `wanted` has ended; return what it did in that step, the type of device
+    that it computes on, and the mesh axes it named. A program that ends before has its latest step returned.
+
+    `send_object(to, objects)` and `receive_object(sender)` carry objects between observed ranks. `reached` is called
+    with the record of step `wanted` - 1 as its second micro-batch begins and when it has ended, and may wait.
+
+    Raises Unobservable where no step was taken, or where an operation has no meaning without content; and Unsteady,
+    unless `every_micro_batch` of a pipeline is run, where one cannot stand for others.
+    """
+    notes: dict[str, None] = {}
+    results: list[RankObservation] = []
+    names = GroupNames(world, axes)
+
+    def note(text: str) -> None:
+        notes[text] = None
+
+    def ended(step: Step) -> None:
+        names.read_meshes()
+        results.append(summarise(recorder, step, names))
+        if step.number >= wanted:
+            raise _Enough
+        if step.number == wanted - 1:
+            reached(WANTED_STEP, results[-1])
+
+    def second_micro_batch() -> None:
+        if recorder.step.number == wanted - 1:
+            names.read_meshes()
+            reached(SECOND_MICRO_BATCH, summarise(recorder, recorder.step, names))
+
+    recorder = Contentless(FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False), ended)
+    recorder.position.second = second_micro_batch
+    how = "ended"
+    with ExitStack() as stack:
+        if not gc.get_freeze_count():
+            gc.freeze()
+            stack.callback(gc.unfreeze)
+        stack.enter_context(one_rank(rank, world, per_node, note, send_object, receive_object))
+        gpus = stack.enter_context(
+            imagined_gpus(per_node, lambda: note("device cuda: redirected to a GPU without content"))
+        )
+        stack.enter_context(answered(recorder.answer, note))
+        stack.enter_context(uncompiled(note))
+        gpus.waits, gpus.live = recorder.waited, lambda: recorder.live["gpu"]
+        # Torch keeps weak references to fake tensors, for which Module.to() would refuse to move parameters.
+        stack.enter_context(patch.object(torch.utils, "weakref", SimpleNamespace(getweakrefs=lambda _: [])))
+        # torch.tensor(x, device=...) then makes its tensor on the host first, where the mode sees it; by itself torch
+        # does so only where it finds no CUDA.
+        lifts = torch._C._only_lift_cpu_tensors()
+        torch._C._set_only_lift_cpu_tensors(True)
+        stack.callback(torch._C._set_only_lift_cpu_tensors, lifts)
+        if not every_micro_batch:
+            stack.enter_context(repeated_micro_batches(recorder, note))
+        stack.enter_context(recorder.fake)
+        stack.enter_context(recorder.recording())
+        try:
+            try:
+                program()
+            except SystemExit as end:
+                how = f"exited with {end.code or 0!r}, at {place_of(end)},"
+                if end.code not in (None, 0):
+                    raise Unobservable(f"the program {how.removesuffix(',')}") from end
+            if recorder.position.stepped:
+                recorder.finish()
+        except _Enough:
+            pass
+        except _WITHOUT_MEANING as error:
+            raise Unobservable(_meaningless(error)) from error
+        except NotImplementedError as error:
+            if "backend" not in str(error):
+                raise
+            raise Unobservable(_meaningless(error)) from error
+        except Exception as error:
+            if place := _triton_launch(error):
+                raise Unobservable(
+                    f"a Triton kernel at {place} runs on a GPU alone: wrap it in torch.library.custom_op with a "
+                    "register_fake, or take the plain torch path in this run"
+                ) from error
+            if "CUDA_HOME" in str(error):  # says torch.utils.cpp_extension where no compiler for CUDA is
+                raise Unobservable(
+                    f"an extension is built for CUDA at {place_of(error)}, and here is no compiler for it: give its "
+                    "operations fake kernels (torch.library.register_fake), or take the plain torch path in this run"
+                ) from error
+            raise
+    if not results:
+        raise Unobservable(f"the program {how} before its first step: no torch optimizer's step() was called")
+    for (what, value, place), count in recorder.answered.items():
+        note(f"{what} of a tensor without content: {value} ({count} x, {place})")
+    if results[-1].step < wanted:
+        note("the program took one step: what is initialised in the first step is part of it")
+    return replace(results[-1], notes=tuple(notes)), recorder.device, names.axes
+
+
+_WITHOUT_MEANING = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+_OPERATION = re.compile(r"'?\b(\w+)(?:::|\.)(\w+)")
+
+
+def _meaningless(error: BaseException) -> str:
+    """Return one line about an operation that needs content: the call, the place, and what can be done."""
+    name = getattr(error, "func", None) or ".".join(_operation(str(error)))
+    return (
+        f"{name} needs what tensors hold, or a kernel that says nothing about shapes, at {place_of(error)}: "
+        "call it on the host, give it a fake kernel (torch.library.register_fake), or leave it out of this run"
+    )
+
+
+def _triton_launch(error: BaseException) -> str | None:
+    """Return "file:line" of the launch of a Triton kernel if an error was raised in one: it looks for a driver."""
+    package = getattr(sys.modules.get("triton"), "__file__", None)
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [i for i, f in enumerate(frames) if package and Path(f.filename).is_relative_to(Path(package).parent)]
+    if not inside:
+        return None
+    callers = [f for f in frames[: inside[0]] if not f.filename.startswith(OWN)]
+    return f"{relative(callers[-1].filename)}:{callers[-1].lineno}" if callers else None
+
+
+def _operation(message: str) -> tuple[str, ...]:
+    operation = _OPERATION.search(message)
+    return operation.groups() if operation else (message.splitlines()[0],)
+
+
+def place_of(error: BaseException) -> str:
+    """Return "file:line" of the innermost frame outside torch and Phalanx in which an error was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [f for f in frames if not f.filename.startswith(OWN)]
+    frame = (outside or frames)[-1]
+    return f"{relative(frame.filename)}:{frame.lineno}"

@@ -1,0 +1,122 @@
+"""Verify a strategy: compare the real step of one rank of each class, on fake tensors, with its StepProgram."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from phalanx.cost.step.expand import expand
+from phalanx.cost.step.program import StepProgram
+from phalanx.observation.diff import PASSES, Difference, differences, exactly, largest_deviation, memory_differences
+from phalanx.observation.fake_step import HOST, Recorded, Unverifiable, gpu_device, imagine, place_of
+from phalanx.observation.rank_classes import RankClass, classes
+from phalanx.schedule.layout import Layout, RankView
+from phalanx.spec.errors import InputError
+from phalanx.spec.job import Job
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
+
+BLOCKS = 512
+"""The most blocks of a rank whose step is executed: more take minutes, and blocks that are alike prove the same."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The result for a class of ranks. `failed`: why its step did not finish, "" if it did; a failed step has no
+    record. `deviation`: the largest difference of live bytes, None where passes differ. `seconds`: of examining
+    it."""
+
+    ranks: RankClass
+    program: StepProgram
+    recorded: Recorded | None
+    differences: tuple[Difference, ...]
+    deviation: int | None
+    seconds: float
+    failed: str = ""
+
+    @property
+    def proved(self) -> bool:
+        """Whether the step finished and equals its StepProgram."""
+        return not self.failed and not self.differences
+
+
+def verify(
+    spec: ModelSpec,
+    job: Job,
+    strategy: Strategy,
+    begins: Callable[[RankClass], None] = lambda _: None,
+    on_gpu: bool = False,
+) -> tuple[Verified, ...]:
+    """Verify every class of a strategy's ranks in turn; `begins` is called before each. `on_gpu`: on an imagined GPU,
+    whose rules the step then has to keep as well (gpu_rules.py). Raises InputError for more than BLOCKS on a rank."""
+    results = []
+    layout = Layout(spec, job, strategy)
+    blocks = max(len(view.stage.held_blocks) for view in layout.stage_views())
+    if blocks > BLOCKS:
+        why = f"a rank would execute {blocks:,} blocks, {BLOCKS} at most"
+        raise InputError("model.layers", spec.layers, why, "verify fewer layers, or a longer pipeline")
+    for ranks in classes(layout):
+        begins(ranks)
+        results.append(_verified(layout.rank_view(ranks.rank), ranks, on_gpu))
+    return tuple(results)
+
+
+def _verified(view: RankView, ranks: RankClass, on_gpu: bool) -> Verified:
+    start = time.perf_counter()
+    program = expand(view)
+    try:
+        recorded = imagine(view.model, view.job, view.strategy, ranks.rank, gpu_device() if on_gpu else HOST)
+    except Unverifiable as error:
+        return Verified(ranks, program, None, (), None, time.perf_counter() - start, str(error))
+    except Exception as error:  # a real run would end with it too
+        gc.collect()  # tensors of the step that failed would count as those of the next
+        if on_gpu and "device_ready_queues_" in str(
+            error
+        ):  # torch/csrc/autograd/engine.cpp knows the devices of then
+            why = "a backward pass has run in this process before torch knew the imagined GPU"
+            raise InputError("--device", "cuda", why, "verify in another process") from None
+        why = f"{type(error).__name__}: {str(error).strip() or 'no message'}, at {place_of(error)}"
+        if "device_ready_queues_" in why:  # torch/csrc/autograd/engine.cpp: started with the devices of then
+            why = "a backward pass has run in this process; verify for a GPU before any, or in another process"
+        return Verified(ranks, program, None, (), None, time.perf_counter() - start, why)
+    # Fake gradients send the most that compression may send, so that bytes must agree exactly.
+    results = list(differences(program.events, recorded.events, exactly))
+    if on_gpu and view.strategy.cp > 1:
+        # Without a flash kernel for its type or mask, a ring computes its logits twice.
+        results = [d for d in results if not d.what.startswith("FLOPs")]
+    if not results and recorded.unawaited:
+        first, *more = recorded.unawaited
+        others = f", nor for {len(more)} more" if more else ""
+        results.append(Difference("waits", "for every collective", f"none for {first}{others}"))
+    if on_gpu:
+        results += _waits(view, recorded)
+    deviation = None
+    if not any(d.what == PASSES for d in results):
+        if not on_gpu:  # kernels of a GPU need other memory while they run: what is kept is the same
+            results += memory_differences(program, recorded.events, recorded.memory)
+        deviation = largest_deviation(program, recorded.events, recorded.memory)
+    return Verified(ranks, program, recorded, tuple(results), deviation, time.perf_counter() - start)
+
+
+WAITS_PER_LAYER = 2
+"""How often the host may wait for the GPU in the forward pass of a layer with experts: it has to know how many rows
+leave for every rank, and how many come."""
+
+
+def _waits(view: RankView, recorded: Recorded) -> Iterator[Difference]:
+    """Yield what the host waits for in a step beyond what it has to know: nothing in dense models; compression by
+    threshold reads how many elements it sends."""
+    s, times = view.strategy, sum(recorded.waits.values())
+    compressor = s.compressor
+    if compressor is not None and compressor.name == "threshold":
+        return
+    experts = view.local.experts
+    layers = view.local.layers - len(experts.dense_layers) if experts is not None else 0
+    allowed = WAITS_PER_LAYER * layers * s.accumulation(view.job)
+    if times > allowed:
+        where = max(recorded.waits, key=lambda place: recorded.waits[place])
+        yield Difference(
+            "waits of the host for the GPU in a step", f"at most {allowed:,}", f"{times:,}", f"at {where}"
+        )

@@ -1,0 +1,52 @@
+"""How the process ends that observes a user's script: at once, and without a word of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+WORKER = [sys.executable, "-m", "phalanx.observation.program.worker"]
+TASK = {
+    "script": "none.py",
+    "module": "",
+    "arguments": [],
+    "world": 1,
+    "ranks": "classes",
+    "per_node": 8,
+    "axes": {},
+    "step": 2,
+    "every_micro_batch": False,
+    "result": 1,
+}
+
+
+def _importing(folder: Path, parent: int) -> subprocess.Popen[str]:
+    """Start the process; its torch is one that is never imported to its end."""
+    (folder / "torch").mkdir()
+    (folder / "torch" / "__init__.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(200)\n")
+    return subprocess.Popen(
+        [*WORKER, json.dumps({**TASK, "parent": parent})],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_ctrl_c_while_torch_is_imported(tmp_path: Path) -> None:
+    process = _importing(tmp_path, os.getpid())
+    assert process.stdout is not None
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == -signal.SIGINT  # for which the command says that it was interrupted
+
+
+def test_a_process_whose_parent_has_gone_does_not_begin(tmp_path: Path) -> None:
+    process = _importing(tmp_path, os.getppid())
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 1

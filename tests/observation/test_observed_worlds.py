@@ -1,0 +1,41 @@
+"""Worlds that are asked for: what is none is refused, and what is large is no slower for it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+from phalanx.observation.fake.world import one_rank
+from phalanx.observation.observe import observe as phalanx_observe
+from phalanx.spec.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"world": 0}, "world = 0: is no number of ranks"),
+        ({"world": 2.0}, "world = 2.0: is no number of ranks"),
+        ({"world": 10**9}, "from 1 to 10,000,000"),
+        ({"world": 4, "mesh": {"dp": 3}}, "mesh = {'dp': 3}: has 3 ranks; world is 4"),
+        ({"world": 4, "ranks": [4]}, "ranks = 4: is no rank"),
+        ({"world": 4, "ranks": "all"}, "ranks = 'all': is no list of ranks"),
+        ({"world": 4, "ranks_per_node": 0}, "ranks_per_node = 0: is no number of ranks"),
+    ],
+)
+def test_a_function_is_asked_for_a_world_that_is_none(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        phalanx_observe(lambda: None, **options)
+
+
+def test_shards_of_ranks_without_rows_are_one_tensor() -> None:
+    """fully_shard makes an empty tensor for every such rank: of 16,384, each parameter would take thousands."""
+    with one_rank(0, 1, 8, lambda note: None):
+        shards = _fsdp_param._chunk_with_empty(torch.ones(6, 2), 16384, 0)
+    assert len(shards) == 16384
+    assert [len(s) for s in shards[:7]] == [1] * 6 + [0]
+    assert len({id(s) for s in shards}) == 7
+    assert [s.shape for s in _fsdp_param._chunk_with_empty(torch.ones(6, 2), 8, 0)] == [s.shape for s in shards[:8]]

@@ -1,0 +1,143 @@
+"""Any strategy equals one process; and the examiner notices when it does not. Each is verified too: its step without
+tensors' content does what the plan says."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from support import rank_cases
+from support.proving import prove
+from support.rank_pool import Pool
+from support.sizes import examples, sampled
+from support.strategies import OPTIMIZERS, ORDERS, TRANSPORTS, cases
+
+from phalanx.cost.step.expand import expand
+from phalanx.observation.parity.parity import BOUNDS
+from phalanx.schedule.layout import Layout
+from phalanx.spec.files.job_file import build, make_strategy
+from phalanx.spec.job import Job, Precision
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
+
+
+@examples(2, 50)
+@pytest.mark.parametrize("world", sampled([2, 3, 4, 6], (2, 3)))
+def test_parity_in_fp64(pool: Pool, world: int, examples: int) -> None:
+    @settings(max_examples=examples)
+    @given(cases(world), TRANSPORTS, OPTIMIZERS)
+    def holds(case, transport, under) -> None:  # type: ignore[no-untyped-def]
+        prove(*case)
+        # 5 steps: batches, of which there are 4, begin anew.
+        for found in pool.run(world, rank_cases.examine, *case, "float64", 5, transport, (under,))[0]:
+            assert found.loss_rel_max <= BOUNDS["float64"], found
+            assert found.grad_rel_max <= BOUNDS["float64"], found
+
+    holds()
+
+
+@examples(2, 50)
+def test_parity_in_fp32(pool: Pool, examples: int) -> None:
+    @settings(max_examples=examples)
+    @given(cases(2), OPTIMIZERS)
+    def holds(case, under) -> None:  # type: ignore[no-untyped-def]
+        model, job, strategy = case
+        # Tiny random models have gradients as small as Adam's usual eps = 1e-8, and there Adam turns fp32 rounding
+        # into steps of the size of lr: chaos, not error (with eps = 1e-6 one process in fp32 is 1.5e-5 off itself in
+        # fp64 when there are 8 tokens in a step). fp64 above examines eps = 1e-8.
+        job = replace(job, optimizer=replace(job.optimizer, eps=1e-4))
+        prove(model, job, strategy)
+        for found in pool.run(2, rank_cases.examine, model, job, strategy, "float32", 5, "native", (under,))[0]:
+            assert found.loss_rel_max <= BOUNDS["float32"], found
+            assert found.grad_rel_max <= BOUNDS["float32"], found
+
+    holds()
+
+
+@pytest.mark.parametrize(
+    ("line", "experts", "transport"),
+    sampled(
+        [
+            ("dp=2,tp=2", False, "native"),
+            ("dp=2,cp=2,zero=1", False, "shm"),
+            ("dp=2,cp=2,zero=3", False, "native"),
+            ("cp=2,tp=2,sp=1", True, "native"),
+            ("dp=2,pp=2,zero=1", False, "shm"),
+        ],
+        (2, 3, 4),
+    ),
+)
+@pytest.mark.parametrize("order", sampled(ORDERS, (len(ORDERS) - 1,)))
+def test_every_order_of_the_mesh(pool: Pool, order: str, line: str, experts: bool, transport: str) -> None:
+    """The last of the orders turns every two axes round."""
+    strategy = make_strategy(f"{line},order={order}")
+    assert strategy is not None
+    model = build(ModelSpec, complete(SIZES | (EXPERTS if experts else {}) | {"layers": strategy.pp}), "model")
+    job = Job(4, 8, Precision("float64"), clip=0.0)
+    for found in pool.run(4, rank_cases.examine, model, job, strategy, "float64", 2, transport, ("sgd",))[0]:
+        assert found.loss_rel_max <= BOUNDS["float64"], found
+        assert found.grad_rel_max <= BOUNDS["float64"], found
+    pool.run(4, rank_cases.kept_and_sent, model, job, strategy, 1, transport)
+    prove(model, job, strategy)
+
+
+SIZES = {
+    "family": "llama",
+    "vocab": 61,
+    "hidden": 16,
+    "layers": 2,
+    "heads": 2,
+    "ffn": 40,
+    "max_seq": 16,
+    "tied": True,
+}
+EXPERTS = {"experts": {"count": 4, "top_k": 2, "ffn": 24}}
+CASE = (build(ModelSpec, complete(SIZES), "model"), Job(global_batch=4, seq=8), Strategy(dp=2, bucket=0.002))
+
+
+_OF_TWO = ["dp=2,zero=3", "tp=2,sp=1", "cp=2", "pp=2,schedule=zb-v", "dp=2,ep=2"]
+
+
+@pytest.mark.parametrize("line", sampled(_OF_TWO, (1, 3)))
+def test_ranks_that_send_through_the_host(pool: Pool, line: str) -> None:
+    """As those do that share a GPU: all that travels is copied to the host and back."""
+    strategy = make_strategy(line)
+    assert strategy is not None
+    experts, layers = EXPERTS if strategy.ep > 1 else {}, 2 * strategy.pp
+    model = build(ModelSpec, complete(SIZES | experts | {"layers": layers}), "model")
+    job = Job(4, 8, Precision("float64"))
+    for found in pool.run(2, rank_cases.through_the_host, model, job, strategy, "float64", 2, "native")[0]:
+        assert found.loss_rel_max <= BOUNDS["float64"], found
+        assert found.grad_rel_max <= BOUNDS["float64"], found
+
+
+@pytest.mark.parametrize(
+    ("how", "zero"),
+    sampled([("mean", 0), ("forgets", 0), ("forgets", 1), ("forgets", 2), ("forgets", 3)], (0, 4)),
+)
+def test_a_broken_engine_is_caught(pool: Pool, how: str, zero: int) -> None:
+    model, job, strategy = CASE
+    case = (model, job, replace(strategy, zero=zero), "float64", 2, "shm", ("sgd",))
+    assert all(d.grad_rel_max < 1e-9 for d in pool.run(2, rank_cases.examine, *case)[0])
+    assert all(d.grad_rel_max > 1e-2 for d in pool.run(2, rank_cases.examine_broken, how, *case)[0])
+
+
+@pytest.mark.parametrize(
+    ("zero", "schedule"),
+    sampled(
+        [(0, "1f1b"), (0, "dualpipe-v"), (1, "zb-v"), (1, "1f1b"), (2, "dualpipe-v"), (3, "zb-v"), (3, "dualpipe-v")],
+        (5,),
+    ),
+)
+def test_an_embedding_that_is_tied_over_a_pipeline(pool: Pool, schedule: str, zero: int) -> None:
+    """Held by two ranks, or used by two chunks of one: its gradients come at two times, and count once."""
+    model = build(ModelSpec, complete(SIZES | {"layers": 4}), "model")
+    strategy = Strategy(pp=2, dp=2, zero=zero, schedule=schedule, bucket=0.002)  # type: ignore[arg-type]
+    for found in pool.run(4, rank_cases.examine, model, Job(8, 8), strategy, "float64", 2, "shm", ("sgd",))[0]:
+        assert found.loss_rel_max <= BOUNDS["float64"], found
+        assert found.grad_rel_max <= BOUNDS["float64"], found
+    over_replicas = replace(strategy, cp=2, shard=1) if zero else strategy
+    prove(model, Job(8, 8), over_replicas)
+    for view in Layout(model, Job(8, 8), over_replicas).stage_views():
+        across = [e.unit for e in expand(view).events if e.axis == "dp_replicate" and zero]
+        assert len(across) == len(set(across))  # each shard goes over the replicas once
