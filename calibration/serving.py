@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.robust import minimise
-from phalanx.cost.serving import engines
-from phalanx.cost.serving.engines import FIELDS, EngineConstants
-from phalanx.validate.serving import LEFT_OUT, Case, Columns, cases, columns, loaded, priced, scorable
+from phalanx.serving.cost import engines
+from phalanx.serving.cost.engines import FIELDS, EngineConstants
+from phalanx.serving.validation.predictions import LEFT_OUT, Case, Columns, cases, columns, loaded, priced, scorable
 
 Floats = npt.NDArray[np.float64]
 ENGINES = ("vllm", "sglang", "trtllm", "trtllm 1.0")

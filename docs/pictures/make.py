@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from phalanx.report.gallery.registry import PICTURES, options_of, picture
 from phalanx.report.pictures.files import svg
+from phalanx.textbook.gallery.registry import PICTURES, options_of, picture
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "pictures.md"
@@ -20,7 +20,8 @@ HEADS = {
     "layers": "Inside layers",
     "experts": "Experts",
     "pipelines": "Pipelines",
-    "choosing": "Choosing, scaling, sharing",
+    "scaling": "Scaling",
+    "choosing": "Choosing and sharing",
     "growth": "Models",
 }
 """By the module that draws them."""

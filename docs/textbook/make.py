@@ -176,7 +176,7 @@ def pages() -> dict[str, str]:
 
 def exercises_page() -> str:
     """Return the exercises of the first seed as Markdown, answers folded."""
-    from phalanx.planning.exercises import exercises
+    from phalanx.textbook.exercises import exercises
 
     lines = ["# Exercises", "", "`phalanx quiz --seed N` draws other numbers, and checks what you answer.", ""]
     for level, what in ((1, "apply a formula"), (2, "two steps, or a comparison"), (3, "choose, and say why")):

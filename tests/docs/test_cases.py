@@ -11,8 +11,8 @@ from support.in_process_cli import phalanx
 
 from phalanx.cost.ledger.flops import model_flops
 from phalanx.planning.search import strategy_columns
-from phalanx.planning.tables.case_studies import CASES, question
 from phalanx.spec.strategy.spec import Strategy
+from phalanx.textbook.cases.case_studies import CASES, question
 
 
 @pytest.mark.long

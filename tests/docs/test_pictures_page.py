@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from phalanx.report.gallery.registry import PICTURES, picture
 from phalanx.report.pictures.files import svg
+from phalanx.textbook.gallery.registry import PICTURES, picture
 
 FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")

@@ -13,9 +13,10 @@ from support.sizes import sampled
 
 from phalanx.planning.question import cluster_named, model_named, pricing_by_gpus
 from phalanx.planning.search.priced import PricedStrategy, price
-from phalanx.planning.tables import case_studies, textbook
-from phalanx.report.gallery import growth
+from phalanx.planning.tables import textbook
 from phalanx.spec.files.job_file import make_strategy
+from phalanx.textbook.cases import case_studies
+from phalanx.textbook.gallery import growth
 
 FOLDER = Path(__file__).parents[2] / "docs" / "textbook"
 

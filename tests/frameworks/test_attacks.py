@@ -17,16 +17,17 @@ import pytest
 from support.fuzz import configurations, files, listings
 from support.in_process_cli import phalanx
 
-from phalanx.answers.serve_plan import launch, manifest
 from phalanx.cli.terminal import printable
-from phalanx.formats import slurm
 from phalanx.frameworks.files import document
-from phalanx.frameworks.launchers import torchrun_hosts as torchrun
 from phalanx.frameworks.program import Group, Setting
 from phalanx.frameworks.script import comment, words
 from phalanx.frameworks.yaml import document as yaml_of
+from phalanx.serving import plan_file as serving
+from phalanx.serving.answer import launch, manifest
+from phalanx.shared_cluster.placement import torchrun
+from phalanx.shared_cluster.topology import hostlist, slurm
 from phalanx.spec.errors import InputError
-from phalanx.spec.files import hostlist, plan, serving
+from phalanx.spec.files import plan
 from phalanx.spec.files.job_file import build
 
 _RUNS = (

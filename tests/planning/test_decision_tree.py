@@ -12,9 +12,9 @@ from support.in_process_cli import phalanx
 
 from phalanx.planning.explain.decision_tree import Facts, facts, leaves, sentence, walk
 from phalanx.planning.question import model_named
-from phalanx.report.gallery.choosing import decisions
 from phalanx.report.pictures.files import text
 from phalanx.spec.cluster.presets import preset
+from phalanx.textbook.gallery.choosing import decisions
 
 _SMALL = Facts(1e9, 0, 2048, 8.0, 64, 8, 80 * 2**30, 50e9, sites=False)
 JOBS = {

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.in_process_cli import phalanx
 
-from phalanx.planning.placement.placement import axis_groups, axis_names, groups_of, in_order
+from phalanx.planning.placement import axis_groups, axis_names, groups_of, in_order
 from phalanx.report.mesh import cube, ranges
 from phalanx.report.mesh_svg import cube_svg, nodes_svg
 from phalanx.spec.cluster.presets import preset

@@ -13,8 +13,6 @@ from phalanx.cost.step.expand import expand
 from phalanx.planning.question import model_named
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report import plots
-from phalanx.report.gallery.compression import times_less
-from phalanx.report.gallery.registry import PICTURES, options_of, picture
 from phalanx.report.pictures import bars, files, lines
 from phalanx.report.pictures.figure import (
     Axis,
@@ -38,6 +36,8 @@ from phalanx.spec.job import Job
 from phalanx.spec.model.presets import PRESETS as MODELS
 from phalanx.spec.strategy.compression import parse
 from phalanx.spec.strategy.spec import Strategy
+from phalanx.textbook.gallery.compression import times_less
+from phalanx.textbook.gallery.registry import PICTURES, options_of, picture
 
 _TEXT, _GROUP = "{http://www.w3.org/2000/svg}text", "{http://www.w3.org/2000/svg}g"
 

@@ -5,8 +5,8 @@ What the simulation must equal. A page that is given out twice, or a slot too ma
 
 from dataclasses import dataclass, field
 
-from phalanx.simulate.serving.deployment import WorkerSpec
-from phalanx.simulate.serving.requests import Requests
+from phalanx.serving.simulation.deployment import WorkerSpec
+from phalanx.serving.simulation.requests import Requests
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from phalanx.planning.placement.placement import Placement, in_order
+from phalanx.planning.placement import Placement, in_order
 from phalanx.planning.question import cluster_named
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import ClusterSpec, Device, Tier

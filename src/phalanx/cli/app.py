@@ -15,14 +15,11 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.cases import cases
-from phalanx.cli.cluster import cluster
 from phalanx.cli.clusters import clusters
 from phalanx.cli.collectives import collectives
 from phalanx.cli.comm import comm
 from phalanx.cli.compare import compare
 from phalanx.cli.doctor import doctor
-from phalanx.cli.draw import draw
 from phalanx.cli.experts import experts
 from phalanx.cli.explain import explain, lint
 from phalanx.cli.export import export
@@ -34,16 +31,13 @@ from phalanx.cli.models import models
 from phalanx.cli.observe import observe
 from phalanx.cli.parity import parity
 from phalanx.cli.pipeline import pipeline
-from phalanx.cli.place import place
 from phalanx.cli.plan import plan
 from phalanx.cli.predict import predict
-from phalanx.cli.quiz import quiz
 from phalanx.cli.read import read
 from phalanx.cli.report import report
 from phalanx.cli.roofline import roofline
 from phalanx.cli.root import OneLineErrors, only
 from phalanx.cli.scaling import scaling
-from phalanx.cli.serve_plan import serve_plan
 from phalanx.cli.sweep import sweep
 from phalanx.cli.terminal import INTERRUPTED, Screened
 from phalanx.cli.train import train
@@ -51,6 +45,12 @@ from phalanx.cli.ui import ui
 from phalanx.cli.validate import validate
 from phalanx.cli.verify import verify
 from phalanx.cli.weights import export_weights, import_weights
+from phalanx.serving.cli.plan import serve_plan
+from phalanx.shared_cluster.cli.cluster import cluster
+from phalanx.shared_cluster.cli.place import place
+from phalanx.textbook.cli.cases import cases
+from phalanx.textbook.cli.draw import draw
+from phalanx.textbook.cli.quiz import quiz
 
 app = typer.Typer(
     cls=OneLineErrors,

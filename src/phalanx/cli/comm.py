@@ -73,7 +73,7 @@ def comm(
         require_drawing(plot)
         of_training = (plan, strategy, batch, stack, precision, options, params)
         if serving or weights or kv:
-            from phalanx.cli.serving_tables import sheets as of_serving
+            from phalanx.serving.cli.tables import sheets as of_serving
 
             tables = of_serving("comm", serving, of_training, model, cluster, seq, weights, kv, gpus)
             print_sheets(tables, as_json, as_csv, plot, of="comm")

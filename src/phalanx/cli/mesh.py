@@ -13,7 +13,7 @@ from phalanx.cli.terminal import console, exit_on_error, print_json, require_dra
 from phalanx.cli.unread import require_only
 
 if TYPE_CHECKING:
-    from phalanx.planning.placement.placement import Placement
+    from phalanx.planning.placement import Placement
 
 
 def mesh(
@@ -49,7 +49,7 @@ def mesh(
     """
     with exit_on_error():
         from phalanx.answers.mesh import placement
-        from phalanx.planning.placement.placement import axis_names, groups_of
+        from phalanx.planning.placement import axis_names, groups_of
 
         _require_read(line, groups, rank, cube, plot is not None, as_json)
         require_drawing(plot)
@@ -139,7 +139,7 @@ def _as_json(
     own: list[tuple[str, tuple[int, ...], str]],
     groups: tuple[str | None, Any, list[str]] | None,
 ) -> dict[str, Any]:
-    from phalanx.planning.placement.placement import axis_groups
+    from phalanx.planning.placement import axis_groups
 
     hosts = p.topology.hosts
     if rank is not None:

@@ -94,7 +94,7 @@ def scaling(
             sheets.append(tables.by_device([(short[name], on(short[name])) for name in named], most))
 
         def pictures() -> list[Picture]:
-            from phalanx.report.gallery.choosing import scaling_of
+            from phalanx.report.gallery.scaling import scaling_of
 
             return [scaling_of(sheets[:3], f"{model} on {cluster}, {batch or 0:,} x {seq or 0:,} tokens")]
 

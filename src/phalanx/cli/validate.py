@@ -116,14 +116,14 @@ def _score_placements(as_json: bool) -> None:
     """Score what placements cost and print it."""
     from dataclasses import asdict
 
-    from phalanx.validate.placements import scores
+    from phalanx.shared_cluster.validation.placements import scores
 
     scored = scores()
     if as_json:
         print_json([asdict(on) | {"ratios": [asdict(r) | {"error": r.error} for r in rows]} for on, rows in scored])
         return
 
-    from phalanx.report.validate_placements import machine
+    from phalanx.shared_cluster.validation.report import machine
 
     out = console()
     out.print("step on two nodes over one on as many GPUs of one node, measured and predicted", highlight=False)
@@ -150,15 +150,15 @@ def _score_kernels(as_json: bool) -> None:
 
 def _score_serving(runs: Path | None, as_json: bool) -> None:
     """Score predicted serving times and print them. Raises InputError."""
-    from phalanx.validate.serving import loaded
-    from phalanx.validate.serving_scores import compare, scores
+    from phalanx.serving.validation.predictions import loaded
+    from phalanx.serving.validation.scores import compare, scores
 
     summary = scores(*compare(loaded(runs)))
     if as_json:
         print_json(summary)
         return
 
-    from phalanx.report import validate_serving as report
+    from phalanx.serving.validation import report
 
     out = console()
     out.print(report.parts(summary, "model", "by model: absolute error in percent, mean / median"))

@@ -15,8 +15,8 @@ from phalanx.spec.errors import InputError
 
 if TYPE_CHECKING:
     from phalanx.answers.verify import Verification
-    from phalanx.answers.verify_serving import ServingProof
     from phalanx.observation.verify import Verified
+    from phalanx.serving.proof import ServingProof
 
 
 def verify(
@@ -106,8 +106,8 @@ def _serving(
     as_json: bool,
 ) -> None:
     """Verify generation and print the result."""
-    from phalanx.answers.verify_serving import as_json as to_json
-    from phalanx.answers.verify_serving import prove
+    from phalanx.serving.proof import as_json as to_json
+    from phalanx.serving.proof import prove
 
     result = prove(model, strategy, batch, seq, precision, announce)
     if as_json:

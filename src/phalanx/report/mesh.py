@@ -9,7 +9,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from phalanx.planning.placement.placement import AxisGroups, Placement, axis_groups
+from phalanx.planning.placement import AxisGroups, Placement, axis_groups
 from phalanx.report.style import counted, table
 from phalanx.spec.cluster.topology import Ints
 

@@ -7,7 +7,7 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from phalanx.planning.placement.placement import Placement, axis_groups
+from phalanx.planning.placement import Placement, axis_groups
 from phalanx.report.mesh import COLOURS, cube, held
 from phalanx.report.pictures.scene import framed
 

@@ -20,7 +20,7 @@ from phalanx.schedule.observation import (
     Trained,
     to_json,
 )
-from phalanx.spec.files import serving
+from phalanx.serving import plan_file as serving
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.presets import preset
 from phalanx.spec.model.spec import ModelSpec

@@ -1,7 +1,7 @@
 """The usual tree for choosing a strategy, as data: every branch a question about numbers, every leaf a rule.
 
 A tree is a first guess, and says why; the search is the answer. `walk` answers the questions for a job and returns
-the path; `RULES` in plan/tables/rules_of_thumb.py prices the leaves. N: parameters, 16 N bytes of state.
+the path; `RULES` in textbook/cases/rules_of_thumb.py prices the leaves. N: parameters, 16 N bytes of state.
 """
 
 from __future__ import annotations

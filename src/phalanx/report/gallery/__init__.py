@@ -1,2 +1,1 @@
-"""What is drawn: a function for each picture, which takes its numbers from what the commands print; `registry.py`
-names them all."""
+"""Pictures that commands draw with `--plot`: a function each, whose numbers are those that the command prints."""

@@ -10,7 +10,7 @@ from phalanx.cost.analytic.memory import memory as memory_of
 from phalanx.planning.budget import Goal
 from phalanx.planning.explain import explanation, operators
 from phalanx.planning.explain.analytic import AnalyticSubject
-from phalanx.planning.placement.placement import in_order
+from phalanx.planning.placement import in_order
 from phalanx.planning.search.planner import Answer
 from phalanx.planning.search.priced import COMMUNICATION, layout_of
 from phalanx.planning.search.refine import RankedStrategy, timeline

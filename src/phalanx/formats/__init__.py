@@ -1,1 +1,0 @@
-"""Files of other programs, read and written: one program a file."""

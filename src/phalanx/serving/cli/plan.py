@@ -1,0 +1,259 @@
+"""`phalanx serve-plan`: how to serve a model on a cluster, what its users will wait for, and the launch lines."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phalanx.cli.options import Cluster, Gpus, Json, Model
+from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_writable
+from phalanx.cli.unread import require_only
+
+if TYPE_CHECKING:
+    from phalanx.serving.plan_file import ServingPlan
+    from phalanx.serving.question import Asked
+    from phalanx.serving.search.neighbours import Neighbour
+    from phalanx.serving.search.question import Candidate
+    from phalanx.serving.search.search import Answer
+
+_LAUNCH = Annotated[
+    str | None,
+    typer.Option(
+        "--launch",
+        metavar="engine|dynamo",
+        help="Also print what starts it: the engine's command lines, or Dynamo's manifest.",
+    ),
+]
+
+
+def serve_plan(
+    line: typer.Context,
+    plan: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="serving.json", help="A serving plan that was written before, for --launch.", show_default=False
+        ),
+    ] = None,
+    model: Model = None,
+    cluster: Cluster = None,
+    gpus: Gpus = None,
+    input: Annotated[int | None, typer.Option("--input", help="Tokens of a prompt.")] = None,
+    output: Annotated[int | None, typer.Option("--output", help="Tokens generated per request.")] = None,
+    ttft: Annotated[
+        str | None,
+        typer.Option("--ttft", metavar="1s", help="Limit of the time to the first token, queueing included."),
+    ] = None,
+    tpot: Annotated[
+        str | None, typer.Option("--tpot", metavar="30ms", help="Limit of the time per token after the first.")
+    ] = None,
+    percentile: Annotated[
+        int, typer.Option("--percentile", metavar="50|90|99", help="Percent of requests that stay under the limits.")
+    ] = 90,
+    objective: Annotated[
+        str,
+        typer.Option(
+            "--objective",
+            metavar="throughput|latency|cost",
+            help="Most tokens/s; shortest time of a request; or most tokens/s per GPU, which may leave GPUs out.",
+        ),
+    ] = "throughput",
+    engine: Annotated[
+        str, typer.Option("--engine", metavar="vllm|sglang|trtllm", help="Engine that serves.")
+    ] = "vllm",
+    weights: Annotated[
+        str,
+        typer.Option("--weights", metavar="bf16,fp8,int4,nvfp4", help="Types of weights to try; auto: bf16, fp8."),
+    ] = "auto",
+    kv: Annotated[str, typer.Option("--kv", metavar="bf16|fp8", help="Type of the KV cache.")] = "bf16",
+    mode: Annotated[
+        str,
+        typer.Option(
+            "--mode",
+            metavar="both|aggregated|disaggregated",
+            help="Prefill and decode in the same workers, or apart.",
+        ),
+    ] = "both",
+    layout: Annotated[
+        str | None,
+        typer.Option("--layout", metavar="tp=4,pp=2", help="The only layout of a copy to consider: tp, pp, dp, ep."),
+    ] = None,
+    chunk: Annotated[int | None, typer.Option("--chunk", help="The only token budget of a step to consider.")] = None,
+    concurrency: Annotated[
+        int | None, typer.Option("--concurrency", help="Requests under way at any time (closed loop).")
+    ] = None,
+    rate: Annotated[float | None, typer.Option("--rate", help="Requests per second, arriving at random.")] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", metavar="FILE.csv", help="Requests to replay: arrival (s), input, output (tokens)."),
+    ] = None,
+    variation: Annotated[
+        float, typer.Option("--variation", help="Standard deviation of the lengths over their mean; 0: all alike.")
+    ] = 0.0,
+    reuse: Annotated[
+        float, typer.Option("--reuse", help="Share of each prompt that the cache holds already (0 to 0.99).")
+    ] = 0.0,
+    speculate: Annotated[
+        str | None,
+        typer.Option("--speculate", metavar="3:0.7", help="Drafted tokens per step, and the rate of acceptance."),
+    ] = None,
+    adapters: Annotated[
+        str | None,
+        typer.Option("--adapters", metavar="32:4", help="LoRA adapters in use, and how many of them a batch holds."),
+    ] = None,
+    price: Annotated[float | None, typer.Option("--price", help="Price of a GPU-hour.")] = None,
+    requests: Annotated[
+        int | None, typer.Option("--requests", min=10, max=10**6, help="Requests to simulate per candidate.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of arrivals, lengths and acceptance.")] = 0,
+    launch: _LAUNCH = None,
+    out: Annotated[Path, typer.Option("--out", help="File to write the serving plan to.")] = Path("serving.json"),
+    as_json: Json = False,
+) -> None:
+    """Find how to serve a model: parallelism, replicas, batch and chunk, with the queue simulated.
+
+    phalanx serve-plan --model llama3-70b --cluster dgx-h100 --gpus 8 --input 4000 --output 500 --ttft 1s --tpot 30ms
+    """
+    with exit_on_error():
+        from phalanx.serving import plan_file as serving
+        from phalanx.spec.errors import InputError, nearest
+
+        if launch is not None and launch not in ("engine", "dynamo"):
+            raise InputError("--launch", launch, "is not known", nearest(launch, ("engine", "dynamo")))
+        if plan is not None:
+            require_only(line, "plan", "launch", reason=f"does not go with a plan, and {plan} is one")
+            read_back, starter = serving.read(plan), launch or "engine"
+            if as_json:
+                print_json(_launch_json(read_back, starter))
+            else:
+                _launch(read_back, starter)
+            return
+        asks = {"--model": model, "--cluster": cluster, "--gpus": gpus}
+        asks |= {} if trace else {"--input": input, "--output": output}
+        if trace is not None:
+            unread = {"input", "output", "variation", "rate", "concurrency"}
+            read = [str(p.name) for p in line.command.params if p.name not in unread]
+            require_only(line, *read, reason="does not go with --trace, whose requests say it")
+        missing = [name for name, value in asks.items() if value is None]
+        if missing:
+            raise InputError(", ".join(missing), None, "missing", "or give --trace in place of --input and --output")
+        require_writable("--out", out)
+
+        from phalanx.serving.answer import as_plan, decide
+        from phalanx.serving.question import ask
+
+        options: dict[str, Any] = {
+            "ttft": ttft,
+            "tpot": tpot,
+            "percentile": percentile,
+            "objective": objective,
+            "engine": engine,
+            "weights": weights,
+            "kv": kv,
+            "mode": mode,
+            "layout": layout,
+            "chunk": chunk,
+            "concurrency": concurrency,
+            "rate": rate,
+            "trace": None if trace is None else str(trace),
+            "variation": variation,
+            "reuse": reuse,
+            "speculate": speculate,
+            "adapters": adapters,
+            "price": price,
+            "requests": requests,
+            "seed": seed,
+        }
+        asked = ask(str(model), str(cluster), int(gpus or 0), int(input or 0), int(output or 0), options)
+        for note in asked.notes:
+            announce(f"note: {note}")
+        answer, against = decide(asked)
+        chosen = as_plan(asked, answer.best)
+        serving.write(chosen, out)
+        announce(f"serving plan: {out}")
+        if as_json:
+            document = _as_json(asked, answer, against)
+            print_json(document | {"launch": _launch_json(chosen, launch)} if launch else document)
+            return
+        _show(answer, against)
+        if launch:
+            _launch(chosen, launch)
+
+
+def _launch_json(plan: ServingPlan, what: str) -> dict[str, Any]:
+    """Return what starts a plan. Raises InputError for what its engine cannot do."""
+    from phalanx.serving.answer import launch, manifest
+
+    return {"manifest": manifest(plan)} if what == "dynamo" else asdict(launch(plan))
+
+
+def _launch(plan: ServingPlan, what: str) -> None:
+    """Print what starts a plan. Raises InputError for what its engine cannot do."""
+    from phalanx.serving.answer import launch, manifest
+
+    if what == "dynamo":
+        print(manifest(plan), end="")
+        return
+    launch_line = launch(plan)
+    for name, content in launch_line.files.items():
+        print(f"# {name}\n{content}")
+    for command in launch_line.commands:
+        print(
+            f"# {command.title}, node {command.node} ({launch_line.engine} {launch_line.version})\n{command.line()}\n"
+        )
+    for note in launch_line.notes:
+        announce(f"note: {note}")
+
+
+def _show(answer: Answer, against: list[Neighbour]) -> None:
+    from phalanx.serving.answer import cache_of, money
+    from phalanx.serving.report import against as why_not
+    from phalanx.serving.report import lines, ranked, seen
+
+    q, best, out = answer.question, answer.best, console()
+    per_token, fits = cache_of(answer)
+    cost = None if q.price is None else money(best, q.price)
+    for line in lines(answer, per_token, fits, cost):
+        out.print(line, highlight=False, soft_wrap=True)
+    out.print(seen(best))
+    out.print(ranked(answer.finalists[:8], q, "the best of each layout within the limits", best))
+    out.print(ranked(answer.front, q, "users against GPUs: the front, limits left aside", best))
+    out.print(why_not(against))
+
+
+def _as_json(asked: Asked, answer: Answer, against: list[Neighbour]) -> dict[str, Any]:
+    from phalanx.serving.answer import as_plan, cache_of
+
+    q = answer.question
+    per_token, fits = cache_of(answer)
+
+    def one(c: Candidate) -> dict[str, Any]:
+        plan = asdict(as_plan(asked, c))
+        kept = ("gpus", "weights", "cache", "workers", "load", "prediction")
+        return {"title": c.title} | {key: plan[key] for key in kept}
+
+    return {
+        "model": asked.model_name,
+        "cluster": asked.cluster_name,
+        "engine": q.engine.name,
+        "objective": q.objective,
+        "limits": {"ttft_s": q.ttft_s, "tpot_s": q.tpot_s, "percentile": q.percentile},
+        "kv_bytes_per_token": per_token,
+        "requests_that_fit": fits,
+        "best": one(answer.best),
+        "alternatives": [one(c) for c in answer.finalists[1:]],
+        "front": [one(c) for c in answer.front],
+        "neighbours": [
+            {
+                "change": n.change,
+                "candidate": None if n.candidate is None else one(n.candidate),
+                "reason": n.reason,
+            }
+            for n in against
+        ],
+        "cannot_serve": answer.cannot,
+        "evaluated": answer.evaluated,
+        "simulated": answer.simulated,
+    }

@@ -1,0 +1,103 @@
+"""What serving engines reach of a chip and add to its kernels: one row an engine, fitted on measured runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+from phalanx.cost.hardware.columns import Column
+from phalanx.serving.cost.fitted_engines import FITTED
+from phalanx.spec.errors import InputError, nearest
+
+
+@dataclass(frozen=True)
+class EngineConstants:
+    """Constants of an engine. Shares are of the datasheet's rate."""
+
+    host_s: Column = 1.0e-3
+    """Seconds of each step that the GPU waits: scheduling, sampling, preparing inputs."""
+    sequence_s: Column = 5e-6
+    """Seconds per sequence of a step: scheduling and sampling it."""
+    layer_s: Column = 30e-6
+    """Seconds of a layer's launches and small kernels, under CUDA graphs."""
+    expert_layer_s: Column = 15e-6
+    """The same, added by routing and by permuting tokens."""
+    shared_layer_s: Column = 10e-6
+    """The same, added by a shared expert."""
+    latent_layer_s: Column = 15e-6
+    """The same, added by latent attention's extra products."""
+    linear_layer_s: Column = 15e-6
+    """The same, added by linear attention."""
+    quantized_layer_s: Column = 10e-6
+    """The same, added by turning inputs into 8 or 4 bits before products."""
+    index_layer_s: Column = 60e-6
+    """The same, added by choosing tokens for sparse attention."""
+    eager_layer_s: Column = 250e-6
+    """Seconds that the CPU needs to launch a layer without graphs."""
+    latent_eager_s: Column = 1e-3
+    """The same, added by latent attention, whose prompts take some twenty kernels more."""
+    hop_s: Column = 3e-6
+    """Of a small all-reduce in an NVLink domain, per doubling of its ranks."""
+    net_hop_s: Column = 9e-6
+    """The same across a network."""
+    memory: Column = 0.8
+    """Share of memory bandwidth when weights are read."""
+    cache: Column = 0.9
+    """Share of that when the cache is read."""
+    expert_memory: Column = 0.8
+    """Share of that when experts are read."""
+    gemm: Column = 0.75
+    """Share of FLOP/s that long products of 16 bits reach."""
+    gemm8: Column = 0.55
+    """The same of 8 bits, inputs turned into them."""
+    gemm4: Column = 0.4
+    """The same of 4 bits."""
+    expert_gemm: Column = 0.7
+    """Share of that when products are grouped by experts."""
+    inner_half: Column = 150.0
+    """Width of a rank's part of a matrix at which a product reaches half of that."""
+    expert_rows: Column = 32.0
+    """Rows of an expert at which its product reaches half of that."""
+    attention: Column = 0.45
+    """Share of 16-bit FLOP/s that attention reaches."""
+    sharpness: Column = 2.0
+    """Exponent by which reads and products add: 1, one after another; large, the longer hides the other."""
+    reach: Column = 0.95
+    """Exponent of tokens that choose experts of their own: below 1, tokens resemble each other."""
+    imbalance: Column = 1.3
+    """Load of the busiest of many ranks of experts, over the mean."""
+    link: Column = 0.8
+    """Share of a link's rate."""
+    first_s: Column = 10e-3
+    """Seconds before a request's first step: parsing, tokenising, the HTTP response."""
+    token_s: Column = 3e-6
+    """Seconds per token of a prompt before its first step: tokenising, hashing the blocks of its cache."""
+    balance_steps: Column = 5.0
+    """Decoding steps that a prompt waits, where attention is data parallel, for prompts of the other groups."""
+    first_steps: Column = 5.0
+    """Decoding steps that pass before the first token leaves the server."""
+    burst: Column = 0.05
+    """Share of all concurrent prompts that the mean prompt waits for where lengths differ: clients start at once."""
+    wave: Column = 0.15
+    """The same where all requests have one length: they end together, so that clients return in waves."""
+
+    def way(self, input: float, attention_dp: int) -> tuple[float, float]:
+        """Return (seconds, decoding steps) between a prompt's sending and its first token's receipt, beside its own
+        steps and those before it."""
+        steps = self.first_steps + (self.balance_steps if attention_dp > 1 else 0.0)
+        return float(self.first_s + self.token_s * input), float(steps)
+
+
+FIELDS = tuple(f.name for f in fields(EngineConstants))
+
+
+def engine(name: str, table: Mapping[str, Mapping[str, float]] = FITTED) -> EngineConstants:
+    """Return an engine's constants. Raises InputError for an unknown one."""
+    if name not in table:
+        raise InputError("engine", name, "is not a serving engine that Phalanx knows", nearest(name, table))
+    return replace(EngineConstants(), **table[name])
+
+
+def release_of(name: str, version: str) -> str:
+    """Return the row of constants for an engine's version: releases that differ have rows of their own."""
+    return "trtllm 1.0" if name == "trtllm" and version.startswith("1.0.") else name

@@ -1,0 +1,146 @@
+"""The price of one model under one engine: seconds of a step by part (step.py), bytes of weights and cache.
+
+What kernels, links and an engine reach and add is fitted on measured runs (engines.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from phalanx.cost.analytic.chips import chip_name
+from phalanx.serving.cost.engines import EngineConstants, engine
+from phalanx.serving.cost.layout import ServingLayout
+from phalanx.serving.cost.shape import Shape, shape_of
+from phalanx.serving.cost.step import (
+    BYTES,
+    Batch,
+    ChipRates,
+    Split,
+    all_reduce_s,
+    cached_tokens,
+    product_rate,
+    step_parts,
+)
+from phalanx.serving.cost.step import weight_bytes as bytes_of_weights
+from phalanx.spec.cluster.chips import CHIPS
+from phalanx.spec.cluster.spec import GIB, ClusterSpec
+from phalanx.spec.model.served import served_of
+from phalanx.spec.model.spec import ModelSpec
+
+_WORKSPACE = 4 * 2**30
+"""Bytes of activations, graphs and libraries on a GPU."""
+_SHARE = 0.92
+"""Of a GPU's memory that engines use."""
+
+
+@dataclass(frozen=True)
+class ServingPrice:
+    """Prices of one model on one cluster under one engine, with weights and cache of given types."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    engine: str
+    weights: str
+    cache: str
+    expert_weights: str = ""
+    """Type of routed experts' weights; empty: as `weights`."""
+
+    @cached_property
+    def shape(self) -> Shape:
+        """What the price depends on of the model."""
+        return shape_of(served_of(self.model))
+
+    @cached_property
+    def constants(self) -> EngineConstants:
+        """The engine's."""
+        return engine(self.engine)
+
+    @cached_property
+    def chip(self) -> ChipRates:
+        """The cluster's chip and links; the chip's datasheet where the cluster does not say."""
+        chip, device, tiers = CHIPS[chip_name(self.cluster.device.name)], self.cluster.device, self.cluster.tiers
+        return ChipRates(
+            memory_bytes_per_s=device.memory_bandwidth_bytes_per_s,
+            half=device.dense_flops_per_s.get("bfloat16", chip.half),
+            weights=product_rate(chip, self.weights),
+            experts=product_rate(chip, self.expert_weights or self.weights),
+            link_bytes_per_s=tiers[0].bandwidth_bytes_per_s_per_gpu_per_direction,
+            net_bytes_per_s=tiers[-1].bandwidth_bytes_per_s_per_gpu_per_direction,
+            domain=tiers[0].ranks,
+        )
+
+    @cached_property
+    def generation(self) -> str:
+        """Of the cluster's chip."""
+        return CHIPS[chip_name(self.cluster.device.name)].generation
+
+    def split(self, x: ServingLayout) -> Split:
+        """Return a layout with the types of weights and cache."""
+        bytes_ = (BYTES[self.weights], BYTES[self.expert_weights or self.weights], BYTES[self.cache])
+        return Split(x.tp, x.attention_dp, x.pp, x.moe_tp, x.moe_ep, *bytes_)
+
+    @cached_property
+    def cache_bytes_per_token(self) -> float:
+        """Bytes of keys and values, or of latents, of one token in all layers: of the whole model."""
+        return float(self.shape.cache * self.shape.attention_layers * BYTES[self.cache])
+
+    def cache_bytes_per_gpu(self, x: ServingLayout) -> float:
+        """Bytes of one token's cache on a GPU that has it: heads split by tp, duplicated beyond; latents whole."""
+        shards = 1 if self.model.latent is not None else min(x.tp, self.model.kv_heads)
+        return self.cache_bytes_per_token / shards / x.pp
+
+    def weight_bytes(self, x: ServingLayout) -> float:
+        """Bytes of weights on the GPU that has most."""
+        return float(bytes_of_weights(self.shape, self.split(x)))
+
+    @property
+    def bytes_for_weights(self) -> float:
+        """Bytes of a GPU that its engine gives to weights and cache: its share of all, less what it works in."""
+        return self.cluster.device.memory_bytes * _SHARE - _WORKSPACE
+
+    @property
+    def room(self) -> str:
+        """Those bytes in words, and how they come from the device's: it has more than what a training may use."""
+        whole = self.cluster.device.memory_bytes / GIB
+        return f"{self.bytes_for_weights / GIB:.1f} GiB ({_SHARE:.0%} of {whole:.1f}, less {_WORKSPACE / GIB:.0f})"
+
+    def cache_tokens(self, x: ServingLayout, length: int = 0) -> int:
+        """Tokens whose cache one copy holds; 0 where weights leave no room.
+
+        Of requests of `length` tokens: layers with a sliding window keep no more of each than the window, so that
+        more of them fit. 0: all tokens in all layers.
+        """
+        room = self.bytes_for_weights - self.weight_bytes(x)
+        kept = float(cached_tokens(self.shape, length)) / length if length else 1.0
+        return int(max(room, 0.0) / (self.cache_bytes_per_gpu(x) * kept)) * x.attention_dp
+
+    def cache_bytes(self, length: int) -> float:
+        """Bytes of a request's cache of `length` tokens, in all layers: of the whole model."""
+        return self.cache_bytes_per_token * float(cached_tokens(self.shape, length))
+
+    def seconds(
+        self, x: ServingLayout, tokens: Any, past: Any, sequences: Any, context: Any, uneven: float = 1.0
+    ) -> Any:
+        """Return seconds of steps, as columns.
+
+        `tokens` of one prompt after `past` cached ones, beside `sequences` that decode and have `context` cached
+        tokens in sum. `uneven`: the prompt's tokens in the busiest group that attends apart, over their mean.
+        """
+        return sum(self.parts(x, tokens, past, sequences, context, uneven).values())
+
+    def parts(
+        self, x: ServingLayout, tokens: Any, past: Any, sequences: Any, context: Any, uneven: float = 1.0
+    ) -> dict[str, Any]:
+        """Return the seconds of a step by part."""
+        tokens, past, sequences, context = (np.asarray(v, float) for v in (tokens, past, sequences, context))
+        pairs = tokens * (past + (tokens + 1) / 2)
+        batch = Batch(tokens, pairs, np.minimum(tokens, 1.0), sequences, context, uneven)
+        return step_parts(self.shape, self.split(x), self.chip, self.constants, batch)
+
+    def all_reduce_s(self, ranks: int, size: Any) -> Any:
+        """Seconds of an all-reduce of `size` bytes over neighbouring ranks."""
+        return all_reduce_s(self.chip, self.constants, ranks, size)

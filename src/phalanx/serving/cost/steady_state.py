@@ -1,0 +1,159 @@
+"""Time per token and time to first token of a closed loop of requests, in their steady state, in columns.
+
+C clients send a prompt of I tokens and wait for O tokens, again and again. With B sequences in a batch, t(B) seconds
+of a decoding step at the mean context I + O/2, and T_p those that a prompt adds to the steps that compute it,
+
+    F    = T_1 + f (B - 1) T_b + (p - 1) / 2 TPOT   T_1: the prompt's own step; others' before it; looks every p steps
+    TPOT = t(B) + (1 - f) (B - 1) T_p / O           in a cycle each of the others' prompts is computed once: either
+                                                    before this one (f), or while it decodes
+    B    = S O TPOT / (O TPOT + F)                  of the S = min(C, slots) requests, those that decode
+    TTFT = t_0 + F + s TPOT + (C - S) / S (O TPOT + F)      s TPOT: tokens leave in intervals; slots: caches that fit
+
+T_b: of a prompt in steps full of prompts, as at the start, when all clients send at once. f is 1/2 where no request
+follows the first of each client, and less where each sends several.
+
+Where other workers compute prompts, both are stations of a closed network (Bard 1979; Schweitzer 1979): X requests/s,
+
+    R_p = T_1 (1 + (C - 1)/C Q_p / workers)     R_d = O t(B / workers)     X = C / (R_p + R_d)     Q_p = X R_p
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from phalanx.cost.hardware.columns import Column
+from phalanx.serving.cost.engines import EngineConstants
+from phalanx.serving.cost.shape import Shape
+from phalanx.serving.cost.step import (
+    Batch,
+    ChipRates,
+    Split,
+    cache_per_gpu,
+    cached_tokens,
+    step_parts,
+    weight_bytes,
+)
+
+STEP_TOKENS = 8192
+"""Of a Load where nothing else is known: the default of engines on GPUs of 80 GB and more."""
+SHARE, WORKSPACE = 0.9, 4 * 2**30
+"""Of the memory that weights leave, what caches take; bytes of activations, graphs and libraries on a GPU."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests in a closed loop."""
+
+    concurrency: Column
+    """Clients of the whole deployment."""
+    input: Column
+    output: Column
+    memory_bytes: Column
+    """Of a GPU."""
+    same_length: Column
+    """1: all requests have one length, so that they come in waves."""
+    at_once: Column
+    """1: all requests are sent at once, and none after them: a prompt waits for half of the others."""
+    step_tokens: Column
+    """Tokens of prompts that a step takes at most."""
+    poll_steps: Column
+    """Steps between two looks at what arrived; 1: the engine looks before each step."""
+
+
+def _seconds(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, b: Batch) -> Any:
+    return sum(step_parts(m, x, chip, c, b).values())
+
+
+def prompt_batch(x: Split, load: Load, sequences: Any, context: Any) -> tuple[Batch, Any, Any]:
+    """A step with prompts in each group of attention beside `sequences`; steps per prompt, and prompts per step.
+
+    A step takes the prompts that came in during the last one, as far as its tokens go; long prompts go in chunks.
+    """
+    chunks = np.ceil(load.input / load.step_tokens)
+    together = np.clip(sequences / load.output / x.attention_dp, 1.0, np.maximum(load.step_tokens / load.input, 1.0))
+    tokens = load.input * x.attention_dp * together
+    pairs = tokens * (load.input + 1) / 2
+    return Batch(tokens / chunks, pairs / chunks, x.attention_dp * together, sequences, context), chunks, together
+
+
+def _waits(c: EngineConstants, load: Load) -> Any:
+    """Share of all concurrent prompts that the mean prompt waits for."""
+    return np.where(load.at_once > 0, 0.5, np.where(load.same_length > 0, c.wave, c.burst))
+
+
+def _burst_s(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, load: Load, most: Any) -> Any:
+    """Seconds of a prompt in steps that are full of prompts, and decode nothing."""
+    none = 0.0 * most
+    together = np.clip(most / x.attention_dp, 1.0, np.maximum(load.step_tokens / load.input, 1.0))
+    tokens = load.input * together * x.attention_dp
+    chunks = np.ceil(load.input / load.step_tokens)
+    batch = Batch(tokens / chunks, tokens / chunks * (load.input + 1) / 2, together, none, none)
+    return chunks * _seconds(m, x, chip, c, batch) / together / x.attention_dp
+
+
+def slots(m: Shape, x: Split, load: Load) -> Any:
+    """Requests whose caches fit at once, at their mean length: at least one per group of attention."""
+    room = SHARE * (load.memory_bytes - weight_bytes(m, x) - WORKSPACE)
+    each = cache_per_gpu(m, x) * m.attention_layers / x.pp * cached_tokens(m, load.input + load.output / 2)
+    return np.maximum(room / each, 1.0) * x.attention_dp
+
+
+def aggregated(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, load: Load) -> tuple[Any, Any]:
+    """Return (seconds per output token, seconds to first token) where a worker does both."""
+    most = np.minimum(load.concurrency, slots(m, x, load))
+    waits = _waits(c, load)
+    batch, none = most, 0.0 * most
+    burst = _burst_s(m, x, chip, c, load, most)
+    for _ in range(4):
+        context = batch * (load.input + load.output / 2)
+        decode = _seconds(m, x, chip, c, Batch(none, none, none, batch, context))
+        beside, chunks, together = prompt_batch(x, load, batch, context)
+        mixed = chunks * _seconds(m, x, chip, c, beside)
+        added = np.maximum(mixed - chunks * decode, 0.0) / x.attention_dp / together
+        others = np.maximum(batch - 1, 0.0)
+        tpot = decode + (1 - waits) * others * added / load.output
+        first = mixed + waits * others * burst + (load.poll_steps - 1) / 2 * tpot
+        batch = 0.5 * batch + 0.5 * np.maximum(
+            most * load.output * tpot / (load.output * tpot + first), np.minimum(most, 1.0)
+        )
+    balance = np.where(x.attention_dp > 1, c.balance_steps, 0.0)
+    ttft = c.first_s + c.token_s * load.input + first + (c.first_steps + balance) * tpot
+    return tpot, ttft + (load.concurrency - most) / most * (load.output * tpot + first)
+
+
+def disaggregated(
+    m: Shape,
+    prefill: tuple[Split, Column],
+    decode: tuple[Split, Column],
+    chip: ChipRates,
+    c: EngineConstants,
+    load: Load,
+) -> tuple[Any, Any]:
+    """The same where `prefill` and `decode` are the splits of separate workers, with how many there are."""
+    (xp, before), (xd, after) = prefill, decode
+    none = 0.0 * load.concurrency
+    alone, chunks, _ = prompt_batch(xp, load, none, none)
+    own = chunks * _seconds(m, xp, chip, c, alone)
+    servers = before * xp.attention_dp
+    waiting, total = none, load.concurrency
+    room = slots(m, xd, load) * after
+    batch = np.minimum(total, room)
+    step = none
+    for _ in range(25):
+        each = np.maximum(batch / after, 1e-3)
+        new = _seconds(m, xd, chip, c, Batch(none, none, none, each, each * (load.input + load.output / 2)))
+        step = new
+        first = own * (1 + (total - 1) / total * waiting / servers)
+        rate = total / (first + load.output * step)
+        waiting = 0.5 * (waiting + rate * first)
+        batch = 0.5 * (batch + np.minimum(rate * load.output * step, room))
+    first = np.maximum(first, total / rate - load.output * step)
+    waits = _waits(c, load)
+    transfer = m.cache * m.attention_layers * xp.cache_bytes * load.input / chip.net_bytes_per_s
+    ttft = (
+        c.first_s + c.token_s * load.input + first + transfer + c.first_steps * step + waits * total * own / servers
+    )
+    return step, ttft

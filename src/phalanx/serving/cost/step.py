@@ -1,0 +1,237 @@
+"""Seconds of a step of a serving engine, by part, in columns.
+
+With n tokens in the step, n / d of them in each of d groups of attention, a product with W elements of weights takes
+
+    ((2 n W / share / FLOP/s)^p + (W / share x bytes / bytes/s)^p)^(1/p)        p: how well reads hide behind products
+
+    projections   share = tp                              experts   those that n tokens reach: E (1 - (1 - k/E)^n)
+    attention     4 d pairs FLOP for prompts; in decoding the bytes of the cache, or 4 d FLOP per cached token
+    all-reduce    alpha log2(2 tp) + 2 (p - 1)/p bytes / rate, after attention and after the MLP
+    dispatch      top_k copies of tokens to their experts' ranks and back, where attention is data parallel
+    launches      seconds per layer, with CUDA graphs; steps with prompts run without them and are at least `eager`
+
+The constants (engines.py) are fitted on measured runs by `python -m calibration.serving`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from phalanx.cost.hardware.columns import Column
+from phalanx.serving.cost.engines import EngineConstants
+from phalanx.serving.cost.shape import Shape
+from phalanx.spec.cluster.chips import Chip
+
+BYTES = {
+    "bf16": 2.0,
+    "fp8": 1.0,
+    "fp8_block": 1.0,
+    "int4": 0.5 + 2 / 128,
+    "nvfp4": 0.5 + 1 / 16,
+    "mxfp4": 0.5 + 1 / 32,
+}
+"""Bytes per weight, scales included: of 128 (int4), 16 (nvfp4) and 32 weights (mxfp4)."""
+
+
+@dataclass(frozen=True)
+class ChipRates:
+    """A chip as a step reads it: datasheet rates, of which kernels reach a share."""
+
+    memory_bytes_per_s: Column
+    half: Column
+    """FLOP/s of 16-bit products."""
+    weights: Column
+    """FLOP/s of products with weights, in the type that they run in."""
+    experts: Column
+    """The same, of experts."""
+    link_bytes_per_s: Column
+    """Of a GPU in one direction, to others of its NVLink domain."""
+    net_bytes_per_s: Column
+    """The same to GPUs outside of it."""
+    domain: Column
+    """GPUs of an NVLink domain."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """A ServingLayout and its types, as numbers or columns."""
+
+    tp: Column
+    attention_dp: Column
+    pp: Column
+    moe_tp: Column
+    moe_ep: Column
+    weight_bytes: Column
+    """Bytes per element of weights."""
+    expert_bytes: Column
+    cache_bytes: Column
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one step computes, over all groups of attention."""
+
+    tokens: Column
+    """Of prompts."""
+    pairs: Column
+    """Of those tokens with what they attend to."""
+    prompts: Column
+    sequences: Column
+    """That decode, one token each."""
+    context: Column
+    """Cached tokens of these, in sum."""
+    uneven: Column = 1.0
+    """Tokens of prompts in the busiest group of attention, over their mean."""
+
+
+def product_rate(chip: Chip, kind: str) -> float:
+    """FLOP/s of products with weights of a type: 4 bits that tensor cores lack are expanded to 16 before."""
+    four = chip.fp4 > chip.fp8
+    if kind == "nvfp4":
+        return chip.fp4
+    return chip.fp8 if kind in ("fp8", "fp8_block") or (kind == "mxfp4" and four) else chip.half
+
+
+def reached(chip: ChipRates, c: EngineConstants, peak: Any) -> Any:
+    """Share of `peak` that long products reach, by type: of 16 bits, 8 (twice the rate) and 4 (four times)."""
+    return np.where(peak < 1.5 * chip.half, c.gemm, np.where(peak < 3 * chip.half, c.gemm8, c.gemm4))
+
+
+def step_parts(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, b: Batch) -> dict[str, Any]:
+    """Return the seconds of a step by part."""
+    width = x.tp * x.attention_dp
+    every = b.tokens + b.sequences
+    group = (b.tokens * b.uneven + b.sequences) / x.attention_dp
+    memory = chip.memory_bytes_per_s * c.memory
+
+    def roof(compute: Any, read: Any) -> Any:
+        return (compute**c.sharpness + read**c.sharpness) ** (1 / c.sharpness)
+
+    def product(elements: Any, n: Any, inner: Any, size: Any, peak: Any) -> Any:
+        rate = peak * reached(chip, c, peak) * inner / (inner + c.inner_half)
+        return roof(2 * elements * n / rate, elements * size / memory)
+
+    out: dict[str, Any] = {}
+    out["projections"] = product(m.attention / x.tp, group, m.q_width / x.tp, x.weight_bytes, chip.weights)
+    out["projections"] = out["projections"] + product(m.replicated, group, m.hidden, 2.0, chip.half)
+    out["mlp"] = product(m.mlp / width, every, m.hidden / x.tp, x.weight_bytes, chip.weights)
+    out["experts"] = _experts(m, x, chip, c, every, memory, roof)
+    out["prompt attention"], out["cache"] = _attention(m, x, chip, c, b, memory)
+    out["collectives"] = _collectives(m, x, chip, c, group)
+    moved = 24.0 * m.hidden * m.layers * group / memory  # norms, residuals, rotary, activations: 16-bit
+    launches = m.layers * c.layer_s + m.expert_layers * c.expert_layer_s
+    launches = launches + m.layers * m.latent * c.latent_layer_s + m.linear_layers * c.linear_layer_s
+    launches = launches + m.layers * np.where(x.weight_bytes < 2, c.quantized_layer_s, 0.0)
+    launches = launches + m.expert_layers * m.shared * c.shared_layer_s
+    launches = launches + m.layers * np.where(m.index_top > 0, c.index_layer_s, 0.0)
+    out["other"] = moved + launches
+    heads = np.maximum(b.sequences + b.prompts, 1.0) / x.attention_dp
+    out["head"] = roof(2 * m.head / x.tp * heads / (chip.half * c.gemm), 2.0 * m.head / x.tp / memory)
+    out["head"] = out["head"] + heads * c.sequence_s
+    out["host"] = c.host_s + 0.0 * every
+    gpu = sum(out[part] for part in ("projections", "mlp", "experts", "prompt attention", "cache", "collectives"))
+    gpu = gpu + out["other"]
+    eager = np.where(b.tokens > 0, m.layers * (c.eager_layer_s + m.latent * c.latent_eager_s), 0.0)
+    out["other"] = out["other"] + (gpu**4 + eager**4) ** 0.25 - gpu
+    return out
+
+
+def _experts(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, every: Any, memory: Any, roof: Any) -> Any:
+    """Seconds of the routed experts of the busiest rank."""
+    count = np.maximum(m.experts, 1.0)
+    spread = 1 - (1 - np.minimum(m.top_k / count, 1.0)) ** (every**c.reach)
+    share = m.expert / (x.moe_tp * x.moe_ep)
+    most = 1 + (c.imbalance - 1) * (1 - 1 / x.moe_ep)
+    rows = every * m.top_k / np.maximum(count * spread, 1e-9)  # of one expert
+    filled = rows / (rows + c.expert_rows)
+    rate = (
+        chip.experts
+        * reached(chip, c, chip.experts)
+        * c.expert_gemm
+        * filled
+        * m.expert_ffn
+        / x.moe_tp
+        / (m.expert_ffn / x.moe_tp + c.inner_half)
+    )
+    compute = 2 * share * m.top_k / count * every * most / np.maximum(rate, 1.0)
+    read = share * np.minimum(spread * most, 1.0) * x.expert_bytes / (memory * c.expert_memory)
+    return np.where(m.experts > 0, roof(compute, read), 0.0)
+
+
+def _attention(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, b: Batch, memory: Any) -> tuple[Any, Any]:
+    """Seconds of attention in prompts, and in decoding."""
+    peak = chip.half * c.attention
+    local = m.window_layers / np.maximum(m.attention_layers, 1)
+    reach = np.minimum(b.pairs, b.tokens * m.window)
+    seen = np.where(m.index_top > 0, np.minimum(b.pairs, b.tokens * m.index_top), b.pairs)
+    pairs = (seen * (1 - local) + reach * local) * b.uneven / x.attention_dp
+    width = m.prompt_width / x.tp * pairs + m.index_width * np.where(m.index_top > 0, b.pairs, 0.0) / x.attention_dp
+    prompt = 4 * m.attention_layers * width / peak
+    prompt = prompt + 4 * m.linear_layers * m.q_width / x.tp * 64 * b.tokens / x.attention_dp / peak  # chunks of 64
+    each = b.context / np.maximum(b.sequences, 1e-9)
+    limit = np.where(m.index_top > 0, np.minimum(each, m.index_top), each)
+    cached = b.sequences * (limit * (1 - local) + np.minimum(each, m.window) * local) / x.attention_dp
+    read = cached * cache_per_gpu(m, x) * m.attention_layers / (memory * c.cache)
+    read = read + 2 * 2.0 * m.state / x.tp * b.sequences / x.attention_dp / memory
+    decode = 4 * m.decode_width / x.tp * m.attention_layers * cached / peak
+    return prompt, np.maximum(read, decode)
+
+
+def cache_per_gpu(m: Shape, x: Split) -> Any:
+    """Bytes of a token's cache in one layer on a GPU that has it: heads split by tp, duplicated beyond."""
+    shards = np.where(m.latent > 0, 1.0, np.minimum(x.tp, m.kv_heads))
+    return m.cache * x.cache_bytes / shards
+
+
+def cached_tokens(m: Shape, length: Any) -> Any:
+    """Tokens of a request whose cache is kept, as a mean over layers: layers with a window keep no more than it."""
+    local = m.window_layers / np.maximum(m.attention_layers, 1)
+    return length * (1 - local) + np.minimum(length, m.window) * local
+
+
+def weight_bytes(m: Shape, x: Split) -> Any:
+    """Bytes of weights on the GPU that has most."""
+    split = (m.attention / x.tp + m.mlp / (x.tp * x.attention_dp)) * x.weight_bytes
+    split = split + m.expert / (x.moe_tp * x.moe_ep) * x.expert_bytes
+    ends: Any = np.where(x.pp > 1, m.head, m.ends)
+    return (split + 2.0 * m.replicated) / x.pp + 2.0 * ends / x.tp
+
+
+_BUS = 64e9
+"""bytes/s of a link up to which it is PCIe (5 with 16 lanes), not NVLink."""
+_BUS_PAIR, _BUS_EIGHT, _OLD_BUS_EIGHT = 0.62, 0.37, 0.07
+"""Share of PCIe's rate that all-reduces reach over 2 GPUs; over 8 with PCIe 5 (RTX PRO 6000) and 4 (L40S, over two
+sockets): nccl-tests, 64 MB and more."""
+
+
+def _link(chip: ChipRates, c: EngineConstants, ranks: Any) -> tuple[Any, Any]:
+    """(seconds of a small message per doubling of ranks, bytes/s that a GPU sends) among this many neighbours."""
+    inside, bus = ranks <= chip.domain, chip.link_bytes_per_s <= _BUS
+    eight = np.where(chip.link_bytes_per_s < 40e9, _OLD_BUS_EIGHT, _BUS_EIGHT)
+    share = np.where(bus, _BUS_PAIR * (eight / _BUS_PAIR) ** ((np.log2(np.maximum(ranks, 2)) - 1) / 2), c.link)
+    hop = np.where(inside, np.where(bus, 2 * c.hop_s, c.hop_s), c.net_hop_s)
+    return hop, np.where(inside, chip.link_bytes_per_s * share, chip.net_bytes_per_s * c.link)
+
+
+def all_reduce_s(chip: ChipRates, c: EngineConstants, ranks: Any, size: Any) -> Any:
+    """Seconds of an all-reduce of `size` bytes over `ranks` neighbours."""
+    hop, rate = _link(chip, c, ranks)
+    return np.where(ranks > 1, hop * np.log2(2 * ranks) + 2 * (ranks - 1) / ranks * size / rate, 0.0)
+
+
+def _collectives(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, group: Any) -> Any:
+    width = x.tp * x.attention_dp
+    spread = x.attention_dp > 1
+    times = np.where(spread, 1.0, 2.0) * m.layers
+    total = times * all_reduce_s(chip, c, x.tp, group * m.hidden * 2.0)
+    total = total + m.layers * m.wide_norm * all_reduce_s(chip, c, x.tp, group * 8.0)
+    hop, rate = _link(chip, c, width)
+    copies = np.where(x.moe_ep > 1, np.minimum(m.top_k, width), width)
+    sent = group / x.tp * copies * m.hidden * 2.0
+    layers = np.where(m.expert_layers > 0, m.expert_layers, m.layers)
+    total = total + np.where(spread, 2 * layers * (hop * np.log2(2 * width) + sent / rate), 0.0)
+    hop, rate = _link(chip, c, width * x.pp)
+    return total + (x.pp - 1) * (hop + group * m.hidden * 2.0 / rate)

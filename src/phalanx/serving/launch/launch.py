@@ -1,0 +1,95 @@
+"""What a launch consists of, and what the engines' command lines share."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass, field
+
+from phalanx.serving.plan_file import ServingPlan, Workers
+from phalanx.spec.errors import InputError
+
+_MOST = 4096
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line of one worker, or of what routes requests to them."""
+
+    title: str
+    program: tuple[str, ...]
+    options: tuple[str, ...]
+    """As the program's own parser reads them."""
+    gpus: tuple[int, ...] = ()
+    """Of its node, by number; empty: it uses none, or all of every node that it spans."""
+    node: int = 0
+    checked_by: tuple[str, ...] = ()
+    """Programs of data/arguments.json that own the options; empty: not checked."""
+
+    def line(self) -> str:
+        """Write it for a shell, an option and its value to a line."""
+        devices = f"CUDA_VISIBLE_DEVICES={','.join(map(str, self.gpus))} " if self.gpus else ""
+        parts: list[str] = [devices + " ".join(map(_quoted, self.program))]
+        for word in self.options:
+            if word.startswith("--"):
+                parts.append(_quoted(word))
+            else:
+                parts[-1] += f" {_quoted(word)}"
+        return " \\\n  ".join(parts)
+
+
+def _quoted(word: str) -> str:
+    """Write a word for a shell: a blank such as $NODE_RANK or $HEAD:5000 is filled in by it, nothing else is."""
+    return f'"{word}"' if re.fullmatch(r"\$(NODE_RANK|HEAD)(:[0-9]+)?", word) else shlex.quote(word)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Everything that starts a deployment."""
+
+    engine: str
+    version: str
+    commands: tuple[Command, ...]
+    files: dict[str, str] = field(default_factory=dict)
+    """Files that the commands read, by name."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one worker is."""
+
+    workers: Workers
+    name: str
+    port: int
+    node: int
+    gpus: tuple[int, ...]
+    """Empty: whole nodes."""
+    nodes: int
+    """Nodes that it spans."""
+
+
+def places(plan: ServingPlan, first_port: int = 8000) -> list[Place]:
+    """Place the workers on nodes in order: a worker that fits one node stays in it. Raises InputError for more than
+    anybody starts by hand."""
+    if (count := sum(workers.count for workers in plan.workers)) > _MOST:
+        raise InputError(
+            "workers", count, f"are more than {_MOST:,}, and each has a launch line", "plan a part of them"
+        )
+    placed: list[Place] = []
+    node = used = 0
+    for workers in plan.workers:
+        for i in range(workers.count):
+            spans = -(-workers.gpus // plan.node_gpus)
+            if used + workers.gpus > plan.node_gpus and used:
+                node, used = node + 1, 0
+            gpus = tuple(range(used, used + workers.gpus)) if spans == 1 else ()
+            role = "worker" if workers.role == "both" else workers.role
+            placed.append(Place(workers, f"{role}-{i}", first_port + len(placed), node, gpus, spans))
+            node, used = (node + spans, 0) if spans > 1 else (node, used + workers.gpus)
+    return placed
+
+
+def longest(plan: ServingPlan) -> int:
+    """Tokens of the longest request to allow for: prompt and answer, rounded up to a page of 64."""
+    return min(plan.model.max_seq, -(-plan.longest // 64) * 64)

@@ -1,0 +1,56 @@
+"""SGLang: `sglang.launch_server` for each worker, and its router before several."""
+
+from __future__ import annotations
+
+from phalanx.serving.launch.arguments import published
+from phalanx.serving.launch.checkpoints import quantised_on_load, weights_of
+from phalanx.serving.launch.launch import Command, Launch, Place, longest, places
+from phalanx.serving.plan_file import ServingPlan
+
+
+def options(plan: ServingPlan, place: Place) -> list[str]:
+    """Return the engine's options for one worker, as `sglang.launch_server` and `dynamo.sglang` take them."""
+    w = place.workers
+    out = ["--tp-size", str(w.tp * w.attention_dp)]
+    if w.pp > 1:
+        out += ["--pp-size", str(w.pp)]
+    if w.attention_dp > 1:
+        out += ["--dp-size", str(w.attention_dp), "--enable-dp-attention"]
+    if w.moe_ep > 1:
+        out += ["--ep-size", str(w.moe_ep)]
+    out += ["--max-running-requests", str(w.slots), "--chunked-prefill-size"]
+    out += [str(w.step_tokens * w.attention_dp)]  # which the groups share
+    out += ["--context-length", str(longest(plan)), "--page-size", str(plan.page_tokens)]
+    if quantised_on_load(plan):
+        out += ["--quantization", "fp8"]
+    elif plan.weights == "nvfp4":
+        out += ["--quantization", "modelopt_fp4"]
+    if plan.cache == "fp8":
+        out += ["--kv-cache-dtype", "fp8_e4m3"]
+    if not plan.load.reuse:
+        out += ["--disable-radix-cache"]
+    if plan.draft_tokens:
+        out += ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", str(plan.draft_tokens)]
+    if plan.adapters:
+        out += ["--enable-lora", "--max-loras-per-batch", str(plan.adapters)]
+    if w.role != "both":
+        out += ["--disaggregation-mode", w.role, "--disaggregation-transfer-backend", "nixl"]
+    return out
+
+
+def launch(plan: ServingPlan) -> Launch:
+    """Return the commands that serve a plan with SGLang. Raises InputError for what it cannot do."""
+    where, note = weights_of(plan)
+    commands = []
+    for place in places(plan):
+        own = ["--model-path", where, *options(plan, place), "--port", str(place.port)]
+        if place.workers.role == "prefill":
+            own += ["--disaggregation-bootstrap-port", str(place.port + 1000)]
+        if place.nodes > 1:
+            own += ["--nnodes", str(place.nodes), "--node-rank", "$NODE_RANK", "--dist-init-addr", "$HEAD:5000"]
+        program = ("python3", "-m", "sglang.launch_server")
+        commands.append(Command(place.name, program, tuple(own), place.gpus, place.node, ("sglang",)))
+    notes = [note] if note else []
+    if len(commands) > 1:
+        notes.append("sglang_router (a package of its own) routes to several workers, and from prefill to decode")
+    return Launch("sglang", published("sglang").version, tuple(commands), {}, tuple(notes))

@@ -1,0 +1,84 @@
+"""TensorRT-LLM: `trtllm-serve` for each worker with a file of further options; disaggregated, its own router."""
+
+from __future__ import annotations
+
+from phalanx.serving.launch.arguments import published
+from phalanx.serving.launch.checkpoints import weights_of
+from phalanx.serving.launch.launch import Command, Launch, Place, longest, places
+from phalanx.serving.plan_file import ServingPlan
+from phalanx.spec.errors import InputError
+
+
+def require_possible(place: Place) -> None:
+    """Require that attention data parallelism is over all ranks, as enable_attention_dp has it. Raises InputError."""
+    w = place.workers
+    if w.attention_dp > 1 and w.tp > 1:
+        reason = f"TensorRT-LLM attends apart on every rank, not on groups of tp = {w.tp}"
+        raise InputError("workers.attention_dp", w.attention_dp, reason, "use tp = 1, or --engine sglang")
+
+
+def engine_file(plan: ServingPlan, place: Place) -> str:
+    """Write the options that have no argument, as YAML (LlmArgs' names)."""
+    w = place.workers
+    lines = [f"enable_attention_dp: {'true' if w.attention_dp > 1 else 'false'}"]
+    lines += ["kv_cache_config:", f"  dtype: {'fp8' if plan.cache == 'fp8' else 'auto'}"]
+    lines += [f"  tokens_per_block: {plan.page_tokens}"]
+    lines += [f"  enable_block_reuse: {'true' if plan.load.reuse else 'false'}"]
+    lines += ["cuda_graph_config:", f"  max_batch_size: {w.slots}", "  enable_padding: true"]
+    if plan.draft_tokens:
+        lines += ["speculative_config:", "  decoding_type: NGram", f"  max_draft_len: {plan.draft_tokens}"]
+    if plan.adapters:
+        lines += ["lora_config:", f"  max_loras: {plan.adapters}"]
+    if w.role != "both":
+        lines += ["cache_transceiver_config:", "  backend: NIXL"]
+        lines += ["disable_overlap_scheduler: true"] if w.role == "prefill" else []
+    return "\n".join(lines) + "\n"
+
+
+def options(plan: ServingPlan, place: Place) -> list[str]:
+    """Return the options of `trtllm-serve` for one worker. Raises InputError for what it cannot do."""
+    require_possible(place)
+    w = place.workers
+    out = ["--backend", "pytorch", "--tp_size", str(w.tp * w.attention_dp)]
+    if w.pp > 1:
+        out += ["--pp_size", str(w.pp)]
+    if w.moe_ep > 1:
+        out += ["--ep_size", str(w.moe_ep)]
+    # Of one rank where attention is data parallel.
+    out += ["--max_batch_size", str(-(-w.slots // w.attention_dp))]
+    out += ["--max_num_tokens", str(w.step_tokens), "--max_seq_len", str(longest(plan))]
+    return [*out, "--enable_chunked_prefill"]
+
+
+def launch(plan: ServingPlan) -> Launch:
+    """Return the commands that serve a plan with TensorRT-LLM. Raises InputError for what it cannot do."""
+    where, note = weights_of(plan)
+    commands, written = [], {}
+    urls: dict[str, list[str]] = {"prefill": [], "decode": []}
+    for place in places(plan):
+        name = f"{place.workers.role}.yaml"
+        written[name] = engine_file(plan, place)
+        own = [*options(plan, place), "--config", name, "--port", str(place.port)]
+        if place.workers.role != "both":
+            urls[place.workers.role].append(f"node{place.node}:{place.port}")
+        program: tuple[str, ...] = ("trtllm-serve", where)
+        if place.nodes > 1:
+            program = ("mpirun", "-n", str(place.workers.gpus), "trtllm-llmapi-launch", *program)
+        commands.append(Command(place.name, program, tuple(own), place.gpus, place.node, ("trtllm",)))
+    notes = [note] if note else []
+    if plan.weights == "fp8":
+        notes.append("fp8 needs a checkpoint that was quantised so, such as nvidia's -FP8 releases")
+    if len(plan.workers) > 1:
+        lines = ["hostname: 0.0.0.0", "port: 9000", "backend: pytorch"]
+        for key, role in (("context_servers", "prefill"), ("generation_servers", "decode")):
+            lines += [f"{key}:", f"  num_instances: {len(urls[role])}", "  urls:"]
+            lines += [f'    - "{url}"' for url in urls[role]]
+        written["disaggregated.yaml"] = "\n".join(lines) + "\n"
+        router = Command("router", ("trtllm-serve", "disaggregated", "-c", "disaggregated.yaml"), ())
+        commands.append(router)
+        notes.append(
+            "the router of disaggregated.yaml listens on every interface of its node, without authentication"
+        )
+    elif len(commands) > 1:
+        notes.append("several workers: put any HTTP load balancer that counts requests under way before them")
+    return Launch("trtllm", published("trtllm").version, tuple(commands), written, tuple(notes))

@@ -1,0 +1,65 @@
+"""vLLM: `vllm serve` for each worker; disaggregated, the cache moves over NIXL, and a proxy routes."""
+
+from __future__ import annotations
+
+import json
+
+from phalanx.serving.launch.arguments import published
+from phalanx.serving.launch.checkpoints import quantised_on_load, weights_of
+from phalanx.serving.launch.launch import Command, Launch, Place, longest, places
+from phalanx.serving.plan_file import ServingPlan
+from phalanx.spec.errors import InputError
+
+
+def options(plan: ServingPlan, place: Place) -> list[str]:
+    """Return the engine's options for one worker, as `vllm serve` and `dynamo.vllm` take them."""
+    w = place.workers
+    if w.moe_ep > 1 and w.moe_tp > 1:
+        reason = "vLLM splits experts over all ranks or not at all"
+        raise InputError("workers.moe_ep", w.moe_ep, reason, "use --engine sglang, or ep = tp x attention_dp")
+    out = ["--tensor-parallel-size", str(w.tp)]
+    if w.pp > 1:
+        out += ["--pipeline-parallel-size", str(w.pp)]
+    if w.attention_dp > 1:
+        out += ["--data-parallel-size", str(w.attention_dp)]
+    if w.moe_ep > 1:
+        out += ["--enable-expert-parallel"]
+    # Both limits are of one engine core, of which data parallelism has as many.
+    out += ["--max-num-seqs", str(-(-w.slots // w.attention_dp))]
+    out += ["--max-num-batched-tokens", str(w.step_tokens)]
+    out += ["--max-model-len", str(longest(plan)), "--block-size", str(plan.page_tokens)]
+    if quantised_on_load(plan):
+        out += ["--quantization", "fp8"]
+    if plan.cache == "fp8":
+        out += ["--kv-cache-dtype", "fp8"]
+    if not plan.load.reuse:
+        out += ["--disable-prefix-caching"]
+    if plan.draft_tokens:
+        method = {"method": "ngram", "num_speculative_tokens": plan.draft_tokens}
+        out += ["--speculative-config", json.dumps(method, separators=(",", ":"))]
+    if plan.adapters:
+        out += ["--enable-lora", "--max-loras", str(plan.adapters)]
+    return out
+
+
+def launch(plan: ServingPlan) -> Launch:
+    """Return the commands that serve a plan with vLLM. Raises InputError for what it cannot do."""
+    where, note = weights_of(plan)
+    commands = []
+    for place in places(plan):
+        own = [*options(plan, place), "--port", str(place.port)]
+        if place.workers.role != "both":
+            connector = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+            own += ["--kv-transfer-config", json.dumps(connector, separators=(",", ":"))]
+        if place.nodes > 1:
+            own += ["--nnodes", str(place.nodes), "--node-rank", "$NODE_RANK", "--master-addr", "$HEAD"]
+        program = ("vllm", "serve", where)
+        commands.append(Command(place.name, program, tuple(own), place.gpus, place.node, ("vllm",)))
+    notes = [note] if note else []
+    if plan.draft_tokens:
+        notes.append("the draft is n-gram look-up here; name your draft model in --speculative-config for another")
+    if len(commands) > 1 and len(plan.workers) == 1:
+        notes.append("several workers: put any HTTP load balancer that counts requests under way before them")
+    if len(plan.workers) > 1:
+        notes.append("prefill and decode apart need a router: Dynamo's manifest (--launch dynamo) has one")
+    return Launch("vllm", published("vllm").version, tuple(commands), {}, tuple(notes))

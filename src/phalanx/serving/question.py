@@ -1,0 +1,263 @@
+"""The question that `phalanx serve-plan` answers, from names and numbers as its options spell them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from phalanx.cost.analytic.chips import chip_name
+from phalanx.planning import question as questions
+from phalanx.serving.cost.adapters import HOST_BYTES_PER_S, adapter_bytes
+from phalanx.serving.cost.layout import ServingLayout
+from phalanx.serving.cost.roofline import ServingPrice
+from phalanx.serving.search.question import OBJECTIVES, Question
+from phalanx.serving.search.space import illegal
+from phalanx.serving.simulation import trace as traces
+from phalanx.serving.simulation.engines import NEEDS, EngineRow, engine, require_types
+from phalanx.serving.simulation.requests import Requests
+from phalanx.spec.cluster.chips import CHIPS
+from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.model.spec import ModelSpec
+
+_CHUNKS = (1024, 2048, 4096, 8192, 16384)
+MOST_GPUS = 1024
+MOST_REPLAYED = 20_000
+"""Requests of a trace that are replayed for each candidate, unless said otherwise."""
+_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "": 1.0}
+MODES = {"both": ("aggregated", "disaggregated"), "aggregated": ("aggregated",), "disaggregated": ("disaggregated",)}
+
+
+def price_of(model: str, cluster: str, gpus: int, weights: str, cache: str) -> ServingPrice:
+    """Return the price of serving a model on a cluster, under vLLM. Raises InputError."""
+    spec, _ = questions.model_named(model)
+    questions.require_counts(("--gpus", gpus))
+    described = questions.cluster_named(cluster)(gpus)
+    chip = chip_name(described.device.name)
+    require_types(weights, cache, CHIPS[chip].generation, chip)
+    if cache not in ("bf16", "fp8"):
+        raise InputError("--kv", cache, "is not a type of cache that is priced", "bf16 or fp8")
+    return ServingPrice(spec, described, "vllm", weights, cache)
+
+
+def seconds(option: str, text: str | None) -> float | None:
+    """Read a time with its unit, such as 1s or 30ms: without one, 30 would be half a minute to us and not to whoever
+    wrote it. Raises InputError."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"\s*([0-9.]+(?:e-?\d+)?)\s*(s|ms|us|µs|)\s*", text)
+    try:
+        value = float(match[1]) * _UNITS[match[2]] if match else -1.0
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e6:
+        raise InputError(option, text, "is not a time", "write 1s or 30ms")
+    if match and not match[2]:
+        raise InputError(option, text, "has no unit", f"write {match[1]}s or {match[1]}ms")
+    return value
+
+
+def speculation(text: str | None) -> tuple[int, float]:
+    """Read drafted tokens and their acceptance, such as 3:0.7. Raises InputError."""
+    if text is None:
+        return 0, 0.0
+    tokens, _, rate = text.partition(":")
+    try:
+        drafted, accepted = int(tokens), float(rate)
+    except ValueError:
+        drafted, accepted = 0, -1.0
+    if not (1 <= drafted <= 64 and 0 <= accepted <= 1):
+        reason = "is not drafted tokens (1 to 64) and the rate at which they are accepted (0 to 1)"
+        raise InputError("--speculate", text, reason, "write 3:0.7")
+    return drafted, accepted
+
+
+def adapters(text: str | None) -> tuple[int, int]:
+    """Read how many LoRA adapters are used, and how many of them a batch may hold: 32:4. Raises InputError."""
+    if text is None:
+        return 0, 0
+    count, _, places = text.partition(":")
+    try:
+        used, held = int(count), int(places or count)
+    except ValueError:
+        used, held = 0, 0
+    if not 1 <= held <= used <= 10**6:
+        raise InputError("--adapters", text, "is not adapters and how many of them a batch holds", "write 32:4")
+    return used, held
+
+
+def layout(text: str) -> ServingLayout:
+    """Read the layout of one copy, such as tp=4,pp=2 or tp=1,dp=8,ep=8. Raises InputError."""
+    degrees = {"tp": 1, "pp": 1, "dp": 1, "ep": 1}
+    for part in text.split(","):
+        name, _, value = part.strip().partition("=")
+        if name not in degrees:
+            raise InputError("--layout", text, f"{name!r} is not a degree", nearest(name, degrees))
+        if not re.fullmatch("[0-9]{1,9}", value) or not 1 <= int(value) <= 10**6:
+            raise InputError("--layout", text, f"{name} must be a whole number, at least 1")
+        degrees[name] = int(value)
+    width = degrees["tp"] * degrees["dp"]
+    if width % degrees["ep"]:
+        raise InputError("--layout", text, f"ep = {degrees['ep']} does not divide tp x dp = {width}")
+    return ServingLayout(degrees["tp"], degrees["pp"], degrees["dp"], width // degrees["ep"], degrees["ep"])
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question with the names that it was asked with."""
+
+    question: Question
+    model_name: str
+    cluster_name: str
+    trace: str
+    layout: ServingLayout | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Load:
+    """Tokens of a request on average, of the longest one, and the trace if there is one."""
+
+    input: int
+    output: int
+    longest: int
+    trace: Requests | None = None
+    notes: tuple[str, ...] = ()
+
+
+def _load(spec: ModelSpec, input: int, output: int, options: Mapping[str, Any]) -> _Load:
+    """Return the load of a trace, or of requests that --input and --output describe. Raises InputError for requests
+    that are longer than the model's context."""
+    if options["trace"]:
+        load = _traced(Path(options["trace"]), options["requests"] or MOST_REPLAYED)
+        named = f"--trace: the longest request has {load.longest:,} tokens"
+    else:
+        questions.require_counts(("--input", input), ("--output", output))
+        spread = 1 if not options["variation"] else 4
+        longest = min(spec.max_seq, spread * (input + output)) if input + output <= spec.max_seq else input + output
+        load, named = _Load(input, output, longest), f"--input + --output = {longest:,} tokens"
+    if load.longest > spec.max_seq:
+        reason = f"is longer than the model's context, {spec.max_seq:,}"
+        raise InputError(named, None, reason, "shorten them, or choose a model with a longer context")
+    return load
+
+
+def _traced(path: Path, most: int) -> _Load:
+    """Return the load of a trace's first `most` requests. Raises InputError."""
+    requests = traces.read(path)
+    notes: tuple[str, ...] = ()
+    if len(requests) > most:
+        notes = (f"the first {most:,} of {len(requests):,} requests are replayed; --requests says how many",)
+        requests = requests.first(most)
+    longest = int((requests.input + requests.output).max())
+    means = round(float(requests.input.mean())), max(1, round(float(requests.output.mean())))
+    return _Load(*means, longest, requests, notes)
+
+
+def _weights(options: Mapping[str, Any], generation: str, chip: str) -> tuple[str, ...]:
+    """Return the types of weights to try on a chip. Raises InputError for one that it has not."""
+    if options["weights"] == "auto":
+        types: tuple[str, ...] = tuple(t for t in ("bf16", "fp8") if generation in NEEDS[t]) or ("bf16",)
+    else:
+        types = tuple(t.strip() for t in options["weights"].split(","))
+    for each in types:
+        require_types(each, options["kv"], generation, chip)
+    if options["kv"] not in ("bf16", "fp8"):
+        raise InputError("--kv", options["kv"], "is not a type of cache that is priced", "bf16 or fp8")
+    return types
+
+
+def _fixed_layout(text: str | None, spec: ModelSpec, row: EngineRow, gpus: int) -> ServingLayout | None:
+    """Return the layout that --layout fixes, if any. Raises InputError for one that the engine cannot run."""
+    if not text:
+        return None
+    chosen = layout(text)
+    reason = illegal(spec, chosen, row)
+    if not reason and chosen.gpus > gpus:
+        reason = f"takes {chosen.gpus} GPUs of {gpus}"
+    if reason:
+        raise InputError("--layout", text, reason)
+    return chosen
+
+
+def _require_known(options: Mapping[str, Any]) -> None:
+    """Require that the value of each other option is known or in range, and that one load is chosen at most. Raises
+    InputError."""
+    for name, known in (("objective", OBJECTIVES), ("mode", MODES)):
+        if options[name] not in known:
+            raise InputError(f"--{name}", options[name], "is not known", nearest(options[name], known))
+    if options["percentile"] not in (50, 90, 99):
+        raise InputError("--percentile", options["percentile"], "is not reported", "50, 90 or 99")
+    for name, low, high in (("reuse", 0.0, 0.99), ("variation", 0.0, 3.0)):
+        if not low <= options[name] <= high:
+            raise InputError(f"--{name}", options[name], f"must be from {low:g} to {high:g}")
+    if options["rate"] is not None and not 1e-6 <= options["rate"] <= 1e6:
+        raise InputError("--rate", options["rate"], "must be from 1e-6 to 1,000,000 requests per second")
+    if options["price"] is not None and not 0 <= options["price"] < 1e6:
+        raise InputError("--price", options["price"], "is not the price of a GPU-hour", "e.g. 2.5")
+    loads = [n for n in ("trace", "rate", "concurrency") if options[n]]
+    if len(loads) > 1:
+        raise InputError(f"--{loads[0]}", options[loads[0]], f"excludes --{loads[1]}", "choose one load")
+    if options["concurrency"] is not None:
+        questions.require_counts(("--concurrency", options["concurrency"]))
+    if options["chunk"] is not None:
+        questions.require_counts(("--chunk", options["chunk"]))
+
+
+def ask(
+    model: str,
+    cluster: str,
+    gpus: int,
+    input: int,
+    output: int,
+    options: Mapping[str, Any],
+) -> Asked:
+    """Turn the command's options into a question. Raises InputError."""
+    spec, named_notes = questions.model_named(model)
+    questions.require_counts(("--gpus", gpus))
+    if gpus > MOST_GPUS:
+        reason = f"is more than is searched, {MOST_GPUS:,}"
+        raise InputError("--gpus", gpus, reason, "plan a part of them: what serves more users is more of the same")
+    described = questions.cluster_named(cluster)(gpus)
+    chip = chip_name(described.device.name)
+    row = engine(options["engine"])
+    load = _load(spec, input, output, options)
+    types = _weights(options, CHIPS[chip].generation, chip)
+    _require_known(options)
+    drafted, accepted = speculation(options["speculate"])
+    used, held = adapters(options["adapters"])
+    chosen = _fixed_layout(options["layout"], spec, row, gpus)
+    q = Question(
+        model=spec,
+        cluster=described,
+        gpus=gpus,
+        engine=row,
+        input=load.input,
+        output=load.output,
+        longest=load.longest,
+        objective=options["objective"],
+        ttft_s=seconds("--ttft", options["ttft"]),
+        tpot_s=seconds("--tpot", options["tpot"]),
+        percentile=options["percentile"],
+        weights=types,
+        cache=options["kv"],
+        page_tokens=row.page_tokens,
+        chunks=(options["chunk"],) if options["chunk"] else _CHUNKS,
+        modes=MODES[options["mode"]],
+        variation=options["variation"],
+        concurrency=options["concurrency"] or 0,
+        rate=options["rate"] or 0.0,
+        trace=load.trace,
+        reuse=options["reuse"],
+        draft_tokens=drafted,
+        acceptance=accepted,
+        adapters=used,
+        adapter_slots=held,
+        adapter_load_s=adapter_bytes(spec) / HOST_BYTES_PER_S,
+        requests=options["requests"] or 0,
+        seed=options["seed"],
+        price=options["price"],
+    )
+    return Asked(q, model, cluster, options["trace"] or "", chosen, (*named_notes, *load.notes))

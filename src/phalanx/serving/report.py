@@ -1,0 +1,98 @@
+"""A serving plan on the terminal: the best, the front, and why not its neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.table import Table
+
+from phalanx.report.style import empty_table
+from phalanx.serving.search.neighbours import Neighbour
+from phalanx.serving.search.question import Candidate, Question
+from phalanx.serving.search.search import Answer
+
+
+def _time(value: float) -> str:
+    if value >= 10:
+        return f"{value:,.1f} s"
+    return f"{value * 1e3:,.0f} ms" if value >= 0.1 else f"{value * 1e3:,.1f} ms"
+
+
+def ranked(candidates: Iterable[Candidate], q: Question, title: str, best: Candidate | None) -> Table:
+    """Tabulate candidates with what was simulated of them."""
+    out = empty_table(title)
+    out.add_column("")
+    out.add_column("layout of each copy")
+    for name in (
+        "at once",
+        "chunk",
+        f"TTFT\np{q.percentile}",
+        f"TPOT\np{q.percentile}",
+        "tok/s\n/user",
+        "tok/s\n/GPU",
+    ):
+        out.add_column(name, justify="right", no_wrap=True, vertical="bottom")
+    for c in candidates:
+        median = c.tpot_s(50)
+        out.add_row(
+            "→" if c == best else "",
+            c.title.replace(" + ", " +\n"),
+            f"{c.users:,}",
+            f"{c.groups[0].step_tokens:,}",
+            _time(c.ttft_s(q.percentile)),
+            _time(c.tpot_s(q.percentile)),
+            f"{1 / median:,.1f}" if median else "",
+            f"{c.tokens_per_s / c.gpus:,.0f}",
+        )
+    return out
+
+
+def seen(c: Candidate) -> Table:
+    """Tabulate what users see of a candidate, in quantiles."""
+    o, out = c.outcome, empty_table("what users see")
+    assert o is not None
+    out.add_column("")
+    for name in ("mean", "50 %", "90 %", "99 %"):
+        out.add_column(name, justify="right", no_wrap=True)
+    rows = {
+        "time to the first token (TTFT)": o.ttft,
+        "  of it queueing": o.queueing,
+        "per token after it (TPOT)": o.tpot,
+        "between two tokens": o.gap,
+        "whole request": o.latency,
+    }
+    for name, x in rows.items():
+        out.add_row(name, *(_time(value) for value in (x.mean, x.p50, x.p90, x.p99)))
+    return out
+
+
+def against(rows: Iterable[Neighbour]) -> Table:
+    """Tabulate the neighbours with what speaks against each."""
+    out = empty_table("why not")
+    out.add_column("instead", min_width=12)
+    out.add_column("layout")
+    out.add_column("then", ratio=1)
+    for row in rows:
+        title = row.candidate.title.replace(" + ", " +\n") if row.candidate else ""
+        out.add_row(row.change, title, row.reason)
+    return out
+
+
+def lines(a: Answer, cache_bytes: float, fits: int, money: float | None) -> list[str]:
+    """Say what was chosen and what it gives, in sentences."""
+    q, c = a.question, a.best
+    o = c.outcome
+    assert o is not None
+    load = f"{c.users:,} requests at once"
+    if q.open_load:
+        load = f"{q.rate:g} requests/s" if q.trace is None else f"{len(q.trace):,} requests of the trace"
+    out = [f"{q.engine.title} on {c.gpus} x {q.cluster.device.name}: {c.title}, {load}"]
+    if c.gpus < q.gpus:
+        out.append(f"{q.gpus - c.gpus} of {q.gpus} GPUs are left over")
+    each = f"{c.tokens_per_s / c.gpus:,.0f} tokens/s per GPU"
+    cost = "" if money is None else f", {money:,.2f} per million generated tokens"
+    out.append(f"{o.tokens_per_s:,.0f} tokens/s, {o.requests_per_s:,.2f} requests/s, {each}{cost}")
+    held = f"KV cache: {cache_bytes:,.0f} bytes per token; {fits:,} requests of {q.input:,} + {q.output:,} tokens fit"
+    out.append(held + (f"; {o.preemptions:,} preemptions" if o.preemptions else ""))
+    out.append(f"{a.evaluated:,} candidates in their steady state, {a.simulated:,} of them simulated")
+    return out

@@ -1,0 +1,140 @@
+"""One copy of the model under a layout: what it holds, what its steps take, and its steady state by batch.
+
+Continuous batching of B requests, of I prompt tokens to compute and O to generate, in a closed loop: an engine spends
+per request the steps that compute its prompt, T_p, and its share of the steps that decode, O t(B) / B (t at the
+mean context; speculation yields several tokens a step). So
+
+    tokens/s = O / (T_p + O t(B) / B)        TPOT = (B (T_p + O t(B) / B) - TTFT) / (O - 1)
+
+and TTFT is the prompt's own steps, half a step of waiting, and other prompts before it: with a share r of the
+engine's time spent on prompts, r / (2 (1 - r)) of a prompt (M/D/1). It only prunes: the simulation decides.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from phalanx.serving.cost.adapters import adapter_bytes
+from phalanx.serving.cost.layout import ServingLayout
+from phalanx.serving.cost.roofline import ServingPrice
+from phalanx.serving.search.question import Question, Steady
+from phalanx.serving.search.tabulated import Tabulated
+from phalanx.serving.simulation.deployment import Speculation
+from phalanx.spec.cluster.spec import GIB
+
+MOST_SLOTS = 1024
+"""The most requests at once on a GPU group that attends for itself, as engines allow."""
+
+
+@dataclass
+class Copy:
+    """A layout with its price tables, made when first asked for."""
+
+    question: Question
+    layout: ServingLayout
+    weights: str
+    pricing: ServingPrice
+    cache_tokens: int = 0
+    missing: str = ""
+    """Why it cannot serve; empty if it can."""
+    _tables: dict[tuple[int, int], Tabulated] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        q = self.question
+        self.cache_tokens = self.pricing.cache_tokens(self.layout, q.input + q.output)
+        room = self.cache_tokens // self.layout.attention_dp
+        if self.cache_tokens <= 0:
+            held = self.pricing.weight_bytes(self.layout)
+            self.missing = f"weights take {held / GIB:.1f} of {self.pricing.room}"
+        elif room < q.longest:
+            self.missing = f"its cache holds {room:,} tokens, the longest request {q.longest:,}"
+
+    @property
+    def most(self) -> int:
+        """Requests of mean length whose caches fit at once."""
+        q = self.question
+        return min(self.cache_tokens // (q.input + q.output), MOST_SLOTS * self.layout.attention_dp)
+
+    def table(self, slots: int, step_tokens: int) -> Tabulated:
+        """The price of a step with at most so many requests and tokens."""
+        slots = 1 << max(0, math.ceil(math.log2(slots)))  # few tables serve many batches
+        key = (slots, step_tokens)
+        if key not in self._tables:
+            q, x = self.question, self.layout
+            # Each step reads the adapters of its requests, a part on each rank of tp.
+            read = q.adapter_slots * adapter_bytes(q.model) / x.tp / q.cluster.device.memory_bandwidth_bytes_per_s
+
+            def seconds(tokens: Any, past: Any, sequences: Any, context: Any, uneven: float) -> Any:
+                return self.pricing.seconds(x, tokens, past, sequences, context, uneven) + read
+
+            self._tables[key] = Tabulated(
+                seconds, slots, q.longest, step_tokens, x.pp, x.attention_dp, q.draft_tokens, self.draft_s
+            )
+        return self._tables[key]
+
+    def draft_s(self, sequences: float) -> float:
+        """Seconds of drafting for this many sequences, one token after the other: each a pass through one block, as
+        EAGLE's and multi-token prediction's drafts are (Li et al. 2024; DeepSeek-V3), and the head."""
+        q = self.question
+        if not q.draft_tokens or not sequences:
+            return 0.0
+        parts = self.pricing.parts(self.layout, 0, 0, sequences, sequences * (q.input + q.output / 2))
+        head = float(parts["head"])
+        blocks = float(sum(parts.values())) - head - float(parts["host"])
+        return q.draft_tokens * (blocks / q.model.layers + head)
+
+    def prefill_s(self, step_tokens: int) -> float:
+        """Seconds of a prompt alone, in as many steps as it takes."""
+        q = self.question
+        table = self.table(1, step_tokens)
+        prompt = q.input - int(q.input * q.reuse)
+        chunks = -(-prompt // (step_tokens * self.layout.pp))
+        pairs = prompt * (q.input - prompt + (prompt + 1) / 2)
+        tokens = -(-prompt // chunks)
+        step = table.mixed(tokens, pairs / chunks, 0, 0, self.layout.attention_dp)
+        return (chunks + self._behind(tokens, step_tokens)) * step
+
+    def _behind(self, tokens: int, step_tokens: int) -> float:
+        """Steps by which the last chunk of `tokens` leaves the pipeline after the first."""
+        pp = self.layout.pp
+        return (min(pp, -(-tokens // step_tokens)) - 1) / pp
+
+    def decode_s(self, batch: int, step_tokens: int = 8192) -> float:
+        """Seconds per token of a sequence while `batch` of them decode, at the mean context."""
+        q = self.question
+        step = self.table(batch, step_tokens).decode(batch, int(batch * (q.input + q.output / 2)))[0]
+        return step / (Speculation(q.draft_tokens, q.acceptance).mean if q.draft_tokens else 1.0)
+
+    def steady(self, batch: int, step_tokens: int) -> Steady:
+        """Return what `batch` requests in a closed loop get from this copy, which prefills and decodes."""
+        q, table = self.question, self.table(batch, step_tokens)
+        prompt = q.input - int(q.input * q.reuse)
+        beside = batch - 1 if q.engine.mixed else 0
+        groups = self.layout.attention_dp
+        room = max(1, step_tokens * self.layout.pp - beside * (1 + q.draft_tokens) // groups)
+        chunks = -(-prompt // room)
+        pairs = prompt * (q.input - prompt + (prompt + 1) / 2) / chunks
+        context = int(beside * (q.input + q.output / 2))
+        # The prompts of one group are computed beside those of the others, as far as there are any.
+        others = min(groups, max(1, batch // 4))
+        step = table.mixed(-(-prompt // chunks) * others, pairs * others, beside, context, groups / others)
+        own = chunks * step
+        # Beside a prompt the others decode: that step is theirs too.
+        computed = (own - chunks * table.decode(beside, context)[0] if beside else own) / others
+        busy = max(computed, 0.0) + q.output * self.decode_s(batch, step_tokens) / batch
+        share = min(max(computed, 0.0) / busy, 0.95) if batch > 1 else 0.0
+        ttft = (
+            own
+            + step * self._behind(-(-prompt // chunks), step_tokens)
+            + (0.5 * step if batch > 1 else 0.0)
+            + own * share / (2 * (1 - share))
+        )
+        tpot = max(batch * busy - ttft, 0.0) / (q.output - 1) if q.output > 1 else 0.0
+        return Steady(ttft + self.way_s(tpot), tpot, q.output / busy)
+
+    def way_s(self, tpot: float) -> float:
+        """Seconds from a first token's computation until the user has it (serving/cost/engines.py)."""
+        seconds, steps = self.pricing.constants.way(self.question.input, self.layout.attention_dp)
+        return seconds + steps * tpot

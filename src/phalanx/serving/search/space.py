@@ -1,0 +1,56 @@
+"""All legal ways to lay one copy of a model over GPUs for serving, under an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from phalanx.serving.cost.layout import ServingLayout
+from phalanx.serving.simulation.engines import EngineRow
+from phalanx.spec.model.spec import ModelSpec
+
+
+def illegal(model: ModelSpec, x: ServingLayout, engine: EngineRow) -> str:
+    """Say why a model cannot be laid out so; empty if it can."""
+    if x.tp > model.heads:
+        return f"tp = {x.tp} is more than {model.heads} heads"
+    if model.heads % x.tp:
+        return f"tp = {x.tp} does not divide {model.heads} heads"
+    if model.latent is None and model.kv_heads % x.tp and x.tp % model.kv_heads:
+        return f"tp = {x.tp} neither divides {model.kv_heads} KV heads nor is a multiple of them"
+    if x.pp > model.layers:
+        return f"pp = {x.pp} is more than {model.layers} layers"
+    width = x.tp * x.attention_dp
+    if x.moe_tp * x.moe_ep != width:
+        return f"moe_tp x moe_ep = {x.moe_tp} x {x.moe_ep} is not tp x attention_dp = {width}"
+    if model.ffn and model.ffn % x.tp:
+        return f"tp = {x.tp} does not divide the MLP's width {model.ffn}"
+    if model.experts is None:
+        if x.moe_ep > 1:
+            return "the model has no experts to split by ep"
+        return "attention data parallelism is for models with experts: use replicas" if x.attention_dp > 1 else ""
+    if model.experts.count % x.moe_ep:
+        return f"ep = {x.moe_ep} does not divide {model.experts.count} experts"
+    if model.experts.ffn % x.moe_tp:
+        return f"moe_tp = {x.moe_tp} does not divide the experts' width {model.experts.ffn}"
+    if engine.experts == "all" and x.moe_ep > 1 and x.moe_tp > 1:
+        return f"{engine.title} splits experts over all ranks or not at all"
+    if engine.attention_dp == "all" and x.attention_dp > 1 and x.tp > 1:
+        return f"{engine.title} attends apart on every rank, not on groups of tp = {x.tp}"
+    return ""
+
+
+def layouts(model: ModelSpec, gpus: int, engine: EngineRow, node: int) -> Iterator[ServingLayout]:
+    """Yield the legal layouts of one copy over at most `gpus` GPUs. Degrees are powers of two, and 3, 5, ... times
+    them where they divide the heads; tensor parallelism stays within a node unless it fills several."""
+    degrees = [d for d in range(1, gpus + 1) if gpus % d == 0 or d & (d - 1) == 0]
+    for pp in degrees:
+        for tp in degrees:
+            for attention_dp in degrees if model.experts else (1,):
+                width = tp * attention_dp
+                if width * pp > gpus or (width > node and width % node):
+                    continue
+                splits = {(width, 1), (1, width)} if model.experts else {(width, 1)}
+                for moe_tp, moe_ep in sorted(splits):
+                    x = ServingLayout(tp, pp, attention_dp, moe_tp, moe_ep)
+                    if not illegal(model, x, engine):
+                        yield x

@@ -1,0 +1,133 @@
+"""What serves: workers with their slots, cache and scheduling, and the link over which caches are handed on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from phalanx.serving.simulation.price import StepPrice
+from phalanx.serving.simulation.requests import Requests
+from phalanx.spec.errors import InputError
+
+Role = Literal["both", "prefill", "decode"]
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """Speculative decoding (Leviathan et al. 2023): a step verifies `tokens` drafted ones per sequence, and each is
+    accepted with probability `acceptance` if the one before was. A step then yields 1 to tokens + 1 tokens, in the
+    mean (1 - acceptance^(tokens + 1)) / (1 - acceptance). What drafting and verifying cost is in the price."""
+
+    tokens: int
+    acceptance: float
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise InputError("speculation.tokens", self.tokens, "must be at least 1")
+        if not 0 <= self.acceptance <= 1:
+            raise InputError("speculation.acceptance", self.acceptance, "must be in [0, 1]")
+
+    @property
+    def mean(self) -> float:
+        """Tokens that a step yields in the mean."""
+        a, k = self.acceptance, self.tokens
+        return k + 1.0 if a == 1 else (1 - a ** (k + 1)) / (1 - a)
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """One worker: the GPUs that hold one copy of the model, and how its engine schedules them."""
+
+    price: StepPrice
+    slots: int
+    """The most requests under way in it at once."""
+    pages: int
+    """Pages of its KV cache."""
+    page_tokens: int = 16
+    """Tokens of a page."""
+    step_tokens: int = 8192
+    """The most tokens of a step: those of sequences that decode, one each, and of prompts, which are cut to fit."""
+    mixed: bool = True
+    """Whether sequences decode beside a prompt; else its steps run alone, and they wait."""
+    reserve: bool = False
+    """When the cache is full. False: the youngest request of the lowest priority gives its pages back and is computed
+    again later. True: a request begins only when there are pages to its end."""
+    stages: int = 1
+    """Pipeline stages. A step's tokens of prompts go through them in up to so many chunks, one behind the other, and
+    the price of a step is that of one chunk through all: the last of m chunks is out (m - 1) / stages of it later."""
+    groups: int = 1
+    """Groups of GPUs that attend for requests of their own (attention data parallelism). A prompt is of one of them,
+    in turn, and each computes at most its share of `step_tokens`; slots and pages are counted together."""
+    role: Role = "both"
+    """prefill: hands each request on after its first token. decode: gets requests with their cache."""
+    speculation: Speculation | None = None
+    adapters: int = 0
+    """The most LoRA adapters in a batch; 0: requests have none."""
+    adapter_load_s: float = 0.0
+    """Seconds to bring an adapter that is not on the GPU."""
+
+    def __post_init__(self) -> None:
+        for name in ("slots", "pages", "page_tokens", "step_tokens"):
+            if getattr(self, name) < 1:
+                raise InputError(f"worker.{name}", getattr(self, name), "must be at least 1")
+        if self.step_tokens < self.groups:
+            raise InputError(
+                "worker.step_tokens", self.step_tokens, f"is less than one for each of {self.groups} groups"
+            )
+        each = 1 + (self.speculation.tokens if self.speculation else 0)
+        if self.mixed and self.role != "prefill" and self.step_tokens <= each * self.slots:
+            reason = f"leaves no tokens for prompts beside {self.slots} sequences of {each} each"
+            raise InputError("worker.step_tokens", self.step_tokens, reason, "raise it, or lower the slots")
+
+    def pages_of(self, tokens: int) -> int:
+        """Pages that hold this many tokens."""
+        return -(-tokens // self.page_tokens)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """The link over which a worker that prefills hands on caches, one after the other."""
+
+    bytes_per_token: float
+    bytes_per_s: float
+    latency_s: float = 0.0
+
+    def seconds(self, tokens: int) -> float:
+        """Seconds to move the cache of a prompt."""
+        return self.latency_s + tokens * self.bytes_per_token / self.bytes_per_s
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """All workers. Raises InputError for roles that do not serve."""
+
+    workers: tuple[WorkerSpec, ...]
+    transfer: Transfer | None = None
+    """Needed where some workers prefill and others decode."""
+
+    def __post_init__(self) -> None:
+        roles = {w.role for w in self.workers}
+        if roles not in ({"both"}, {"prefill", "decode"}):
+            raise InputError(
+                "deployment", ", ".join(sorted(roles)), "needs workers of role both, or prefill and decode"
+            )
+        if (self.transfer is None) != (roles == {"both"}):
+            raise InputError("deployment.transfer", None, "is for workers that prefill and others that decode")
+
+
+def require_fits(deployment: Deployment, requests: Requests) -> None:
+    """Require that every worker's cache holds the longest request alone. Raises InputError."""
+    longest = int((requests.input + requests.output - 1).max())
+    prompt = int(requests.input.max())
+    for w in deployment.workers:
+        tokens = prompt if w.role == "prefill" else longest
+        if w.pages_of(tokens) > w.pages:
+            room = w.pages * w.page_tokens
+            reason = f"the longest request needs {tokens:,} tokens, and a {w.role} worker's cache holds {room:,}"
+            raise InputError("cache", None, reason, "more tensor parallelism, or a smaller type of cache")
+
+
+def outstanding_least(loads: Sequence[int]) -> int:
+    """The router: which worker gets the next request. The one with the fewest; among equals the first."""
+    return min(range(len(loads)), key=loads.__getitem__)

@@ -1,0 +1,160 @@
+"""The event loop: arrivals, ends of steps, caches that have moved; then workers that are free plan what is next.
+
+All that happens at one time is taken together before anybody plans, so that requests that come together are batched
+together. The same seed gives the same history.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Any
+
+import numpy as np
+
+from phalanx.serving.simulation.deployment import Deployment, outstanding_least, require_fits
+from phalanx.serving.simulation.requests import Floats, Requests
+from phalanx.serving.simulation.worker import Requested, Worker
+
+_COMES, _STEP_ENDS, _CACHE_MOVED = range(3)
+
+
+@dataclass(frozen=True)
+class History:
+    """What became of n requests; times in seconds from the start."""
+
+    requests: Requests
+    arrival: Floats
+    """(n,)"""
+    admitted: Floats
+    """(n,) the end of queueing for a slot and pages."""
+    first: Floats
+    """(n,) the first token is out."""
+    done: Floats
+    """(n,) the last token is out."""
+    sent: Floats
+    """(runs, 3): end, seconds, tokens of runs of steps, of all workers, by end."""
+    gaps: Floats
+    """(runs, 3): tokens, seconds between a sequence's tokens at the first and at the last step of each run."""
+    preemptions: int
+
+
+def simulate(deployment: Deployment, requests: Requests, seed: int = 0) -> History:
+    """Serve all requests. Raises InputError for a request that no cache can hold."""
+    require_fits(deployment, requests)
+    return _Loop(deployment, requests, seed).run()
+
+
+class _Loop:
+    """The events that are due, and the workers that they concern. With arrivals given, a request comes at its time;
+    in a closed loop, each user's next one when the last is done."""
+
+    def __init__(self, deployment: Deployment, requests: Requests, seed: int) -> None:
+        self._requests, self._transfer = requests, deployment.transfer
+        n = len(requests)
+        self._shared = Requested(
+            requests.input.tolist(),
+            requests.output.tolist(),
+            _listed(requests.reused, n),
+            _listed(requests.priority, n),
+            _listed(requests.adapter, n),
+        )
+        # Heap of (time, number, kind, request or worker, version of the worker's plan).
+        self._events: list[tuple[float, int, int, int, int]] = []
+        self._pushed = 0
+        self._closed = requests.arrival is None
+        self._arrival = [0.0] * n if requests.arrival is None else requests.arrival.tolist()
+        self._coming = min(requests.users, n) if self._closed else 1  # requests that have been told to come
+        for request in range(min(self._coming, n)):
+            if self._closed:
+                self._arrival[request] = request * requests.ramp_s / self._coming
+            self._push(self._arrival[request], _COMES, request)
+        specs = deployment.workers
+        self._workers = [Worker(x, self._shared, seed + i, self._computed, self._done) for i, x in enumerate(specs)]
+        self._entry = [i for i, w in enumerate(self._workers) if w.spec.role != "decode"]
+        self._decoders = [i for i, w in enumerate(self._workers) if w.spec.role == "decode"]
+        self._link_free = [0.0] * len(specs)  # by worker: when its link has sent all caches before
+        self._came_from = [0] * n
+
+    def run(self) -> History:
+        """Take what is due at one time together, then let the workers that it concerns plan what is next."""
+        events, workers = self._events, self._workers
+        while events:
+            now = events[0][0]
+            touched: dict[int, None] = {}
+            while events and events[0][0] == now:
+                _, _, kind, who, version = heappop(events)
+                if kind == _STEP_ENDS:
+                    worker = workers[who]
+                    if version == worker.version and worker.busy:
+                        worker.finish()
+                        touched[who] = None
+                elif kind == _COMES:
+                    touched[self._take_in(who)] = None
+                else:
+                    for i in self._hand_over(who, now):
+                        touched[i] = None
+            for i in touched:
+                worker = workers[i]
+                if worker.busy:
+                    if worker.run > 1 and worker.admits() and worker.cut(now):
+                        self._push(max(now, worker.ends), _STEP_ENDS, i, worker.version)
+                elif worker.plan(now):
+                    self._push(worker.ends, _STEP_ENDS, i, worker.version)
+        return self._history()
+
+    def _push(self, time: float, kind: int, who: int, version: int = 0) -> None:
+        self._pushed += 1
+        heappush(self._events, (time, self._pushed, kind, who, version))
+
+    def _least_loaded(self, among: list[int]) -> int:
+        return among[outstanding_least([self._workers[i].load for i in among])] if len(among) > 1 else among[0]
+
+    def _take_in(self, request: int) -> int:
+        """Give a request that comes to a worker, which is returned."""
+        to = self._came_from[request] = self._least_loaded(self._entry)
+        self._workers[to].add(request)
+        if not self._closed and request + 1 < len(self._requests):
+            self._push(self._arrival[request + 1], _COMES, request + 1)
+        return to
+
+    def _hand_over(self, request: int, now: float) -> tuple[int, int]:
+        """Give a request whose cache has moved to a worker that decodes; return where it came from, and that one."""
+        here, tokens = self._came_from[request], self._shared.input[request]
+        self._shared.first[request] = now
+        self._workers[here].handed_on(tokens)
+        to = self._least_loaded(self._decoders)
+        self._workers[to].add(request, tokens)
+        return here, to
+
+    def _computed(self, request: int, now: float) -> None:
+        """Hand on a cache: over the link of its worker, after those before it."""
+        assert self._transfer is not None
+        here = self._came_from[request]
+        self._link_free[here] = max(now, self._link_free[here]) + self._transfer.seconds(self._shared.input[request])
+        self._push(self._link_free[here], _CACHE_MOVED, request)
+
+    def _done(self, request: int, now: float) -> None:
+        self._shared.done[request] = now
+        if self._closed and self._coming < len(self._requests):
+            self._arrival[self._coming] = now
+            self._push(now, _COMES, self._coming)
+            self._coming += 1
+
+    def _history(self) -> History:
+        sent = sorted(row for worker in self._workers for row in worker.sent)
+        gaps = [row for worker in self._workers for row in worker.gaps if row[0]]
+        return History(
+            self._requests,
+            np.array(self._arrival),
+            np.array(self._shared.admitted),
+            np.array(self._shared.first),
+            np.array(self._shared.done),
+            np.array(sent, float).reshape(-1, 3),
+            np.array(gaps, float).reshape(-1, 3),
+            self._shared.preemptions,
+        )
+
+
+def _listed(column: Any, n: int) -> list[int]:
+    return [0] * n if column is None else column.tolist()

@@ -1,0 +1,452 @@
+"""A worker of continuous batching (Orca, Yu et al. 2022; pages as vLLM's, Kwon et al. 2023), advanced in events.
+
+    plan     what the engine does next: a step that computes chunks of prompts, or a run of steps that only decode
+    cut      ends a run early, at the first step boundary after something came
+    finish   applies it: tokens, pages, requests that are done
+
+Steps that decode are numbered. Which of them will need how many new pages is known when a sequence joins, so that a
+calendar by step number says how far a run can go; nothing is done per token.
+
+    cache after prefill:  T tokens.  After its step i:  T + a_i, where a_i = i + 1, or what speculation accepted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any
+
+import numpy as np
+
+from phalanx.serving.simulation.deployment import WorkerSpec
+
+_POOL = 1 << 18  # draws of speculation at least, which requests read from different places
+
+
+class Requested:
+    """What the workers of one simulation share: the requests as lists, and what has become of them."""
+
+    def __init__(
+        self, input: list[int], output: list[int], reused: list[int], priority: list[int], adapter: list[int]
+    ):
+        n = len(input)
+        self.input, self.output, self.reused, self.priority, self.adapter = input, output, reused, priority, adapter
+        self.produced = [0] * n
+        """Tokens sent before the request was last admitted."""
+        self.admitted = [-1.0] * n
+        self.first = [-1.0] * n
+        self.done = [-1.0] * n
+        self.preemptions = 0
+
+
+class Worker:
+    """One worker's queue, batch and cache. `on_first` and `on_done` are told of requests as (request, time)."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        shared: Requested,
+        seed: int,
+        on_first: Callable[[int, float], None],
+        on_done: Callable[[int, float], None],
+    ):
+        self.spec, self.shared, self.on_first, self.on_done = spec, shared, on_first, on_done
+        self.waiting: list[tuple[int, int, int]] = []  # heap of (priority, request, tokens that came with it)
+        self.prefilling: deque[list[int]] = deque()  # [request, tokens in the cache, tokens of the prompt, group]
+        self.admissions = 0
+        self.decoding: dict[int, tuple[int, int, int, Any]] = {}  # request: (first step, T, steps, a or None)
+        self.finishing: list[tuple[int, int]] = []  # heap of (step, request); may name requests that were preempted
+        self.step = 0
+        self.context = 0
+        self.free = spec.pages
+        self.need: np.ndarray[Any, Any] = np.zeros(1 << 14, np.int64)
+        self.grow: np.ndarray[Any, Any] = np.zeros(1 << 14 if spec.speculation else 0, np.int64)
+        self.resident: dict[int, int] = {}  # adapters on the GPU, least recently used first; requests that use each
+        self.stalls: list[tuple[float, int]] = []  # (seconds, sequences) that waited for steps of prompts alone
+        self.busy = False
+        self.version = 0
+        self.run = 0  # steps of the run under way; 0: a step with prompts
+        self.chunks: list[tuple[list[int], int]] = []
+        self.began = self.ends = self.first_s = self.slope_s = 0.0
+        self.times: Any = None  # of a run with speculation: seconds after each step
+        self.sent: list[tuple[float, float, int]] = []
+        """(end, seconds, tokens) of each run."""
+        self.gaps: list[tuple[int, float, float]] = []
+        """(tokens, gap before the first of them, before the last): times between the tokens of a sequence."""
+        self.growing = 0  # pages that the next step of those that decode takes
+        self.per_sequence = 1
+        if spec.speculation:
+            k, a = spec.speculation.tokens, spec.speculation.acceptance
+            self.per_sequence = k + 1
+            wins = np.random.default_rng(seed).random((max(_POOL, 2 * max(shared.output)), k)) < a
+            self.drawn = np.concatenate(([0], np.cumsum(1 + np.cumprod(wins, axis=1).sum(axis=1))))
+
+    @property
+    def load(self) -> int:
+        """Requests that wait or are under way here."""
+        return len(self.waiting) + len(self.prefilling) + len(self.decoding)
+
+    def add(self, request: int, with_tokens: int = 0) -> None:
+        """Put a request in the queue; `with_tokens` of its cache came with it."""
+        heappush(self.waiting, (self.shared.priority[request], request, with_tokens))
+
+    # What to do next
+
+    def plan(self, now: float) -> bool:
+        """Decide what runs from `now` on; set `ends`. Return whether there is anything to do."""
+        spec = self.spec
+        self.version += 1
+        self._make_room()
+        self.chunks = []
+        loading = self._fill(now) if self.prefilling or self.waiting else 0.0
+        self.busy = bool(self.chunks or self.decoding)
+        if not self.busy:
+            return False
+        self.began = now
+        if self.chunks:
+            self.run = 0
+            tokens, pairs = 0, 0.0
+            for item, n in self.chunks:
+                tokens += n
+                pairs += n * (item[1] + 0.5 * (n + 1))
+            beside = len(self.decoding) if spec.mixed else 0
+            context = self.context if beside else 0
+            uneven = max(self._of_groups()) * spec.groups / tokens if spec.groups > 1 else 1.0
+            self.first_s = spec.price.mixed(tokens, pairs, beside, context, uneven) + loading
+            self.ends = now + self.first_s
+            return True
+        self._plan_run(now, loading)
+        return True
+
+    def _fill(self, now: float) -> float:
+        """Let requests in, and cut chunks of prompts for the next step. Return seconds of loading adapters."""
+        spec, budget = self.spec, self.spec.step_tokens
+        if spec.mixed:
+            budget -= len(self.decoding) * self.per_sequence
+        left = [budget // spec.groups] * spec.groups
+        for item in self.prefilling:
+            self._cut(item, left)
+        loading, passed = 0.0, []  # type: float, list[tuple[int, int, int]]
+        while self.waiting and (self.waiting[0][2] or left[self.admissions % spec.groups] > 0):
+            if (admissible := self._admissible(passed)) is None:
+                break
+            request, with_tokens, seconds = admissible
+            loading += seconds
+            self._take(request, with_tokens, now)
+            if with_tokens:  # its cache has come with it
+                self._join(request, with_tokens)
+                self.growing = 0 if spec.reserve else int(self.need[self.step])
+                continue
+            tokens = self.shared.input[request] + self.shared.produced[request]
+            reused = self.shared.reused[request] if spec.role != "decode" else 0
+            item = [request, reused, tokens, self.admissions % spec.groups]
+            self.admissions += 1
+            self.prefilling.append(item)
+            self._cut(item, left)
+        self._return(passed)
+        return loading
+
+    def _cut(self, item: list[int], left: list[int]) -> None:
+        """Cut a prompt's next chunk from what is left of its group's share of the step."""
+        n = min(left[item[3]], item[2] - item[1])
+        if n > 0:
+            self.chunks.append((item, n))
+            left[item[3]] -= n
+
+    def _of_groups(self) -> list[int]:
+        """Tokens of prompts in the next step, by group."""
+        of = [0] * self.spec.groups
+        for item, n in self.chunks:
+            of[item[3]] += n
+        return of
+
+    def admits(self) -> bool:
+        """Whether the first of the queue could begin at the next step boundary, as far as slots and pages say."""
+        if not self.waiting or len(self.prefilling) + len(self.decoding) >= self.spec.slots:
+            return False
+        if self.spec.adapters:
+            return True  # not only the first may begin
+        _, request, tokens = self.waiting[0]
+        return self._pages_wanted(request, tokens) <= self.free
+
+    def _pages_to_begin(self, request: int, tokens: int) -> int:
+        s = self.shared
+        if self.spec.reserve and self.spec.role != "prefill":
+            return self.spec.pages_of(s.input[request] + s.output[request] - 1)
+        return self.spec.pages_of(tokens or s.input[request] + s.produced[request])
+
+    def _pages_wanted(self, request: int, tokens: int) -> int:
+        """Pages that must be free: those to begin with, and what a request that came with its cache takes at once."""
+        begin = self._pages_to_begin(request, tokens)
+        if not tokens or self.spec.reserve:
+            return begin
+        s = self.shared
+        next_step = min(tokens + self.per_sequence, s.input[request] + s.output[request] - 1)
+        return max(begin, self.spec.pages_of(next_step))
+
+    def _admissible(self, passed: list[tuple[int, int, int]]) -> tuple[int, int, float] | None:
+        """Take the first request of the queue that can begin: (request, tokens with it, seconds of loading).
+
+        Only a missing adapter lets others pass: who was passed is put into `passed`, to be returned to the queue."""
+        if len(self.prefilling) + len(self.decoding) >= self.spec.slots:
+            return None
+        while self.waiting:
+            _, request, tokens = self.waiting[0]
+            if self._pages_wanted(request, tokens) > self.free - self.growing:
+                break
+            entry = heappop(self.waiting)
+            seconds = self._use_adapter(self.shared.adapter[request]) if self.spec.adapters else 0.0
+            if seconds is not None:
+                return request, tokens, seconds
+            passed.append(entry)
+        return None
+
+    def _return(self, passed: list[tuple[int, int, int]]) -> None:
+        for entry in passed:
+            heappush(self.waiting, entry)
+
+    def _use_adapter(self, adapter: int) -> float | None:
+        """Count a request on its adapter; return the seconds of loading it, or None where all places are in use."""
+        seconds = 0.0
+        if adapter not in self.resident:
+            if len(self.resident) >= self.spec.adapters:
+                idle = next((a for a, users in self.resident.items() if not users), None)
+                if idle is None:
+                    return None
+                del self.resident[idle]
+            seconds = self.spec.adapter_load_s
+        self.resident[adapter] = self.resident.pop(adapter, 0) + 1
+        return seconds
+
+    def _take(self, request: int, tokens: int, now: float) -> None:
+        self.free -= self._pages_to_begin(request, tokens)
+        if self.shared.admitted[request] < 0:
+            self.shared.admitted[request] = now
+
+    def _join(self, request: int, tokens: int) -> None:
+        """Let a request decode from the next step on, with `tokens` in the cache."""
+        s, spec = self.shared, self.spec
+        left = s.output[request] - s.produced[request]
+        begin, accepted, steps = self.step, None, left
+        if spec.speculation:
+            at = (request * 7919 + s.produced[request]) % max(1, len(self.drawn) - 1 - left)
+            accepted = np.minimum(self.drawn[at + 1 : at + 1 + left] - self.drawn[at], left)
+            steps = int(np.searchsorted(accepted, left)) + 1
+            accepted = accepted[:steps]
+        self._extend(begin + steps + 1)
+        if accepted is not None:
+            self.grow[begin : begin + steps] += np.diff(accepted, prepend=0)
+        self.decoding[request] = (begin, tokens, steps, accepted)
+        self._book(request, 0, 1)
+        heappush(self.finishing, (begin + steps, request))
+        self.context += tokens + 1
+
+    def _book(self, request: int, after: int, sign: int) -> None:
+        """Add to the calendar, or take from it, the steps (from the `after`-th) in which a sequence needs a page."""
+        if self.spec.reserve:
+            return
+        begin, tokens, steps, accepted = self.decoding[request]
+        page = self.spec.page_tokens
+        if accepted is None:
+            first = -tokens % page
+            if first < after:
+                first += -(-(after - first) // page) * page
+            self.need[begin + first : begin + steps : page] += sign
+            return
+        edges = np.arange(-(-tokens // page) * page, tokens + accepted[-1], page) - tokens
+        places = np.searchsorted(accepted, edges, side="right")
+        np.add.at(self.need, begin + places[places >= after], sign)
+
+    def _extend(self, size: int) -> None:
+        while size >= len(self.need):
+            self.need = np.concatenate((self.need, np.zeros_like(self.need)))
+            if self.spec.speculation:
+                self.grow = np.concatenate((self.grow, np.zeros_like(self.grow)))
+
+    # Runs of steps that only decode
+
+    def _plan_run(self, now: float, loading: float) -> None:
+        """Plan a run to the first end of a sequence, the first step without pages, or the end of the price's line."""
+        while self.finishing[0][1] not in self.decoding or self._ends(self.finishing[0][1]) != self.finishing[0][0]:
+            heappop(self.finishing)
+        steps = self.finishing[0][0] - self.step
+        batch, page = len(self.decoding), self.spec.page_tokens
+        # In `steps` steps a sequence crosses at most this many pages; with speculation the calendar is asked.
+        if self.spec.speculation or batch * (steps // page + 1) > self.free:
+            needed = np.cumsum(self.need[self.step : self.step + steps])
+            if needed[-1] > self.free:
+                steps = int(np.searchsorted(needed, self.free, side="right"))
+        seconds, slope, line_end = self.spec.price.decode(batch, self.context)
+        self.first_s, self.times = seconds, None
+        seconds += loading
+        if self.spec.speculation:
+            grows = self.grow[self.step : self.step + steps]
+            grown = np.cumsum(grows) - grows  # before each step
+            inside = int(np.searchsorted(grown, line_end - self.context, side="right"))
+            steps = max(1, min(steps, inside))
+            self.times = loading + np.cumsum(self.first_s + slope * grown[:steps])
+            self.slope_s = slope
+            self.run, self.ends = steps, now + float(self.times[-1])
+            return
+        self.slope_s = slope * batch
+        self.run = max(1, min(steps, (line_end - self.context) // batch + 1))
+        self.began = now + loading
+        self.ends = self.began + self._elapsed(self.run)
+
+    def _ends(self, request: int) -> int:
+        begin, _, steps, _ = self.decoding[request]
+        return begin + steps
+
+    def _elapsed(self, steps: int) -> float:
+        return steps * self.first_s + self.slope_s * (0.5 * steps * (steps - 1))
+
+    def cut(self, now: float) -> bool:
+        """End the run under way at the first step boundary from `now` on; return whether that is an earlier end."""
+        if not self.busy or self.run < 2:
+            return False
+        if self.times is not None:
+            steps = min(int(np.searchsorted(self.times, now - self.began)) + 1, self.run)
+        else:
+            waited, q = max(0.0, now - self.began), self.slope_s
+            t = self.first_s - 0.5 * q  # elapsed(k) = q/2 k^2 + t k
+            root = waited / t if q <= 0 else 2 * waited / (t + math.sqrt(t * t + 2 * q * waited))
+            steps = max(1, min(self.run, math.ceil(root - 1e-9)))
+        if steps >= self.run:
+            return False
+        self.run = steps
+        self.ends = self.began + (self._elapsed(steps) if self.times is None else float(self.times[steps - 1]))
+        self.version += 1
+        return True
+
+    # What it leads to
+
+    def finish(self) -> None:
+        """Apply what was planned, at its end."""
+        now = self.ends
+        self.busy = False
+        if self.run:
+            self._decoded(self.run, now, self._last_gap())
+            return
+        if self.decoding:
+            if self.spec.mixed:
+                self._decoded(1, now, self.first_s)
+            else:
+                self.stalls.append((self.first_s, len(self.decoding)))
+        ready = 0
+        for item, n in self.chunks:
+            item[1] += n
+            if item[1] == item[2]:
+                ready += 1
+                self.prefilling.remove(item) if self.prefilling[0] is not item else self.prefilling.popleft()
+                self._computed(item[0], item[2], now + self._behind())
+        if ready:
+            self.sent.append((now, self.first_s, ready))
+
+    def _last_gap(self) -> float:
+        if self.times is None:
+            return self.first_s + self.slope_s * (self.run - 1)
+        return float(self.times[self.run - 1] - (self.times[self.run - 2] if self.run > 1 else 0.0))
+
+    def _behind(self) -> float:
+        """Seconds by which a prompt's last chunk leaves the pipeline after the step's first."""
+        if self.spec.stages == 1:
+            return 0.0
+        chunk = max(1, self.spec.step_tokens // self.spec.stages // self.spec.groups)
+        chunks = min(self.spec.stages, -(-max(self._of_groups()) // chunk))
+        return (chunks - 1) / self.spec.stages * self.first_s
+
+    def _count_gaps(self, steps: int, batch: int, last: float) -> None:
+        """Note the times between tokens of a run. Its first step ends the waiting for steps of prompts alone, which
+        sequences that joined in between share in part."""
+        before = 0
+        waited = sum(seconds for seconds, _ in self.stalls)
+        for seconds, sequences in self.stalls:
+            self.gaps.append((sequences - before, self.first_s + waited, self.first_s + waited))
+            before, waited = sequences, waited - seconds
+        if self.stalls:
+            self.gaps.append((batch - before, self.first_s, self.first_s))
+            self.stalls = []
+            steps -= 1
+        self.gaps.append((batch * steps, self.first_s, last))
+
+    def _decoded(self, steps: int, now: float, last_gap: float) -> None:
+        """Count `steps` steps of all sequences that decode."""
+        batch, here = len(self.decoding), self.step
+        tokens = int(self.grow[here : here + steps].sum()) if self.spec.speculation else batch * steps
+        self.context += tokens
+        if not self.spec.reserve:
+            self.free -= int(self.need[here]) if steps == 1 else int(self.need[here : here + steps].sum())
+        self.step = here = here + steps
+        self.sent.append((now, now - self.began, tokens))
+        self._count_gaps(steps, batch, last_gap)
+        while self.finishing and self.finishing[0][0] <= here:
+            end, request = heappop(self.finishing)
+            if request in self.decoding and self._ends(request) == end:
+                _, cached, _, _ = self.decoding.pop(request)
+                s = self.shared
+                left = s.output[request] - s.produced[request]
+                self.context -= cached + 1 + left
+                self._release(request, cached + left)
+                s.produced[request] = s.output[request]
+                self.on_done(request, now)
+
+    def _computed(self, request: int, tokens: int, now: float) -> None:
+        """A prompt is in the cache: its first token is out (after a preemption, the next one)."""
+        s = self.shared
+        s.produced[request] += 1
+        if s.first[request] < 0 and self.spec.role != "prefill":
+            s.first[request] = now
+        if s.produced[request] == s.output[request]:
+            s.first[request] = now if s.first[request] < 0 else s.first[request]
+            self._release(request, tokens)
+            self.on_done(request, now)
+        elif self.spec.role == "prefill":
+            if self.spec.adapters:
+                self.resident[s.adapter[request]] -= 1
+            self.on_first(request, now)
+        else:
+            self._join(request, tokens)
+
+    def handed_on(self, tokens: int) -> None:
+        """The cache of a request has arrived elsewhere: its pages are free."""
+        self.free += self.spec.pages_of(tokens)
+
+    def _release(self, request: int, tokens: int) -> None:
+        if self.spec.reserve and self.spec.role != "prefill":
+            tokens = self.shared.input[request] + self.shared.output[request] - 1
+        self.free += self.spec.pages_of(tokens)
+        if self.spec.adapters:
+            self.resident[self.shared.adapter[request]] -= 1
+
+    def _make_room(self) -> None:
+        """Preempt until the next step of those that decode has its pages; they are kept for it."""
+        self.growing = int(self.need[self.step]) if self.decoding else 0
+        while self.growing > self.free:
+            victim = max((*self.decoding, *(item[0] for item in self.prefilling)), key=self._rank)
+            self._preempt(victim)
+            self.growing = int(self.need[self.step])
+
+    def _rank(self, request: int) -> tuple[int, int]:
+        return self.shared.priority[request], request
+
+    def _preempt(self, request: int) -> None:
+        s = self.shared
+        s.preemptions += 1
+        if request in self.decoding:
+            begin, tokens, _, accepted = self.decoding[request]
+            steps = self.step - begin
+            generated = steps if accepted is None else int(accepted[steps - 1]) if steps else 0
+            self._book(request, steps, -1)
+            if accepted is not None:
+                self.grow[self.step : begin + len(accepted)] -= np.diff(accepted, prepend=0)[steps:]
+            del self.decoding[request]
+            self.context -= tokens + 1 + generated
+            s.produced[request] += generated
+            self._release(request, tokens + generated)
+        else:
+            item = next(item for item in self.prefilling if item[0] == request)
+            self.prefilling.remove(item)
+            self._release(request, item[2])
+        self.add(request)

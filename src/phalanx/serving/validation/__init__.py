@@ -1,0 +1,1 @@
+"""Measured times of serving engines, compared with the predicted ones."""

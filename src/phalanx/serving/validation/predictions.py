@@ -1,0 +1,236 @@
+"""Measured serving runs beside what the steady state of their engine predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from phalanx.cost.analytic.chips import chip_name
+from phalanx.cost.hardware.columns import gather
+from phalanx.serving.cost.engines import engine, release_of
+from phalanx.serving.cost.fitted_engines import FITTED
+from phalanx.serving.cost.shape import Shape, shape_of
+from phalanx.serving.cost.steady_state import STEP_TOKENS, Load, aggregated, disaggregated
+from phalanx.serving.cost.step import BYTES, ChipRates, Split, product_rate
+from phalanx.spec.cluster.chips import CHIPS
+from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.model.served import served
+from phalanx.validate.records import FOLDER, Row, load
+
+RUNS = FOLDER / "serving_runs.csv.xz"
+LEFT_OUT = FOLDER / "serving_left_out.json"
+"""Constants of an engine as fitted without one (model, GPU, engine)."""
+NEEDED = ("framework", "gpu", "model", "mode", "isl", "osl", "concurrency", "ttft_ms", "tpot_ms")
+Floats = npt.NDArray[np.float64]
+_DOMAIN = {"GB200": 72, "GB300": 72}
+_NAMES = {
+    **dict.fromkeys(("bfloat16", "fp16", "float16", "half"), "bf16"),
+    **dict.fromkeys(("int4_wo", "w4a16", "awq", "gptq", "w4afp8"), "int4"),
+    **dict.fromkeys(("w4a16_mxfp4", "w4a8_mxfp4_mxfp8"), "mxfp4"),
+    **{"fp4": "nvfp4", "fp8_e4m3": "fp8", "w4a4_nvfp4": "nvfp4"},
+}
+"""Other names of types, as engines and their tools write them."""
+_MEAN_LENGTH = 0.9
+"""Of prompts and outputs over the stated lengths in closed loops: InferenceX draws them between 0.8 and 1."""
+_POLLS, _POLLS_FROM = (10.0, 30.0), 16
+"""SGLang's --scheduler-recv-interval in InferenceX's recipes: below so many clients, and from there on."""
+_NET = 50e9
+"""bytes/s of a GPU's port where NVLink ends: 400 Gbit/s."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run as the steady state reads it."""
+
+    row: Row
+    engine: str
+    release: str
+    """Whose constants price it: an engine, or a release of it."""
+    shape: Shape
+    chip: ChipRates
+    load: Load
+    prefill: Split
+    """Of the workers that compute prompts; in aggregated runs the same as `decode`."""
+    decode: Split
+    workers: tuple[float, float]
+    """How many compute prompts, how many decode; (1, 1) where one does both."""
+    apart: bool
+
+    @property
+    def group(self) -> tuple[str, str, str]:
+        """What is left out together."""
+        return self.row["model"], self.row["gpu"], self.engine
+
+
+class Unscored(Exception):
+    """A run is not predicted, for the reason that the message gives."""
+
+
+def case_of(row: Row) -> Case:
+    """Return a run as a case. Raises Unscored, or InputError for a name that is not known."""
+    name = row["framework"].lower()
+    engine(name)
+    if row["mode"] not in ("aggregated", "disaggregated"):
+        raise Unscored(f"mode {row['mode'] or 'unknown'} is neither aggregated nor disaggregated")
+    if row["topology"] == "partial":
+        raise Unscored("how many workers compute prompts is not recorded")
+    if (row.count("prefix") or 0) > 0:
+        raise Unscored("requests share prefixes, how often they hit the cache is not recorded")
+    chip = chip_name(row["gpu"].replace("_", "-").upper())
+    numbers = [row.number(k) for k in ("isl", "osl", "concurrency")]
+    if not all(numbers):
+        raise Unscored("isl, osl or concurrency is missing")
+    isl, osl, clients = (float(n or 0) for n in numbers)
+    if osl < 2:
+        raise Unscored("one token is generated, so there is no time per further token")
+    weights, experts = _types(row, chip)
+    data = CHIPS[chip]
+    shape = _shape(row["model_path"], row["model"])
+    apart = row["mode"] == "disaggregated"
+    kv = _cache_bytes(row, name, chip, weights, experts)
+    decode = _split(row, "decode_" if apart else "", weights, experts, kv, shape)
+    prefill = _split(row, "prefill_", weights, experts, kv, shape) if apart else decode
+    workers = (1.0, 1.0)
+    if apart:
+        counts = [row.number(f"{k}_num_workers") for k in ("prefill", "decode")]
+        if not all(counts):
+            raise Unscored("how many workers compute prompts is not recorded")
+        workers = (float(counts[0] or 0), float(counts[1] or 0))
+    rates = ChipRates(
+        memory_bytes_per_s=data.bandwidth_bytes_per_s,
+        half=data.half,
+        weights=product_rate(data, weights),
+        experts=product_rate(data, experts),
+        link_bytes_per_s=data.link_bytes_per_s,
+        net_bytes_per_s=data.link_bytes_per_s if chip in _DOMAIN else _NET,
+        domain=_DOMAIN.get(chip, 8),
+    )
+    if not apart and (gpus := row.number("n_gpus")):
+        clients /= max(1.0, gpus // (decode.tp * decode.attention_dp * decode.pp))  # of one copy of several
+    closed = row["load_pattern"] == "closed_loop"
+    if closed:
+        isl, osl = isl * _MEAN_LENGTH, osl * _MEAN_LENGTH
+    poll = 1.0 if name != "sglang" or not closed or apart else _POLLS[clients >= _POLLS_FROM]
+    at_once = float(row["load_pattern"] == "burst_inferred")
+    stated = row.number("isl") or 0.0
+    budget = stated + clients + 64 if name == "trtllm" and closed and not apart else STEP_TOKENS
+    load = Load(clients, isl, osl, data.memory_bytes, float(not closed), at_once, budget, poll)
+    return Case(
+        row, name, release_of(name, row["framework_version"]), shape, rates, load, prefill, decode, workers, apart
+    )
+
+
+def _types(row: Row, chip: str) -> tuple[str, str]:
+    weights = _NAMES.get(row["weights_dtype"].lower(), row["weights_dtype"].lower())
+    experts = _NAMES.get(row["moe_weights_dtype"].lower(), row["moe_weights_dtype"].lower())
+    if not row["weights_dtype"]:
+        weights = {"fp8": "fp8", "fp4": "nvfp4", "int4": "int4"}.get(row["precision"], "bf16")
+    experts = experts if row["moe_weights_dtype"] else weights
+    for name, kind in (("weights_dtype", weights), ("moe_weights_dtype", experts)):
+        if kind not in BYTES:
+            raise InputError(name, kind, "is not a type of weights that Phalanx knows", nearest(kind, BYTES))
+        if kind == "nvfp4" and CHIPS[chip].fp4 <= CHIPS[chip].fp8:
+            raise InputError(name, kind, f"needs Blackwell's tensor cores, {chip} has none", "use fp8 or int4")
+    return weights, experts
+
+
+@cache
+def _shape(path: str, name: str) -> Shape:
+    return shape_of(served(*(n for n in (path, name) if n)))
+
+
+def _cache_bytes(row: Row, name: str, chip: str, weights: str, experts: str) -> float:
+    """Bytes per element of the cache. Where a row does not say: that of engines' recipes for quantised weights."""
+    if row["kv_dtype"] in ("fp8", "bf16", "bfloat16", "fp16"):
+        return 1.0 if row["kv_dtype"] == "fp8" else 2.0
+    quantised = min(BYTES[weights], BYTES[experts]) < 2
+    blackwell = CHIPS[chip].fp4 > CHIPS[chip].fp8
+    return 1.0 if quantised and (blackwell or name == "trtllm") else 2.0
+
+
+def _split(row: Row, side: str, weights: str, experts: str, kv: float, shape: Shape) -> Split:
+    tp, dp, moe_tp, moe_ep = (
+        float(row.number(f"{side}{k}") or 1) for k in ("tp", "attention_dp", "moe_tp", "moe_ep")
+    )
+    if moe_tp * moe_ep > tp * dp:
+        raise Unscored(f"experts lie over {moe_tp * moe_ep:g} ranks, attention over {tp * dp:g}")
+    if moe_tp * moe_ep < tp * dp:
+        moe_tp = tp * dp / moe_ep
+    if shape.experts and shape.expert_ffn / moe_tp < 128 and moe_tp > 8:
+        moe_tp, moe_ep = 1.0, tp * dp  # no kernel has tiles so narrow: what is meant are experts by rank
+    return Split(tp, dp, float(row.number("pp") or 1), moe_tp, moe_ep, BYTES[weights], BYTES[experts], kv)
+
+
+def cases(rows: Sequence[Row]) -> tuple[list[Case], list[tuple[Row, str]]]:
+    """Return the rows that can be predicted, and the others with the reason."""
+    usable, skipped = [], []
+    for row in rows:
+        try:
+            usable.append(case_of(row))
+        except (Unscored, InputError) as error:
+            skipped.append((row, str(error)))
+    return usable, skipped
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Cases of one mode as columns, made once."""
+
+    shape: Shape
+    chip: ChipRates
+    load: Load
+    prefill: Split
+    decode: Split
+    workers: tuple[Floats, Floats]
+    engines: tuple[str, ...]
+    apart: bool
+
+
+def columns(cases: Sequence[Case]) -> Columns:
+    """Return cases of one mode as columns."""
+    return Columns(
+        gather([c.shape for c in cases]),
+        gather([c.chip for c in cases]),
+        gather([c.load for c in cases]),
+        gather([c.prefill for c in cases]),
+        gather([c.decode for c in cases]),
+        (np.array([c.workers[0] for c in cases]), np.array([c.workers[1] for c in cases])),
+        tuple(c.release for c in cases),
+        cases[0].apart,
+    )
+
+
+def priced(c: Columns, fitted: Mapping[str, Mapping[str, float]] = FITTED) -> tuple[Floats, Floats]:
+    """Return (seconds per output token, seconds to first token) of cases of one mode."""
+    kinds = {name: engine(name, fitted) for name in set(c.engines)}
+    constants = gather([kinds[name] for name in c.engines])
+    if not c.apart:
+        return aggregated(c.shape, c.decode, c.chip, constants, c.load)
+    before, after = c.workers
+    return disaggregated(c.shape, (c.prefill, before), (c.decode, after), c.chip, constants, c.load)
+
+
+def predict(cases: Sequence[Case], fitted: Mapping[str, Mapping[str, float]] = FITTED) -> tuple[Floats, Floats]:
+    """Return (seconds per output token, seconds to first token), one per case."""
+    tpot, ttft = np.zeros(len(cases)), np.zeros(len(cases))
+    for apart in (False, True):
+        which = [i for i, c in enumerate(cases) if c.apart == apart]
+        if which:
+            tpot[which], ttft[which] = priced(columns([cases[i] for i in which]), fitted)
+    return tpot, ttft
+
+
+def loaded(path: Path | None = None) -> list[Row]:
+    """Read measured runs: those that ship with Phalanx, or a file of the same columns. Raises InputError."""
+    return load(path or RUNS, NEEDED)
+
+
+def scorable(row: Row) -> tuple[bool, bool]:
+    """Whether a row's time per token and its time to first token are scored."""
+    sound = row["spec_decode"] != "likely_mtp" and bool(row.number("tpot_ms"))
+    return sound, sound and row["ttft_suspect"] != "1" and bool(row.number("ttft_ms"))

@@ -1,0 +1,1 @@
+"""The commands `phalanx place` and `phalanx cluster`."""

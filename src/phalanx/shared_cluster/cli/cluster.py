@@ -1,0 +1,170 @@
+"""`phalanx cluster`: jobs on a shared cluster, over time. (`phalanx clusters` lists the cluster presets.)"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.options import Json, Plot
+from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_drawing, require_writable
+from phalanx.cli.unread import require_only
+
+cluster = typer.Typer(
+    help="Shared clusters: simulate their jobs, read their topology; `phalanx clusters` lists the presets.",
+    no_args_is_help=True,
+)
+
+
+@cluster.command("simulate")
+def simulate(
+    line: typer.Context,
+    trace: Annotated[
+        Path,
+        typer.Option(
+            metavar="JOBS.csv",
+            help="Jobs, plain or .xz: submit, gpus and duration; or plan and steps. "
+            "Also priority, limit, widths, min_gpus.",
+        ),
+    ],
+    on: Annotated[
+        str,
+        typer.Option(
+            "--cluster", metavar="NAME|FILE.toml|60x8", help="A preset, a TOML file, or nodes x GPUs, as 60x8,20x2."
+        ),
+    ],
+    nodes: Annotated[int | None, typer.Option(min=1, help="Number of nodes of a preset.")] = None,
+    leaf: Annotated[int | None, typer.Option(metavar="NODES", help="Nodes under each leaf switch.")] = None,
+    oversubscription: Annotated[
+        float, typer.Option(min=1.0, help="GPUs of a leaf that share one uplink to the others.")
+    ] = 1.0,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="fifo, easy, conservative, smallest or las; may be repeated. By default all."),
+    ] = None,
+    placement: Annotated[
+        list[str] | None,
+        typer.Option(help="first-fit, best-fit, topology or scatter; may be repeated. By default best-fit."),
+    ] = None,
+    elastic: Annotated[
+        bool,
+        typer.Option(
+            "--elastic",
+            help="Let jobs with widths start narrower, give up GPUs for who waits, and widen when nobody does.",
+        ),
+    ] = False,
+    preempt: Annotated[
+        bool, typer.Option("--preempt", help="Let jobs of higher priority stop jobs of lower ones.")
+    ] = False,
+    restart_s: Annotated[float, typer.Option(help="Seconds that stopping and starting a job again costs.")] = 60.0,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out bad rows of the trace, and count them.")
+    ] = False,
+    plot: Plot = None,
+    as_json: Json = False,
+) -> None:
+    """Replay a trace of jobs under scheduling policies: queueing, completion, use, and what fragmentation costs.
+
+    phalanx cluster simulate --trace jobs.csv --cluster 60x8 --policy fifo --policy easy
+    """
+    with exit_on_error():
+        from phalanx.report.style import counted
+        from phalanx.shared_cluster.simulation.outcome import outcome
+        from phalanx.shared_cluster.simulation.replay import (
+            cluster_of,
+            default_policies,
+            policies_of,
+            read_trace,
+            run,
+        )
+
+        if policy and "las" not in policy and not elastic and not preempt:
+            others = [str(p.name) for p in line.command.params if p.name != "restart_s"]
+            reason = f"is not read under {' and '.join(dict.fromkeys(policy))}, where no job is stopped"
+            require_only(line, *others, reason=reason, remedy="add --preempt, --elastic or --policy las")
+        require_drawing(plot)
+        rules = placement or ["best-fit"]
+        policies_of(policy or [], rules, elastic, restart_s, preempt)  # before a long trace is read
+        shared = cluster_of(on, nodes, leaf)
+        jobs, speed_of = read_trace(trace, shared, oversubscription, skip_bad)
+        names = policy or [p for p in default_policies(jobs, elastic) if not (preempt and p == "conservative")]
+        chosen = policies_of(names, rules, elastic, restart_s, preempt)
+        if jobs.skipped:
+            row, reason = jobs.skipped[0]
+            announce(f"{counted(len(jobs.skipped), 'bad row')} skipped; the first, row {row}: {reason}")
+        histories = []
+        for each in chosen:
+            start = time.perf_counter()
+            histories.append(run(jobs, shared, each, speed_of))
+            announce(f"{each.title}: {counted(len(jobs.jobs), 'job')} in {time.perf_counter() - start:.1f} s")
+        outcomes = [outcome(history) for history in histories]
+        if plot:
+            from phalanx.report.pictures.files import save
+            from phalanx.shared_cluster.simulation.report import svg
+
+            save(svg(histories, shared.title), shared.title, plot)
+        if as_json:
+            print_json(
+                {"cluster": shared.title, "skipped": len(jobs.skipped), "policies": [asdict(o) for o in outcomes]}
+            )
+            return
+
+        from phalanx.shared_cluster.simulation.report import drawn, tables
+
+        out = console()
+        out.print(f"{counted(len(jobs.jobs), 'job')} on {shared.title}", highlight=False)
+        for table in tables(outcomes):
+            out.print(table)
+        if len(histories) == 1:
+            out.print(drawn(histories[0], out.width))
+
+
+@cluster.command("read")
+def read(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="Slurm's topology.conf, the output of ibnetdiscover, or that of nvidia-smi topo -m."
+        ),
+    ],
+    like: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Preset whose nodes the hosts are like, for switches.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="CHIP", help="The GPUs of nvidia-smi's host, such as H100.")
+    ] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="How many hosts like nvidia-smi's the cluster has.")] = 1,
+    port_gbit: Annotated[float | None, typer.Option(help="Gb/s of each of its NICs, for several hosts.")] = None,
+    slurm: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the switches as a topology.conf.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Write the cluster, for --cluster.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Read the topology of a real cluster from what its tools print, and write it as a cluster for the planner.
+
+    phalanx cluster read topology.conf --like dgx-h100 --out cluster.toml
+    """
+    with exit_on_error():
+        from phalanx.shared_cluster.topology.reading import described, read_topology, summary
+        from phalanx.shared_cluster.topology.slurm import write_topology
+        from phalanx.spec.cluster.topology import SwitchTree
+        from phalanx.spec.errors import InputError
+        from phalanx.spec.files.cluster_toml import to_toml
+
+        require_writable("--slurm", slurm)
+        require_writable("--out", out)
+        content = read_topology(file)
+        if slurm:
+            if not isinstance(content, SwitchTree):
+                raise InputError("--slurm", str(slurm), "nvidia-smi knows one host, and no switches")
+            slurm.write_text(write_topology(content))
+        if out:
+            spec = described(content, like, device, nodes, port_gbit, out.stem)
+            out.write_text(to_toml(spec, f"from {file.name}"))
+        if as_json:
+            print_json(asdict(content))
+            return
+        for line in summary(content):
+            print(line)

@@ -1,0 +1,90 @@
+"""Other strategies for the same job on the same free GPUs: the search, asked again for their shape.
+
+The search knows clusters of equal nodes. So it is asked for nodes with as many GPUs as enough of the free blocks
+have, and each of its best strategies is then placed and priced on the free GPUs themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from phalanx.planning.placement import axis_groups
+from phalanx.planning.search import HEADROOM
+from phalanx.planning.search.planner import answer
+from phalanx.shared_cluster.placement.price import PlacedJob
+from phalanx.shared_cluster.placement.search import Carvings, Placed, place
+from phalanx.spec.cluster.spec import ClusterSpec, Tier
+from phalanx.spec.cluster.topology import Ints, Topology
+from phalanx.spec.strategy.spec import Strategy
+
+KEPT = 12
+"""Strategies of the search that are placed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Alternative:
+    """Another strategy, placed on the same free GPUs."""
+
+    job: PlacedJob
+    placed: Placed
+
+
+def shape(cluster: ClusterSpec, topology: Topology, free: Ints, world: int) -> ClusterSpec:
+    """Return a cluster of equal nodes with as many GPUs as each of the hosts that hold `world` has free."""
+    counts = np.bincount(topology.host[free])
+    size = int(max(n for n in set(counts.tolist()) if counts[counts >= n].sum() >= world))
+    nodes, node = -(-world // size), cluster.ranks_per_node
+    tiers: list[Tier] = []
+    for tier in cluster.tiers:
+        ranks = min(tier.ranks, size) if tier.ranks <= node else -(-tier.ranks // node) * size
+        if not tiers or ranks > tiers[-1].ranks:
+            tiers.append(replace(tier, ranks=ranks))
+    tiers[-1] = replace(tiers[-1], ranks=max(tiers[-1].ranks, nodes * size))
+    return replace(cluster, ranks_per_node=size, nodes=nodes, tiers=tuple(tiers))
+
+
+def alternatives(job: PlacedJob, topology: Topology, free: Ints, known: Carvings | None = None) -> list[Alternative]:
+    """Return other strategies for a job's model and batch on so many of these GPUs, the fastest as placed first: the
+    best of the search, and the best of each family. `known`: as for `place`.
+
+    Raises InputError if no strategy is legal or fits.
+    """
+    world = job.strategy.world
+    even = replace(job.question(shape(job.cluster, topology, free, world)), headroom=HEADROOM)
+    searched = answer(lambda _: even, world, keep=KEPT)
+    others = [
+        replace(job, strategy=ranked.strategy, options=searched.pricing.extra)
+        for ranked in (*searched.ranked, *searched.families)
+    ]
+    own = _unordered(job.strategy)
+    known = {} if known is None else known
+    placed = [
+        Alternative(other, place(other, topology, free, known=known))
+        for name, other in _distinct(others).items()
+        if name != own
+    ]
+    return sorted(placed, key=lambda a: a.placed.seconds)
+
+
+def gains(own: Placed, other: Placed) -> list[str]:
+    """Say which axes of another strategy talk over links further in than the same axes of the plan's own."""
+    tiers = [tier.name for tier in own.placement.cluster.tiers]
+    here = {row.axis: row.tier for row in axis_groups(own.placement)}
+    return [
+        f"{row.axis} stays on {row.tier}"
+        for row in axis_groups(other.placement)
+        if row.axis in here and tiers.index(row.tier) < tiers.index(here[row.axis])
+    ]
+
+
+def _distinct(jobs: Sequence[PlacedJob]) -> dict[str, PlacedJob]:
+    """Strategies that differ in more than the order of their axes, which the placement chooses, and the blocks of
+    their chunks: without a list of them a strategy is priced as if they could be cut evenly, which is no gain."""
+    return {_unordered(job.strategy): job for job in reversed(jobs)}
+
+
+def _unordered(s: Strategy) -> str:
+    return str(replace(s, order="pp/dp/cp/tp", layers="auto"))

@@ -1,0 +1,243 @@
+"""The price of a placement: the analytic engine's step, with every axis at the distance that its groups then have.
+
+A group of p ranks has parts in several blocks of a tier (hosts, leaf switches). Its smallest part sets the pace:
+with m ranks in a block, m links leave it side by side (cost/collectives/nccl_model.py), so a group split 6 + 2
+crosses with two, and one split 4 + 4 with four. All groups of an axis wait for the slowest. So a placement is, to
+the engine, the least m of every axis at every tier, and an axis has the distance R/m at which an even mesh on blocks
+of R ranks would have m of them together. A pipeline and a ring send to neighbours: their slowest hop counts.
+
+Uplinks that a block shares are divided among its GPUs in use, by this job or by others. What rails and the direct
+links of a dragonfly add is in fabric.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from phalanx.cost.analytic.chips import system_of
+from phalanx.cost.analytic.estimate import estimate_placed
+from phalanx.cost.collectives.nccl_model import collective_s
+from phalanx.cost.hardware.system import System
+from phalanx.planning.search.column_pricing import Pricing
+from phalanx.planning.search.refine import as_cut, run_placed
+from phalanx.shared_cluster.placement.fabric import between_groups, on_rails
+from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.cluster.topology import Ints, Topology
+from phalanx.spec.job import Job
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.mesh import Mesh, mesh
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
+
+Floats = npt.NDArray[np.float64]
+Parts = dict[str, Ints]
+"""By axis: the ranks of a group in its smallest part, of the worst group, (tiers, placements)."""
+_MESSAGE = 64 * 2**20
+"""Bytes of the all-gather by which distances over three and more tiers are compared."""
+
+
+@dataclass(frozen=True)
+class PlacedJob:
+    """A model, job and strategy under a stack's constants, to be placed on a cluster."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    job: Job
+    strategy: Strategy
+    stack: str
+    number_format: str = "bfloat16"
+    """Of matrix products, one of FORMATS."""
+    options: StackOptions = AS_RELEASED
+    """What the stack does beyond the strategy."""
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """The strategy's mesh."""
+        return mesh(self.strategy)
+
+    @cached_property
+    def system(self) -> System:
+        """Rates of the cluster. Raises InputError for a device without published rates."""
+        return system_of(self.cluster)
+
+    @cached_property
+    def _cut(self) -> Strategy:
+        """The strategy with its blocks listed as they are cut for ranks in order; the same with compression, which
+        formulas alone price."""
+        s = self.strategy
+        return s if s.compression != "none" else as_cut(self.question(self.cluster), s)
+
+    @cached_property
+    def groups(self) -> dict[str, Ints]:
+        """The groups of ranks that communicate, by axis, (groups, size); pipelines and rings: pairs of neighbours."""
+        s, m = self.strategy, self.mesh
+        by_axis: dict[str, Ints] = {}
+        if s.tp > 1:
+            by_axis["tp"] = m.groups("tp")
+        if s.ulysses > 1:
+            by_axis["ulysses"] = m.groups("ulysses")
+        if s.ring > 1:
+            by_axis["ring"] = _neighbours(m.groups("ring"), closed=True)
+        if s.pp > 1:
+            by_axis["pp"] = _neighbours(m.groups("pp"), closed=False)
+        data = m.shard_axis if s.shards > 1 else m.gradient_axis
+        if data:
+            by_axis["data"] = m.groups(data)
+        if s.shards > 1 and s.dp_replicate > 1:
+            by_axis["replicate"] = m.groups("dp_replicate")
+        if s.ep > 1:
+            by_axis["ep"] = m.groups("ep")
+        if s.etp > 1:
+            by_axis["etp"] = m.groups("etp")
+        if s.ep * s.etp > 1 and m.size("edp") > 1:
+            by_axis["edp"] = m.groups("edp")
+        return by_axis
+
+    def parts(self, topology: Topology, gpus: Ints) -> Parts:
+        """Return the smallest part of each axis for placements `gpus`, (placements, world)."""
+        tiers = zip(self.cluster.tiers, topology.blocks, strict=True)
+        blocks = [on_rails(topology, own, gpus) if tier.wiring == "rails" else own[gpus] for tier, own in tiers]
+        return {
+            axis: np.stack([_smallest_part(own, groups) for own in blocks]) for axis, groups in self.groups.items()
+        }
+
+    def distances(self, parts: Mapping[str, Ints]) -> dict[str, Floats | float]:
+        """Return the distances of a PlacedLayout, from the smallest parts."""
+        s = self.strategy
+        at = {axis: self._distance(axis, part) for axis, part in parts.items()}
+        one = 1.0
+        return {
+            "tp_stride": at.get("tp", one),
+            "cp_stride": at.get("ulysses", at.get("ring", one)),
+            "ring": at.get("ring", one),
+            "dp_stride": at.get("replicate", one) * s.cp / max(s.shards, 1),
+            "pp_stride": at.get("pp", one),
+            "data": at.get("data", one),
+            "expert": at.get("ep", one),
+            "same_expert": at.get("edp", one),
+            "expert_part": at.get("etp", one),
+        }
+
+    def _distance(self, axis: str, parts: Ints) -> Floats:
+        """Return the distance of an even mesh that takes as long as an axis with these smallest parts, (placements,):
+        exact where some distance has that many ranks in a block of every tier, else the least that is not faster."""
+        tiers, size = self.cluster.tiers, self.groups[axis].shape[1]
+        unique, back = np.unique(parts, axis=1, return_inverse=True)
+        ranks = np.array([tier.ranks for tier in tiers])[:, None]
+        # A block of R ranks holds m of them at distances above R / (m + 1) and up to R / m.
+        least = np.where(unique < size, ranks / (unique + 1), 0.0).max(axis=0)
+        most = _apart(ranks, unique)
+        result = np.where(unique < size, most, 1.0).max(axis=0)
+        if axis in _HOPS:
+            return np.asarray(result[back.reshape(-1)])
+        exact = most.min(axis=0)
+        result = np.where((least < exact) & (result > 1.0), exact, result)
+        several = np.flatnonzero((least >= exact) & (np.sum(unique < size, axis=0) > 1))
+        if len(several):
+            grid = np.unique(np.maximum(_apart(ranks, np.arange(1, size + 1)[None, :]), 1.0))
+            even = collective_s("all_gather", _MESSAGE, size, grid, self.system)
+        for i in several:
+            own = tuple(
+                replace(t, ranks=float(m)) for t, m in zip(self.system.tiers, unique[:, i].tolist(), strict=True)
+            )
+            slowest = collective_s("all_gather", _MESSAGE, size, 1.0, replace(self.system, tiers=own))
+            slow = np.flatnonzero(even >= slowest * (1 - 1e-9))
+            result[i] = grid[slow[0] if len(slow) else -1]
+        return np.asarray(result[back.reshape(-1)])
+
+    def shares(self, topology: Topology, gpus: Ints, busy: Ints) -> Floats:
+        """Return the rate of each tier for each of the placements, over that with every GPU in use, (tiers,
+        placements). `busy`: GPUs that other jobs use."""
+        tiers, factors = self.cluster.tiers, np.ones((len(self.cluster.tiers), len(gpus)))
+        for i, tier in enumerate(tiers):
+            tier_uplink = tier.uplink_bandwidth_bytes_per_s_per_direction
+            if tier_uplink is None or i == 0:
+                continue
+            uplink: Floats | float = tier_uplink
+            below, rate = tiers[i - 1].ranks, tier.bandwidth_bytes_per_s_per_gpu_per_direction
+            blocks = topology.blocks[i - 1]
+            others = np.bincount(blocks[busy], minlength=int(blocks.max()) + 1)
+            own = blocks[gpus]
+            users = np.array([int((np.bincount(row, minlength=len(others)) + others)[row].max()) for row in own])
+            if tier.wiring == "pairs":
+                groups = len(others)
+                reached = np.array([len(set(row.tolist())) for row in own])
+                uplink = uplink * between_groups(reached, groups)
+            factors[i] = np.minimum(rate, uplink / users) / min(rate, tier_uplink / below)
+        return factors
+
+    def priced(self, parts: Mapping[str, Ints], shares: Floats) -> Floats:
+        """Return the step time of placements with these smallest parts, (tiers, placements), and shares of the tiers'
+        rates. Raises InputError for a strategy, chip or stack that is not modelled."""
+        tiers = tuple(
+            replace(t, bytes_per_s_per_gpu_per_direction=t.bytes_per_s_per_gpu_per_direction * share)
+            for t, share in zip(self.system.tiers, shares, strict=True)
+        )
+        by = (self.stack, self.distances(parts), self.number_format, self.options)
+        placed = estimate_placed(self.model, replace(self.system, tiers=tiers), self.job, self._cut, *by)
+        return np.array(run_placed(self.question(self.cluster), self._cut, placed.step, shares.shape[1]))
+
+    def question(self, cluster: ClusterSpec) -> Pricing:
+        """Return the question of the job's strategy on a cluster, in its number format and with its options."""
+        return Pricing(self.model, cluster, self.job, self.stack, self.number_format, extra=self.options)
+
+    def seconds(self, topology: Topology, gpus: Ints, busy: Ints) -> Floats:
+        """Return the step time of each of the placements, (placements,)."""
+        parts, shares = self.parts(topology, gpus), self.shares(topology, gpus, busy)
+        _, first, back = np.unique(
+            np.concatenate([*parts.values(), shares]), axis=1, return_index=True, return_inverse=True
+        )
+        distinct = {axis: part[:, first] for axis, part in parts.items()}
+        return self.priced(distinct, shares[:, first])[back.reshape(-1)]
+
+
+def _neighbours(groups: Ints, closed: bool) -> Ints:
+    """Return the pairs of neighbours along each group, (pairs, 2); `closed`: the last one sends to the first."""
+    after = np.roll(groups, -1, axis=1)
+    pairs = np.stack([groups, after], axis=2)
+    return (pairs if closed else pairs[:, :-1]).reshape(-1, 2)
+
+
+def _smallest_part(blocks: Ints, groups: Ints) -> Ints:
+    """Return the ranks of a group in its smallest part, of the worst group: `blocks` of each rank, (placements,
+    world); `groups` (groups, size). Shape (placements,)."""
+    (g, size), count = groups.shape, int(blocks.max()) + 1
+    if count == 1:
+        return np.full(len(blocks), size)
+    if size == 2:
+        return np.where((blocks[:, groups[:, 0]] == blocks[:, groups[:, 1]]).all(axis=1), 2, 1)
+    offsets = np.repeat(np.arange(g, dtype=np.int32) * count, size)
+    step = max(1, _ELEMENTS // offsets.size)
+    parts = [
+        _shortest_run(own[:, groups.reshape(-1)] + offsets)
+        for own in np.split(blocks.astype(np.int32), range(step, len(blocks), step))
+    ]
+    return np.concatenate(parts)
+
+
+def _shortest_run(keys: npt.NDArray[np.int32]) -> Ints:
+    """Return how often the rarest key of each row occurs: of keys of group and block, the ranks of the smallest
+    part."""
+    keys.sort(axis=1)
+    begins = np.ones(keys.shape, dtype=bool)
+    np.not_equal(keys[:, 1:], keys[:, :-1], out=begins[:, 1:])
+    starts = np.flatnonzero(begins.reshape(-1))
+    lengths = np.diff(starts, append=keys.size)
+    return np.minimum.reduceat(lengths, np.searchsorted(starts, np.arange(len(keys)) * keys.shape[1]))
+
+
+_ELEMENTS = 2**18
+"""Keys that are sorted at once: few enough to stay in a core's cache."""
+_HOPS = ("pp", "ring")
+"""Axes that send to neighbours."""
+
+
+def _apart(ranks: Ints, part: Ints) -> Floats:
+    """Return the greatest distance at which blocks of `ranks` hold `part` ranks of a group. A little less, so that
+    dividing again does not round to one rank fewer."""
+    return np.asarray(ranks / part * (1 - 1e-12 * (part > 1)))

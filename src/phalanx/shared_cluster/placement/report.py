@@ -1,0 +1,70 @@
+"""A placement in words: its price, the bound beside it, an empty cluster, and other strategies on the same GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.table import Table
+
+from phalanx.report.style import counted, seconds, table
+from phalanx.shared_cluster.placement.alternatives import Alternative, gains
+from phalanx.shared_cluster.placement.price import PlacedJob
+from phalanx.shared_cluster.placement.search import Placed
+
+_SHOWN = 5
+"""Other strategies that are tabulated."""
+
+
+def lines(job: PlacedJob, placed: Placed, empty: Placed) -> Iterator[str]:
+    """Yield what a placement costs, how good it is, and what an empty cluster would give."""
+    p = placed.placement
+    hosts = len(list(p.ranks_by_host()))
+    tokens = job.job.global_batch * job.job.seq / placed.seconds
+    yield (
+        f"{p.strategy}: {counted(p.world, 'rank')} on {counted(hosts, 'node')} of {p.cluster.name}; "
+        f"{seconds(placed.seconds)} a step, {tokens:,.0f} tokens/s under {job.stack}"
+    )
+    if placed.exact:
+        yield f"no placement on these GPUs is faster: all {placed.tried:,} were priced"
+    elif placed.gap < 5e-4:
+        yield f"no placement on these GPUs is faster: it reaches the bound ({placed.tried:,} were priced)"
+    else:
+        yield (
+            f"best of {placed.tried:,} placements; no placement takes less than {seconds(placed.bound_s)}, "
+            f"so a better one gains at most {1 - placed.bound_s / placed.seconds:.1%}"
+        )
+    ratio = placed.seconds / empty.seconds
+    if ratio < 1.0005:
+        yield "as fast as on this cluster with every GPU free"
+    else:
+        yield (
+            f"with every GPU of this cluster free: {seconds(empty.seconds)}; "
+            f"the shape of what is free costs {1 - 1 / ratio:.1%} of the tokens"
+        )
+
+
+def better(job: PlacedJob, placed: Placed, alternatives: Sequence[Alternative]) -> str:
+    """Say which other strategy is faster on the same GPUs, by how much and why; or that the search has none."""
+    best = alternatives[0]
+    gain = placed.seconds / best.placed.seconds - 1
+    if gain < 5e-4:
+        return "of the strategies that the search has for these GPUs none is faster than the plan's"
+    tokens = job.job.global_batch * job.job.seq / best.placed.seconds
+    also = [str(best.job.options)] if best.job.options != job.options else []
+    why = "; ".join([*also, *gains(placed, best.placed)])
+    return (
+        f"better on these GPUs: {best.job.strategy}: {seconds(best.placed.seconds)} a step, "
+        f"{tokens:,.0f} tokens/s, {gain:+.1%}{f' ({why})' if why else ''}"
+    )
+
+
+def others(placed: Placed, alternatives: Sequence[Alternative]) -> Table:
+    """Tabulate strategies as placed on the same GPUs, the fastest first, beside the plan's own."""
+    columns = ("strategy", "step", "against the plan", "bound")
+    grid = table("strategies for these GPUs", *columns, left=("strategy",))
+    for other in alternatives[:_SHOWN]:
+        gain = other.placed.seconds / placed.seconds - 1
+        name = str(other.placed.placement.strategy)
+        bound = "exact" if other.placed.exact else seconds(other.placed.bound_s)
+        grid.add_row(name, seconds(other.placed.seconds), f"{gain:+.1%}", bound)
+    return grid

@@ -1,0 +1,168 @@
+"""The state of a simulation: who waits, who runs on which GPUs, and what is due; jobs start and leave here.
+
+A job runs at a speed: 1 on the GPUs that it asks for, placed well; less where its placement or its width is worse.
+What it has done is kept when it leaves.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from phalanx.shared_cluster.simulation import policy as policies
+from phalanx.shared_cluster.simulation.history import History, Run
+from phalanx.shared_cluster.simulation.jobs import TraceJob
+from phalanx.shared_cluster.simulation.nodes import Held, Nodes
+from phalanx.shared_cluster.simulation.policy import THRESHOLD, Key, Policy
+from phalanx.shared_cluster.simulation.reservations import Reservation, Timelines
+
+SpeedOf = Callable[[TraceJob, Held], float]
+"""Speed of a job on the GPUs that it has, over that of its best placement: above 0, at most 1."""
+Chosen = list[tuple[int, int]]
+"""GPUs that a gang may get: (node, number)."""
+END, DEMOTE, RESERVED = 0, 2, 3
+"""Kinds of events, in the order in which those of one time are handled; arrivals come after ends."""
+
+
+@dataclass(slots=True)
+class ActiveJob:
+    """A job that has arrived and has not ended."""
+
+    left: float
+    """Seconds of work left at speed 1."""
+    since: float
+    """When it began to wait, or to run."""
+    attained: float = 0.0
+    """GPU-seconds of service so far."""
+    version: int = 0
+    """Changes whenever the job's events become void."""
+    speed: float = 1.0
+    end: float = 0.0
+    """When it ends, if nobody stops it."""
+    planned_end: float = 0.0
+    """When it ends by its limit."""
+    held: Held = ()
+    width: int = 0
+    """GPUs that it runs on."""
+
+
+class ClusterState:
+    """A shared cluster at one time of a simulation, under a policy."""
+
+    def __init__(self, jobs: Sequence[TraceJob], nodes: Nodes, policy: Policy, speed_of: SpeedOf | None) -> None:
+        n = len(jobs)
+        self.jobs, self.nodes, self.policy, self.speed_of = jobs, nodes, policy, speed_of
+        self.history = History(jobs, nodes, policy, [0.0] * n, [0.0] * n, [0] * n, [0] * n)
+        self.active: dict[int, ActiveJob] = {}
+        self.running: dict[int, ActiveJob] = {}
+        self.waiting: dict[int, list[tuple[Key, int]]] = {}
+        """By width, in the order of the policy."""
+        self.events: list[tuple[float, int, int, int]] = []
+        self.now = 0.0
+        self.stuck = 0
+        """GPUs of the first waiting job while it waits for their shape only."""
+        self.reserved_for = -1
+        self.reservation: Reservation | None = None
+        self.timelines = Timelines(nodes) if policy.name == "conservative" else None
+        self.promises: dict[int, tuple[float, Chosen, float]] = {}
+        """Conservative: (start, nodes, planned end) of each waiting job."""
+        self.early = False
+        """Conservative: whether a job has just ended before its limit."""
+        self.ends: list[tuple[float, int]] = []
+        """Planned ends of running jobs, ascending."""
+        self.second: list[int] = [0] * len(nodes.sizes)
+        """las: GPUs of each node that run jobs of the second queue."""
+        self.lowest = min((job.priority for job in jobs), default=0)
+        self.mixed = any(job.priority != self.lowest for job in jobs)
+        self.shrinkable: set[int] = set()
+        """Running jobs that can run on fewer GPUs."""
+
+    def first(self) -> int | None:
+        """The waiting job that comes first."""
+        if self.timelines is not None:
+            return min(self.promises, default=None)
+        best: tuple[Key, int] | None = None
+        for own in self.waiting.values():
+            if own and (best is None or own[0] < best):
+                best = own[0]
+        return None if best is None else best[1]
+
+    def key(self, number: int) -> Key:
+        """Return a waiting job's place in the order of the policy."""
+        return policies.key(self.policy, self.jobs[number], number, self.active[number].attained)
+
+    def wait(self, number: int) -> None:
+        """Put a job in the queue of its width."""
+        insort(self.waiting.setdefault(self.jobs[number].gpus, []), (self.key(number), number))
+
+    def unwait(self, number: int) -> None:
+        """Take a job out of its queue, before what orders it changes."""
+        own = self.waiting[self.jobs[number].gpus]
+        del own[bisect_left(own, (self.key(number), number))]
+
+    def speed(self, number: int, chosen: Chosen) -> float:
+        """Speed on GPUs that are about to be taken, for their placement alone."""
+        job = self.jobs[number]
+        if self.speed_of is None or not job.plan:
+            return 1.0
+        return self.speed_of(job, tuple((node, (1 << gpus) - 1) for node, gpus in chosen))
+
+    def start(self, number: int, chosen: Chosen, narrower: float, placed: float | None = None) -> None:
+        """Start a job on (node, GPUs) at a speed of `narrower` times that of the placement."""
+        state, job = self.active[number], self.jobs[number]
+        state.speed = narrower * (self.speed(number, chosen) if placed is None else placed)
+        state.width = sum(gpus for _, gpus in chosen)
+        state.held = self.nodes.take(chosen)
+        self.history.waited[number] += self.now - state.since
+        state.since = self.now
+        state.end = self.now + state.left / state.speed
+        # A limit is of the job as it asked to run: what it loses elsewhere comes on top.
+        state.planned_end = max(state.end, state.end + (job.planned - job.duration) / state.speed)
+        state.version += 1
+        self.running[number] = state
+        if self.policy.elastic and job.widths and job.widths[0][0] < state.width:
+            self.shrinkable.add(number)
+        heapq.heappush(self.events, (state.end, END, number, state.version))
+        if self.timelines is not None:
+            self.timelines.change(chosen, self.now, state.planned_end, -1)
+        if self.policy.name == "easy":
+            insort(self.ends, (state.planned_end, number))
+        if self.policy.name == "las":
+            if state.attained >= THRESHOLD:
+                self.count_second(state.held, 1)
+            else:
+                at = self.now + (THRESHOLD - state.attained) / state.width
+                if at < state.end:
+                    heapq.heappush(self.events, (at, DEMOTE, number, state.version))
+
+    def leave(self, number: int) -> None:
+        """Take a job off its GPUs."""
+        state = self.running[number]
+        if self.policy.name == "las" and state.attained >= THRESHOLD:
+            self.count_second(state.held, -1)
+        if self.policy.name == "easy":
+            del self.ends[bisect_left(self.ends, (state.planned_end, number))]
+        self.count_run(number)
+        state.version += 1
+        self.nodes.give_back(state.held)
+        self.shrinkable.discard(number)
+        del self.running[number]
+
+    def count_run(self, number: int) -> None:
+        """Count what a running job has done since it started, or since this was last counted."""
+        state, job = self.running[number], self.jobs[number]
+        ran = self.now - state.since
+        state.attained += ran * state.width
+        # Rounding may leave a last fraction of a second undone.
+        state.left = 0.0 if self.now >= state.end else max(0.0, state.left - ran * state.speed)
+        self.history.runs.append(Run(number, state.since, self.now, state.held))
+        narrower = dict(job.widths).get(state.width, 1.0) if state.width != job.gpus else 1.0
+        self.history.placement += ran * state.width * (1 - state.speed / narrower)
+        state.since = self.now
+
+    def count_second(self, held: Held, sign: int) -> None:
+        """Count GPUs that a job of the second queue takes (1) or leaves (-1)."""
+        for node, bits in held:
+            self.second[node] += sign * bits.bit_count()

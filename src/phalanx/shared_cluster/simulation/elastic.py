@@ -1,0 +1,105 @@
+"""Elastic width: jobs that can run on fewer GPUs start narrower, give up GPUs for who waits, and widen again.
+
+Every change of width of a running job costs it `restart_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from phalanx.shared_cluster.simulation.cluster_state import Chosen, ClusterState
+from phalanx.shared_cluster.simulation.nodes import Held
+from phalanx.shared_cluster.simulation.policy import MOST_SHRUNK
+
+
+def narrower(cluster: ClusterState, number: int) -> tuple[Chosen, float]:
+    """Return nodes and speed for the widest width below the one asked for that can start now."""
+    for width, speed in reversed(cluster.jobs[number].widths):
+        if width < cluster.jobs[number].gpus:
+            chosen = cluster.nodes.choose(width, cluster.policy.rule)
+            if chosen:
+                return chosen, speed
+    return [], 0.0
+
+
+def shrink_for(cluster: ClusterState, number: int) -> tuple[Chosen, float]:
+    """Let running elastic jobs give up GPUs so that a waiting job can start; return its nodes and speed, none if
+    that does not suffice. The job gets the widest of its widths that can start, from as few others as possible:
+    first those that submitted last."""
+    job = cluster.jobs[number]
+    others = sorted((n for n in cluster.shrinkable if _worth_shrinking(cluster, number, n)), reverse=True)[
+        :MOST_SHRUNK
+    ]
+    for width, speed in ((job.gpus, 1.0), *reversed(job.widths)):
+        for count in range(1, len(others) + 1):
+            for narrowest in (False, True):
+                chosen = _shrunk(cluster, width, others[:count], narrowest)
+                if chosen:
+                    return chosen, speed
+    return [], 0.0
+
+
+def _worth_shrinking(cluster: ClusterState, number: int, other: int) -> bool:
+    """Whether a running job gives up GPUs for a waiting one: not if it has a higher priority, or ends before it
+    would have started again."""
+    job, state = cluster.jobs[other], cluster.running[other]
+    return job.priority <= cluster.jobs[number].priority and state.end - cluster.now > cluster.policy.restart_s
+
+
+def _shrunk(cluster: ClusterState, width: int, others: Sequence[int], narrowest: bool) -> Chosen:
+    """Shrink all of these jobs, to their next or to their narrowest width, if `width` GPUs for another job are
+    then free in the right shape; return its nodes, and none if they are not."""
+    to: list[tuple[int, int, float]] = []
+    for other in others:
+        narrower = [w for w in cluster.jobs[other].widths if w[0] < cluster.running[other].width]
+        to.append((other, *(narrower[0] if narrowest else narrower[-1])))
+    freed = sum(cluster.running[n].width - w for n, w, _ in to)
+    if cluster.nodes.count + freed < width:
+        return []
+    held = [cluster.running[n].held for n in others]
+    for own in held:
+        cluster.nodes.give_back(own)
+    taken: list[Held] = []
+    places: list[Chosen] = []
+    for gpus in (width, *(w for _, w, _ in to)):
+        chosen = cluster.nodes.choose(gpus, cluster.policy.rule)
+        if not chosen:
+            break
+        places.append(chosen)
+        taken.append(cluster.nodes.take(chosen))
+    for own in taken:
+        cluster.nodes.give_back(own)
+    for own in held:
+        cluster.nodes.retake(own)
+    if len(places) <= len(to):
+        return []
+    for other, _, _ in to:
+        cluster.leave(other)
+    for (other, _, speed), chosen in zip(to, places[1:], strict=True):
+        cluster.active[other].left += cluster.policy.restart_s
+        cluster.history.resized[other] += 1
+        cluster.start(other, chosen, speed)
+    return places[0]
+
+
+def widen(cluster: ClusterState) -> None:
+    """Let elastic jobs that run narrower than they asked for use free GPUs, the longest waiting first."""
+    for number in sorted(n for n, s in cluster.running.items() if s.width < cluster.jobs[n].gpus):
+        state, job = cluster.running[number], cluster.jobs[number]
+        if not cluster.nodes.count:
+            return
+        left = state.end - cluster.now
+        for width, speed in reversed((*job.widths, (job.gpus, 1.0))):
+            if width <= state.width or width - state.width > cluster.nodes.count:
+                continue
+            if (left * state.speed + cluster.policy.restart_s) / speed >= left:
+                continue  # it would lose more than it gains
+            cluster.nodes.give_back(state.held)
+            chosen = cluster.nodes.choose(width, cluster.policy.rule)
+            cluster.nodes.retake(state.held)
+            if chosen:
+                cluster.leave(number)
+                state.left += cluster.policy.restart_s
+                cluster.history.resized[number] += 1
+                cluster.start(number, chosen, speed)
+                break

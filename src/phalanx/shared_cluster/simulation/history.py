@@ -1,0 +1,48 @@
+"""What happened to the jobs of a trace: who ran where from when to when, and what was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from phalanx.shared_cluster.simulation.jobs import TraceJob
+from phalanx.shared_cluster.simulation.nodes import Held, Nodes
+from phalanx.shared_cluster.simulation.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A job on its GPUs from `start` to `end`."""
+
+    job: int
+    start: float
+    end: float
+    held: Held
+
+
+@dataclass
+class History:
+    """What happened to the jobs of a trace. Lists have an element for each job, in the order of the trace."""
+
+    jobs: Sequence[TraceJob]
+    nodes: Nodes
+    policy: Policy
+    finish: list[float]
+    waited: list[float]
+    """Seconds in which a job was neither running nor done."""
+    preempted: list[int]
+    """How often a job was stopped for another."""
+    resized: list[int]
+    """How often a running job changed its width."""
+    runs: list[Run] = field(default_factory=list)
+    fragmented: float = 0.0
+    """GPU-seconds for which the first waiting job's GPUs were free, but not in the shape that it needs."""
+    placement: float = 0.0
+    """GPU-seconds that jobs took longer than on their best placement."""
+    promised: dict[int, float] = field(default_factory=dict)
+    """The latest start that a reservation has promised, by job."""
+
+    @property
+    def makespan(self) -> float:
+        """Seconds from the first submission to the last end."""
+        return max(self.finish, default=0.0)

@@ -1,0 +1,61 @@
+"""Scheduling policies, as data: in which order jobs wait, who may pass whom, who may be stopped.
+
+fifo           arrival order; nobody passes the first that cannot start
+easy           as fifo, but the first has a reservation, and whoever does not delay it may pass (Lifka 1995)
+conservative   every waiting job has a reservation when it arrives, which no later one delays (Mu'alem and Feitelson
+               2001)
+smallest       fewest GPUs first, then shortest; nobody waits for a wider one
+las            least attained service in two queues: a job that has used THRESHOLD GPU-seconds goes to the second; the
+               first may stop jobs of the second (Tiresias, Gu et al. 2019, discretised)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phalanx.shared_cluster.simulation.jobs import TraceJob
+
+POLICIES = ("fifo", "easy", "conservative", "smallest", "las")
+THRESHOLD = 3600.0 * 8
+"""GPU-seconds of service after which a job goes to the second queue of `las`."""
+DEPTH = 100
+"""Jobs of one width that a pass of backfilling looks at."""
+
+MOST_SHRUNK = 8
+"""Jobs that give up GPUs for one other, at most."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How jobs are scheduled."""
+
+    name: str
+    rule: str = "best-fit"
+    """Which GPUs a gang gets: RULES in nodes.py."""
+    elastic: bool = False
+    """Whether elastic jobs start narrower than they ask for when that lets them start at once, give up GPUs when that
+    lets the first waiting job start, and widen when nobody waits."""
+    restart_s: float = 60.0
+    """Seconds that a job loses when it is stopped and starts again, or changes its width."""
+    preempt: bool = False
+    """Whether a job of higher priority may stop jobs of lower ones, if it can then start at once."""
+
+    @property
+    def title(self) -> str:
+        """The name with the rule, for people."""
+        more = [word for word, on in (("elastic", self.elastic), ("preempting", self.preempt)) if on]
+        return ", ".join([self.name, self.rule, *more])
+
+
+Key = tuple[float, float, float, int]
+"""By which waiting jobs are ordered."""
+
+
+def key(policy: Policy, job: TraceJob, number: int, attained: float) -> Key:
+    """Return a waiting job's place in the order of a policy, after its priority; `attained`: GPU-seconds of service
+    so far."""
+    if policy.name == "smallest":
+        return (-job.priority, job.gpus, job.planned, number)
+    if policy.name == "las":
+        return (-job.priority, float(attained >= THRESHOLD), job.submit, number)
+    return (-job.priority, job.submit, 0.0, number)

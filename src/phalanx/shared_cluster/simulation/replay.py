@@ -1,0 +1,197 @@
+"""What `phalanx cluster simulate` does: read a trace, price the plans in it, and run it under policies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from phalanx.planning.question import require_plausible
+from phalanx.planning.search.planner import best_on
+from phalanx.shared_cluster.placement.answer import job_of_plan
+from phalanx.shared_cluster.placement.price import PlacedJob
+from phalanx.shared_cluster.placement.search import place
+from phalanx.shared_cluster.simulation.cluster_state import SpeedOf
+from phalanx.shared_cluster.simulation.engine import simulate
+from phalanx.shared_cluster.simulation.history import History
+from phalanx.shared_cluster.simulation.jobs import TraceJob
+from phalanx.shared_cluster.simulation.nodes import RULES, Held, Nodes
+from phalanx.shared_cluster.simulation.policy import POLICIES, Policy
+from phalanx.shared_cluster.simulation.trace import PlanFacts, Trace, read
+from phalanx.spec.cluster.presets import PRESETS, preset, resized
+from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.cluster.topology import Topology, of_cluster, of_leaves
+from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.files.cluster_toml import cluster_from_toml
+
+
+@dataclass(frozen=True)
+class SharedCluster:
+    """Nodes by size and leaf switch; `described`: their links, where plans are to be priced on them."""
+
+    sizes: tuple[int, ...]
+    leaf: tuple[int, ...]
+    described: ClusterSpec | None
+
+    @property
+    def title(self) -> str:
+        """The nodes in words."""
+        counts = {size: self.sizes.count(size) for size in dict.fromkeys(self.sizes)}
+        nodes = " and ".join(f"{n} nodes of {size} GPUs" for size, n in counts.items())
+        leaves = len(set(self.leaf))
+        return nodes + (f" under {leaves} leaf switches" if leaves > 1 else "")
+
+
+def cluster_of(text: str, nodes: int | None, leaf: int | None) -> SharedCluster:
+    """Return the cluster that --cluster, --nodes and --leaf describe: a preset, a TOML file, or node counts and sizes
+    such as 231x8,321x2. Raises InputError."""
+    if leaf is not None and leaf < 1:
+        raise InputError("--leaf", leaf, "must be at least 1 node")
+    described: ClusterSpec | None = None
+    if re.fullmatch(r"[0-9]{1,9}x[0-9]{1,9}(,[0-9]{1,9}x[0-9]{1,9})*", text):
+        pairs = [tuple(map(int, part.split("x"))) for part in text.split(",")]
+        if any(n < 1 or not 1 <= size <= 256 for n, size in pairs) or sum(n for n, _ in pairs) > 100_000:
+            raise InputError("--cluster", text, "needs 1 to 100,000 nodes of 1 to 256 GPUs")
+        sizes = tuple(size for n, size in pairs for _ in range(n))
+        if nodes is not None:
+            raise InputError("--nodes", nodes, f"is already given by --cluster {text}", "leave it out")
+    else:
+        if text.lower().endswith(".toml"):
+            described = cluster_from_toml(Path(text))
+            require_plausible(described)
+            described = resized(described, nodes) if nodes else described
+        elif text in PRESETS:
+            if nodes is None:
+                raise InputError("--nodes", None, "is missing", f"say how many nodes of {text} the cluster has")
+            described = preset(text, nodes)
+        else:
+            raise InputError("--cluster", text, "is not a cluster", f"{nearest(text, PRESETS)}, or write 60x8")
+        sizes = (described.ranks_per_node,) * described.nodes
+    leaves = tuple(i // leaf for i in range(len(sizes))) if leaf else (0,) * len(sizes)
+    return SharedCluster(sizes, leaves, described)
+
+
+@dataclass(frozen=True, eq=False)
+class _Prices:
+    """Prices of the plans of a trace on a shared cluster."""
+
+    cluster: ClusterSpec
+    topology: Topology
+
+    def facts(self, path: str, fewest: int) -> PlanFacts:
+        """What a trace needs of a plan, placed on the empty cluster. Raises InputError."""
+        job, room = self.job(path), self.topology.gpus
+        if job.strategy.world > room:
+            raise InputError("plan", path, f"has {job.strategy.world} ranks, and the cluster {room} GPUs")
+        step = self.step_s(path, tuple(range(self.topology.gpus)))
+        widths: list[tuple[int, float]] = []
+        width = job.strategy.world // 2
+        while fewest and width >= fewest:
+            best = best_on(job.question(job.cluster), width)
+            if best is not None:
+                widths.append((width, min(1.0, step / best.seconds)))
+            width //= 2
+        return PlanFacts(job.strategy.world, step, job.job.global_batch * job.job.seq, tuple(sorted(widths)))
+
+    @cache  # noqa: B019 - one instance a command
+    def job(self, path: str) -> PlacedJob:
+        """The job of a plan, on this cluster."""
+        return replace(job_of_plan(Path(path), None, None), cluster=self.cluster)
+
+    @cache  # noqa: B019
+    def step_s(self, path: str, gpus: tuple[int, ...]) -> float:
+        """Seconds of a step on the best of these GPUs, with all others in use."""
+        return place(self.job(path), self.topology, np.array(gpus, dtype=np.int64)).seconds
+
+    def speed(self, job: TraceJob, held: Held) -> float:
+        """Speed of a job on GPUs, over that on the empty cluster; of equal nodes and leaves, the first stand for
+        all."""
+        if sum(bits.bit_count() for _, bits in held) != job.gpus:
+            return 1.0  # at another width, whose speed the trace has
+        gpus = self._alike(tuple((node, bits.bit_count()) for node, bits in held))
+        best = self.step_s(job.plan, tuple(range(self.topology.gpus)))
+        return min(1.0, best / self.step_s(job.plan, gpus))
+
+    def _alike(self, parts: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+        """GPUs that stand for all placements with the same numbers per node and leaf."""
+        leaf_of, node = self.topology.blocks[-2] if len(self.cluster.tiers) > 2 else None, self.cluster.ranks_per_node
+        by_leaf: dict[int, list[int]] = {}
+        for host, n in parts:
+            by_leaf.setdefault(0 if leaf_of is None else int(leaf_of[host * node]), []).append(n)
+        groups = sorted((sorted(counts, reverse=True) for counts in by_leaf.values()), reverse=True)
+        gpus: list[int] = []
+        if leaf_of is None:
+            starts = [list(range(len(self.topology.hosts)))]
+        else:
+            hosts = leaf_of[::node]
+            leaves = sorted(set(hosts.tolist()), key=lambda leaf: -int(np.sum(hosts == leaf)))
+            starts = [np.flatnonzero(hosts == leaf).tolist() for leaf in leaves]
+        for counts, own in zip(groups, starts, strict=False):
+            for n, host in zip(counts, own, strict=False):
+                gpus += range(host * node, host * node + n)
+        return tuple(gpus)
+
+
+def read_trace(
+    path: Path, shared: SharedCluster, oversubscription: float, skip_bad: bool
+) -> tuple[Trace, SpeedOf | None]:
+    """Read a trace for a cluster; also return the speeds of its plans by placement, if the cluster's links are known.
+    Raises InputError."""
+    nodes = Nodes(shared.sizes, shared.leaf)
+    if oversubscription > 1 and (shared.described is None or len(set(shared.leaf)) < 2):
+        reason = "is of the uplinks of leaf switches, which this cluster has not"
+        raise InputError("--oversubscription", oversubscription, reason, "name a preset or a file, and --leaf")
+    if shared.described is None:
+
+        def refuse(plan: str, fewest: int) -> PlanFacts:
+            raise InputError("plan", plan, "needs a cluster with links", "name a preset or a file as --cluster")
+
+        return read(path, nodes.widest(), refuse, skip_bad), None
+    names = [f"node{i}" for i in range(len(shared.sizes))]
+    if len(set(shared.leaf)) > 1:
+        cluster, topology = of_leaves(shared.described, names, shared.leaf, oversubscription)
+    else:
+        cluster, topology = shared.described, of_cluster(shared.described)
+    prices = _Prices(cluster, topology)
+    return read(path, nodes.widest(), prices.facts, skip_bad), prices.speed
+
+
+def default_policies(trace: Trace, elastic: bool) -> list[str]:
+    """Name the policies that can run a trace: `conservative` keeps neither elastic jobs nor priorities."""
+    ordered = all(job.priority == trace.jobs[0].priority for job in trace.jobs)
+    return [name for name in POLICIES if name != "conservative" or (ordered and not elastic)]
+
+
+def policies_of(
+    names: Sequence[str], rules: Sequence[str], elastic: bool, restart_s: float, preempt: bool = False
+) -> list[Policy]:
+    """Return every policy with every placement rule. Raises InputError for a name that is neither."""
+    for name in names:
+        if name not in POLICIES:
+            raise InputError("--policy", name, "is not a policy", nearest(name, POLICIES))
+    for rule in rules:
+        if rule not in RULES:
+            raise InputError("--placement", rule, "is not a placement rule", nearest(rule, RULES))
+    if elastic and "conservative" in names:
+        raise InputError("--elastic", None, "widths cannot change under reservations", "leave out conservative")
+    if "scatter" in rules and {"conservative", "las"} & set(names):
+        raise InputError(
+            "--placement", "scatter", "is for fifo, easy and smallest", "use first-fit, best-fit or topology"
+        )
+    if not 0 <= restart_s < float("inf"):
+        raise InputError("--restart-s", restart_s, "must be 0 or more seconds")
+    if preempt and "conservative" in names:
+        raise InputError("--preempt", None, "reservations cannot be kept", "leave out conservative")
+    return [Policy(name, rule, elastic, restart_s, preempt) for name in names for rule in rules]
+
+
+def run(trace: Trace, shared: SharedCluster, policy: Policy, speed_of: SpeedOf | None) -> History:
+    """Simulate a trace under a policy. Raises InputError for one that cannot run it."""
+    if policy.name not in default_policies(trace, policy.elastic):
+        reason = "reserves in the order of arrival, but jobs of the trace have priorities"
+        raise InputError("--policy", policy.name, reason, "use another policy")
+    return simulate(trace.jobs, Nodes(shared.sizes, shared.leaf), policy, speed_of)

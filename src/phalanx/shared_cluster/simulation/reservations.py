@@ -1,0 +1,174 @@
+"""Reservations in time: for the first waiting job (EASY), or for every one (conservative backfilling)."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from phalanx.shared_cluster.simulation.nodes import Held, Nodes, Shape
+
+_FOREVER = float("inf")
+
+
+@dataclass
+class Reservation:
+    """When the first waiting job can start at the latest, and what others may use without delaying it."""
+
+    time: float
+    spare: dict[int, int] = field(default_factory=dict)
+    """GPUs of each reserved node that are left over at `time`."""
+    anywhere: int | None = None
+    """GPUs left over at `time` on all nodes, for gangs that may scatter."""
+
+    def allows(self, node: int, gpus: int) -> bool:
+        """Whether a job that ends after `time` may use so many GPUs of a node."""
+        return node not in self.spare or self.spare[node] >= gpus
+
+    def use(self, chosen: Iterable[tuple[int, int]]) -> None:
+        """Count GPUs that a job which ends after `time` has taken."""
+        for node, gpus in chosen:
+            if node in self.spare:
+                self.spare[node] -= gpus
+            if self.anywhere is not None:
+                self.anywhere -= gpus
+
+
+def earliest(nodes: Nodes, gpus: int, scatter: bool, ends: Iterable[tuple[float, Held]]) -> Reservation:
+    """Return the reservation of a gang that cannot start now, from the planned ends of running jobs, ascending."""
+    shape, free, count = nodes.shape(gpus), list(nodes.free), nodes.count
+    full = {n for n, k in enumerate(free) if k == nodes.largest}
+    for time, held in ends:
+        for node, bits in held:
+            back = bits.bit_count()
+            free[node] += back
+            count += back
+            if free[node] == nodes.largest:
+                full.add(node)
+        if scatter:
+            if count >= gpus:
+                return Reservation(time, anywhere=count - gpus)
+            continue
+        reserved = _fits(shape, free, full, [node for node, _ in held])
+        if reserved:
+            return Reservation(time, {node: free[node] - use for node, use in reserved})
+    raise AssertionError("a gang that the empty cluster holds can start when all others have ended")
+
+
+def _fits(shape: Shape, free: Sequence[int], full: set[int], changed: Sequence[int]) -> list[tuple[int, int]]:
+    """Return nodes for a gang, of those that have just `changed` if one of them suffices."""
+    if not shape.entire:
+        return next(([(node, shape.part)] for node in changed if free[node] >= shape.part), [])
+    if len(full) < shape.entire:
+        return []
+    chosen = sorted(full)[: shape.entire]
+    largest = free[chosen[0]]
+    result = [(node, largest) for node in chosen]
+    if shape.part:
+        taken = set(chosen)
+        more = next((n for n, k in enumerate(free) if k >= shape.part and n not in taken), None)
+        if more is None:
+            return []
+        result.append((more, shape.part))
+    return result
+
+
+class Timelines:
+    """Free GPUs of every node over time, with what is reserved taken off: step functions from now on."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        self._times: list[list[float]] = [[0.0] for _ in nodes.sizes]
+        self._free: list[list[int]] = [[n] for n in nodes.sizes]
+
+    def change(self, chosen: Iterable[tuple[int, int]], start: float, end: float, by: int) -> None:
+        """Add `by` times the GPUs of (node, GPUs) to what is free from `start` to `end`."""
+        for node, gpus in chosen:
+            times, free = self._times[node], self._free[node]
+            i, j = self._at(node, start), self._at(node, end)
+            for k in range(i, j):
+                free[k] += by * gpus
+            for k in (j, i):
+                if 0 < k < len(times) and free[k] == free[k - 1]:
+                    del times[k], free[k]
+
+    def _at(self, node: int, time: float) -> int:
+        """Return the index of the step that begins at `time`, which is made if there is none."""
+        times, free = self._times[node], self._free[node]
+        i = bisect_right(times, time) - 1
+        if times[i] == time:
+            return i
+        times.insert(i + 1, time)
+        free.insert(i + 1, free[i])
+        return i + 1
+
+    def forget(self, node: int, now: float) -> None:
+        """Drop the steps of a node that are over."""
+        times, free = self._times[node], self._free[node]
+        i = bisect_right(times, now) - 1
+        if i > 0:
+            del times[:i], free[:i]
+
+    def windows(self, node: int, gpus: int, duration: float, now: float) -> list[tuple[float, float]]:
+        """Return the (first, last) times from now at which a job of `duration` can start on so many GPUs of a
+        node."""
+        self.forget(node, now)
+        times, free = self._times[node], self._free[node]
+        result: list[tuple[float, float]] = []
+        begin: float | None = None
+        for i, time in enumerate(times):
+            if free[i] >= gpus:
+                begin = max(time, now) if begin is None else begin
+                continue
+            if begin is not None and time - begin >= duration:
+                result.append((begin, time - duration))
+            begin = None
+        if begin is not None:
+            result.append((begin, _FOREVER))
+        return result
+
+    def soonest(self, node: int, gpus: int, duration: float, now: float) -> tuple[float, int]:
+        """Return the earliest start of a job on GPUs of one node, and the GPUs free there then; infinity if it never
+        fits."""
+        self.forget(node, now)
+        times, free = self._times[node], self._free[node]
+        begin, room = -1.0, 0
+        for i, time in enumerate(times):
+            if free[i] < gpus:
+                if begin >= 0 and time - begin >= duration:
+                    return begin, room
+                begin = -1.0
+            elif begin < 0:
+                begin, room = max(time, now), free[i]
+        return (begin, room) if begin >= 0 else (_FOREVER, 0)
+
+    def find(self, gpus: int, duration: float, now: float) -> tuple[float, list[tuple[int, int]]]:
+        """Return the earliest time at which a gang can run for `duration`, and its (node, GPUs)."""
+        shape = self._nodes.shape(gpus)
+        if not shape.entire:
+            best: tuple[float, int, int] = (_FOREVER, 0, 0)
+            for node, size in enumerate(self._nodes.sizes):
+                if size >= shape.part:
+                    best = min(best, (*self.soonest(node, shape.part, duration, now), node))
+            return best[0], [(best[2], shape.part)]
+        largest = self._nodes.largest
+        starts = {
+            node: self.windows(node, largest, duration, now)
+            for node, size in enumerate(self._nodes.sizes)
+            if size == largest
+        }
+        rest = range(len(self._nodes.sizes)) if shape.part else ()
+        parts = {node: self.windows(node, shape.part, duration, now) for node in rest}
+        # The earliest start is the beginning of a window of some node.
+        for time in sorted({first for own in (*starts.values(), *parts.values()) for first, _ in own}):
+            full = [node for node, own in starts.items() if any(a <= time <= b for a, b in own)]
+            if len(full) < shape.entire:
+                continue
+            chosen = [(node, largest) for node in full[: shape.entire]]
+            if not shape.part:
+                return time, chosen
+            taken = {node for node, _ in chosen}
+            for node, own in parts.items():
+                if node not in taken and any(a <= time <= b for a, b in own):
+                    return time, [*chosen, (node, shape.part)]
+        raise AssertionError("a gang that the empty cluster holds can start when all others have ended")

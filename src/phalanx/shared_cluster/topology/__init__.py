@@ -1,0 +1,1 @@
+"""The topology of real clusters, read from what their tools print."""

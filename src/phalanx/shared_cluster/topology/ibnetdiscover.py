@@ -1,0 +1,79 @@
+"""The topology file of `ibnetdiscover`: switches and their ports.
+
+Grammar (linux-rdma/rdma-core, infiniband-diags, ibnetdiscover(8), "Topology file format"):
+
+    Switch  24 "S-005442ba00003080"      # "ISR9024 Voltaire" base port 0 lid 6 lmc 0
+    [22]    "H-0008f10403961354"[1](8f10403961355)    # "node01 HCA-1" lid 4 4xSDR
+    [10]    "S-0008f10400410015"[1]      # "SW-6IB4 Voltaire" lid 3 4xSDR
+
+A line per port in use: local port, peer (S switch, H host adapter, R router), its port, its description, LID, and the
+link's width and speed. The first word of a host's description is its name. Hosts whose adapters are at the same
+switches form one leaf: with rails, every adapter of a host is at another switch.
+"""
+
+from __future__ import annotations
+
+import re
+
+from phalanx.shared_cluster.topology.hostlist import require_host_name
+from phalanx.spec.cluster.topology import SwitchTree
+from phalanx.spec.errors import InputError
+
+_SWITCH = re.compile(r'^Switch\s+\d+\s+"(S-[0-9a-fA-F]+)"\s*#\s*"([^"]*)"')
+_PORT = re.compile(
+    r'^\[\d+\](?:\[[^\]]*\])?\s+"([SHR]-[0-9a-fA-F]+)"\[\d+\]\S*\s*#\s*"([^"]*)".*?\b([0-9]{1,2})x([A-Z0-9]+)\s*$'
+)
+_LONGEST = 4096  # characters of a line
+_LANE_GBIT = {"SDR": 2.0, "DDR": 4.0, "QDR": 8.0, "FDR10": 10.0, "FDR": 13.64, "EDR": 25.0, "HDR": 50.0}
+_LANE_GBIT |= {"NDR": 100.0, "XDR": 200.0}
+"""Gb/s of data in one direction of one lane."""
+
+
+def read_topology(text: str, where: str) -> tuple[SwitchTree, float]:
+    """Return the tree of switches, and the bytes/s in one direction of the slowest host's link; `where` names the
+    file in messages. Raises InputError."""
+    hosts: dict[str, dict[str, float]] = {}  # host -> switch -> bytes/s
+    peers: dict[str, dict[str, float]] = {}  # switch -> switch -> bytes/s
+    switch = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > _LONGEST:
+            raise InputError(f"{where} line {number}", None, f"has more than {_LONGEST:,} characters")
+        record = _SWITCH.match(line)
+        if record:
+            switch = record[1]
+            peers.setdefault(switch, {})
+        elif re.match(r"^(Ca|Rt)\s", line) or not line.strip():
+            switch = ""  # a host's own record repeats its links
+        elif switch and line.startswith("["):
+            port = _PORT.match(line)
+            if port is None:
+                raise InputError(f"{where} line {number}", line.strip(), "is not a port of ibnetdiscover")
+            peer, description, lanes, speed = port.groups()
+            if speed not in _LANE_GBIT:
+                raise InputError(f"{where} line {number}", speed, "is not a speed of InfiniBand")
+            rate = int(lanes) * _LANE_GBIT[speed] * 1e9 / 8
+            if peer.startswith("S-"):
+                peers[switch][peer] = peers[switch].get(peer, 0.0) + rate
+            elif (
+                peer.startswith("H-") and description.strip() and not description.startswith("Mellanox Technologies")
+            ):
+                host = require_host_name(description.split()[0], f"{where} line {number}")
+                of = hosts.setdefault(host, {})
+                of[switch] = of.get(switch, 0.0) + rate
+    if not hosts:
+        raise InputError(where, None, "has no switch with hosts", "write it with: ibnetdiscover > FILE")
+    return _tree(hosts, peers), min(rate for of in hosts.values() for rate in of.values())
+
+
+def _tree(hosts: dict[str, dict[str, float]], peers: dict[str, dict[str, float]]) -> SwitchTree:
+    by_switches: dict[tuple[str, ...], list[str]] = {}
+    for host, of in hosts.items():
+        by_switches.setdefault(tuple(sorted(of)), []).append(host)
+    leaves = {f"leaf{i}": tuple(sorted(own)) for i, own in enumerate(by_switches.values())}
+    at_hosts = {switch for switches in by_switches for switch in switches}
+    spines = sorted({peer for switch in at_hosts for peer in peers.get(switch, {}) if peer not in at_hosts})
+    down = {s: sum(of.get(s, 0.0) for of in hosts.values()) for s in at_hosts}
+    up = {s: sum(peers.get(s, {}).values()) for s in at_hosts}
+    ratios = [down[s] / up[s] for s in at_hosts if up[s]]
+    above = {"spine": tuple(leaves)} if len(leaves) > 1 and (spines or any(up.values())) else {}
+    return SwitchTree(leaves, above, max(1.0, *ratios) if ratios else 1.0)

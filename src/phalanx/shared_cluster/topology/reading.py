@@ -1,0 +1,74 @@
+"""What `phalanx cluster read` does: tell what wrote a file of a cluster's topology, and describe that cluster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from phalanx.shared_cluster.topology import ibnetdiscover, nvidia_topo, slurm
+from phalanx.shared_cluster.topology.hostlist import compress
+from phalanx.shared_cluster.topology.nvidia_topo import GpuTopology
+from phalanx.spec.cluster.presets import preset
+from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.cluster.topology import SwitchTree, of_leaves
+from phalanx.spec.documents import read_text
+from phalanx.spec.errors import InputError
+
+
+def read_topology(path: Path, field: str = "FILE") -> SwitchTree | GpuTopology:
+    """Read a topology.conf, or the output of ibnetdiscover or `nvidia-smi topo -m`. Raises InputError about
+    `field`."""
+    text = read_text(path, field)
+    if re.search(r"^\s*(SwitchName|BlockName)\s*=", text, re.MULTILINE | re.IGNORECASE):
+        return slurm.read_topology(text, path.name)
+    if re.search(r'^Switch\s+\d+\s+"S-', text, re.MULTILINE):
+        return ibnetdiscover.read_topology(text, path.name)[0]
+    if re.search(r"^\s*GPU0\b", text, re.MULTILINE):
+        return nvidia_topo.read_matrix(text, path.name)
+    kinds = "a Slurm topology.conf, the output of ibnetdiscover, or that of nvidia-smi topo -m"
+    raise InputError(field, str(path), "is no topology that Phalanx reads", f"it reads {kinds}")
+
+
+def leaves_of(path: Path) -> dict[str, tuple[str, ...]]:
+    """Read the hosts of each leaf switch. Raises InputError."""
+    tree = read_topology(path, "--topology")
+    if not isinstance(tree, SwitchTree):
+        raise InputError("--topology", str(path), "nvidia-smi knows one host, and no switches")
+    return tree.leaves
+
+
+def described(
+    content: SwitchTree | GpuTopology,
+    like: str | None,
+    device: str | None,
+    nodes: int,
+    port_gbit: float | None,
+    name: str,
+) -> ClusterSpec:
+    """Return the cluster of a topology: of switches with nodes like those of the preset `like`, or of `nodes` hosts
+    with a matrix of `device`s. Raises InputError."""
+    if isinstance(content, GpuTopology):
+        if device is None:
+            raise InputError("--device", None, "is missing: the matrix does not say which GPUs", "e.g. --device H100")
+        return nvidia_topo.cluster(content, device, nodes, port_gbit, name)
+    if like is None:
+        raise InputError("--like", None, "is missing: switches do not say which nodes", "e.g. --like dgx-h100")
+    hosts, of = content.hosts, {host: i for i, own in enumerate(content.leaves.values()) for host in own}
+    return of_leaves(preset(like, len(hosts)), hosts, [of[host] for host in hosts], content.oversubscription)[0]
+
+
+def summary(content: SwitchTree | GpuTopology) -> Iterator[str]:
+    """Yield what a file says, in words."""
+    if isinstance(content, GpuTopology):
+        kinds = sorted({link for row in content.links for link in row} - {"X"})
+        yield f"a host of {len(content.links)} GPUs, which reach each other by {', '.join(kinds) or 'nothing'}"
+        yield f"{content.nics} NICs"
+        return
+    sizes = sorted(len(hosts) for hosts in content.leaves.values())
+    each = f"{sizes[0]} to {sizes[-1]} hosts" if sizes[0] < sizes[-1] else f"{sizes[0]} hosts each"
+    yield f"{sum(sizes)} hosts under {len(sizes)} leaf switches of {each}"
+    if content.oversubscription > 1:
+        yield f"{content.oversubscription:.2f} times as much to hosts as to other switches, at the fullest leaf"
+    for leaf, hosts in content.leaves.items():
+        yield f"{leaf}: {compress(hosts)}"

@@ -1,0 +1,111 @@
+"""Slurm: topology.conf of the tree and the block plugin, and host files for an arbitrary distribution of ranks.
+
+Grammar of topology.conf (slurm.schedmd.com/topology.conf.html): lines of Key=Value, keys in any case, # starts a
+comment, a backslash continues a line. SwitchName with Nodes or Switches (tree), BlockName with Nodes (block);
+LinkSpeed and BlockSizes change nothing here. Host lists as in hostlist.py.
+
+SLURM_HOSTFILE with `srun --distribution=arbitrary`: one host name a line, for rank 0, 1, ... (srun(1), -m arbitrary).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+
+from phalanx.shared_cluster.topology.hostlist import compress, expand, require_host_name
+from phalanx.spec.cluster.topology import SwitchTree
+from phalanx.spec.errors import InputError
+
+_KEYS = ("switchname", "nodes", "switches", "linkspeed", "blockname", "blocksizes")
+
+
+def read_topology(text: str, where: str) -> SwitchTree:
+    """Read a topology.conf; `where` names it in messages. Raises InputError with the line."""
+    leaves: dict[str, tuple[str, ...]] = {}
+    above: dict[str, tuple[str, ...]] = {}
+    lines = text.replace("\\\n", " ").splitlines()
+    for number, line in enumerate(lines, 1):
+        fields = _fields(line.partition("#")[0], f"{where} line {number}")
+        name = fields.get("switchname") or fields.get("blockname")
+        if not name:
+            if set(fields) - {"blocksizes"}:
+                raise InputError(f"{where} line {number}", line.strip(), "names no switch", "write SwitchName=...")
+            continue
+        if name in leaves or name in above:
+            raise InputError(f"{where} line {number}", name, "is named twice")
+        if bool(fields.get("nodes")) == bool(fields.get("switches")):
+            raise InputError(f"{where} line {number}", name, "needs Nodes or Switches")
+        if "nodes" in fields:
+            leaves[name] = tuple(expand(fields["nodes"], f"{where} line {number}"))
+        else:
+            above[name] = tuple(expand(fields["switches"], f"{where} line {number}"))
+    return checked(SwitchTree(leaves, above), where)
+
+
+def _fields(line: str, where: str) -> dict[str, str]:
+    fields = {}
+    for word in line.split():
+        key, equals, value = word.partition("=")
+        if not equals or key.lower() not in _KEYS:
+            raise InputError(where, word, "is not a field of topology.conf", "e.g. SwitchName=s0 Nodes=node[0-15]")
+        fields[key.lower()] = value
+    return fields
+
+
+def checked(tree: SwitchTree, where: str) -> SwitchTree:
+    """Return a tree of which every host is under one leaf and every switch exists. Raises InputError."""
+    if not tree.leaves:
+        raise InputError(where, None, "has no switch with nodes")
+    seen: dict[str, str] = {}
+    for leaf, hosts in tree.leaves.items():
+        for host in hosts:
+            if host in seen:
+                raise InputError(where, host, f"is under {seen[host]} and {leaf}", "give every node one leaf")
+            seen[host] = leaf
+    for switch, below in tree.above.items():
+        for child in below:
+            if child not in tree.leaves and child not in tree.above:
+                raise InputError(where, child, f"is below {switch}, but is no switch of this file")
+    return tree
+
+
+def write_topology(tree: SwitchTree) -> str:
+    """Write a topology.conf of the tree plugin. Names are those that Slurm takes: letters, digits, `_`, `-`, `.`."""
+    lines = [f"SwitchName={_name(leaf)} Nodes={compress(hosts)}" for leaf, hosts in tree.leaves.items()]
+    above = tree.above or ({"spine": tuple(tree.leaves)} if len(tree.leaves) > 1 else {})
+    lines += [f"SwitchName={_name(name)} Switches={compress(map(_name, below))}" for name, below in above.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _name(name: str) -> str:
+    return re.sub(r"[^\w.-]", "_", name)
+
+
+def host_file(hosts: Sequence[str]) -> str:
+    """Write a SLURM_HOSTFILE: the host of each rank in order."""
+    return "".join(f"{host}\n" for host in hosts)
+
+
+def launch(hosts: Sequence[str], gpus: Sequence[int], switches: int, host_file_name: str) -> str:
+    """Write a batch script that starts each rank on its host and GPU.
+
+    `hosts`, `gpus`: of each rank; `switches`: leaf switches that the ranks are under. Raises InputError for a name
+    that no host has.
+    """
+    names = [require_host_name(name, "hosts") for name in dict.fromkeys(hosts)]
+    return f"""#!/bin/bash
+#SBATCH --nodes={len(names)}
+#SBATCH --nodelist={compress(sorted(names))}
+#SBATCH --ntasks={len(hosts)}
+#SBATCH --switches={switches}
+# Rank r runs on line r of the host file; the distribution of tasks is ours, not Slurm's.
+export SLURM_HOSTFILE="$PWD/{host_file_name}"
+GPUS=({" ".join(map(str, gpus))})
+export MASTER_ADDR={shlex.quote(hosts[0])} MASTER_PORT=29500 WORLD_SIZE={len(hosts)}
+export GPUS_OF_RANKS="${{GPUS[*]}}"
+srun --distribution=arbitrary bash -c '
+  gpus=($GPUS_OF_RANKS)
+  export RANK=$SLURM_PROCID LOCAL_RANK=0 CUDA_VISIBLE_DEVICES=${{gpus[$SLURM_PROCID]}}
+  exec "$@"' bash "$@"
+"""

@@ -1,0 +1,1 @@
+"""Measured costs of placements, compared with the predicted ones."""

@@ -1,1 +1,0 @@
-"""Event engines: what happens over time where a formula does not reach."""

@@ -1,0 +1,1 @@
+"""Published trainings, rules of thumb and criteria, compared with what a search chooses."""

@@ -1,0 +1,1 @@
+"""The commands `phalanx cases`, `draw` and `quiz`."""

@@ -1,0 +1,219 @@
+"""Pictures of data parallelism: a step with its buckets, FSDP's gathers and frees, prefetching, HSDP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from phalanx.cost.analytic.chips import system_of
+from phalanx.cost.collectives.nccl_model import collective_s
+from phalanx.cost.step.expand import expand
+from phalanx.cost.step.streams import Timed, exposed, gathered_bytes, timed
+from phalanx.planning.placement import axis_groups, in_order
+from phalanx.planning.question import cluster_named, model_named, require_counts
+from phalanx.report.pictures.figure import (
+    Arrow,
+    Axis,
+    Block,
+    Box,
+    Diagram,
+    Label,
+    Lane,
+    Lines,
+    Picture,
+    Series,
+    Timeline,
+)
+from phalanx.schedule.event import Event
+from phalanx.schedule.layout import Layout
+from phalanx.spec.cluster.spec import GIB, ClusterSpec
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import make_strategy
+from phalanx.spec.job import Job, Precision
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
+
+_BLOCKS = 4
+"""Blocks of the model that is drawn: more would be too small to see."""
+_COMPUTE = {"forward": "forward", "backward": "backward", "optimizer": "optimizer"}
+_SENT = {
+    "all_gather": "all-gather of parameters",
+    "reduce_scatter": "reduce-scatter of gradients",
+    "all_reduce": "all-reduce of gradients",
+}
+_PALETTE = tuple(
+    (name, name[0] if name != _SENT["all_reduce"] else "r") for name in (*_COMPUTE.values(), *_SENT.values())
+)
+
+
+def data_parallel_step(
+    model: str = "llama3-8b", cluster: str = "dgx-h100", gpus: int = 16, seq: int = 2048
+) -> Picture:
+    """Draw the step of DDP: buckets travel while the backward pass goes on."""
+    ways = (("400", "buckets of 400 MiB: reduced as they fill"), ("100000", "one bucket: reduced at the end"))
+    steps = [_step(model, cluster, gpus, seq, f"dp={gpus},zero=0,bucket={bucket}")[0] for bucket, _ in ways]
+    end = max(t.end for of in steps for t in of)
+    waits = [exposed(of) for of in steps]
+    heads = [f"{what}; waits {wait * 1e3:.3g} ms" for (_, what), wait in zip(ways, waits, strict=True)]
+    panels = [_timeline(of, head, end) for of, head in zip(steps, heads, strict=True)]
+    return Picture(
+        f"A data-parallel step: {_of(model)} on {gpus} GPUs of {cluster}, one sequence of {seq:,} tokens each",
+        tuple(panels),
+        _source(f"dp={gpus},zero=0"),
+        f"Buckets hide {(1 - waits[0] / waits[1]):.0%} of what one bucket exposes: all of them but the last travel "
+        "while earlier blocks still compute their gradients.",
+    )
+
+
+def fsdp(model: str = "llama3-8b", cluster: str = "dgx-h100", gpus: int = 16, seq: int = 4096) -> Picture:
+    """Draw FSDP's (ZeRO-3's) step: units gathered, computed and freed, and the gathered bytes."""
+    line = f"dp={gpus},zero=3,prefetch=1"
+    of, layout = _step(model, cluster, gpus, seq, line)
+    ddp, _ = _step(model, cluster, gpus, seq, f"dp={gpus},zero=0")
+    points = [(at * 1e3, held / GIB) for at, held in gathered_bytes(of)]
+    whole = 2 * layout.model.parameter_count / GIB
+    curve = Lines(
+        Axis("time, ms", low=0, high=max(t.end for t in of) * 1e3),
+        Axis("GiB of gathered parameters on a rank", "GB", low=0),
+        (
+            Series("gathered", points, stairs=True),
+            Series(f"all parameters: {whole:.3g} GiB", [(0, whole), (points[-1][0], whole)], dashed=True),
+        ),
+        head="Parameters are whole only from their gather until their pass ends",
+        height=160,
+    )
+    return Picture(
+        f"FSDP gathers and frees: {_of(model)} on {gpus} GPUs of {cluster}, {seq:,} tokens each",
+        (_timeline(of, f"one step, {line}; waits {exposed(of) * 1e3:.3g} ms"), curve),
+        _source(line),
+        "Each unit is gathered twice, for the forward and for the backward pass, and its gradients leave as a "
+        f"reduce-scatter: {_sent(of) / _sent(ddp):.3g} times what DDP sends here, where the head stays whole between "
+        "its passes, and towards 1.5 the more blocks there are.",
+    )
+
+
+def prefetch(model: str = "llama3-8b", cluster: str = "dgx-h100", gpus: int = 16, seq: int = 4096) -> Picture:
+    """Draw FSDP with and without gathering a unit ahead."""
+    steps = [_step(model, cluster, gpus, seq, f"dp={gpus},zero=3,prefetch={n}")[0] for n in (0, 1)]
+    ends, waits = [max(t.end for t in of) for of in steps], [exposed(of) for of in steps]
+    panels = [
+        _timeline(of, f"prefetch={n}: {end * 1e3:.4g} ms, of which {wait * 1e3:.3g} ms wait", max(ends))
+        for n, (of, end, wait) in enumerate(zip(steps, ends, waits, strict=True))
+    ]
+    return Picture(
+        f"Prefetching: {_of(model)}, ZeRO-3 on {gpus} GPUs of {cluster}, {seq:,} tokens each",
+        tuple(panels),
+        _source(f"dp={gpus},zero=3,prefetch=0|1"),
+        f"With a gather issued one unit ahead, {1 - waits[1] / waits[0]:.0%} of the waiting goes; the price is a "
+        "second unit's parameters in memory.",
+    )
+
+
+def hsdp(cluster: str = "dgx-h100", gpus: int = 32) -> Picture:
+    """Draw HSDP: shards inside nodes, replicas across them, and what travels over each."""
+    node = cluster_named(cluster)(1).ranks_per_node
+    require_counts(("--gpus", gpus))
+    if gpus % node or not 2 <= gpus // node <= 4 or node > 8:
+        raise InputError(
+            "--gpus", gpus, f"is not 2 to 4 nodes of {node}", f"use {2 * node}, of nodes of 8 GPUs at most"
+        )
+    s = _strategy(f"dp={gpus},zero=3,shard={node}")
+    placed = in_order(s, cluster_named(cluster)(gpus))
+    groups = {g.axis: g for g in axis_groups(placed)}
+    shards, copies = placed.mesh.groups("dp_shard"), placed.mesh.groups("dp_replicate")
+    items: list[Box | Arrow | Label] = []
+    for i, ranks in enumerate(shards.tolist()):
+        y = 5 * i
+        items.append(Box(0, y, 79, 5))
+        items.append(Label(2, y + 2, f"node {i}"))
+        for j, rank in enumerate(ranks):
+            items.append(Box(11 + 8 * j, y + 1, 8, 3, (f"{rank}: s{j}",), j % 8))
+    lowest = 5 * len(shards) + 1
+    items.append(
+        Label(
+            0,
+            lowest,
+            f"dp_shard: {groups['dp_shard'].groups} groups of {node}, over {groups['dp_shard'].tier}: "
+            "all-gather, reduce-scatter",
+        )
+    )
+    items.append(
+        Label(
+            0,
+            lowest + 1,
+            f"dp_replicate: {groups['dp_replicate'].groups} groups of {len(shards)}, over "
+            f"{groups['dp_replicate'].tier}: all-reduce of a shard",
+        )
+    )
+    items.append(Label(0, lowest + 2, f"such as ranks {', '.join(map(str, copies[0].tolist()))}: all hold shard s0"))
+    return Picture(
+        f"HSDP on {gpus} GPUs of {cluster}: shards inside a node, copies of a shard across nodes",
+        (Diagram(tuple(items)),),
+        f"`phalanx mesh --strategy {s} --cluster {cluster}`",
+        f"Across nodes a rank sends gradients of its shard alone: 1/{node} of them, where ZeRO-3 over all ranks "
+        "gathers all parameters across.",
+    )
+
+
+def _strategy(line: str) -> Strategy:
+    s = make_strategy(line)
+    assert s is not None
+    return s
+
+
+def _of(model: str) -> str:
+    return f"{_BLOCKS} blocks of {model}"
+
+
+def _source(line: str) -> str:
+    return (
+        f"the StepProgram of {line} that `phalanx verify` compares with the real step, timed with the rates that "
+        "`phalanx predict` uses, on two streams"
+    )
+
+
+def _step(model: str, cluster: str, gpus: int, seq: int, line: str) -> tuple[list[Timed], Layout]:
+    """Return the events of a step with their times. Raises InputError."""
+    require_counts(("--gpus", gpus), ("--seq", seq))
+    if gpus < 2:
+        raise InputError("--gpus", gpus, "sends nothing", "use 2 or more")
+    spec, _ = model_named(model)
+    if spec.experts is not None:
+        raise InputError("--model", model, "has experts, which this picture leaves out", "name a dense model")
+    small: ModelSpec = replace(spec, layers=min(_BLOCKS, spec.layers), window_layers=None)
+    layout = Layout(small, Job(gpus, seq, Precision("bfloat16", reduce="bfloat16")), _strategy(line))
+    there = cluster_named(cluster)(gpus)
+    return timed(expand(layout.stage_view()).events, _seconds(there)), layout
+
+
+def _seconds(cluster: ClusterSpec) -> Callable[[Event], float]:
+    """Return how long an event takes: products at the rate that kernels reach, NCCL's collectives."""
+    system = system_of(cluster)
+    rate = float(system.peak_bf16) * float(system.gemm)
+
+    def seconds(event: Event) -> float:
+        if event.kind == "compute":
+            return event.flops / rate
+        return float(collective_s(event.op, float(event.bytes), event.group_size, 1, system))
+
+    return seconds
+
+
+def _sent(of: Sequence[Timed]) -> float:
+    """Return what a rank sends of parameters and gradients, in buffers: an all-reduce sends twice, there and back."""
+    events = [t.event for t in of if t.event.kind == "collective" and t.event.unit != "metrics"]
+    return float(sum(e.bytes * (2 if e.op == "all_reduce" else 1) for e in events))
+
+
+def _timeline(of: Sequence[Timed], head: str, end: float | None = None) -> Timeline:
+    compute, link = [], []
+    for t in of:
+        if t.end <= t.start or t.event.unit == "metrics":
+            continue
+        name = t.event.unit.removeprefix("blocks.").removeprefix("bucket.")
+        if t.event.kind == "compute":
+            compute.append(Block(t.start * 1e3, t.end * 1e3, name, _COMPUTE[t.event.op]))
+        else:
+            link.append(Block(t.start * 1e3, t.end * 1e3, name, _SENT[t.event.op]))
+    lanes = (Lane("compute", compute), Lane("links", link))
+    return Timeline("time, ms", lanes, head, None if end is None else end * 1e3, _PALETTE)

@@ -1,0 +1,105 @@
+"""Every picture by name: what it shows, the function that draws it, and the command whose own `--plot` it is."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.report.gallery import collectives, hardware, memory, pipelines, scaling
+from phalanx.report.pictures.figure import Picture
+from phalanx.spec.errors import InputError, nearest
+from phalanx.textbook.gallery import choosing, compression, data_parallel, experts, growth, layers
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A picture that `phalanx draw` knows. The function's parameters are the options that it takes."""
+
+    what: str
+    draw: Callable[..., Picture]
+    instead: str = ""
+    """The command that draws the same of the user's own question, without `phalanx`."""
+
+
+PICTURES: dict[str, Entry] = {
+    "roofline": Entry(
+        "Roofs of four chips with their ridges", hardware.compute_roofline, "roofline PLAN.json --plot FILE"
+    ),
+    "comm-roofline": Entry("FLOP/s over FLOP per byte sent, a roof for each tier", hardware.comm_roofline),
+    "staircase": Entry("Bandwidth over the size of a group, tier by tier", hardware.staircase),
+    "memory-hierarchy": Entry("Levels of memory: what they hold, what is reached", hardware.memory_hierarchy),
+    "bandwidths": Entry("Memory and links of all presets as bars", hardware.bandwidths, "clusters --plot FILE"),
+    "switches": Entry("Levels of switches: fat tree, NVSwitch", hardware.switch_levels, "clusters NAME --plot FILE"),
+    "hierarchy": Entry("A cluster as levels inside levels", hardware.hierarchy),
+    "parameter-bytes": Entry("The bytes of a parameter, and what ZeRO leaves", memory.parameter_bytes),
+    "memory-wall": Entry("Memory over parameters, with lines for cards", memory.memory_wall),
+    "activations": Entry(
+        "Activations over tp, sp and recomputation", memory.activations, "memory --model M --plot FILE"
+    ),
+    **{
+        f"{name}-all-reduce": Entry(
+            f"All-reduce by {collectives.SAID.get(name, name)}, round by round",
+            draw,
+            f"collectives show {name} --plot FILE",
+        )
+        for name, draw in collectives.ALL_REDUCES.items()
+    },
+    "message-cost": Entry("Cost over message size, with n* of all presets", collectives.message_cost),
+    "algorithms": Entry("Algorithms over size", collectives.algorithms, "collectives table --plot FILE"),
+    "root-bottleneck": Entry("A root as bottleneck, against a ring", collectives.root_bottleneck),
+    "collectives-family": Entry("How collectives are made of each other", collectives.family),
+    "data-parallel-step": Entry("Buckets reduced beside the backward pass", data_parallel.data_parallel_step),
+    "fsdp": Entry("FSDP gathers and frees, unit by unit", data_parallel.fsdp),
+    "prefetch": Entry("A gather ahead, and none", data_parallel.prefetch),
+    "hsdp": Entry(
+        "Shards inside nodes, copies across", data_parallel.hsdp, "mesh --strategy LINE --cluster C --plot FILE"
+    ),
+    "compression": Entry(
+        "What compressed gradients save, over ranks", compression.compression, "comm --params N --top-k S"
+    ),
+    "partition": Entry("Matrices cut by columns and rows, MLP, attention", layers.partition),
+    "sequence-parallel": Entry("What sp cuts by tokens, between which collectives", layers.sequence_parallel),
+    "tp-efficiency": Entry("Efficiency of tp over its degree, on each link", layers.tp_efficiency),
+    "routing": Entry("Tokens to experts: chosen, taken, dropped", experts.routing, "experts show RUN --plot FILE"),
+    "moe-layer": Entry("Dispatch and combine of a whole layer of experts", experts.moe_layer),
+    "pipelines": Entry("Pipeline schedules over time", pipelines.gallery, "pipeline show 1f1b --plot FILE"),
+    "decision-tree": Entry("The tree of decisions, a job's path marked", choosing.tree, "cases --tree --plot FILE"),
+    "scaling": Entry("Scaling, and what each cause takes away", scaling.scaling, "scaling --model M ... --plot FILE"),
+    "fragmentation": Entry(
+        "The same job on whole nodes and on pieces",
+        choosing.fragmentation,
+        "place PLAN.json --free FREE.json --plot FILE",
+    ),
+    "growth": Entry("Sizes of models over the years; L(N)", growth.growth),
+    "stack": Entry("From hardware to framework", choosing.stack),
+}
+
+
+def options_of(name: str) -> list[str]:
+    """Return the options that a picture takes."""
+    return [
+        f"--{key.replace('_', '-')}" for key in inspect.signature(PICTURES[name].draw).parameters if key in OPTIONS
+    ]
+
+
+OPTIONS = ("model", "cluster", "gpus", "batch", "seq", "ranks", "params")
+"""What `phalanx draw` passes on."""
+_MOST = {"seq": 999_999, "ranks": 10**7, "gpus": 10**7, "batch": 10**9}
+"""What is drawn at most."""
+
+
+def picture(name: str, given: Mapping[str, Any] | None = None) -> Picture:
+    """Draw a picture by name. Raises InputError for an unknown one, or for an option that it does not take."""
+    if name not in PICTURES:
+        raise InputError("picture", name, "is not known", nearest(name, PICTURES))
+    takes = options_of(name)
+    for key in given or {}:
+        if f"--{key}" not in takes:
+            reason = f"is nothing that {name} depends on"
+            raise InputError(f"--{key}", (given or {})[key], reason, f"it takes {', '.join(takes) or 'no options'}")
+    for key, most in _MOST.items():
+        if (given or {}).get(key, 0) > most:
+            raise InputError(f"--{key}", (given or {})[key], "is too much to draw", f"use at most {most:,}")
+    return PICTURES[name].draw(**(given or {}))

@@ -1,0 +1,166 @@
+"""The price of a serving step: what it reads, how its parts grow, and published facts about models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from phalanx.serving.cost.engines import engine, release_of
+from phalanx.serving.cost.shape import Shape, shape_of
+from phalanx.serving.cost.steady_state import Load, aggregated, disaggregated, slots
+from phalanx.serving.cost.step import Batch, ChipRates, Split, all_reduce_s, cache_per_gpu, step_parts, weight_bytes
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import make_model
+from phalanx.spec.model.served import SERVED, served, served_of
+from phalanx.spec.model.spec import parameters
+
+H200 = ChipRates(4.8e12, 989e12, 1979e12, 1979e12, 450e9, 50e9, 8)
+BF16 = replace(H200, weights=H200.half, experts=H200.half)
+GQA, MOE, MLA = (
+    shape_of(SERVED[n]) for n in ("meta-llama/Llama-3.1-70B", "openai/gpt-oss-120b", "deepseek-ai/DeepSeek-V3")
+)
+
+
+def one(**fields: float) -> Split:
+    return Split(**({"tp": 1, "attention_dp": 1, "pp": 1, "moe_tp": 1, "moe_ep": 1} | _TYPES | fields))
+
+
+_TYPES = {"weight_bytes": 1.0, "expert_bytes": 1.0, "cache_bytes": 2.0}
+
+
+def decode(m: Shape, x: Split, sequences: float, each: float) -> dict[str, float]:
+    return step_parts(m, x, H200, engine("vllm"), Batch(0.0, 0.0, 0.0, sequences, sequences * each))
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("meta-llama/Llama-3.1-8B", 8.03),
+        ("Qwen/Qwen3-32B", 32.8),
+        ("deepseek-ai/DeepSeek-V3", 671),
+        ("MiniMaxAI/MiniMax-M2.5", 229),
+        ("Qwen/Qwen3.5-397B-A17B", 397),
+        ("zai-org/GLM-5", 744),
+        ("moonshotai/Kimi-K2.5", 1026),
+        ("openai/gpt-oss-120b", 117),
+        ("Qwen/Qwen3-235B-A22B", 235),
+    ],
+)
+def test_parameters_are_those_that_models_are_known_by(name: str, billions: float) -> None:
+    assert SERVED[name].parameters / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+@pytest.mark.parametrize("name", ["llama3-70b", "qwen3-32b", "deepseek-v3", "mixtral-8x7b", "gpt2-xl"])
+def test_a_model_that_runs_has_the_same_elements_when_it_is_served(name: str) -> None:
+    model, _ = make_model({"preset": name}, Path())
+    whole = sum(p.numel for p in parameters(model))
+    assert served_of(model).parameters == pytest.approx(whole, rel=0.002)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("nvidia/DeepSeek-R1-0528-FP4", "deepseek-ai/DeepSeek-R1"),
+        ("DeepSeek-V3/R1-671B", "deepseek-ai/DeepSeek-R1"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "meta-llama/Llama-3.1-70B"),
+        ("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "Qwen/Qwen3-235B-A22B"),
+        ("zhipuai/GLM-5", "zai-org/GLM-5"),
+    ],
+)
+def test_names_say_how_a_model_was_tuned_and_quantised(written: str, meant: str) -> None:
+    assert served(written) == SERVED[meant]
+
+
+def test_an_unknown_model_or_engine_is_refused_with_the_nearest() -> None:
+    with pytest.raises(InputError, match="did you mean"):
+        served("Qwen/Qwen3-33B")
+    with pytest.raises(InputError, match="did you mean vllm"):
+        engine("vlm")
+    assert release_of("trtllm", "1.0.0rc3") == "trtllm 1.0"
+    assert release_of("trtllm", "1.2.0rc6") == "trtllm"
+
+
+def test_a_small_batch_reads_the_weights_once() -> None:
+    """Llama 3.1 70B in 8 bits on one H200: no step is shorter than reading 69 GB, and most of it is that."""
+    parts = decode(GQA, one(), 1, 100)
+    least = (GQA.attention + GQA.mlp) / H200.memory_bytes_per_s
+    assert least < parts["projections"] + parts["mlp"] < 1.5 * least
+
+
+def test_tensor_parallelism_splits_heads_but_not_latents() -> None:
+    assert cache_per_gpu(GQA, one(tp=8)) == 2 * 8 * 128 * 2 / 8
+    assert cache_per_gpu(GQA, one(tp=16)) == cache_per_gpu(GQA, one(tp=8))
+    assert cache_per_gpu(MLA, one(tp=8)) == (512 + 64) * 2
+    assert weight_bytes(GQA, one(tp=8)) == pytest.approx(weight_bytes(GQA, one()) / 8)
+
+
+def test_the_cache_is_read_in_proportion_to_the_context_and_windows_cut_it() -> None:
+    assert decode(GQA, one(), 8, 8000)["cache"] == pytest.approx(8 * decode(GQA, one(), 8, 1000)["cache"])
+    whole = decode(replace(MOE, window_layers=0), one(), 8, 8000)["cache"]
+    assert decode(MOE, one(), 8, 8000)["cache"] == pytest.approx(whole * (0.5 + 0.5 * 128 / 8000))
+
+
+def test_few_tokens_reach_few_experts() -> None:
+    few, many, more = (decode(MOE, one(), n, 1)["experts"] for n in (1, 64, 512))
+    assert few < many / 5
+    assert more < 1.8 * many  # all are read by then
+
+
+def test_all_reduces_grow_with_ranks_and_are_dear_across_the_network() -> None:
+    inside, across = (float(decode(GQA, one(tp=n), 4, 100)["collectives"]) for n in (8, 16))
+    assert decode(GQA, one(), 4, 100)["collectives"] == 0
+    assert across > 3 * inside > 0
+
+
+def test_columns_are_priced_as_single_steps_are() -> None:
+    batch = Batch(
+        np.array([0.0, 512.0]), np.array([0.0, 131328.0]), np.array([0.0, 1.0]), np.full(2, 8.0), np.full(2, 8e3)
+    )
+    both = sum(step_parts(GQA, one(tp=4), H200, engine("sglang"), batch).values())
+    alone = [
+        sum(step_parts(GQA, one(tp=4), H200, engine("sglang"), Batch(t, p, min(t, 1.0), 8.0, 8e3)).values())
+        for t, p in ((0.0, 0.0), (512.0, 131328.0))
+    ]
+    assert both == pytest.approx(alone)
+
+
+LOAD = Load(32.0, 1024.0, 512.0, 143771 * 2**20, 0.0, 0.0, 8192.0, 1.0)
+
+
+def test_prompts_delay_tokens_and_a_full_cache_delays_prompts() -> None:
+    price = engine("vllm")
+    tpot, ttft = aggregated(GQA, one(tp=4), H200, price, LOAD)
+    longer, _ = aggregated(GQA, one(tp=4), H200, price, replace(LOAD, output=4096.0))
+    assert longer < tpot < ttft
+    fit = float(slots(GQA, one(tp=1), LOAD))
+    _, queued = aggregated(GQA, one(tp=1), H200, price, replace(LOAD, concurrency=2 * fit))
+    token, free = aggregated(GQA, one(tp=1), H200, price, replace(LOAD, concurrency=fit))
+    assert queued - free > 0.8 * LOAD.output * token
+
+
+def test_workers_apart_keep_prompts_from_delaying_tokens() -> None:
+    price, x = engine("sglang"), one(tp=4)
+    alone, _ = disaggregated(GQA, (x, 1.0), (x, 1.0), H200, price, LOAD)
+    mixed, _ = aggregated(GQA, x, H200, price, LOAD)
+    assert alone < mixed
+    _, one_worker = disaggregated(GQA, (x, 1.0), (x, 1.0), H200, price, replace(LOAD, concurrency=512.0))
+    _, four = disaggregated(GQA, (x, 4.0), (x, 1.0), H200, price, replace(LOAD, concurrency=512.0))
+    assert four < 0.6 * one_worker
+
+
+@pytest.mark.parametrize(
+    ("link", "ranks", "size", "measured"),
+    [
+        (32e9, 2, 8 << 20, 429e-6),
+        (32e9, 8, 64 << 20, 53e-3),
+        (64e9, 2, 64 << 20, 1.84e-3),
+        (64e9, 8, 64 << 20, 4.93e-3),
+    ],
+)
+def test_all_reduces_over_a_bus_take_what_nccl_tests_say(link: float, ranks: int, size: int, measured: float) -> None:
+    """L40S and RTX PRO 6000: NCCL's better time of the published points."""
+    bus = replace(H200, link_bytes_per_s=link)
+    assert float(all_reduce_s(bus, engine("vllm"), ranks, size)) == pytest.approx(measured, rel=0.15)

@@ -1,0 +1,132 @@
+"""Launch lines of serving engines: accepted by the arguments that each engine publishes, on drawn plans."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.sizes import examples
+
+from phalanx.planning.question import model_named
+from phalanx.serving import plan_file as serving
+from phalanx.serving.answer import launch, manifest
+from phalanx.serving.launch.arguments import published, refused
+from phalanx.serving.launch.launch import places
+from phalanx.serving.plan_file import Limits, Load, ServingPlan, Workers
+from phalanx.spec.errors import InputError
+
+_DENSE, _EXPERTS = (model_named(name)[0] for name in ("llama3-70b", "deepseek-v3"))
+
+
+def _drawn(draw: np.random.Generator) -> ServingPlan:
+    def workers(role: str) -> Workers:
+        tp, pp = int(draw.choice((1, 2, 4, 8))), int(draw.choice((1, 1, 2)))
+        dp = int(draw.choice((1, 8 // tp))) if experts and engine != "trtllm" else 1
+        ep = tp * dp if experts and draw.random() < 0.5 else 1
+        slots = int(draw.integers(1, 300))
+        return Workers(role, int(draw.integers(1, 3)), tp, pp, dp, tp * dp // ep, ep, slots, 8192, 100_000)  # type: ignore[arg-type]
+
+    experts = bool(draw.random() < 0.5)
+    engine = str(draw.choice(("vllm", "sglang", "trtllm")))
+    groups = (workers("both"),) if draw.random() < 0.5 else (workers("prefill"), workers("decode"))
+    return ServingPlan(
+        model_name="deepseek-v3" if experts else "llama3-70b",
+        model=_EXPERTS if experts else _DENSE,
+        cluster="dgx-h100",
+        node_gpus=8,
+        gpus=sum(w.count * w.gpus for w in groups),
+        engine=engine,  # type: ignore[arg-type]
+        weights=str(draw.choice(("bf16", "fp8", "int4", "nvfp4"))),  # type: ignore[arg-type]
+        cache=str(draw.choice(("bf16", "fp8"))),  # type: ignore[arg-type]
+        page_tokens=16,
+        longest=4500,
+        draft_tokens=int(draw.choice((0, 3))),
+        adapters=int(draw.choice((0, 4))),
+        workers=groups,
+        load=Load(4000, 500, 64, 0.0, "", float(draw.choice((0.0, 0.5)))),
+        limits=Limits(1.0, None, 90),
+        prediction={"tokens_per_s": 1.0},
+    )
+
+
+@examples(60, 2000)
+def test_every_line_is_of_published_arguments(examples: int, tmp_path: Path) -> None:
+    draw = np.random.default_rng(3)
+    for _ in range(examples):
+        plan = _drawn(draw)
+        made = launch(plan)  # raises for an option that the engine does not have
+        for command in made.commands:
+            if command.checked_by:
+                assert refused(command.checked_by, [*command.options, "--no-such-option"])
+                named = {i for i, word in enumerate(command.options) if word.startswith("--")}
+                value = next(i + 1 for i in sorted(named) if i + 1 not in named)
+                assert refused(command.checked_by, [w for i, w in enumerate(command.options) if i != value])
+        at = [(p.node, gpu) for p in places(plan) for gpu in p.gpus]
+        assert len(at) == len(set(at))  # no GPU twice
+        text = manifest(plan)
+        assert text.count("nvidia.com/gpu") == len(plan.workers)
+        serving.write(plan, tmp_path / "serving.json")
+        assert serving.read(tmp_path / "serving.json") == plan
+
+
+def test_degrees_stand_in_the_lines_as_each_engine_counts_them() -> None:
+    groups = (Workers("both", 1, 1, 1, 8, 1, 8, 256, 8192, 10**6),)
+    draw = np.random.default_rng(0)
+    plan = _drawn(draw)
+    from dataclasses import replace
+
+    plan = replace(plan, model=_EXPERTS, model_name="deepseek-v3", workers=groups, gpus=8, weights="fp8", adapters=0)
+
+    def words(engine: str) -> dict[str, str]:
+        options = launch(replace(plan, engine=engine)).commands[0].options  # type: ignore[arg-type]
+        return {w: options[i + 1] if i + 1 < len(options) else "" for i, w in enumerate(options) if w[:2] == "--"}
+
+    vllm, sglang, trtllm = map(words, ("vllm", "sglang", "trtllm"))
+    assert (vllm["--tensor-parallel-size"], vllm["--data-parallel-size"]) == ("1", "8")
+    assert "--enable-expert-parallel" in vllm
+    assert vllm["--max-num-seqs"] == "32"  # of one of eight engine cores
+    assert (sglang["--tp-size"], sglang["--dp-size"], sglang["--ep-size"]) == ("8", "8", "8")
+    assert (trtllm["--tp_size"], trtllm["--ep_size"]) == ("8", "8")
+    assert "enable_attention_dp: true" in launch(replace(plan, engine="trtllm")).files["both.yaml"]
+    assert "--quantization" not in vllm  # DeepSeek-V3 is published in fp8
+
+
+def test_what_an_engine_cannot_do_is_one_line() -> None:
+    from dataclasses import replace
+
+    plan = _drawn(np.random.default_rng(1))
+    groups = (Workers("both", 1, 2, 1, 4, 8, 1, 64, 8192, 10**6),)
+    plan = replace(plan, model=_EXPERTS, model_name="deepseek-v3", workers=groups, gpus=8, engine="trtllm")
+    with pytest.raises(InputError, match="attends apart on every rank"):
+        launch(plan)
+    split = (replace(groups[0], moe_tp=4, moe_ep=2),)
+    with pytest.raises(InputError, match="splits experts over all ranks or not at all"):
+        launch(replace(plan, workers=split, engine="vllm"))
+
+
+def test_a_serving_plan_is_read_strictly(tmp_path: Path) -> None:
+    file = tmp_path / "serving.json"
+    serving.write(_drawn(np.random.default_rng(2)), file)
+    good = json.loads(file.read_text())
+    for change, message in (
+        ({"version": 2}, "has version 2; this Phalanx reads version 1"),
+        ({"kind": "plan"}, "is not a serving.json"),
+        ({"enginee": 1}, "serving.enginee: no such field"),
+        ({"gpus": 3}, "gpus = 3: the workers have"),
+        ({"engine": "orca"}, "serving.engine"),
+        ({"load": good["load"] | {"reuse": 2.0}}, "load.reuse"),
+    ):
+        file.write_text(json.dumps(good | change))
+        with pytest.raises(InputError, match=message):
+            serving.read(file)
+
+
+def test_the_published_lists_hold_what_they_say() -> None:
+    for name in ("vllm", "sglang", "trtllm", "dynamo.vllm", "dynamo.sglang", "dynamo.trtllm"):
+        row = published(name)
+        assert row.version
+        assert not row.flags & row.values
+        assert len(row.flags | row.values) > 35
+        assert set(row.choices) <= row.values

@@ -1,0 +1,302 @@
+"""Files of schedulers and fabrics, held against their published grammars and schemas, and the commands around
+them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from support.in_process_cli import phalanx
+from support.openapi import violations
+
+from phalanx.frameworks.launchers.kubernetes import documents
+from phalanx.shared_cluster.placement import kueue, torchrun
+from phalanx.shared_cluster.topology import ibnetdiscover, nvidia_topo, slurm
+from phalanx.spec.cluster.presets import preset
+from phalanx.spec.cluster.topology import SwitchTree
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.cluster_toml import cluster_from_toml
+
+_SCHEMAS = json.loads((Path(__file__).parent / "kueue_schemas.json").read_text())
+# topology.conf(5), "EXAMPLE".
+_MANUAL = """
+##################################################################
+# Slurm's network topology configuration file for use with the
+# topology/tree plugin
+##################################################################
+SwitchName=s0 Nodes=dev[0-5]
+SwitchName=s1 Nodes=dev[6-11]
+switchname=s2 nodes=dev[12-17] LinkSpeed=1000
+SwitchName=s3 Switches=s[0-2]
+"""
+# ibnetdiscover(8), the example of its topology file, with the hosts' names of today and a rail each.
+_FABRIC = """
+# Topology file: generated on Tue Jun  5 14:15:10 2007
+vendid=0x8f1
+switchguid=0x5442ba00003080(5442ba00003080)
+Switch  24 "S-005442ba00003080"         # "ISR9024 Voltaire" base port 0 lid 6 lmc 0
+[22]    "H-0008f10403961354"[1](8f10403961355)         # "node01 mlx5_0" lid 4 4xNDR
+[10]    "S-0008f10400410015"[1]         # "SW-6IB4 Voltaire" lid 3 4xNDR
+[8]     "H-0008f10403960558"[2](8f1040396055a)         # "node02 mlx5_0" lid 14 4xNDR
+
+switchguid=0x8f10400410015(8f10400410015)
+Switch  8 "S-0008f10400410015"          # "SW-6IB4 Voltaire" base port 0 lid 3 lmc 0
+[6]     "S-0008f10400410016"[1]         # "SW" lid 3 4xNDR
+[1]     "S-005442ba00003080"[10]         # "ISR9024 Voltaire" lid 6 4xNDR
+
+Switch  24 "S-0008f10400410016"         # "leaf" base port 0 lid 6 lmc 0
+[2]    "H-0008f10403961358"[1](8f10403961355)         # "node03 mlx5_0" lid 4 4xNDR
+[6]     "S-0008f10400410015"[6]         # "SW-6IB4 Voltaire" lid 3 4xNDR
+
+Ca      2 "H-0008f10403960984"          # "node01 mlx5_0"
+[1](8f10403960985)      "S-0008f10400410015"[6]         # lid 16 lmc 1 "SW-6IB4 Voltaire" lid 3 4xNDR
+"""
+
+
+def _matrix(rows):
+    head = "\t".join(["", *(f"GPU{i}" for i in range(len(rows))), "NIC0", "NIC1", "CPU Affinity", "NUMA Affinity"])
+    lines = [f"GPU{i}\t" + "\t".join(row) + "\tPIX\tSYS\t0-47\t0" for i, row in enumerate(rows)]
+    return "\n".join([head, *lines, "NIC0\tPIX\tX", "", "Legend:", "  X    = Self"]) + "\n"
+
+
+def _pcie(count=8, half=4):
+    return [
+        ["X" if i == j else "PHB" if i // half == j // half else "SYS" for j in range(count)] for i in range(count)
+    ]
+
+
+def test_the_manual_s_topology_is_read_and_written():
+    tree = slurm.read_topology(_MANUAL, "topology.conf")
+    assert tree.leaves["s2"] == tuple(f"dev{i}" for i in range(12, 18))
+    assert tree.above == {"s3": ("s0", "s1", "s2")}
+    assert slurm.read_topology(slurm.write_topology(tree), "again") == tree
+    block = slurm.read_topology("BlockName=b1 Nodes=n[01-18]\nBlockName=b2 Nodes=n[19-36]\nBlockSizes=18,36", "t")
+    assert [len(hosts) for hosts in block.leaves.values()] == [18, 18]
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=15))
+def test_uneven_leaves_survive_writing_and_reading(sizes):
+    hosts = iter(range(1000))
+    tree = SwitchTree({f"leaf{i}": tuple(f"n{next(hosts):03}" for _ in range(n)) for i, n in enumerate(sizes)}, {})
+    again = slurm.read_topology(slurm.write_topology(tree), "t")
+    assert again.leaves == tree.leaves
+    for line in slurm.write_topology(tree).splitlines():  # the grammar of the tree plugin
+        assert re.fullmatch(r"SwitchName=[\w.-]+ (Nodes|Switches)=[\w.,\[\]-]+", line)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("SwitchName=s0 Nodes=n[0-1]\nSwitchName=s1 Nodes=n1", "n1': is under s0 and s1"),
+        ("SwitchName=s0 Nodes=n0\nSwitchName=s1 Switches=s7", "s7': is below s1, but is no switch"),
+        ("SwitchName=s0", "t line 1 = 's0': needs Nodes or Switches"),
+        ("SwitchName=s0 Node=n0", "t line 1 = 'Node=n0': is not a field"),
+        ("SwitchName=s0 Nodes=n0\nSwitchName=s0 Nodes=n1", "t line 2 = 's0': is named twice"),
+        ("# empty", "has no switch with nodes"),
+    ],
+)
+def test_wrong_topologies_are_named(text, what):
+    with pytest.raises(InputError) as error:
+        slurm.read_topology(text, "t")
+    assert what in str(error.value)
+
+
+def test_a_fabric_is_read_from_its_switches():
+    tree, rate = ibnetdiscover.read_topology(_FABRIC, "ib.txt")
+    assert sorted(tree.leaves.values()) == [("node01", "node02"), ("node03",)]
+    assert tree.oversubscription == 2.0  # two hosts and one uplink
+    assert rate == 50e9
+    assert slurm.read_topology(slurm.write_topology(tree), "t").leaves == tree.leaves
+    with pytest.raises(InputError, match="is not a speed"):
+        ibnetdiscover.read_topology(_FABRIC.replace("4xNDR", "4xFOO", 1), "ib.txt")
+
+
+def test_hosts_with_a_rail_at_every_switch_are_one_leaf():
+    switches = [f'Switch  40 "S-{rail:016x}"  # "rail" base port 0 lid 1 lmc 0' for rail in range(1, 5)]
+    ports = [
+        "\n".join(f'[{n}]  "H-{16 * n + rail:016x}"[1](1)   # "n{n} mlx5_{rail}" lid 2 4xNDR' for n in range(6))
+        for rail in range(4)
+    ]
+    text = "\n\n".join(f"{switch}\n{own}" for switch, own in zip(switches, ports, strict=True))
+    assert list(ibnetdiscover.read_topology(text, "t")[0].leaves.values()) == [tuple(f"n{n}" for n in range(6))]
+
+
+def test_matrices_of_gpus_become_tiers():
+    nvlink = [["X" if i == j else "NV18" for j in range(8)] for i in range(8)]
+    full = nvidia_topo.read_matrix(_matrix(nvlink), "t")
+    assert full.nvlink
+    assert full.nics == 2
+    cluster = nvidia_topo.cluster(full, "H100", 4, 400, "mine")
+    assert [(t.name, t.ranks) for t in cluster.tiers] == [("nvlink", 8), ("network", 32)]
+    assert cluster.tiers[1].uplink_bandwidth_bytes_per_s_per_direction == 100e9  # two NICs for eight GPUs
+    pcie = nvidia_topo.cluster(nvidia_topo.read_matrix(_matrix(_pcie()), "t"), "A10", 1, None, "mine")
+    assert [(t.name, t.ranks) for t in pcie.tiers] == [("pcie", 4), ("sockets", 8)]
+    with pytest.raises(InputError, match="GPU7"):
+        nvidia_topo.read_matrix(_matrix(nvlink).replace("\nGPU7\t", "\nCPU7\t"), "t")
+    with pytest.raises(InputError, match="not a kind of link"):
+        nvidia_topo.read_matrix(_matrix(nvlink).replace("NV18", "MX", 1), "t")
+
+
+def _violations(schema, value, where=""):
+    """What a value lacks of an OpenAPI schema; fields that the schema does not have count too: Kubernetes drops
+    them. Its rules in CEL are those of _RULES, by their message."""
+    kinds = {"object": dict, "array": list, "string": str, "integer": int}
+    if not isinstance(value, kinds[schema["type"]]):
+        return [f"{where}: is no {schema['type']}"]
+    broken = [
+        f"{where}: {rule['message']}"
+        for rule in schema.get("x-kubernetes-validations", ())
+        if "oldSelf" not in rule["rule"] and not _RULES[rule["message"]](value)
+    ]
+    if schema["type"] == "string":
+        fits = re.search(schema.get("pattern", ""), value) and len(value) <= schema.get("maxLength", 10**9)
+        return [] if fits and len(value) >= schema.get("minLength", 0) else [f"{where}: {value}"]
+    if schema["type"] == "array":
+        inner = [v for i, x in enumerate(value) for v in _violations(schema["items"], x, f"{where}[{i}]")]
+        sized = schema.get("minItems", 0) <= len(value) <= schema["maxItems"]
+        return [*broken, *inner, *([] if sized else [f"{where}: length"])]
+    broken += [f"{where}.{name}: missing" for name in schema.get("required", ()) if name not in value]
+    if "properties" not in schema and "additionalProperties" not in schema:
+        return broken  # of metadata Kubernetes has its own schema
+    for name, part in value.items():
+        known = schema.get("properties", {}).get(name, schema.get("additionalProperties"))
+        broken += [f"{where}.{name}: unknown"] if known is None else _violations(known, part, f"{where}.{name}")
+    return broken
+
+
+_HOST = "kubernetes.io/hostname"
+_RULES = {
+    "must be unique": lambda levels: len({str(level) for level in levels}) == len(levels),
+    "the kubernetes.io/hostname label can only be used at the lowest level of topology": lambda levels: (
+        _HOST not in [level.get("nodeLabel") for level in levels[:-1]]
+    ),
+    "at least one nodeLabel is required when topology is set": lambda spec: (
+        "topologyName" not in spec or spec.get("nodeLabels")
+    ),
+}
+
+
+def test_kueue_documents_follow_their_published_schemas():
+    text = documents(
+        kueue.topology("gang"), kueue.resource_flavor("gang", "NVIDIA-H100-80GB-HBM3"), kueue.job("gang", 4, 8, 1)
+    )
+    topology, flavor, job = yaml.safe_load_all(text)
+    for document in (topology, flavor):
+        assert _violations(_SCHEMAS[f"{document['apiVersion']} {document['kind']}"], document) == []
+    hosts = [level["nodeLabel"] for level in topology["spec"]["levels"]]
+    annotations = job["spec"]["template"]["metadata"]["annotations"]
+    assert annotations == {"kueue.x-k8s.io/podset-required-topology": hosts[0]}
+    assert "preferred" in json.dumps(kueue.job("gang", 4, 8, 2))
+    schema = _SCHEMAS["kueue.x-k8s.io/v1beta2 Topology"]
+    wrong = [{"label": "x"}], [{"nodeLabel": _HOST}, {"nodeLabel": "x"}], [{"nodeLabel": "x"}] * 2, []
+    assert [len(_violations(schema, topology | {"spec": {"levels": levels}})) for levels in wrong] == [2, 1, 1, 1]
+    assert len(_violations(_SCHEMAS["kueue.x-k8s.io/v1beta2 ResourceFlavor"], {"spec": {"topologyName": "A"}})) == 2
+
+
+@pytest.mark.parametrize("leaves", [1, 2])
+def test_a_job_for_kueue_is_one_that_kubernetes_and_kueue_accept(leaves):
+    """The Job's schema is that of Kubernetes; its label and annotation are Kueue's at ff69552e79ad: QueueLabel in
+    pkg/controller/constants/constants.go, annotations in apis/kueue/v1beta2/topology_types.go; its webhook wants one
+    of them at most, with a label's name (pkg/controller/jobframework/tas_validation.go)."""
+    job = json.loads(documents(kueue.job("gang", 4, 8, leaves)))
+    schema = _SCHEMAS["batch/v1 Job"]
+    assert violations(schema, job) == []
+    assert list(job["metadata"]["labels"]) == ["kueue.x-k8s.io/queue-name"]
+    annotations = job["spec"]["template"]["metadata"]["annotations"]
+    relation = "required" if leaves == 1 else "preferred"
+    assert list(annotations) == [f"kueue.x-k8s.io/podset-{relation}-topology"]
+    levels = kueue.topology("gang")["spec"]["levels"]
+    assert [level["nodeLabel"] for level in levels].index(*annotations.values()) == 0
+    # The two policies that Kubernetes allows in a Job; and Kueue starts what is suspended.
+    assert job["spec"]["template"]["spec"]["restartPolicy"] in ("Never", "OnFailure")
+    assert job["spec"]["suspend"]
+    pods = job["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
+    assert job["spec"]["parallelism"] * pods == 32
+    job["spec"]["gang"] = True
+    job["spec"]["template"]["spec"]["containers"][0].pop("name")
+    job["spec"]["completions"] = "4"
+    assert len(violations(schema, job)) == 3
+
+
+def test_what_real_machines_printed_is_read():
+    """Outputs of tools that people published: two leaves of an EDR fabric (24 hosts and 12 uplinks each; GUIDs and
+    LIDs of hosts replaced), a DGX A100 (NVIDIA/nccl issue 1505), V100s in a cube mesh."""
+    data = Path(__file__).parent / "data"
+    tree, rate = ibnetdiscover.read_topology((data / "ibnetdiscover_edr.txt").read_text(), "ib")
+    assert [len(hosts) for hosts in tree.leaves.values()] == [24, 24]
+    assert (tree.oversubscription, rate) == (2.0, 12.5e9)
+    assert slurm.read_topology(slurm.write_topology(tree), "t").leaves == tree.leaves
+    dgx = nvidia_topo.read_matrix((data / "topo_dgx_a100.txt").read_text(), "t")
+    assert (len(dgx.links), dgx.nics, dgx.nvlink) == (8, 12, True)
+    cube = nvidia_topo.read_matrix((data / "topo_v100_cube_mesh.txt").read_text(), "t")
+    assert not cube.nvlink
+    own = nvidia_topo.cluster(cube, "V100", 1, None, "mine")
+    ours = preset("dgx-1v", 1)
+    assert [(t.ranks, t.bandwidth_bytes_per_s_per_gpu_per_direction) for t in own.tiers] == [
+        (t.ranks, t.bandwidth_bytes_per_s_per_gpu_per_direction)
+        for t in ours.tiers
+        if t.ranks in (4, 8) and "nvl" in t.name
+    ]
+    assert own.tiers[1].uplink_bandwidth_bytes_per_s_per_direction == 150e9
+
+
+def test_torchrun_refuses_what_it_cannot_number():
+    assert "--nproc-per-node=2" in torchrun.commands(["a", "a", "b", "b"], [0, 1, 4, 5])
+    with pytest.raises(InputError, match="not in a row"):
+        torchrun.commands(["a", "b", "a", "b"], [0, 1, 2, 3])
+    with pytest.raises(InputError, match="1 to 3 ranks"):
+        torchrun.commands(["a", "a", "a", "b"], [0, 1, 2, 3])
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("schedulers")
+    plan = "plan --model llama3-8b --cluster dgx-h100 --gpus 16 --batch 64 --seq 4096 --out p.json"
+    assert phalanx(folder, *plan.split())[0] == 0
+    (folder / "topology.conf").write_text("SwitchName=l0 Nodes=n[0-1]\nSwitchName=l1 Nodes=n[2-4]\n")
+    (folder / "free.json").write_text('{"free": {"n[0-4]": "0-3", "n4": "0-7"}}')
+    (folder / "ib.txt").write_text(_FABRIC)
+    (folder / "topo.txt").write_text(_matrix(_pcie()))
+    return folder
+
+
+@pytest.mark.parametrize("line", ["tp=4,dp=4,zero=1", "tp=2,pp=2,dp=4"])
+def test_ranks_land_where_the_files_say(here, line):
+    words = ("place", "p.json", "--free", "free.json", "--topology", "topology.conf", "--strategy", line)
+    code, out, _ = phalanx(here, *words, "--no-search", "--json", "--for", "slurm", "--out", "s")
+    ranks = json.loads(out)["ranks"]
+    assert code == 0
+    assert (here / "s/hostfile").read_text().split() == [r["node"] for r in ranks]
+    script = (here / "s/launch.sbatch").read_text()
+    assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+    assert f"GPUS=({' '.join(str(r['gpu']) for r in ranks)})" in script
+    leaves = {"n0": 0, "n1": 0}
+    assert f"--switches={len({leaves.get(r['node'], 1) for r in ranks})}" in script
+    code, _, err = phalanx(here, *words, "--no-search", "--for", "torchrun", "--out", "t")
+    assert code == 0 or "use --for slurm" in err
+    if code == 0:
+        assert subprocess.run(["bash", "-n", str(here / "t/launch.sh")]).returncode == 0
+
+
+def test_a_cluster_is_read_from_its_tools(here):
+    code, out, _ = phalanx(here, "cluster", "read", "topology.conf", "--like", "dgx-h100", "--out", "c.toml")
+    assert code == 0
+    assert "5 hosts under 2 leaf switches of 2 to 3 hosts" in out
+    spec = cluster_from_toml(here / "c.toml")
+    assert [tier.name for tier in spec.tiers] == ["nvlink", "infiniband", "spine"]
+    assert spec.nodes == 5
+    assert phalanx(here, "cluster", "read", "ib.txt", "--slurm", "t.conf")[0] == 0
+    assert "SwitchName=leaf0 Nodes=node[01-02]" in (here / "t.conf").read_text()
+    code, _, _ = phalanx(here, "cluster", "read", "topo.txt", "--device", "A10", "--out", "host.toml")
+    assert code == 0
+    words = "--model llama3-8b --cluster host.toml --gpus 8 --batch 8 --seq 2048 --strategy tp=8"
+    assert phalanx(here, "predict", *words.split())[0] == 0
+    code, _, err = phalanx(here, "cluster", "read", "free.json")
+    assert code == 2
+    assert "is no topology that Phalanx reads" in err

@@ -1,0 +1,40 @@
+"""What it costs to have GPUs on two nodes, predicted beside measured."""
+
+from __future__ import annotations
+
+import json
+from statistics import median
+
+import pytest
+from support.in_process_cli import phalanx
+
+from phalanx.shared_cluster.validation.placements import MACHINES, port_of, scores, step_s
+
+
+def test_a_step_waits_for_what_its_backward_pass_does_not_hide():
+    on = MACHINES["aws"]
+    seconds = 2 * 4 * 110e6 * 0.5 / 6.25e9  # two GPUs, a ring over the port
+    assert step_s(1.0, 110e6, "11", on) == 1.0
+    assert step_s(0.03, 110e6, "11", on) == pytest.approx(0.01 + seconds)
+    assert step_s(0.03, 110e6, "2", on) == pytest.approx(0.01 + seconds * 6.25 / 12)
+
+
+def test_a_port_s_rate_is_the_one_that_a_placement_shows():
+    on = MACHINES["aws"]
+    slow = {b: step_s(1.0 + b, 110e6, "11", on.__class__("", on.inside, 0.2e9)) for b in (1, 2, 3)}
+    steps = {("aws", "bert"): {"1": {b: 1.0 + b for b in (1, 2, 3)}, "11": slow}}
+    assert port_of("aws", steps, on).port == pytest.approx(0.2e9)
+
+
+def test_links_as_published_explain_two_machines_and_a_measured_port_the_third():
+    errors = [median(abs(r.error) for r in rows) for _, rows in scores()]
+    assert [round(100 * e, 1) for e in errors] == [3.0, 3.8, 40.7, 11.3]
+    assert all(r.measured > 0 for _, rows in scores() for r in rows)
+
+
+def test_the_command(tmp_path):
+    code, out, _ = phalanx(tmp_path, "validate", "--placements", "--json")
+    assert (code, len(json.loads(out))) == (0, 4)
+    assert "BERT base" in phalanx(tmp_path, "validate", "--placements")[1]
+    code, _, err = phalanx(tmp_path, "validate", "--placements", "--choices")
+    assert (code, err.count("\n")) == (2, 1)

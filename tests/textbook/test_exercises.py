@@ -1,0 +1,79 @@
+"""The exercises: answers by other ways than they were made, replies judged, commands that run."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+from support.in_process_cli import phalanx
+from support.sizes import sampled
+
+from phalanx.textbook.exercises import Exercise, exercises, right
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_answers_are_those_of_the_formulas(seed: int) -> None:
+    """By hand where a formula is short: the text of the question is parsed, not the maker's numbers."""
+    checked = 0
+    for e in exercises(seed):
+        numbers = [float(n.replace(",", "")) for n in re.findall(r"\d[\d,]*\.?\d*", e.question)]
+        if e.question.startswith("A ring all-reduces") and "GB over" in e.question:
+            n, p = numbers[:2]
+            assert e.value == pytest.approx(2 * n * (p - 1) / p)
+        elif e.question.startswith("1F1B") and "percent" in e.question:
+            p, m = numbers[2:4]
+            assert e.value == pytest.approx(100 * (p - 1) / (m + p - 1))
+        elif "ZeRO-" in e.question:
+            n, p, zero = numbers[0], numbers[2], int(e.question.partition("ZeRO-")[2][0])
+            if e.question.startswith(f"{n:g} B parameters, bf16"):
+                p = float(re.search(r"over (\d+) ranks", e.question)[1])  # type: ignore[index]
+            assert e.value == pytest.approx(n * (16, 4 + 12 / p, 2 + 14 / p, 16 / p)[zero])
+        elif "State may take" in e.question:
+            n, p, card = numbers[:3]
+            sizes = (16 * n, (4 + 12 / p) * n, (2 + 14 / p) * n, 16 * n / p)
+            assert e.value == [size <= 0.6 * card for size in sizes].index(True)
+        elif "(ring or doubling)" in e.question:
+            n, p, alpha, rate = numbers[0] * 1e3, numbers[1], numbers[2] * 1e-6, numbers[3] * 1e9
+            ring = 2 * (p - 1) * (alpha + n / p / rate)
+            assert e.answer.startswith("ring" if ring < math.log2(p) * (alpha + n / rate) else "doubling")
+        elif "cards of" in e.question:
+            card, n = numbers[:2]
+            assert e.value == -(-16 * n // card)
+        elif "How many GPUs?" in e.question:
+            dp, tp, pp, _ = numbers
+            assert e.value == dp * tp * pp
+        elif "100 MB" in e.question:
+            _, p, alpha, rate = numbers[:4]
+            assert e.value == pytest.approx(2 * (p - 1) * alpha * 1e-3 + 2 * (p - 1) / p * 100 / rate)
+        else:
+            continue
+        checked += 1
+    assert checked == 8
+
+
+def test_replies() -> None:
+    number = Exercise(1, "", "", "17.5 GB: because", 17.5, "")
+    assert [right(number, said) for said in ("17.5", "17.5 GB", "17.6GB", "20", "", "?")] == [True] * 3 + [False] * 3
+    word = Exercise(3, "", "", "no: because", None, "")
+    assert [right(word, said) for said in ("No", " no ", "yes")] == [True, True, False]
+
+
+@pytest.mark.parametrize("slow", sampled([False, True], (0,)))
+def test_its_commands_run(tmp_path: Path, slow: bool) -> None:
+    """That of 256 ranks takes seconds, as plans do."""
+    for e in json.loads(phalanx(tmp_path, "quiz", "--json")[1]):
+        if "MODULE" not in e["command"] and (e["command"].startswith("plan ") or "256" in e["command"]) == slow:
+            assert phalanx(tmp_path, *e["command"].split())[0] == 0, e["command"]
+
+
+def test_the_command_asks(tmp_path: Path) -> None:
+    asked = json.loads(phalanx(tmp_path, "quiz", "--json")[1])
+    assert {e["level"] for e in asked} == {1, 2, 3}
+    assert len(asked) == 16
+    assert phalanx(tmp_path, "quiz", "--level", "1", "--answers")[1].count("phalanx ") == 6
+    assert "phalanx " not in phalanx(tmp_path, "quiz", "--level", "1")[1]  # not a terminal: questions alone
+    assert "use 1, 2 or 3" in phalanx(tmp_path, "quiz", "--level", "4")[2]
+    assert phalanx(tmp_path, "quiz", "--seed", "2")[1] != phalanx(tmp_path, "quiz", "--seed", "3")[1]
