@@ -1,4 +1,4 @@
-"""Observe what libraries of parallel training do, option by option, and write docs/stacks_observed.{json,md}.
+"""Observe what libraries of parallel training do, option by option, and write docs/stacks_observed.json.
 
     python -m benchmarks.stacks_observed [DDP fully_shard DTensor pipelining torchtitan accelerate DeepSpeed]
 
@@ -11,7 +11,6 @@ not installed keep their rows.
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterable
@@ -26,16 +25,6 @@ from benchmarks.stacks_programs import BLOCK, MICRO_BATCHES, WORLD
 from phalanx.schedule.observation import Holder, RankObservation, unit
 
 _DOCS = Path(__file__).resolve().parents[1] / "docs"
-_COLUMNS = (
-    "what it does",
-    "gathers in a step",
-    "reductions in a step",
-    "also sent",
-    "peak of live bytes",
-    "decided at",
-)
-_KEPT_COLUMNS = ("what is kept for the backward pass", "as a backward pass begins", "decided at")
-_ALWAYS = ("parameters", "optimizer state")
 _NEEDS = {"DeepSpeed": "deepspeed", "accelerate": "accelerate", "torchtitan": "torchtitan"}
 
 
@@ -121,67 +110,8 @@ def _by_unit(r: RankObservation) -> dict[str, dict[str, int]]:
     return {key: dict(of) for key, of in counts.items()}
 
 
-def page(cases: list[dict[str, Any]]) -> str:
-    """Return the page: a table for every stack, one row for every case."""
-    lines = [
-        "# What the stacks do, as observed",
-        "",
-        "Written by `python -m benchmarks.stacks_observed`. "
-        f"Each case trains four blocks of {BLOCK:,} parameters on {WORLD} ranks with AdamW, in {MICRO_BATCHES} "
-        "micro-batches a step; torchtitan trains its own debug model. "
-        "The figures are those of rank 0 in its second step.",
-        "",
-        "- F is the forward pass, B the backward pass, I and W its parts (gradients of inputs and of weights), and "
-        "opt what follows the last backward pass.",
-        "- Beside each peak of live bytes stands the kind of tensor that held most of it.",
-        "- The second table of each stack is what is kept for the backward pass: what was live, beside parameters "
-        "and optimizer state, when the fullest of the step's backward passes began.",
-        "",
-        "[stacks_observed.json](stacks_observed.json) has the data by micro-batch and by unit.",
-    ]
-    for stack in dict.fromkeys(c["stack"] for c in cases):
-        rows = [c for c in cases if c["stack"] == stack]
-        library = f"{stack} {rows[0]['version']}" if stack in _NEEDS else f"{stack}, torch {rows[0]['version']}"
-        lines += [
-            "",
-            f"## {library}",
-            "",
-            f"| option | {' | '.join(_COLUMNS)} |",
-            "|---|---|---|---|---|---|---|",
-        ]
-        for c in rows:
-            gathers, reductions, other = (_in_words(c[kind]) for kind in ("gathers", "reductions", "other"))
-            kind, most = max(c["held_at_peak"].items(), key=lambda item: item[1])
-            peak = f"{c['peak_bytes']:,} in {c['peak_phase']}, {most:,} of it {kind}"
-            lines.append(
-                f"| {c['option']} | {c['fact']} | {gathers} | {reductions} | {other} | {peak} | `{c['source']}` |"
-            )
-        lines += ["", f"| option | {' | '.join(_KEPT_COLUMNS)} |", "|---|---|---|---|"]
-        for c in rows:
-            lines.append(f"| {c['option']} | {c['keeps']} | {_kept_in_words(c)} | `{c['keeps_source']}` |")
-    return "\n".join(lines) + "\n"
-
-
-def _kept_in_words(case: dict[str, Any]) -> str:
-    """Return what was live beside parameters and optimizer state as the fullest of the backward passes began."""
-    starts = case["held_before_backward"]
-    start = max(starts, key=lambda b: sum(b["held"].values()))
-    held = sorted(((n, kind) for kind, n in start["held"].items() if kind not in _ALWAYS), reverse=True)
-    of = f"{start['phase']} of micro-batch {start['micro_batches'][0]}"
-    return f"{of}: {', '.join(f'{n:,} {kind}' for n, kind in held)}"
-
-
-def _in_words(counts: dict[str, int]) -> str:
-    """Return the operations of all micro-batches together."""
-    totals: dict[str, int] = {}
-    for what, n in counts.items():
-        kind = re.sub(", micro-batch .*", "", what)
-        totals[kind] = totals.get(kind, 0) + n
-    return "; ".join(f"{n} x {what}" for what, n in totals.items()) or "none"
-
-
 def main() -> None:
-    """Observe the cases of the stacks that are named, or of all, and write their data after each, then the page."""
+    """Observe the cases of the stacks that are named, or of all, and write their data after each."""
     file = _DOCS / "stacks_observed.json"
     rows = {(c["stack"], c["option"]): c for c in json.loads(file.read_text())["cases"]}
     cases = list(rows.values())
@@ -190,9 +120,8 @@ def main() -> None:
             continue
         rows[case.stack, case.option] = observe(case)
         cases = [rows[c.stack, c.option] for c in CASES if (c.stack, c.option) in rows]
-        about = {"world": WORLD, "micro_batches": MICRO_BATCHES, "cases": cases}
+        about = {"world": WORLD, "micro_batches": MICRO_BATCHES, "block_parameters": BLOCK, "cases": cases}
         file.write_text(json.dumps(about, indent=1) + "\n")
-    (_DOCS / "stacks_observed.md").write_text(page(cases))
 
 
 if __name__ == "__main__":

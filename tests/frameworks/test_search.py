@@ -1,7 +1,6 @@
 """A search under a stack: nothing that the stack refuses, conditions kept, options never free, plans read again."""
 
 import json
-import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -257,20 +256,31 @@ def _middle(s: Strategy, p: Pricing) -> tuple[int, ...]:
     return (given_blocks(s, p.extra, p.model.layers) or (1, 1, 1))[1:-1]
 
 
-def test_published_recipes_fit_as_they_did() -> None:
-    """Llama 3 405B (Grattafiori et al. 2024, table 4: 16,384 H100, no recomputation) with FSDP that shards gradients;
-    DeepSeek-V3 (2024b, sections 3.2 and 3.3: 16 pipeline ranks, 64 expert-parallel, norms and up-projections
-    recomputed, moments in bf16, FP8): as docs/stacks.md asks for them, by stacks that run them."""
-    page = (Path(__file__).parents[2] / "docs" / "stacks.md").read_text().replace("\\\n", " ")
-    asked = re.findall(r"\$ phalanx (predict --model .+)\n memory, reserved +(\S+) GiB +fits", page)
-    assert [re.search(r"--model (\S+)", line)[1] for line, _ in asked] == ["llama3-405b", "deepseek-v3"]  # type: ignore[index]
-    for line, needed in asked:
-        done = CliRunner().invoke(app, [*line.split(), "--json"])
-        assert done.exit_code == 0, done.output
-        answer = json.loads(done.stdout)
-        assert "refused" not in answer["question"]
-        assert answer["memory_bytes"]["reserved"] / GIB == pytest.approx(float(needed), abs=0.05)
-        assert answer["fits"]
+@pytest.mark.parametrize(
+    ("question", "gib"),
+    [
+        (  # Grattafiori et al. 2024, table 4: 16,384 H100, no recomputation, FSDP that shards gradients
+            "--model llama3-405b --cluster dgx-h100 --gpus 16384 --batch 2048 --seq 8192 --stack megatron-fsdp"
+            " --strategy tp=8,sp=1,pp=16,virtual=8,schedule=interleaved,zero=2"
+            " --options embedding_as_layer=1,loss_as_layer=1",
+            74.2,
+        ),
+        (  # DeepSeek-V3 2024, sections 3.2 and 3.3: norms and up-projections recomputed, moments in bf16, FP8
+            "--model deepseek-v3 --cluster dgx-h800 --gpus 2048 --batch 15360 --seq 4096 --stack megatron-bridge"
+            " --strategy zero=1,ep=64,pp=16,recompute=selective:layernorm+mla_up_proj+moe_act --options products="
+            "float8-block,first_moment=bfloat16,second_moment=bfloat16,mtp=1,dispatch=deepep",
+            69.9,
+        ),
+    ],
+    ids=["llama3-405b", "deepseek-v3"],
+)
+def test_a_published_recipe_fits(question: str, gib: float) -> None:
+    done = CliRunner().invoke(app, ["predict", *question.split(), "--json"])
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout)
+    assert "refused" not in answer["question"]
+    assert answer["memory_bytes"]["reserved"] / GIB == pytest.approx(gib, abs=0.05)
+    assert answer["fits"]
 
 
 def test_options_of_one_strategy() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,6 @@ from phalanx.planning.search.neighbours import neighbours
 from phalanx.planning.search.planner import Answer, answer, best_on
 from phalanx.planning.search.stage_lengths import cuts_of
 from phalanx.schedule.pipeline import stages
-from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import StackOptions
 
@@ -54,24 +52,6 @@ def test_the_slowest_rank_never_waits_for_less_than_nothing() -> None:
     line = "dp=48,zero=1,shard=16,pp=2,virtual=17,schedule=interleaved,micro_batch=4,order=dp/pp/cp/tp"
     about = Asked(None, "llama2-7b", "dgx-h200", 96, 384, 4096, line, "megatron-core", "fp8")
     assert read(replace(about, setting="cross_entropy=fused")).subject.run.bubble == 0
-
-
-def test_the_page_has_the_price_of_a_cut_given_and_found() -> None:
-    """Nothing listed: time and memory of the cut, as docs/prediction.md says with figures."""
-    about = Asked(None, "llama3-8b", "dgx-h100", 64, 128, 8192, None, "megatron-core", "bf16", None)
-    pricing = read(about, True).pricing_on
-    figures = {}
-    for layers in ("auto", "17/15", "16/16"):
-        x = AnalyticSubject(pricing, Strategy(dp=32, zero=1, pp=2, layers=layers), 64)
-        figures[layers] = f"{x.seconds:.2f} s and {x.priced.bytes_ / GIB:.1f} GiB"
-        assert x.run.blocks == ((16, 16) if layers == "16/16" else (17, 15))
-    page = " ".join((Path(__file__).parents[2] / "docs/prediction.md").read_text().split())
-    auto, cut, equal = figures.values()
-    assert auto == cut
-    assert (
-        f"`pp=2,zero=1` on 64 H100 takes {auto}, as `layers=17/15`; equal chunks, `layers=16/16`, take {equal}."
-        in page
-    )
 
 
 def test_ends_counted_as_blocks_let_a_faster_strategy_fit() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[1]
 AUDIT = runpy.run_path(str(ROOT / ".ci" / "audit.py"))
 UNLOCKED = {"torch", "pip"}  # torch: every platform has its own build; pip installs the others
 

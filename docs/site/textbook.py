@@ -1,15 +1,14 @@
-"""Make the textbook's tables, after running every command that they name: `python docs/textbook/make.py`.
+"""The textbook's pages, from the rows of docs/textbook/rows_*.toml, and the check of every row.
 
-A row of rows_*.toml says what is taught, what is right, the command that shows it with what it must print, and the
-test that holds it. A row fails if its command prints something else, or its test does not exist. With `--check` the
-pages are compared instead of written."""
+A row says what is taught, what is right, the command that shows it with what it must print, and the test that holds
+it. `python docs/site/textbook.py` runs the command of every row: a row fails if its command prints something else, or
+if its test does not exist."""
 
 from __future__ import annotations
 
 import ast
 import io
 import os
-import sys
 import tomllib
 from collections.abc import Iterable, Sequence
 from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
@@ -17,8 +16,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = Path(__file__).parents[2]
+ROWS = ROOT / "docs" / "textbook"
 KINDS = {"G": "right", "C": "corrected", "M": "mistake", "T": "taught"}
 HEADS = {
     "memory": "Memory",
@@ -71,7 +70,7 @@ class Row:
 def rows() -> list[Row]:
     """Read all rows. Raises TypeError for an unknown field, ValueError for an unknown topic or a repeated id."""
     found = []
-    for path in sorted(HERE.glob("rows_*.toml")):
+    for path in sorted(ROWS.glob("rows_*.toml")):
         for entry in tomllib.loads(path.read_text())["row"]:
             found.append(Row(**{**entry, "shows": tuple(entry.get("shows", ()))}))
     ids = [row.id for row in found]
@@ -120,7 +119,7 @@ def failures(row: Row) -> list[str]:
 
 def page(topic: str, found: Sequence[Row]) -> str:
     """Return the page of a topic as Markdown."""
-    lines = [f"# {HEADS[topic]}", "", "Made by `python docs/textbook/make.py`, which runs every command.", ""]
+    lines = [f"# {HEADS[topic]}", ""]
     for row in found:
         lines += [f'<a id="{row.id.lower()}"></a>**{row.id}** ({KINDS[row.id[0]]}). {row.taught}.', ""]
         lines += [f"- {'Yes' if row.id[0] == 'G' else 'Right'}: {row.right}."]
@@ -161,8 +160,7 @@ def pages() -> dict[str, str]:
         "What five kinds of teaching texts say about distributed training, item by item: what is taught, whether it",
         "is right, the right value, the command that shows it, the picture, the test. Numbers that are right are G,",
         "those that are corrected C, mistakes that circulate M (in our own words), terms and rules T. The tables are",
-        "made from data by `python docs/textbook/make.py`, which runs every command and fails where one prints",
-        "something else; the suite does the same.",
+        "made from data; the test suite runs every command, and fails where one prints something else.",
         "",
         counts(found),
         "",
@@ -189,14 +187,8 @@ def exercises_page() -> str:
 
 
 def main() -> int:
-    """Check all rows, then write or compare the pages."""
+    """Check all rows."""
     wrong = [line for row in rows() for line in failures(row)]
-    for name, text in pages().items():
-        path = HERE / name
-        if "--check" not in sys.argv:
-            path.write_text(text)
-        elif not path.is_file() or path.read_text() != text:
-            wrong.append(f"{path.name} is not what the rows say: run python docs/textbook/make.py")
     print("\n".join(wrong) or f"{len(rows())} rows hold")
     return bool(wrong)
 

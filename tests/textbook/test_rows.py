@@ -1,4 +1,4 @@
-"""The textbook's table: commands print what rows say, tests exist, and pages are made of the rows."""
+"""Rows of the textbook: commands print what they say, and the tests that they name exist."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from phalanx.spec.files.job_file import make_strategy
 from phalanx.textbook.cases import case_studies
 from phalanx.textbook.gallery import growth
 
-FOLDER = Path(__file__).parents[2] / "docs" / "textbook"
+PAGES = Path(__file__).parents[2] / "docs" / "site" / "textbook.py"
 
 
 @pytest.fixture(scope="module")
 def make() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("textbook_make", FOLDER / "make.py")
+    spec = importlib.util.spec_from_file_location("textbook_pages", PAGES)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -48,42 +48,8 @@ def test_every_golden_correction_and_mistake_has_its_row(make: ModuleType) -> No
         assert {f"{kind}{i}" for i in range(1, count + 1)} <= ids
 
 
-def test_the_pages_are_what_the_rows_say(make: ModuleType) -> None:
-    for name, text in make.pages().items():
-        assert (FOLDER / name).read_text() == text, f"{name}: run python docs/textbook/make.py"
-
-
-_ROW = re.compile(r"\[([GCMT]\d+)\]\(textbook/(\w+)\.md#(\w+)\)")
-
-
-def _figures(text: str) -> set[str]:
-    return set(re.findall(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?", text))
-
-
-def test_the_handbook_and_the_table_say_the_same(make: ModuleType) -> None:
-    """Each link leads to its row, and each mistake is linked. Of a correction, no number that the handbook calls
-    right is among those that only the taught sentence has, and those in its brackets are in the table too."""
-    page = (FOLDER.parent / "handbook.md").read_text()
-    known = {row.id: row for row in make.rows()}
-    links = _ROW.findall(page)
-    for name, topic, anchor in links:
-        assert known[name].topic.replace(" ", "_") == topic
-        assert anchor == name.lower()
-    assert {name for name in known if name[0] == "M"} <= {name for name, _, _ in links}
-    for line in page.splitlines():
-        cells = line.split("|")
-        if len(cells) < 4 or not (names := [name for name, _, _ in _ROW.findall(cells[1])]):
-            continue
-        right = _figures(re.sub(r"\([^)]*\)", " ", cells[2]))
-        for row in (known[name] for name in names if name[0] == "C"):
-            wrong = _figures(row.taught) - _figures(row.right)
-            assert not right & wrong, f"{row.id}: the handbook says {right & wrong}, which the table calls wrong"
-            in_brackets = _figures(" ".join(re.findall(r"\(([^)]*)\)", cells[2])))
-            assert in_brackets <= _figures(f"{row.taught} {row.right}"), f"{row.id}: {in_brackets}"
-
-
 def test_a_row_that_does_not_hold_is_found(make: ModuleType) -> None:
-    row = make.Row("T0", "memory", "x", "y", "memory --params 7B", ("113.0",), "", "tests/docs/test_textbook.py::no")
+    row = make.Row("T0", "memory", "x", "y", "memory --params 7B", ("113.0",), "", "tests/textbook/test_rows.py::no")
     assert [line.partition(":")[0] for line in make.failures(row)] == ["T0", "T0"]
     assert make.failures(make.Row("T0", "memory", "x", "y")) == ["T0: neither a command nor a test holds it"]
 

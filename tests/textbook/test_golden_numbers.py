@@ -1,10 +1,8 @@
-"""The golden values of docs/handbook.md, from the functions and commands that print them. G1, C5 ... are its rows."""
+"""Numbers of the textbook, from the functions and commands that print them. G1, C5 ... are its rows."""
 
 from __future__ import annotations
 
 import json
-import re
-import shutil
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -13,7 +11,9 @@ import numpy as np
 import pytest
 from support.in_process_cli import phalanx
 
+from phalanx.cost.memory.state import State
 from phalanx.cost.pipeline_time import Costs, price
+from phalanx.cost.step.expand import expand
 from phalanx.cost.step.terms import terms
 from phalanx.planning.search.priced import PricedStrategy
 from phalanx.planning.tables import textbook
@@ -72,6 +72,20 @@ def test_c12_plain_ddp_ends_at_5b_on_80_gb():
     for card, most in ((40e9, 2.5e9), (80e9, 5e9)):
         assert textbook.state(most, (1,), 16, card).rows[0][-1] == "ZeRO-0"
         assert textbook.state(1.02 * most, (1,), 16, card).rows[0][-1] == "none"
+
+
+def test_m8_zero_3_gathers_units_and_zero_1_none():
+    """Buffers are those of units, whatever the ranks, so that a higher level takes more memory on few of them."""
+    model = make_model({"preset": "llama3-8b"}, Path())[0]
+
+    def state(zero: int, dp: int) -> State:
+        return expand(Layout(model, Job(dp, 1024), Strategy(dp=dp, zero=zero)).rank_view(0)).state
+
+    whole, few, many = state(1, 2), state(3, 2), state(3, 64)
+    assert (whole.buffers, few.parameters) == (0, 0)
+    assert 0 < many.buffers < whole.parameters / 2
+    assert many.buffers == pytest.approx(few.buffers, rel=0.05)
+    assert many.total - many.buffers == pytest.approx((few.total - few.buffers) / 32, rel=0.01)
 
 
 def test_g3_activations_of_gpt3(tmp_path):
@@ -348,20 +362,6 @@ def test_c14_hierarchical_against_one_flat_ring():
     assert large["hierarchical"] == (14 + 14, pytest.approx(8.3e-3, rel=5e-3))  # 14 of them between nodes
     assert small["ring"][1] == pytest.approx(255e-6, rel=5e-3)
     assert small["hierarchical"][1] == pytest.approx(43e-6, rel=0.015)
-
-
-# The page itself.
-
-
-def test_every_command_of_the_page_runs(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "handbook.md").read_text()
-    found = dict.fromkeys(re.findall(r"`phalanx ([^`]*)`", page))
-    assert len(found) > 20
-    shutil.copytree(Path(__file__).parents[2] / "examples", tmp_path / "examples")
-    (tmp_path / "free.json").write_text(re.findall(r'`(\{"free": .*?)`', page)[0])
-    for words in found:
-        code, _, err = phalanx(tmp_path, *words.split())
-        assert code == 0, f"{words}: {err}"
 
 
 # Fragmentation.

@@ -1,57 +1,78 @@
-"""What the site has beside the files under docs/ (a hook of MkDocs, see mkdocs.yml).
+"""Pages of the site that are not committed under docs/ (a hook of MkDocs, see mkdocs.yml).
 
     start.md                     the README
     CONTRIBUTING.md and so on    of the repository
     commands.md                  every command with its options, from the command line itself
+    pictures.md, pictures/*.svg  what `phalanx draw` draws
+    textbook/*.md                the rows of textbook/rows_*.toml and the exercises
+    stacks_observed.md           the table of stacks_observed.json
     source/...                   files of the repository that a page links, such as ../examples/experts.toml
 
-Links between pages stand as GitHub wants them; those that leave docs/ are turned here. One that leads nowhere ends
-the build."""
+Links are written as GitHub resolves them; those that leave docs/ are rewritten here.
+A link to nothing fails the build.
+"""
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+import observed
+import pictures
+import textbook
 import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 OF_REPOSITORY = {"start.md": "README.md", **{n: n for n in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")}}
 _PLACES = {file: page for page, file in OF_REPOSITORY.items()}
 _LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)]*)?\))")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages and files that are not under docs/."""
+    """Add the pages and files that are not under docs/, and rewrite the links of those that are."""
+    made = generated()
+    pages = {file.src_uri: f"docs/{file.src_uri}" for file in files.documentation_pages()} | OF_REPOSITORY
     outside: set[str] = set()
-    for file in list(files.documentation_pages()):
-        text = Path(str(file.abs_src_path)).read_text()
-        turned = turned_links(text, f"docs/{file.src_uri}", file.src_uri, outside)
-        if turned != text:
-            files.remove(file)
-            files.append(File.generated(config, file.src_uri, content=turned))
-    for page, name in OF_REPOSITORY.items():
-        text = turned_links((ROOT / name).read_text(), name, page, outside)
+    for page, name in pages.items():
+        text = turned_links((ROOT / name).read_text(), name, page, made.keys(), outside)
+        if (committed := files.get_file_from_path(page)) is not None:
+            files.remove(committed)
         files.append(File.generated(config, page, content=text))
-    files.append(File.generated(config, "commands.md", content=reference()))
+    for page, text in made.items():
+        files.append(File.generated(config, page, content=text))
     for name in sorted(outside):
         files.append(File.generated(config, f"source/{name}", content=(ROOT / name).read_bytes()))
     return files
 
 
-def turned_links(text: str, of_file: str, page: str, outside: set[str]) -> str:
-    """Return a page with links between files of the repository made links between pages of the site; what is no page
-    is added to `outside`. Raises PluginError for a link to no file."""
+def generated() -> dict[str, str]:
+    """Return the text of every page and picture that a program writes, by its path in the site."""
+    cases = json.loads((ROOT / "docs/stacks_observed.json").read_text())
+    return {
+        "commands.md": reference(),
+        "pictures.md": pictures.page(),
+        **{f"pictures/{name}": text for name, text in pictures.drawings().items()},
+        **{f"textbook/{name}": text for name, text in textbook.pages().items()},
+        "stacks_observed.md": observed.page(cases),
+    }
+
+
+def turned_links(text: str, of_file: str, page: str, made: Collection[str], outside: set[str]) -> str:
+    """Return a page with links between files of the repository made links between pages of the site.
+
+    Linked files that are not pages are added to `outside`. Raises PluginError for a link to no file.
+    """
 
     def turned(link: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(of_file), link[2]))
-        if not (ROOT / target).exists():
+        if not (ROOT / target).exists() and target.removeprefix("docs/") not in made:
             raise PluginError(f"{of_file}: a link leads to {target}, which does not exist")
         if (ROOT / target).is_dir():
             target = f"{target}/README.md"

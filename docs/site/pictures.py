@@ -1,0 +1,54 @@
+"""The page of pictures, and every picture that `phalanx draw` draws."""
+
+from __future__ import annotations
+
+from phalanx.report.pictures.files import svg
+from phalanx.textbook.gallery.registry import PICTURES, options_of, picture
+
+HEADS = {
+    "hardware": "Chips and links",
+    "memory": "Memory",
+    "collectives": "Collectives",
+    "data_parallel": "Data parallelism",
+    "compression": "Compression",
+    "layers": "Inside layers",
+    "experts": "Experts",
+    "pipelines": "Pipelines",
+    "choosing": "Choosing, scaling, sharing",
+    "growth": "Models",
+}
+"""By the module that draws them."""
+ABOUT = """# Pictures
+
+What a teacher draws on a whiteboard, drawn from the numbers that the commands print.
+
+    phalanx draw                                      # the list; with --plot all.html, all of them on one page
+    phalanx draw fsdp --model llama3-8b --gpus 64     # as text of 80 columns
+    phalanx draw fsdp --plot fsdp.svg                 # as SVG; .html: a page; .png: by Chromium, if installed
+
+Colours are those of Okabe and Ito, which colour-blind readers can tell apart; pictures follow the reader's light or
+dark setting, and name the source of their numbers below. An SVG needs no other file and makes no request.
+
+Commands draw their own subject with `--plot FILE.svg|html|png`, for your model, cluster or run. A picture takes only
+the options that it depends on, and refuses others; `--json` prints what is drawn as data.
+"""
+
+
+def page() -> str:
+    """Return the page as Markdown."""
+    lines = [ABOUT]
+    for module, head in HEADS.items():
+        lines += [f"## {head}", ""]
+        for name, entry in PICTURES.items():
+            if entry.draw.__module__.rpartition(".")[2] != module:
+                continue
+            takes = f", takes `{'`, `'.join(options_of(name))}`" if options_of(name) else ""
+            yours = f"; of yours: `phalanx {entry.instead}`" if entry.instead else ""
+            lines += [f"{entry.what}: `phalanx draw {name}`{takes}{yours}.", ""]
+            lines += [f"![{entry.what}](pictures/{name}.svg)", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def drawings() -> dict[str, str]:
+    """Return every picture as SVG, by file name."""
+    return {f"{name}.svg": svg(picture(name)) for name in PICTURES}
