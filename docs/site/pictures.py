@@ -14,7 +14,8 @@ HEADS = {
     "layers": "Inside layers",
     "experts": "Experts",
     "pipelines": "Pipelines",
-    "choosing": "Choosing, scaling, sharing",
+    "scaling": "Scaling",
+    "choosing": "Choosing and sharing",
     "growth": "Models",
 }
 """By the module that draws them."""
@@ -35,18 +36,17 @@ the options that it depends on, and refuses others; `--json` prints what is draw
 
 
 def page() -> str:
-    """Return the page as Markdown."""
-    lines = [ABOUT]
-    for module, head in HEADS.items():
-        lines += [f"## {head}", ""]
-        for name, entry in PICTURES.items():
-            if entry.draw.__module__.rpartition(".")[2] != module:
-                continue
-            takes = f", takes `{'`, `'.join(options_of(name))}`" if options_of(name) else ""
-            yours = f"; of yours: `phalanx {entry.instead}`" if entry.instead else ""
-            lines += [f"{entry.what}: `phalanx draw {name}`{takes}{yours}.", ""]
-            lines += [f"![{entry.what}](pictures/{name}.svg)", ""]
-    return "\n".join(lines).rstrip() + "\n"
+    """Return the page as Markdown. Raises KeyError for a picture of a module without a heading."""
+    sections: dict[str, list[str]] = {head: [] for head in HEADS.values()}
+    for name, entry in PICTURES.items():
+        takes = f", takes `{'`, `'.join(options_of(name))}`" if options_of(name) else ""
+        yours = f"; of yours: `phalanx {entry.instead}`" if entry.instead else ""
+        sections[HEADS[entry.draw.__module__.rpartition(".")[2]]] += [
+            f"{entry.what}: `phalanx draw {name}`{takes}{yours}.",
+            f"![{entry.what}](pictures/{name}.svg)",
+        ]
+    parts = [ABOUT.rstrip(), *("\n\n".join([f"## {head}", *lines]) for head, lines in sections.items())]
+    return "\n\n".join(parts) + "\n"
 
 
 def drawings() -> dict[str, str]:

@@ -41,7 +41,7 @@ SHOWN = {
     "pipelines": "pipelines",
     "experts": "experts",
     "compression": "compression",
-    "choosing": "choosing-scaling-sharing",
+    "choosing": "choosing-and-sharing",
     "code": "data-parallelism",
     "claims": "models",
 }
