@@ -51,7 +51,7 @@ def _reductions_and_gathers(case: tuple[ModelSpec, Job, Strategy]) -> None:
         kept = sum(b.unit in ("head", "model") for b in cut) if how.regathers else 0
         assert gathered == len(cut) * (m * (1 + how.regathers) if how.gathers_each else 1) - kept * m
         # At level 2 gradients are sharded where each micro-batch is reduced into shards, and only there.
-        assert how.gradients == (s.zero >= 2)
+        assert how.reduces_each == s.level.gradients
 
 
 JOB = Job(512, 8192, Precision("bfloat16"))
@@ -109,9 +109,9 @@ def test_no_level_of_zero_is_a_free_lunch(stack: str) -> None:
         e = estimate_all(model, preset("dgx-h100", 8), JOB, rows, stack)
         how = sharding(e.layout, e.profile.policy)
         m, n = e.layout.micro_batches, np.array([float(e.shape.params)] * len(rows))
-        sent = n * (e.profile.gradient_bytes * np.where(how.reduces_each > 0, m, 1) * np.where(how.level > 0, 1, 2))
+        sent = n * (e.profile.gradient_bytes * np.where(how.reduces_each > 0, m, 1) * np.where(how.state, 1, 2))
         sent = sent + n * e.profile.parameter_bytes * np.where(
-            how.gathers_each > 0, m * (1 + how.regathers), how.level > 0
+            how.gathers_each > 0, m * (1 + how.regathers), how.state
         )
         held = np.broadcast_to(e.memory.steady, len(rows))
         for i in range(1, len(rows)):

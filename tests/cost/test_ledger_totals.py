@@ -32,6 +32,7 @@ from phalanx.cost.ledger.rank_layout import Layout, layout
 from phalanx.cost.ledger.sharding import sharding
 from phalanx.cost.step.terms import terms
 from phalanx.schedule.event import INSIDE
+from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.layers.context import keys_per_query
 from phalanx.schedule.layout import Layout as StepLayout
 from phalanx.spec.job import DTYPE_BYTES, Job, Precision
@@ -106,7 +107,7 @@ def agree(case: Case, eight: bool) -> None:
     model, job, s = case
     s = replace(s, grad_sync=None, reshard=None)
     flops_agree((model, job, s))
-    if eight and (s.sp or s.effective_zero == 3):
+    if eight and (s.sp or sharding_of(s).parameters):
         job = replace(job, precision=EIGHT)
     case = model, job, s
     flows, _, how, held = ledger(case)

@@ -107,7 +107,7 @@ def _state(case: Case) -> None:
     sizes, how, by = shape(model), layout(s, job, model.layers), typed(PHALANX, job)
     sharded = sharding(how, by.policy)
     held = parameters_of(sizes, how, Held(sizes.layers - sizes.moe_layers, sizes.moe_layers, 1.0, 1.0))
-    own = np.where(experts_apart(how), np.where(sharded.level > 0, expert_ranks(how), 1.0), sharded.shards)
+    own = np.where(experts_apart(how), np.where(sharded.state, expert_ranks(how), 1.0), sharded.shards)
     dense = float(held.dense * state_bytes(how, by, sharded, sharded.shards))
     experts = float(held.experts * state_bytes(how, by, sharded, own))
     of_program = pads = 0.0

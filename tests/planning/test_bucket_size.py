@@ -37,7 +37,7 @@ ALPHAS, BETAS = st.floats(1e-7, 1e-2), st.floats(1e-12, 1e-8)
 def visible(here: ClusterSpec, strategy: Strategy, size: Column) -> Column:
     """Seconds of G bytes in buckets of `size`, less what hides: their travel, but for the last one's."""
     grid = mesh(strategy)
-    op, axis = ("reduce_scatter", "dp_shard") if strategy.effective_zero else ("all_reduce", "dp_replicate")
+    op, axis = ("reduce_scatter", "dp_shard") if strategy.shards > 1 else ("all_reduce", "dp_replicate")
     latency, once = (collective.seconds(here, grid, op, axis, n, 0) for n in (G / size, 1))
     return latency + collective.seconds(here, grid, op, axis, 1, size) - once
 

@@ -29,6 +29,7 @@ from phalanx.runtime.any_module.parallelize import spread
 from phalanx.runtime.autograd import attention_core
 from phalanx.runtime.model_parallel.context import merge
 from phalanx.runtime.process.environment import World
+from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.layers.context import Context, keys_per_query
 from phalanx.schedule.layout import Layout
 from phalanx.spec.cluster import presets as clusters
@@ -130,13 +131,13 @@ def test_what_cannot_be_combined_is_refused() -> None:
 def test_the_state_is_shared_by_all_that_share_sequences() -> None:
     """dp=1, cp=2 at zero=3: two shards; replicas of a shard are dp's alone."""
     strategy = Strategy(cp=2, zero=3)
-    assert (strategy.effective_zero, strategy.shards, mesh(strategy).shard_axis) == (3, 2, "cp")
+    assert (sharding_of(strategy).parameters, strategy.shards, mesh(strategy).shard_axis) == (True, 2, "cp")
     strategy = Strategy(dp=4, shard=2, zero=2, cp=3)
     grid = mesh(strategy)
     assert (strategy.shards, grid.shard_axis, strategy.dp_replicate) == (6, "dp_shard+cp", 2)
     for group in grid.groups(grid.shard_axis).tolist():
         assert [grid.shard(r) for r in group] == list(range(6))
-    assert Strategy(cp=2).effective_zero == 0
+    assert not sharding_of(Strategy(cp=2)).state
     assert mesh(Strategy(cp=2, dp=2)).gradient_axis == "dp_replicate+cp"
 
 

@@ -28,6 +28,7 @@ from phalanx.runtime.model_parallel import sequence
 from phalanx.runtime.model_parallel.sequence import Factors, Rows
 from phalanx.runtime.process.environment import ALONE, World
 from phalanx.schedule.event import Event
+from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.layout import Layout
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.files.job_file import build, make_strategy
@@ -210,7 +211,7 @@ def test_the_search_has_what_gathers() -> None:
     every = everything(model, replace(job, precision=replace(NARROW, gather="compute")), 4, Options())
 
     def gathers(s: Strategy) -> bool:
-        return s.sp or s.effective_zero == 3
+        return s.sp or sharding_of(s).parameters
 
     assert sorted(map(str, rows.strategies())) == sorted(str(s) for s in every.strategies() if gathers(s))
     assert {0, 1, 3} <= set(rows.zero.tolist())

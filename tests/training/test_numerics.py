@@ -85,7 +85,7 @@ def step(state: Training, i: int = 0) -> StepResult:
 )
 def test_a_poisoned_gradient_is_named_and_leaves_no_trace(pool: Pool, line: str) -> None:
     s = strategy(line)
-    place = {2: "dp_shard 1" if s.effective_zero else "dp_replicate 1", 4: "dp_replicate 0, dp_shard 1"}[s.dp]
+    place = {2: "dp_shard 1" if s.shards > 1 else "dp_replicate 1", 4: "dp_replicate 0, dp_shard 1"}[s.dp]
     for found in pool.run(s.dp, fault_injection.spoiled_step, SPEC, job(s.dp, Precision("bfloat16")), s, "gradient"):
         assert found["said"] == (
             f"gradient of {VICTIM} on rank 1 ({place}) in micro-batch 1 is not finite (3 of 640 elements: nan)"

@@ -17,6 +17,7 @@ from importlib.resources import files
 from typing import Any
 
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.zero_levels import ZERO_LEVELS, ZeroLevel
 
 Config = Mapping[str, Any]
 _MATTERS = (
@@ -63,6 +64,11 @@ class Layout:
     ulysses: int | None = None
     recomputed: str | None = None
     """`recompute` as a Strategy writes it, with modules and numbers of blocks."""
+
+    @property
+    def level(self) -> ZeroLevel | None:
+        """What `zero` shards; None where it is left open."""
+        return None if self.zero is None else ZERO_LEVELS[self.zero]
 
 
 @dataclass(frozen=True)

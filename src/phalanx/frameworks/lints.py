@@ -75,7 +75,8 @@ def _deepspeed_batch(c: Config, x: Configuration) -> Found:
 
 def _zero_in_pipeline(c: Config, x: Configuration) -> Found:
     pipelined = (x.layout.pp or 1) > 1 or c.get("_engine") == "PipelineModule"
-    if x.kind in ("deepspeed", "megatron") and x.stack != "megatron-fsdp" and pipelined and (x.layout.zero or 0) >= 2:
+    scatters = x.layout.level is not None and x.layout.level.gradients
+    if x.kind in ("deepspeed", "megatron") and x.stack != "megatron-fsdp" and pipelined and scatters:
         yield (
             "stage",
             f"ZeRO {x.layout.zero} shards gradients that a pipeline accumulates: DeepSpeed refuses it",
@@ -257,19 +258,16 @@ def _both_halves(c: Config, x: Configuration) -> Found:
 
 
 def _offload_without_shards(c: Config, x: Configuration) -> Found:
-    where = x.layout.offload or {}
-    if (
-        x.kind == "deepspeed"
-        and where.get("param") not in (None, "none")
-        and x.layout.zero is not None
-        and x.layout.zero < 3
-    ):
+    where, level = x.layout.offload or {}, x.layout.level
+    if x.kind != "deepspeed" or level is None:
+        return
+    if where.get("param") not in (None, "none") and not level.parameters:
         yield (
             "offload_param",
             f"has no effect at stage {x.layout.zero}: only stage 3 shards parameters",
             "stage 3, or leave it out",
         )
-    if x.kind == "deepspeed" and where.get("optimizer") not in (None, "none") and x.layout.zero == 0:
+    if where.get("optimizer") not in (None, "none") and not level.state:
         yield "offload_optimizer", "has no effect at stage 0", "stage 1 or more"
 
 

@@ -75,10 +75,9 @@ def data(x: Subject) -> str:
     s = x.s
     if s.dp * s.cp == 1:
         return "One replica."
-    what = ("nothing", "the optimizer's state", "the optimizer's state and gradients", "all of the state")[s.zero]
-    over = f" over {s.shards} ranks" if s.zero else ""
-    copies = f", {s.dp_replicate} copies of it" if s.zero and s.dp_replicate > 1 else ""
-    return f"{s.dp} replicas; ZeRO-{s.zero} shards {what}{over}{copies}.{_seconds(x, 'dp')}"
+    over = f" over {s.shards} ranks" if s.level.state else ""
+    copies = f", {s.dp_replicate} copies of it" if s.level.state and s.dp_replicate > 1 else ""
+    return f"{s.dp} replicas; ZeRO-{s.zero} shards {s.level.words}{over}{copies}.{_seconds(x, 'dp')}"
 
 
 def experts(x: Subject) -> str:

@@ -150,7 +150,7 @@ def canonical(s: Strategy, stack: Stack, blocks: tuple[int, ...] = ()) -> Strate
             changes[name] = FIELDS[name].default
     if s.shards == 1:
         changes |= {"zero": 0, "shard": None}
-    elif s.shard == s.dp or s.zero == 0:
+    elif s.shard == s.dp or not s.level.state:
         changes["shard"] = None
     if s.pp == 1:
         changes |= {"schedule": "1f1b", "virtual": 1, "layers": "auto"}

@@ -50,6 +50,7 @@ from phalanx.runtime.process.environment import World
 from phalanx.runtime.tracing import host_values
 from phalanx.runtime.tracing.instrument import Tracker, instrument
 from phalanx.schedule.event import Event
+from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.layers.context import Context
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
@@ -197,7 +198,7 @@ def imagine(spec: ModelSpec, job: Job, strategy: Strategy, rank: int, device: to
     """Take one training step as `rank` of the strategy's world and record it. Long accumulations are cut to their
     steady state: two successive micro-batches that do the same, and the last one (steady_state.py). Raises
     Unverifiable."""
-    if strategy.effective_zero == 3 and strategy.gathers_once:
+    if sharding_of(strategy).keeps_gathered:
         return _imagine(spec, job, strategy, rank, 3, device)
     try:
         return _imagine(spec, job, strategy, rank, 2, device)

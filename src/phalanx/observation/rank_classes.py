@@ -53,7 +53,7 @@ def _full(view: RankView) -> tuple[int, int]:
     """Return how many shards of a pipeline stage have no padding: (those of ordinary buckets, those of experts)."""
     s = view.strategy
     full = [s.world, s.world]
-    for b in view.buckets if s.effective_zero else ():
+    for b in view.buckets if s.shards > 1 else ():
         full[b.experts] = min(full[b.experts], b.numel // (b.padded(s) // b.parts(s)))
     return full[0], full[1]
 

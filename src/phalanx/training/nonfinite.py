@@ -122,10 +122,10 @@ def _sums(engine: DataParallel, way: Way) -> NonFinite | None:
     """Return the first reduced gradient on this rank that is not finite."""
     for b in engine.buckets:
         assert b.shard is not None
-        if engine.zero == 0:
-            gradients = b.views(b.shard)
-        else:
+        if engine.sharding.state:
             gradients = {piece.parameter.fqn: piece.of(b.shard) for piece in b.pieces()}
+        else:
+            gradients = b.views(b.shard)
         for name, gradient in gradients.items():
             origin = nonfinite_in(name, [gradient], place=way.gradient(name))
             if origin is not None:

@@ -37,6 +37,7 @@ from phalanx.runtime.model_parallel.pipeline import Pipeline, RunChunk
 from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.runtime.model_parallel.token_sharding import SequenceTokens
 from phalanx.schedule.gradients.buckets import of_chunks, reduction_slots
+from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.layers.routing import depends_on_other_tokens
 from phalanx.schedule.layout import Layout, RankView
 from phalanx.schedule.pipeline.actions import PipelineSchedule, last_weight_grad_at, splits
@@ -102,14 +103,15 @@ def parallelize_decoder(
 
     # Place it on the device; at ZeRO-0 with its weights.
     model = place(layers, weights)
-    unsharded, masters = place_weights(model, view, initial_values) if strategy.effective_zero == 0 else ({}, {})
+    sharding = sharding_of(strategy)
+    unsharded, masters = ({}, {}) if sharding.state else place_weights(model, view, initial_values)
 
     model.recompute(strategy.recompute_of, layers.inner)
 
     # Shard gradients, and from ZeRO-1 on masters and weights, over buckets.
     engine = shard(model, view, comm, schedule, initial_values)
-    gradients = dict(engine.gradients()) if strategy.effective_zero == 0 else {}
-    for piece, master, gradient in engine.pieces() if strategy.effective_zero else ():
+    gradients = {} if sharding.state else dict(engine.gradients())
+    for piece, master, gradient in engine.pieces() if sharding.state else ():
         masters[piece.parameter.fqn], gradients[piece.parameter.fqn] = master, gradient
     copies = SharedGradients(engine, view.split) if strategy.pp > 1 or not view.split.unsplit else None
 
@@ -139,7 +141,7 @@ def place(layers: Layers, weights: Weights | None) -> Decoder:
         local,
         DTYPES[job.precision.compute],
         device,
-        parameters=strategy.effective_zero < 3,
+        parameters=not sharding_of(strategy).parameters,
         tp=layers.tp,
         cp=layers.cp,
         ep=layers.ep,
@@ -188,7 +190,7 @@ def shard(
         comm,
         strategy,
         model.units(),
-        of_chunks(cut, view.stage, completed, strategy.effective_zero >= 2),
+        of_chunks(cut, view.stage, completed, sharding_of(strategy).reduces_each),
         reduction_slots(view.stage, cut, strategy),
     )
     engine.start(lambda piece: initial_values(piece.parameter, piece.start, piece.stop))

@@ -333,7 +333,7 @@ class Training:
         for batch in batches:
             total[0] += self._evaluate(batch)
             total[1] += self._targets(batch)
-        if self.engine.zero == 3 or self.strategy.ep > 1:
+        if self.engine.sharding.parameters or self.strategy.ep > 1:
             # The smallest batch possible; ranks that share sequences, or the stream of a pipeline, need a full row.
             shape: tuple[int, ...] = (1, 2)
             if self.cp is not None or self.strategy.pp > 1 or self.strategy.ep > 1:

@@ -44,7 +44,7 @@ def reduced(
     c: Compressed,
     over: Over,
     g: Column,
-    zero: Column,
+    sharded: Column,
     all_ranks: tuple[Column, Column],
     shards: tuple[Column, Column],
     replicas: tuple[Column, Column],
@@ -52,7 +52,7 @@ def reduced(
     """Return seconds until each shard has its sums, and seconds until all its replicas have them. Groups are (ranks,
     distance). Codes are reduced as ZeRO's gradients are; sparse and smaller gradients are reduced unsharded, and each
     rank keeps its shard."""
-    size, unsharded = c.sent(g), np.asarray(zero) < 1
+    size, unsharded = c.sent(g), ~np.asarray(sharded)
     parts = np.where(unsharded, 1, shards[0])
     ranks, distance = (np.where(unsharded, a, r) for a, r in zip(all_ranks, replicas, strict=True))
     codes = [over(op, size / parts, ranks, distance, g / parts) for op in ("all_to_all", "all_gather")]
@@ -87,7 +87,7 @@ def payment(c: Compressed, n: float, p: int, stride: float, system: System, prof
 
     def all_of(ranks: Column) -> tuple[Column, Column, Column]:
         group = (ranks, stride)
-        _, sent = reduced(c, over, g, 0, group, group, group)
+        _, sent = reduced(c, over, g, False, group, group, group)
         return over("all_reduce", g, *group, g), sent, coding_s(c, n, g, ranks, system)
 
     many = np.arange(2, MOST + 1)

@@ -30,7 +30,8 @@ from phalanx.cost.ledger.live_bytes import (
 )
 from phalanx.cost.ledger.model_shape import Shape, on_rank
 from phalanx.cost.ledger.rank_layout import Layout, stages, stages_by_work
-from phalanx.cost.ledger.sharding import Sharding, sharding
+from phalanx.cost.ledger.sharding import sharding
+from phalanx.schedule.gradients.sharding import Sharding
 from phalanx.spec.cluster.chips import CONTEXT_BYTES
 
 QUEUE = 1024
@@ -185,7 +186,7 @@ class _Share:
         how, profile = self.how, self.profile
         params = blocks * (self.dense_params + self.expert_params) + ends
         state = blocks * self.block_state + ends * self.end_state
-        idle = np.where((how.level >= 1) & (how.parameters == 0), profile.idle_bytes * params, 0.0)
+        idle = np.where(how.state & (how.by_unit == 0), profile.idle_bytes * params, 0.0)
         gathered = self._gathered(blocks, ends, params)
         # Logits are freed before the first block is recomputed.
         loss = np.where(loss_bytes >= self.recomputed, loss_bytes, 0.0)
@@ -208,7 +209,7 @@ class _Share:
         of_blocks = np.where(self.narrow > 0, 1.0, e)
         reduced_in, gathered_in = turns * how.reduces_each * profile.gradient_bytes, turns * e
         # Parameters that stay from the forward to the backward pass are all that the rank has.
-        kept = how.parameters * (ends * e + (params - ends) * of_blocks) + self.reduced
+        kept = how.by_unit * (ends * e + (params - ends) * of_blocks) + self.reduced
         end, some = np.minimum(ends, self.larger_end), np.minimum(blocks, 2.0) / 2
         in_buffers = turns * (end * e + some * self.of_blocks * of_blocks)
         by_unit = np.where(gathered_in > 0, in_buffers, self.unit)
@@ -221,12 +222,12 @@ def _share(shape: Shape, layout: Layout, profile: Profile, ends: _Ends, stream: 
     params = dense_params + expert_params
     how = sharding(layout, profile.policy)
     apart = np.asarray(experts_apart(layout)) > 0
-    expert_shards = np.where(apart, np.where(how.level > 0, expert_ranks(layout), 1.0), how.shards)
+    expert_shards = np.where(apart, np.where(how.state, expert_ranks(layout), 1.0), how.shards)
     dense_bytes = state_bytes(layout, profile, how, how.shards)
     expert_bytes = state_bytes(layout, profile, how, expert_shards)
     cast_bytes = cast_weight_bytes(layout, profile)
     block_state = dense_params * (dense_bytes + cast_bytes) + expert_params * (expert_bytes + cast_bytes)
-    narrow = (np.asarray(layout.narrow_gathers) > 0) * (how.level >= 3)  # a rounded byte beside each sharded master
+    narrow = (np.asarray(layout.narrow_gathers) > 0) * how.parameters  # a rounded byte beside each sharded master
     block_state = block_state + narrow * (dense_params / how.shards + expert_params / expert_shards)
     block = live_bytes(shape, layout, profile)
     # The backward pass of a block has all that it needs at once; of `group` blocks where only their first input is
@@ -253,7 +254,7 @@ def _share(shape: Shape, layout: Layout, profile: Profile, ends: _Ends, stream: 
         np.where(np.asarray(profile.unit_buffers) > 0, 0.0, reduced),
         of_blocks,
         # At level 2 a matrix has a bucket of its own.
-        np.where(how.level >= 3, of_blocks, _two_matrices(shape, layout, apart)),
+        np.where(how.parameters, of_blocks, _two_matrices(shape, layout, apart)),
         narrow,
     )
 

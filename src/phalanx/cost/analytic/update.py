@@ -19,7 +19,8 @@ from phalanx.cost.ledger.flow import Held
 from phalanx.cost.ledger.gradient_flows import Parameters, Types, expert_ranks, gradient_flows, parameters_of
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.rank_layout import Layout
-from phalanx.cost.ledger.sharding import Sharding, sharding
+from phalanx.cost.ledger.sharding import sharding
+from phalanx.schedule.gradients.sharding import Sharding
 
 
 def bucket_bytes(layout: Layout, profile: Profile) -> Column:
@@ -53,7 +54,7 @@ class _Once(NamedTuple):
 
 def reduced(shape: Shape, layout: Layout, system: System, profile: Profile, blocks: Column, passes: Passes) -> Terms:
     """Return `dp`: gradient reduction over dp x cp ranks (experts': over the ranks with the same experts) and the
-    gathers of parameters after the update (ZeRO-1, 2) or for every pass (ZeRO-3), as far as a micro-batch's `passes`
+    gathers of parameters after the update or for every pass, as far as a micro-batch's `passes`
     through the rank's blocks do not hide them; and `coding`."""
     ranks, m, grad = layout.dp * layout.cp, layout.micro_batches, profile.gradient_bytes
     how, held = sharding(layout, profile.policy), _held(shape, layout, blocks)
@@ -79,7 +80,7 @@ def reduced(shape: Shape, layout: Layout, system: System, profile: Profile, bloc
     }
     out.seconds["dp"] = np.where(ranks > 1, exposed, 0.0) * (1 - layout.frozen)
     if np.any(c.kind):
-        times = np.where(how.reduces_each > 0, m, 1)
+        times = how.reductions(m)
         coding = compression.coding_s(c, params.dense + params.experts, grad, ranks, system)
         out.of["coding"] = {
             "gradients": params.dense + params.experts,
@@ -104,10 +105,9 @@ def _once(shape: Shape, layout: Layout, system: System, profile: Profile, held: 
     # Parameters that come from the host do so before each gather.
     fetched = profile.parameters_on_host * param * (params.dense + params.experts) / np.maximum(how.shards, 1)
     return _Once(
-        totals["reduce_scatter"] / np.where(how.reduces_each > 0, m, 1.0),
-        totals["all_reduce"] / np.where(np.asarray(how.replicates_each) > 0, m, 1.0),
-        totals["all_gather"] / np.where(how.gathers_each > 0, m * (1 + how.regathers), 1.0)
-        + fetched / system.host_bytes_per_s,
+        totals["reduce_scatter"] / how.reductions(m),
+        totals["all_reduce"] / how.replications(m),
+        totals["all_gather"] / how.gathers(m) + fetched / system.host_bytes_per_s,
     )
 
 
@@ -126,13 +126,13 @@ def _compressed(
             (params.dense, group, distance),
             (params.experts, expert_ranks_, layout.edp_stride),
         ):
-            buckets = np.where(how.parameters > 0, blocks, np.maximum(np.ceil(n * filled / cut), 1))
+            buckets = np.where(how.by_unit > 0, blocks, np.maximum(np.ceil(n * filled / cut), 1))
             result = result + buckets * collective_s(op, n * bytes_ / buckets, among, between, system) * (n > 0)
         return result
 
     replica_distance = np.where(shards > 1, layout.dp_stride * shards / layout.cp, stride)
     groups = ((layout.dp * layout.cp, stride), (shards, stride), (how.replicas, replica_distance))
-    scatter, replicate = compression.reduced(layout.compressed, over, profile.gradient_bytes, layout.zero, *groups)
+    scatter, replicate = compression.reduced(layout.compressed, over, profile.gradient_bytes, how.state, *groups)
     return scatter, replicate
 
 
@@ -166,7 +166,7 @@ def _exposed(
 def updated(shape: Shape, layout: Layout, system: System, profile: Profile, blocks: Column) -> Terms:
     """Return `optimizer`: the update of a rank's shards."""
     how, params = sharding(layout, profile.policy), parameters_of(shape, layout, _held(shape, layout, blocks))
-    expert_shards = np.where(how.level >= 1, expert_ranks(layout), 1)
+    expert_shards = np.where(how.state, expert_ranks(layout), 1)
     updated_params = params.dense / how.shards + params.experts / expert_shards
     here = profile.optimizer_bytes / (system.memory_bytes_per_s * system.memory)
     # On the host: gradients down, the update there, parameters up, one after another.

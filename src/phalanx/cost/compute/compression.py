@@ -32,11 +32,11 @@ def scratch_bytes(c: Compression, cut: Sequence[Bucket], s: Strategy, e: int) ->
 
 def _code_bytes(c: Compression, row: Codes, sizes: Sequence[int], s: Strategy, e: int) -> int:
     """Return bytes of scratch, messages and second residuals of a quantising compressor."""
-    p = s.shards if s.effective_zero else s.gradient_ranks
+    p = s.shards if s.shards > 1 else s.gradient_ranks
     part = sum(sizes) // p
     scratch = (PIECE * (1 + c.stochastic) + PIECE // BLOCK) * e
     messages = 2 * sum(slot_sizes([p * row.message_bytes(n // p) for n in sizes]))
-    if s.effective_zero == 0:
+    if s.shards == 1:
         return scratch + messages + part * e * c.feedback
     if s.dp_replicate == 1:
         return scratch + messages
@@ -55,11 +55,11 @@ def passes(c: Compression, s: Strategy) -> float:
     row = c.row
     if not isinstance(row, Codes):
         return row.passes + (row.feedback_passes if c.feedback else 0)
-    p = s.shards if s.effective_zero else s.gradient_ranks
+    p = s.shards if s.shards > 1 else s.gradient_ranks
     # With error feedback the residual is added (3 passes), and what encoding lost is written back.
     encode = row.write_passes + (3 + row.error_passes if c.feedback else 0)
     total: float = encode + row.add_passes
-    if s.effective_zero == 0:
+    if s.shards == 1:
         total += encode / p + row.read_passes
     elif s.dp_replicate > 1:
         total += (encode + row.add_passes + encode / s.dp_replicate + row.read_passes) / p

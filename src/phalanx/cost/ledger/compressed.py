@@ -64,10 +64,8 @@ def compressed_gradients(spec: ModelSpec, s: Strategy) -> Compressed:
         return DENSELY
     work, row = passes(c, s), c.row
     if isinstance(row, Codes):
-        parts = s.shards if s.effective_zero else s.gradient_ranks
-        sums = (
-            1 / parts if s.effective_zero == 0 or s.dp_replicate > 1 else 0.0
-        )  # share of the sums, which are coded again
+        parts = s.shards if s.shards > 1 else s.gradient_ranks
+        sums = 1 / parts if s.shards == 1 or s.dp_replicate > 1 else 0.0  # share of the sums, which are coded again
         return Compressed(CODES, 0.0, row.bytes_per_element, work, c.feedback * (1 + sums))
     residual = float(c.feedback)
     if isinstance(row, Gathered):

@@ -1,12 +1,11 @@
 """What data parallelism sends in a step: gradients reduced, parameters gathered, under a level of ZeRO and a policy.
 
-    level 0     all-reduce of gradients over dp x cp                    once, or after every micro-batch
-    above       reduce-scatter over the shards                          once, or after every micro-batch
-                all-reduce of each shard over its replicas (HSDP)       once, or after every micro-batch
-                all-gather of parameters over the shards                once; or m times, at level 3 twice
+    unsharded   all-reduce of gradients over dp x cp
+    sharded     reduce-scatter over the shards, all-reduce of each shard over its replicas (HSDP), all-gather of
+                parameters over the shards
 
-Blocks' parameters may be gathered in 8 bits at level 3; their scales, and what is in no matrix, are then reduced once
-a step (schedule/gradients/narrow.py).
+each as often as the Sharding says (schedule/gradients/sharding.py). Blocks' parameters may be gathered in 8 bits at
+level 3; their scales, and what is in no matrix, are then reduced once a step (schedule/gradients/narrow.py).
 
 Experts reduce and shard over the ranks with the same experts, edp = dp cp tp / (ep etp), if those are others than the
 rest's. The head stays gathered from its forward to its backward pass. tp ranks sum the gradients of which each has a
@@ -24,8 +23,8 @@ from phalanx.cost.ledger.flow import Flow, Held
 from phalanx.cost.ledger.model_shape import Shape, on_rank
 from phalanx.cost.ledger.policy import Policy
 from phalanx.cost.ledger.rank_layout import Layout
-from phalanx.cost.ledger.sharding import Sharding
 from phalanx.schedule.gradients.narrow import NUMBER_BYTES
+from phalanx.schedule.gradients.sharding import Sharding
 
 
 @dataclass(frozen=True)
@@ -134,14 +133,14 @@ def gradient_flows(
     ranks, edp = layout.dp * layout.cp, expert_ranks(layout)
     replica_stride = np.where(how.shards > 1, layout.dp_stride * how.shards / layout.cp, stride)
     dense = p.dense + np.where(apart, 0.0, p.experts)
-    narrow = (np.asarray(layout.narrow_gathers) > 0) & (how.level >= 3)
+    narrow = (np.asarray(layout.narrow_gathers) > 0) & how.parameters
     numbers, of_experts = _scales(shape, layout, held) if np.any(narrow) else (0.0, 0.0)
     blocks = narrow * (p.blocks + np.where(apart, 0.0, p.experts))
     numbers = numbers + np.where(apart, 0.0, of_experts)
     units, over = narrow * (held.dense + held.experts), (ranks, stride, how.shards, how.replicas, replica_stride)
     groups = [_Group("dp", dense, p.kept, *over, p.units, p.kept_units, blocks, units, narrow * numbers)]
     if np.any(p.experts):
-        params, shards = np.where(apart, p.experts, 0.0), np.where(how.level > 0, edp, 1.0)
+        params, shards = np.where(apart, p.experts, 0.0), np.where(how.state, edp, 1.0)
         between = layout.edp_stride
         over, units = (edp, between, shards, edp / shards, between), held.experts
         numbers = narrow * np.where(apart, of_experts, 0.0)
@@ -153,7 +152,7 @@ def gradient_flows(
 
 
 def _of_group(g: _Group, m: Column, how: Sharding, types: Types, bucket_bytes: Column) -> list[Flow]:
-    by_unit = how.parameters > 0
+    by_unit = how.by_unit > 0
 
     def flow(
         op: str,
@@ -174,12 +173,10 @@ def _of_group(g: _Group, m: Column, how: Sharding, types: Types, bucket_bytes: C
         )
 
     sharded = 1.0 * (np.asarray(g.shards) > 1)
-    reductions = np.where(how.reduces_each > 0, m, 1.0)
-    replications = np.where(how.replicates_each > 0, m, 1.0)
-    gathers = np.where(how.gathers_each > 0, m * (1 + how.regathers), 1.0)
+    reductions, replications, gathers = how.reductions(m), how.replications(m), how.gathers(m)
     kept = g.kept * how.regathers  # these are gathered once for both passes
     unsharded = flow(
-        "all_reduce", "gradients", g.params, types.gradient, g.ranks, g.stride, replications * (how.level == 0)
+        "all_reduce", "gradients", g.params, types.gradient, g.ranks, g.stride, replications * ~how.state
     )
     scatter = flow("reduce_scatter", "gradients", g.params, types.gradient, g.shards, g.stride, reductions * sharded)
     across = flow(
@@ -189,7 +186,7 @@ def _of_group(g: _Group, m: Column, how: Sharding, types: Types, bucket_bytes: C
         types.accumulated,
         g.replicas,
         g.replica_stride,
-        replications * (how.level > 0),
+        replications * how.state,
     )
     over = (types.parameter, g.shards, g.stride)
     again = g.units - g.narrow_units - g.kept_units * how.regathers
@@ -215,7 +212,7 @@ def summed_copies(shape: Shape, layout: Layout, policy: Policy, how: Sharding, t
     size = elements / np.maximum(how.shards, 1) * types.accumulated
     apart = np.asarray(policy.copies_each) > 0
     norms = np.maximum((held.dense + held.experts) * shape.norms + np.minimum(held.head, 1.0), 1.0)
-    each = (how.level == 0) | (how.reduces_each > 0)  # else they are added up first, in the type that is reduced
+    each = ~how.state | (how.reduces_each > 0)  # else they are added up first, in the type that is reduced
     size = np.where(apart, elements * np.where(each, types.parameter, types.gradient) / norms, size)
     times = np.where(each, layout.micro_batches, 1.0)
     count = np.where(apart, norms * times, 1.0) * (elements > 0)

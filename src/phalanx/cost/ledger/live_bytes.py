@@ -23,7 +23,7 @@ from phalanx.cost.ledger.layer_flows import head_slices, kv_heads, routed_rows, 
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.policy import MEGATRON, Policy
 from phalanx.cost.ledger.rank_layout import FORMATS, Layout
-from phalanx.cost.ledger.sharding import Sharding
+from phalanx.schedule.gradients.sharding import Sharding
 from phalanx.schedule.layers.head import kept_bytes
 
 
@@ -95,12 +95,12 @@ def state_bytes(layout: Layout, keeps: Keeps, how: Sharding, shards: Column) -> 
     two = keeps.kept_bytes - keeps.reduced_bytes - accumulated + (keeps.shard_bytes + accumulated) / shards
     unsharded = np.where(np.asarray(keeps.reduced_bytes) > 0, keeps.reduced_bytes, accumulated)
     three = keeps.full_shard_bytes / shards + unsharded * (1 - how.reduces_each)
-    sharded = np.where(how.parameters > 0, three, np.where(how.reduces_each > 0, two, one))
+    sharded = np.where(how.by_unit > 0, three, np.where(how.reduces_each > 0, two, one))
     whole = keeps.whole_bytes + keeps.replica_bytes * (layout.dp * layout.cp > 1)
     # Experts of which a rank has the only copy have nothing to shard; what is reduced is not kept at ZeRO-2 either.
     only_copy = whole - np.asarray(keeps.reduced_bytes) * (how.reduces_each > 0)
-    sharded = np.where((shards <= 1) & (how.parameters == 0), only_copy, sharded)
-    return np.where(how.level == 0, whole, sharded)
+    sharded = np.where((shards <= 1) & (how.by_unit == 0), only_copy, sharded)
+    return np.where(how.state, sharded, whole)
 
 
 def operand_bytes(layout: Layout, keeps: Keeps) -> Column:

@@ -78,7 +78,8 @@ PHALANX = Policy(
     slices_head=1.0,
 )
 """Our runtime: gradients after every micro-batch at 2 and 3 (runtime/data_parallel/engine.py); with a pipeline,
-parameters once a step (Strategy.gathers_once). What layers send: schedule/layers/collectives.py."""
+parameters once a step (schedule/gradients/sharding.py, `sharding_of`). What layers send:
+schedule/layers/collectives.py."""
 
 MEGATRON = Policy()
 """Megatron-FSDP, the only one of Megatron's that shards gradients: `optim_grads` reduce-scatters on all

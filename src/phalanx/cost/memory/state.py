@@ -9,6 +9,7 @@ from phalanx.cost.compute import compression
 from phalanx.cost.memory.attention_core import first_visible_bytes
 from phalanx.schedule.gradients.buckets import layout, reduction_slots, slot_sizes
 from phalanx.schedule.gradients.narrow import NUMBER_BYTES, gathered_elements, gathered_narrow, numbers, scales
+from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.layers.routing import depends_on_other_tokens, own_tokens
 from phalanx.schedule.layout import RankView
 from phalanx.spec.job import DTYPE_BYTES, Job
@@ -46,7 +47,7 @@ class State:
 def updated_elements(local: ModelSpec, s: Strategy) -> int:
     """Return the elements that a rank updates, without padding, if shards are equal. `local`: what the rank holds.
     Without ZeRO it updates all of them, also where quantised gradients are summed part by part."""
-    if not s.effective_zero:
+    if s.shards == 1:
         return local.parameter_count
     experts = sum(p.numel for p in parameters(local) if p.of_experts) if s.separate_experts else 0
     return (local.parameter_count - experts) // layout(s)[0] + experts // layout(s, experts=True)[0]
@@ -70,11 +71,11 @@ def model_state(view: RankView) -> State:
     """Return the model state of a rank: unsharded without ZeRO, else its shards of the padded buckets and the memory
     in which they are gathered or reduced; and its share of the batch, as int64 token ids."""
     job, s, local, cut = view.job, view.strategy, view.local, view.buckets
-    p, zero = job.precision, s.effective_zero
+    p, sharding = job.precision, sharding_of(s)
     padded = view.padded
     gradients = sum(padded)  # elements; parameters are views of buckets only with ZeRO-1 and 2
-    n = gradients if zero else local.parameter_count
-    shard_elements = sum(size // b.parts(s) for b, size in zip(cut, padded, strict=True)) if zero else n
+    n = gradients if sharding.state else local.parameter_count
+    shard_elements = sum(size // b.parts(s) for b, size in zip(cut, padded, strict=True)) if sharding.state else n
     master, reduce, accumulate = (DTYPE_BYTES[d] for d in (p.master_dtype, p.reduce_dtype, p.accumulate_dtype))
     c = s.compressor
     if c is not None:
@@ -82,7 +83,7 @@ def model_state(view: RankView) -> State:
     compute, separate_reduce_buffer = DTYPE_BYTES[p.compute], c is None and p.reduce_dtype != p.accumulate_dtype
     moments = {"adamw": 2, "sgd": 1 if job.optimizer.betas[0] else 0}[job.optimizer.name]
     elements, pieces = shard_elements, len(parameters(local))
-    if zero and view.shard is not None:
+    if sharding.state and view.shard is not None:
         elements, pieces = owned_elements(view, view.shard)
     counters = 4 * pieces if job.optimizer.name == "adamw" else 0  # fp32 step counts
     separate = job.documents == "separate"
@@ -94,20 +95,20 @@ def model_state(view: RankView) -> State:
     if context.parallel:
         mask = 0 if separate else sum(first_visible_bytes(view.stage, context, 1, False).values())
         mask += (context.tokens + job.seq) * 8  # positions
-    in_flight = sum(reduction_slots(view.stage, cut, s)[1]) * reduce if zero >= 2 else 0
-    if zero == 3:
+    in_flight = sum(reduction_slots(view.stage, cut, s)[1]) * reduce if sharding.reduces_each else 0
+    if sharding.parameters:
         sized = [(b, gathered_elements(b, size, p)) for b, size in zip(cut, padded, strict=True)]
         gathered = sum(size for b, size in sized if b.unit == "model")
         for experts in (False, True):
             sizes = [size for b, size in reversed(sized) if b.unit != "model" and b.experts == experts]
-            gathered += sum(sizes) if s.gathers_once else sum(slot_sizes(sizes))
+            gathered += sum(sizes) if sharding.keeps_gathered else sum(slot_sizes(sizes))
         in_flight += gathered * compute + _narrow_bytes(view)
     return State(
-        parameters=0 if zero == 3 else n * compute,
-        master=shard_elements * master if zero == 3 or p.master_dtype != p.compute else 0,
-        gradients=gradients * (accumulate + reduce * separate_reduce_buffer)
-        if zero <= 1
-        else shard_elements * accumulate,
+        parameters=0 if sharding.parameters else n * compute,
+        master=shard_elements * master if sharding.parameters or p.master_dtype != p.compute else 0,
+        gradients=shard_elements * accumulate
+        if sharding.reduces_each
+        else gradients * (accumulate + reduce * separate_reduce_buffer),
         optimizer=elements * moments * master + counters,
         buffers=in_flight + partial_gradient_bytes(view),
         tables=rotary + mask + _expert_tables(view),

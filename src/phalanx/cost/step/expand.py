@@ -29,6 +29,7 @@ from phalanx.schedule.event import INSIDE, Event, Kind, Phase
 from phalanx.schedule.gradients.buckets import Bucket, of_chunks
 from phalanx.schedule.gradients.compression import Sent, bucket_collectives, replica_collectives
 from phalanx.schedule.gradients.narrow import IN_8_BITS, PARAMETERS, SCALES, gathered_narrow
+from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.layers import collectives, context
 from phalanx.schedule.layout import RankView
 from phalanx.schedule.pipeline.actions import last_weight_grad_at
@@ -54,7 +55,8 @@ class _Expansion:
         self.terms = {(t.event.op, t.event.unit): t for t in step_terms if t.event.axis not in (*INSIDE, "pp")}
         self.finished = last_weight_grad_at(view.actions)
         order = [view.chunk_indices.index(chunk) for chunk in self.finished]
-        early = self.strategy.effective_zero >= 2
+        self.sharding = sharding_of(self.strategy)
+        early = self.sharding.reduces_each
         sets = of_chunks(view.buckets, view.stage, order, early)
         self.ready = [
             _completed([view.buckets[i] for i in indices], units)
@@ -102,7 +104,7 @@ class _Expansion:
             event = self.terms["all_reduce", "metrics"].event
             log.add([replace(event, group_size=strategy.world, bytes=metrics(view.model, strategy) * 8)])
         log.compute(_update(self.terms["optimizer", ""], view))
-        if strategy.effective_zero in (1, 2):
+        if self.sharding.updates_gather:
             for b in reversed(view.buckets):
                 log.add(self._sent("all_gather", PARAMETERS, b, None))
         for (_, unit), term in self.terms.items():
@@ -128,9 +130,9 @@ class _Expansion:
     def _backward(self, phase: Literal["B", "I", "W"], chunk: int, m: int, last: bool) -> None:
         """Log a backward pass (B, I or W) of a chunk for micro-batch m, with the buckets that it fills. `last`: the
         chunk's last one of the step."""
-        index, s = self.view.chunk_indices.index(chunk), self.strategy
+        index = self.view.chunk_indices.index(chunk)
         last_use = {f"blocks.{i}": size for i, size in self.masks[index].items()} if phase != "W" else {}
-        reduced = phase != "I" and (last or s.effective_zero >= 2)
+        reduced = phase != "I" and (last or self.sharding.reduces_each)
         for unit in reversed(self.view.chunks[index]):
             if phase == "B":
                 self.log.add(self._gathered(self._needed(unit, "B"), "B", m))
@@ -140,7 +142,7 @@ class _Expansion:
                 self.reductions_left[bucket.name] -= last
                 across = [] if self.reductions_left[bucket.name] else self._across(bucket, m)
                 self.log.add(self.bucket_order.issue(self._reduction(bucket, m), across))
-        if reduced and s.effective_zero >= 2:
+        if reduced and self.sharding.reduces_each:
             self.log.add(self.bucket_order.flush())
 
     def _message(self, kind: str, chunk: int, m: int) -> None:
@@ -177,7 +179,7 @@ class _Expansion:
     def _needed(self, unit: str, phase: Phase) -> list[str]:
         """Return the units whose gather must have started when a pass of `unit` begins (ZeRO-3)."""
         s, order = self.strategy, self.gathers
-        if not s.gathers_once or unit not in order:
+        if not self.sharding.keeps_gathered or unit not in order:
             return _ahead(order, unit, 1 if phase == "F" else -1, s.prefetch)
         after = order.index(unit) + 1
         return [unit, *order[after : after + s.prefetch]] if phase == "F" else []
@@ -185,7 +187,7 @@ class _Expansion:
     def _gathered(self, names: Iterable[str], phase: Phase, m: int) -> Iterator[Event]:
         """Yield the gathers of units that are not gathered yet (ZeRO-3)."""
         for name in names:
-            if name not in self.gathered_units or not self.strategy.gathers_once:
+            if name not in self.gathered_units or not self.sharding.keeps_gathered:
                 self.gathered_units.add(name)
                 for bucket in sorted((b for b in self.view.buckets if b.unit == name), key=lambda b: b.experts):
                     what = IN_8_BITS if gathered_narrow(bucket, self.job.precision) else PARAMETERS
@@ -203,7 +205,7 @@ class _Expansion:
         if c is not None:
             sends = bucket_collectives(c, bucket, s, self.job.precision.accumulate_dtype)
             return [_compressed(x, bucket, self.view, m) for x in sends]
-        op = "reduce_scatter" if s.effective_zero else "all_reduce"
+        op = "reduce_scatter" if self.sharding.state else "all_reduce"
         return self._sent(op, "gradients", bucket, m)
 
     def _across(self, bucket: Bucket, m: int) -> list[Event]:
@@ -258,7 +260,7 @@ class EventLog:
 def _update(term: Term, view: RankView) -> Event:
     """Return the optimizer's event, with the cast gradients of a certain rank's shard."""
     cast = term.alloc
-    if view.strategy.effective_zero and view.shard is not None:
+    if view.strategy.shards > 1 and view.shard is not None:
         cast = cast_gradients(owned_elements(view, view.shard)[0], view.job)
     return replace(term.event, alloc=cast, free=cast)
 

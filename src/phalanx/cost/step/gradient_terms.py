@@ -19,6 +19,7 @@ from phalanx.schedule.gradients.narrow import (
     gathered_narrow,
     numbers,
 )
+from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.layout import RankView
 from phalanx.spec.job import DTYPE_BYTES, DType, Precision
 from phalanx.spec.strategy.compressors import Compression
@@ -40,7 +41,7 @@ def data_parallel_terms(view: RankView) -> list[Term]:
 def _bucket_terms(view: RankView, cut: Sequence[Bucket], sizes: Sequence[int]) -> list[Term]:
     """Return the terms of buckets that are reduced over the same ranks. `sizes`: their elements, padding included."""
     s, p, m = view.strategy, view.job.precision, view.layout.micro_batches
-    zero, first = s.effective_zero, cut[0]
+    sharding, first = sharding_of(s), cut[0]
     axis, parts = first.axis(s), first.parts(s)
     numel = sum(sizes)
 
@@ -49,24 +50,24 @@ def _bucket_terms(view: RankView, cut: Sequence[Bucket], sizes: Sequence[int]) -
         event = Event("collective", op, phase, first.kind(unit), axis, dtype=dtype)
         return Term(event, count=len(cut) * times, bytes=numel // part * DTYPE_BYTES[dtype] * times)
 
-    reductions = m if zero >= 2 else 1  # of each bucket in a step
+    reductions = sharding.reductions(m)  # of each bucket in a step
     c = s.compressor
     if c is not None:
         terms = _compressed_terms(c, s, p.accumulate_dtype, cut, reductions)
-    elif zero == 0:
+    elif not sharding.state:
         terms = [term("all_reduce", "B", "gradients", axis, p.reduce_dtype)]
     else:
         terms = [term("reduce_scatter", "B", "gradients", axis, p.reduce_dtype, reductions)]
         if first.across(s):
             terms.append(term("all_reduce", "B", "shards", "dp_replicate", p.accumulate_dtype, part=parts))
-    if zero >= 2:  # gradients are copied into the reduction buffer, and the reduced shards accumulated
+    if sharding.reduces_each:  # gradients are copied into the reduction buffer, and the reduced shards accumulated
         compute, accumulate = DTYPE_BYTES[p.compute], DTYPE_BYTES[p.accumulate_dtype]
         reduce = accumulate if c else DTYPE_BYTES[p.reduce_dtype]
         copies = Work(traffic_bytes=numel * reductions * (compute + reduce + 3 * accumulate / parts))
         terms[0] = replace(terms[0], work=terms[0].work + copies)
-    if zero in (1, 2):
+    if sharding.updates_gather:
         terms.append(term("all_gather", "opt", PARAMETERS, axis, p.compute))
-    elif zero == 3:
+    elif sharding.parameters:
         narrow = [gathered_narrow(b, p) for b in cut]
         for eight in (False, True):
             if those := [held for held, of in zip(zip(cut, sizes, strict=True), narrow, strict=True) if of == eight]:
@@ -103,10 +104,10 @@ def _gathers(sized: Sequence[tuple[Bucket, int]], s: Strategy, dtype: str, m: in
     kept = [size for b, size in sized if b.unit in ("head", "model")]
     what = IN_8_BITS if dtype == "uint8" else PARAMETERS
     event = Event("collective", "all_gather", "F", first.kind(what), first.axis(s), dtype=dtype)
-    if s.gathers_once:
-        gathers, size = len(sized), total
-    else:
+    if sharding_of(s).gathers_each:
         gathers, size = (2 * len(sized) - len(kept)) * m, (2 * total - sum(kept)) * m
+    else:
+        gathers, size = len(sized), total
     return Term(event, count=gathers, bytes=size * DTYPE_BYTES[dtype])
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 
 from phalanx.cost.step.term import Term
 from phalanx.schedule.gradients.narrow import SCALES
+from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.layout import Layout
 
 
@@ -28,7 +29,7 @@ def exposed_outside_layers(
 
     `sent`: these terms with the seconds of all their collectives; `forward_s`, `backward_s`: a rank's passes of all
     micro-batches."""
-    s, m = layout.strategy, layout.micro_batches
+    sharding, m = sharding_of(layout.strategy), layout.micro_batches
     reduced = gathered = updated = exposed = 0.0
     for term, seconds in sent:
         if term.event.phase == "B":
@@ -39,10 +40,10 @@ def exposed_outside_layers(
             exposed += seconds
         else:
             updated += seconds
-    if s.gathers_once:
+    if not sharding.gathers_each:
         exposed += max(gathered - forward_s / m, 0.0)
     else:
         exposed += max(gathered / 2 - forward_s, 0.0)
         reduced += gathered / 2
-    exposed += max(reduced - backward_s / (1 if s.effective_zero >= 2 else m), 0.0)
+    exposed += max(reduced - backward_s / (1 if sharding.reduces_each else m), 0.0)
     return exposed + max(updated - forward_s / m, 0.0)

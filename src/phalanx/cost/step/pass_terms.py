@@ -12,6 +12,7 @@ from phalanx.cost.memory.footprint import documents, footprint
 from phalanx.cost.memory.live_bytes import Pass
 from phalanx.cost.step.term import Term
 from phalanx.schedule.event import Event, Phase
+from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.layers.context import keys_per_query
 from phalanx.schedule.layers.head import sliced, slices_over_ranks
 from phalanx.schedule.layers.routing import depends_on_router
@@ -121,7 +122,7 @@ def _weights(p: Precision, s: Strategy) -> tuple[unit_work.Weights | None, unit_
     """Return how products of 8-bit floats get weights, in forward and backward passes; None: there are none."""
     if not p.narrow:
         return None, None
-    arrive = p.gathers_narrow and s.effective_zero == 3
+    arrive = p.gathers_narrow and sharding_of(s).parameters
     return ("gathered", "transposed") if arrive else ("rounded", "rounded")
 
 
@@ -143,7 +144,7 @@ def boolean_mask_bytes(view: RankView, core: Core | None) -> int:
 def _gradient_dtype(s: Strategy, job: Job) -> DType:
     """Return the dtype of the memory that a gradient is written to when it is ready."""
     p = job.precision
-    return p.accumulate_dtype if s.effective_zero <= 1 or s.compressor else p.reduce_dtype
+    return p.reduce_dtype if sharding_of(s).reduces_each and not s.compressor else p.accumulate_dtype
 
 
 def _freed(spec: ModelSpec, unit: str, t: int, job: Job, kept: int) -> int:

@@ -27,7 +27,7 @@ def program(x: Subject) -> Program:
         # accelerator.py:1600 would say "we skip the TP preparation", and every rank of tp do the same work.
         reason = "accelerate splits no layer: from_pretrained(tp_plan=...) in a program's code does"
         raise InputError("strategy.tp", s.tp, reason, "use tp=1, or plan for torchtitan")
-    if s.cp > 1 and s.zero == 0:
+    if s.cp > 1 and not s.level.state:
         reason = "accelerate launch takes parallelism_config under FSDP2 alone"
         raise InputError("strategy.cp", s.cp, reason, "use zero=3 and dp=2 or more")
     if o.reduce != "auto":
@@ -37,7 +37,7 @@ def program(x: Subject) -> Program:
     if s.grad_sync == "micro":
         more["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     given = trainer.arguments(x, **more)
-    if s.zero >= 2:
+    if s.level.gradients:
         given["gradient_checkpointing"] = False  # accelerate.yaml does it
     given["bf16"] = given["fp16"] = False
     return Program(
@@ -47,7 +47,7 @@ def program(x: Subject) -> Program:
         blanks=trainer.blanks(x),
         files={
             "accelerate.yaml": document(parts, "accelerate launch --config_file accelerate.yaml"),
-            **trainer.files(x, given, from_first_rank=s.zero >= 2),
+            **trainer.files(x, given, from_first_rank=s.level.gradients),
         },
     )
 
@@ -55,7 +55,7 @@ def program(x: Subject) -> Program:
 def groups(x: Subject) -> tuple[Group, ...]:
     """Return all keys, group by group."""
     s = x.s
-    sharded = s.zero >= 2
+    sharded = s.level.gradients
     result = [
         group(
             "Nodes and ranks",

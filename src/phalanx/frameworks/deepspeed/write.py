@@ -30,10 +30,10 @@ def program(x: Subject) -> Program:
     if x.options.cross_entropy == "linear":
         reason = "TiledFusedLogitsLoss is called in the model's code, not in its JSON"
         raise InputError("options.cross_entropy", "linear", reason, "leave it out")
-    if (s.tp > 1 and s.zero > 2) or (s.tp > 1 and s.cp > 1):
+    if (s.tp > 1 and s.level.parameters) or (s.tp > 1 and s.cp > 1):
         reason = "AutoTP goes with ZeRO up to level 2 and without sequence parallelism"
         raise InputError("strategy.tp", s.tp, reason, "use zero=2 and cp=1, or tp=1")
-    if 0 < x.options.optimizer_offload < 1 and s.zero < 3:
+    if 0 < x.options.optimizer_offload < 1 and not s.level.parameters:
         reason = "a part of the optimizer is offloaded at ZeRO level 3 only"
         raise InputError("options.optimizer_offload", x.options.optimizer_offload, reason, "use 1, or zero=3")
     parts = groups(x)
@@ -103,12 +103,12 @@ def groups(x: Subject) -> tuple[Group, ...]:
 def _zero(x: Subject) -> dict[str, Any]:
     s, o = x.s, x.options
     table: dict[str, Any] = {KEY["strategy.zero"]: s.zero}
-    if s.zero:
+    if s.level.state:
         table["zero_optimization.overlap_comm"] = True
         table["zero_optimization.contiguous_gradients"] = True
     if s.bucket != "auto":
         table["zero_optimization.reduce_bucket_size"] = math.ceil(s.bucket * 2**20 / GRADIENT_BYTES)
-    if s.zero == 3 and s.dp_shard < s.dp:
+    if s.level.parameters and s.dp_shard < s.dp:
         table[KEY["strategy.shard"]] = s.dp_shard
     if o.optimizer_offload:
         table["zero_optimization.offload_optimizer.device"] = "cpu"

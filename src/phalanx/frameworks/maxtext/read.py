@@ -30,6 +30,7 @@ from phalanx.spec.model.families import complete
 from phalanx.spec.model.mechanisms import MOST_LAYERS, Experts, Latent, RopeScaling
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy import stack_options
+from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 _TYPES = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
 _AXES = {
@@ -75,7 +76,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         ep=ep,
         zero=zero,
         sp=sequence > 1,
-        shard=shards if zero == 3 and shards != replicas else None,
+        shard=shards if zero and ZERO_LEVELS[zero].parameters and shards != replicas else None,
         schedule="gpipe" if (degrees["pp"] or 1) > 1 else None,
         micro_batch=micro,
         accumulation=steps,

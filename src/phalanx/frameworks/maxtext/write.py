@@ -45,10 +45,11 @@ def program(x: Subject) -> Program:
 def _require_expressible(x: Subject) -> None:
     s, o = x.s, x.options
     _require_model(x.model)
-    if s.ep > 1 and (s.zero < 3 or s.dp_shard % s.ep):
+    shards = s.dp_shard if s.level.parameters else 1
+    if shards % s.ep:
         reason = "expert parallelism takes ranks of the data axis that shards parameters (dp_shard)"
-        raise InputError("strategy.ep", s.ep, f"{reason}, here {s.dp_shard if s.zero == 3 else 1}", "use zero=3")
-    if s.cp > 1 and s.zero < 3:
+        raise InputError("strategy.ep", s.ep, f"{reason}, here {shards}", "use zero=3")
+    if s.cp > 1 and not s.level.parameters:
         reason = "parameters are sharded over the context axis too (logical_axis_rules of base.yml)"
         raise InputError("strategy.zero", s.zero, f"{reason}, so cp={s.cp} goes with zero=3", "use zero=3, or cp=1")
     if s.pp > 1 and x.micro_batches % s.pp:
@@ -195,7 +196,7 @@ def _degrees(x: Subject) -> dict[str, Any]:
     """Spread the axes over nodes: from the innermost, each takes what a node has left."""
     s = x.s
     tensor = "tensor_sequence" if s.sp else "tensor"
-    shards = s.dp_shard if s.zero == 3 else 1
+    shards = s.dp_shard if s.level.parameters else 1
     degrees = {tensor: s.tp, "expert": s.ep, "context": s.cp, "pipeline": s.pp}
     degrees |= {"fsdp": shards // s.ep, "data": s.dp // shards}
     table: dict[str, Any] = {"num_slices": x.nodes}
@@ -209,7 +210,7 @@ def _degrees(x: Subject) -> dict[str, Any]:
         raise InputError(
             "strategy", str(s), f"its axes do not fill nodes of {x.gpus_per_node} GPUs", "use other degrees"
         )
-    table["shard_optimizer_over_data"] = s.zero == 1
+    table["shard_optimizer_over_data"] = s.level.state and not s.level.gradients
     if s.cp > 1 and x.options.context != "auto":
         key, words = WORD["options.context"]
         table[key] = words[x.options.context]

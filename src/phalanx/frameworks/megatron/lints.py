@@ -202,7 +202,7 @@ def gather_without_reduce(c: Config, x: Configuration) -> Found:
     if x.kind == "megatron" and truth(arg(c, "overlap_param_gather")):
         if not truth(arg(c, "overlap_grad_reduce")):
             yield "overlap-param-gather", "needs overlapped gradients, and is refused alone", "--overlap-grad-reduce"
-        elif x.layout.zero == 0 and "args" in c:  # a YAML file may inherit the optimizer
+        elif x.layout.level and not x.layout.level.state and "args" in c:  # a YAML file may inherit the optimizer
             yield "overlap-param-gather", "has nothing to gather", "--use-distributed-optimizer"
 
 

@@ -153,13 +153,13 @@ def _data(x: Subject) -> tuple[Setting, ...]:
         ("--use-megatron-fsdp", fsdp),
         (flag, words[str(s.zero)] if fsdp else None),
         ("--ckpt-format", "fsdp_dtensor" if fsdp else None),
-        ("--init-model-with-meta-device", fsdp and s.zero > 0),
-        ("--no-gradient-accumulation-fusion", fsdp and s.zero > 1),
-        ("--use-distributed-optimizer", s.zero > 0 or fsdp or _needs_distributed(x)),
-        ("--num-distributed-optimizer-instances", s.dp_replicate if s.zero and s.dp_replicate > 1 else None),
+        ("--init-model-with-meta-device", fsdp and s.level.state),
+        ("--no-gradient-accumulation-fusion", fsdp and s.level.gradients),
+        ("--use-distributed-optimizer", s.level.state or fsdp or _needs_distributed(x)),
+        ("--num-distributed-optimizer-instances", s.dp_replicate if s.level.state and s.dp_replicate > 1 else None),
         # what the price assumes: gradients are reduced while the last backward pass goes on
-        ("--overlap-grad-reduce", several and not (fsdp and s.zero == 0)),
-        ("--overlap-param-gather", several and s.zero > 0),
+        ("--overlap-grad-reduce", several and not (fsdp and not s.level.state)),
+        ("--overlap-param-gather", several and s.level.state),
         ("--ddp-bucket-size", bucket),
     )
 

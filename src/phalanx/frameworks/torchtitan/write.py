@@ -74,7 +74,7 @@ def groups(x: Subject) -> tuple[Group, ...]:
         "parallelism.data_parallel_replicate_degree": s.dp_replicate,
         "parallelism.data_parallel_shard_degree": s.dp_shard,
     }
-    if s.zero >= 2:
+    if s.level.gradients:
         key, words = WORD["strategy.zero"]
         parallel[key] = words[str(s.zero)]
     tensor = {KEY["strategy.tp"]: s.tp}

@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 
 from phalanx.cost.collectives.link import ring_link
 from phalanx.cost.collectives.measured import measured, ring_seconds
+from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.layout import Layout
 from phalanx.spec.byte_sizes import write_bytes
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -61,7 +62,7 @@ def best_bytes(gradient_bytes: float, crossover_bytes: float) -> float:
 
 def has_buckets(strategy: Strategy) -> bool:
     """Whether `bucket` has an effect: gradients are reduced, and not unit by unit as in ZeRO-3."""
-    return strategy.gradient_ranks > 1 and strategy.effective_zero < 3
+    return strategy.gradient_ranks > 1 and not sharding_of(strategy).parameters
 
 
 def resolve(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy) -> tuple[Strategy, str]:
@@ -72,7 +73,7 @@ def resolve(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy
         return strategy, ""
     view = Layout(model, job, strategy).stage_view(0)  # the first of a pipeline; the others hold about as much
     grid = view.mesh
-    op, axis = ("reduce_scatter", grid.shard_axis) if strategy.effective_zero else ("all_reduce", grid.gradient_axis)
+    op, axis = ("reduce_scatter", grid.shard_axis) if strategy.shards > 1 else ("all_reduce", grid.gradient_axis)
     total = view.local.parameter_count * DTYPE_BYTES[job.precision.reduce_dtype]
     line = _line(cluster, grid, op, axis, total)
     overlaps = cluster.device.own_communication_engine

@@ -14,6 +14,7 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.compressors import PLACE_BYTES, Gathered
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 _WORTH = 0.01
 """A remedy that saves less than this share of the step is not reported."""
@@ -122,8 +123,10 @@ def _smaller(x: LintSubject) -> str:
         ("recompute=selective", replace(s, recompute="selective")),
         ("recompute=full", replace(s, recompute="full")),
         ("micro_batch=1", replace(s, micro_batch=1)),
-        *((f"zero={zero}", replace(s, zero=zero)) for zero in (1, 2, 3) if s.gradient_ranks > 1 and zero > s.zero),
     ]
+    if s.gradient_ranks > 1:
+        more = (level.number for level in ZERO_LEVELS[s.zero + 1 :])
+        changes += [(f"zero={zero}", replace(s, zero=zero)) for zero in more]
     fitting = [(p.seconds, line) for line, other in changes if other != s and (p := x.alternative(other)) is not None]
     return f"{min(fitting)[1]} fits" if fitting else "no single change of recomputation, ZeRO or micro-batch fits"
 
@@ -319,9 +322,9 @@ def _idle(x: LintSubject) -> Iterator[Finding]:
 
 def _needless_zero3(x: LintSubject) -> Iterator[Finding]:
     """ZeRO-3 where a lower stage fits and is faster."""
-    if x.strategy.zero != 3:
+    if not x.strategy.level.parameters:
         return
-    for zero in (0, 1, 2):
+    for zero in (level.number for level in ZERO_LEVELS[: x.strategy.zero]):
         shard = x.strategy.shard if zero else None
         p = x.alternative(replace(x.strategy, zero=zero, shard=shard))
         if p is not None and p.seconds < x.comparable_seconds:

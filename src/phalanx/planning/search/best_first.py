@@ -33,6 +33,7 @@ from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.recompute import encode
 from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.zero_levels import ALL_SHARDED
 
 STACK = "phalanx"
 OPTIONS = Options(orders=strategy_columns.ORDERS[:1])
@@ -173,7 +174,7 @@ def _others(rows: Strategies, seconds: Floats, candidates: Sequence[Candidate]) 
 def _smallest(model: ModelSpec, cluster: ClusterSpec, job: Job, cores: Strategies) -> Strategy:
     """The strategy of least estimated memory: everything sharded and recomputed."""
     all_ = np.ones_like(cores.zero)
-    sharded = np.where(cores.dp * cores.cp > 1, 3, 0)
+    sharded = np.where(cores.dp * cores.cp > 1, ALL_SHARDED, 0)
     rows = replace(cores, zero=sharded, shard=np.where(sharded, cores.dp, 1), recompute=encode("full") * all_)
     return rows.strategy(int(np.argmin(_estimated(model, cluster, job, rows))))
 

@@ -19,6 +19,7 @@ from phalanx.planning.search import space, strategy_columns
 from phalanx.planning.search.column_pricing import Floats, Pricing
 from phalanx.planning.search.strategy_columns import Ints, Options, Strategies
 from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.zero_levels import level_columns
 
 FAMILIES = ("DDP", "ZeRO", "HSDP", "TP+DP", "PP+DP", "3D", "with CP", "with EP")
 _DDP, _ZERO, _HSDP, _TP, _PP, _3D, _CP, _EP = range(len(FAMILIES))
@@ -67,7 +68,7 @@ class Exploration:
 
 def family(rows: Strategies) -> Ints:
     """Return the index into FAMILIES of each row."""
-    data = np.where(rows.zero == 0, _DDP, np.where(rows.shard == rows.dp, _ZERO, _HSDP))
+    data = np.where(level_columns(rows.zero).state, np.where(rows.shard == rows.dp, _ZERO, _HSDP), _DDP)
     kinds = [rows.ep * rows.etp > 1, rows.cp > 1, (rows.tp > 1) & (rows.pp > 1), rows.tp > 1, rows.pp > 1]
     return np.select(kinds, [_EP, _CP, _3D, _TP, _PP], data)
 

@@ -24,6 +24,7 @@ from phalanx.spec.strategy.spec import FIELDS, Strategy
 from phalanx.spec.strategy.stack_options import DEFAULTS, OPTION_FIELDS, StackOptions
 from phalanx.spec.strategy.stack_options import parse as parse_options
 from phalanx.spec.strategy.where import Condition
+from phalanx.spec.strategy.zero_levels import level_columns
 
 _DEGREES = ("dp", "tp", "sp", "cp", "ulysses", "pp", "micro_batch")
 _PRODUCTS = ("world", "ring", "replicas", "cp_chunks", "tp_ulysses", "micro_batches")
@@ -163,7 +164,7 @@ class Limits:
         elif isinstance(column, str):
             legal = np.array(entry.allows(column))
         elif name == "shard":  # no way to have fewer shards than replicas
-            legal = (values["zero"] == 0) | (column == values["dp"])
+            legal = ~level_columns(np.asarray(values["zero"])).state | (column == values["dp"])
         else:
             legal = np.isin(column, [int(v) for v in entry.values or ()])
         result: npt.NDArray[np.bool_] = legal | (name in ("schedule", "virtual") and values["pp"] == 1)

@@ -45,6 +45,7 @@ from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model.spec import ModelSpec, parameters
 from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 _KEY = ("tp", "sp", "cp", "ulysses", "ep", "etp", "micro_batch")
 _ROUNDING, _UNEQUAL = 1 - 1e-9, 0.97
@@ -87,9 +88,8 @@ class Bounds:
         e, g, own = (DTYPE_BYTES[dtype] for dtype in (p.compute, p.accumulate_dtype, p.master_dtype))
         o = own * (1 + adam) + (own if p.master_dtype != p.compute else 0)
         zero = np.where(rows.shards > 1, rows.zero, 0)
-        whole = np.full(len(rows), float(e + g + o))
-        ways = [whole, e + g + o / shards, e + (g + o) / shards, whole / shards]
-        bytes_each: Floats = np.select([zero == level for level in range(4)], ways)
+        ways = [np.asarray(level.bytes_kept(o, g, e, shards)) * np.ones(len(rows)) for level in ZERO_LEVELS]
+        bytes_each: Floats = np.choose(zero, ways)
         return bytes_each
 
     def _timed(self, alone: Strategy, stages: int) -> tuple[float, Floats]:

@@ -13,6 +13,7 @@ from phalanx.planning.search.strategy_columns import ORDERS, SEARCHED
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 
 def neighbours(s: Strategy, pricing: Pricing) -> list[tuple[str, Strategy]]:
@@ -37,7 +38,7 @@ def _changes(s: Strategy, recompute: Sequence[str]) -> Iterator[tuple[str, dict[
         for other in (2 * degree, degree // 2):
             if other >= 1 and other != degree:
                 yield f"{axis} {degree} -> {other}", {axis: other}
-    for zero in range(4):
+    for zero in range(len(ZERO_LEVELS)):
         yield f"zero {s.zero} -> {zero}", {"zero": zero}
     for kind in recompute:
         yield f"recompute {s.recompute} -> {kind}", {"recompute": kind}
@@ -55,7 +56,7 @@ def _changes(s: Strategy, recompute: Sequence[str]) -> Iterator[tuple[str, dict[
             yield f"schedule {s.schedule} -> {name}", {"schedule": name, "virtual": virtual}
         for order in SEARCHED:
             yield f"order {s.order} -> {order}", {"order": order}
-    if s.zero and s.dp_shard > 1:
+    if s.dp_shard > 1:
         for shard in (s.dp_shard // 2, 2 * s.dp_shard):
             yield f"shard {s.dp_shard} -> {shard}", {"shard": shard}
 

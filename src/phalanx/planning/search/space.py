@@ -38,6 +38,7 @@ from phalanx.spec.strategy.legality import require_narrow
 from phalanx.spec.strategy.spec import Strategy, divisors
 from phalanx.spec.strategy.split import require_split
 from phalanx.spec.strategy.where import Condition, Words
+from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 Ways = Sequence[tuple[int, ...]]
 _DEFAULT = NAMES.index(Strategy.schedule)
@@ -377,12 +378,18 @@ def _by_sharding(rows: Strategies, job: Job, options: Options) -> _Expansion:
         levels = options.zero_in_pipeline if piped else options.zero
         sharded = [(zero, d) for zero in levels if zero for d in divisors(dp) if d > 1 or over_cp]
         moves = flags & 1
-        shardings = [way for way in sharded if way[0] == 3] if flags & 8 else [(0, 1), *sharded]
+        shardings = [way for way in sharded if ZERO_LEVELS[way[0]].parameters] if flags & 8 else [(0, 1), *sharded]
         every = [(*way, order) for way in shardings for order in (orders if moves else orders[:1])]
         return [way for way in every if not options.limits or within(dp, *way)]
 
     def within(dp: int, zero: int, shard: int, order: int) -> bool:
-        given = {"dp": dp, "zero": zero, "shard": shard, "dp_shard": shard if zero else 1, "order": ORDERS[order]}
+        given = {
+            "dp": dp,
+            "zero": zero,
+            "shard": shard,
+            "dp_shard": shard if ZERO_LEVELS[zero].state else 1,
+            "order": ORDERS[order],
+        }
         return options.limits.way(("zero", "shard", "order"), given)
 
     flags = 4 * (rows.pp > 1) + 2 * (rows.cp > 1) + ((rows.pp > 1) & (rows.dp > 1))

@@ -19,6 +19,7 @@ from phalanx.spec.strategy import recompute as recomputation
 from phalanx.spec.strategy.spec import AXES, Strategy
 from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 from phalanx.spec.strategy.where import Words
+from phalanx.spec.strategy.zero_levels import level_columns
 
 Ints = npt.NDArray[np.int64]
 SEARCHED = ("pp/dp/cp/tp", "dp/pp/cp/tp")
@@ -59,7 +60,7 @@ class Options:
             (s.pp == 1 or s.schedule in self.schedules)
             and recomputation.written(recomputation.encode(s.recompute)) in self.recompute
             and s.order in self.orders
-            and s.effective_zero in levels
+            and (s.zero if s.shards > 1 else 0) in levels
             and (self.ulysses or s.ulysses == 1)
         )
 
@@ -120,7 +121,7 @@ class Strategies:
     @property
     def shards(self) -> Ints:
         """Number of ranks over which the model state is sharded, 1 without ZeRO."""
-        return np.where(self.zero > 0, self.shard * self.cp, 1)
+        return np.where(level_columns(self.zero).state, self.shard * self.cp, 1)
 
 
 COLUMNS = tuple(f.name for f in fields(Strategies))
@@ -163,6 +164,6 @@ def named_columns(rows: Strategies, job: Job, extra: StackOptions) -> dict[str, 
         "tp_ulysses": rows.tp * rows.ulysses,
         "chunks": rows.pp * rows.virtual,
         "middle_chunks": (rows.pp - given_ends(extra)) * rows.virtual,
-        "dp_shard": np.where(rows.zero > 0, rows.shard, 1),
+        "dp_shard": np.where(level_columns(rows.zero).state, rows.shard, 1),
         "micro_batches": rows.micro_batches(job),
     }

@@ -28,6 +28,7 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,8 @@ def zero_bytes(params: float, zero: int, ranks: int, policy: int = 16) -> float:
     if policy not in POLICIES:
         raise InputError("--bytes-per-parameter", policy, "is not known", "use 12, 16, 18 or 20")
     weight, gradient, rest = POLICIES[policy].kinds
-    parts = ((rest, 1), (gradient, 2), (weight, 3))
-    return params * sum(part / ranks if zero >= least else part for part, least in parts)
+    kept: float = ZERO_LEVELS[zero].bytes_kept(rest, gradient, weight, ranks)
+    return params * kept
 
 
 def state(params: float, ranks: Sequence[int], policy: int, card_bytes: float) -> Sheet:

@@ -12,6 +12,7 @@ from phalanx.report.pictures.figure import Axis, Bar, Bars, Lines, Mark, Picture
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 _KINDS = ("weights", "gradients", "master copy", "two moments")
 _SOURCE = "`phalanx memory`: bf16 weights, Adam's moments in fp32 (Rajbhandari et al. 2020)"
@@ -32,13 +33,13 @@ def parameter_bytes(params: str = "7B", ranks: int = 8, policy: int = 16) -> Pic
     levels = []
     chosen = textbook.POLICIES[policy] if policy in textbook.POLICIES else textbook.POLICIES[16]
     whole = textbook.zero_bytes(1.0, 0, ranks, policy)
-    for zero in range(4):
+    for zero, level in enumerate(ZERO_LEVELS):
         left = textbook.zero_bytes(1.0, zero, ranks, policy)
         parts = [
-            float(chosen.weight) / (ranks if zero >= 3 else 1),
-            float(chosen.gradient) / (ranks if zero >= 2 else 1),
-            float(chosen.master) / (ranks if zero >= 1 else 1),
-            float(chosen.moments) / (ranks if zero >= 1 else 1),
+            float(chosen.weight) / (ranks if level.parameters else 1),
+            float(chosen.gradient) / (ranks if level.gradients else 1),
+            float(chosen.master) / (ranks if level.state else 1),
+            float(chosen.moments) / (ranks if level.state else 1),
         ]
         assert math.isclose(sum(parts), left)
         text = f"{left:.4g} B, {left * count / 1e9:,.4g} GB, 1/{whole / left:.3g}"

@@ -79,7 +79,7 @@ class Parallel(nn.Module):
             filled, of_chunks = cut_chunks(trained, units, strategy, precision, local)
         engine = DataParallel(module, filled, precision, comm, strategy, units, of_chunks)
         masters: dict[str, Tensor] = {}
-        if strategy.effective_zero == 0:
+        if not engine.sharding.state:
             separate = master != compute
             masters = {n: initial[n].to(master, copy=True) if separate else p for n, p in trained.items()}
             self._gradients = dict(engine.gradients())
@@ -89,7 +89,7 @@ class Parallel(nn.Module):
             for piece, own, gradient in engine.pieces():
                 masters[piece.parameter.fqn], self._gradients[piece.parameter.fqn] = own, gradient
         apart: dict[str, Tensor] = {
-            n: p for n, p in trained.items() if strategy.effective_zero == 0 and masters[n] is not p
+            n: p for n, p in trained.items() if not engine.sharding.state and masters[n] is not p
         }
         # Other names of the same parameters, as tied weights have in a state_dict.
         by_id = {id(p): n for n, p in trained.items()}
@@ -153,7 +153,7 @@ class Parallel(nn.Module):
         made for `parameters()`, and with zero >= 1 treat every element by itself. Raises InputError."""
         known = {id(p) for p in self.parameters()}
         name = type(optimizer).__name__
-        if self.strategy.effective_zero and name in _WHOLE_TENSORS:
+        if self._engine.sharding.state and name in _WHOLE_TENSORS:
             raise InputError(
                 "optimizer", name, f"looks at whole tensors, and zero={self.strategy.zero} shards them", "use zero=0"
             )
@@ -235,7 +235,7 @@ class Parallel(nn.Module):
             return self._split_norm()
         square = self._engine.norm_square()
         if self.strategy.gradients_differ_by_rank:
-            over = "world" if self.strategy.effective_zero else "pp"
+            over = "world" if self._engine.sharding.state else "pp"
             self.comm.all_reduce(square, over, unit="metrics", phase="opt").wait()
         return float(square.sqrt())
 
@@ -245,7 +245,7 @@ class Parallel(nn.Module):
         square = torch.zeros((), dtype=torch.float64, device=self.comm.world.device)
         for name, gradient in self._gradients.items():
             square += gradient.double().square().sum() / (1 if name in self._state.split.dims else s.tp)
-        square /= s.dp_replicate if s.effective_zero else s.dp
+        square /= s.dp_replicate if self._engine.sharding.state else s.dp
         self.comm.all_reduce(square, "world", unit="metrics", phase="opt").wait()
         return float(square.sqrt())
 
@@ -263,7 +263,7 @@ class Parallel(nn.Module):
     def synchronize(self) -> None:
         """Wait for the weights, before reading them outside of a forward pass: with zero=1 and 2 their all-gather may
         be in flight since the last update. (With zero=3 the module holds none; see `state_dict`.)"""
-        if self.strategy.effective_zero in (1, 2):
+        if self._engine.sharding.updates_gather:
             self._engine.wait_parameters(list(self._engine.parameters))
 
     @torch.no_grad()

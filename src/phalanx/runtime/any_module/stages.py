@@ -20,6 +20,7 @@ from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.data_parallel.engine import DataParallel
 from phalanx.runtime.model_parallel.pipeline import Pipeline
+from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.errors import InputError, nearest
@@ -101,7 +102,7 @@ def _require_apart(module: nn.Module, chunks: tuple[tuple[str, ...], ...], s: St
                         f"is the same parameter as {first} in chunk {other}, and chunk {number} is cut off from it"
                     )
                     raise InputError("cuts", full, reason, "cut so that both are in one chunk, or untie them")
-                if s.effective_zero == 3 and first.partition(".")[0] != child:
+                if sharding_of(s).parameters and first.partition(".")[0] != child:
                     reason = f"is the same parameter as {first}: in a pipeline, zero=3 gathers each child by itself"
                     raise InputError("strategy.zero", 3, f"{full} {reason}", "use zero=2, or untie them")
         if not trained:

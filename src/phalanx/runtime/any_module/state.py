@@ -70,8 +70,8 @@ class State:
 def state_dict(state: State) -> dict[str, Tensor]:
     """Return the entire module's state_dict, unsharded, parameters in the master type; all ranks together."""
     engine, comm = state.engine, state.comm
-    unsharded = dict(state.masters) if state.strategy.effective_zero == 0 else {}
-    for b in engine.buckets if state.strategy.effective_zero else ():
+    unsharded = {} if state.engine.sharding.state else dict(state.masters)
+    for b in engine.buckets if engine.sharding.state else ():
         assert b.master is not None
         unsharded |= b.views(engine.gather_bucket(b, b.master))
     own: dict[str, Tensor] = {}
@@ -111,10 +111,10 @@ def load_state_dict(state: State, given: Mapping[str, Tensor]) -> None:
     mine = {name: state.split.part(state.place(name), given[name]) for name in own}
     for name in own.keys() - state.names.keys():
         own[name].copy_(mine[name])
-    if state.strategy.effective_zero == 0:
+    if not state.engine.sharding.state:
         for name, master in state.masters.items():
             master.copy_(mine[name])
-    for piece, master, _ in state.engine.pieces() if state.strategy.effective_zero else ():
+    for piece, master, _ in state.engine.pieces() if state.engine.sharding.state else ():
         master.copy_(mine[piece.parameter.fqn].reshape(-1)[piece.start : piece.stop])
     state.weights_follow()
     state.engine.updated()

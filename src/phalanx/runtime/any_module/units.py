@@ -11,6 +11,7 @@ from torch import nn
 from phalanx.runtime.comm.dtypes import DTYPE_NAMES
 from phalanx.runtime.data_parallel.zero3 import SHARED
 from phalanx.schedule.gradients.buckets import Bucket, fill
+from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DTYPE_BYTES, Precision
 from phalanx.spec.model.spec import Parameter
@@ -105,7 +106,7 @@ def cut_buckets(
     for name, p in reversed(trained.items()):
         mine = users.get(id(p), [])
         order.append(Parameter(name, tuple(p.shape), "column", mine[0] if len(mine) == 1 else SHARED))
-    if s.effective_zero < 3:
+    if not sharding_of(s).parameters:
         order = [replace(p, unit="") for p in order]
         return fill(order, DTYPE_BYTES[precision.reduce_dtype], s.bucket_bytes)
     by_unit: dict[str, list[Parameter]] = {name: [] for name in (*reversed(units), SHARED)}

@@ -32,6 +32,7 @@ from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket, Piece, put,
 from phalanx.runtime.data_parallel.compression import Compressor, Underway, compressor
 from phalanx.runtime.data_parallel.zero3 import SHARED, Gathered
 from phalanx.schedule.gradients.buckets import Bucket, slot_sizes, slots
+from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.spec.job import Precision
 from phalanx.spec.strategy.spec import Strategy
 
@@ -75,7 +76,7 @@ class DataParallel:
         chunks: Sequence[Sequence[int]] | None = None,
         slot_plan: tuple[list[int], list[int]] | None = None,
     ) -> None:
-        self.comm, self.zero, self.module, self.strategy = comm, strategy.effective_zero, module, strategy
+        self.comm, self.sharding, self.module, self.strategy = comm, sharding_of(strategy), module, strategy
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.buckets = [FlatBucket(b, strategy, comm.index(b.axis(strategy))) for b in buckets]
         self._chunks = [[self.buckets[i] for i in own] for own in chunks or (range(len(self.buckets)),)]
@@ -95,11 +96,11 @@ class DataParallel:
         if c is not None:
             self.compressor = compressor(c, strategy, self.buckets, comm, DTYPES[precision.accumulate_dtype])
         self.gathered = None
-        if self.zero == 3:
-            keep = strategy.gathers_once
+        if self.sharding.parameters:
+            keep = self.sharding.keeps_gathered
             begins: weakref.WeakMethod[Callable[[str], None]] = weakref.WeakMethod(self._issue_before)
             self.gathered = Gathered(module, units, self.buckets, comm, strategy.prefetch, keep, begins, precision)
-        elif self.zero:
+        elif self.sharding.state:
             self._await_parameters_in(units)
         # Python cannot see that a parameter holds its hook: a strong reference back would never be collected.
         hook: weakref.WeakMethod[Callable[[str, nn.Parameter], None]] = weakref.WeakMethod(self._hook)
@@ -115,25 +116,25 @@ class DataParallel:
         buffer, compute, master = self.comm.buffer, DTYPES[precision.compute], DTYPES[precision.master_dtype]
         accumulate = DTYPES[precision.accumulate_dtype]
         for b in self.buckets:
-            if self.zero <= 1:
+            if self.sharding.reduces_each:
+                b.shard = buffer(b.part, accumulate)
+            else:
                 b.gradients = buffer(b.padded, accumulate)
                 b.sent = b.gradients if self._reduce == accumulate else buffer(b.padded, self._reduce)
-                b.shard = b.own(b.gradients) if self.zero else b.gradients
-            else:
-                b.shard = buffer(b.part, accumulate)
-            if self.zero in (1, 2):
+                b.shard = b.own(b.gradients) if self.sharding.state else b.gradients
+            if self.sharding.updates_gather:
                 b.weights = buffer(b.padded, compute)
                 for name, view in b.views(b.weights).items():
                     self.parameters[name].data = view
                 b.master = b.own(b.weights) if master == compute else buffer(b.part, master)
-            elif self.zero == 3:
+            elif self.sharding.parameters:
                 b.master = buffer(b.part, master)
         self._views = {
             name: v for b in self.buckets if b.gradients is not None for name, v in b.views(b.gradients).items()
         }
         self._slot_of: dict[str, int] = {}
         self._slots: dict[int, tuple[Tensor, FlatBucket | None]] = {}
-        if self.zero >= 2:
+        if self.sharding.reduces_each:
             sizes = [b.padded for b in self.buckets]
             turns, largest = slot_plan or (slots(sizes), slot_sizes(sizes))
             self._slot_of = {b.name: s for b, s in zip(self.buckets, turns, strict=True)}
@@ -176,7 +177,7 @@ class DataParallel:
         together."""
         for b in self.buckets:
             assert b.shard is not None
-            yield from b.views(b.shard if self.zero == 0 else self.gather_bucket(b, b.shard)).items()
+            yield from b.views(self.gather_bucket(b, b.shard) if self.sharding.state else b.shard).items()
 
     def gather_bucket(self, b: FlatBucket, shard: Tensor) -> Tensor:
         """Gather a bucket's flat buffer from all ranks' shards of it. Used outside of steps, so not recorded."""
@@ -188,7 +189,7 @@ class DataParallel:
     def start(self, draw: Draw | None) -> None:
         """Set the parameters, all ranks together: with zero >= 1 each rank fills its pieces from `draw`; with zero=0
         the first rank of the axis broadcasts its own. Buffers are broadcast."""
-        if self.zero == 0:
+        if not self.sharding.state:
             for name, p in self.parameters.items():
                 self.comm.broadcast(p.detach(), self._bucket_of[name].axis)
         elif draw is not None:
@@ -203,7 +204,7 @@ class DataParallel:
         releases what is gathered, and rounds what it gathers in 8 bits."""
         if self.gathered is not None:
             self.gathered.updated()
-        if self.zero not in (1, 2):
+        if not self.sharding.updates_gather:
             return
         for b in reversed(self.buckets):
             assert b.weights is not None
@@ -273,8 +274,9 @@ class DataParallel:
         if self.watch is not None:
             grad = grad.compute() if isinstance(grad, Product | Grouped) else grad
             self.watch(name, grad, rows)
-        place = self._views[name] if self.zero <= 1 else self._view(bucket, name)
-        put(place, grad, rows, add=self.zero <= 1 and name in bucket.touched)
+        whole = not self.sharding.reduces_each
+        place = self._views[name] if whole else self._view(bucket, name)
+        put(place, grad, rows, add=whole and name in bucket.touched)
         bucket.touched.add(name)
         self.grad_ready(name)
 
@@ -296,7 +298,7 @@ class DataParallel:
     def grad_ready(self, name: str) -> None:
         """Count a parameter's gradient of this micro-batch as complete, and issue the buckets that are full. Raises
         RuntimeError if it comes twice."""
-        if not self._last and self.zero <= 1:
+        if not (self._last or self.sharding.reduces_each):
             return
         bucket = self._bucket_of[name]
         if bucket not in self._now:  # another chunk completes this bucket
@@ -322,11 +324,7 @@ class DataParallel:
     def _issue(self) -> None:
         b = self._now[self._next]
         b.left -= self._last
-        if self.zero <= 1:
-            for p in b.bucket.parameters:
-                if p.fqn not in b.touched:
-                    self._views[p.fqn].zero_()
-        else:
+        if self.sharding.reduces_each:
             for earlier in self._under_way[-1:]:
                 self._complete(earlier)
             for p in b.bucket.parameters:
@@ -334,6 +332,10 @@ class DataParallel:
                     self._view(b, p.fqn).zero_()
             if self.gathered is not None:
                 self.gathered.release(b.name)
+        else:
+            for p in b.bucket.parameters:
+                if p.fqn not in b.touched:
+                    self._views[p.fqn].zero_()
         assert b.sent is not None
         if b.gradients is not None and b.sent is not b.gradients:
             b.sent.copy_(b.gradients)
@@ -344,7 +346,7 @@ class DataParallel:
                 if isinstance(earlier.handle, Underway):
                     earlier.handle.advance()
             b.handle = Underway(self.compressor.reduce(b, self._micro_batch))
-        elif self.zero == 0:
+        elif not self.sharding.state:
             b.handle = self.comm.all_reduce(b.sent, b.axis, unit=b.name, phase="B", micro_batch=self._micro_batch)
         else:
             b.handle = self.comm.reduce_scatter(
@@ -362,12 +364,12 @@ class DataParallel:
         self._under_way.remove(b)
         assert b.sent is not None
         assert b.shard is not None
-        if self.zero == 0:
+        if not self.sharding.state:
             if b.sent is not b.gradients:
                 b.shard.copy_(b.sent)
             return
         own = b.own(b.sent)
-        if self.zero >= 2:
+        if self.sharding.reduces_each:
             b.shard.add_(own)
             b.sent = None
             slot = self._slot_of[b.name]
@@ -389,10 +391,10 @@ class DataParallel:
         """End a backward pass: issue the buckets that are left, with zeros for parameters without a gradient. Stages
         2 and 3 wait for the reductions before anything is gathered again: ranks may differ in the gradients that
         came."""
-        if self._open and (self._last or self.zero >= 2):
+        if self._open and (self._last or self.sharding.reduces_each):
             while self._next < len(self._now):
                 self._issue()
-        if self.zero >= 2:
+        if self.sharding.reduces_each:
             self._complete_all()
         self._open = False
 
@@ -418,7 +420,7 @@ class DataParallel:
         """Return the squared 2-norm of the gradients, (), fp64: complete with zero=0, else this rank's share of the
         sum over the world."""
         squares = [square(b.shard) for b in self.buckets if b.shard is not None]
-        return torch.stack(squares).sum() / (self.strategy.dp_replicate if self.zero else 1)
+        return torch.stack(squares).sum() / (self.strategy.dp_replicate if self.sharding.state else 1)
 
     def scale(self, factor: float) -> None:
         """Multiply every gradient by a factor."""

@@ -67,7 +67,7 @@ def owned(
         # The holder of a parameter's first element writes its scalar states (step). What several tp ranks hold, the
         # first of them writes.
         mine = (p for first, p in _held(engine, of, optimizer, split, copies=False) if first or p.shape)
-        yield from shared(mine, whole_on if engine.zero == 0 else shards_on)
+        yield from shared(mine, shards_on if engine.sharding.state else whole_on)
     yield from shared(_compression(engine), grid.gradient_axis)
     yield from _own_residuals(engine)
     if isinstance(split, Split):
@@ -90,7 +90,7 @@ def _held(
 ) -> Iterator[tuple[bool, Part]]:
     """Yield (whether it begins with its parameter's first element, part) of this rank's masters and their optimizer
     states. Without `copies`, parts that an earlier rank of tp or of the pipeline holds too are left out."""
-    pieces = {piece.parameter.fqn: piece for piece, _, _ in engine.pieces()} if engine.zero else {}
+    pieces = {piece.parameter.fqn: piece for piece, _, _ in engine.pieces()} if engine.sharding.state else {}
     for name, master in masters.items():
         if not copies and isinstance(split, Split) and is_head_copy(split.spec, name):
             continue

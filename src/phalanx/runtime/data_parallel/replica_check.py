@@ -80,7 +80,7 @@ def _unequal(engine: DataParallel, masters: Mapping[str, Tensor], split: Split |
         return [ranks.index(rank) for rank in group]
 
     of_experts = {p.fqn for b in engine.buckets if b.bucket.experts for p in b.bucket.parameters}
-    axis, replicated = comm.mesh.gradient_axis, engine.zero == 0
+    axis, replicated = comm.mesh.gradient_axis, not engine.sharding.state
     for experts, weights_on, shards_on in ((False, axis, "dp_replicate"), (True, "edp", "")):
         of = [i for i, name in enumerate(names) if (name.removeprefix(_MASTER) in of_experts) == experts]
         both = [i for i in of if i < len(unsharded)], [i for i in of if i >= len(unsharded)]
@@ -113,15 +113,15 @@ def _held(
     """Return (unsharded tensors, shards) by name: what all replicas must agree on, and what only replicas of the same
     shard must. All ranks have the same names; None stands for what a rank does not hold, or a master that is the
     weight itself."""
-    if engine.zero < 3:
+    if not engine.sharding.parameters:
         engine.wait_parameters(list(engine.parameters))
     unsharded: dict[str, Tensor | None] = {}
     shards: dict[str, Tensor | None] = {}
     for name, weight in engine.parameters.items():
         master = masters.get(name)
-        if engine.zero < 3:
+        if not engine.sharding.parameters:
             unsharded[name] = weight
-        own = engine.zero == 3 or (master is not None and master.dtype != weight.dtype)
+        own = engine.sharding.parameters or (master is not None and master.dtype != weight.dtype)
         shards[f"{_MASTER}{name}"] = master if own else None
     unsharded |= {f"buffer {name}": tensor for name, tensor in engine.module.named_buffers()}
     return unsharded, shards

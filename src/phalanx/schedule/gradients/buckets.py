@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model.spec import ModelSpec, Parameter, StageSpec, chunks, parameters
 from phalanx.spec.strategy.compressors import BLOCK
@@ -56,7 +57,7 @@ class Bucket:
     def axis(self, strategy: Strategy) -> str:
         """Return the mesh axis that its gradients are reduced (or, if sharded, reduce-scattered) over."""
         grid = mesh(strategy)
-        return "edp" if self.experts else grid.shard_axis if strategy.effective_zero else grid.gradient_axis
+        return "edp" if self.experts else grid.shard_axis if strategy.shards > 1 else grid.gradient_axis
 
     def parts(self, strategy: Strategy) -> int:
         """Return into how many equal parts its flat buffer is cut."""
@@ -64,13 +65,13 @@ class Bucket:
 
     def replicas(self, strategy: Strategy) -> int:
         """Return how many ranks end with the same part of its gradients."""
-        if strategy.effective_zero:
+        if strategy.shards > 1:
             return 1 if self.experts else strategy.dp_replicate
         return self.ranks(strategy)
 
     def across(self, strategy: Strategy) -> bool:
         """Tell whether each part is also reduced over its replicas (HSDP)."""
-        return strategy.effective_zero > 0 and self.replicas(strategy) > 1
+        return strategy.shards > 1 and self.replicas(strategy) > 1
 
     def padded(self, strategy: Strategy) -> int:
         """Return the elements of its flat buffer: equal parts, each a multiple of the aligned granule."""
@@ -83,13 +84,13 @@ def layout(strategy: Strategy, experts: bool = False) -> tuple[int, int]:
     multiples of a cache line. Separate buckets of `experts` are cut over all ranks that hold the same experts.
     Quantised gradients are summed part by part at zero 0 too, and their blocks are not cut."""
     if experts:
-        return (strategy.edp, _ALIGNED) if strategy.effective_zero else (1, _ALIGNED)
+        return (strategy.edp, _ALIGNED) if strategy.shards > 1 else (1, _ALIGNED)
     c = strategy.compressor
     if c is not None and c.quantised:
-        if strategy.effective_zero == 0:
+        if strategy.shards == 1:
             return strategy.gradient_ranks, BLOCK
         return strategy.shards, BLOCK * strategy.dp_replicate
-    return (strategy.shards, _ALIGNED) if strategy.effective_zero else (1, _ALIGNED)
+    return strategy.shards, _ALIGNED
 
 
 def backward_order(spec: ModelSpec) -> tuple[Parameter, ...]:
@@ -134,7 +135,7 @@ def unit_buckets(spec: ModelSpec, separate: bool = False) -> tuple[Bucket, ...]:
 
 def buckets(local: ModelSpec, job: Job, strategy: Strategy) -> tuple[Bucket, ...]:
     """Return the buckets of a strategy. `local`: the part of the model that a rank holds."""
-    if strategy.effective_zero == 3:
+    if sharding_of(strategy).parameters:
         return unit_buckets(local, strategy.separate_experts)
     return gradient_buckets(local, job, strategy.bucket_bytes, strategy.separate_experts)
 

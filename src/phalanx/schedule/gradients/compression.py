@@ -45,10 +45,10 @@ def bucket_collectives(c: Compression, bucket: Bucket, s: Strategy, dtype: DType
     grid, numel, e, p, row = mesh(s), bucket.padded(s), DTYPE_BYTES[dtype], s.gradient_ranks, c.row
     axis = grid.gradient_axis
     if isinstance(row, Codes):
-        parts = s.shards if s.effective_zero else p
+        parts = s.shards if s.shards > 1 else p
         size = parts * row.message_bytes(numel // parts)
-        first = Sent("all_to_all", grid.shard_axis if s.effective_zero else axis, "uint8", size)
-        return (first,) if s.effective_zero else (first, Sent("all_gather", axis, "uint8", size))
+        first = Sent("all_to_all", grid.shard_axis if s.shards > 1 else axis, "uint8", size)
+        return (first,) if s.shards > 1 else (first, Sent("all_gather", axis, "uint8", size))
     if isinstance(row, Gathered):
         size = p * row.elements(c, numel, p) * (e + PLACE_BYTES)
         elements = Sent("all_gather", axis, "uint8", size, at_most=row.counted)
@@ -59,7 +59,7 @@ def bucket_collectives(c: Compression, bucket: Bucket, s: Strategy, dtype: DType
 def replica_collectives(c: Compression, bucket: Bucket, s: Strategy) -> tuple[Sent, ...]:
     """Return the collectives that reduce a bucket's shard over its replicas (HSDP), in order: none if the bucket's
     own reduction includes the replicas."""
-    if s.effective_zero == 0 or s.dp_replicate == 1 or not c.quantised:
+    if s.shards == 1 or s.dp_replicate == 1 or not c.quantised:
         return ()
     part = bucket.padded(s) // s.shards
     size = s.dp_replicate * c.codes.message_bytes(part // s.dp_replicate)

@@ -74,7 +74,7 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
         )
     if job.precision.narrow:
         require_narrow(model, job, s)
-    if job.precision.gathers_narrow and s.effective_zero != 3 and not s.sp:
+    if job.precision.gathers_narrow and not (s.level.parameters and s.shards > 1) and not s.sp:
         shards = "1 rank" if s.shards == 1 else f"{s.shards} ranks"
         reason = f"is of what zero=3 and sp gather, and zero={s.zero} over {shards} without sp gathers nothing"
         mend = "use zero=3 over several ranks or sp=1, or leave it out"
@@ -150,15 +150,15 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
     """
     p = job.precision
     _require_in_range(p)
-    if strategy.grad_sync == "micro" and strategy.zero < 2:
+    if strategy.grad_sync == "micro" and not strategy.level.gradients:
         raise InputError(
             "strategy.grad_sync", "micro", f"zero={strategy.zero} reduces gradients once a step", "use zero=2 or 3"
         )
-    if strategy.grad_sync == "step" and strategy.zero == 3:
+    if strategy.grad_sync == "step" and strategy.level.parameters:
         raise InputError(
             "strategy.grad_sync", "step", "zero=3 has no room for unsharded gradients", "use zero=2, or leave it out"
         )
-    if strategy.reshard is not None and strategy.zero != 3:
+    if strategy.reshard is not None and not strategy.level.parameters:
         raise InputError("strategy.reshard", strategy.reshard, "only zero=3 gathers parameters", "leave it out")
     if strategy.reshard == "action" and strategy.pp > 1:
         raise InputError(
@@ -229,7 +229,7 @@ def require_compressible(strategy: Strategy, accumulate: DType) -> None:
     compressor = compression.parse(strategy.compression)
     if compressor is None:
         return
-    if strategy.zero == 3 and not compressor.quantised:
+    if strategy.level.parameters and not compressor.quantised:
         raise InputError(
             "strategy.compression",
             strategy.compression,

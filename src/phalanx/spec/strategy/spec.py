@@ -19,6 +19,7 @@ from phalanx.spec.ranges import Count, Length, Name, Range, Ranks, require_range
 from phalanx.spec.strategy import compression
 from phalanx.spec.strategy import recompute as recomputation
 from phalanx.spec.strategy.compressors import Compression
+from phalanx.spec.strategy.zero_levels import ZERO_LEVELS, ZeroLevel
 
 Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
 """The names; schedule/pipeline/schedules.py must have a row for each, with every other fact about it."""
@@ -100,7 +101,7 @@ class Strategy:
                 f"ep x etp = {self.ep} x {self.etp} does not divide dp x cp x tp = "
                 f"{self.dp} x {self.cp} x {self.tp} = {block}",
             )
-        if self.zero == 0 and (self.shard or 1) > 1:
+        if not self.level.state and (self.shard or 1) > 1:
             raise InputError("strategy.shard", self.shard, "zero=0 shards nothing", "use zero=1, 2 or 3")
         if self.sp and self.tp == 1:
             raise InputError("strategy.sp", 1, "sequence parallelism runs over the tp ranks", "use tp >= 2")
@@ -121,9 +122,14 @@ class Strategy:
         return self.pp * self.dp * self.cp * self.tp
 
     @property
+    def level(self) -> ZeroLevel:
+        """What `zero` shards, wherever there are several ranks to shard over."""
+        return ZERO_LEVELS[self.zero]
+
+    @property
     def dp_shard(self) -> int:
         """Replicas that share one model state: 1 at zero=0, else `shard`, or dp where that is None."""
-        return 1 if self.zero == 0 else (self.shard or self.dp)
+        return (self.shard or self.dp) if self.level.state else 1
 
     @property
     def dp_replicate(self) -> int:
@@ -138,7 +144,7 @@ class Strategy:
     @property
     def shards(self) -> int:
         """Ranks that the model state is sharded over: dp_shard x cp, for ranks of cp hold the same parameters."""
-        return 1 if self.zero == 0 else self.dp_shard * self.cp
+        return self.dp_shard * self.cp if self.level.state else 1
 
     @property
     def gradient_ranks(self) -> int:
@@ -159,20 +165,7 @@ class Strategy:
     @property
     def gradients_differ_by_rank(self) -> bool:
         """Whether ranks hold different parts of the reduced gradients, so that their norm needs a reduction."""
-        return self.effective_zero > 0 or self.pp > 1 or self.separate_experts
-
-    @property
-    def effective_zero(self) -> int:
-        """The ZeRO level that takes effect: 0 over a single shard; 1 at zero=2 with grad_sync=step, where gradients
-        stay unsharded until the end of the step."""
-        if self.shards == 1:
-            return 0
-        return 1 if self.zero == 2 and self.grad_sync == "step" else self.zero
-
-    @property
-    def gathers_once(self) -> bool:
-        """Whether zero=3 gathers a unit once a step and keeps it until the step ends."""
-        return self.reshard == "step" or (self.reshard is None and self.pp > 1)
+        return self.shards > 1 or self.pp > 1 or self.separate_experts
 
     def recompute_of(self, block: int) -> Recompute:
         """What the backward pass of a block (numbered from 0) computes again: nothing, attention's core, or all.

@@ -92,18 +92,18 @@ class Quantised:
         self.c, self.draws = c, 0
         self.code = Code(c, dtype, comm.world.device)
         self._rank = comm.world.rank
-        stage, grid = strategy.effective_zero, comm.mesh
-        axis = grid.shard_axis if stage else grid.gradient_axis
+        sharded, grid = strategy.shards > 1, comm.mesh
+        axis = grid.shard_axis if sharded else grid.gradient_axis
         p = comm.size(axis)
         sizes = [p * self.code.bytes(b.padded // p) for b in buckets]
         # At most two neighbouring buckets are in flight.
         memory = [(comm.buffer(n, torch.uint8), comm.buffer(n, torch.uint8)) for n in slot_sizes(sizes)]
         self._reduces = {
-            b.name: _Exchange(self.code, b.padded, comm, axis, stage == 0, memory[slot])
+            b.name: _Exchange(self.code, b.padded, comm, axis, not sharded, memory[slot])
             for b, slot in zip(buckets, slots(sizes), strict=True)
         }
         self._across: dict[str, _Exchange] = {}
-        if stage and strategy.dp_replicate > 1:
+        if sharded and strategy.dp_replicate > 1:
             for b in buckets:  # all of them are in flight at the end of the step
                 n = strategy.dp_replicate * self.code.bytes(b.part // strategy.dp_replicate)
                 buffers = comm.buffer(n, torch.uint8), comm.buffer(n, torch.uint8)
