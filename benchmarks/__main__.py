@@ -125,9 +125,9 @@ def bench_serving() -> Iterator[Result]:
         with tempfile.TemporaryDirectory() as folder:
             words = ["--model", model, "--cluster", cluster, "--gpus", "8", "--input", "4000", "--output", "500"]
             words += ["--ttft", "2s", "--tpot", "50ms", "--out", f"{folder}/serving.json", "--json"]
-            command = [sys.executable, "-m", "phalanx", "serve-plan", *words]
+            command = [sys.executable, "-m", "phalanx", "serve", "plan", *words]
             seconds = median(_seconds(command) for _ in range(3))
-        yield Result(f"serve-plan of {model} on 8 GPUs", f"{seconds:.2f} s", "10 s", seconds <= 10)
+        yield Result(f"serve plan of {model} on 8 GPUs", f"{seconds:.2f} s", "10 s", seconds <= 10)
 
 
 def bench_mesh() -> Iterator[Result]:

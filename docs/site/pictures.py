@@ -1,4 +1,4 @@
-"""The page of pictures, and every picture that `phalanx draw` draws."""
+"""The page of pictures, and every picture that `phalanx learn draw` draws."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ ABOUT = """# Pictures
 
 What a teacher draws on a whiteboard, drawn from the numbers that the commands print.
 
-    phalanx draw                                      # the list; with --plot all.html, all of them on one page
-    phalanx draw fsdp --model llama3-8b --gpus 64     # as text of 80 columns
-    phalanx draw fsdp --plot fsdp.svg                 # as SVG; .html: a page; .png: by Chromium, if installed
+    phalanx learn draw                                    # the list; with --plot all.html, all of them on one page
+    phalanx learn draw fsdp --model llama3-8b --gpus 64   # as text of 80 columns
+    phalanx learn draw fsdp --plot fsdp.svg               # as SVG; .html: a page; .png: by Chromium, if installed
 
 Colours are those of Okabe and Ito, which colour-blind readers can tell apart; pictures follow the reader's light or
 dark setting, and name the source of their numbers below. An SVG needs no other file and makes no request.
@@ -42,7 +42,7 @@ def page() -> str:
         takes = f", takes `{'`, `'.join(options_of(name))}`" if options_of(name) else ""
         yours = f"; of yours: `phalanx {entry.instead}`" if entry.instead else ""
         sections[HEADS[entry.draw.__module__.rpartition(".")[2]]] += [
-            f"{entry.what}: `phalanx draw {name}`{takes}{yours}.",
+            f"{entry.what}: `phalanx learn draw {name}`{takes}{yours}.",
             f"![{entry.what}](pictures/{name}.svg)",
         ]
     parts = [ABOUT.rstrip(), *("\n\n".join([f"## {head}", *lines]) for head, lines in sections.items())]

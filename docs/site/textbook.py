@@ -15,6 +15,7 @@ from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 ROOT = Path(__file__).parents[2]
 ROWS = ROOT / "docs" / "textbook"
@@ -86,8 +87,8 @@ def printed(command: str) -> str:
     from phalanx.cli.app import app
 
     out = io.StringIO()
-    os.environ["COLUMNS"] = "200"
-    with chdir(ROOT), redirect_stdout(out), redirect_stderr(out), suppress(SystemExit):
+    wide = patch.dict(os.environ, COLUMNS="200")
+    with wide, chdir(ROOT), redirect_stdout(out), redirect_stderr(out), suppress(SystemExit):
         app(command.split())
     return " ".join(out.getvalue().split())
 
@@ -176,7 +177,7 @@ def exercises_page() -> str:
     """Return the exercises of the first seed as Markdown, answers folded."""
     from phalanx.textbook.exercises import exercises
 
-    lines = ["# Exercises", "", "`phalanx quiz --seed N` draws other numbers, and checks what you answer.", ""]
+    lines = ["# Exercises", "", "`phalanx learn quiz --seed N` draws other numbers, and checks what you answer.", ""]
     for level, what in ((1, "apply a formula"), (2, "two steps, or a comparison"), (3, "choose, and say why")):
         lines += [f"## Level {level}: {what}", ""]
         for e in exercises(1, level):

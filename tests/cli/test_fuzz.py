@@ -139,7 +139,7 @@ def test_extreme_numbers_keep_the_rule(with_run: Path) -> None:
     [
         "scaling --params 7B --tokens 300B --tflops 1e-300 --gpus 64,128 --json",
         f"scaling --params 7B --tokens 300B --tflops 150 --gpus {10**400} --json",
-        "serve-plan --model llama2-7b --cluster dgx-h100 --gpus 4 --input 1000 --output 100 --rate 1e-300",
+        "serve plan --model llama2-7b --cluster dgx-h100 --gpus 4 --input 1000 --output 100 --rate 1e-300",
         "parity job.toml --strategy dp=2 --steps 999999999999999999999 --json",
     ],
 )

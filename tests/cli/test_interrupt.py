@@ -19,14 +19,14 @@ from support.struck_runs import folder_of_runs
 JOBS = "submit,gpus,duration\n" + "".join(f"{i},{1 + i % 64},{100 + 7 * (i % 900)}\n" for i in range(60_000))
 LONG = {
     "plan": "plan --model deepseek-v3 --cluster dgx-h100 --gpus 2048 --batch 15360 --seq 4096",
-    "serve-plan": "serve-plan --model llama3-70b --cluster dgx-h100 --gpus 64 --input 4000 --output 500 --ttft 1s",
+    "serve plan": "serve plan --model llama3-70b --cluster dgx-h100 --gpus 64 --input 4000 --output 500 --ttft 1s",
     "validate": "validate --choices",
     "cluster simulate": "cluster simulate --trace jobs.csv --cluster 64x8 --policy conservative",
     "measure": "measure --ranks 2",
-    "cases": "cases",
+    "learn cases": "learn cases",
     "observe": "observe --world 2 -- program.py",
 }
-_QUICK = ("plan", "serve-plan", "validate", "cluster simulate", "measure")
+_QUICK = ("plan", "serve plan", "validate", "cluster simulate", "measure")
 _AT_WORK_S = 0.3  # CPU time by which a command is past its first imports
 
 

@@ -39,10 +39,10 @@ _VALUES = {
 _FORMS = {
     "comm of parameters": (["comm", "--params", "7B"], {"params", "rate", "beside", "top_k"}),
     "comm of a strategy": (["comm", *_JOB, "--strategy", "tp=2"], {"stack", "precision", "options"}),
-    "memory of parameters": (["memory", "--params", "7B"], {"params", "policy", "card", "serving"}),
+    "memory of parameters": (["memory", "--params", "7B"], {"params", "policy", "card"}),
     "memory of a strategy": (["memory", *_JOB, "--strategy", "tp=2"], {"stack", "precision", "options"}),
     "roofline of parameters": (["roofline", "--params", "7B"], {"params", "cluster", "seq"}),
-    "roofline of systems": (["roofline"], {"model", "params", "serving"}),
+    "roofline of systems": (["roofline"], {"model", "params"}),
     "scaling of parameters": (["scaling", "--params", "7B", "--tokens", "1T"], {"params", "tokens", "rate", "gpus"}),
     "scaling of a model": (["scaling", *_JOB], {"devices", "profile"}),
     "plan of all stacks": (
@@ -60,9 +60,8 @@ _FORMS = {
     "mesh of groups": ([*_MESH, "--groups", "tp"], set()),
     "mesh of a rank": ([*_MESH, "--rank", "3"], {"groups"}),
     "mesh as JSON": ([*_MESH, "--json"], {"groups", "rank"}),
-    "serve-plan of a plan": (["serve-plan", "serving.json"], {"launch"}),
-    "serve-plan of a trace": (
-        ["serve-plan", *_SERVED, "--trace", "requests.csv"],
+    "serve plan of a trace": (
+        ["serve", "plan", *_SERVED, "--trace", "requests.csv"],
         {
             "ttft",
             "tpot",
@@ -84,19 +83,16 @@ _FORMS = {
             "out",
         },
     ),
-    "verify of generation": (["verify", "--serving", "--model", "gpt2"], {"strategy", "batch", "seq", "precision"}),
-    "verify of a plan": (["verify", "plan.json"], {"device", "report", "serving"}),
+    "verify of a plan": (["verify", "plan.json"], {"device", "report"}),
     "verify of a job": (
         ["verify", "job.toml"],
-        {"strategy", "cluster", "overrides", "device", "report", "serving"},  # --gpus goes with --strategy
+        {"strategy", "cluster", "overrides", "device", "report"},  # --gpus goes with --strategy
     ),
     "verify of a configuration": (
         ["verify", "run.sh"],
-        {"strategy", "model", "cluster", "gpus", "batch", "seq", "precision", "device", "report", "serving"},
+        {"strategy", "model", "cluster", "gpus", "batch", "seq", "precision", "device", "report"},
     ),
-    "validate of kernels": (["validate", "--kernels"], {"placements"}),
-    "validate of placements": (["validate", "--placements"], set()),
-    "validate of serving": (["validate", "--serving"], {"runs", "placements", "kernels"}),
+    "validate of kernels": (["validate", "--kernels"], set()),
     "cluster simulate that stops no job": (
         ["cluster", "simulate", "--trace", "jobs.csv", "--cluster", "6x8", "--policy", "fifo", "--policy", "easy"],
         {"nodes", "leaf", "oversubscription", "placement", "elastic", "preempt", "skip_bad"},

@@ -348,7 +348,7 @@ def test_a_plan_has_one_figure_for_its_step(tmp_path: Path) -> None:
 
     free = {"nodes": "node[0-9]", "free": {"node[0-5]": "0-7", "node[6-9]": "0-3"}}
     (tmp_path / "free.json").write_text(json.dumps(free))
-    code, out, err = phalanx(tmp_path, "place", "plan.json", "--free", "free.json", "--json")
+    code, out, err = phalanx(tmp_path, "cluster", "place", "plan.json", "--free", "free.json", "--json")
     assert code == 0, err
     own = re.sub(r",(layers|order)=[^,]*", "", json.loads(out)["strategy"])
     for other in json.loads(out)["others"]:

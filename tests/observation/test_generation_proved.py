@@ -51,7 +51,7 @@ def test_what_is_not_as_predicted_is_found(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_from_the_command_line() -> None:
-    words = ["verify", "--serving", "--model", "gpt2", "--strategy", "tp=2", "--batch", "2", "--seq", "40"]
+    words = ["serve", "verify", "--model", "gpt2", "--strategy", "tp=2", "--batch", "2", "--seq", "40"]
     found = CliRunner().invoke(app, words)
     assert (found.exit_code, found.stdout.count("proved in")) == (0, 1), found.output
     result = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
@@ -63,15 +63,15 @@ def test_from_the_command_line() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--strategy tp=2", "--model: is missing; phalanx verify --serving --model llama3-405b"),
+        ("--strategy tp=2", "--model: is missing; see "),
         ("--model gpt2 --seq 2000", "--seq = 2000: is longer than the model's context, 1024"),
         ("--model gpt2 --strategy tp=24", "strategy.tp = 24: is more than the model's 12 heads"),
         ("--model gpt2 --strategy dp=2,zero=3", "strategy.zero = 3: is of training"),
-        ("--model gpt2 --cluster dgx-h100", "--cluster = 'dgx-h100': does not go with --serving"),
+        ("--model gpt2 --cluster dgx-h100", "--cluster: no such option"),
         ("--model gpt2 --precision fp8", "--precision = 'fp8': is no type to generate in"),
         ("--model gpt-oss-20b", "attention sinks"),
     ],
 )
 def test_bad_input(words: str, said: str) -> None:
-    found = CliRunner().invoke(app, ["verify", "--serving", *words.split()])
+    found = CliRunner().invoke(app, ["serve", "verify", *words.split()])
     assert (found.exit_code, said in found.output, found.output.count("\n")) == (2, True, 1), found.output

@@ -1,4 +1,4 @@
-"""`phalanx serve-plan` as a user types it."""
+"""`phalanx serve plan` as a user types it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,20 @@ _ASK = ["--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "2", "--input
 
 
 def test_a_plan_is_found_written_and_launched(tmp_path: Path) -> None:
-    words = ("serve-plan", *_ASK, "--requests", "400", "--ttft", "1s", "--tpot", "30ms", "--price", "2.5", "--json")
+    words = (
+        "serve",
+        "plan",
+        *_ASK,
+        "--requests",
+        "400",
+        "--ttft",
+        "1s",
+        "--tpot",
+        "30ms",
+        "--price",
+        "2.5",
+        "--json",
+    )
     code, out, err = phalanx(tmp_path, *words)
     assert (code, err) == (0, "serving plan: serving.json\n")
     found = json.loads(out)
@@ -29,14 +42,14 @@ def test_a_plan_is_found_written_and_launched(tmp_path: Path) -> None:
     assert {"twice the tensor parallelism"} <= {n["change"] for n in found["neighbours"]}
     assert phalanx(tmp_path, *words)[1] == out
     for what, word in (("engine", "vllm serve meta-llama/Meta-Llama-3-8B"), ("dynamo", "DynamoGraphDeployment")):
-        code, out, _ = phalanx(tmp_path, "serve-plan", "serving.json", "--launch", what)
+        code, out, _ = phalanx(tmp_path, "serve", "launch", "serving.json", "--for", what)
         assert code == 0
         assert word in out
 
 
 def test_limits_loads_and_objectives_change_the_answer(tmp_path: Path) -> None:
     def best(*more: str, requests: int = 400) -> dict[str, object]:
-        words = ("serve-plan", *_ASK, "--mode", "aggregated", "--requests", str(requests), "--json")
+        words = ("serve", "plan", *_ASK, "--mode", "aggregated", "--requests", str(requests), "--json")
         code, out, err = phalanx(tmp_path, *words, *more)
         assert code == 0, err
         return json.loads(out)["best"]["prediction"]  # type: ignore[no-any-return]
@@ -57,7 +70,7 @@ def test_a_trace_is_replayed(tmp_path: Path) -> None:
     rows = [f"{i * 0.3:.1f},{500 + 10 * (i % 30)},{20 + i % 50}" for i in range(300)]
     (tmp_path / "t.csv").write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
     ask = [*_ASK[:6], "--trace", "t.csv", "--mode", "aggregated"]
-    code, out, err = phalanx(tmp_path, "serve-plan", *ask, "--ttft", "2s", "--json")
+    code, out, err = phalanx(tmp_path, "serve", "plan", *ask, "--ttft", "2s", "--json")
     assert code == 0, err
     best = json.loads(out)["best"]
     assert best["load"]["trace"] == "t.csv"
@@ -89,7 +102,7 @@ def test_a_trace_is_replayed(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, words: str, message: str) -> None:
-    code, out, err = phalanx(tmp_path, "serve-plan", *_ASK, *words.split())
+    code, out, err = phalanx(tmp_path, "serve", "plan", *_ASK, *words.split())
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert message in err
@@ -109,7 +122,7 @@ def test_bad_input_is_one_line(tmp_path: Path, words: str, message: str) -> None
 )
 def test_a_bad_trace_is_one_line(tmp_path: Path, row: str, message: str) -> None:
     (tmp_path / "t.csv").write_text(f"arrival,input,output\n{row}\n")
-    code, _, err = phalanx(tmp_path, "serve-plan", *_ASK[:6], "--trace", "t.csv")
+    code, _, err = phalanx(tmp_path, "serve", "plan", *_ASK[:6], "--trace", "t.csv")
     assert code == 2
     assert err.count("\n") == 1
     assert message in err

@@ -1,4 +1,4 @@
-"""`memory`, `comm` and `roofline --serving`: the textbook's figures, to the digit."""
+"""`memory`, `comm` and `serve roofline`: the textbook's figures, to the digit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.in_process_cli import phalanx
 
 
 def _rows(here: Path, *words: str) -> list[list[dict[str, Any]]]:
-    code, out, err = phalanx(here, *words, "--serving", "--json")
+    code, out, err = phalanx(here, "serve", *words, "--json")
     assert code == 0, err
     return [sheet["rows"] for sheet in json.loads(out)]
 
@@ -65,14 +65,11 @@ def test_tensor_parallelism_pays_in_a_node_and_a_pipeline_never_for_one_request(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            ("memory", "--serving", "--model", "gpt2", "--batch", "4"),
-            "--serving: excludes plans, and options of a tra",
-        ),
-        (("memory", "--kv", "fp8"), "--kv = 'fp8': is for serving; add --serving"),
-        (("comm", "--serving"), "--model: is missing"),
-        (("roofline", "--serving", "--model", "gpt2", "--seq", "9999"), "longer than the model's context, 1,024"),
-        (("roofline", "--serving", "--model", "gpt2", "--weights", "nvfp4"), "has no tensor cores for it"),
+        (("serve", "memory", "--model", "gpt2", "--batch", "4"), "--batch: no such option"),
+        (("serve", "memory", "--model", "gpt2", "--kv", "fp6"), "--kv"),
+        (("serve", "comm"), "--model: is missing"),
+        (("serve", "roofline", "--model", "gpt2", "--seq", "9999"), "longer than the model's context, 1,024"),
+        (("serve", "roofline", "--model", "gpt2", "--weights", "nvfp4"), "has no tensor cores for it"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
@@ -83,7 +80,7 @@ def test_bad_input_is_one_line(tmp_path: Path, words: tuple[str, ...], message: 
 
 
 def test_the_ridge_of_decoding_is_the_datasheets(tmp_path: Path) -> None:
-    note = json.loads(phalanx(tmp_path, "roofline", "--serving", "--model", "llama3-70b", "--json")[1])[0]["note"]
+    note = json.loads(phalanx(tmp_path, "serve", "roofline", "--model", "llama3-70b", "--json")[1])[0]["note"]
     assert "the chip's ridge is 295 FLOP per byte" in note
     assert "bound by memory at 295 tokens a step" in note
     assert "Attention is bound by memory at any batch: 8 of 295" in note

@@ -1,4 +1,4 @@
-"""`phalanx validate --serving`: what is scored, what is refused, and how far off predictions may be."""
+"""`phalanx serve validate`: what is scored, what is refused, and how far off predictions may be."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_bad_rows_are_listed_with_their_reason_and_the_others_scored(tmp_path: P
         writer = csv.DictWriter(file, list(good.cells))
         writer.writeheader()
         writer.writerows(rows)
-    code, out, err = phalanx(tmp_path, "validate", "--serving", "--runs", "mine.csv", "--json")
+    code, out, err = phalanx(tmp_path, "serve", "validate", "--runs", "mine.csv", "--json")
     assert code == 0, err
     summary = json.loads(out)
     assert summary["by_engine"]["vllm aggregated"]["tpot"]["n"] >= 1
@@ -102,10 +102,6 @@ def test_bad_rows_are_listed_with_their_reason_and_the_others_scored(tmp_path: P
     assert "did you mean" in reasons["bad model"]
     assert "needs Blackwell" in reasons["bad weights_dtype"]
     assert "missing" in reasons["bad isl"]
-    for wrong in (("--rows", "vtrain"), ("--choices",)):
-        code, _, err = phalanx(tmp_path, "validate", "--serving", *wrong)
-        assert code == 2, err
-        assert "training runs" in err
-    code, out, _ = phalanx(tmp_path, "validate", "--serving")
+    code, out, _ = phalanx(tmp_path, "serve", "validate")
     assert code == 0
     assert "other rows" in out

@@ -214,7 +214,7 @@ def test_a_plan_is_placed_with_its_number_format_and_the_options_of_its_stack(tm
     words = "plan --model llama3-8b --cluster dgx-h100 --gpus 16 --batch 64 --seq 4096 --precision fp8 --strategy"
     assert phalanx(tmp_path, *words.split(), "tp=2,dp=8,zero=1,sp=1", "--out", "p.json")[0] == 0
     (tmp_path / "free.json").write_text('{"free": {"node[0-1]": "0-7"}}')
-    line = ("place", "p.json", "--free", "free.json", "--no-search", "--json")
+    line = ("cluster", "place", "p.json", "--free", "free.json", "--no-search", "--json")
     placed = json.loads(phalanx(tmp_path, *line)[1])["step_time_s"]
     assert placed == pytest.approx(
         json.loads((tmp_path / "p.json").read_text())["prediction"]["step_time_s"], rel=1e-9
@@ -288,7 +288,7 @@ def plan(tmp_path_factory) -> Path:
 
 
 def test_the_command_places_and_compares(plan):
-    line = ("place", "p.json", "--free", "free.json", "--strategy", "tp=8,dp=2,zero=1")
+    line = ("cluster", "place", "p.json", "--free", "free.json", "--strategy", "tp=8,dp=2,zero=1")
     code, out, _ = phalanx(plan, *line, "--json", "--plot", "p.svg")
     answer = json.loads(out)
     assert code == 0
@@ -322,7 +322,7 @@ def test_the_command_places_and_compares(plan):
 )
 def test_wrong_free_files_are_one_line(plan, free, what):
     (plan / "wrong.json").write_text(free)
-    code, _, err = phalanx(plan, "place", "p.json", "--free", "wrong.json")
+    code, _, err = phalanx(plan, "cluster", "place", "p.json", "--free", "wrong.json")
     assert code == 2
     assert what in err
     assert err.count("\n") == 1

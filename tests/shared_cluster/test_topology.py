@@ -268,7 +268,7 @@ def here(tmp_path_factory):
 
 @pytest.mark.parametrize("line", ["tp=4,dp=4,zero=1", "tp=2,pp=2,dp=4"])
 def test_ranks_land_where_the_files_say(here, line):
-    words = ("place", "p.json", "--free", "free.json", "--topology", "topology.conf", "--strategy", line)
+    words = ("cluster", "place", "p.json", "--free", "free.json", "--topology", "topology.conf", "--strategy", line)
     code, out, _ = phalanx(here, *words, "--no-search", "--json", "--for", "slurm", "--out", "s")
     ranks = json.loads(out)["ranks"]
     assert code == 0

@@ -33,8 +33,8 @@ def test_links_as_published_explain_two_machines_and_a_measured_port_the_third()
 
 
 def test_the_command(tmp_path):
-    code, out, _ = phalanx(tmp_path, "validate", "--placements", "--json")
+    code, out, _ = phalanx(tmp_path, "cluster", "validate", "--json")
     assert (code, len(json.loads(out))) == (0, 4)
-    assert "BERT base" in phalanx(tmp_path, "validate", "--placements")[1]
-    code, _, err = phalanx(tmp_path, "validate", "--placements", "--choices")
+    assert "BERT base" in phalanx(tmp_path, "cluster", "validate")[1]
+    code, _, err = phalanx(tmp_path, "cluster", "validate", "--choices")
     assert (code, err.count("\n")) == (2, 1)

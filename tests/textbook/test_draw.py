@@ -1,4 +1,4 @@
-"""`phalanx draw` and the pictures of other commands' --plot, from the command line."""
+"""`phalanx learn draw` and the pictures of other commands' --plot, from the command line."""
 
 from __future__ import annotations
 
@@ -14,40 +14,46 @@ from phalanx.textbook.gallery.registry import PICTURES
 
 
 def test_the_list_names_every_picture(tmp_path: Path) -> None:
-    listed = json.loads(phalanx(tmp_path, "draw", "--json")[1])
-    _, out, _ = phalanx(tmp_path, "draw")
+    listed = json.loads(phalanx(tmp_path, "learn", "draw", "--json")[1])
+    _, out, _ = phalanx(tmp_path, "learn", "draw")
     assert all(row["name"] in out for row in listed)
     assert max(map(len, out.splitlines())) <= 80
     assert {"fsdp", "memory-wall", "roofline", "hsdp", "decision-tree"} <= {row["name"] for row in listed}
 
 
 def test_without_a_name_all_are_drawn(tmp_path: Path) -> None:
-    assert phalanx(tmp_path, "draw", "--plot", "all.html")[2] == f"wrote all.html: all {len(PICTURES)} pictures\n"
+    assert (
+        phalanx(tmp_path, "learn", "draw", "--plot", "all.html")[2]
+        == f"wrote all.html: all {len(PICTURES)} pictures\n"
+    )
     assert (tmp_path / "all.html").read_text().count("<svg") == len(PICTURES)
 
 
 def test_a_picture_is_text_file_and_data(tmp_path: Path) -> None:
-    code, out, err = phalanx(tmp_path, "draw", "parameter-bytes", "--params", "10B", "--plot", "p.svg")
+    code, out, err = phalanx(tmp_path, "learn", "draw", "parameter-bytes", "--params", "10B", "--plot", "p.svg")
     assert (code, err) == (0, "wrote p.svg\n")
     assert "5.5 B, 55 GB" in out
     assert "5.5 B, 55 GB" in (tmp_path / "p.svg").read_text()
-    data = json.loads(phalanx(tmp_path, "draw", "parameter-bytes", "--json")[1])
+    data = json.loads(phalanx(tmp_path, "learn", "draw", "parameter-bytes", "--json")[1])
     assert [panel["kind"] for panel in data["panels"]] == ["bars", "bars"]
-    assert phalanx(tmp_path, "draw", "stack", "--plot", "p.html")[0] == 0
+    assert phalanx(tmp_path, "learn", "draw", "stack", "--plot", "p.html")[0] == 0
     assert "<svg" in (tmp_path / "p.html").read_text()
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("draw", "stak"), "did you mean stack?"),
-        (("draw", "stack", "--model", "gpt2"), "it takes no options"),
-        (("draw", "--model", "gpt2"), "name one"),
-        (("draw", "fsdp", "--model", "mixtral-8x7b"), "name a dense model"),
-        (("draw", "hsdp", "--gpus", "7"), "use 16"),
-        (("draw", "parameter-bytes", "--ranks", "1" + 400 * "0"), "is too much to draw; use at most 10,000,000"),
-        (("draw", "stack", "--plot", "x.gif"), "name a .svg or .html or .png file"),
-        (("cases", "--plot", "x.svg"), "add --tree"),
+        (("learn", "draw", "stak"), "did you mean stack?"),
+        (("learn", "draw", "stack", "--model", "gpt2"), "it takes no options"),
+        (("learn", "draw", "--model", "gpt2"), "name one"),
+        (("learn", "draw", "fsdp", "--model", "mixtral-8x7b"), "name a dense model"),
+        (("learn", "draw", "hsdp", "--gpus", "7"), "use 16"),
+        (
+            ("learn", "draw", "parameter-bytes", "--ranks", "1" + 400 * "0"),
+            "is too much to draw; use at most 10,000,000",
+        ),
+        (("learn", "draw", "stack", "--plot", "x.gif"), "name a .svg or .html or .png file"),
+        (("learn", "cases", "--plot", "x.svg"), "add --tree"),
         (("collectives", "show", "ring", "--ranks", "12", "--plot", "x.svg"), "at most 8 ranks"),
         (("collectives", "table", "--symbols", "--plot", "x.svg"), "name a preset"),
         (("pipeline", "show", "1f1b", "--micro-batches", "501", "--plot", "x.svg"), "at most 4,000"),
@@ -63,7 +69,7 @@ def test_a_mistake_is_one_line(tmp_path: Path, words: tuple[str, ...], said: str
 _PLOTS = (
     (("roofline",), "H100: 295"),
     (("roofline", "--params", "7B"), "infiniband: 19,788"),
-    (("cases", "--tree"), "Serving, not training?"),
+    (("learn", "cases", "--tree"), "Serving, not training?"),
     (("clusters",), "TB/s of one GPU"),
     (("clusters", "dgx-h100"), "bisection 6.4 TB/s"),
     (("collectives", "show", "ring"), "round 6 of 6"),
@@ -87,5 +93,5 @@ def test_a_command_draws_its_subject(tmp_path: Path, words: tuple[str, ...], sai
 @pytest.mark.long
 @pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium is not installed")
 def test_a_png_is_drawn_by_chromium(tmp_path: Path) -> None:
-    assert phalanx(tmp_path, "draw", "stack", "--plot", "s.png")[0] == 0
+    assert phalanx(tmp_path, "learn", "draw", "stack", "--plot", "s.png")[0] == 0
     assert (tmp_path / "s.png").read_bytes()[:4] == b"\x89PNG"

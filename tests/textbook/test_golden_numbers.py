@@ -391,7 +391,7 @@ def test_c21_what_scattering_costs(tmp_path, strategy, apart, together, loss):
     words = "plan --model llama3-8b --cluster dgx-h100 --gpus 4 --batch 32 --seq 8192 --out p4.json"
     assert phalanx(tmp_path, *words.split())[0] == 0
     (tmp_path / "free.json").write_text('{"free": {"node[0-3]": "6-7"}, "nodes": "node[0-3]"}')
-    line = ("place", "p4.json", "--free", "free.json", "--strategy", strategy, "--no-search", "--json")
+    line = ("cluster", "place", "p4.json", "--free", "free.json", "--strategy", strategy, "--no-search", "--json")
     answer = json.loads(phalanx(tmp_path, *line)[1])
     assert answer["step_time_s"] == pytest.approx(apart, abs=0.1)
     assert answer["empty_cluster_s"] == pytest.approx(together, abs=0.1)

@@ -95,7 +95,7 @@ def test_the_command(tmp_path: Path) -> None:
     code, out, err = phalanx(tmp_path, "validate", "--kernels", "--json")
     assert code == 0, err
     assert json.loads(out)["by_gpu"]["H200"]["left_out"]["n"] > 5000
-    assert phalanx(tmp_path, "validate", "--kernels", "--serving")[0] == 2
+    assert phalanx(tmp_path, "validate", "--kernels", "--choices")[0] == 2
     code, out, _ = phalanx(tmp_path, "validate", "--kernels")
     assert code == 0
     assert "all-reduce in a node" in out

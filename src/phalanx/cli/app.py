@@ -45,12 +45,9 @@ from phalanx.cli.ui import ui
 from phalanx.cli.validate import validate
 from phalanx.cli.verify import verify
 from phalanx.cli.weights import export_weights, import_weights
-from phalanx.serving.cli.plan import serve_plan
-from phalanx.shared_cluster.cli.cluster import cluster
-from phalanx.shared_cluster.cli.place import place
-from phalanx.textbook.cli.cases import cases
-from phalanx.textbook.cli.draw import draw
-from phalanx.textbook.cli.quiz import quiz
+from phalanx.serving.cli.group import serve
+from phalanx.shared_cluster.cli.group import cluster
+from phalanx.textbook.cli.group import learn
 
 app = typer.Typer(
     cls=OneLineErrors,
@@ -64,18 +61,17 @@ app.add_typer(collectives, name="collectives")
 app.add_typer(pipeline, name="pipeline")
 app.add_typer(experts, name="experts")
 app.add_typer(cluster, name="cluster")
+app.add_typer(serve, name="serve")
+app.add_typer(learn, name="learn")
 app.command()(models)
 app.command()(clusters)
 app.command()(mesh)
-app.command()(place)
 app.command()(predict)
 app.command()(validate)
 app.command()(explain)
 app.command()(lint)
-for _tables in (scaling, memory, comm, roofline, cases):
+for _tables in (scaling, memory, comm, roofline):
     app.command()(_tables)
-app.command()(quiz)
-app.command()(draw)
 app.command()(verify)
 app.command()(observe)
 app.command()(compare)
@@ -83,7 +79,6 @@ app.command()(report)
 app.command()(doctor)
 app.command()(ui)
 app.command()(measure)
-app.command("serve-plan")(serve_plan)
 app.command()(read)
 app.command()(export)
 app.command("import")(import_weights)

@@ -20,9 +20,6 @@ from phalanx.cli.options import (
     Plot,
     Precision,
     Seq,
-    ServedCache,
-    ServedWeights,
-    Serving,
     StackOptionsLine,
     StrategyLine,
 )
@@ -56,9 +53,6 @@ def comm(
         float | None,
         typer.Option("--top-k", metavar="SHARE", help="Of --params, send the largest share of gradients alone."),
     ] = None,
-    serving: Serving = False,
-    weights: ServedWeights = None,
-    kv: ServedCache = None,
     plot: Plot = None,
     as_json: Json = False,
     as_csv: Csv = False,
@@ -71,13 +65,6 @@ def comm(
         from phalanx.spec.errors import InputError
 
         require_drawing(plot)
-        of_training = (plan, strategy, batch, stack, precision, options, params)
-        if serving or weights or kv:
-            from phalanx.serving.cli.tables import sheets as of_serving
-
-            tables = of_serving("comm", serving, of_training, model, cluster, seq, weights, kv, gpus)
-            print_sheets(tables, as_json, as_csv, plot, of="comm")
-            return
         if params is not None:
             from phalanx.planning.tables import textbook
 

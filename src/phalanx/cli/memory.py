@@ -20,9 +20,6 @@ from phalanx.cli.options import (
     Plot,
     Precision,
     Seq,
-    ServedCache,
-    ServedWeights,
-    Serving,
     StackOptionsLine,
     StrategyLine,
 )
@@ -59,9 +56,6 @@ def memory(
     card: Annotated[float, typer.Option("--card", help="Memory of a GPU in GB.")] = 80.0,
     micro_batch: Annotated[int, typer.Option("--micro-batch", help="Sequences per micro-batch.")] = 1,
     seq: Seq = None,
-    serving: Serving = False,
-    weights: ServedWeights = None,
-    kv: ServedCache = None,
     plot: Plot = None,
     as_json: Json = False,
     as_csv: Csv = False,
@@ -72,13 +66,6 @@ def memory(
     """
     with exit_on_error():
         require_drawing(plot)
-        of_training = (plan, strategy, batch, stack, precision, options, params)
-        if serving or weights or kv:
-            from phalanx.serving.cli.tables import sheets as of_serving
-
-            tables = of_serving("memory", serving, of_training, model, cluster, seq, weights, kv, gpus)
-            print_sheets(tables, as_json, as_csv, plot, of="memory")
-            return
         asked = (plan, strategy, cluster, gpus, batch, stack, precision, options)
         if any(value is not None for value in asked):
             from phalanx.answers.question import Asked

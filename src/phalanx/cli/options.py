@@ -101,15 +101,6 @@ Params = Annotated[
 # A run that was trained.
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, such as runs/quickstart.")]
 
-# Serving instead of training.
-Serving = Annotated[bool, typer.Option("--serving", help="Tabulate serving: decoding a model that is trained.")]
-ServedWeights = Annotated[
-    str | None, typer.Option("--weights", metavar="bf16|fp8|int4|nvfp4", help="Type of the weights, with --serving.")
-]
-ServedCache = Annotated[
-    str | None, typer.Option("--kv", metavar="bf16|fp8", help="Type of the KV cache, with --serving.")
-]
-
 # How results are printed.
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON; progress goes to stderr.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print the tables as CSV, one after the other.")]

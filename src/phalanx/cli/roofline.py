@@ -19,9 +19,6 @@ from phalanx.cli.options import (
     Plot,
     Precision,
     Seq,
-    ServedCache,
-    ServedWeights,
-    Serving,
     StackOptionsLine,
     StrategyLine,
 )
@@ -48,9 +45,6 @@ def roofline(
     precision: Precision = None,
     options: StackOptionsLine = None,
     params: Params = None,
-    serving: Serving = False,
-    weights: ServedWeights = None,
-    kv: ServedCache = None,
     plot: Plot = None,
     as_json: Json = False,
     as_csv: Csv = False,
@@ -61,13 +55,6 @@ def roofline(
     """
     with exit_on_error():
         require_drawing(plot)
-        of_training = (plan, strategy, batch, stack, precision, options, params)
-        if serving or weights or kv:
-            from phalanx.serving.cli.tables import sheets as of_serving
-
-            tables = of_serving("roofline", serving, of_training, model, cluster, seq, weights, kv, gpus)
-            print_sheets(tables, as_json, as_csv, plot, of="roofline")
-            return
         from phalanx.planning.tables.roofline import ridges, rooflines
 
         if params is not None:

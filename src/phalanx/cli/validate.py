@@ -39,14 +39,6 @@ def validate(
             "the best predicted strategy beside those that experts tuned. Searches every recipe: some minutes.",
         ),
     ] = False,
-    serving: Annotated[
-        bool,
-        typer.Option(
-            "--serving",
-            help="Score predicted times of serving engines: seconds per output token (TPOT) and to the first token "
-            "(TTFT). With --runs: your own runs, in the columns of the ones that ship.",
-        ),
-    ] = False,
     kernels: Annotated[
         bool,
         typer.Option(
@@ -55,29 +47,13 @@ def validate(
             "alone on eight chips, also by constants fitted without the chip.",
         ),
     ] = False,
-    placements: Annotated[
-        bool,
-        typer.Option(
-            "--placements",
-            help="Score what it costs to have a job's GPUs on two nodes: measured steps of small models on three "
-            "machines, from the time of one GPU and the links' published rates.",
-        ),
-    ] = False,
     as_json: Json = False,
 ) -> None:
     """Predict every published run that is fully specified, and show how far off the predictions are."""
     with exit_on_error():
-        if placements:
-            require_only(line, "placements", reason="does not go with --placements, which scores what ships")
-            _score_placements(as_json)
-            return
         if kernels:
             require_only(line, "kernels", reason="does not go with --kernels, which scores what ships")
             _score_kernels(as_json)
-            return
-        if serving:
-            require_only(line, "serving", "runs", reason="is for training runs", remedy="leave it out, or --serving")
-            _score_serving(runs, as_json)
             return
         from phalanx.validate.collectives import link_scores
         from phalanx.validate.prediction_error import compare, scores
@@ -112,25 +88,6 @@ def validate(
         out.print(reasons(summary))
 
 
-def _score_placements(as_json: bool) -> None:
-    """Score what placements cost and print it."""
-    from dataclasses import asdict
-
-    from phalanx.shared_cluster.validation.placements import scores
-
-    scored = scores()
-    if as_json:
-        print_json([asdict(on) | {"ratios": [asdict(r) | {"error": r.error} for r in rows]} for on, rows in scored])
-        return
-
-    from phalanx.shared_cluster.validation.report import machine
-
-    out = console()
-    out.print("step on two nodes over one on as many GPUs of one node, measured and predicted", highlight=False)
-    for on, rows in scored:
-        out.print(machine(on, rows))
-
-
 def _score_kernels(as_json: bool) -> None:
     """Score the kernel model and print it."""
     from phalanx.validate.kernels import kernel_scores
@@ -145,25 +102,6 @@ def _score_kernels(as_json: bool) -> None:
     out = console()
     out.print(report.kinds(summary))
     out.print(report.chips(summary))
-    out.print(report.notes(summary), highlight=False)
-
-
-def _score_serving(runs: Path | None, as_json: bool) -> None:
-    """Score predicted serving times and print them. Raises InputError."""
-    from phalanx.serving.validation.predictions import loaded
-    from phalanx.serving.validation.scores import compare, scores
-
-    summary = scores(*compare(loaded(runs)))
-    if as_json:
-        print_json(summary)
-        return
-
-    from phalanx.serving.validation import report
-
-    out = console()
-    out.print(report.parts(summary, "model", "by model: absolute error in percent, mean / median"))
-    out.print(report.parts(summary, "gpu", "by GPU: absolute error in percent, mean / median"))
-    out.print(report.engines(summary))
     out.print(report.notes(summary), highlight=False)
 
 

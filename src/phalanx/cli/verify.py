@@ -10,17 +10,14 @@ import typer
 
 from phalanx.cli.options import Batch, Gpus, Json, Model, Precision, Report, Seq, Set, StrategyLine
 from phalanx.cli.terminal import FAILED, announce, console, exit_on_error, print_json, require_torch, require_writable
-from phalanx.cli.unread import require_only
 from phalanx.spec.errors import InputError
 
 if TYPE_CHECKING:
     from phalanx.answers.verify import Verification
     from phalanx.observation.verify import Verified
-    from phalanx.serving.proof import ServingProof
 
 
 def verify(
-    line: typer.Context,
     path: Annotated[
         Path | None,
         typer.Argument(
@@ -45,13 +42,6 @@ def verify(
     seq: Seq = None,
     precision: Precision = None,
     overrides: Set = None,
-    serving: Annotated[
-        bool,
-        typer.Option(
-            "--serving",
-            help="Verify generation: prefill and decode of --batch requests a replica with --seq tokens each.",
-        ),
-    ] = False,
     device: Annotated[
         str,
         typer.Option(
@@ -70,11 +60,6 @@ def verify(
         require_writable("--report", report)
         if device not in ("cpu", "cuda"):
             raise InputError("--device", device, "is neither cpu nor cuda", "use cuda for an imagined GPU")
-        if serving:
-            of_serving = ("serving", "model", "strategy", "batch", "seq", "precision")
-            require_only(line, *of_serving, reason="does not go with --serving, which verifies generation")
-            _serving(model, strategy, batch, seq, precision, as_json)
-            return
         from phalanx.answers.question import Asked
         from phalanx.answers.verify import as_json as to_json
         from phalanx.answers.verify import run, target
@@ -95,67 +80,6 @@ def verify(
             _show(result)
         if not result.proved:
             raise typer.Exit(FAILED)
-
-
-def _serving(
-    model: str | None,
-    strategy: str | None,
-    batch: int | None,
-    seq: int | None,
-    precision: str | None,
-    as_json: bool,
-) -> None:
-    """Verify generation and print the result."""
-    from phalanx.serving.proof import as_json as to_json
-    from phalanx.serving.proof import prove
-
-    result = prove(model, strategy, batch, seq, precision, announce)
-    if as_json:
-        print_json(to_json(result))
-    else:
-        _show_serving(result)
-    if not result.proved:
-        raise typer.Exit(FAILED)
-
-
-def _show_serving(p: ServingProof) -> None:
-    """Print the result, stage by stage."""
-    from phalanx.answers.verify import collectives
-    from phalanx.report.verify import memory, serving_traffic, steps
-
-    out, s = console(), p.strategy
-    out.print(
-        f"{p.model.family} decoder, {p.model.parameter_count:,} parameters in {p.dtype}; {s}: {s.world} ranks, "
-        f"{s.dp} x {p.slots} requests of {p.context:,} tokens",
-        highlight=False,
-        soft_wrap=True,
-    )
-    for stage in p.stages:
-        covered = f"all {s.world} ranks" if stage.ranks.count == s.world else f"{stage.ranks.description}"
-        print(f"\nrank {stage.ranks.rank} stands for {covered}")
-        if stage.failed:
-            print(f"NOT proved: {stage.failed}")
-            continue
-        out.print(steps([(x.name, len(x.batch.slots), x.batch.tokens, x.program.events) for x in stage.steps]))
-        totals = {x.name: collectives(x.program.events) for x in stage.steps}
-        if any(totals.values()):
-            out.print(serving_traffic(totals))
-        step = stage.steps[0]
-        rows: list[tuple[str, int, int | None, int | None]] = [
-            ("KV cache", step.program.state.cache, step.cache, None),
-            ("weights, cache, tables", step.program.state.total, step.state, None),
-        ]
-        out.print(memory(rows, False))
-        for x in stage.steps:
-            for difference in x.differences:
-                print(f"NOT proved: {x.name}: {difference}")
-        if stage.proved:
-            sent = sum(bool(e.axis) for x in stage.steps for e in x.program.events)
-            passes = sum(not e.axis for x in stage.steps for e in x.program.events)
-            print(
-                f"proved in {stage.seconds:.1f} s: {sent:,} collectives and {passes:,} passes in order, FLOPs by "
-                "unit, and what is held, to the byte"
-            )
 
 
 def _show(v: Verification) -> None:

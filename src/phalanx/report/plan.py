@@ -97,7 +97,7 @@ def lines(a: Answer, goal: Goal | None = None) -> Iterable[str]:
         f"{p.cluster.name}; a step of {job.global_batch} x {job.seq} tokens"
     )
     asked = decision_tree.facts(p.model, p.cluster, a.gpus, job.global_batch, job.seq)
-    yield f"the usual tree (cases --tree) says: {decision_tree.sentence(asked)}"
+    yield f"the usual tree (learn cases --tree) says: {decision_tree.sentence(asked)}"
     yield f"{a.evaluated:,} legal strategies in {a.seconds:.2f} s: {a.examined:,} priced one by one, others bounded"
     if a.fewer:
         few, fewer_step = a.fewer.gpus, seconds(a.fewer.seconds)

@@ -8,10 +8,10 @@ from rich import box
 from rich.table import Table
 
 from phalanx.report.style import size
-from phalanx.schedule.event import Event
 
 
-def _table(*names: str) -> Table:
+def columns_of(*names: str) -> Table:
+    """Return an empty table with these columns, numbers to the right of the first."""
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for i, name in enumerate(names):
         table.add_column(name, justify="right" if i else "left", no_wrap=True)
@@ -20,34 +20,15 @@ def _table(*names: str) -> Table:
 
 def traffic(totals: Mapping[tuple[str, str], tuple[int, int]]) -> Table:
     """Tabulate a step's collectives on one rank, given as (operation, axis) -> (number, bytes)."""
-    table = _table("collectives of a step, predicted", "number", "bytes")
+    table = columns_of("collectives of a step, predicted", "number", "bytes")
     for (op, axis), (count, total) in totals.items():
         table.add_row(f"{op} over {axis}", f"{count:,}", f"{total:,}")
     return table
 
 
-def steps(rows: Sequence[tuple[str, int, int, Sequence[Event]]]) -> Table:
-    """Tabulate steps of generation from (name, requests, tokens, events)."""
-    table = _table("step", "requests", "tokens", "passes", "collectives", "FLOP")
-    for name, requests, tokens, events in rows:
-        sent = sum(bool(e.axis) for e in events)
-        flops = sum(e.flops for e in events)
-        table.add_row(name, f"{requests:,}", f"{tokens:,}", f"{len(events) - sent:,}", f"{sent:,}", f"{flops:,}")
-    return table
-
-
-def serving_traffic(totals: Mapping[str, Mapping[tuple[str, str], tuple[int, int]]]) -> Table:
-    """Tabulate the collectives of steps of generation on one rank, by step: (operation, axis) -> (number, bytes)."""
-    table = _table("collectives, predicted", *(f"{name}, bytes" for name in totals))
-    for op, axis in dict.fromkeys(key for of in totals.values() for key in of):
-        cells = (of.get((op, axis)) for of in totals.values())
-        table.add_row(f"{op} over {axis}", *(f"{c[0]:,}: {c[1]:,}" if c else "" for c in cells))
-    return table
-
-
 def memory(rows: Sequence[tuple[str, int, int | None, int | None]], measured: bool) -> Table:
     """Tabulate live bytes from rows (name, predicted, recorded without content, measured or None)."""
-    table = _table("live bytes", "predicted", "recorded", *(["measured"] if measured else []))
+    table = columns_of("live bytes", "predicted", "recorded", *(["measured"] if measured else []))
     for name, *values in rows:
         table.add_row(name, *(_bytes(v) for v in (values if measured else values[:2])))
     return table

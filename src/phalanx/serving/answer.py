@@ -1,4 +1,4 @@
-"""`phalanx serve-plan`: from a question (serving_question.py) to its answer, a ServingPlan and launch files."""
+"""The answer of `phalanx serve plan`: a ServingPlan, what it costs, and launch files."""
 
 from __future__ import annotations
 

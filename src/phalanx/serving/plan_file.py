@@ -1,4 +1,4 @@
-"""serving.json: how a model is to be served, as `phalanx serve-plan` writes it and launch files are made from it."""
+"""serving.json: how a model is to be served, as `phalanx serve plan` writes it and launch files are made from it."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def read(path: Path) -> ServingPlan:
     """Read a serving.json. Raises InputError for other files, other versions, and anything that is not as written."""
     content = read_json(path, "serving plan")
     if not isinstance(content, dict) or content.get("kind") != "serving":
-        raise InputError("serving plan", str(path), "is not a serving.json", "phalanx serve-plan writes one")
+        raise InputError("serving plan", str(path), "is not a serving.json", "phalanx serve plan writes one")
     if content.get("version") != VERSION:
         reason = f"has version {content.get('version')!r}"
         raise InputError("serving plan", str(path), reason, f"this Phalanx reads version {VERSION}")

@@ -1,19 +1,18 @@
-"""The question that `phalanx serve-plan` answers, from names and numbers as its options spell them."""
+"""The question that `phalanx serve plan` answers, read from names and numbers as a user spells them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from phalanx.cost.analytic.chips import chip_name
 from phalanx.planning import question as questions
 from phalanx.serving.cost.adapters import HOST_BYTES_PER_S, adapter_bytes
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
-from phalanx.serving.search.question import OBJECTIVES, Question
+from phalanx.serving.search.question import OBJECTIVES, Objective, Question
 from phalanx.serving.search.space import illegal
 from phalanx.serving.simulation import trace as traces
 from phalanx.serving.simulation.engines import NEEDS, EngineRow, engine, require_types
@@ -104,6 +103,38 @@ def layout(text: str) -> ServingLayout:
     return ServingLayout(degrees["tp"], degrees["pp"], degrees["dp"], width // degrees["ep"], degrees["ep"])
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServingRequest:
+    """A question as a user spells it: names, numbers, and texts with units."""
+
+    model: str
+    cluster: str
+    gpus: int
+    input: int = 0
+    """Tokens of a prompt; with a trace, unread."""
+    output: int = 0
+    trace: Path | None = None
+    ttft: str | None = None
+    tpot: str | None = None
+    percentile: int = 90
+    objective: str = "throughput"
+    engine: str = "vllm"
+    weights: str = "auto"
+    cache: str = "bf16"
+    mode: str = "both"
+    layout: str | None = None
+    chunk: int | None = None
+    concurrency: int | None = None
+    rate: float | None = None
+    variation: float = 0.0
+    reuse: float = 0.0
+    speculate: str | None = None
+    adapters: str | None = None
+    price: float | None = None
+    requests: int | None = None
+    seed: int = 0
+
+
 @dataclass(frozen=True)
 class Asked:
     """A question with the names that it was asked with."""
@@ -127,15 +158,16 @@ class _Load:
     notes: tuple[str, ...] = ()
 
 
-def _load(spec: ModelSpec, input: int, output: int, options: Mapping[str, Any]) -> _Load:
+def _load(spec: ModelSpec, request: ServingRequest) -> _Load:
     """Return the load of a trace, or of requests that --input and --output describe. Raises InputError for requests
     that are longer than the model's context."""
-    if options["trace"]:
-        load = _traced(Path(options["trace"]), options["requests"] or MOST_REPLAYED)
+    if request.trace:
+        load = _traced(request.trace, request.requests or MOST_REPLAYED)
         named = f"--trace: the longest request has {load.longest:,} tokens"
     else:
+        input, output = request.input, request.output
         questions.require_counts(("--input", input), ("--output", output))
-        spread = 1 if not options["variation"] else 4
+        spread = 1 if not request.variation else 4
         longest = min(spec.max_seq, spread * (input + output)) if input + output <= spec.max_seq else input + output
         load, named = _Load(input, output, longest), f"--input + --output = {longest:,} tokens"
     if load.longest > spec.max_seq:
@@ -156,16 +188,16 @@ def _traced(path: Path, most: int) -> _Load:
     return _Load(*means, longest, requests, notes)
 
 
-def _weights(options: Mapping[str, Any], generation: str, chip: str) -> tuple[str, ...]:
+def _weights(request: ServingRequest, generation: str, chip: str) -> tuple[str, ...]:
     """Return the types of weights to try on a chip. Raises InputError for one that it has not."""
-    if options["weights"] == "auto":
+    if request.weights == "auto":
         types: tuple[str, ...] = tuple(t for t in ("bf16", "fp8") if generation in NEEDS[t]) or ("bf16",)
     else:
-        types = tuple(t.strip() for t in options["weights"].split(","))
+        types = tuple(t.strip() for t in request.weights.split(","))
     for each in types:
-        require_types(each, options["kv"], generation, chip)
-    if options["kv"] not in ("bf16", "fp8"):
-        raise InputError("--kv", options["kv"], "is not a type of cache that is priced", "bf16 or fp8")
+        require_types(each, request.cache, generation, chip)
+    if request.cache not in ("bf16", "fp8"):
+        raise InputError("--kv", request.cache, "is not a type of cache that is priced", "bf16 or fp8")
     return types
 
 
@@ -182,53 +214,47 @@ def _fixed_layout(text: str | None, spec: ModelSpec, row: EngineRow, gpus: int) 
     return chosen
 
 
-def _require_known(options: Mapping[str, Any]) -> None:
+def _require_known(request: ServingRequest) -> None:
     """Require that the value of each other option is known or in range, and that one load is chosen at most. Raises
     InputError."""
-    for name, known in (("objective", OBJECTIVES), ("mode", MODES)):
-        if options[name] not in known:
-            raise InputError(f"--{name}", options[name], "is not known", nearest(options[name], known))
-    if options["percentile"] not in (50, 90, 99):
-        raise InputError("--percentile", options["percentile"], "is not reported", "50, 90 or 99")
-    for name, low, high in (("reuse", 0.0, 0.99), ("variation", 0.0, 3.0)):
-        if not low <= options[name] <= high:
-            raise InputError(f"--{name}", options[name], f"must be from {low:g} to {high:g}")
-    if options["rate"] is not None and not 1e-6 <= options["rate"] <= 1e6:
-        raise InputError("--rate", options["rate"], "must be from 1e-6 to 1,000,000 requests per second")
-    if options["price"] is not None and not 0 <= options["price"] < 1e6:
-        raise InputError("--price", options["price"], "is not the price of a GPU-hour", "e.g. 2.5")
-    loads = [n for n in ("trace", "rate", "concurrency") if options[n]]
+    for name, word, known in (("objective", request.objective, OBJECTIVES), ("mode", request.mode, MODES)):
+        if word not in known:
+            raise InputError(f"--{name}", word, "is not known", nearest(word, known))
+    if request.percentile not in (50, 90, 99):
+        raise InputError("--percentile", request.percentile, "is not reported", "50, 90 or 99")
+    for name, value, high in (("reuse", request.reuse, 0.99), ("variation", request.variation, 3.0)):
+        if not 0 <= value <= high:
+            raise InputError(f"--{name}", value, f"must be from 0 to {high:g}")
+    if request.rate is not None and not 1e-6 <= request.rate <= 1e6:
+        raise InputError("--rate", request.rate, "must be from 1e-6 to 1,000,000 requests per second")
+    if request.price is not None and not 0 <= request.price < 1e6:
+        raise InputError("--price", request.price, "is not the price of a GPU-hour", "e.g. 2.5")
+    loads = [n for n in ("trace", "rate", "concurrency") if getattr(request, n)]
     if len(loads) > 1:
-        raise InputError(f"--{loads[0]}", options[loads[0]], f"excludes --{loads[1]}", "choose one load")
-    if options["concurrency"] is not None:
-        questions.require_counts(("--concurrency", options["concurrency"]))
-    if options["chunk"] is not None:
-        questions.require_counts(("--chunk", options["chunk"]))
+        raise InputError(f"--{loads[0]}", getattr(request, loads[0]), f"excludes --{loads[1]}", "choose one load")
+    if request.concurrency is not None:
+        questions.require_counts(("--concurrency", request.concurrency))
+    if request.chunk is not None:
+        questions.require_counts(("--chunk", request.chunk))
 
 
-def ask(
-    model: str,
-    cluster: str,
-    gpus: int,
-    input: int,
-    output: int,
-    options: Mapping[str, Any],
-) -> Asked:
-    """Turn the command's options into a question. Raises InputError."""
-    spec, named_notes = questions.model_named(model)
+def ask(request: ServingRequest) -> Asked:
+    """Read a request as a question. Raises InputError."""
+    gpus = request.gpus
+    spec, named_notes = questions.model_named(request.model)
     questions.require_counts(("--gpus", gpus))
     if gpus > MOST_GPUS:
         reason = f"is more than is searched, {MOST_GPUS:,}"
         raise InputError("--gpus", gpus, reason, "plan a part of them: what serves more users is more of the same")
-    described = questions.cluster_named(cluster)(gpus)
+    described = questions.cluster_named(request.cluster)(gpus)
     chip = chip_name(described.device.name)
-    row = engine(options["engine"])
-    load = _load(spec, input, output, options)
-    types = _weights(options, CHIPS[chip].generation, chip)
-    _require_known(options)
-    drafted, accepted = speculation(options["speculate"])
-    used, held = adapters(options["adapters"])
-    chosen = _fixed_layout(options["layout"], spec, row, gpus)
+    row = engine(request.engine)
+    load = _load(spec, request)
+    types = _weights(request, CHIPS[chip].generation, chip)
+    _require_known(request)
+    drafted, accepted = speculation(request.speculate)
+    used, held = adapters(request.adapters)
+    chosen = _fixed_layout(request.layout, spec, row, gpus)
     q = Question(
         model=spec,
         cluster=described,
@@ -237,27 +263,27 @@ def ask(
         input=load.input,
         output=load.output,
         longest=load.longest,
-        objective=options["objective"],
-        ttft_s=seconds("--ttft", options["ttft"]),
-        tpot_s=seconds("--tpot", options["tpot"]),
-        percentile=options["percentile"],
+        objective=cast(Objective, request.objective),
+        ttft_s=seconds("--ttft", request.ttft),
+        tpot_s=seconds("--tpot", request.tpot),
+        percentile=request.percentile,
         weights=types,
-        cache=options["kv"],
+        cache=request.cache,
         page_tokens=row.page_tokens,
-        chunks=(options["chunk"],) if options["chunk"] else _CHUNKS,
-        modes=MODES[options["mode"]],
-        variation=options["variation"],
-        concurrency=options["concurrency"] or 0,
-        rate=options["rate"] or 0.0,
+        chunks=(request.chunk,) if request.chunk else _CHUNKS,
+        modes=MODES[request.mode],
+        variation=request.variation,
+        concurrency=request.concurrency or 0,
+        rate=request.rate or 0.0,
         trace=load.trace,
-        reuse=options["reuse"],
+        reuse=request.reuse,
         draft_tokens=drafted,
         acceptance=accepted,
         adapters=used,
         adapter_slots=held,
         adapter_load_s=adapter_bytes(spec) / HOST_BYTES_PER_S,
-        requests=options["requests"] or 0,
-        seed=options["seed"],
-        price=options["price"],
+        requests=request.requests or 0,
+        seed=request.seed,
+        price=request.price,
     )
-    return Asked(q, model, cluster, options["trace"] or "", chosen, (*named_notes, *load.notes))
+    return Asked(q, request.model, request.cluster, str(request.trace or ""), chosen, (*named_notes, *load.notes))

@@ -1,5 +1,5 @@
 """Two engines say how long tokens take in a closed loop: the steady state's formula, with which measured runs are
-scored, and the simulation, by which `serve-plan` decides. On drawn loads and one price they are held together."""
+scored, and the simulation, by which `serve plan` decides. On drawn loads and one price they are held together."""
 
 from __future__ import annotations
 

@@ -58,16 +58,16 @@ QUICK: tuple[tuple[tuple[str, ...], Options], ...] = (
     (("comm",), {**_ASKED, **_LINE, "--json": None}),
     (("comm",), {"--params": "7B", "--rate": "25", "--csv": None}),
     (("roofline",), {**_ASKED, **_LINE, "--json": None}),
-    (("draw", "moe-layer"), {"--model": "mixtral-8x7b", "--ranks": "4", "--seq": "2048"}),
-    (("draw", "fsdp"), {"--model": "llama2-7b", "--cluster": "dgx-h100", "--gpus": "16", "--json": None}),
-    (("draw", "parameter-bytes"), {"--params": "7B", "--ranks": "8", "--json": None}),
+    (("learn", "draw", "moe-layer"), {"--model": "mixtral-8x7b", "--ranks": "4", "--seq": "2048"}),
+    (("learn", "draw", "fsdp"), {"--model": "llama2-7b", "--cluster": "dgx-h100", "--gpus": "16", "--json": None}),
+    (("learn", "draw", "parameter-bytes"), {"--params": "7B", "--ranks": "8", "--json": None}),
     (("roofline",), {"--params": "7B", "--cluster": "dgx-a100", "--seq": "2048"}),
     (("memory",), {"--model": "llama2-7b", "--card": "80", "--micro-batch": "1", "--seq": "2048", "--json": None}),
     (("memory",), {"--params": "7B", "--bytes-per-parameter": "16", "--csv": None}),
     (("scaling",), {"--params": "7B", "--tokens": "300B", "--tflops": "150", "--gpus": "64,128", "--json": None}),
-    (("memory",), {"--serving": None, "--model": "llama2-7b", "--weights": "fp8", "--kv": "bf16", "--json": None}),
-    (("roofline",), {"--serving": None, "--model": "llama2-7b", "--cluster": "dgx-h100", "--seq": "2048"}),
-    (("comm",), {"--serving": None, "--model": "mixtral-8x7b", "--gpus": "8", "--seq": "2048", "--json": None}),
+    (("serve", "memory"), {"--model": "llama2-7b", "--weights": "fp8", "--kv": "bf16", "--json": None}),
+    (("serve", "roofline"), {"--model": "llama2-7b", "--cluster": "dgx-h100", "--seq": "2048"}),
+    (("serve", "comm"), {"--model": "mixtral-8x7b", "--gpus": "8", "--seq": "2048", "--json": None}),
     (("models",), {"--json": None}),
     (("models", "llama3-8b"), {"--json": None}),
     (("clusters", "dgx-h100"), {"--nodes": "4", "--json": None}),
@@ -93,10 +93,10 @@ QUICK: tuple[tuple[tuple[str, ...], Options], ...] = (
     (("validate",), {"--runs": "runs.csv", "--rows": "own", "--json": None}),
     (("verify", "job.toml"), {"--strategy": "dp=2,zero=1", "--json": None}),
     (
-        ("place", "m.json"),
+        ("cluster", "place", "m.json"),
         {"--free": "free.json", "--no-search": None, "--for": "slurm", "--out": "p", "--json": None},
     ),
-    (("place", "m.json"), {"--free": "free.json", "--no-search": None, "--topology": "topology.conf"}),
+    (("cluster", "place", "m.json"), {"--free": "free.json", "--no-search": None, "--topology": "topology.conf"}),
     (
         ("cluster", "simulate"),
         {
@@ -123,10 +123,10 @@ QUICK: tuple[tuple[tuple[str, ...], Options], ...] = (
     (("compare", "m.json", "tp=4"), {"--stack": "megatron-core", "--report": "c.html", "--json": None}),
     (("explain", "observed.json"), {"--cluster": "dgx-h100", "--json": None}),
     (("lint", "observed.json"), {"--cluster": "dgx-h100"}),
-    (("serve-plan", "serving.json"), {"--launch": "engine", "--json": None}),
+    (("serve", "launch", "serving.json"), {"--for": "engine", "--json": None}),
     (("experts", "show", "runs/e"), {"--json": None}),
     (("report", "runs/e"), {"--out": "page.html"}),
-    (("validate",), {"--serving": None, "--runs": "served.csv", "--json": None}),
+    (("serve", "validate"), {"--runs": "served.csv", "--json": None}),
 )
 """Commands that take a moment: words, and options with values that are right."""
 
@@ -143,14 +143,20 @@ SLOW: tuple[tuple[tuple[str, ...], Options], ...] = (
             "--json": None,
         },
     ),
-    (("serve-plan",), {**_SERVED, "--ttft": "1s", "--tpot": "30ms", "--price": "2.5", "--json": None}),
-    (("serve-plan",), {**_SERVED, "--engine": "sglang", "--rate": "3", "--percentile": "99", "--speculate": "3:0.7"}),
     (
-        ("serve-plan",),
+        ("serve", "plan"),
+        {**_SERVED, "--ttft": "1s", "--tpot": "30ms", "--price": "2.5", "--json": None},
+    ),
+    (
+        ("serve", "plan"),
+        {**_SERVED, "--engine": "sglang", "--rate": "3", "--percentile": "99", "--speculate": "3:0.7"},
+    ),
+    (
+        ("serve", "plan"),
         {**_SERVED, "--objective": "latency", "--concurrency": "8", "--layout": "tp=2", "--reuse": "0.5"},
     ),
     (
-        ("serve-plan",),
+        ("serve", "plan"),
         {**_SERVED, "--variation": "0.5", "--adapters": "8:2", "--weights": "fp8", "--launch": "engine"},
     ),
     (("scaling",), {"--model": "llama2-7b", "--gpus": "16,32", "--batch": "64", "--seq": "2048", "--json": None}),
@@ -163,14 +169,23 @@ SLOW: tuple[tuple[tuple[str, ...], Options], ...] = (
     ),
     (("export-weights", "runs/job"), {"--out": "hf2", "--dtype": "float32", "--step": "5", "--shard-size": "1MB"}),
     (("import", "hf"), {"--name": "imported", "--json": None}),
-    (("cases",), {"--rules": None, "--json": None}),
+    (
+        ("learn", "cases"),
+        {"--rules": None, "--json": None},
+    ),
     (("collectives", "prove"), {"--max-ranks": "5", "--json": None}),
     (("plan", "job.toml"), {"--set": "cluster.ranks=3", "--json": None}),
     (("plan",), {"--from": "run.sh", "--cluster": "dgx-h100", "--gpus": "16", "--json": None}),
-    (("place", "m.json"), {"--free": "free.json", "--for": "torchrun", "--out": "p", "--stack": "megatron-core"}),
+    (
+        ("cluster", "place", "m.json"),
+        {"--free": "free.json", "--for": "torchrun", "--out": "p", "--stack": "megatron-core"},
+    ),
     # Without --runs it is valid, and scores every published choice: longer than a case may take (rule.py).
     (("validate", "--choices", "--runs", "runs.csv"), {"--json": None}),
-    (("serve-plan",), {**_TRACED, "--trace": "requests.csv", "--requests": "60", "--json": None}),
+    (
+        ("serve", "plan"),
+        {**_TRACED, "--trace": "requests.csv", "--requests": "60", "--json": None},
+    ),
     (
         ("observe", "--", "python", "program.py"),
         {"--world": "4", "--ranks": "0,1", "--mesh": "dp=4", "--node": "4", "--step": "2", "--json": None},
@@ -371,13 +386,13 @@ def _readers(kind: str, pool_is_quick: bool) -> tuple[tuple[str, ...], ...]:
         "measured runs": (("validate", "--runs", "r.csv", "--json"),),
         "nccl-tests": (("measure", "--nccl-tests", "n.txt", "--json"),),
         "free GPUs": (
-            ("place", "m.json", "--free", "f.json", "--no-search", "--json"),
-            ("place", "m.json", "--free", "f.json", "--no-search", "--for", "slurm", "--out", "q"),
+            ("cluster", "place", "m.json", "--free", "f.json", "--no-search", "--json"),
+            ("cluster", "place", "m.json", "--free", "f.json", "--no-search", "--for", "slurm", "--out", "q"),
         ),
         "topology": (
             ("cluster", "read", "t.conf", "--like", "dgx-h100", "--out", "r.toml", "--slurm", "r.conf", "--json"),
             ("cluster", "read", "t.conf", "--device", "H100", "--nodes", "2", "--port-gbit", "400", "--json"),
-            ("place", "m.json", "--free", "free.json", "--topology", "t.conf", "--no-search"),
+            ("cluster", "place", "m.json", "--free", "free.json", "--topology", "t.conf", "--no-search"),
         ),
         "jobs": (
             ("cluster", "simulate", "--trace", "t.csv", "--cluster", "4x8", "--json"),
@@ -390,10 +405,10 @@ def _readers(kind: str, pool_is_quick: bool) -> tuple[tuple[str, ...], ...]:
             ("compare", "o.json", "m.json", "--json"),
         ),
         "serving.json": (
-            ("serve-plan", "v.json", "--launch", "engine", "--json"),
-            ("serve-plan", "v.json", "--launch", "dynamo"),
+            ("serve", "launch", "v.json", "--for", "engine", "--json"),
+            ("serve", "launch", "v.json", "--for", "dynamo"),
         ),
-        "served runs": (("validate", "--serving", "--runs", "v.csv", "--json"),),
+        "served runs": (("serve", "validate", "--runs", "v.csv", "--json"),),
         "metrics": (
             ("experts", "show", "runs/f", "--json"),
             ("experts", "show", "runs/f"),
@@ -414,7 +429,7 @@ def _readers(kind: str, pool_is_quick: bool) -> tuple[tuple[str, ...], ...]:
         )
     slow = {"job file": (("train", "j.toml", "--json"), ("parity", "j.toml", "--steps", "1", "--json"))}
     slow |= {"plan.json": (("train", "p.json", "--json"), ("export", "p.json", "--to", "megatron", "--out", "x"))}
-    slow |= {"requests": (("serve-plan", *flat(_TRACED), "--trace", "q.csv", "--requests", "60", "--json"),)}
+    slow |= {"requests": (("serve", "plan", *flat(_TRACED), "--trace", "q.csv", "--requests", "60", "--json"),)}
     for name, file in _CONFIGURATION.items():
         line = ("plan", "--from", file, "--cluster", "dgx-h100", "--gpus", "16", "--out", "y.json", "--json")
         slow[f"{name} configuration"] = (line, ("compare", file, "tp=2", "--cluster", "dgx-h100", "--gpus", "16"))

@@ -1,4 +1,4 @@
-"""`phalanx serve-plan`: how to serve a model on a cluster, what its users will wait for, and the launch lines."""
+"""`phalanx serve plan`: how to serve a model on a cluster, what its users will wait for, and the launch lines."""
 
 from __future__ import annotations
 
@@ -8,38 +8,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phalanx.cli.options import Cluster, Gpus, Json, Model
+from phalanx.cli.options import Json
 from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_writable
 from phalanx.cli.unread import require_only
+from phalanx.serving.cli.launch import as_json_of, require_starter, show
+from phalanx.serving.cli.options import Cluster, Model
 
 if TYPE_CHECKING:
-    from phalanx.serving.plan_file import ServingPlan
     from phalanx.serving.question import Asked
     from phalanx.serving.search.neighbours import Neighbour
     from phalanx.serving.search.question import Candidate
     from phalanx.serving.search.search import Answer
 
-_LAUNCH = Annotated[
-    str | None,
-    typer.Option(
-        "--launch",
-        metavar="engine|dynamo",
-        help="Also print what starts it: the engine's command lines, or Dynamo's manifest.",
-    ),
-]
 
-
-def serve_plan(
+def plan(
     line: typer.Context,
-    plan: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="serving.json", help="A serving plan that was written before, for --launch.", show_default=False
-        ),
-    ] = None,
-    model: Model = None,
-    cluster: Cluster = None,
-    gpus: Gpus = None,
+    model: Model,
+    cluster: Cluster,
+    gpus: Annotated[int, typer.Option("--gpus", help="Number of GPUs.")],
     input: Annotated[int | None, typer.Option("--input", help="Tokens of a prompt.")] = None,
     output: Annotated[int | None, typer.Option("--output", help="Tokens generated per request.")] = None,
     ttft: Annotated[
@@ -108,65 +94,68 @@ def serve_plan(
         int | None, typer.Option("--requests", min=10, max=10**6, help="Requests to simulate per candidate.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of arrivals, lengths and acceptance.")] = 0,
-    launch: _LAUNCH = None,
+    launch: Annotated[
+        str | None,
+        typer.Option(
+            "--launch",
+            metavar="engine|dynamo",
+            help="Also print what starts it, as `phalanx serve launch` does.",
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option("--out", help="File to write the serving plan to.")] = Path("serving.json"),
     as_json: Json = False,
 ) -> None:
     """Find how to serve a model: parallelism, replicas, batch and chunk, with the queue simulated.
 
-    phalanx serve-plan --model llama3-70b --cluster dgx-h100 --gpus 8 --input 4000 --output 500 --ttft 1s --tpot 30ms
+    phalanx serve plan --model llama3-70b --cluster dgx-h100 --gpus 8 --input 4000 --output 500 --ttft 1s --tpot 30ms
     """
     with exit_on_error():
         from phalanx.serving import plan_file as serving
-        from phalanx.spec.errors import InputError, nearest
+        from phalanx.spec.errors import InputError
 
-        if launch is not None and launch not in ("engine", "dynamo"):
-            raise InputError("--launch", launch, "is not known", nearest(launch, ("engine", "dynamo")))
-        if plan is not None:
-            require_only(line, "plan", "launch", reason=f"does not go with a plan, and {plan} is one")
-            read_back, starter = serving.read(plan), launch or "engine"
-            if as_json:
-                print_json(_launch_json(read_back, starter))
-            else:
-                _launch(read_back, starter)
-            return
-        asks = {"--model": model, "--cluster": cluster, "--gpus": gpus}
-        asks |= {} if trace else {"--input": input, "--output": output}
+        if launch is not None:
+            require_starter("--launch", launch)
         if trace is not None:
             unread = {"input", "output", "variation", "rate", "concurrency"}
             read = [str(p.name) for p in line.command.params if p.name not in unread]
             require_only(line, *read, reason="does not go with --trace, whose requests say it")
-        missing = [name for name, value in asks.items() if value is None]
-        if missing:
-            raise InputError(", ".join(missing), None, "missing", "or give --trace in place of --input and --output")
+        elif input is None or output is None:
+            missing = ", ".join(name for name, value in (("--input", input), ("--output", output)) if value is None)
+            raise InputError(missing, None, "missing", "or give --trace in place of --input and --output")
         require_writable("--out", out)
 
         from phalanx.serving.answer import as_plan, decide
-        from phalanx.serving.question import ask
+        from phalanx.serving.question import ServingRequest, ask
 
-        options: dict[str, Any] = {
-            "ttft": ttft,
-            "tpot": tpot,
-            "percentile": percentile,
-            "objective": objective,
-            "engine": engine,
-            "weights": weights,
-            "kv": kv,
-            "mode": mode,
-            "layout": layout,
-            "chunk": chunk,
-            "concurrency": concurrency,
-            "rate": rate,
-            "trace": None if trace is None else str(trace),
-            "variation": variation,
-            "reuse": reuse,
-            "speculate": speculate,
-            "adapters": adapters,
-            "price": price,
-            "requests": requests,
-            "seed": seed,
-        }
-        asked = ask(str(model), str(cluster), int(gpus or 0), int(input or 0), int(output or 0), options)
+        asked = ask(
+            ServingRequest(
+                model=model,
+                cluster=cluster,
+                gpus=gpus,
+                input=input or 0,
+                output=output or 0,
+                trace=trace,
+                ttft=ttft,
+                tpot=tpot,
+                percentile=percentile,
+                objective=objective,
+                engine=engine,
+                weights=weights,
+                cache=kv,
+                mode=mode,
+                layout=layout,
+                chunk=chunk,
+                concurrency=concurrency,
+                rate=rate,
+                variation=variation,
+                reuse=reuse,
+                speculate=speculate,
+                adapters=adapters,
+                price=price,
+                requests=requests,
+                seed=seed,
+            )
+        )
         for note in asked.notes:
             announce(f"note: {note}")
         answer, against = decide(asked)
@@ -175,36 +164,11 @@ def serve_plan(
         announce(f"serving plan: {out}")
         if as_json:
             document = _as_json(asked, answer, against)
-            print_json(document | {"launch": _launch_json(chosen, launch)} if launch else document)
+            print_json(document | {"launch": as_json_of(chosen, launch)} if launch else document)
             return
         _show(answer, against)
         if launch:
-            _launch(chosen, launch)
-
-
-def _launch_json(plan: ServingPlan, what: str) -> dict[str, Any]:
-    """Return what starts a plan. Raises InputError for what its engine cannot do."""
-    from phalanx.serving.answer import launch, manifest
-
-    return {"manifest": manifest(plan)} if what == "dynamo" else asdict(launch(plan))
-
-
-def _launch(plan: ServingPlan, what: str) -> None:
-    """Print what starts a plan. Raises InputError for what its engine cannot do."""
-    from phalanx.serving.answer import launch, manifest
-
-    if what == "dynamo":
-        print(manifest(plan), end="")
-        return
-    launch_line = launch(plan)
-    for name, content in launch_line.files.items():
-        print(f"# {name}\n{content}")
-    for command in launch_line.commands:
-        print(
-            f"# {command.title}, node {command.node} ({launch_line.engine} {launch_line.version})\n{command.line()}\n"
-        )
-    for note in launch_line.notes:
-        announce(f"note: {note}")
+            show(chosen, launch)
 
 
 def _show(answer: Answer, against: list[Neighbour]) -> None:

@@ -1,61 +1,113 @@
-"""`--serving` of `memory`, `comm` and `roofline`: the same tables for decoding."""
+"""`phalanx serve memory`, `comm` and `roofline`: tables of decoding a model that is trained."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from phalanx.cli.options import Csv, Json, Plot, Seq
+from phalanx.cli.tables import print_sheets
+from phalanx.cli.terminal import exit_on_error, require_drawing
+from phalanx.serving.cli.options import Cluster, Model
 
 if TYPE_CHECKING:
-    from phalanx.planning.tables.table import Sheet
+    from phalanx.serving.cost.roofline import ServingPrice
+
+_Gpus = Annotated[int, typer.Option("--gpus", help="Number of GPUs.")]
+_Weights = Annotated[str, typer.Option("--weights", metavar="bf16|fp8|int4|nvfp4", help="Type of the weights.")]
+_Cache = Annotated[str, typer.Option("--kv", metavar="bf16|fp8", help="Type of the KV cache.")]
 
 
-def sheets(
-    which: str,
-    serving: bool,
-    of_training: Sequence[object],
-    model: str | None,
-    cluster: str | None,
-    seq: int | None,
-    weights: str | None,
-    kv: str | None,
-    gpus: int | None,
-) -> list[Sheet]:
-    """Return the tables of `memory`, `comm` or `roofline` for serving. `of_training`: options that it does not have.
+def memory(
+    model: Model,
+    cluster: Cluster = "dgx-h100",
+    gpus: _Gpus = 16,
+    seq: Seq = None,
+    weights: _Weights = "bf16",
+    kv: _Cache = "bf16",
+    plot: Plot = None,
+    as_json: Json = False,
+    as_csv: Csv = False,
+) -> None:
+    """Tabulate the KV cache of a model, and the requests that fit under each layout."""
+    with exit_on_error():
+        require_drawing(plot)
+        from phalanx.serving import tables
+        from phalanx.serving.cost.layout import ServingLayout
 
-    Raises InputError.
-    """
-    from phalanx.serving import tables
-    from phalanx.serving.cost.layout import ServingLayout
+        price, length, degrees = _priced(model, cluster, gpus, seq, weights, kv)
+        m = price.model
+        layouts = [ServingLayout(t, 1, 1, t, 1) for t in degrees]
+        layouts += [ServingLayout(1, p) for p in degrees[1:] if p <= m.layers]
+        if m.experts is not None:
+            layouts += [ServingLayout(1, 1, t, 1, t) for t in degrees[1:] if m.experts.count % t == 0]
+        print_sheets(
+            [tables.cache(m, length), tables.room(price, length, layouts)], as_json, as_csv, plot, of="memory"
+        )
+
+
+def comm(
+    model: Model,
+    cluster: Cluster = "dgx-h100",
+    gpus: _Gpus = 16,
+    seq: Seq = None,
+    weights: _Weights = "bf16",
+    kv: _Cache = "bf16",
+    plot: Plot = None,
+    as_json: Json = False,
+    as_csv: Csv = False,
+) -> None:
+    """Tabulate what tensor parallelism sends per step of decoding, and when it or a pipeline pays."""
+    with exit_on_error():
+        require_drawing(plot)
+        from phalanx.serving import tables
+
+        price, length, degrees = _priced(model, cluster, gpus, seq, weights, kv)
+        sheets = [tables.tensor_or_pipeline(price, length, degrees)]
+        if degrees[1:]:
+            sheets = [
+                tables.collectives(price, degrees[1:]),
+                tables.tensor_pays(price, length, degrees),
+                *sheets,
+            ]
+        print_sheets(sheets, as_json, as_csv, plot, of="comm")
+
+
+def roofline(
+    model: Model,
+    cluster: Cluster = "dgx-h100",
+    gpus: _Gpus = 16,
+    seq: Seq = None,
+    weights: _Weights = "bf16",
+    kv: _Cache = "bf16",
+    plot: Plot = None,
+    as_json: Json = False,
+    as_csv: Csv = False,
+) -> None:
+    """Tabulate the intensity of decoding by batch, and whether memory or computing bounds it."""
+    with exit_on_error():
+        require_drawing(plot)
+        from phalanx.serving import tables
+
+        price, length, _ = _priced(model, cluster, gpus, seq, weights, kv)
+        print_sheets([tables.intensity(price, length)], as_json, as_csv, plot, of="roofline")
+
+
+def _priced(
+    model: str, cluster: str, gpus: int, seq: int | None, weights: str, kv: str
+) -> tuple[ServingPrice, int, list[int]]:
+    """Return the price of decoding, the length of its context, and the degrees of parallelism to tabulate.
+
+    Raises InputError."""
     from phalanx.serving.question import price_of
     from phalanx.spec.errors import InputError
 
-    if not serving:
-        option, value = ("--weights", weights) if weights else ("--kv", kv)
-        raise InputError(option, value, "is for serving", "add --serving")
-    if any(value is not None for value in of_training):
-        remedy = "it takes --model, --cluster, --gpus, --seq, --weights and --kv"
-        raise InputError("--serving", None, "excludes plans, and options of a training step", remedy)
-    if model is None:
-        raise InputError("--model", None, "is missing", f"phalanx {which} --serving --model llama3-70b")
     if seq is not None and not 1 <= seq <= 10**8:
         raise InputError("--seq", seq, "must be at least 1")
-    price = price_of(model, cluster or "dgx-h100", 16 if gpus is None else gpus, weights or "bf16", kv or "bf16")
+    price = price_of(model, cluster, gpus, weights, kv)
     m = price.model
     if (seq or 1) > m.max_seq:
         raise InputError("--seq", seq, f"is longer than the model's context, {m.max_seq:,}")
-    length = seq or min(m.max_seq, 4096)
-    degrees = [t for t in (1, 2, 4, 8, 16) if t <= (16 if gpus is None else gpus) and m.heads % t == 0]
-    if which == "roofline":
-        return [tables.intensity(price, length)]
-    if which == "comm":
-        pairs = [
-            tables.collectives(price, degrees[1:]),
-            tables.tensor_pays(price, length, degrees),
-            tables.tensor_or_pipeline(price, length, degrees),
-        ]
-        return pairs if degrees[1:] else pairs[2:]
-    layouts = [ServingLayout(t, 1, 1, t, 1) for t in degrees]
-    layouts += [ServingLayout(1, p) for p in degrees[1:] if p <= m.layers]
-    if m.experts is not None:
-        layouts += [ServingLayout(1, 1, t, 1, t) for t in degrees[1:] if m.experts.count % t == 0]
-    return [tables.cache(m, length), tables.room(price, length, layouts)]
+    degrees = [t for t in (1, 2, 4, 8, 16) if t <= gpus and m.heads % t == 0]
+    return price, seq or min(m.max_seq, 4096), degrees

@@ -90,7 +90,7 @@ def floor(pairs: Sequence[Pair], quantity: str = "tpot") -> float | None:
 
 
 def scores(pairs: Sequence[Pair], blind: Sequence[Pair], skipped: Sequence[tuple[Row, str]]) -> dict[str, Any]:
-    """Score a comparison as `phalanx validate --serving --json` prints it."""
+    """Score a comparison as `phalanx serve validate --json` prints it."""
     groups: dict[str, Callable[[Pair], str]] = {
         "by_engine": lambda p: p.kind,
         "by_model": lambda p: f"{p.kind} {p.case.row['model']}",

@@ -1,4 +1,4 @@
-"""`phalanx place`: put a plan's ranks on the free GPUs of a shared cluster, and say what that costs."""
+"""`phalanx cluster place`: put a plan's ranks on the free GPUs of a shared cluster, and say what that costs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What `phalanx place` does: put a plan's ranks on free GPUs, and hold the result against an empty cluster and
-against other strategies on the same GPUs."""
+"""The placement of a plan's ranks on free GPUs, compared with an empty cluster and with other strategies on the same
+GPUs."""
 
 from __future__ import annotations
 

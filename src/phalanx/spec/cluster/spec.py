@@ -84,7 +84,7 @@ class Tier:
     """Bytes/s that all ranks of a block of the tier below, such as a host, share into this tier. None: every rank has
     a link of its own."""
     wiring: Wiring = "tree"
-    """How the tier connects what is below it; `phalanx place` prices what follows for the GPUs of a job."""
+    """How the tier connects what is below it; `phalanx cluster place` prices what follows for the GPUs of a job."""
 
     def __post_init__(self) -> None:
         require_ranges(self, f"cluster.tiers.{self.name}")

@@ -1,1 +1,1 @@
-"""The commands `phalanx cases`, `draw` and `quiz`."""
+"""The commands `phalanx learn cases`, `draw` and `quiz`."""

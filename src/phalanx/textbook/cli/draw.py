@@ -1,4 +1,4 @@
-"""`phalanx draw`: the pictures of the textbook, by name."""
+"""`phalanx learn draw`: the pictures of the textbook, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`phalanx quiz`: exercises of three levels, with computed answers."""
+"""`phalanx learn quiz`: exercises of three levels, with computed answers."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def decisions(path: Path_ | None = None, job: str = "") -> Picture:
     return Picture(
         "The usual tree for choosing a strategy" + (f", with the path of {job}" if job else ""),
         (Tree(node(decision_tree.TREE, path, "")),),
-        "`phalanx cases --tree`; the rules at its leaves are priced by `phalanx cases --rules`",
+        "`phalanx learn cases --tree`; the rules at its leaves are priced by `phalanx learn cases --rules`",
         "A first guess; `phalanx plan` searches.",
     )
 
@@ -97,7 +97,7 @@ def fragmentation(model: str = "llama3-8b", cluster: str = "dgx-h100") -> Pictur
             Diagram(tuple(items), "Eight nodes, a row each: x is this job's, the others are busy"),
             Bars("seconds of a step", tuple(bars)),
         ),
-        f"`phalanx place`: the best placement on these GPUs of {cluster}, under megatron-core",
+        f"`phalanx cluster place`: the best placement on these GPUs of {cluster}, under megatron-core",
         f"As many GPUs, in pieces: the step takes {slower:.3g} times as long, because tp leaves the node.",
     )
 

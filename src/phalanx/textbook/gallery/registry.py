@@ -15,7 +15,7 @@ from phalanx.textbook.gallery import choosing, compression, data_parallel, exper
 
 @dataclass(frozen=True)
 class Entry:
-    """A picture that `phalanx draw` knows. The function's parameters are the options that it takes."""
+    """A picture that `phalanx learn draw` knows. The function's parameters are the options that it takes."""
 
     what: str
     draw: Callable[..., Picture]
@@ -65,12 +65,14 @@ PICTURES: dict[str, Entry] = {
     "routing": Entry("Tokens to experts: chosen, taken, dropped", experts.routing, "experts show RUN --plot FILE"),
     "moe-layer": Entry("Dispatch and combine of a whole layer of experts", experts.moe_layer),
     "pipelines": Entry("Pipeline schedules over time", pipelines.gallery, "pipeline show 1f1b --plot FILE"),
-    "decision-tree": Entry("The tree of decisions, a job's path marked", choosing.tree, "cases --tree --plot FILE"),
+    "decision-tree": Entry(
+        "The tree of decisions, a job's path marked", choosing.tree, "learn cases --tree --plot FILE"
+    ),
     "scaling": Entry("Scaling, and what each cause takes away", scaling.scaling, "scaling --model M ... --plot FILE"),
     "fragmentation": Entry(
         "The same job on whole nodes and on pieces",
         choosing.fragmentation,
-        "place PLAN.json --free FREE.json --plot FILE",
+        "cluster place PLAN.json --free FREE.json --plot FILE",
     ),
     "growth": Entry("Sizes of models over the years; L(N)", growth.growth),
     "stack": Entry("From hardware to framework", choosing.stack),
@@ -85,7 +87,7 @@ def options_of(name: str) -> list[str]:
 
 
 OPTIONS = ("model", "cluster", "gpus", "batch", "seq", "ranks", "params")
-"""What `phalanx draw` passes on."""
+"""What `phalanx learn draw` passes on."""
 _MOST = {"seq": 999_999, "ranks": 10**7, "gpus": 10**7, "batch": 10**9}
 """What is drawn at most."""
 

@@ -1,4 +1,4 @@
-"""What `phalanx verify --serving` does: prefill and decode of a served model, on tensors without content."""
+"""The proof behind `phalanx serve verify`: prefill and decode of a served model, on tensors without content."""
 
 from __future__ import annotations
 
@@ -38,21 +38,17 @@ class ServingProof:
 
 
 def prove(
-    model: str | None,
+    model: str,
     line: str | None,
-    slots: int | None,
+    slots: int,
     context: int | None,
     precision: str | None,
     announce: Announce,
 ) -> ServingProof:
     """Verify steps of `slots` requests a replica with `context` tokens each. Raises InputError."""
-    if model is None:
-        remedy = "phalanx verify --serving --model llama3-405b --strategy tp=8"
-        raise InputError("--model", None, "is missing", remedy)
     spec, notes = model_named(model)
     for note in notes:
         announce(f"note: {note}")
-    slots = 16 if slots is None else slots
     context = min(4096, spec.max_seq) if context is None else context
     require_counts(("--batch", slots), ("--seq", context))
     if context > spec.max_seq:

@@ -1,0 +1,70 @@
+"""`phalanx serve launch`: what starts a serving plan."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phalanx.cli.options import Json
+from phalanx.cli.terminal import announce, exit_on_error, print_json
+
+if TYPE_CHECKING:
+    from phalanx.serving.plan_file import ServingPlan
+
+
+def launch(
+    plan: Annotated[Path, typer.Argument(metavar="serving.json", help="A serving plan, written by `serve plan`.")],
+    starter: Annotated[
+        str,
+        typer.Option(
+            "--for", metavar="engine|dynamo", help="The engine's command lines, or a manifest of NVIDIA Dynamo."
+        ),
+    ] = "engine",
+    as_json: Json = False,
+) -> None:
+    """Print what starts a serving plan: command lines of its engine, or a manifest of Dynamo."""
+    with exit_on_error():
+        from phalanx.serving import plan_file
+
+        require_starter("--for", starter)
+        served = plan_file.read(plan)
+        if as_json:
+            print_json(as_json_of(served, starter))
+        else:
+            show(served, starter)
+
+
+def require_starter(option: str, name: str) -> None:
+    """Require a known way to start a plan. Raises InputError."""
+    from phalanx.spec.errors import InputError, nearest
+
+    if name not in ("engine", "dynamo"):
+        raise InputError(option, name, "is not known", nearest(name, ("engine", "dynamo")))
+
+
+def as_json_of(plan: ServingPlan, what: str) -> dict[str, Any]:
+    """Return what starts a plan. Raises InputError for what its engine cannot do."""
+    from phalanx.serving.answer import launch, manifest
+
+    return {"manifest": manifest(plan)} if what == "dynamo" else asdict(launch(plan))
+
+
+def show(plan: ServingPlan, what: str) -> None:
+    """Print what starts a plan. Raises InputError for what its engine cannot do."""
+    from phalanx.serving.answer import launch, manifest
+
+    if what == "dynamo":
+        print(manifest(plan), end="")
+        return
+    launch_line = launch(plan)
+    for name, content in launch_line.files.items():
+        print(f"# {name}\n{content}")
+    for command in launch_line.commands:
+        print(
+            f"# {command.title}, node {command.node} ({launch_line.engine} {launch_line.version})\n{command.line()}\n"
+        )
+    for note in launch_line.notes:
+        announce(f"note: {note}")

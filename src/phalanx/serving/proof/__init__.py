@@ -1,0 +1,1 @@
+"""The proof of generation: its real steps, compared with the predicted ones."""
