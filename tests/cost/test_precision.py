@@ -18,7 +18,8 @@ from phalanx.planning.search.column_pricing import Pricing
 from phalanx.schedule.layout import Layout
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.files.job_file import make_model
-from phalanx.spec.job import Job, Optimizer, Precision
+from phalanx.spec.job import Job, Precision
+from phalanx.spec.optimizers import Optimizer
 from phalanx.spec.strategy.spec import Strategy, parse
 
 MODEL = make_model({"preset": "llama3-8b"}, Path())[0]

@@ -24,9 +24,10 @@ from phalanx.frameworks.registry import ROWS
 from phalanx.frameworks.subject import subject
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan
-from phalanx.spec.job import Optimizer, Precision
+from phalanx.spec.job import Precision
 from phalanx.spec.model.presets import PRESETS
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.optimizers import Optimizer
 
 MODELS = {
     "torchtitan": (

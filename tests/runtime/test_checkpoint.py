@@ -26,9 +26,10 @@ from phalanx.runtime.checkpoint.manifest import CheckpointError, Chunk
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import ALONE
 from phalanx.spec.files.job_file import build
-from phalanx.spec.job import Job, Optimizer, Precision
+from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.optimizers import Optimizer
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy, divisors
 from phalanx.training.training_step import Training

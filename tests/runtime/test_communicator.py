@@ -16,9 +16,10 @@ from phalanx.runtime.comm.transport import DONE, Call
 from phalanx.runtime.process import status, world
 from phalanx.runtime.process.environment import ALONE, World, external
 from phalanx.spec.files.job_file import build
-from phalanx.spec.job import Job, Optimizer, Precision, Train
+from phalanx.spec.job import Job, Precision, Train
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.optimizers import Optimizer
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.training.trainer import learning_rate
@@ -154,7 +155,8 @@ import torch
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import ALONE
 from phalanx.spec.model.families import complete
-from phalanx.spec.job import Job, Optimizer
+from phalanx.spec.job import Job
+from phalanx.spec.optimizers import Optimizer
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy

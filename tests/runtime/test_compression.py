@@ -26,9 +26,10 @@ from phalanx.runtime.data_parallel.compression.quantized import Quantised
 from phalanx.schedule.gradients.buckets import Bucket
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
-from phalanx.spec.job import Job, Optimizer, Precision
+from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec, Parameter
+from phalanx.spec.optimizers import Optimizer
 from phalanx.spec.strategy import compressors
 from phalanx.spec.strategy.compression import parse
 from phalanx.spec.strategy.compressors import BLOCK, elements_sent, factors, max_elements

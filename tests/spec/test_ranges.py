@@ -15,9 +15,10 @@ from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit, Device, Figure
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file
 from phalanx.spec.files.job_file import ClusterChoice
-from phalanx.spec.job import Job, Optimizer, Train
+from phalanx.spec.job import Job, Train
 from phalanx.spec.model.mechanisms import Experts, Latent, RopeScaling
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.optimizers import Optimizer
 from phalanx.spec.strategy.spec import Strategy
 
 

@@ -12,9 +12,10 @@ from phalanx.schedule.pipeline import schedules
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
-from phalanx.spec.job import Job, Optimizer, Precision
+from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.optimizers import Optimizer
 from phalanx.spec.strategy import compressors
 from phalanx.spec.strategy.compression import parse
 from phalanx.spec.strategy.context import require_context

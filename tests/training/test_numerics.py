@@ -27,9 +27,10 @@ from phalanx.runtime.process.environment import ALONE
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file, plan
 from phalanx.spec.files.job_file import build, make_strategy
-from phalanx.spec.job import Job, Optimizer, Precision
+from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.optimizers import Optimizer
 from phalanx.spec.strategy.legality import require_runnable
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy, parse

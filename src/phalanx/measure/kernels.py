@@ -32,9 +32,10 @@ from phalanx.runtime.data_parallel.engine import DataParallel
 from phalanx.schedule.gradients.buckets import gradient_buckets
 from phalanx.schedule.layers.head import sliced
 from phalanx.spec.cluster.spec import MEASURED_PRODUCT, CollectiveFit, Rates
-from phalanx.spec.job import DTYPE_BYTES, DType, Job, Optimizer, Precision
+from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.optimizers import Optimizer
 from phalanx.spec.strategy.spec import Strategy
 
 Shape = tuple[int, int, int, int, int]  # hidden, heads, kv_heads, ffn, vocab

@@ -6,10 +6,13 @@ of a rank's start. Here nothing is compiled; arithmetic, state and hooks are tor
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from inspect import unwrap
 from typing import Any
 
 import torch
+
+from phalanx.spec.optimizers import Optimizer, OptimizerName
 
 _add = unwrap(torch.optim.Optimizer.add_param_group)
 _adamw, _sgd = unwrap(torch.optim.AdamW.step), unwrap(torch.optim.SGD.step)
@@ -35,3 +38,10 @@ class SGD(torch.optim.SGD):
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
         _sgd(self)
+
+
+KERNELS: dict[OptimizerName, Callable[[list[dict[str, Any]], Optimizer], torch.optim.Optimizer]] = {
+    "sgd": lambda groups, s: SGD(groups, lr=0.0, momentum=s.momentum, fused=True),
+    "adamw": lambda groups, s: AdamW(groups, lr=0.0, betas=s.betas, eps=s.eps, fused=True),
+}
+"""What steps each optimizer of a job, over groups of tensors."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, cast, get_args
 
 from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.optimizers import Optimizer
 from phalanx.spec.ranges import Count, FilePath, Length, Name, Natural, Range, Share, require_ranges
 
 DType = Literal["float64", "float32", "bfloat16", "float16"]
@@ -90,27 +91,6 @@ class Precision:
     def gathers_narrow(self) -> bool:
         """Whether what products of blocks read is gathered in 8 bits."""
         return self.gather == "float8"
-
-
-_Decay = Annotated[float, Range(0, 1, below=True)]
-
-
-@dataclass(frozen=True)
-class Optimizer:
-    """The optimizer: AdamW (Loshchilov & Hutter 2019), or SGD with momentum. Raises InputError for values out of
-    range."""
-
-    name: Literal["adamw", "sgd"] = "adamw"
-    """The update rule."""
-    betas: tuple[_Decay, _Decay] = (0.9, 0.95)
-    """Decay of AdamW's two moments, each in [0, 1); SGD's momentum is the first."""
-    eps: Annotated[float, Range(1e-30, 1)] = 1e-8
-    """Added to the root of AdamW's second moment; positive."""
-    weight_decay: Annotated[float, Range(0, 1e6)] = 0.1
-    """Decoupled weight decay, of matrices only; not negative."""
-
-    def __post_init__(self) -> None:
-        require_ranges(self, "job.optimizer")
 
 
 @dataclass(frozen=True)

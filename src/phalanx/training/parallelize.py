@@ -22,7 +22,7 @@ from torch import Tensor
 
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.init import Initial, create, fill_buffers, initial, of_rank
-from phalanx.nn.optimizers import SGD, AdamW
+from phalanx.nn.optimizers import KERNELS
 from phalanx.nn.weight_source import Weights
 from phalanx.runtime.autograd.deferred_weight_grads import DeferredGradients
 from phalanx.runtime.autograd.float8_linear import narrow_products
@@ -41,8 +41,9 @@ from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.layers.routing import depends_on_other_tokens
 from phalanx.schedule.layout import Layout, RankView
 from phalanx.schedule.pipeline.actions import PipelineSchedule, last_weight_grad_at, splits
-from phalanx.spec.job import Job, Optimizer
+from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec, parameters
+from phalanx.spec.optimizers import Optimizer
 from phalanx.spec.strategy.spec import Strategy
 
 
@@ -218,8 +219,7 @@ def make_pipeline(
 
 
 def make_optimizer(s: Optimizer, masters: dict[str, Tensor], decayed: Collection[str]) -> torch.optim.Optimizer:
-    """Make a fused AdamW, or SGD with momentum betas[0], that decays the weights in `decayed` only (matrices,
-    embeddings).
+    """Make the optimizer of a job, which decays the weights in `decayed` only (matrices, embeddings).
 
     State is allocated here and not in the first step, so that a checkpoint can fill it and every step has the same
     memory. Gradients of another type than the masters' are cast at the update.
@@ -228,17 +228,11 @@ def make_optimizer(s: Optimizer, masters: dict[str, Tensor], decayed: Collection
     vectors = [m for name, m in masters.items() if name not in decayed]
     groups = [{"params": matrices, "weight_decay": s.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     groups = [g for g in groups if g["params"]] or groups[:1]  # at ZeRO-1 to 3 a rank may hold nothing but padding
-    optimizer: torch.optim.Optimizer
-    if s.name == "sgd":
-        optimizer = SGD(groups, lr=0.0, momentum=s.betas[0], fused=True)
-    else:
-        optimizer = AdamW(groups, lr=0.0, betas=s.betas, eps=s.eps, fused=True)
+    optimizer, rule = KERNELS[s.name](groups, s), s.row.others
     for master in masters.values():
         state = optimizer.state[master]
-        if s.name == "adamw":
+        if rule.counts_steps:
             state["step"] = torch.zeros((), dtype=torch.float32, device=master.device)
-            state["exp_avg"] = torch.zeros_like(master, requires_grad=False)
-            state["exp_avg_sq"] = torch.zeros_like(master, requires_grad=False)
-        elif s.betas[0]:
-            state["momentum_buffer"] = torch.zeros_like(master, requires_grad=False)
+        for name in rule.held(s.momentum):
+            state[name] = torch.zeros_like(master, requires_grad=False)
     return optimizer

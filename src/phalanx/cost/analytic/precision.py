@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from phalanx.cost.analytic.profile import Profile
-from phalanx.spec.job import DTYPE_BYTES, Job, Optimizer, Precision
+from phalanx.spec.job import DTYPE_BYTES, Job, Precision
+from phalanx.spec.optimizers import Optimizer
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def _per_parameter(p: Precision, optimizer: Optimizer) -> _PerParameter:
     weight, gradient, sent, master = (
         float(DTYPE_BYTES[t]) for t in (p.compute, p.accumulate_dtype, p.reduce_dtype, p.master_dtype)
     )
-    moments = 2 if optimizer.name == "adamw" else int(optimizer.betas[0] > 0)
+    moments = len(optimizer.row.others.held(optimizer.momentum))
     return _PerParameter(
         weight, gradient, sent * (p.reduce_dtype != p.accumulate_dtype), master, moments * master, sent
     )

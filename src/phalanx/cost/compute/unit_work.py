@@ -256,7 +256,7 @@ def optimizer(n: int, job: Job) -> Work:
     master = DTYPE_BYTES[job.precision.master_dtype]
     accumulate = DTYPE_BYTES[job.precision.accumulate_dtype]
     # read and write of weights and moments; gradients: read for the norm, scaled, read for the update
-    update = {"adamw": 6, "sgd": 4 if job.optimizer.betas[0] else 2}[job.optimizer.name] * master
+    update = job.optimizer.row.others.passes(job.optimizer.momentum) * master
     cast = DTYPE_BYTES[job.precision.compute] + master if job.precision.compute != job.precision.master_dtype else 0
     return Work(traffic_bytes=n * (update + 4 * accumulate + cast), kernels=1)
 

@@ -14,6 +14,7 @@ from phalanx.schedule.layers.routing import depends_on_other_tokens, own_tokens
 from phalanx.schedule.layout import RankView
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model.spec import ModelSpec, holds_one_tied_copy, parameters
+from phalanx.spec.optimizers import COUNT_BYTES
 from phalanx.spec.strategy.spec import Strategy
 
 
@@ -81,11 +82,12 @@ def model_state(view: RankView) -> State:
     if c is not None:
         reduce = accumulate  # the compressor reads gradients in the accumulate dtype
     compute, separate_reduce_buffer = DTYPE_BYTES[p.compute], c is None and p.reduce_dtype != p.accumulate_dtype
-    moments = {"adamw": 2, "sgd": 1 if job.optimizer.betas[0] else 0}[job.optimizer.name]
+    rule = job.optimizer.row.others
+    moments = len(rule.held(job.optimizer.momentum))
     elements, pieces = shard_elements, len(parameters(local))
     if sharding.state and view.shard is not None:
         elements, pieces = owned_elements(view, view.shard)
-    counters = 4 * pieces if job.optimizer.name == "adamw" else 0  # fp32 step counts
+    counters = COUNT_BYTES * pieces * rule.counts_steps
     separate = job.documents == "separate"
     context, model = view.context, view.model
     rows = context.tokens if context.parallel and not separate else model.max_seq

@@ -94,7 +94,7 @@ def groups(x: Subject) -> tuple[Group, ...]:
         group(
             "Optimizer",
             "As the plan's job has it.",
-            {"optimizer.type": "Muon" if muon else "AdamW", "optimizer.params": parameters},
+            {"optimizer.type": "Muon" if muon else a.word("deepspeed", "DeepSpeed"), "optimizer.params": parameters},
         )
     )
     return tuple(result)

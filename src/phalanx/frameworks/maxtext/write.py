@@ -58,8 +58,6 @@ def _require_expressible(x: Subject) -> None:
     if s.pp > 1 and _piped(x) % s.pp:
         reason = f"{_piped(x)} blocks do not divide over {s.pp} stages"
         raise InputError("strategy.pp", s.pp, reason, "use another pp")
-    if x.job.optimizer.name != "adamw":
-        raise InputError("job.optimizer.name", x.job.optimizer.name, "is not exported to MaxText", "use adamw")
     if x.compute == "fp16":
         raise InputError("job.precision.compute", "float16", "MaxText has no loss scale", "use bfloat16")
     if o.mtp and x.model.latent is None:
@@ -292,7 +290,7 @@ def _optimizer(x: Subject) -> dict[str, Any]:
     a, t = x.job.optimizer, x.plan.train
     muon = x.options.optimizer == "muon"
     table: dict[str, Any] = {
-        "opt_type": "muon" if muon else "adamw",
+        "opt_type": "muon" if muon else a.word("maxtext", "MaxText"),
         KEY["job.optimizer.betas.0"]: a.betas[0],
         KEY["job.optimizer.betas.1"]: a.betas[1],
         KEY["job.optimizer.eps"]: a.eps,

@@ -239,8 +239,8 @@ def _needs_distributed(x: Subject) -> bool:
 
 def _optimizer(x: Subject) -> tuple[Setting, ...]:
     a = x.job.optimizer
-    name = "muon" if x.options.optimizer == "muon" else "adam" if a.name == "adamw" else "sgd"
-    adam = name != "sgd"
+    name = "muon" if x.options.optimizer == "muon" else a.word("megatron", x.stack.title)
+    adam = "eps" in a.row.reads
     return settings(
         ("--optimizer", name),
         (FLAG["job.optimizer.betas.0"], a.betas[0] if adam else None),

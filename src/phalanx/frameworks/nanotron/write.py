@@ -22,8 +22,6 @@ def program(x: Subject) -> Program:
     if x.model.kv_heads < x.s.tp:
         reason = f"nanotron needs a key-value head for each tp rank; there are {x.model.kv_heads}"
         raise InputError("strategy.tp", x.s.tp, reason, f"use tp={x.model.kv_heads} or less")
-    if x.job.optimizer.name != "adamw":
-        raise InputError("job.optimizer.name", x.job.optimizer.name, "is not exported to nanotron", "use adamw")
     if x.compute == "fp16":
         raise InputError("job.precision.compute", "float16", "nanotron has no loss scale", "use bfloat16")
     t = x.plan.train
@@ -150,7 +148,7 @@ def _optimizer(x: Subject) -> dict[str, Any]:
         "optimizer.accumulate_grad_in_fp32": x.options.gradients != "bfloat16",
         KEY["job.clip"]: x.job.clip or None,
         KEY["job.optimizer.weight_decay"]: a.weight_decay,
-        "optimizer.optimizer_factory.name": "adamW",
+        "optimizer.optimizer_factory.name": x.job.optimizer.word("nanotron", "nanotron"),
         KEY["job.optimizer.betas.0"]: a.betas[0],
         KEY["job.optimizer.betas.1"]: a.betas[1],
         KEY["job.optimizer.eps"]: a.eps,

@@ -58,8 +58,6 @@ def _require_expressible(x: Subject) -> None:
         if value != default and not (field == "optimizer" and value == "adam"):
             reason = "takes changes of torchtitan's model or loss that no configuration of its release holds"
             raise InputError(f"options.{field}", value, reason, "leave it out")
-    if x.job.optimizer.name != "adamw":
-        raise InputError("job.optimizer.name", x.job.optimizer.name, "is not exported to torchtitan", "use adamw")
     if x.compute == "fp16":
         raise InputError("job.precision.compute", "float16", "torchtitan has no loss scale", "use bfloat16")
     if s.pp > 1 and not x.blocks:
@@ -162,6 +160,7 @@ def _module(x: Subject, parts: tuple[Group, ...]) -> str:
         converted = f", converters=[{name}.Config({first}model_compile_enabled=True)]"
         if "compile" not in [g.settings[0].key.split(".")[0] for g in parts]:
             sections += "        compile=CompileConfig(enable=True),\n"
+    word = a.word("torchtitan", "torchtitan")
     recompute = {"none": "None", "full": "FullAC.Config()", "selective": "SelectiveAC.Config()"}[x.s.recompute]
     return f'''"""{x.stack.title}: --module phalanx_plan --config plan. Written by phalanx export."""
 
@@ -169,7 +168,7 @@ import os
 
 from torchtitan.components.checkpoint import CheckpointManager
 from torchtitan.components.loss import CrossEntropyLoss
-from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
+from torchtitan.components.optimizer import LRSchedulersContainer, {word}
 {imported}from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
@@ -186,7 +185,7 @@ def plan() -> Trainer.Config:
         dump_folder=os.environ["CHECKPOINTS"],
         hf_assets_path=os.environ["TOKENIZER"],
         dataloader=HuggingFaceTextDataLoader.Config(dataset=os.environ["DATA_PATH"]),
-        optimizer=default_adamw(
+        optimizer={word}(
             lr=float(os.environ["LR"]), betas={tuple(a.betas)!r}, eps={a.eps!r}, weight_decay={a.weight_decay!r}
         ),
         lr_scheduler=LRSchedulersContainer.Config(

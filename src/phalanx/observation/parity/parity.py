@@ -20,8 +20,9 @@ from phalanx.observation.parity.router_ties import first_flip
 from phalanx.report.progress import in_progress
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import ALONE
-from phalanx.spec.job import Job, Optimizer, Precision, Train
+from phalanx.spec.job import Job, Precision, Train
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.optimizers import OptimizerName
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.training.data import Batches
@@ -61,14 +62,14 @@ def examine(
     strategy: Strategy,
     train: Train,
     comm: Comm,
-    optimizer: Literal["adamw", "sgd"],
+    optimizer: OptimizerName,
     dtype: Literal["float64", "float32"],
     steps: int,
     say: Callable[[str], None] = lambda _: None,
 ) -> Deviation | None:
     """Train `steps` steps with the strategy and in one process, and compare; all ranks together. Returns the largest
     deviations on rank 0, None elsewhere. `say`: prints a line of progress."""
-    job = replace(job, precision=Precision(compute=dtype), optimizer=_with_name(job.optimizer, optimizer))
+    job = replace(job, precision=Precision(compute=dtype), optimizer=replace(job.optimizer, name=optimizer))
     ours = Training(spec, job, strategy, comm, train.seed)
     first = comm.world.rank == 0
     alone = Strategy(micro_batch=_oracle_micro_batch(job))
@@ -130,10 +131,6 @@ def random_batches(spec: ModelSpec, job: Job, seed: int, steps: int) -> Batches:
     if job.documents == "separate":
         starts = np.flatnonzero(np.random.default_rng(seed + 1).random(size) < 2 / job.seq)
     return Batches(tokens, job.seq, job.global_batch, seed, starts)
-
-
-def _with_name(optimizer: Optimizer, name: Literal["adamw", "sgd"]) -> Optimizer:
-    return replace(optimizer, name=name)
 
 
 def _oracle_micro_batch(job: Job) -> int:

@@ -84,9 +84,10 @@ class Bounds:
         return least_bytes
 
     def _per_parameter(self, rows: Strategies, shards: Floats | Ints) -> Floats:
-        p, adam = self._job.precision, self._job.optimizer.name == "adamw"
+        p, optimizer = self._job.precision, self._job.optimizer
+        moments = len(optimizer.row.matrices.held(optimizer.momentum))
         e, g, own = (DTYPE_BYTES[dtype] for dtype in (p.compute, p.accumulate_dtype, p.master_dtype))
-        o = own * (1 + adam) + (own if p.master_dtype != p.compute else 0)
+        o = own * moments + (own if p.master_dtype != p.compute else 0)
         zero = np.where(rows.shards > 1, rows.zero, 0)
         ways = [np.asarray(level.bytes_kept(o, g, e, shards)) * np.ones(len(rows)) for level in ZERO_LEVELS]
         bytes_each: Floats = np.choose(zero, ways)

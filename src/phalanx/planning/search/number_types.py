@@ -104,7 +104,7 @@ def _part(one: NarrowerTypes, other: NarrowerTypes) -> bool:
 def _sets(pricing: Pricing) -> Iterator[dict[str, Any]]:
     """Yield the sets that the stack has and of which the user has said nothing, small ones first."""
     row = pricing.row
-    if row is None or pricing.job.optimizer.name == "sgd":
+    if row is None or "exp_avg_sq" not in pricing.job.optimizer.row.others.moments:
         return
     narrow = (pricing.number_format not in _WIDE) or pricing.extra.products not in ("auto", "bfloat16")
     sets = sorted((*_SETS, *([{"narrow_parameters": "on"}] if narrow else [])), key=len)

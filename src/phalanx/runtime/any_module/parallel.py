@@ -30,9 +30,10 @@ from phalanx.runtime.data_parallel.engine import DataParallel
 from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Precision
+from phalanx.spec.optimizers import OPTIMIZERS
 from phalanx.spec.strategy.spec import Strategy
 
-_WHOLE_TENSORS = ("LBFGS", "Adafactor", "Muon")
+_WHOLE_TENSORS = {"LBFGS", "Adafactor", "Muon", *(row.words["torch"] for row in OPTIMIZERS.values() if row.whole)}
 """Optimizers of torch whose update of an element depends on others, so that they need unsharded tensors."""
 
 
@@ -153,10 +154,10 @@ class Parallel(nn.Module):
         made for `parameters()`, and with zero >= 1 treat every element by itself. Raises InputError."""
         known = {id(p) for p in self.parameters()}
         name = type(optimizer).__name__
-        if self._engine.sharding.state and name in _WHOLE_TENSORS:
-            raise InputError(
-                "optimizer", name, f"looks at whole tensors, and zero={self.strategy.zero} shards them", "use zero=0"
-            )
+        if name in _WHOLE_TENSORS and (self._engine.sharding.state or self.strategy.tp > 1):
+            what = f"zero={self.strategy.zero}" if self._engine.sharding.state else f"tp={self.strategy.tp}"
+            reason = f"looks at whole tensors, and {what} divides them"
+            raise InputError("optimizer", name, reason, "use zero=0 and tp=1")
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if held != known:
             what = "holds tensors that this model does not update" if held - known else "does not hold all parameters"

@@ -1,0 +1,149 @@
+"""Optimizers: the constants that a job gives one ([job.optimizer]), and every fact about each in one table.
+
+What holds state, prices an update, steps, exports or refuses reads its facts here. A row without one of them cannot
+be made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from phalanx.spec.errors import InputError
+from phalanx.spec.ranges import Range, require_ranges
+
+OptimizerName = Literal["sgd", "adamw"]
+"""The names; OPTIMIZERS has a row for each."""
+Framework = Literal["megatron", "deepspeed", "torchtitan", "maxtext", "nanotron", "transformers", "torch"]
+"""Who names an optimizer by a word of its own."""
+
+
+COUNT_BYTES = 4
+"""Of a tensor's count of steps, in fp32."""
+
+
+@dataclass(frozen=True)
+class UpdateRule:
+    """How one parameter is updated."""
+
+    moments: tuple[str, ...]
+    """Tensors of state beside the master, of its type and shape, by torch's names."""
+    needs_momentum: bool
+    """Whether they exist only where betas[0] is positive."""
+    counts_steps: bool
+    """Whether each tensor has a count of its steps."""
+    whole: bool
+    """Whether the update of an element depends on others of its parameter, so that no shard can be updated alone."""
+
+    def held(self, momentum: float) -> tuple[str, ...]:
+        """Return the moments that there are with this betas[0]."""
+        return self.moments if momentum or not self.needs_momentum else ()
+
+    def passes(self, momentum: float) -> int:
+        """Return how often an update reads or writes an element of the master's type: master and moments both ways.
+        The FLOPs of an element are free next to these."""
+        return 2 * (1 + len(self.held(momentum)))
+
+
+_ADAMW = UpdateRule(("exp_avg", "exp_avg_sq"), needs_momentum=False, counts_steps=True, whole=False)
+_SGD = UpdateRule(("momentum_buffer",), needs_momentum=True, counts_steps=False, whole=False)
+
+
+@dataclass(frozen=True)
+class OptimizerRow:
+    """Every fact about an optimizer."""
+
+    title: str
+    matrices: UpdateRule
+    """Of the matrices of hidden layers."""
+    others: UpdateRule
+    """Of embeddings, head, norms, biases and routers."""
+    reads: tuple[str, ...]
+    """Fields of `Optimizer` that have an effect."""
+    words: Mapping[Framework, str | None]
+    """What each framework calls it; None: an export there is refused."""
+
+    def __post_init__(self) -> None:
+        missing = set(Framework.__args__) - self.words.keys()  # type: ignore[attr-defined]
+        if missing:
+            raise TypeError(f"{self.title} has no word, nor None, for {', '.join(sorted(missing))}")
+
+    @property
+    def whole(self) -> bool:
+        """Whether some parameter has to be whole for its update."""
+        return self.matrices.whole or self.others.whole
+
+
+OPTIMIZERS: dict[OptimizerName, OptimizerRow] = {
+    "sgd": OptimizerRow(
+        "SGD with momentum",
+        matrices=_SGD,
+        others=_SGD,
+        reads=("betas", "weight_decay"),
+        words={
+            "megatron": "sgd",
+            "deepspeed": None,
+            "torchtitan": None,
+            "maxtext": None,
+            "nanotron": None,
+            "transformers": None,
+            "torch": "SGD",
+        },
+    ),
+    "adamw": OptimizerRow(
+        "AdamW (Loshchilov & Hutter 2019)",
+        matrices=_ADAMW,
+        others=_ADAMW,
+        reads=("betas", "eps", "weight_decay"),
+        words={
+            "megatron": "adam",
+            "deepspeed": "AdamW",
+            "torchtitan": "default_adamw",
+            "maxtext": "adamw",
+            "nanotron": "adamW",
+            "transformers": "adamw_torch",
+            "torch": "AdamW",
+        },
+    ),
+}
+
+_Decay = Annotated[float, Range(0, 1, below=True)]
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """The optimizer of a job and its constants. Raises InputError for values out of range."""
+
+    name: OptimizerName = "adamw"
+    """The update rule."""
+    betas: tuple[_Decay, _Decay] = (0.9, 0.95)
+    """Decay of AdamW's two moments, each in [0, 1); SGD's momentum is the first."""
+    eps: Annotated[float, Range(1e-30, 1)] = 1e-8
+    """Added to the root of AdamW's second moment; positive."""
+    weight_decay: Annotated[float, Range(0, 1e6)] = 0.1
+    """Decoupled weight decay, of matrices only; not negative."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, "job.optimizer")
+
+    @property
+    def row(self) -> OptimizerRow:
+        """What is known of it."""
+        return OPTIMIZERS[self.name]
+
+    @property
+    def momentum(self) -> float:
+        """Decay of the first moment."""
+        return self.betas[0]
+
+    def word(self, framework: Framework, title: str) -> str:
+        """Return what a framework calls it. Raises InputError if it is not exported to `title`, the framework's
+        name."""
+        word = self.row.words[framework]
+        if word is None:
+            named = [name for name, row in OPTIMIZERS.items() if row.words[framework] is not None]
+            raise InputError(
+                "job.optimizer.name", self.name, f"is not exported to {title}", f"use {' or '.join(named)}"
+            )
+        return word
