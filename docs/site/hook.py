@@ -5,6 +5,7 @@
     commands.md                  every command with its options, from the command line itself
     pictures.md, pictures/*.svg  what `phalanx learn draw` draws
     textbook/*.md                the rows of textbook/rows_*.toml and the exercises
+    frameworks.md                what each framework can do, from the rows that searches read
     stacks_observed.md           the table of stacks_observed.json
     source/...                   files of the repository that a page links, such as ../examples/experts.toml
 
@@ -21,6 +22,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+import frameworks
 import observed
 import pictures
 import textbook
@@ -60,6 +62,7 @@ def generated() -> dict[str, str]:
         "pictures.md": pictures.page(),
         **{f"pictures/{name}": text for name, text in pictures.drawings().items()},
         **{f"textbook/{name}": text for name, text in textbook.pages().items()},
+        "frameworks.md": frameworks.page(),
         "stacks_observed.md": observed.page(cases),
     }
 

@@ -7,6 +7,7 @@ in the output, whitespace aside. Seconds of a search are not compared."""
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,7 +105,7 @@ def test_a_page_shows_what_its_commands_print(tmp_path: Path, page: Path, whole:
             continue
         # torch's autograd engine knows the devices of its first backward pass only, which this process may have had.
         run = forked if "--device cuda" in command else phalanx
-        _, out, err = run(tmp_path, *command.split())
+        _, out, err = run(tmp_path, *shlex.split(command))
         printed = _squeezed(f"{out}\n{err}")
         for text in shown:
             wrong += [f"phalanx {command}: {part!r}" for part in _parts(command, text) if part not in printed]
