@@ -23,7 +23,16 @@ import numpy.typing as npt
 from calibration.robust import minimise
 from phalanx.serving.cost import engines
 from phalanx.serving.cost.engines import FIELDS, EngineConstants
-from phalanx.serving.validation.predictions import LEFT_OUT, Case, Columns, cases, columns, loaded, priced, scorable
+from phalanx.serving.validation.predictions import (
+    LEFT_OUT,
+    Columns,
+    ServingCase,
+    cases,
+    columns,
+    loaded,
+    priced,
+    scorable,
+)
 
 Floats = npt.NDArray[np.float64]
 ENGINES = ("vllm", "sglang", "trtllm", "trtllm 1.0")
@@ -42,7 +51,7 @@ _START = asdict(EngineConstants())
 class Problem:
     """Cases as columns, with what was measured and how much each weighs."""
 
-    def __init__(self, use: Sequence[Case], fields: Sequence[str]) -> None:
+    def __init__(self, use: Sequence[ServingCase], fields: Sequence[str]) -> None:
         self.fields = tuple(fields)
         self.cases = use
         self.parts: list[tuple[Columns, Floats, Floats, Floats, Floats]] = []
@@ -101,13 +110,13 @@ def free_fields() -> list[str]:
 FITTED_FILE = Path(engines.__file__).parent / "fitted_engines.py"
 
 
-def fit_all(use: Sequence[Case]) -> tuple[Problem, Floats]:
+def fit_all(use: Sequence[ServingCase]) -> tuple[Problem, Floats]:
     """Fit on all cases."""
     problem = Problem(use, free_fields())
     return problem, problem.fit(np.zeros(len(problem.spread)))
 
 
-def left_out(use: Sequence[Case], x: Floats, steps: int = 3) -> dict[tuple[str, str, str], dict[str, Any]]:
+def left_out(use: Sequence[ServingCase], x: Floats, steps: int = 3) -> dict[tuple[str, str, str], dict[str, Any]]:
     """Return the constants fitted without each (model, GPU, engine), from x on."""
     out: dict[tuple[str, str, str], dict[str, Any]] = {}
     for group in sorted({c.group for c in use}):

@@ -15,7 +15,6 @@ from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report import plots
 from phalanx.report.pictures import bars, files, lines
 from phalanx.report.pictures.figure import (
-    Axis,
     Bars,
     Box,
     Diagram,
@@ -23,7 +22,8 @@ from phalanx.report.pictures.figure import (
     Lines,
     Mark,
     Picture,
-    Rule,
+    PlotAxis,
+    RuleLine,
     Series,
     Timeline,
 )
@@ -210,9 +210,9 @@ def test_texts_over_each_other_are_noticed() -> None:
 
 def test_labels_make_way_for_each_other() -> None:
     """Points at one place have their labels side by side; what has no room in the plot stands below it."""
-    axis = Axis("x", "count", low=0, high=10)
+    axis = PlotAxis("x", "count", low=0, high=10)
     close = tuple(Mark(5, 5, f"label {i}") for i in range(8))
-    panel = Lines(axis, axis, (Series("", ((0, 0), (10, 10))),), close, (Rule("x", 5, "here"),))
+    panel = Lines(axis, axis, (Series("", ((0, 0), (10, 10))),), close, (RuleLine("x", 5, "here"),))
     assert not _wrong(files.svg(Picture("t", (panel,), "s")))
     many = Lines(
         axis, axis, (Series("", ((0, 0), (10, 10))),), tuple(Mark(5, 5, f"{i} long " * 30) for i in range(9))

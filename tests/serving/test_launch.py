@@ -14,7 +14,7 @@ from phalanx.serving import plan_file as serving
 from phalanx.serving.answer import launch, manifest
 from phalanx.serving.launch.arguments import published, refused
 from phalanx.serving.launch.launch import places
-from phalanx.serving.plan_file import Limits, Load, ServingPlan, Workers
+from phalanx.serving.plan_file import LatencyLimits, ServedLoad, ServingPlan, Workers
 from phalanx.spec.errors import InputError
 
 _DENSE, _EXPERTS = (model_named(name)[0] for name in ("llama3-70b", "deepseek-v3"))
@@ -45,8 +45,8 @@ def _drawn(draw: np.random.Generator) -> ServingPlan:
         draft_tokens=int(draw.choice((0, 3))),
         adapters=int(draw.choice((0, 4))),
         workers=groups,
-        load=Load(4000, 500, 64, 0.0, "", float(draw.choice((0.0, 0.5)))),
-        limits=Limits(1.0, None, 90),
+        load=ServedLoad(4000, 500, 64, 0.0, "", float(draw.choice((0.0, 0.5)))),
+        limits=LatencyLimits(1.0, None, 90),
         prediction={"tokens_per_s": 1.0},
     )
 

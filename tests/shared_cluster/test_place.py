@@ -24,7 +24,7 @@ from phalanx.planning.search.priced import price
 from phalanx.planning.search.refine import refined
 from phalanx.schedule.pipeline.stages import check
 from phalanx.shared_cluster.placement import descent, search
-from phalanx.shared_cluster.placement.alternatives import Alternative
+from phalanx.shared_cluster.placement.alternatives import PlacedAlternative
 from phalanx.shared_cluster.placement.carve import FreeBlock, carve
 from phalanx.shared_cluster.placement.fabric import between_groups, on_rails
 from phalanx.shared_cluster.placement.price import PlacedJob
@@ -203,11 +203,11 @@ def test_the_faster_strategy_is_named_with_the_axes_that_then_stay_in_nodes():
     halves, topology = np.concatenate([np.arange(8 * n, 8 * n + 4) for n in range(4)]), of_cluster(cluster)
     wide, narrow = (_job(s, cluster) for s in (Strategy(tp=8, dp=2, zero=1), Strategy(tp=4, dp=4, zero=1)))
     slow, fast = (place(job, topology, halves) for job in (wide, narrow))
-    sentence = better(wide, slow, [Alternative(narrow, fast)])
+    sentence = better(wide, slow, [PlacedAlternative(narrow, fast)])
     assert sentence.startswith("better on these GPUs: dp=4,zero=1,tp=4: ")
     assert sentence.endswith("(tp stays on nvlink)")
     assert f"{slow.seconds / fast.seconds - 1:+.1%}" in sentence
-    assert "none is faster" in better(narrow, fast, [Alternative(wide, slow)])
+    assert "none is faster" in better(narrow, fast, [PlacedAlternative(wide, slow)])
 
 
 def test_a_plan_is_placed_with_its_number_format_and_the_options_of_its_stack(tmp_path):

@@ -20,7 +20,7 @@ from phalanx.shared_cluster.simulation.engine import simulate
 from phalanx.shared_cluster.simulation.jobs import TraceJob
 from phalanx.shared_cluster.simulation.nodes import Nodes
 from phalanx.shared_cluster.simulation.outcome import outcome, use_over_time
-from phalanx.shared_cluster.simulation.policy import THRESHOLD, Policy
+from phalanx.shared_cluster.simulation.policy import THRESHOLD, SchedulingPolicy
 
 _WAYS = [
     *(
@@ -76,7 +76,7 @@ def _check(jobs, sizes, history, restarts=60.0):
 @drawn(50, 250, traces(), st.sampled_from(_WAYS))
 def test_gangs_start_whole_or_not_at_all_and_no_gpu_is_held_twice(trace, way):
     jobs, sizes = trace
-    history = simulate(jobs, Nodes(sizes), Policy(*way))
+    history = simulate(jobs, Nodes(sizes), SchedulingPolicy(*way))
     _check(jobs, sizes, history)
     shape = Nodes(sizes)
     for run in history.runs:
@@ -104,7 +104,7 @@ def test_nobody_starves_under_a_reservation(trace, name, rule):
     jobs, sizes = trace
     if name == "conservative" and rule == "scatter":
         rule = "topology"
-    history = simulate(jobs, Nodes(sizes), Policy(name, rule))
+    history = simulate(jobs, Nodes(sizes), SchedulingPolicy(name, rule))
     _check_promises(history)
 
 
@@ -120,7 +120,7 @@ def _check_promises(history):
 )
 def test_nobody_of_the_highest_priority_starves_among_elastic_and_preempting_jobs(trace, rule, preempt):
     jobs, sizes = trace
-    history = simulate(jobs, Nodes(sizes), Policy("easy", rule, elastic=True, preempt=preempt))
+    history = simulate(jobs, Nodes(sizes), SchedulingPolicy("easy", rule, elastic=True, preempt=preempt))
     _check_promises(history)
     _check(jobs, sizes, history)
     most = max(job.priority for job in jobs)
@@ -136,7 +136,7 @@ def test_nobody_of_the_highest_priority_starves_among_elastic_and_preempting_job
 )
 def test_priorities_keep_gangs_whole_and_what_is_stopped_ends(trace, name, preempt):
     jobs, sizes = trace
-    history = simulate(jobs, Nodes(sizes), Policy(name, elastic=True, preempt=preempt))
+    history = simulate(jobs, Nodes(sizes), SchedulingPolicy(name, elastic=True, preempt=preempt))
     _check(jobs, sizes, history)
     if not preempt and name != "las":
         assert sum(history.preempted) == 0
@@ -148,9 +148,9 @@ def test_a_job_of_higher_priority_comes_first_and_stops_others_only_when_asked()
         TraceJob(3, 100.0, 50.0, 4),
         TraceJob(4, 200.0, 50.0, 4, priority=3),
     ]
-    waits = simulate(jobs, Nodes((4,)), Policy("fifo"))
+    waits = simulate(jobs, Nodes((4,)), SchedulingPolicy("fifo"))
     assert (waits.finish[2], waits.finish[1]) == (1050.0, 1100.0)
-    stops = simulate(jobs, Nodes((4,)), Policy("fifo", restart_s=10.0, preempt=True))
+    stops = simulate(jobs, Nodes((4,)), SchedulingPolicy("fifo", restart_s=10.0, preempt=True))
     assert stops.waited[2] == 0.0
     assert stops.preempted == [1, 0, 0]
     assert stops.finish[0] == 200 + 50 + 800 + 10
@@ -163,7 +163,7 @@ def test_a_reservation_is_made_again_when_a_job_of_higher_priority_has_passed():
         TraceJob(4, 2.0, 500.0, 1, priority=5),
         TraceJob(5, 101.0, 200.0, 1),
     ]
-    history = simulate(jobs, Nodes((4,)), Policy("easy"))
+    history = simulate(jobs, Nodes((4,)), SchedulingPolicy("easy"))
     assert history.promised[1] == 502.0
     assert history.finish[1] == 552.0
     assert history.waited[3] == 0.0  # it ends before the reservation
@@ -171,26 +171,26 @@ def test_a_reservation_is_made_again_when_a_job_of_higher_priority_has_passed():
 
 def test_least_attained_service_stops_nobody_of_a_higher_priority():
     jobs = [TraceJob(2, 0.0, THRESHOLD, 4, priority=1), TraceJob(3, THRESHOLD / 2, 10.0, 4)]
-    assert simulate(jobs, Nodes((4,)), Policy("las")).preempted == [0, 0]
+    assert simulate(jobs, Nodes((4,)), SchedulingPolicy("las")).preempted == [0, 0]
 
 
 def test_an_elastic_job_gives_up_gpus_for_who_waits_and_takes_them_again():
     jobs = [TraceJob(2, 0.0, 1000.0, 4, widths=((1, 0.3), (2, 0.5))), TraceJob(3, 100.0, 200.0, 2)]
-    rigid = simulate(jobs, Nodes((4,)), Policy("fifo", restart_s=10.0))
+    rigid = simulate(jobs, Nodes((4,)), SchedulingPolicy("fifo", restart_s=10.0))
     assert rigid.waited[1] == 900.0
-    shared = simulate(jobs, Nodes((4,)), Policy("fifo", elastic=True, restart_s=10.0))
+    shared = simulate(jobs, Nodes((4,)), SchedulingPolicy("fifo", elastic=True, restart_s=10.0))
     assert shared.waited[1] == 0.0
     assert shared.resized == [2, 0]
     # 100 s at full speed, 200 s at half, then what is left and two restarts.
     assert shared.finish[0] == pytest.approx(300 + (1000 - 100 - 100 + 20))
     soon = [TraceJob(2, 0.0, 105.0, 4, widths=((2, 0.5),)), jobs[1]]  # ends before it would have started again
-    assert simulate(soon, Nodes((4,)), Policy("fifo", elastic=True, restart_s=10.0)).resized == [0, 0]
+    assert simulate(soon, Nodes((4,)), SchedulingPolicy("fifo", elastic=True, restart_s=10.0)).resized == [0, 0]
 
 
 @drawn(12, 60, traces())
 def test_fifo_starts_jobs_in_their_order(trace):
     jobs, sizes = trace
-    history = simulate(jobs, Nodes(sizes), Policy("fifo"))
+    history = simulate(jobs, Nodes(sizes), SchedulingPolicy("fifo"))
     starts = {run.job: run.start for run in history.runs}
     order = [starts[number] for number in range(len(jobs))]
     assert order == sorted(order)
@@ -201,8 +201,8 @@ def test_conservative_backfilling_delays_nobody_behind_fifo(trace):
     """With run times known, a job never waits longer than if all jobs started in their order."""
     jobs, sizes = trace
     one_node = (sum(sizes),)  # on one node no shape differs, so the theorem holds (Mu'alem and Feitelson 2001)
-    conservative = simulate(jobs, Nodes(one_node), Policy("conservative"))
-    fifo = simulate(jobs, Nodes(one_node), Policy("fifo"))
+    conservative = simulate(jobs, Nodes(one_node), SchedulingPolicy("conservative"))
+    fifo = simulate(jobs, Nodes(one_node), SchedulingPolicy("fifo"))
     for own, other in zip(conservative.finish, fifo.finish, strict=True):
         assert own <= other + 1e-6
 
@@ -210,13 +210,13 @@ def test_conservative_backfilling_delays_nobody_behind_fifo(trace):
 @drawn(24, 120, traces(limits=False, elastic=True), st.sampled_from(["fifo", "easy", "smallest", "las"]))
 def test_elastic_jobs_run_at_their_widths_only(trace, name):
     jobs, sizes = trace
-    _check(jobs, sizes, simulate(jobs, Nodes(sizes), Policy(name, elastic=True)))
+    _check(jobs, sizes, simulate(jobs, Nodes(sizes), SchedulingPolicy(name, elastic=True)))
 
 
 def test_an_elastic_job_starts_narrower_and_widens_when_nobody_waits():
     jobs = [TraceJob(2, 0.0, 100.0, 2), TraceJob(3, 0.0, 1000.0, 4, widths=((2, 0.5),))]
-    plain = simulate(jobs, Nodes((4,)), Policy("fifo", restart_s=10.0))
-    elastic = simulate(jobs, Nodes((4,)), Policy("fifo", elastic=True, restart_s=10.0))
+    plain = simulate(jobs, Nodes((4,)), SchedulingPolicy("fifo", restart_s=10.0))
+    elastic = simulate(jobs, Nodes((4,)), SchedulingPolicy("fifo", elastic=True, restart_s=10.0))
     assert plain.finish[1] == 1100.0
     # 100 s at half speed, then 950 s of work and the restart.
     assert elastic.finish[1] == pytest.approx(100 + 950 + 10)
@@ -225,7 +225,7 @@ def test_an_elastic_job_starts_narrower_and_widens_when_nobody_waits():
 def test_least_attained_service_stops_a_long_job_for_a_short_one():
     long = TraceJob(2, 0.0, THRESHOLD, 4)
     short = TraceJob(3, THRESHOLD / 2, 10.0, 4)
-    history = simulate([long, short], Nodes((4,)), Policy("las", restart_s=5.0))
+    history = simulate([long, short], Nodes((4,)), SchedulingPolicy("las", restart_s=5.0))
     assert history.waited[1] == 0.0
     assert history.preempted == [1, 0]
     assert history.finish[0] == pytest.approx(THRESHOLD + 10 + 5)
@@ -234,7 +234,7 @@ def test_least_attained_service_stops_a_long_job_for_a_short_one():
 def test_what_a_placement_costs_is_counted_before_and_after_a_change_of_queue():
     job = TraceJob(2, 0.0, THRESHOLD, 4, plan="p.json")
     for name in ("fifo", "las"):  # under las it goes to the second queue on its way
-        history = simulate([job], Nodes((4,)), Policy(name), lambda job, held: 0.5)
+        history = simulate([job], Nodes((4,)), SchedulingPolicy(name), lambda job, held: 0.5)
         assert history.finish == [2 * THRESHOLD]
         assert history.placement == pytest.approx(4 * THRESHOLD)
 
@@ -242,14 +242,14 @@ def test_what_a_placement_costs_is_counted_before_and_after_a_change_of_queue():
 def test_the_textbook_s_fragmentation_is_counted():
     """Four nodes with two free GPUs each: eight are free, and a job of four has nowhere to go."""
     jobs = [TraceJob(2, 0.0, 100.0, 2) for _ in range(4)] + [TraceJob(6, 1.0, 50.0, 4)]
-    spread = simulate(jobs, Nodes((4,) * 4), Policy("fifo", "first-fit"))
+    spread = simulate(jobs, Nodes((4,) * 4), SchedulingPolicy("fifo", "first-fit"))
     assert spread.waited[4] == 0.0  # first fit fills two nodes
     half = [TraceJob(2, 0.0, 100.0, 2), TraceJob(2, 0.0, 100.0, 2), TraceJob(3, 0.0, 50.0, 2)] * 2
     jobs = [*half, TraceJob(9, 60.0, 50.0, 4)]
-    blocked = simulate(jobs, Nodes((4,) * 3), Policy("fifo", "first-fit"))
+    blocked = simulate(jobs, Nodes((4,) * 3), SchedulingPolicy("fifo", "first-fit"))
     assert blocked.waited[6] in (0.0, 40.0)
     assert blocked.fragmented == 4 * blocked.waited[6]
-    scattered = simulate(jobs, Nodes((4,) * 3), Policy("fifo", "scatter"))
+    scattered = simulate(jobs, Nodes((4,) * 3), SchedulingPolicy("fifo", "scatter"))
     assert scattered.waited[6] == 0.0
 
 

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from phalanx.report.pictures.figure import Axis, Bar, Bars, Lines, Picture, Series
+from phalanx.report.pictures.figure import Bar, Bars, Lines, Picture, PlotAxis, Series
 from phalanx.spec.errors import InputError
 
 STRETCHES = 8
@@ -81,7 +81,9 @@ def picture(parts: Sequence[Stretch], run: str) -> Picture:
     blocks = list(parts[0].chosen)[:_DRAWN]
     curves = [Series(f"block {b}", [(float(p.last), busiest(p.chosen[b])) for p in parts], dots=True) for b in blocks]
     course = Lines(
-        Axis("step", "count"), Axis("busiest expert's tokens over the mean; 1: even", "count", low=0.0), tuple(curves)
+        PlotAxis("step", "count"),
+        PlotAxis("busiest expert's tokens over the mean; 1: even", "count", low=0.0),
+        tuple(curves),
     )
     last = parts[-1].chosen
     bars = [

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from phalanx.report.pictures.figure import Axis, Lines, Picture, Rule, Series
+from phalanx.report.pictures.figure import Lines, Picture, PlotAxis, RuleLine, Series
 from phalanx.report.style import empty_table, seconds, size
 from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit
 from phalanx.spec.errors import InputError
@@ -135,13 +135,13 @@ def picture(fits: Sequence[CollectiveFit]) -> Picture:
         crossover = _Scale(fit).crossover
         panels.append(
             Lines(
-                Axis("bytes", "bytes", log=True, base=2, low=low, high=high),
-                Axis("seconds", "s", log=True),
+                PlotAxis("bytes", "bytes", log=True, base=2, low=low, high=high),
+                PlotAxis("seconds", "s", log=True),
                 (
                     Series("fitted: alpha + n beta", [p for p in line if p[1] > 0]),
                     Series("measured", sorted(fit.points), dots=True, dashed=True),
                 ),
-                rules=() if crossover is None else (Rule("x", crossover, f"n* {size(crossover)}"),),
+                rules=() if crossover is None else (RuleLine("x", crossover, f"n* {size(crossover)}"),),
                 head=title(fit),
                 height=200,
             )

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from phalanx.planning.tables.table import Column, Sheet
-from phalanx.report.pictures.figure import Axis, Bar, Bars, Lines, Panel, Picture, Series, Unit
+from phalanx.report.pictures.figure import Bar, Bars, Lines, Panel, Picture, PlotAxis, Series, Unit
 from phalanx.report.sheets import written
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
@@ -50,9 +50,9 @@ def _curves(sheet: Sheet) -> list[Panel]:
         if series:
             name, unit = _UNITS[kind[0]]
             low, high = min(over), max(over)
-            x = Axis(first.name, "count", log=True, base=2 if high / low <= 4096 else 10, low=low, high=high)
+            x = PlotAxis(first.name, "count", log=True, base=2 if high / low <= 4096 else 10, low=low, high=high)
             linear = unit == "share"
-            y = Axis(name or series[0].name, unit, log=not linear, low=0.0 if linear else None)
+            y = PlotAxis(name or series[0].name, unit, log=not linear, low=0.0 if linear else None)
             panels.append(Lines(x, y, tuple(series), head=sheet.title, height=220))
     return panels
 

@@ -9,29 +9,29 @@ from phalanx.serving.cost.roofline import ServingPrice
 from phalanx.serving.launch import dynamo, sglang, trtllm, vllm
 from phalanx.serving.launch.arguments import refused
 from phalanx.serving.launch.launch import Launch
-from phalanx.serving.plan_file import Limits, Load, ServingPlan, Workers
-from phalanx.serving.question import Asked
-from phalanx.serving.search.neighbours import Neighbour, neighbours
-from phalanx.serving.search.question import Candidate
-from phalanx.serving.search.search import Answer, Search, answer
+from phalanx.serving.plan_file import LatencyLimits, ServedLoad, ServingPlan, Workers
+from phalanx.serving.question import NamedQuestion
+from phalanx.serving.search.neighbours import ServingNeighbour, neighbours
+from phalanx.serving.search.question import ServingCandidate
+from phalanx.serving.search.search import Search, ServingAnswer, answer
 from phalanx.spec.errors import InputError
 
 _LAUNCH = {"vllm": vllm.launch, "sglang": sglang.launch, "trtllm": trtllm.launch}
 
 
-def decide(asked: Asked) -> tuple[Answer, list[Neighbour]]:
+def decide(asked: NamedQuestion) -> tuple[ServingAnswer, list[ServingNeighbour]]:
     """Search, and judge the neighbours of the best. Raises InputError."""
     search = Search(asked.question, asked.layout)
     answered = answer(search)
     return answered, neighbours(search, answered)
 
 
-def money(c: Candidate, price: float) -> float:
+def money(c: ServingCandidate, price: float) -> float:
     """Return what a million generated tokens cost at this price of a GPU-hour."""
     return price * c.gpus / 3600 / c.tokens_per_s * 1e6
 
 
-def cache_of(answered: Answer) -> tuple[float, int]:
+def cache_of(answered: ServingAnswer) -> tuple[float, int]:
     """Return (bytes of KV cache per token of the whole model, requests of the load whose caches fit at once)."""
     q, best = answered.question, answered.best
     group = best.groups[-1]
@@ -39,7 +39,7 @@ def cache_of(answered: Answer) -> tuple[float, int]:
     return per_token, group.count * (group.cache_tokens // (q.input + q.output))
 
 
-def as_plan(asked: Asked, c: Candidate) -> ServingPlan:
+def as_plan(asked: NamedQuestion, c: ServingCandidate) -> ServingPlan:
     """Return a candidate as serving.json keeps it."""
     q = asked.question
     assert c.outcome is not None
@@ -81,8 +81,8 @@ def as_plan(asked: Asked, c: Candidate) -> ServingPlan:
         draft_tokens=q.draft_tokens,
         adapters=q.adapter_slots,
         workers=workers,
-        load=Load(q.input, q.output, 0 if q.open_load else c.users, q.rate, asked.trace, q.reuse),
-        limits=Limits(q.ttft_s, q.tpot_s, q.percentile),  # type: ignore[arg-type]
+        load=ServedLoad(q.input, q.output, 0 if q.open_load else c.users, q.rate, asked.trace, q.reuse),
+        limits=LatencyLimits(q.ttft_s, q.tpot_s, q.percentile),  # type: ignore[arg-type]
         prediction=prediction,
     )
 

@@ -67,7 +67,7 @@ class Workers:
 
 
 @dataclass(frozen=True)
-class Load:
+class ServedLoad:
     """What is asked of the deployment."""
 
     input: Count
@@ -88,7 +88,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Limits:
+class LatencyLimits:
     """The service level: seconds that `percentile` percent of the requests stay under; None: no limit."""
 
     ttft_s: Seconds | None
@@ -125,8 +125,8 @@ class ServingPlan:
     adapters: Natural
     """LoRA adapters that a batch may use; 0: none."""
     workers: tuple[Workers, ...]
-    load: Load
-    limits: Limits
+    load: ServedLoad
+    limits: LatencyLimits
     prediction: dict[str, Any]
     """What was simulated: quantiles in seconds, rates per second."""
 

@@ -12,7 +12,7 @@ from phalanx.planning import question as questions
 from phalanx.serving.cost.adapters import HOST_BYTES_PER_S, adapter_bytes
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
-from phalanx.serving.search.question import OBJECTIVES, Objective, Question
+from phalanx.serving.search.question import OBJECTIVES, Objective, ServingQuestion
 from phalanx.serving.search.space import illegal
 from phalanx.serving.simulation import trace as traces
 from phalanx.serving.simulation.engines import NEEDS, EngineRow, engine, require_types
@@ -136,10 +136,10 @@ class ServingRequest:
 
 
 @dataclass(frozen=True)
-class Asked:
+class NamedQuestion:
     """A question with the names that it was asked with."""
 
-    question: Question
+    question: ServingQuestion
     model_name: str
     cluster_name: str
     trace: str
@@ -238,7 +238,7 @@ def _require_known(request: ServingRequest) -> None:
         questions.require_counts(("--chunk", request.chunk))
 
 
-def ask(request: ServingRequest) -> Asked:
+def ask(request: ServingRequest) -> NamedQuestion:
     """Read a request as a question. Raises InputError."""
     gpus = request.gpus
     spec, named_notes = questions.model_named(request.model)
@@ -255,7 +255,7 @@ def ask(request: ServingRequest) -> Asked:
     drafted, accepted = speculation(request.speculate)
     used, held = adapters(request.adapters)
     chosen = _fixed_layout(request.layout, spec, row, gpus)
-    q = Question(
+    q = ServingQuestion(
         model=spec,
         cluster=described,
         gpus=gpus,
@@ -286,4 +286,6 @@ def ask(request: ServingRequest) -> Asked:
         seed=request.seed,
         price=request.price,
     )
-    return Asked(q, request.model, request.cluster, str(request.trace or ""), chosen, (*named_notes, *load.notes))
+    return NamedQuestion(
+        q, request.model, request.cluster, str(request.trace or ""), chosen, (*named_notes, *load.notes)
+    )

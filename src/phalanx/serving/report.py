@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from rich.table import Table
 
 from phalanx.report.style import empty_table
-from phalanx.serving.search.neighbours import Neighbour
-from phalanx.serving.search.question import Candidate, Question
-from phalanx.serving.search.search import Answer
+from phalanx.serving.search.neighbours import ServingNeighbour
+from phalanx.serving.search.question import ServingCandidate, ServingQuestion
+from phalanx.serving.search.search import ServingAnswer
 
 
 def _time(value: float) -> str:
@@ -18,7 +18,9 @@ def _time(value: float) -> str:
     return f"{value * 1e3:,.0f} ms" if value >= 0.1 else f"{value * 1e3:,.1f} ms"
 
 
-def ranked(candidates: Iterable[Candidate], q: Question, title: str, best: Candidate | None) -> Table:
+def ranked(
+    candidates: Iterable[ServingCandidate], q: ServingQuestion, title: str, best: ServingCandidate | None
+) -> Table:
     """Tabulate candidates with what was simulated of them."""
     out = empty_table(title)
     out.add_column("")
@@ -47,7 +49,7 @@ def ranked(candidates: Iterable[Candidate], q: Question, title: str, best: Candi
     return out
 
 
-def seen(c: Candidate) -> Table:
+def seen(c: ServingCandidate) -> Table:
     """Tabulate what users see of a candidate, in quantiles."""
     o, out = c.outcome, empty_table("what users see")
     assert o is not None
@@ -66,7 +68,7 @@ def seen(c: Candidate) -> Table:
     return out
 
 
-def against(rows: Iterable[Neighbour]) -> Table:
+def against(rows: Iterable[ServingNeighbour]) -> Table:
     """Tabulate the neighbours with what speaks against each."""
     out = empty_table("why not")
     out.add_column("instead", min_width=12)
@@ -78,7 +80,7 @@ def against(rows: Iterable[Neighbour]) -> Table:
     return out
 
 
-def lines(a: Answer, cache_bytes: float, fits: int, money: float | None) -> list[str]:
+def lines(a: ServingAnswer, cache_bytes: float, fits: int, money: float | None) -> list[str]:
     """Say what was chosen and what it gives, in sentences."""
     q, c = a.question, a.best
     o = c.outcome

@@ -29,7 +29,7 @@ from phalanx.cost.kernels.attention import (
     prompt_attention_s,
 )
 from phalanx.cost.kernels.chip import KernelChip, generation_of, kernel_chip
-from phalanx.cost.kernels.experts import ExpertConstants, ExpertLibrary, ExpertRate, Experts, experts_s
+from phalanx.cost.kernels.experts import ExpertConstants, ExpertLayer, ExpertLibrary, ExpertRate, experts_s
 from phalanx.cost.kernels.fitted import COMMON, KernelConstants, Rows, kernel_constants
 from phalanx.cost.kernels.product import ProductConstants, ProductLibrary, product_s
 from phalanx.validate.records import FOLDER
@@ -169,7 +169,7 @@ def _decoding(rows: Measured, chip: KernelChip, c: Any, lib: Any) -> Any:
 def _experts(rows: Measured, chip: KernelChip, c: Any, lib: Any, of_type: Any) -> Any:
     matrices = np.where([("nongated" in k) for k in rows["kernel"]], 2.0, 3.0)
     of = [rows[k] for k in ("hidden", "inter", "topk", "experts")]
-    x = Experts(of[0], of[1], of[2], of[3], rows["moe_tp"], rows["moe_ep"], matrices)
+    x = ExpertLayer(of[0], of[1], of[2], of[3], rows["moe_tp"], rows["moe_ep"], matrices)
     skew = np.array([_SKEW[d] for d in rows["distribution"]])
     return experts_s(rows["tokens"], x, chip, c, lib, of_type, _sizes(rows, "dtype"), _peak(rows, chip), skew)
 

@@ -9,9 +9,17 @@ import numpy as np
 import pytest
 
 from phalanx.serving.cost.engines import engine, release_of
-from phalanx.serving.cost.shape import Shape, shape_of
-from phalanx.serving.cost.steady_state import Load, aggregated, disaggregated, slots
-from phalanx.serving.cost.step import Batch, ChipRates, Split, all_reduce_s, cache_per_gpu, step_parts, weight_bytes
+from phalanx.serving.cost.shape import ServingShape, shape_of
+from phalanx.serving.cost.steady_state import SteadyLoad, aggregated, disaggregated, slots
+from phalanx.serving.cost.step import (
+    ChipRates,
+    GpuSplit,
+    StepLoad,
+    all_reduce_s,
+    cache_per_gpu,
+    step_parts,
+    weight_bytes,
+)
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.model.served import SERVED, served, served_of
@@ -24,15 +32,15 @@ GQA, MOE, MLA = (
 )
 
 
-def one(**fields: float) -> Split:
-    return Split(**({"tp": 1, "attention_dp": 1, "pp": 1, "moe_tp": 1, "moe_ep": 1} | _TYPES | fields))
+def one(**fields: float) -> GpuSplit:
+    return GpuSplit(**({"tp": 1, "attention_dp": 1, "pp": 1, "moe_tp": 1, "moe_ep": 1} | _TYPES | fields))
 
 
 _TYPES = {"weight_bytes": 1.0, "expert_bytes": 1.0, "cache_bytes": 2.0}
 
 
-def decode(m: Shape, x: Split, sequences: float, each: float) -> dict[str, float]:
-    return step_parts(m, x, H200, engine("vllm"), Batch(0.0, 0.0, 0.0, sequences, sequences * each))
+def decode(m: ServingShape, x: GpuSplit, sequences: float, each: float) -> dict[str, float]:
+    return step_parts(m, x, H200, engine("vllm"), StepLoad(0.0, 0.0, 0.0, sequences, sequences * each))
 
 
 @pytest.mark.parametrize(
@@ -116,18 +124,18 @@ def test_all_reduces_grow_with_ranks_and_are_dear_across_the_network() -> None:
 
 
 def test_columns_are_priced_as_single_steps_are() -> None:
-    batch = Batch(
+    batch = StepLoad(
         np.array([0.0, 512.0]), np.array([0.0, 131328.0]), np.array([0.0, 1.0]), np.full(2, 8.0), np.full(2, 8e3)
     )
     both = sum(step_parts(GQA, one(tp=4), H200, engine("sglang"), batch).values())
     alone = [
-        sum(step_parts(GQA, one(tp=4), H200, engine("sglang"), Batch(t, p, min(t, 1.0), 8.0, 8e3)).values())
+        sum(step_parts(GQA, one(tp=4), H200, engine("sglang"), StepLoad(t, p, min(t, 1.0), 8.0, 8e3)).values())
         for t, p in ((0.0, 0.0), (512.0, 131328.0))
     ]
     assert both == pytest.approx(alone)
 
 
-LOAD = Load(32.0, 1024.0, 512.0, 143771 * 2**20, 0.0, 0.0, 8192.0, 1.0)
+LOAD = SteadyLoad(32.0, 1024.0, 512.0, 143771 * 2**20, 0.0, 0.0, 8192.0, 1.0)
 
 
 def test_prompts_delay_tokens_and_a_full_cache_delays_prompts() -> None:

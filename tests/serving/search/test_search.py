@@ -13,7 +13,7 @@ from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
 from phalanx.serving.search.copies import Copy
 from phalanx.serving.search.neighbours import neighbours
-from phalanx.serving.search.question import Question
+from phalanx.serving.search.question import ServingQuestion
 from phalanx.serving.search.search import Search, answer, excess
 from phalanx.serving.search.space import illegal, layouts
 from phalanx.serving.search.tabulated import Tabulated
@@ -21,7 +21,7 @@ from phalanx.serving.simulation.engines import ENGINES, engine
 from phalanx.spec.errors import InputError
 
 _MODEL, _CLUSTER = model_named("llama3-8b")[0], cluster_named("dgx-h100")(4)
-_ASK = Question(
+_ASK = ServingQuestion(
     _MODEL,
     _CLUSTER,
     4,

@@ -13,7 +13,7 @@ from support.sizes import examples
 from phalanx.planning.question import cluster_named, model_named
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
-from phalanx.serving.cost.steady_state import Load, aggregated
+from phalanx.serving.cost.steady_state import SteadyLoad, aggregated
 from phalanx.serving.search.tabulated import Tabulated
 from phalanx.serving.simulation.deployment import Deployment, WorkerSpec
 from phalanx.serving.simulation.outcome import outcome
@@ -44,7 +44,7 @@ def hold(seed: int, once: bool) -> None:
     clients, given, made = int(2 ** draw.uniform(1, 6)), int(2 ** draw.uniform(9, 13)), int(2 ** draw.uniform(7, 10))
     price, x = ServingPrice(_MODELS[name], _CLUSTER, "vllm", "fp8", "bf16"), ServingLayout(tp, 1, 1, tp, 1)
     c = replace(price.constants, first_s=0.0, first_steps=0.0, token_s=0.0, burst=0.0)
-    load = Load(float(clients), float(given), float(made), 1e13, 0.0, float(once), 8192.0, 1.0)
+    load = SteadyLoad(float(clients), float(given), float(made), 1e13, 0.0, float(once), 8192.0, 1.0)
     tpot, ttft = (float(v) for v in aggregated(price.shape, price.split(x), price.chip, c, load))
     table = Tabulated(partial(price.seconds, x), clients, given + made, 8192)
     worker = WorkerSpec(table, slots=clients, pages=10**6, step_tokens=8192 + clients)

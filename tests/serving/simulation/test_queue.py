@@ -22,13 +22,13 @@ from phalanx.serving.simulation.requests import (
     with_adapters,
     with_reuse,
 )
-from phalanx.serving.simulation.simulation import History, simulate
+from phalanx.serving.simulation.simulation import RequestHistory, simulate
 from phalanx.spec.errors import InputError
 
 _PRICE = LinearPrice(5e-3, 2e-5, 1e-9, 2e-5, 2e-8)
 
 
-def _one(spec: WorkerSpec, requests: Requests, seed: int = 0) -> History:
+def _one(spec: WorkerSpec, requests: Requests, seed: int = 0) -> RequestHistory:
     return simulate(Deployment((spec,)), requests, seed)
 
 

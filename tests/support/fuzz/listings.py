@@ -158,8 +158,8 @@ def serving_plan() -> Any:
         draft_tokens=0,
         adapters=0,
         workers=(workers,),
-        load=serving.Load(1000, 1000, 16, 0.0, "", 0.0),
-        limits=serving.Limits(1.0, 0.03, 99),
+        load=serving.ServedLoad(1000, 1000, 16, 0.0, "", 0.0),
+        limits=serving.LatencyLimits(1.0, 0.03, 99),
         prediction={},
     )
     apart = (replace(workers, role="prefill", count=1), replace(workers, role="decode", count=1))

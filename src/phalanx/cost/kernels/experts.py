@@ -20,7 +20,7 @@ from phalanx.cost.kernels.chip import KernelChip
 
 
 @dataclass(frozen=True)
-class Experts:
+class ExpertLayer:
     """A layer's routed experts and how they lie over ranks."""
 
     hidden: Column
@@ -88,7 +88,7 @@ class ExpertRate:
 
 def experts_s(
     tokens: Any,
-    x: Experts,
+    x: ExpertLayer,
     chip: KernelChip,
     c: ExpertConstants,
     lib: ExpertLibrary,

@@ -32,7 +32,7 @@ from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 
 @dataclass(frozen=True)
-class Policy:
+class BytesPolicy:
     """Bytes that a parameter takes, by kind, in mixed precision with Adam."""
 
     weight: int
@@ -48,10 +48,10 @@ class Policy:
 
 
 POLICIES = {
-    12: Policy(2, 2, 0, 8, "no master copy: an update below 1/512 of a bf16 weight is lost"),
-    16: Policy(2, 2, 4, 8, "master copy in fp32, gradients as they are sent"),
-    18: Policy(2, 4, 4, 8, "gradients kept and added in fp32"),
-    20: Policy(2, 6, 4, 8, "gradients in both types"),
+    12: BytesPolicy(2, 2, 0, 8, "no master copy: an update below 1/512 of a bf16 weight is lost"),
+    16: BytesPolicy(2, 2, 4, 8, "master copy in fp32, gradients as they are sent"),
+    18: BytesPolicy(2, 4, 4, 8, "gradients kept and added in fp32"),
+    20: BytesPolicy(2, 6, 4, 8, "gradients in both types"),
 }
 """By their sum."""
 

@@ -12,16 +12,16 @@ from phalanx.cost.collectives.critical_path import costs
 from phalanx.planning.question import cluster_named, require_counts
 from phalanx.report.collectives import cells, sends
 from phalanx.report.pictures.figure import (
-    Axis,
     Bar,
     Bars,
-    Held,
     Lines,
     Mark,
     Node,
     Picture,
+    PlotAxis,
     Rounds,
-    Rule,
+    RoundState,
+    RuleLine,
     Series,
     Tree,
 )
@@ -41,7 +41,7 @@ def rounds(schedule: Schedule) -> Picture:
     if schedule.ranks > MOST_DRAWN:
         raise InputError("--plot", None, f"draws at most {MOST_DRAWN} ranks", "leave it out, or ask for fewer ranks")
     symbolic = run(schedule)
-    held: list[Held] = []
+    held: list[RoundState] = []
     needed = symbolic.positions(schedule.start).sum(axis=0)
     for number, counts in symbolic.states():
         words = cells(symbolic, counts)
@@ -51,7 +51,7 @@ def rounds(schedule: Schedule) -> Picture:
         before = held[-1].cells if held else words
         changed = [[a != b for a, b in zip(*rows, strict=True)] for rows in zip(words, before, strict=True)]
         head = "start" if number == 0 else f"round {number} of {schedule.rounds}"
-        held.append(Held(head, sends(symbolic, number - 1), words, share, changed))
+        held.append(RoundState(head, sends(symbolic, number - 1), words, share, changed))
     cost = prove(schedule)
     most = cost.sent / max(1, schedule.size)
     column = "from" if schedule.op == "all_to_all" else "chunk"
@@ -102,8 +102,8 @@ def message_cost() -> Picture:
         n = alpha / beta
         marks.append(Mark(n, 2 * alpha, f"n* {short(n, 'bytes')}", j))
     curves = Lines(
-        Axis("bytes of a message", "bytes", log=True, base=2**5, low=256, high=2.0**30),
-        Axis("seconds of a message: latency + bytes / bandwidth", "s", log=True),
+        PlotAxis("bytes of a message", "bytes", log=True, base=2**5, low=256, high=2.0**30),
+        PlotAxis("seconds of a message: latency + bytes / bandwidth", "s", log=True),
         tuple(series),
         tuple(marks),
         height=340,
@@ -155,10 +155,10 @@ def algorithms_over_size(op: str, ranks: int, cluster: str) -> Picture:
         for (before, last), (n, algorithm) in pairwise(best)
         if algorithm != last
     ]
-    rules = [Rule("x", n, f"{algorithm} from here") for n, algorithm in changes]
+    rules = [RuleLine("x", n, f"{algorithm} from here") for n, algorithm in changes]
     panel = Lines(
-        Axis("bytes of the buffer", "bytes", log=True, base=2**5, low=256, high=2.0**30),
-        Axis(f"seconds of {op}", "s", log=True),
+        PlotAxis("bytes of the buffer", "bytes", log=True, base=2**5, low=256, high=2.0**30),
+        PlotAxis(f"seconds of {op}", "s", log=True),
         tuple(Series(a, points, dashed=i > 5) for i, (a, points) in enumerate(curves.items())),
         rules=tuple(rules),
         height=340,
@@ -213,8 +213,8 @@ def root_bottleneck(ranks: int = 8) -> Picture:
         for a, label in (("naive", "root"), ("ring", "ring: 2 (P-1)/P, never more than 2"))
     )
     grows = Lines(
-        Axis("ranks P", "count", log=True, base=2, low=2, high=64),
-        Axis("buffers that the busiest rank sends", "count", low=0),
+        PlotAxis("ranks P", "count", log=True, base=2, low=2, high=64),
+        PlotAxis("buffers that the busiest rank sends", "count", low=0),
         curves,
         head="How it grows",
         height=220,

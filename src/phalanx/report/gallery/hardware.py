@@ -14,7 +14,6 @@ from phalanx.planning.tables.roofline import levels_of
 from phalanx.planning.tables.switch_levels import sheet as levels
 from phalanx.report.pictures.figure import (
     Arrow,
-    Axis,
     Bar,
     Bars,
     Box,
@@ -23,7 +22,8 @@ from phalanx.report.pictures.figure import (
     Lines,
     Mark,
     Picture,
-    Rule,
+    PlotAxis,
+    RuleLine,
     Series,
 )
 from phalanx.report.pictures.numbers import short
@@ -33,7 +33,7 @@ from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 
 _CHIPS = ("V100", "A100", "H100", "B200")
-_FLOPS = Axis("FLOP/s that a chip can reach", "FLOP/s", log=True)
+_FLOPS = PlotAxis("FLOP/s that a chip can reach", "FLOP/s", log=True)
 
 
 def _roof(name: str, peak: float, rate: float, low: float, high: float, colour: int) -> Series:
@@ -51,7 +51,10 @@ def compute_roofline() -> Picture:
         ridge = chip.half / chip.bandwidth_bytes_per_s
         marks.append(Mark(ridge, chip.half, f"{name}: {ridge:.0f}", i))
     panel = Lines(
-        Axis("FLOP per byte of memory", "count", log=True, low=1, high=10_000), _FLOPS, tuple(series), tuple(marks)
+        PlotAxis("FLOP per byte of memory", "count", log=True, low=1, high=10_000),
+        _FLOPS,
+        tuple(series),
+        tuple(marks),
     )
     return Picture(
         "Roofline of compute: from its ridge on, a chip computes as fast as it can",
@@ -70,7 +73,7 @@ def job_roofline(cluster: ClusterSpec, question: str, operators: Sequence[Operat
     high = max([peak / rate * 20, *(o.intensity * 1.5 for o in drawn)])
     marks = [Mark(peak / rate, peak, f"ridge: {peak / rate:.0f}", 7)]
     marks += [Mark(o.intensity, o.flops / o.seconds, o.name, 1) for o in drawn]
-    axis = Axis("FLOP per byte of memory", "count", log=True, low=low, high=high)
+    axis = PlotAxis("FLOP per byte of memory", "count", log=True, low=low, high=high)
     return Picture(
         f"Roofline of {cluster.device.name} with the operators of a block",
         (
@@ -101,7 +104,7 @@ def comm_roofline(cluster: str = "dgx-h100", gpus: int = 64) -> Picture:
         ratio = 1.5 * tokens  # 6 N FLOP a token over 2 N gradients of 2 bytes (plan/tables/textbook.py, intensity)
         marks.append(Mark(ratio, min(peak, ratio * outer), f"{tokens:,} tokens", 7))
     panel = Lines(
-        Axis("FLOP per byte sent", "count", log=True, low=10, high=1e6), _FLOPS, tuple(series), tuple(marks)
+        PlotAxis("FLOP per byte sent", "count", log=True, low=10, high=1e6), _FLOPS, tuple(series), tuple(marks)
     )
     return Picture(
         f"Roofline of communication on {spec.name}: a roof for each tier of links",
@@ -125,10 +128,10 @@ def staircase(cluster: str = "dgx-h100", gpus: int = 256) -> Picture:
         points = [(float(p), 2 * n * (p - 1) / p / float(collective_s("all_reduce", n, p, 1, system))) for p in sizes]
         curves.append(Series(f"all-reduce of {short(n, 'bytes')}, busbw", points, dots=True, colour=i))
     panel = Lines(
-        Axis("ranks in the group, neighbours first", "count", log=True, base=2, low=2, high=float(max(sizes))),
-        Axis("bytes/s of a rank in one direction", "B/s", log=True),
+        PlotAxis("ranks in the group, neighbours first", "count", log=True, base=2, low=2, high=float(max(sizes))),
+        PlotAxis("bytes/s of a rank in one direction", "B/s", log=True),
         tuple(curves),
-        rules=tuple(Rule("x", float(t.ranks), f"{t.name}: up to {t.ranks}") for t in spec.tiers[:-1]),
+        rules=tuple(RuleLine("x", float(t.ranks), f"{t.name}: up to {t.ranks}") for t in spec.tiers[:-1]),
     )
     return Picture(
         f"Staircase of bandwidth on {spec.name}: each tier that a group leaves costs a step",

@@ -8,7 +8,7 @@ import numpy as np
 
 from phalanx.planning.question import model_named, require_counts
 from phalanx.planning.tables import textbook
-from phalanx.report.pictures.figure import Axis, Bar, Bars, Lines, Mark, Picture, Rule, Series
+from phalanx.report.pictures.figure import Bar, Bars, Lines, Mark, Picture, PlotAxis, RuleLine, Series
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.model.spec import ModelSpec
@@ -82,8 +82,8 @@ def memory_wall(ranks: int = 64) -> Picture:
     h100 = next(size for name, size in cards if name.startswith("H100"))
     marks = tuple(Mark(h100 / each, h100, f"{h100 / each / 1e9:.3g} B", i) for i, (_, each) in enumerate(curves))
     panel = Lines(
-        Axis("parameters", "parameters", log=True, low=1e8, high=max(2e12, 2 * max(m.x for m in marks))),
-        Axis(
+        PlotAxis("parameters", "parameters", log=True, low=1e8, high=max(2e12, 2 * max(m.x for m in marks))),
+        PlotAxis(
             "memory of one GPU for state, without activations",
             "bytes",
             log=True,
@@ -93,7 +93,7 @@ def memory_wall(ranks: int = 64) -> Picture:
         ),
         series,
         marks,
-        tuple(Rule("y", size, f"{name}: {size / GIB:.0f} GiB") for name, size in cards),
+        tuple(RuleLine("y", size, f"{name}: {size / GIB:.0f} GiB") for name, size in cards),
         height=400,
     )
     return Picture(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from phalanx.cost.pipeline_time import Costs, PricedSchedule, price
-from phalanx.report.pictures.figure import Block, Lane, Picture, Timeline
+from phalanx.report.pictures.figure import Lane, LaneBlock, Picture, Timeline
 from phalanx.schedule.pipeline.proof import prove
 from phalanx.schedule.pipeline.schedules import SCHEDULES, build
 from phalanx.schedule.pipeline.sends import strip_sends
@@ -35,7 +35,7 @@ def schedules(of: Sequence[tuple[str, PricedSchedule]], unit: str, source: str) 
             for action, (start, end) in zip(s.actions[rank], p.times[rank], strict=True):
                 second = s.chunks > s.ranks and action.chunk // s.ranks % 2 == 1
                 kind = _KINDS[action.kind] + (", second chunk" if second else "")
-                own.append(Block(start, end, str(action.micro_batch), kind))
+                own.append(LaneBlock(start, end, str(action.micro_batch), kind))
             idle = 1 - p.work[rank] / p.makespan
             lanes.append(Lane(f"rank {rank}", own, f"idle {idle:.0%}, {p.peak[rank]} live"))
         head = f"{s.name}{beside}: {s.micro_batches} micro-batches, bubble {p.bubble_fraction:.1%} of the step"

@@ -9,7 +9,7 @@ from phalanx.planning.question import cluster_named, model_named, pricing_by_gpu
 from phalanx.planning.search import HEADROOM
 from phalanx.planning.tables import scaling as tables
 from phalanx.planning.tables.table import Sheet
-from phalanx.report.pictures.figure import Axis, Bar, Bars, Lines, Picture, Series
+from phalanx.report.pictures.figure import Bar, Bars, Lines, Picture, PlotAxis, Series
 from phalanx.spec.errors import InputError
 
 _LOST = ("communication", "bubble", "imbalance", "computing")
@@ -62,13 +62,13 @@ def scaling_of(sheets: Sequence[Sheet], question: str) -> Picture:
             Series(n, [(float(r["batch"]), r[n.lower()]) for r in rows], dots=True) for n in ("efficiency", "MFU")
         ]
         if len(rows) > 1:
-            x = Axis("batch: sequences of a step", "count", log=True, base=2)
-            extra.append(Lines(x, Axis("share", "share", low=0.0), tuple(of_batch), head=sheet.title, height=200))
+            x = PlotAxis("batch: sequences of a step", "count", log=True, base=2)
+            extra.append(Lines(x, PlotAxis("share", "share", low=0.0), tuple(of_batch), head=sheet.title, height=200))
     most = max(x for s in curves for x, _ in s.points)
     least = min(x for s in curves for x, _ in s.points)
     plot = Lines(
-        Axis("GPUs", "count", log=True, base=2, low=least, high=max(most, 2 * least)),
-        Axis("efficiency: tokens/s of a GPU over that of the first row", "share", low=0.0),
+        PlotAxis("GPUs", "count", log=True, base=2, low=least, high=max(most, 2 * least)),
+        PlotAxis("efficiency: tokens/s of a GPU over that of the first row", "share", low=0.0),
         tuple(curves),
         height=220,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.report.pictures.figure import Axis, Bars
+from phalanx.report.pictures.figure import Bars, PlotAxis
 from phalanx.report.pictures.numbers import short, ticks
 from phalanx.report.pictures.scene import DASHES, EDGE, WIDE, Scene, width, wrap
 
@@ -62,7 +62,7 @@ def draw(scene: Scene, panel: Bars) -> None:
     scene.path([(left, top + 15 * len(limits)), (left, scene.y)], "o")
     scene.path([(left, scene.y), (left + room, scene.y)], "o")
     end = 0.0
-    named = panel.ticks or [(short(v, "count"), v) for v in ticks(Axis(""), 0.0, _longest(panel))]
+    named = panel.ticks or [(short(v, "count"), v) for v in ticks(PlotAxis(""), 0.0, _longest(panel))]
     for written, value in named:
         if value > _longest(panel):
             break

@@ -18,7 +18,7 @@ Unit = Literal["", "year", "count", "parameters", "bytes", "GB", "B/s", "s", "sh
 
 
 @dataclass(frozen=True)
-class Axis:
+class PlotAxis:
     """What is measured along an axis: its name with the unit, and how numbers are written."""
 
     label: str
@@ -56,7 +56,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Rule:
+class RuleLine:
     """A line across the plot at a value of an axis."""
 
     axis: Literal["x", "y"]
@@ -68,11 +68,11 @@ class Rule:
 class Lines:
     """Curves over an axis."""
 
-    x: Axis
-    y: Axis
+    x: PlotAxis
+    y: PlotAxis
     series: tuple[Series, ...]
     marks: tuple[Mark, ...] = ()
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[RuleLine, ...] = ()
     head: str = ""
     height: int = 300
 
@@ -104,7 +104,7 @@ class Bars:
 
 
 @dataclass(frozen=True)
-class Block:
+class LaneBlock:
     """What a lane does for a while."""
 
     start: float
@@ -119,7 +119,7 @@ class Lane:
     """A line of a timeline."""
 
     name: str
-    blocks: Sequence[Block]
+    blocks: Sequence[LaneBlock]
     beside: str = ""
     """What is said at its end."""
 
@@ -216,7 +216,7 @@ class Tree:
 
 
 @dataclass(frozen=True)
-class Held:
+class RoundState:
     """A round of a collective, and what each rank holds after it."""
 
     head: str
@@ -233,7 +233,7 @@ class Held:
 class Rounds:
     """Rounds of a collective."""
 
-    rounds: tuple[Held, ...]
+    rounds: tuple[RoundState, ...]
     column: str = "chunk"
     head: str = ""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from phalanx.report.pictures.figure import Axis, Lines, Mark, Rule, Series
+from phalanx.report.pictures.figure import Lines, Mark, PlotAxis, RuleLine, Series
 from phalanx.report.pictures.numbers import position, short, ticks
 from phalanx.report.pictures.scene import DASHES, EDGE, WIDE, Area, Scene, area_of, width, wrap
 
@@ -17,7 +17,7 @@ _BESIDE = 12
 _LETTERS, _MARKS = "abcdefghijklmnopqrstuvwxyz", "123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def _range(panel: Lines, axis: Axis, of: int) -> tuple[float, float]:
+def _range(panel: Lines, axis: PlotAxis, of: int) -> tuple[float, float]:
     """Return the ends of an axis: what is given, else what the points and marks need."""
     points = [p for s in panel.series for p in s.points] + [(m.x, m.y) for m in panel.marks]
     values = [p[of] for p in points if not axis.log or p[of] > 0]
@@ -33,7 +33,7 @@ def _range(panel: Lines, axis: Axis, of: int) -> tuple[float, float]:
     return low, high
 
 
-def _inside(panel: Lines, xs: tuple[float, float], ys: tuple[float, float]) -> tuple[list[Mark], list[Rule]]:
+def _inside(panel: Lines, xs: tuple[float, float], ys: tuple[float, float]) -> tuple[list[Mark], list[RuleLine]]:
     """Return the marks and rules that lie within the axes."""
     marks = [m for m in panel.marks if _within(m.x, panel.x, xs) and _within(m.y, panel.y, ys)]
     along = {"x": (panel.x, xs), "y": (panel.y, ys)}
@@ -132,7 +132,7 @@ def _stairs(s: Series) -> list[tuple[float, float]]:
     return points
 
 
-def _within(value: float, axis: Axis, ends: tuple[float, float]) -> bool:
+def _within(value: float, axis: PlotAxis, ends: tuple[float, float]) -> bool:
     return ends[0] * (1 - 1e-9) <= value <= ends[1] * (1 + 1e-9) and (value > 0 or not axis.log)
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from phalanx.report.pictures.figure import Axis
+from phalanx.report.pictures.figure import PlotAxis
 
 
 def short(value: float, unit: str) -> str:
@@ -45,7 +45,7 @@ def _digits(value: float) -> str:
     return f"{value:.3g}"
 
 
-def ticks(axis: Axis, low: float, high: float) -> Iterator[float]:
+def ticks(axis: PlotAxis, low: float, high: float) -> Iterator[float]:
     """Yield where an axis has ticks."""
     if axis.log:
         step = axis.base
@@ -67,7 +67,7 @@ def ticks(axis: Axis, low: float, high: float) -> Iterator[float]:
         value += step_
 
 
-def position(axis: Axis, low: float, high: float, value: float) -> float:
+def position(axis: PlotAxis, low: float, high: float, value: float) -> float:
     """Return where a value stands on an axis, from 0 to 1."""
     if axis.log:
         return math.log(max(value, 1e-300) / low) / math.log(high / low) if high > low else 0.5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.report.pictures.figure import Held, Rounds
+from phalanx.report.pictures.figure import Rounds, RoundState
 from phalanx.report.pictures.scene import EDGE, WIDE, Scene, width
 
 _HIGH, _SMALL = 22, 11
@@ -27,7 +27,7 @@ def draw(scene: Scene, panel: Rounds) -> None:
     scene.legend([("f6", "", "nothing yet"), ("f4", "", "some contributions"), ("f2", "", "all that it shall hold")])
 
 
-def _draw(scene: Scene, held: Held, left: float, top: float, name: float, cell: float) -> None:
+def _draw(scene: Scene, held: RoundState, left: float, top: float, name: float, cell: float) -> None:
     scene.text(left, top + 14, held.head, size=_SMALL, bold=False)
     chunks = len(held.cells[0])
     if chunks > 1:

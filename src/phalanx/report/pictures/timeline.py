@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx.report.pictures.bars import letters_of
-from phalanx.report.pictures.figure import Axis, Timeline
+from phalanx.report.pictures.figure import PlotAxis, Timeline
 from phalanx.report.pictures.numbers import ticks
 from phalanx.report.pictures.scene import EDGE, WIDE, Scene, width
 
@@ -43,7 +43,7 @@ def draw(scene: Scene, panel: Timeline) -> None:
         scene.y += _STEP
     scene.path([(left, top), (left, scene.y), (left + room, scene.y)], "o")
     last = 0.0
-    for value in ticks(Axis(""), 0.0, end):
+    for value in ticks(PlotAxis(""), 0.0, end):
         x, written = left + value * scale, f"{value:,.6g}"
         scene.path([(x, scene.y), (x, scene.y + 4)], "o")
         if x - width(written, 11) / 2 > last and x + width(written, 11) / 2 < WIDE - 4:

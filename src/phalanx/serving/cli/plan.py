@@ -15,10 +15,10 @@ from phalanx.serving.cli.launch import as_json_of, require_starter, show
 from phalanx.serving.cli.options import Cluster, Model
 
 if TYPE_CHECKING:
-    from phalanx.serving.question import Asked
-    from phalanx.serving.search.neighbours import Neighbour
-    from phalanx.serving.search.question import Candidate
-    from phalanx.serving.search.search import Answer
+    from phalanx.serving.question import NamedQuestion
+    from phalanx.serving.search.neighbours import ServingNeighbour
+    from phalanx.serving.search.question import ServingCandidate
+    from phalanx.serving.search.search import ServingAnswer
 
 
 def plan(
@@ -171,7 +171,7 @@ def plan(
             show(chosen, launch)
 
 
-def _show(answer: Answer, against: list[Neighbour]) -> None:
+def _show(answer: ServingAnswer, against: list[ServingNeighbour]) -> None:
     from phalanx.serving.answer import cache_of, money
     from phalanx.serving.report import against as why_not
     from phalanx.serving.report import lines, ranked, seen
@@ -187,13 +187,13 @@ def _show(answer: Answer, against: list[Neighbour]) -> None:
     out.print(why_not(against))
 
 
-def _as_json(asked: Asked, answer: Answer, against: list[Neighbour]) -> dict[str, Any]:
+def _as_json(asked: NamedQuestion, answer: ServingAnswer, against: list[ServingNeighbour]) -> dict[str, Any]:
     from phalanx.serving.answer import as_plan, cache_of
 
     q = answer.question
     per_token, fits = cache_of(answer)
 
-    def one(c: Candidate) -> dict[str, Any]:
+    def one(c: ServingCandidate) -> dict[str, Any]:
         plan = asdict(as_plan(asked, c))
         kept = ("gpus", "weights", "cache", "workers", "load", "prediction")
         return {"title": c.title} | {key: plan[key] for key in kept}

@@ -14,12 +14,12 @@ import numpy as np
 from phalanx.cost.analytic.chips import chip_name
 from phalanx.serving.cost.engines import EngineConstants, engine
 from phalanx.serving.cost.layout import ServingLayout
-from phalanx.serving.cost.shape import Shape, shape_of
+from phalanx.serving.cost.shape import ServingShape, shape_of
 from phalanx.serving.cost.step import (
     BYTES,
-    Batch,
     ChipRates,
-    Split,
+    GpuSplit,
+    StepLoad,
     all_reduce_s,
     cached_tokens,
     product_rate,
@@ -50,7 +50,7 @@ class ServingPrice:
     """Type of routed experts' weights; empty: as `weights`."""
 
     @cached_property
-    def shape(self) -> Shape:
+    def shape(self) -> ServingShape:
         """What the price depends on of the model."""
         return shape_of(served_of(self.model))
 
@@ -78,10 +78,10 @@ class ServingPrice:
         """Of the cluster's chip."""
         return CHIPS[chip_name(self.cluster.device.name)].generation
 
-    def split(self, x: ServingLayout) -> Split:
+    def split(self, x: ServingLayout) -> GpuSplit:
         """Return a layout with the types of weights and cache."""
         bytes_ = (BYTES[self.weights], BYTES[self.expert_weights or self.weights], BYTES[self.cache])
-        return Split(x.tp, x.attention_dp, x.pp, x.moe_tp, x.moe_ep, *bytes_)
+        return GpuSplit(x.tp, x.attention_dp, x.pp, x.moe_tp, x.moe_ep, *bytes_)
 
     @cached_property
     def cache_bytes_per_token(self) -> float:
@@ -138,7 +138,7 @@ class ServingPrice:
         """Return the seconds of a step by part."""
         tokens, past, sequences, context = (np.asarray(v, float) for v in (tokens, past, sequences, context))
         pairs = tokens * (past + (tokens + 1) / 2)
-        batch = Batch(tokens, pairs, np.minimum(tokens, 1.0), sequences, context, uneven)
+        batch = StepLoad(tokens, pairs, np.minimum(tokens, 1.0), sequences, context, uneven)
         return step_parts(self.shape, self.split(x), self.chip, self.constants, batch)
 
     def all_reduce_s(self, ranks: int, size: Any) -> Any:

@@ -12,7 +12,7 @@ from phalanx.spec.model.served import ServedModel
 
 
 @dataclass(frozen=True)
-class Shape:
+class ServingShape:
     """Sums over a model's layers, in elements, unless said otherwise."""
 
     layers: Column
@@ -61,14 +61,14 @@ class Shape:
     """1: queries and keys are normalised over all heads, which takes a small all-reduce."""
 
 
-def shape_of(m: ServedModel) -> Shape:
+def shape_of(m: ServedModel) -> ServingShape:
     """Return the sums of a served model."""
     if m.latent:
         prompt = m.heads * (m.nope_dim + m.rope_dim + m.v_dim) / 2
         decode = m.heads * (2 * m.kv_rank + m.rope_dim) / 2
     else:
         prompt = decode = float(m.heads * m.head_dim)
-    return Shape(
+    return ServingShape(
         layers=m.layers,
         hidden=m.hidden,
         attention=m.attention_elements,

@@ -26,11 +26,11 @@ import numpy as np
 
 from phalanx.cost.hardware.columns import Column
 from phalanx.serving.cost.engines import EngineConstants
-from phalanx.serving.cost.shape import Shape
+from phalanx.serving.cost.shape import ServingShape
 from phalanx.serving.cost.step import (
-    Batch,
     ChipRates,
-    Split,
+    GpuSplit,
+    StepLoad,
     cache_per_gpu,
     cached_tokens,
     step_parts,
@@ -44,7 +44,7 @@ SHARE, WORKSPACE = 0.9, 4 * 2**30
 
 
 @dataclass(frozen=True)
-class Load:
+class SteadyLoad:
     """Requests in a closed loop."""
 
     concurrency: Column
@@ -63,11 +63,11 @@ class Load:
     """Steps between two looks at what arrived; 1: the engine looks before each step."""
 
 
-def _seconds(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, b: Batch) -> Any:
+def _seconds(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants, b: StepLoad) -> Any:
     return sum(step_parts(m, x, chip, c, b).values())
 
 
-def prompt_batch(x: Split, load: Load, sequences: Any, context: Any) -> tuple[Batch, Any, Any]:
+def prompt_batch(x: GpuSplit, load: SteadyLoad, sequences: Any, context: Any) -> tuple[StepLoad, Any, Any]:
     """A step with prompts in each group of attention beside `sequences`; steps per prompt, and prompts per step.
 
     A step takes the prompts that came in during the last one, as far as its tokens go; long prompts go in chunks.
@@ -76,32 +76,34 @@ def prompt_batch(x: Split, load: Load, sequences: Any, context: Any) -> tuple[Ba
     together = np.clip(sequences / load.output / x.attention_dp, 1.0, np.maximum(load.step_tokens / load.input, 1.0))
     tokens = load.input * x.attention_dp * together
     pairs = tokens * (load.input + 1) / 2
-    return Batch(tokens / chunks, pairs / chunks, x.attention_dp * together, sequences, context), chunks, together
+    return StepLoad(tokens / chunks, pairs / chunks, x.attention_dp * together, sequences, context), chunks, together
 
 
-def _waits(c: EngineConstants, load: Load) -> Any:
+def _waits(c: EngineConstants, load: SteadyLoad) -> Any:
     """Share of all concurrent prompts that the mean prompt waits for."""
     return np.where(load.at_once > 0, 0.5, np.where(load.same_length > 0, c.wave, c.burst))
 
 
-def _burst_s(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, load: Load, most: Any) -> Any:
+def _burst_s(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants, load: SteadyLoad, most: Any) -> Any:
     """Seconds of a prompt in steps that are full of prompts, and decode nothing."""
     none = 0.0 * most
     together = np.clip(most / x.attention_dp, 1.0, np.maximum(load.step_tokens / load.input, 1.0))
     tokens = load.input * together * x.attention_dp
     chunks = np.ceil(load.input / load.step_tokens)
-    batch = Batch(tokens / chunks, tokens / chunks * (load.input + 1) / 2, together, none, none)
+    batch = StepLoad(tokens / chunks, tokens / chunks * (load.input + 1) / 2, together, none, none)
     return chunks * _seconds(m, x, chip, c, batch) / together / x.attention_dp
 
 
-def slots(m: Shape, x: Split, load: Load) -> Any:
+def slots(m: ServingShape, x: GpuSplit, load: SteadyLoad) -> Any:
     """Requests whose caches fit at once, at their mean length: at least one per group of attention."""
     room = SHARE * (load.memory_bytes - weight_bytes(m, x) - WORKSPACE)
     each = cache_per_gpu(m, x) * m.attention_layers / x.pp * cached_tokens(m, load.input + load.output / 2)
     return np.maximum(room / each, 1.0) * x.attention_dp
 
 
-def aggregated(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, load: Load) -> tuple[Any, Any]:
+def aggregated(
+    m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants, load: SteadyLoad
+) -> tuple[Any, Any]:
     """Return (seconds per output token, seconds to first token) where a worker does both."""
     most = np.minimum(load.concurrency, slots(m, x, load))
     waits = _waits(c, load)
@@ -109,7 +111,7 @@ def aggregated(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, load: Lo
     burst = _burst_s(m, x, chip, c, load, most)
     for _ in range(4):
         context = batch * (load.input + load.output / 2)
-        decode = _seconds(m, x, chip, c, Batch(none, none, none, batch, context))
+        decode = _seconds(m, x, chip, c, StepLoad(none, none, none, batch, context))
         beside, chunks, together = prompt_batch(x, load, batch, context)
         mixed = chunks * _seconds(m, x, chip, c, beside)
         added = np.maximum(mixed - chunks * decode, 0.0) / x.attention_dp / together
@@ -125,12 +127,12 @@ def aggregated(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, load: Lo
 
 
 def disaggregated(
-    m: Shape,
-    prefill: tuple[Split, Column],
-    decode: tuple[Split, Column],
+    m: ServingShape,
+    prefill: tuple[GpuSplit, Column],
+    decode: tuple[GpuSplit, Column],
     chip: ChipRates,
     c: EngineConstants,
-    load: Load,
+    load: SteadyLoad,
 ) -> tuple[Any, Any]:
     """The same where `prefill` and `decode` are the splits of separate workers, with how many there are."""
     (xp, before), (xd, after) = prefill, decode
@@ -144,7 +146,7 @@ def disaggregated(
     step = none
     for _ in range(25):
         each = np.maximum(batch / after, 1e-3)
-        new = _seconds(m, xd, chip, c, Batch(none, none, none, each, each * (load.input + load.output / 2)))
+        new = _seconds(m, xd, chip, c, StepLoad(none, none, none, each, each * (load.input + load.output / 2)))
         step = new
         first = own * (1 + (total - 1) / total * waiting / servers)
         rate = total / (first + load.output * step)

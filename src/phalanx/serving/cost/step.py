@@ -22,7 +22,7 @@ import numpy as np
 
 from phalanx.cost.hardware.columns import Column
 from phalanx.serving.cost.engines import EngineConstants
-from phalanx.serving.cost.shape import Shape
+from phalanx.serving.cost.shape import ServingShape
 from phalanx.spec.cluster.chips import Chip
 
 BYTES = {
@@ -56,7 +56,7 @@ class ChipRates:
 
 
 @dataclass(frozen=True)
-class Split:
+class GpuSplit:
     """A ServingLayout and its types, as numbers or columns."""
 
     tp: Column
@@ -71,7 +71,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Batch:
+class StepLoad:
     """What one step computes, over all groups of attention."""
 
     tokens: Column
@@ -100,7 +100,7 @@ def reached(chip: ChipRates, c: EngineConstants, peak: Any) -> Any:
     return np.where(peak < 1.5 * chip.half, c.gemm, np.where(peak < 3 * chip.half, c.gemm8, c.gemm4))
 
 
-def step_parts(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, b: Batch) -> dict[str, Any]:
+def step_parts(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants, b: StepLoad) -> dict[str, Any]:
     """Return the seconds of a step by part."""
     width = x.tp * x.attention_dp
     every = b.tokens + b.sequences
@@ -139,7 +139,9 @@ def step_parts(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, b: Batch
     return out
 
 
-def _experts(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, every: Any, memory: Any, roof: Any) -> Any:
+def _experts(
+    m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants, every: Any, memory: Any, roof: Any
+) -> Any:
     """Seconds of the routed experts of the busiest rank."""
     count = np.maximum(m.experts, 1.0)
     spread = 1 - (1 - np.minimum(m.top_k / count, 1.0)) ** (every**c.reach)
@@ -161,7 +163,9 @@ def _experts(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, every: Any
     return np.where(m.experts > 0, roof(compute, read), 0.0)
 
 
-def _attention(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, b: Batch, memory: Any) -> tuple[Any, Any]:
+def _attention(
+    m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants, b: StepLoad, memory: Any
+) -> tuple[Any, Any]:
     """Seconds of attention in prompts, and in decoding."""
     peak = chip.half * c.attention
     local = m.window_layers / np.maximum(m.attention_layers, 1)
@@ -180,19 +184,19 @@ def _attention(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, b: Batch
     return prompt, np.maximum(read, decode)
 
 
-def cache_per_gpu(m: Shape, x: Split) -> Any:
+def cache_per_gpu(m: ServingShape, x: GpuSplit) -> Any:
     """Bytes of a token's cache in one layer on a GPU that has it: heads split by tp, duplicated beyond."""
     shards = np.where(m.latent > 0, 1.0, np.minimum(x.tp, m.kv_heads))
     return m.cache * x.cache_bytes / shards
 
 
-def cached_tokens(m: Shape, length: Any) -> Any:
+def cached_tokens(m: ServingShape, length: Any) -> Any:
     """Tokens of a request whose cache is kept, as a mean over layers: layers with a window keep no more than it."""
     local = m.window_layers / np.maximum(m.attention_layers, 1)
     return length * (1 - local) + np.minimum(length, m.window) * local
 
 
-def weight_bytes(m: Shape, x: Split) -> Any:
+def weight_bytes(m: ServingShape, x: GpuSplit) -> Any:
     """Bytes of weights on the GPU that has most."""
     split = (m.attention / x.tp + m.mlp / (x.tp * x.attention_dp)) * x.weight_bytes
     split = split + m.expert / (x.moe_tp * x.moe_ep) * x.expert_bytes
@@ -222,7 +226,7 @@ def all_reduce_s(chip: ChipRates, c: EngineConstants, ranks: Any, size: Any) -> 
     return np.where(ranks > 1, hop * np.log2(2 * ranks) + 2 * (ranks - 1) / ranks * size / rate, 0.0)
 
 
-def _collectives(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, group: Any) -> Any:
+def _collectives(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants, group: Any) -> Any:
     width = x.tp * x.attention_dp
     spread = x.attention_dp > 1
     times = np.where(spread, 1.0, 2.0) * m.layers

@@ -11,13 +11,13 @@ import json
 from phalanx.serving.launch import sglang, trtllm, vllm
 from phalanx.serving.launch.arguments import published
 from phalanx.serving.launch.checkpoints import weights_of
-from phalanx.serving.launch.launch import Place, longest, places
+from phalanx.serving.launch.launch import WorkerPlace, longest, places
 from phalanx.serving.plan_file import ServingPlan
 
 _IMAGE = {"vllm": "vllm-runtime", "sglang": "sglang-runtime", "trtllm": "tensorrtllm-runtime"}
 
 
-def worker_options(plan: ServingPlan, place: Place) -> list[str]:
+def worker_options(plan: ServingPlan, place: WorkerPlace) -> list[str]:
     """Return the options of a worker, `python3 -m dynamo.ENGINE`'s own and those that it hands to the engine."""
     where, _ = weights_of(plan)
     w = place.workers
@@ -49,7 +49,7 @@ def manifest(plan: ServingPlan) -> str:
     lines = ["apiVersion: nvidia.com/v1beta1", "kind: DynamoGraphDeployment", "metadata:", f"  name: {name}"]
     lines += ["spec:", "  components:"]
     lines += _component("Frontend", "frontend", 1, image, "dynamo.frontend", [], 0, 1, "")
-    first: dict[str, Place] = {}
+    first: dict[str, WorkerPlace] = {}
     for place in places(plan):
         first.setdefault(place.workers.role, place)
     for role, place in first.items():

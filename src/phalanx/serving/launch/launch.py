@@ -56,7 +56,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerPlace:
     """Where one worker is."""
 
     workers: Workers
@@ -69,14 +69,14 @@ class Place:
     """Nodes that it spans."""
 
 
-def places(plan: ServingPlan, first_port: int = 8000) -> list[Place]:
+def places(plan: ServingPlan, first_port: int = 8000) -> list[WorkerPlace]:
     """Place the workers on nodes in order: a worker that fits one node stays in it. Raises InputError for more than
     anybody starts by hand."""
     if (count := sum(workers.count for workers in plan.workers)) > _MOST:
         raise InputError(
             "workers", count, f"are more than {_MOST:,}, and each has a launch line", "plan a part of them"
         )
-    placed: list[Place] = []
+    placed: list[WorkerPlace] = []
     node = used = 0
     for workers in plan.workers:
         for i in range(workers.count):
@@ -85,7 +85,7 @@ def places(plan: ServingPlan, first_port: int = 8000) -> list[Place]:
                 node, used = node + 1, 0
             gpus = tuple(range(used, used + workers.gpus)) if spans == 1 else ()
             role = "worker" if workers.role == "both" else workers.role
-            placed.append(Place(workers, f"{role}-{i}", first_port + len(placed), node, gpus, spans))
+            placed.append(WorkerPlace(workers, f"{role}-{i}", first_port + len(placed), node, gpus, spans))
             node, used = (node + spans, 0) if spans > 1 else (node, used + workers.gpus)
     return placed
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from phalanx.serving.launch.arguments import published
 from phalanx.serving.launch.checkpoints import quantised_on_load, weights_of
-from phalanx.serving.launch.launch import Command, Launch, Place, longest, places
+from phalanx.serving.launch.launch import Command, Launch, WorkerPlace, longest, places
 from phalanx.serving.plan_file import ServingPlan
 
 
-def options(plan: ServingPlan, place: Place) -> list[str]:
+def options(plan: ServingPlan, place: WorkerPlace) -> list[str]:
     """Return the engine's options for one worker, as `sglang.launch_server` and `dynamo.sglang` take them."""
     w = place.workers
     out = ["--tp-size", str(w.tp * w.attention_dp)]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from phalanx.serving.launch.arguments import published
 from phalanx.serving.launch.checkpoints import weights_of
-from phalanx.serving.launch.launch import Command, Launch, Place, longest, places
+from phalanx.serving.launch.launch import Command, Launch, WorkerPlace, longest, places
 from phalanx.serving.plan_file import ServingPlan
 from phalanx.spec.errors import InputError
 
 
-def require_possible(place: Place) -> None:
+def require_possible(place: WorkerPlace) -> None:
     """Require that attention data parallelism is over all ranks, as enable_attention_dp has it. Raises InputError."""
     w = place.workers
     if w.attention_dp > 1 and w.tp > 1:
@@ -17,7 +17,7 @@ def require_possible(place: Place) -> None:
         raise InputError("workers.attention_dp", w.attention_dp, reason, "use tp = 1, or --engine sglang")
 
 
-def engine_file(plan: ServingPlan, place: Place) -> str:
+def engine_file(plan: ServingPlan, place: WorkerPlace) -> str:
     """Write the options that have no argument, as YAML (LlmArgs' names)."""
     w = place.workers
     lines = [f"enable_attention_dp: {'true' if w.attention_dp > 1 else 'false'}"]
@@ -35,7 +35,7 @@ def engine_file(plan: ServingPlan, place: Place) -> str:
     return "\n".join(lines) + "\n"
 
 
-def options(plan: ServingPlan, place: Place) -> list[str]:
+def options(plan: ServingPlan, place: WorkerPlace) -> list[str]:
     """Return the options of `trtllm-serve` for one worker. Raises InputError for what it cannot do."""
     require_possible(place)
     w = place.workers

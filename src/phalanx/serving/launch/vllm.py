@@ -6,12 +6,12 @@ import json
 
 from phalanx.serving.launch.arguments import published
 from phalanx.serving.launch.checkpoints import quantised_on_load, weights_of
-from phalanx.serving.launch.launch import Command, Launch, Place, longest, places
+from phalanx.serving.launch.launch import Command, Launch, WorkerPlace, longest, places
 from phalanx.serving.plan_file import ServingPlan
 from phalanx.spec.errors import InputError
 
 
-def options(plan: ServingPlan, place: Place) -> list[str]:
+def options(plan: ServingPlan, place: WorkerPlace) -> list[str]:
     """Return the engine's options for one worker, as `vllm serve` and `dynamo.vllm` take them."""
     w = place.workers
     if w.moe_ep > 1 and w.moe_tp > 1:

@@ -19,7 +19,7 @@ from typing import Any
 from phalanx.serving.cost.adapters import adapter_bytes
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
-from phalanx.serving.search.question import Question, Steady
+from phalanx.serving.search.question import ServingQuestion, SteadyEstimate
 from phalanx.serving.search.tabulated import Tabulated
 from phalanx.serving.simulation.deployment import Speculation
 from phalanx.spec.cluster.spec import GIB
@@ -32,7 +32,7 @@ MOST_SLOTS = 1024
 class Copy:
     """A layout with its price tables, made when first asked for."""
 
-    question: Question
+    question: ServingQuestion
     layout: ServingLayout
     weights: str
     pricing: ServingPrice
@@ -107,7 +107,7 @@ class Copy:
         step = self.table(batch, step_tokens).decode(batch, int(batch * (q.input + q.output / 2)))[0]
         return step / (Speculation(q.draft_tokens, q.acceptance).mean if q.draft_tokens else 1.0)
 
-    def steady(self, batch: int, step_tokens: int) -> Steady:
+    def steady(self, batch: int, step_tokens: int) -> SteadyEstimate:
         """Return what `batch` requests in a closed loop get from this copy, which prefills and decodes."""
         q, table = self.question, self.table(batch, step_tokens)
         prompt = q.input - int(q.input * q.reuse)
@@ -132,7 +132,7 @@ class Copy:
             + own * share / (2 * (1 - share))
         )
         tpot = max(batch * busy - ttft, 0.0) / (q.output - 1) if q.output > 1 else 0.0
-        return Steady(ttft + self.way_s(tpot), tpot, q.output / busy)
+        return SteadyEstimate(ttft + self.way_s(tpot), tpot, q.output / busy)
 
     def way_s(self, tpot: float) -> float:
         """Seconds from a first token's computation until the user has it (serving/cost/engines.py)."""

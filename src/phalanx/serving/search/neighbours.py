@@ -10,18 +10,18 @@ from dataclasses import dataclass, replace
 
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.search.copies import Copy
-from phalanx.serving.search.question import Candidate
-from phalanx.serving.search.search import Answer, Search, excess
+from phalanx.serving.search.question import ServingCandidate
+from phalanx.serving.search.search import Search, ServingAnswer, excess
 from phalanx.serving.search.space import illegal
 
 
 @dataclass(frozen=True)
-class Neighbour:
+class ServingNeighbour:
     """One alternative to the best."""
 
     change: str
     """What differs, for people."""
-    candidate: Candidate | None
+    candidate: ServingCandidate | None
     """At its best batch that keeps the limits; None: there is none."""
     reason: str
 
@@ -56,7 +56,7 @@ def _changes(x: ServingLayout, experts: bool) -> Iterator[tuple[str, ServingLayo
                 yield "attention data parallelism", replace(x, tp=1, attention_dp=width)
 
 
-def neighbours(search: Search, answer: Answer) -> list[Neighbour]:
+def neighbours(search: Search, answer: ServingAnswer) -> list[ServingNeighbour]:
     """Return what was decided against, with reasons."""
     q, best = search.q, answer.best
     group = best.groups[-1]
@@ -69,23 +69,23 @@ def neighbours(search: Search, answer: Answer) -> list[Neighbour]:
             reason = f"takes {layout.gpus} GPUs of {q.gpus}"
             reason += ": none are left to prefill" if together - layout.gpus and layout.gpus <= q.gpus else ""
         if reason:
-            out.append(Neighbour(change, None, reason))
+            out.append(ServingNeighbour(change, None, reason))
             continue
         copy = search.copy_of(best.weights, layout)
         if copy.missing:
-            out.append(Neighbour(change, None, copy.missing))
+            out.append(ServingNeighbour(change, None, copy.missing))
             continue
         out.append(_judged(search, best, change, _candidates(search, best, first, copy)))
     for other in q.weights:
         if other != best.weights:
             copy = search.copy_of(other, group.layout)
             if copy.missing:
-                out.append(Neighbour(f"{other} weights", None, copy.missing))
+                out.append(ServingNeighbour(f"{other} weights", None, copy.missing))
             else:
                 before = search.copy_of(other, first.layout)
                 change = f"{other} weights"
                 if before.missing:
-                    out.append(Neighbour(change, None, f"to prefill, {before.missing}"))
+                    out.append(ServingNeighbour(change, None, f"to prefill, {before.missing}"))
                 else:
                     out.append(_judged(search, best, change, _candidates(search, best, before, copy)))
     mode = "disaggregated" if len(best.groups) == 1 else "aggregated"
@@ -100,23 +100,25 @@ def neighbours(search: Search, answer: Answer) -> list[Neighbour]:
     return out
 
 
-def _candidates(search: Search, best: Candidate, first: Copy, copy: Copy) -> list[Candidate]:
+def _candidates(search: Search, best: ServingCandidate, first: Copy, copy: Copy) -> list[ServingCandidate]:
     """Return the candidates with `copy` in place of the best's workers, or of those that decode, after `first`."""
     if len(best.groups) == 1:
         return list(search.aggregated(copy))
     return list(search.after(first, copy, best.groups[0].step_tokens))
 
 
-def _judged(search: Search, best: Candidate, change: str, candidates: list[Candidate]) -> Neighbour:
+def _judged(
+    search: Search, best: ServingCandidate, change: str, candidates: list[ServingCandidate]
+) -> ServingNeighbour:
     """Return an alternative at its best, against the best."""
     q = search.q
     promising = sorted((c for c in candidates if search.keeps(c, 1.15)), key=search.score)
     for c in promising[:3]:
         seen = search.refined(c)
         if seen is not None:
-            return Neighbour(change, seen, _against(search, best, seen))
+            return ServingNeighbour(change, seen, _against(search, best, seen))
     if not candidates:
-        return Neighbour(change, None, "leaves no GPUs for the other part, or no room for a request")
+        return ServingNeighbour(change, None, "leaves no GPUs for the other part, or no room for a request")
     nearest = search.simulate(min(candidates, key=lambda c: excess(q, c)))
     parts = []
     for name, limit, reached in (
@@ -126,10 +128,10 @@ def _judged(search: Search, best: Candidate, change: str, candidates: list[Candi
         if limit is not None and reached > limit:
             parts.append(f"{name} {reached * 1e3:,.0f} ms of {limit * 1e3:,.0f}")
     missed = " and ".join(parts) or f"{nearest.outcome.requests_per_s if nearest.outcome else 0:.2f} requests/s"
-    return Neighbour(change, None, f"at best {missed} ({nearest.title}, {nearest.users} at once)")
+    return ServingNeighbour(change, None, f"at best {missed} ({nearest.title}, {nearest.users} at once)")
 
 
-def _against(search: Search, best: Candidate, other: Candidate) -> str:
+def _against(search: Search, best: ServingCandidate, other: ServingCandidate) -> str:
     here, there = best.tokens_per_s / best.gpus, other.tokens_per_s / other.gpus
     share = there / here - 1
     words = f"{abs(share):.0%} {'fewer' if share < 0 else 'more'} tokens/s per GPU"

@@ -7,7 +7,7 @@ from typing import Literal
 
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.simulation.engines import EngineRow
-from phalanx.serving.simulation.outcome import Outcome
+from phalanx.serving.simulation.outcome import ServingOutcome
 from phalanx.serving.simulation.requests import Requests
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.model.spec import ModelSpec
@@ -17,7 +17,7 @@ OBJECTIVES: tuple[Objective, ...] = ("throughput", "latency", "cost")
 
 
 @dataclass(frozen=True)
-class Question:
+class ServingQuestion:
     """A model to be served on a cluster, with a load, and limits that `percentile` percent of requests stay under."""
 
     model: ModelSpec
@@ -74,7 +74,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Group:
+class WorkerGroup:
     """Equal workers of a candidate."""
 
     role: Literal["both", "prefill", "decode"]
@@ -88,7 +88,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Steady:
+class SteadyEstimate:
     """What the steady state promises, without queueing."""
 
     ttft_s: float
@@ -98,15 +98,15 @@ class Steady:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ServingCandidate:
     """One way to serve, and what is expected of it."""
 
     weights: str
-    groups: tuple[Group, ...]
+    groups: tuple[WorkerGroup, ...]
     users: int
     """Requests under way in the whole deployment, closed loop."""
-    steady: Steady
-    outcome: Outcome | None = None
+    steady: SteadyEstimate
+    outcome: ServingOutcome | None = None
     """Simulated; None: pruned before."""
 
     @property

@@ -9,7 +9,7 @@ import numpy as np
 
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.search.copies import Copy
-from phalanx.serving.search.question import Candidate, Group, Question
+from phalanx.serving.search.question import ServingCandidate, ServingQuestion, WorkerGroup
 from phalanx.serving.simulation.deployment import Deployment, Speculation, Transfer, WorkerSpec
 from phalanx.serving.simulation.outcome import outcome
 from phalanx.serving.simulation.requests import Requests, closed_loop, poisson, spread, with_adapters, with_reuse
@@ -18,7 +18,7 @@ from phalanx.serving.simulation.simulation import simulate
 CopyOf = Callable[[str, ServingLayout], Copy]
 
 
-def load(q: Question, users: int, stay_s: float) -> Requests:
+def load(q: ServingQuestion, users: int, stay_s: float) -> Requests:
     """Return the requests to simulate: the trace, or enough of them to be steady with `users` in a closed loop, who
     begin within the time that a request stays."""
     if q.trace is not None:
@@ -32,7 +32,7 @@ def load(q: Question, users: int, stay_s: float) -> Requests:
     return with_adapters(requests, q.adapters, q.seed) if q.adapters else requests
 
 
-def worker(q: Question, group: Group, copy: Copy) -> WorkerSpec:
+def worker(q: ServingQuestion, group: WorkerGroup, copy: Copy) -> WorkerSpec:
     """Return a worker of a group as the simulation takes it."""
     page = q.page_tokens
     return WorkerSpec(
@@ -52,7 +52,7 @@ def worker(q: Question, group: Group, copy: Copy) -> WorkerSpec:
     )
 
 
-def transfer(q: Question, copy: Copy) -> Transfer:
+def transfer(q: ServingQuestion, copy: Copy) -> Transfer:
     """Return the link between prefill and decode: every GPU of a copy sends its own part of the cache.
 
     Within a node over its links, else over the network; which of both, the whole deployment's size says.
@@ -67,7 +67,7 @@ def transfer(q: Question, copy: Copy) -> Transfer:
     return Transfer(copy.pricing.cache_bytes(q.input) / q.input, rate * senders, tier.latency_s)
 
 
-def queued(q: Question, c: Candidate, copy_of: CopyOf) -> Candidate:
+def queued(q: ServingQuestion, c: ServingCandidate, copy_of: CopyOf) -> ServingCandidate:
     """Return a candidate with its outcome.
 
     In a closed loop equal workers have equal shares of the users: one of them is simulated.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
 from phalanx.serving.search.copies import Copy
-from phalanx.serving.search.question import Candidate, Group, Question, Steady
+from phalanx.serving.search.question import ServingCandidate, ServingQuestion, SteadyEstimate, WorkerGroup
 from phalanx.serving.search.queued import queued, transfer
 from phalanx.serving.search.space import layouts
 from phalanx.spec.errors import InputError
@@ -25,14 +25,14 @@ _PREFILL_USE = 0.8  # of a worker that prefills, at most: above it the queue bef
 
 
 @dataclass(frozen=True)
-class Answer:
+class ServingAnswer:
     """What a search found."""
 
-    question: Question
-    best: Candidate
-    finalists: tuple[Candidate, ...]
+    question: ServingQuestion
+    best: ServingCandidate
+    finalists: tuple[ServingCandidate, ...]
     """Of each family its best, simulated, that keep the limits; the best first."""
-    front: tuple[Candidate, ...]
+    front: tuple[ServingCandidate, ...]
     """Simulated; tokens/s per user against tokens/s per GPU, none beaten in both by another; limits left aside."""
     evaluated: int
     """Candidates whose steady state was computed."""
@@ -44,14 +44,14 @@ class Answer:
 class Search:
     """The candidates of a question. `copy_of` keeps the price tables."""
 
-    def __init__(self, question: Question, only: ServingLayout | None = None) -> None:
+    def __init__(self, question: ServingQuestion, only: ServingLayout | None = None) -> None:
         self.q = question
         self.only = only
         self.simulated = 0
         self.evaluated = 0
         self.known: dict[tuple[str, ServingLayout], Copy] = {}
         self._pricing: dict[str, ServingPrice] = {}
-        self._queued: dict[Candidate, Candidate] = {}
+        self._queued: dict[ServingCandidate, ServingCandidate] = {}
 
     def copy_of(self, weights: str, layout: ServingLayout) -> Copy:
         """Return a copy of the model under a layout."""
@@ -72,7 +72,7 @@ class Search:
                 if not copy.missing:
                     yield copy
 
-    def aggregated(self, copy: Copy, batches: Iterable[int] = BATCHES) -> Iterator[Candidate]:
+    def aggregated(self, copy: Copy, batches: Iterable[int] = BATCHES) -> Iterator[ServingCandidate]:
         """Yield the candidates of one layout, by batch and chunk, in as many replicas as the GPUs hold.
 
         Where the load is given and the fewest GPUs are sought, also in fewer."""
@@ -94,11 +94,11 @@ class Search:
                         continue
                     s = copy.steady(batch, chunk)
                     self.evaluated += 1
-                    group = Group("both", x, count, batch, chunk, copy.cache_tokens)
+                    group = WorkerGroup("both", x, count, batch, chunk, copy.cache_tokens)
                     steady = replace(s, tokens_per_s=s.tokens_per_s * count)
-                    yield Candidate(copy.weights, (group,), q.concurrency or batch * count, steady)
+                    yield ServingCandidate(copy.weights, (group,), q.concurrency or batch * count, steady)
 
-    def _keeping_up(self, copy: Copy, count: int) -> Iterator[Candidate]:
+    def _keeping_up(self, copy: Copy, count: int) -> Iterator[ServingCandidate]:
         """Yield the candidates of a layout for requests that do not wait: as many at once as fit. The steady state is
         that of the smallest batch that keeps up."""
         q, x = self.q, copy.layout
@@ -114,11 +114,14 @@ class Search:
                 if s.tokens_per_s * count >= asked:
                     break
             steady = replace(s, tokens_per_s=min(s.tokens_per_s * count, asked))
-            yield Candidate(
-                copy.weights, (Group("both", x, count, able[-1], chunk, copy.cache_tokens),), able[-1] * count, steady
+            yield ServingCandidate(
+                copy.weights,
+                (WorkerGroup("both", x, count, able[-1], chunk, copy.cache_tokens),),
+                able[-1] * count,
+                steady,
             )
 
-    def disaggregated(self, copies: list[Copy]) -> Iterator[Candidate]:
+    def disaggregated(self, copies: list[Copy]) -> Iterator[ServingCandidate]:
         """Yield prefill and decode workers in every ratio that the GPUs hold, matched in their rates."""
         q = self.q
         chunk = max(c for c in q.chunks if c <= max(2 * q.input, min(q.chunks)))
@@ -127,7 +130,7 @@ class Search:
                 if then.weights == first.weights:
                     yield from self.after(first, then, chunk)
 
-    def after(self, first: Copy, then: Copy, chunk: int) -> Iterator[Candidate]:
+    def after(self, first: Copy, then: Copy, chunk: int) -> Iterator[ServingCandidate]:
         """Yield the candidates that prefill, in such chunks, on copies like `first`, and decode on others."""
         q = self.q
         ttft = first.prefill_s(chunk)
@@ -135,7 +138,9 @@ class Search:
         if q.ttft_s is None or moved <= q.ttft_s * _SLACK:
             yield from self.ratios(first, then, ttft, moved, chunk)
 
-    def ratios(self, first: Copy, then: Copy, ttft: float, ttft_moved: float, chunk: int) -> Iterator[Candidate]:
+    def ratios(
+        self, first: Copy, then: Copy, ttft: float, ttft_moved: float, chunk: int
+    ) -> Iterator[ServingCandidate]:
         q, rate = self.q, _PREFILL_USE / ttft
         for batch in BATCHES:
             if batch > then.most:
@@ -160,8 +165,8 @@ class Search:
             slots = max(2, -(-2 * waiting // prefills))
             cache = first.cache_tokens
             groups = (
-                Group("prefill", first.layout, prefills, min(slots, max(1, cache // q.longest)), chunk, cache),
-                Group(
+                WorkerGroup("prefill", first.layout, prefills, min(slots, max(1, cache // q.longest)), chunk, cache),
+                WorkerGroup(
                     "decode",
                     then.layout,
                     decodes,
@@ -178,16 +183,16 @@ class Search:
                 most = max(b for b in BATCHES if b <= then.most)
                 groups = groups[0], replace(groups[1], slots=most, step_tokens=max(chunk, 2 * most))
                 users, served = most * decodes, min(served, q.offered)
-            yield Candidate(
-                first.weights, groups, users, Steady(ttft_moved + then.way_s(tpot), tpot, served * q.output)
+            yield ServingCandidate(
+                first.weights, groups, users, SteadyEstimate(ttft_moved + then.way_s(tpot), tpot, served * q.output)
             )
             if q.open_load:
                 return
 
-    def candidates(self) -> list[Candidate]:
+    def candidates(self) -> list[ServingCandidate]:
         """Return all of them, with their steady state."""
         copies = list(self.copies())
-        priced_candidates: list[Candidate] = []
+        priced_candidates: list[ServingCandidate] = []
         if "aggregated" in self.q.modes:
             for copy in copies:
                 priced_candidates += self.aggregated(copy)
@@ -195,18 +200,18 @@ class Search:
             priced_candidates += self.disaggregated(copies)
         return priced_candidates
 
-    def simulate(self, c: Candidate) -> Candidate:
+    def simulate(self, c: ServingCandidate) -> ServingCandidate:
         """Return the candidate with its queue simulated."""
         if c not in self._queued:
             self._queued[c] = queued(self.q, c, self.copy_of)
             self.simulated += 1
         return self._queued[c]
 
-    def keeps(self, c: Candidate, slack: float = 1.0) -> bool:
+    def keeps(self, c: ServingCandidate, slack: float = 1.0) -> bool:
         """Whether a candidate keeps the limits."""
         return excess(self.q, c) <= slack
 
-    def score(self, c: Candidate) -> tuple[float, ...]:
+    def score(self, c: ServingCandidate) -> tuple[float, ...]:
         """Return what is to be least."""
         q = self.q
         latency = c.ttft_s(50) + (q.output - 1) * c.tpot_s(50)
@@ -219,7 +224,7 @@ class Search:
             return (-c.tokens_per_s / c.gpus, latency)
         return (-c.tokens_per_s, c.gpus, latency)
 
-    def refined(self, c: Candidate) -> Candidate | None:
+    def refined(self, c: ServingCandidate) -> ServingCandidate | None:
         """Return a candidate's simulated version with the largest batch that keeps the limits; None: none does."""
         here = self.simulate(c)
         if self.q.open_load or self.q.concurrency or len(c.groups) > 1 or self.q.objective == "latency":
@@ -233,7 +238,7 @@ class Search:
             c, here = larger, seen
         return here
 
-    def _smaller(self, c: Candidate) -> Candidate | None:
+    def _smaller(self, c: ServingCandidate) -> ServingCandidate | None:
         for _ in range(6):
             smaller = self._with_batch(c, -1)
             if smaller is None:
@@ -244,7 +249,7 @@ class Search:
                 return here
         return None
 
-    def _with_batch(self, c: Candidate, by: int) -> Candidate | None:
+    def _with_batch(self, c: ServingCandidate, by: int) -> ServingCandidate | None:
         """Return the candidate with the next larger or smaller batch; None where there is none."""
         group = c.groups[-1]
         if self.q.concurrency or self.q.open_load or group.slots not in BATCHES:
@@ -264,7 +269,7 @@ class Search:
         return replace(c, users=users, groups=(c.groups[0], replace(group, slots=batch)))
 
 
-def excess(q: Question, c: Candidate) -> float:
+def excess(q: ServingQuestion, c: ServingCandidate) -> float:
     """Return by what factor a candidate misses its limits at worst; at most 1 if it keeps them."""
     parts = [0.0]
     if q.ttft_s is not None:
@@ -276,25 +281,25 @@ def excess(q: Question, c: Candidate) -> float:
     return max(parts)
 
 
-def best_of_each(candidates: Iterable[Candidate], search: Search) -> list[Candidate]:
+def best_of_each(candidates: Iterable[ServingCandidate], search: Search) -> list[ServingCandidate]:
     """Return the best of each family, the best first."""
-    best: dict[tuple[object, ...], Candidate] = {}
+    best: dict[tuple[object, ...], ServingCandidate] = {}
     for c in candidates:
         if c.family not in best or search.score(c) < search.score(best[c.family]):
             best[c.family] = c
     return sorted(best.values(), key=search.score)
 
 
-def pareto(candidates: Iterable[Candidate]) -> list[Candidate]:
+def pareto(candidates: Iterable[ServingCandidate]) -> list[ServingCandidate]:
     """Return those that no other beats in both tokens/s per user and per GPU, the fastest for users first."""
-    kept: list[Candidate] = []
+    kept: list[ServingCandidate] = []
     for c in sorted(candidates, key=lambda c: (c.tpot_s(50), -c.tokens_per_s / c.gpus)):
         if not kept or c.tokens_per_s / c.gpus > 1.02 * kept[-1].tokens_per_s / kept[-1].gpus:
             kept.append(c)
     return kept
 
 
-def answer(search: Search) -> Answer:
+def answer(search: Search) -> ServingAnswer:
     """Search. Raises InputError if nothing serves the model, or keeps the limits: then it names the nearest."""
     q = search.q
     everything = search.candidates()
@@ -317,7 +322,7 @@ def answer(search: Search) -> Answer:
         for (weights, x), copy in search.known.items()
         if copy.missing
     }
-    return Answer(
+    return ServingAnswer(
         q,
         finalists[0],
         tuple(finalists),
@@ -343,7 +348,7 @@ def _why_none(search: Search) -> tuple[str, str]:
     )
 
 
-def _nearest(search: Search, everything: list[Candidate]) -> InputError:
+def _nearest(search: Search, everything: list[ServingCandidate]) -> InputError:
     """Return the error that says what comes nearest to the limits, and what it misses by."""
     q = search.q
     tried = sorted(everything, key=lambda c: excess(q, c))[:4]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.serving.simulation.requests import Floats
-from phalanx.serving.simulation.simulation import History
+from phalanx.serving.simulation.simulation import RequestHistory
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Quantiles:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ServingOutcome:
     """Of a deployment under a load."""
 
     ttft: Quantiles
@@ -59,7 +59,7 @@ def quantiles(values: Floats) -> Quantiles:
     return Quantiles(float(values.mean()), float(middle), float(high), float(highest))
 
 
-def outcome(history: History, warm: float = 0.1, way_s: float = 0.0, way_steps: float = 0.0) -> Outcome:
+def outcome(history: RequestHistory, warm: float = 0.1, way_s: float = 0.0, way_steps: float = 0.0) -> ServingOutcome:
     """Return what is seen of a history, without the first share `warm` of requests.
 
     Users see a first token `way_s` seconds and `way_steps` of the request's own steps after it is computed: for HTTP,
@@ -77,7 +77,7 @@ def outcome(history: History, warm: float = 0.1, way_s: float = 0.0, way_steps: 
     end = float(h.arrival[-1])
     if end <= begin:  # all came at once: there is no steady part
         begin, end = 0.0, float(h.done.max())
-    return Outcome(
+    return ServingOutcome(
         ttft=quantiles(wait),
         queueing=quantiles(h.admitted[rows] - arrival),
         tpot=quantiles(per_token),
@@ -91,14 +91,14 @@ def outcome(history: History, warm: float = 0.1, way_s: float = 0.0, way_steps: 
     )
 
 
-def _tokens(h: History, begin: float, end: float) -> float:
+def _tokens(h: RequestHistory, begin: float, end: float) -> float:
     """Count the tokens sent between two times; of a run that reaches over one of them, its part."""
     ends, seconds, tokens = h.sent.T
     inside = np.clip(ends, begin, end) - np.clip(ends - seconds, begin, end)
     return float((tokens * inside / np.maximum(seconds, 1e-300)).sum())
 
 
-def _of_gaps(h: History) -> Quantiles:
+def _of_gaps(h: RequestHistory) -> Quantiles:
     """Return the quantiles over tokens of the time since the token before; within a run it grows evenly."""
     if not len(h.gaps):
         return Quantiles(0.0, 0.0, 0.0, 0.0)

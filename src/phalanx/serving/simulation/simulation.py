@@ -20,7 +20,7 @@ _COMES, _STEP_ENDS, _CACHE_MOVED = range(3)
 
 
 @dataclass(frozen=True)
-class History:
+class RequestHistory:
     """What became of n requests; times in seconds from the start."""
 
     requests: Requests
@@ -39,7 +39,7 @@ class History:
     preemptions: int
 
 
-def simulate(deployment: Deployment, requests: Requests, seed: int = 0) -> History:
+def simulate(deployment: Deployment, requests: Requests, seed: int = 0) -> RequestHistory:
     """Serve all requests. Raises InputError for a request that no cache can hold."""
     require_fits(deployment, requests)
     return _Loop(deployment, requests, seed).run()
@@ -76,7 +76,7 @@ class _Loop:
         self._link_free = [0.0] * len(specs)  # by worker: when its link has sent all caches before
         self._came_from = [0] * n
 
-    def run(self) -> History:
+    def run(self) -> RequestHistory:
         """Take what is due at one time together, then let the workers that it concerns plan what is next."""
         events, workers = self._events, self._workers
         while events:
@@ -141,10 +141,10 @@ class _Loop:
             self._push(now, _COMES, self._coming)
             self._coming += 1
 
-    def _history(self) -> History:
+    def _history(self) -> RequestHistory:
         sent = sorted(row for worker in self._workers for row in worker.sent)
         gaps = [row for worker in self._workers for row in worker.gaps if row[0]]
-        return History(
+        return RequestHistory(
             self._requests,
             np.array(self._arrival),
             np.array(self._shared.admitted),

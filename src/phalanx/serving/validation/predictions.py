@@ -14,9 +14,9 @@ from phalanx.cost.analytic.chips import chip_name
 from phalanx.cost.hardware.columns import gather
 from phalanx.serving.cost.engines import engine, release_of
 from phalanx.serving.cost.fitted_engines import FITTED
-from phalanx.serving.cost.shape import Shape, shape_of
-from phalanx.serving.cost.steady_state import STEP_TOKENS, Load, aggregated, disaggregated
-from phalanx.serving.cost.step import BYTES, ChipRates, Split, product_rate
+from phalanx.serving.cost.shape import ServingShape, shape_of
+from phalanx.serving.cost.steady_state import STEP_TOKENS, SteadyLoad, aggregated, disaggregated
+from phalanx.serving.cost.step import BYTES, ChipRates, GpuSplit, product_rate
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.model.served import served
@@ -44,19 +44,19 @@ _NET = 50e9
 
 
 @dataclass(frozen=True)
-class Case:
+class ServingCase:
     """A run as the steady state reads it."""
 
     row: Row
     engine: str
     release: str
     """Whose constants price it: an engine, or a release of it."""
-    shape: Shape
+    shape: ServingShape
     chip: ChipRates
-    load: Load
-    prefill: Split
+    load: SteadyLoad
+    prefill: GpuSplit
     """Of the workers that compute prompts; in aggregated runs the same as `decode`."""
-    decode: Split
+    decode: GpuSplit
     workers: tuple[float, float]
     """How many compute prompts, how many decode; (1, 1) where one does both."""
     apart: bool
@@ -71,7 +71,7 @@ class Unscored(Exception):
     """A run is not predicted, for the reason that the message gives."""
 
 
-def case_of(row: Row) -> Case:
+def case_of(row: Row) -> ServingCase:
     """Return a run as a case. Raises Unscored, or InputError for a name that is not known."""
     name = row["framework"].lower()
     engine(name)
@@ -119,8 +119,8 @@ def case_of(row: Row) -> Case:
     at_once = float(row["load_pattern"] == "burst_inferred")
     stated = row.number("isl") or 0.0
     budget = stated + clients + 64 if name == "trtllm" and closed and not apart else STEP_TOKENS
-    load = Load(clients, isl, osl, data.memory_bytes, float(not closed), at_once, budget, poll)
-    return Case(
+    load = SteadyLoad(clients, isl, osl, data.memory_bytes, float(not closed), at_once, budget, poll)
+    return ServingCase(
         row, name, release_of(name, row["framework_version"]), shape, rates, load, prefill, decode, workers, apart
     )
 
@@ -140,7 +140,7 @@ def _types(row: Row, chip: str) -> tuple[str, str]:
 
 
 @cache
-def _shape(path: str, name: str) -> Shape:
+def _shape(path: str, name: str) -> ServingShape:
     return shape_of(served(*(n for n in (path, name) if n)))
 
 
@@ -153,7 +153,7 @@ def _cache_bytes(row: Row, name: str, chip: str, weights: str, experts: str) -> 
     return 1.0 if quantised and (blackwell or name == "trtllm") else 2.0
 
 
-def _split(row: Row, side: str, weights: str, experts: str, kv: float, shape: Shape) -> Split:
+def _split(row: Row, side: str, weights: str, experts: str, kv: float, shape: ServingShape) -> GpuSplit:
     tp, dp, moe_tp, moe_ep = (
         float(row.number(f"{side}{k}") or 1) for k in ("tp", "attention_dp", "moe_tp", "moe_ep")
     )
@@ -163,10 +163,10 @@ def _split(row: Row, side: str, weights: str, experts: str, kv: float, shape: Sh
         moe_tp = tp * dp / moe_ep
     if shape.experts and shape.expert_ffn / moe_tp < 128 and moe_tp > 8:
         moe_tp, moe_ep = 1.0, tp * dp  # no kernel has tiles so narrow: what is meant are experts by rank
-    return Split(tp, dp, float(row.number("pp") or 1), moe_tp, moe_ep, BYTES[weights], BYTES[experts], kv)
+    return GpuSplit(tp, dp, float(row.number("pp") or 1), moe_tp, moe_ep, BYTES[weights], BYTES[experts], kv)
 
 
-def cases(rows: Sequence[Row]) -> tuple[list[Case], list[tuple[Row, str]]]:
+def cases(rows: Sequence[Row]) -> tuple[list[ServingCase], list[tuple[Row, str]]]:
     """Return the rows that can be predicted, and the others with the reason."""
     usable, skipped = [], []
     for row in rows:
@@ -181,17 +181,17 @@ def cases(rows: Sequence[Row]) -> tuple[list[Case], list[tuple[Row, str]]]:
 class Columns:
     """Cases of one mode as columns, made once."""
 
-    shape: Shape
+    shape: ServingShape
     chip: ChipRates
-    load: Load
-    prefill: Split
-    decode: Split
+    load: SteadyLoad
+    prefill: GpuSplit
+    decode: GpuSplit
     workers: tuple[Floats, Floats]
     engines: tuple[str, ...]
     apart: bool
 
 
-def columns(cases: Sequence[Case]) -> Columns:
+def columns(cases: Sequence[ServingCase]) -> Columns:
     """Return cases of one mode as columns."""
     return Columns(
         gather([c.shape for c in cases]),
@@ -215,7 +215,9 @@ def priced(c: Columns, fitted: Mapping[str, Mapping[str, float]] = FITTED) -> tu
     return disaggregated(c.shape, (c.prefill, before), (c.decode, after), c.chip, constants, c.load)
 
 
-def predict(cases: Sequence[Case], fitted: Mapping[str, Mapping[str, float]] = FITTED) -> tuple[Floats, Floats]:
+def predict(
+    cases: Sequence[ServingCase], fitted: Mapping[str, Mapping[str, float]] = FITTED
+) -> tuple[Floats, Floats]:
     """Return (seconds per output token, seconds to first token), one per case."""
     tpot, ttft = np.zeros(len(cases)), np.zeros(len(cases))
     for apart in (False, True):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.serving.validation.predictions import LEFT_OUT, Case, cases, predict, scorable
+from phalanx.serving.validation.predictions import LEFT_OUT, ServingCase, cases, predict, scorable
 from phalanx.validate.records import Row
 from phalanx.validate.scores import errors
 
@@ -32,10 +32,10 @@ _SAME = 0.01
 
 
 @dataclass(frozen=True)
-class Pair:
+class ScoredPair:
     """A run with what is predicted and measured, in seconds; None: not scored."""
 
-    case: Case
+    case: ServingCase
     tpot: tuple[float, float] | None
     ttft: tuple[float, float] | None
 
@@ -45,13 +45,13 @@ class Pair:
         return f"{self.case.engine} {self.case.row['mode']}"
 
 
-def compare(rows: Sequence[Row]) -> tuple[list[Pair], list[Pair], list[tuple[Row, str]]]:
+def compare(rows: Sequence[Row]) -> tuple[list[ScoredPair], list[ScoredPair], list[tuple[Row, str]]]:
     """Return the runs as predicted, the same by constants fitted without their (model, GPU, engine) where those were
     fitted with it, and the rows that are not predicted with the reason."""
     usable, skipped = cases(rows)
     pairs = _pairs(usable, *predict(usable)) if usable else []
     without = json.loads(LEFT_OUT.read_text())
-    blind: list[Pair] = []
+    blind: list[ScoredPair] = []
     for name, constants in without.items():
         some = [c for c in usable if " | ".join(c.group) == name]
         if some:
@@ -59,12 +59,12 @@ def compare(rows: Sequence[Row]) -> tuple[list[Pair], list[Pair], list[tuple[Row
     return pairs, blind, skipped
 
 
-def _pairs(use: Sequence[Case], tpot: Any, ttft: Any) -> list[Pair]:
+def _pairs(use: Sequence[ServingCase], tpot: Any, ttft: Any) -> list[ScoredPair]:
     out = []
     for c, p, f in zip(use, tpot, ttft, strict=True):
         token, first = scorable(c.row)
         out.append(
-            Pair(
+            ScoredPair(
                 c,
                 (float(p), (c.row.number("tpot_ms") or 0.0) / 1e3) if token else None,
                 (float(f), (c.row.number("ttft_ms") or 0.0) / 1e3) if first else None,
@@ -73,7 +73,7 @@ def _pairs(use: Sequence[Case], tpot: Any, ttft: Any) -> list[Pair]:
     return out
 
 
-def floor(pairs: Sequence[Pair], quantity: str = "tpot") -> float | None:
+def floor(pairs: Sequence[ScoredPair], quantity: str = "tpot") -> float | None:
     """Median absolute error in percent that no prediction by configuration can go below: of runs measured again in
     one configuration, the error of their median."""
     same: dict[tuple[object, ...], list[float]] = {}
@@ -89,9 +89,11 @@ def floor(pairs: Sequence[Pair], quantity: str = "tpot") -> float | None:
     return 100 * float(np.median(off)) if off else None
 
 
-def scores(pairs: Sequence[Pair], blind: Sequence[Pair], skipped: Sequence[tuple[Row, str]]) -> dict[str, Any]:
+def scores(
+    pairs: Sequence[ScoredPair], blind: Sequence[ScoredPair], skipped: Sequence[tuple[Row, str]]
+) -> dict[str, Any]:
     """Score a comparison as `phalanx serve validate --json` prints it."""
-    groups: dict[str, Callable[[Pair], str]] = {
+    groups: dict[str, Callable[[ScoredPair], str]] = {
         "by_engine": lambda p: p.kind,
         "by_model": lambda p: f"{p.kind} {p.case.row['model']}",
         "by_gpu": lambda p: f"{p.kind} {p.case.row['gpu']}",
@@ -121,6 +123,6 @@ def scores(pairs: Sequence[Pair], blind: Sequence[Pair], skipped: Sequence[tuple
     return out
 
 
-def _errors(pairs: Sequence[Pair], quantity: str) -> dict[str, Any]:
+def _errors(pairs: Sequence[ScoredPair], quantity: str) -> dict[str, Any]:
     both = [v for p in pairs if (v := getattr(p, quantity)) is not None]
     return errors([p for p, _ in both], [m for _, m in both])

@@ -25,7 +25,7 @@ KEPT = 12
 
 
 @dataclass(frozen=True, eq=False)
-class Alternative:
+class PlacedAlternative:
     """Another strategy, placed on the same free GPUs."""
 
     job: PlacedJob
@@ -46,7 +46,9 @@ def shape(cluster: ClusterSpec, topology: Topology, free: Ints, world: int) -> C
     return replace(cluster, ranks_per_node=size, nodes=nodes, tiers=tuple(tiers))
 
 
-def alternatives(job: PlacedJob, topology: Topology, free: Ints, known: Carvings | None = None) -> list[Alternative]:
+def alternatives(
+    job: PlacedJob, topology: Topology, free: Ints, known: Carvings | None = None
+) -> list[PlacedAlternative]:
     """Return other strategies for a job's model and batch on so many of these GPUs, the fastest as placed first: the
     best of the search, and the best of each family. `known`: as for `place`.
 
@@ -62,7 +64,7 @@ def alternatives(job: PlacedJob, topology: Topology, free: Ints, known: Carvings
     own = _unordered(job.strategy)
     known = {} if known is None else known
     placed = [
-        Alternative(other, place(other, topology, free, known=known))
+        PlacedAlternative(other, place(other, topology, free, known=known))
         for name, other in _distinct(others).items()
         if name != own
     ]

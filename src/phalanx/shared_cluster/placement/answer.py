@@ -14,7 +14,7 @@ from phalanx.frameworks.launchers.kubernetes import documents
 from phalanx.planning.placement import Placement
 from phalanx.schedule.pipeline.stages import check
 from phalanx.shared_cluster.placement import free_gpus, kueue, torchrun
-from phalanx.shared_cluster.placement.alternatives import Alternative, alternatives
+from phalanx.shared_cluster.placement.alternatives import PlacedAlternative, alternatives
 from phalanx.shared_cluster.placement.price import PlacedJob
 from phalanx.shared_cluster.placement.search import Carvings, Placed, place
 from phalanx.shared_cluster.topology import slurm
@@ -33,7 +33,7 @@ class PlaceAnswer:
     placed: Placed
     empty: Placed
     """The same job on the same cluster with every GPU free."""
-    others: tuple[Alternative, ...]
+    others: tuple[PlacedAlternative, ...]
     """Strategies of the search for these GPUs, the fastest as placed first."""
     no_others: str = ""
     """Why there is none, if there is none."""
@@ -75,7 +75,7 @@ def answer(
     placed = place(here, given.topology, given.free, known=known)
     everything = np.arange(given.topology.gpus)
     empty = place(here, given.topology, everything)
-    others: tuple[Alternative, ...] = ()
+    others: tuple[PlacedAlternative, ...] = ()
     reason = ""
     if search:
         try:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 
 from phalanx.report.style import counted, seconds, table
-from phalanx.shared_cluster.placement.alternatives import Alternative, gains
+from phalanx.shared_cluster.placement.alternatives import PlacedAlternative, gains
 from phalanx.shared_cluster.placement.price import PlacedJob
 from phalanx.shared_cluster.placement.search import Placed
 
@@ -43,7 +43,7 @@ def lines(job: PlacedJob, placed: Placed, empty: Placed) -> Iterator[str]:
         )
 
 
-def better(job: PlacedJob, placed: Placed, alternatives: Sequence[Alternative]) -> str:
+def better(job: PlacedJob, placed: Placed, alternatives: Sequence[PlacedAlternative]) -> str:
     """Say which other strategy is faster on the same GPUs, by how much and why; or that the search has none."""
     best = alternatives[0]
     gain = placed.seconds / best.placed.seconds - 1
@@ -58,7 +58,7 @@ def better(job: PlacedJob, placed: Placed, alternatives: Sequence[Alternative]) 
     )
 
 
-def others(placed: Placed, alternatives: Sequence[Alternative]) -> Table:
+def others(placed: Placed, alternatives: Sequence[PlacedAlternative]) -> Table:
     """Tabulate strategies as placed on the same GPUs, the fastest first, beside the plan's own."""
     columns = ("strategy", "step", "against the plan", "bound")
     grid = table("strategies for these GPUs", *columns, left=("strategy",))

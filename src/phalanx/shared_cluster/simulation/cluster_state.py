@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from phalanx.shared_cluster.simulation import policy as policies
-from phalanx.shared_cluster.simulation.history import History, Run
+from phalanx.shared_cluster.simulation.history import JobHistory, JobRun
 from phalanx.shared_cluster.simulation.jobs import TraceJob
-from phalanx.shared_cluster.simulation.nodes import Held, Nodes
-from phalanx.shared_cluster.simulation.policy import THRESHOLD, Key, Policy
+from phalanx.shared_cluster.simulation.nodes import HeldGpus, Nodes
+from phalanx.shared_cluster.simulation.policy import THRESHOLD, Key, SchedulingPolicy
 from phalanx.shared_cluster.simulation.reservations import Reservation, Timelines
 
-SpeedOf = Callable[[TraceJob, Held], float]
+SpeedOf = Callable[[TraceJob, HeldGpus], float]
 """Speed of a job on the GPUs that it has, over that of its best placement: above 0, at most 1."""
 Chosen = list[tuple[int, int]]
 """GPUs that a gang may get: (node, number)."""
@@ -43,7 +43,7 @@ class ActiveJob:
     """When it ends, if nobody stops it."""
     planned_end: float = 0.0
     """When it ends by its limit."""
-    held: Held = ()
+    held: HeldGpus = ()
     width: int = 0
     """GPUs that it runs on."""
 
@@ -51,10 +51,12 @@ class ActiveJob:
 class ClusterState:
     """A shared cluster at one time of a simulation, under a policy."""
 
-    def __init__(self, jobs: Sequence[TraceJob], nodes: Nodes, policy: Policy, speed_of: SpeedOf | None) -> None:
+    def __init__(
+        self, jobs: Sequence[TraceJob], nodes: Nodes, policy: SchedulingPolicy, speed_of: SpeedOf | None
+    ) -> None:
         n = len(jobs)
         self.jobs, self.nodes, self.policy, self.speed_of = jobs, nodes, policy, speed_of
-        self.history = History(jobs, nodes, policy, [0.0] * n, [0.0] * n, [0] * n, [0] * n)
+        self.history = JobHistory(jobs, nodes, policy, [0.0] * n, [0.0] * n, [0] * n, [0] * n)
         self.active: dict[int, ActiveJob] = {}
         self.running: dict[int, ActiveJob] = {}
         self.waiting: dict[int, list[tuple[Key, int]]] = {}
@@ -157,12 +159,12 @@ class ClusterState:
         state.attained += ran * state.width
         # Rounding may leave a last fraction of a second undone.
         state.left = 0.0 if self.now >= state.end else max(0.0, state.left - ran * state.speed)
-        self.history.runs.append(Run(number, state.since, self.now, state.held))
+        self.history.runs.append(JobRun(number, state.since, self.now, state.held))
         narrower = dict(job.widths).get(state.width, 1.0) if state.width != job.gpus else 1.0
         self.history.placement += ran * state.width * (1 - state.speed / narrower)
         state.since = self.now
 
-    def count_second(self, held: Held, sign: int) -> None:
+    def count_second(self, held: HeldGpus, sign: int) -> None:
         """Count GPUs that a job of the second queue takes (1) or leaves (-1)."""
         for node, bits in held:
             self.second[node] += sign * bits.bit_count()

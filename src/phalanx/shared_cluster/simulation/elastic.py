@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from phalanx.shared_cluster.simulation.cluster_state import Chosen, ClusterState
-from phalanx.shared_cluster.simulation.nodes import Held
+from phalanx.shared_cluster.simulation.nodes import HeldGpus
 from phalanx.shared_cluster.simulation.policy import MOST_SHRUNK
 
 
@@ -59,7 +59,7 @@ def _shrunk(cluster: ClusterState, width: int, others: Sequence[int], narrowest:
     held = [cluster.running[n].held for n in others]
     for own in held:
         cluster.nodes.give_back(own)
-    taken: list[Held] = []
+    taken: list[HeldGpus] = []
     places: list[Chosen] = []
     for gpus in (width, *(w for _, w, _ in to)):
         chosen = cluster.nodes.choose(gpus, cluster.policy.rule)

@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from phalanx.shared_cluster.simulation import backfill, conservative
 from phalanx.shared_cluster.simulation.cluster_state import END, RESERVED, ActiveJob, ClusterState, SpeedOf
 from phalanx.shared_cluster.simulation.events import handle
-from phalanx.shared_cluster.simulation.history import History
+from phalanx.shared_cluster.simulation.history import JobHistory
 from phalanx.shared_cluster.simulation.jobs import TraceJob
 from phalanx.shared_cluster.simulation.nodes import Nodes
-from phalanx.shared_cluster.simulation.policy import Policy
+from phalanx.shared_cluster.simulation.policy import SchedulingPolicy
 
 
-def simulate(jobs: Sequence[TraceJob], nodes: Nodes, policy: Policy, speed_of: SpeedOf | None = None) -> History:
+def simulate(
+    jobs: Sequence[TraceJob], nodes: Nodes, policy: SchedulingPolicy, speed_of: SpeedOf | None = None
+) -> JobHistory:
     """Run the jobs of a trace, which must fit the empty cluster, in the order of their submission."""
     cluster = ClusterState(jobs, nodes, policy, speed_of)
     order = sorted(range(len(jobs)), key=lambda n: (jobs[n].submit, n))

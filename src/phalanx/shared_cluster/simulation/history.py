@@ -6,27 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from phalanx.shared_cluster.simulation.jobs import TraceJob
-from phalanx.shared_cluster.simulation.nodes import Held, Nodes
-from phalanx.shared_cluster.simulation.policy import Policy
+from phalanx.shared_cluster.simulation.nodes import HeldGpus, Nodes
+from phalanx.shared_cluster.simulation.policy import SchedulingPolicy
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class JobRun:
     """A job on its GPUs from `start` to `end`."""
 
     job: int
     start: float
     end: float
-    held: Held
+    held: HeldGpus
 
 
 @dataclass
-class History:
+class JobHistory:
     """What happened to the jobs of a trace. Lists have an element for each job, in the order of the trace."""
 
     jobs: Sequence[TraceJob]
     nodes: Nodes
-    policy: Policy
+    policy: SchedulingPolicy
     finish: list[float]
     waited: list[float]
     """Seconds in which a job was neither running nor done."""
@@ -34,7 +34,7 @@ class History:
     """How often a job was stopped for another."""
     resized: list[int]
     """How often a running job changed its width."""
-    runs: list[Run] = field(default_factory=list)
+    runs: list[JobRun] = field(default_factory=list)
     fragmented: float = 0.0
     """GPU-seconds for which the first waiting job's GPUs were free, but not in the shape that it needs."""
     placement: float = 0.0

@@ -17,12 +17,12 @@ RULES: dict[str, str] = {
     "scatter": "any free GPUs in the order of nodes: blind to nodes",
 }
 
-Held = tuple[tuple[int, int], ...]
+HeldGpus = tuple[tuple[int, int], ...]
 """GPUs of a gang: (node, bits of its GPUs) of each node."""
 
 
 @dataclass(frozen=True)
-class Shape:
+class GangShape:
     """What a gang needs: `entire` full nodes, and `part` GPUs of one more."""
 
     entire: int
@@ -47,11 +47,11 @@ class Nodes:
         for node, n in enumerate(sizes):
             self._by_free[n].append(node)
 
-    def shape(self, gpus: int) -> Shape:
+    def shape(self, gpus: int) -> GangShape:
         """Return the shape of a gang of so many GPUs."""
         if gpus <= self.largest:
-            return Shape(0, gpus)
-        return Shape(*divmod(gpus, self.largest))
+            return GangShape(0, gpus)
+        return GangShape(*divmod(gpus, self.largest))
 
     def widest(self) -> int:
         """Return the GPUs of the widest gang that the empty cluster holds."""
@@ -130,7 +130,7 @@ class Nodes:
                     return chosen
         return []
 
-    def take(self, chosen: Iterable[tuple[int, int]]) -> Held:
+    def take(self, chosen: Iterable[tuple[int, int]]) -> HeldGpus:
         """Take GPUs of nodes for a gang, the lowest free ones of each."""
         held: list[tuple[int, int]] = []
         for node, gpus in chosen:
@@ -144,12 +144,12 @@ class Nodes:
             self._set(node, bits)
         return tuple(held)
 
-    def retake(self, held: Held) -> None:
+    def retake(self, held: HeldGpus) -> None:
         """Take the same GPUs again that a gang has just given back."""
         for node, bits in held:
             self._set(node, self._bits[node] & ~bits)
 
-    def give_back(self, held: Held) -> None:
+    def give_back(self, held: HeldGpus) -> None:
         """Free the GPUs of a gang."""
         for node, bits in held:
             self._set(node, self._bits[node] | bits)

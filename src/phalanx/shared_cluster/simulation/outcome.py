@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.shared_cluster.simulation.history import History
+from phalanx.shared_cluster.simulation.history import JobHistory
 
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 Floats = npt.NDArray[np.float64]
@@ -22,7 +22,7 @@ class Distribution:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PolicyOutcome:
     """The figures of one simulation; times in seconds, losses in GPU-seconds."""
 
     policy: str
@@ -45,13 +45,13 @@ class Outcome:
     """Over the makespan, of jobs with a plan."""
 
 
-def outcome(history: History) -> Outcome:
+def outcome(history: JobHistory) -> PolicyOutcome:
     """Return the figures of a simulation."""
     jobs = history.jobs
     submit = np.array([job.submit for job in jobs])
     used = sum((run.end - run.start) * sum(bits.bit_count() for _, bits in run.held) for run in history.runs)
     span = max(history.makespan, 1e-9)
-    return Outcome(
+    return PolicyOutcome(
         policy=history.policy.title,
         jobs=len(jobs),
         queue=_distribution(np.array(history.waited)),
@@ -70,7 +70,7 @@ def _distribution(values: Floats) -> Distribution:
     return Distribution(float(values.mean()), tuple(float(q) for q in np.quantile(values, QUANTILES)))
 
 
-def use_over_time(history: History, columns: int) -> Floats:
+def use_over_time(history: JobHistory, columns: int) -> Floats:
     """Return the share of each node's GPUs that were held, (nodes, columns), over equal parts of the makespan."""
     nodes, step = history.nodes, max(history.makespan, 1e-9) / columns
     rate = np.zeros((len(nodes.sizes), columns + 1))

@@ -26,7 +26,7 @@ MOST_SHRUNK = 8
 
 
 @dataclass(frozen=True)
-class Policy:
+class SchedulingPolicy:
     """How jobs are scheduled."""
 
     name: str
@@ -51,7 +51,7 @@ Key = tuple[float, float, float, int]
 """By which waiting jobs are ordered."""
 
 
-def key(policy: Policy, job: TraceJob, number: int, attained: float) -> Key:
+def key(policy: SchedulingPolicy, job: TraceJob, number: int, attained: float) -> Key:
     """Return a waiting job's place in the order of a policy, after its priority; `attained`: GPU-seconds of service
     so far."""
     if policy.name == "smallest":

@@ -17,10 +17,10 @@ from phalanx.shared_cluster.placement.price import PlacedJob
 from phalanx.shared_cluster.placement.search import place
 from phalanx.shared_cluster.simulation.cluster_state import SpeedOf
 from phalanx.shared_cluster.simulation.engine import simulate
-from phalanx.shared_cluster.simulation.history import History
+from phalanx.shared_cluster.simulation.history import JobHistory
 from phalanx.shared_cluster.simulation.jobs import TraceJob
-from phalanx.shared_cluster.simulation.nodes import RULES, Held, Nodes
-from phalanx.shared_cluster.simulation.policy import POLICIES, Policy
+from phalanx.shared_cluster.simulation.nodes import RULES, HeldGpus, Nodes
+from phalanx.shared_cluster.simulation.policy import POLICIES, SchedulingPolicy
 from phalanx.shared_cluster.simulation.trace import PlanFacts, Trace, read
 from phalanx.spec.cluster.presets import PRESETS, preset, resized
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -107,7 +107,7 @@ class _Prices:
         """Seconds of a step on the best of these GPUs, with all others in use."""
         return place(self.job(path), self.topology, np.array(gpus, dtype=np.int64)).seconds
 
-    def speed(self, job: TraceJob, held: Held) -> float:
+    def speed(self, job: TraceJob, held: HeldGpus) -> float:
         """Speed of a job on GPUs, over that on the empty cluster; of equal nodes and leaves, the first stand for
         all."""
         if sum(bits.bit_count() for _, bits in held) != job.gpus:
@@ -168,7 +168,7 @@ def default_policies(trace: Trace, elastic: bool) -> list[str]:
 
 def policies_of(
     names: Sequence[str], rules: Sequence[str], elastic: bool, restart_s: float, preempt: bool = False
-) -> list[Policy]:
+) -> list[SchedulingPolicy]:
     """Return every policy with every placement rule. Raises InputError for a name that is neither."""
     for name in names:
         if name not in POLICIES:
@@ -186,10 +186,10 @@ def policies_of(
         raise InputError("--restart-s", restart_s, "must be 0 or more seconds")
     if preempt and "conservative" in names:
         raise InputError("--preempt", None, "reservations cannot be kept", "leave out conservative")
-    return [Policy(name, rule, elastic, restart_s, preempt) for name in names for rule in rules]
+    return [SchedulingPolicy(name, rule, elastic, restart_s, preempt) for name in names for rule in rules]
 
 
-def run(trace: Trace, shared: SharedCluster, policy: Policy, speed_of: SpeedOf | None) -> History:
+def run(trace: Trace, shared: SharedCluster, policy: SchedulingPolicy, speed_of: SpeedOf | None) -> JobHistory:
     """Simulate a trace under a policy. Raises InputError for one that cannot run it."""
     if policy.name not in default_policies(trace, policy.elastic):
         reason = "reserves in the order of arrival, but jobs of the trace have priorities"

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from phalanx.report.pictures.scene import framed
 from phalanx.report.style import table
-from phalanx.shared_cluster.simulation.history import History
-from phalanx.shared_cluster.simulation.outcome import Distribution, Outcome, outcome, use_over_time
+from phalanx.shared_cluster.simulation.history import JobHistory
+from phalanx.shared_cluster.simulation.outcome import Distribution, PolicyOutcome, outcome, use_over_time
 
 _ROWS, _LEVELS = 24, " ▁▂▃▄▅▆▇█"
 _WIDE, _HIGH, _COLUMNS = 1000, 6, 400
@@ -27,7 +27,7 @@ def span(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def tables(outcomes: Sequence[Outcome]) -> Iterator[Table]:
+def tables(outcomes: Sequence[PolicyOutcome]) -> Iterator[Table]:
     """Yield the figures of policies side by side: times, then use and losses."""
     names = ("mean", "median", "90 %", "99 %", "most")
     for title, of in (("queue time", _queue), ("completion time, from the submission", _completion)):
@@ -64,15 +64,15 @@ def _gpu_hours(gpu_seconds: float) -> str:
     return f"{hours:,.0f} GPU-h" if hours >= 100 else f"{hours:.1f} GPU-h"
 
 
-def _queue(o: Outcome) -> Distribution:
+def _queue(o: PolicyOutcome) -> Distribution:
     return o.queue
 
 
-def _completion(o: Outcome) -> Distribution:
+def _completion(o: PolicyOutcome) -> Distribution:
     return o.completion
 
 
-def drawn(history: History, width: int) -> Text:
+def drawn(history: JobHistory, width: int) -> Text:
     """Draw the share of GPUs held over time, a line for each node, or for some nodes together."""
     count = len(history.nodes.sizes)
     together = -(-count // _ROWS)
@@ -91,7 +91,7 @@ def drawn(history: History, width: int) -> Text:
     return text
 
 
-def svg(histories: Sequence[History], cluster: str) -> str:
+def svg(histories: Sequence[JobHistory], cluster: str) -> str:
     """Draw the nodes of each policy over time: darker where more GPUs are held."""
     body: list[str] = []
     top = 40

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from phalanx.shared_cluster.simulation.nodes import Held, Nodes, Shape
+from phalanx.shared_cluster.simulation.nodes import GangShape, HeldGpus, Nodes
 
 _FOREVER = float("inf")
 
@@ -34,7 +34,7 @@ class Reservation:
                 self.anywhere -= gpus
 
 
-def earliest(nodes: Nodes, gpus: int, scatter: bool, ends: Iterable[tuple[float, Held]]) -> Reservation:
+def earliest(nodes: Nodes, gpus: int, scatter: bool, ends: Iterable[tuple[float, HeldGpus]]) -> Reservation:
     """Return the reservation of a gang that cannot start now, from the planned ends of running jobs, ascending."""
     shape, free, count = nodes.shape(gpus), list(nodes.free), nodes.count
     full = {n for n, k in enumerate(free) if k == nodes.largest}
@@ -55,7 +55,7 @@ def earliest(nodes: Nodes, gpus: int, scatter: bool, ends: Iterable[tuple[float,
     raise AssertionError("a gang that the empty cluster holds can start when all others have ended")
 
 
-def _fits(shape: Shape, free: Sequence[int], full: set[int], changed: Sequence[int]) -> list[tuple[int, int]]:
+def _fits(shape: GangShape, free: Sequence[int], full: set[int], changed: Sequence[int]) -> list[tuple[int, int]]:
     """Return nodes for a gang, of those that have just `changed` if one of them suffices."""
     if not shape.entire:
         return next(([(node, shape.part)] for node in changed if free[node] >= shape.part), [])

@@ -18,7 +18,7 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 @dataclass(frozen=True)
-class Case:
+class CaseStudy:
     """A published training."""
 
     name: str
@@ -41,10 +41,10 @@ class Case:
     tokens: float | None = None
 
 
-def _llama(size: str, hours: int, tokens: float) -> Case:
+def _llama(size: str, hours: int, tokens: float) -> CaseStudy:
     """A case from the GPU-hours and tokens of Touvron et al. 2023a, table 15 and section 2; batches of 4 M tokens."""
     gpus, batch, seq = 2048, 2048, 2048
-    return Case(
+    return CaseStudy(
         f"LLaMA {size}",
         f"llama-{size.lower()}",
         "dgx-a100",
@@ -62,7 +62,7 @@ def _llama(size: str, hours: int, tokens: float) -> Case:
 
 
 CASES = (
-    Case(
+    CaseStudy(
         "GPT-3 175B",
         "gpt3-175b",
         "dgx-a100",
@@ -75,7 +75,7 @@ CASES = (
         "Korthikanti et al. 2022, tables 3 and 5",
         "OpenAI's own layout was never published: this is Megatron's",
     ),
-    Case(
+    CaseStudy(
         "MT-NLG 530B",
         "mt-nlg-530b",
         "dgx-a100",
@@ -87,7 +87,7 @@ CASES = (
         60.1,
         "Smith et al. 2022, section 2.3",
     ),
-    Case(
+    CaseStudy(
         "GPT 1T",
         "gpt-1t",
         "dgx-a100",
@@ -103,7 +103,7 @@ CASES = (
     _llama("13B", 135_168, 1e12),
     _llama("33B", 530_432, 1.4e12),
     _llama("65B", 1_022_362, 1.4e12),
-    Case(
+    CaseStudy(
         "LLaMA 2 70B",
         "llama2-70b",
         "dgx-a100",
@@ -118,7 +118,7 @@ CASES = (
         1_720_320,
         2e12,
     ),
-    Case(
+    CaseStudy(
         "PaLM 540B",
         "palm-540b",
         "dgx-a100",
@@ -132,7 +132,7 @@ CASES = (
         "there on 6,144 TPU v4, 12-way model and 256-way sharded data parallel in each of two pods, 46.2 % MFU: of "
         "TPUs no rates are known here",
     ),
-    Case(
+    CaseStudy(
         "Llama 3 70B",
         "llama3-70b",
         "dgx-h100",
@@ -144,7 +144,7 @@ CASES = (
         14.86,
         "NVIDIA dgxc-benchmarking, llama3.1/README_70b.md",
     ),
-    Case(
+    CaseStudy(
         "Llama 3 405B",
         "llama3-405b",
         "dgx-h100",
@@ -157,7 +157,7 @@ CASES = (
         "Grattafiori et al. 2024, table 4 (43 % MFU)",
         "virtual is not published: one block per chunk; its first and last rank have a block less than others",
     ),
-    Case(
+    CaseStudy(
         "Llama 3 405B, 128 k",
         "llama3-405b",
         "dgx-h100",
@@ -170,7 +170,7 @@ CASES = (
         "Grattafiori et al. 2024, table 4 (38 % MFU)",
         "keys and values are gathered there, not passed round; virtual as above",
     ),
-    Case(
+    CaseStudy(
         "Mixtral 8x7B",
         "mixtral-8x7b",
         "dgx-h100",
@@ -183,7 +183,7 @@ CASES = (
         "Megatron-LM, core/transformer/moe/README.md",
         "Mistral's own layout was never published: this is Megatron's",
     ),
-    Case(
+    CaseStudy(
         "DeepSeek-V2",
         "deepseek-v2",
         "dgx-h800",
@@ -198,7 +198,7 @@ CASES = (
         172_800 * 8.1,
         8.1e12,
     ),
-    Case(
+    CaseStudy(
         "Llama 3 8B, 1 M tokens",
         "llama3-8b",
         "dgx-h100",
@@ -211,7 +211,7 @@ CASES = (
         "Liu et al. 2023: one ring of all ranks, blocks repeated",
         "the recipe of ring attention; no such training of this model is published with its step",
     ),
-    Case(
+    CaseStudy(
         "DeepSeek-V3",
         "deepseek-v3",
         "dgx-h800",
@@ -235,7 +235,7 @@ class CaseResult:
 
     The seconds time the pipeline action by action. `used` is None if not published, `chosen` if nothing fits."""
 
-    case: Case
+    case: CaseStudy
     used: PricedStrategy | None
     used_s: float | None
     chosen: PricedStrategy | None
@@ -243,7 +243,7 @@ class CaseResult:
     why: str
 
 
-def study(case: Case) -> CaseResult:
+def study(case: CaseStudy) -> CaseResult:
     """Price the strategy that was used, and search for a better one.
 
     Raises InputError if the strategy that was used is not legal."""
@@ -261,7 +261,7 @@ def study(case: Case) -> CaseResult:
     return CaseResult(case, used, seconds, best.priced, best.seconds, why)
 
 
-def question(case: Case) -> Pricing:
+def question(case: CaseStudy) -> Pricing:
     """Return the model, cluster and job of a case, to be priced under its stack."""
     model, _ = model_named(case.model)
     if case.seq > model.max_seq:  # the training extended the model's context
@@ -269,7 +269,7 @@ def question(case: Case) -> Pricing:
     return pricing_by_gpus(model, cluster_named(case.cluster), case.batch, case.seq, case.stack)(case.gpus)
 
 
-def strategy(case: Case) -> Strategy:
+def strategy(case: CaseStudy) -> Strategy:
     """Parse the strategy that a case used."""
     parsed = make_strategy(case.used)
     assert parsed is not None

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from phalanx.planning.tables.table import Sheet, columns
-from phalanx.textbook.cases.case_studies import Case, CaseResult, study
+from phalanx.textbook.cases.case_studies import CaseResult, CaseStudy, study
 
 _STACK = "megatron-core"
 
 
-def _rule(name: str, model: str, cluster: str, gpus: int, batch: int, seq: int, line: str) -> Case:
-    return Case(name, model, cluster, gpus, batch, seq, line, _STACK, None, "taught")
+def _rule(name: str, model: str, cluster: str, gpus: int, batch: int, seq: int, line: str) -> CaseStudy:
+    return CaseStudy(name, model, cluster, gpus, batch, seq, line, _STACK, None, "taught")
 
 
 RULES = (
@@ -28,7 +28,7 @@ RULES = (
 )
 
 
-def sheet(rules: Iterable[Case] = RULES) -> Sheet:
+def sheet(rules: Iterable[CaseStudy] = RULES) -> Sheet:
     """Tabulate rules: what each costs, and what a search chooses instead."""
     return Sheet(
         "taught rules: what following them costs",

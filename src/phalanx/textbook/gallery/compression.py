@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from phalanx.planning.tables import textbook
-from phalanx.report.pictures.figure import Axis, Lines, Picture, Rule, Series
+from phalanx.report.pictures.figure import Lines, Picture, PlotAxis, RuleLine, Series
 from phalanx.spec.model.spec import Parameter
 from phalanx.spec.strategy.compressors import PLACE_BYTES, Codes, Compression, Summed
 
@@ -31,10 +31,10 @@ def compression() -> Picture:
     wide = textbook.PLACE_BYTES
     curves.append(Series(f"topk:0.01, places of {wide} bytes", list(taught.items()), dots=True))
     panel = Lines(
-        Axis("ranks that reduce together", "count", log=True, base=2, low=2, high=256),
-        Axis("times less than a ring all-reduce in fp32 sends", "count", log=True),
+        PlotAxis("ranks that reduce together", "count", log=True, base=2, low=2, high=256),
+        PlotAxis("times less than a ring all-reduce in fp32 sends", "count", log=True),
         tuple(curves),
-        rules=(Rule("y", 1.0, "no less than without"),),
+        rules=(RuleLine("y", 1.0, "no less than without"),),
         height=340,
     )
     four, thirty_two = (times_less(Compression("powersgd", r))(8) for r in (4, 32))

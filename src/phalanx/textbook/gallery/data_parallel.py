@@ -13,14 +13,14 @@ from phalanx.planning.placement import axis_groups, in_order
 from phalanx.planning.question import cluster_named, model_named, require_counts
 from phalanx.report.pictures.figure import (
     Arrow,
-    Axis,
-    Block,
     Box,
     Diagram,
     Label,
     Lane,
+    LaneBlock,
     Lines,
     Picture,
+    PlotAxis,
     Series,
     Timeline,
 )
@@ -73,8 +73,8 @@ def fsdp(model: str = "llama3-8b", cluster: str = "dgx-h100", gpus: int = 16, se
     points = [(at * 1e3, held / GIB) for at, held in gathered_bytes(of)]
     whole = 2 * layout.model.parameter_count / GIB
     curve = Lines(
-        Axis("time, ms", low=0, high=max(t.end for t in of) * 1e3),
-        Axis("GiB of gathered parameters on a rank", "GB", low=0),
+        PlotAxis("time, ms", low=0, high=max(t.end for t in of) * 1e3),
+        PlotAxis("GiB of gathered parameters on a rank", "GB", low=0),
         (
             Series("gathered", points, stairs=True),
             Series(f"all parameters: {whole:.3g} GiB", [(0, whole), (points[-1][0], whole)], dashed=True),
@@ -212,8 +212,8 @@ def _timeline(of: Sequence[Timed], head: str, end: float | None = None) -> Timel
             continue
         name = t.event.unit.removeprefix("blocks.").removeprefix("bucket.")
         if t.event.kind == "compute":
-            compute.append(Block(t.start * 1e3, t.end * 1e3, name, _COMPUTE[t.event.op]))
+            compute.append(LaneBlock(t.start * 1e3, t.end * 1e3, name, _COMPUTE[t.event.op]))
         else:
-            link.append(Block(t.start * 1e3, t.end * 1e3, name, _SENT[t.event.op]))
+            link.append(LaneBlock(t.start * 1e3, t.end * 1e3, name, _SENT[t.event.op]))
     lanes = (Lane("compute", compute), Lane("links", link))
     return Timeline("time, ms", lanes, head, None if end is None else end * 1e3, _PALETTE)

@@ -8,7 +8,7 @@ from datetime import date
 import numpy as np
 
 from phalanx.planning.question import model_named
-from phalanx.report.pictures.figure import Axis, Lines, Mark, Picture, Series
+from phalanx.report.pictures.figure import Lines, Mark, Picture, PlotAxis, Series
 from phalanx.textbook.gallery.scaling_law import LAW, loss
 
 
@@ -62,8 +62,8 @@ KAPLAN_N = 0.076
 def growth() -> Picture:
     """Draw the parameters of released models over the years, and the loss over parameters by the scaling law."""
     years = Lines(
-        Axis("year of release", "year", low=2018.0, high=2027.0),
-        Axis("parameters", "parameters", log=True, low=5e7, high=4e12),
+        PlotAxis("year of release", "year", low=2018.0, high=2027.0),
+        PlotAxis("parameters", "parameters", log=True, low=5e7, high=4e12),
         (Series("", ()),),
         tuple(Mark(m.year, m.parameters, m.name, 1 if m.preset else 7) for m in RELEASES),
         head="Growth of models",
@@ -76,8 +76,8 @@ def growth() -> Picture:
         ("tokens without end", lambda n: 1e30),
     )
     law = Lines(
-        Axis("parameters N", "parameters", log=True, low=1e7, high=1e12),
-        Axis("loss, nats a token", low=1.5, high=5.0),
+        PlotAxis("parameters N", "parameters", log=True, low=1e7, high=1e12),
+        PlotAxis("loss, nats a token", low=1.5, high=5.0),
         tuple(Series(name, [(n, loss(n, tokens(n))) for n in sizes]) for name, tokens in ways),
         head=f"L(N, D) = {LAW.entropy} + {LAW.a:g} / N^{LAW.alpha} + {LAW.b:g} / D^{LAW.beta}",
         height=240,

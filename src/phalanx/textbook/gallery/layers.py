@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from phalanx.planning.question import cluster_named, model_named, pricing_by_gpus, require_counts
 from phalanx.planning.search.priced import price
-from phalanx.report.pictures.figure import Arrow, Axis, Box, Diagram, Label, Lines, Picture, Rule, Series
+from phalanx.report.pictures.figure import Arrow, Box, Diagram, Label, Lines, Picture, PlotAxis, RuleLine, Series
 from phalanx.schedule.layers.collectives import Core, communication
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import make_strategy
@@ -166,10 +166,10 @@ def tp_efficiency(model: str = "llama3-70b", seq: int = 4096) -> Picture:
         alone = points[0][1]
         curves.append(Series(f"{links} ({name})", [(t, alone / t / seconds) for t, seconds in points], dots=True))
     panel = Lines(
-        Axis("tp: ranks that share a layer", "count", log=True, base=2, low=1, high=float(degrees[-1])),
-        Axis("efficiency: time on one GPU / (tp x time on tp GPUs)", "share", low=0.0, high=1.05),
+        PlotAxis("tp: ranks that share a layer", "count", log=True, base=2, low=1, high=float(degrees[-1])),
+        PlotAxis("efficiency: time on one GPU / (tp x time on tp GPUs)", "share", low=0.0, high=1.05),
         tuple(curves),
-        rules=(Rule("x", 8.0, "a node ends"),),
+        rules=(RuleLine("x", 8.0, "a node ends"),),
     )
     return Picture(
         f"Efficiency of tensor parallelism over its degree: {model}, {seq:,} tokens",

@@ -14,7 +14,7 @@ from phalanx.textbook.gallery import choosing, compression, data_parallel, exper
 
 
 @dataclass(frozen=True)
-class Entry:
+class PictureEntry:
     """A picture that `phalanx learn draw` knows. The function's parameters are the options that it takes."""
 
     what: str
@@ -23,59 +23,67 @@ class Entry:
     """The command that draws the same of the user's own question, without `phalanx`."""
 
 
-PICTURES: dict[str, Entry] = {
-    "roofline": Entry(
+PICTURES: dict[str, PictureEntry] = {
+    "roofline": PictureEntry(
         "Roofs of four chips with their ridges", hardware.compute_roofline, "roofline PLAN.json --plot FILE"
     ),
-    "comm-roofline": Entry("FLOP/s over FLOP per byte sent, a roof for each tier", hardware.comm_roofline),
-    "staircase": Entry("Bandwidth over the size of a group, tier by tier", hardware.staircase),
-    "memory-hierarchy": Entry("Levels of memory: what they hold, what is reached", hardware.memory_hierarchy),
-    "bandwidths": Entry("Memory and links of all presets as bars", hardware.bandwidths, "clusters --plot FILE"),
-    "switches": Entry("Levels of switches: fat tree, NVSwitch", hardware.switch_levels, "clusters NAME --plot FILE"),
-    "hierarchy": Entry("A cluster as levels inside levels", hardware.hierarchy),
-    "parameter-bytes": Entry("The bytes of a parameter, and what ZeRO leaves", memory.parameter_bytes),
-    "memory-wall": Entry("Memory over parameters, with lines for cards", memory.memory_wall),
-    "activations": Entry(
+    "comm-roofline": PictureEntry("FLOP/s over FLOP per byte sent, a roof for each tier", hardware.comm_roofline),
+    "staircase": PictureEntry("Bandwidth over the size of a group, tier by tier", hardware.staircase),
+    "memory-hierarchy": PictureEntry("Levels of memory: what they hold, what is reached", hardware.memory_hierarchy),
+    "bandwidths": PictureEntry(
+        "Memory and links of all presets as bars", hardware.bandwidths, "clusters --plot FILE"
+    ),
+    "switches": PictureEntry(
+        "Levels of switches: fat tree, NVSwitch", hardware.switch_levels, "clusters NAME --plot FILE"
+    ),
+    "hierarchy": PictureEntry("A cluster as levels inside levels", hardware.hierarchy),
+    "parameter-bytes": PictureEntry("The bytes of a parameter, and what ZeRO leaves", memory.parameter_bytes),
+    "memory-wall": PictureEntry("Memory over parameters, with lines for cards", memory.memory_wall),
+    "activations": PictureEntry(
         "Activations over tp, sp and recomputation", memory.activations, "memory --model M --plot FILE"
     ),
     **{
-        f"{name}-all-reduce": Entry(
+        f"{name}-all-reduce": PictureEntry(
             f"All-reduce by {collectives.SAID.get(name, name)}, round by round",
             draw,
             f"collectives show {name} --plot FILE",
         )
         for name, draw in collectives.ALL_REDUCES.items()
     },
-    "message-cost": Entry("Cost over message size, with n* of all presets", collectives.message_cost),
-    "algorithms": Entry("Algorithms over size", collectives.algorithms, "collectives table --plot FILE"),
-    "root-bottleneck": Entry("A root as bottleneck, against a ring", collectives.root_bottleneck),
-    "collectives-family": Entry("How collectives are made of each other", collectives.family),
-    "data-parallel-step": Entry("Buckets reduced beside the backward pass", data_parallel.data_parallel_step),
-    "fsdp": Entry("FSDP gathers and frees, unit by unit", data_parallel.fsdp),
-    "prefetch": Entry("A gather ahead, and none", data_parallel.prefetch),
-    "hsdp": Entry(
+    "message-cost": PictureEntry("Cost over message size, with n* of all presets", collectives.message_cost),
+    "algorithms": PictureEntry("Algorithms over size", collectives.algorithms, "collectives table --plot FILE"),
+    "root-bottleneck": PictureEntry("A root as bottleneck, against a ring", collectives.root_bottleneck),
+    "collectives-family": PictureEntry("How collectives are made of each other", collectives.family),
+    "data-parallel-step": PictureEntry("Buckets reduced beside the backward pass", data_parallel.data_parallel_step),
+    "fsdp": PictureEntry("FSDP gathers and frees, unit by unit", data_parallel.fsdp),
+    "prefetch": PictureEntry("A gather ahead, and none", data_parallel.prefetch),
+    "hsdp": PictureEntry(
         "Shards inside nodes, copies across", data_parallel.hsdp, "mesh --strategy LINE --cluster C --plot FILE"
     ),
-    "compression": Entry(
+    "compression": PictureEntry(
         "What compressed gradients save, over ranks", compression.compression, "comm --params N --top-k S"
     ),
-    "partition": Entry("Matrices cut by columns and rows, MLP, attention", layers.partition),
-    "sequence-parallel": Entry("What sp cuts by tokens, between which collectives", layers.sequence_parallel),
-    "tp-efficiency": Entry("Efficiency of tp over its degree, on each link", layers.tp_efficiency),
-    "routing": Entry("Tokens to experts: chosen, taken, dropped", experts.routing, "experts show RUN --plot FILE"),
-    "moe-layer": Entry("Dispatch and combine of a whole layer of experts", experts.moe_layer),
-    "pipelines": Entry("Pipeline schedules over time", pipelines.gallery, "pipeline show 1f1b --plot FILE"),
-    "decision-tree": Entry(
+    "partition": PictureEntry("Matrices cut by columns and rows, MLP, attention", layers.partition),
+    "sequence-parallel": PictureEntry("What sp cuts by tokens, between which collectives", layers.sequence_parallel),
+    "tp-efficiency": PictureEntry("Efficiency of tp over its degree, on each link", layers.tp_efficiency),
+    "routing": PictureEntry(
+        "Tokens to experts: chosen, taken, dropped", experts.routing, "experts show RUN --plot FILE"
+    ),
+    "moe-layer": PictureEntry("Dispatch and combine of a whole layer of experts", experts.moe_layer),
+    "pipelines": PictureEntry("Pipeline schedules over time", pipelines.gallery, "pipeline show 1f1b --plot FILE"),
+    "decision-tree": PictureEntry(
         "The tree of decisions, a job's path marked", choosing.tree, "learn cases --tree --plot FILE"
     ),
-    "scaling": Entry("Scaling, and what each cause takes away", scaling.scaling, "scaling --model M ... --plot FILE"),
-    "fragmentation": Entry(
+    "scaling": PictureEntry(
+        "Scaling, and what each cause takes away", scaling.scaling, "scaling --model M ... --plot FILE"
+    ),
+    "fragmentation": PictureEntry(
         "The same job on whole nodes and on pieces",
         choosing.fragmentation,
         "cluster place PLAN.json --free FREE.json --plot FILE",
     ),
-    "growth": Entry("Sizes of models over the years; L(N)", growth.growth),
-    "stack": Entry("From hardware to framework", choosing.stack),
+    "growth": PictureEntry("Sizes of models over the years; L(N)", growth.growth),
+    "stack": PictureEntry("From hardware to framework", choosing.stack),
 }
 
 
