@@ -18,15 +18,14 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.cost.analytic import stacks
 from phalanx.cost.analytic.chips import _BUILT as GENERATIONS
 from phalanx.cost.analytic.chips import _DEFAULTS as HARDWARE
 from phalanx.cost.analytic.chips import chain, system
-from phalanx.cost.analytic.profile import Profile
-from phalanx.cost.analytic.stacks import profile
+from phalanx.cost.analytic.profile import Profile, profile
 from phalanx.cost.analytic.step import step
 from phalanx.cost.hardware.columns import gather, take
 from phalanx.cost.hardware.system import System
+from phalanx.frameworks.registry import STACKS
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.validate.from_row import Case
 from phalanx.validate.systems import benched, description, measured
@@ -88,10 +87,7 @@ def _default(stack: str, field: str) -> float:
 @cache
 def chain_of(stack: str) -> tuple[str, ...]:
     """Return a stack and its ancestors, nearest first."""
-    chain_ = [stack]
-    while stacks.STACKS[chain_[-1]].parent:
-        chain_.append(stacks.STACKS[chain_[-1]].parent)
-    return tuple(chain_)
+    return STACKS[stack].lineage
 
 
 def up(x: float, share: bool) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 
 from calibration.fit import Data, chain_of
 from phalanx.cost.analytic.memory import memory
-from phalanx.cost.analytic.stacks import profile
+from phalanx.cost.analytic.profile import profile
 from phalanx.cost.analytic.step import step
 from phalanx.cost.hardware.columns import gather, take
 from phalanx.validate.from_row import Case, cases

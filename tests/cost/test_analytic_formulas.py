@@ -13,7 +13,7 @@ from phalanx.cost.analytic.compression import payment
 from phalanx.cost.analytic.estimate import Estimate, compression_payment, estimate, estimate_all
 from phalanx.cost.analytic.kernels import attention, head, product_s, unfused
 from phalanx.cost.analytic.memory import Memory, memory
-from phalanx.cost.analytic.stacks import STACKS, profile
+from phalanx.cost.analytic.profile import profile
 from phalanx.cost.analytic.step import FORMULAS, _slower, step
 from phalanx.cost.collectives.nccl_model import collective_s, message_s
 from phalanx.cost.ledger.compressed import SPARSE, Compressed
@@ -21,9 +21,10 @@ from phalanx.cost.ledger.flops import forward_per_token, hardware_flops, model_f
 from phalanx.cost.ledger.live_bytes import block_bytes
 from phalanx.cost.ledger.model_shape import shape
 from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, in_flight
-from phalanx.cost.ledger.policy import MEGATRON
+from phalanx.cost.ledger.policy import Policy
 from phalanx.cost.ledger.rank_layout import layout
 from phalanx.cost.pipeline_time import Costs, price
+from phalanx.frameworks.registry import STACKS
 from phalanx.schedule.pipeline.schedules import SCHEDULES, build
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.errors import InputError
@@ -130,7 +131,7 @@ def test_flops_of_a_large_step_are_more_than_an_integer_holds() -> None:
         layout(Strategy(**parse("recompute=full")), Job(batch, 131072, Precision("bfloat16")), spec.layers)
         for batch in (1, 1024)
     )
-    for counted in (model_flops, lambda size, how: hardware_flops(size, how, MEGATRON)):
+    for counted in (model_flops, lambda size, how: hardware_flops(size, how, Policy())):
         assert float(counted(shape(spec), many)) == pytest.approx(1024 * float(counted(shape(spec), one_row)))
     assert float(model_flops(shape(spec), many)) > 2**63
 

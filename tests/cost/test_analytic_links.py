@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from phalanx.cost.analytic.chips import generation, system
-from phalanx.cost.analytic.profile import Profile
-from phalanx.cost.analytic.stacks import profile
+from phalanx.cost.analytic.profile import Profile, profile
 from phalanx.cost.analytic.step import step
 from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.cost.ledger.model_shape import shape

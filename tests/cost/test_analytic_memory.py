@@ -9,7 +9,7 @@ import pytest
 
 from phalanx.cost.analytic.estimate import estimate
 from phalanx.cost.analytic.memory import memory
-from phalanx.cost.analytic.stacks import profile
+from phalanx.cost.analytic.profile import profile
 from phalanx.cost.ledger.live_bytes import block_bytes, cast_weight_bytes
 from phalanx.cost.ledger.model_shape import Shape, shape
 from phalanx.cost.ledger.rank_layout import FORMATS, Layout, layout

@@ -22,13 +22,13 @@ from support.sizes import examples
 
 from phalanx.cost.analytic.estimate import priced
 from phalanx.cost.analytic.memory import memory
-from phalanx.cost.analytic.stacks import STACKS
 from phalanx.cost.analytic.step import step
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.flops import hardware_flops
 from phalanx.cost.ledger.flow import Held
 from phalanx.cost.ledger.gradient_flows import Types, gradient_flows
 from phalanx.cost.ledger.sharding import sharding
+from phalanx.frameworks.registry import STACKS
 from phalanx.planning.search import space
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.strategy_columns import Strategies

@@ -13,12 +13,12 @@ from support.sizes import examples
 from support.strategies import cases
 
 from phalanx.cost.analytic.estimate import estimate, estimate_all
-from phalanx.cost.analytic.stacks import STACKS, capabilities
-from phalanx.cost.ledger.policy import PHALANX
+from phalanx.cost.analytic.profile import profile
 from phalanx.cost.ledger.rank_layout import layout
 from phalanx.cost.ledger.sharding import sharding
 from phalanx.cost.memory.state import model_state
 from phalanx.cost.step.terms import terms
+from phalanx.frameworks.registry import STACKS
 from phalanx.schedule.layout import Layout as StepLayout
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.errors import InputError
@@ -26,6 +26,8 @@ from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy, parse
+
+PHALANX = profile("phalanx").policy
 
 
 @examples(40, 800)
@@ -88,7 +90,7 @@ def test_who_reduces_once_keeps_unsharded_gradients() -> None:
         ("nanotron", "dp=32,cp=2,ulysses=2", "ulysses"),
         ("torchtitan-compiled", "dp=64,zero=1", "zero"),
         ("torchtitan-compiled", "dp=16,zero=2,pp=4", "zero"),
-        ("llm-foundry", "dp=16,pp=4", "schedule"),
+        ("llm-foundry", "dp=16,pp=4", "pp"),
         ("megatron-2021", "dp=64,zero=1", "zero"),
     ],
 )
@@ -101,7 +103,7 @@ def test_what_a_stack_refuses_is_refused_by_name(stack: str, line: str, field: s
 def test_no_level_of_zero_is_a_free_lunch(stack: str) -> None:
     """A level with less state sends more, in any stack that runs it; with and without a pipeline."""
     model = make_model({"preset": "llama3-8b"}, Path())[0]
-    can = capabilities(stack)
+    can = STACKS[stack].as_priced
     for line, levels in (("dp=64", can.zero), ("dp=16,pp=4", can.zero_in_pipeline)):
         if "pp" in line and "1f1b" not in can.schedules:
             continue

@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 from support.sizes import examples
 from support.strategies import cases, evenly
 
+from phalanx.cost.analytic.profile import profile
 from phalanx.cost.ledger.flops import hardware_flops, model_flops, rank_flops
 from phalanx.cost.ledger.flow import Flow, Held, totals
 from phalanx.cost.ledger.gradient_flows import Types, gradient_flows, summed_copies, tied_embedding
 from phalanx.cost.ledger.layer_flows import boundaries, layer_flows, messages
 from phalanx.cost.ledger.model_shape import Shape, shape
-from phalanx.cost.ledger.policy import PHALANX
 from phalanx.cost.ledger.rank_layout import Layout, layout
 from phalanx.cost.ledger.sharding import sharding
 from phalanx.cost.step.terms import terms
@@ -38,6 +38,8 @@ from phalanx.schedule.layout import Layout as StepLayout
 from phalanx.spec.job import DTYPE_BYTES, Job, Precision
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
+
+PHALANX = profile("phalanx").policy
 
 Case = tuple[ModelSpec, Job, Strategy]
 Totals = dict[tuple[str, str], tuple[float, float]]

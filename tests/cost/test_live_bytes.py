@@ -15,7 +15,7 @@ from support.strategies import cases, evenly
 
 from phalanx.cost.analytic.memory import memory
 from phalanx.cost.analytic.precision import typed
-from phalanx.cost.analytic.stacks import profile
+from phalanx.cost.analytic.profile import profile
 from phalanx.cost.ledger.flow import Held
 from phalanx.cost.ledger.gradient_flows import expert_ranks, experts_apart, parameters_of
 from phalanx.cost.ledger.live_bytes import end_bytes, flights, live_bytes, sliced_head, state_bytes

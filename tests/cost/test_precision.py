@@ -10,9 +10,10 @@ import pytest
 
 from phalanx.cost.analytic.estimate import estimate
 from phalanx.cost.analytic.precision import typed
-from phalanx.cost.analytic.stacks import STACKS, profile
+from phalanx.cost.analytic.profile import profile
 from phalanx.cost.memory.state import model_state
 from phalanx.cost.step.predict import predict
+from phalanx.frameworks.registry import STACKS
 from phalanx.planning.search import strategy_columns
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.schedule.layout import Layout

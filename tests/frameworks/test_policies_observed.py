@@ -25,8 +25,7 @@ from support.fresh_process import in_fresh_process
 from support.stack_programs import Program
 
 from phalanx.cost.analytic.precision import typed
-from phalanx.cost.analytic.profile import Profile
-from phalanx.cost.analytic.stacks import profile
+from phalanx.cost.analytic.profile import Profile, profile
 from phalanx.cost.ledger.flow import Held, totals
 from phalanx.cost.ledger.gradient_flows import Types, gradient_flows, parameters_of, summed_copies
 from phalanx.cost.ledger.layer_flows import boundaries, layer_flows, messages

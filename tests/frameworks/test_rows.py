@@ -45,11 +45,11 @@ def test_a_refusal_names_the_field_the_reason_and_the_source():
     assert (refusal.field, refusal.value) == ("zero", 2)
     assert str(refusal.error("megatron-core")).startswith("strategy.zero = 2: is not in the stack (megatron-core, ")
     titan = stack_named("torchtitan")
-    assert [titan.refusal(Strategy(dp=4, zero=1, pp=pp)).mend for pp in (1, 2)] == ["use 0 or 2 or 3", "use 0 or 3"]
+    assert [titan.refusal(Strategy(dp=4, zero=1, pp=pp)).remedy for pp in (1, 2)] == ["use 0 or 2 or 3", "use 0 or 3"]
     both = Strategy(dp=4, zero=1, recompute="selective:moe+layernorm", ep=2)
     assert row.refusal(both, StackOptions(overlap_experts="on")).field == "overlap_experts"
     assert row.refusal(both, about={"experts": 8}) is None
-    assert row.refusal(Strategy(tp=2, ep=2), about={"experts": 8}).mend == "use sp=1"
+    assert row.refusal(Strategy(tp=2, ep=2), about={"experts": 8}).remedy == "use sp=1"
     assert row.refusal(Strategy(tp=2)) is None  # without the model the rule says nothing
 
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.sizes import examples
 
-from phalanx.cost.analytic.stacks import STACKS
+from phalanx.frameworks.registry import STACKS
 from phalanx.planning.question import cluster_named, model_named
 from phalanx.planning.search import space, strategy_columns
 from phalanx.planning.search.column_pricing import Pricing

@@ -20,7 +20,7 @@ from phalanx.cost.ledger.flow import Held, totals
 from phalanx.cost.ledger.gradient_flows import Types, gradient_flows
 from phalanx.cost.ledger.live_bytes import Keeps, state_bytes
 from phalanx.cost.ledger.model_shape import shape
-from phalanx.cost.ledger.policy import MEGATRON
+from phalanx.cost.ledger.policy import Policy
 from phalanx.cost.ledger.rank_layout import layout
 from phalanx.cost.ledger.sharding import sharding
 from phalanx.planning.explain import operators
@@ -68,7 +68,7 @@ def _products(case: Case) -> None:
     for moe, held in enumerate((Held(1, 0, 0, 0), Held(0, 1, 0, 0))):
         if (sizes.moe_layers if moe else sizes.layers - sizes.moe_layers) == 0:
             continue
-        flops = rank_flops(sizes, how, MEGATRON, held)
+        flops = rank_flops(sizes, how, Policy(), held)
         m = float(how.micro_batches)
         assert around + sum(ops[name] for name in inside[moe]) == pytest.approx(float(flops.products) / 3 / m)
         parts = [kernels.projections(sizes, how, by)]
@@ -95,7 +95,7 @@ def test_the_textbook_s_state_is_the_ledger_s(policy: int, zero: int) -> None:
     )
     for ranks in (2, 8, 64):
         how = layout(Strategy(dp=ranks, zero=zero), Job(64, 128), 1)
-        of_ledger = state_bytes(how, keeps, sharding(how, MEGATRON), ranks)
+        of_ledger = state_bytes(how, keeps, sharding(how, Policy()), ranks)
         assert textbook.zero_bytes(1.0, zero, ranks, policy) == pytest.approx(float(of_ledger))
 
 
@@ -108,7 +108,7 @@ def test_the_textbook_s_traffic_is_the_ledger_s() -> None:
     (row,) = textbook.gradient_traffic(float(sizes.params), [ranks], 1.0).rows
     for zero, of_table in ((0, row[2]), (3, row[5])):
         how = layout(Strategy(dp=ranks, zero=zero), Job(ranks, 2048), model.layers)
-        flows = gradient_flows(sizes, how, sharding(how, MEGATRON), Types(2, 2), held, 1.0, 1e9)
+        flows = gradient_flows(sizes, how, sharding(how, Policy()), Types(2, 2), held, 1.0, 1e9)
         sent = totals(flows, held, how.micro_batches)
         passes = sum(float(t.bytes) * (1 + (op == "all_reduce")) for (_, op), t in sent.items())
         kept = 2 * float(np.max(sizes.head_params)) if zero else 0.0

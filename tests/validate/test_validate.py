@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from phalanx.cli.app import app
 from phalanx.cost.analytic.chips import system
 from phalanx.cost.analytic.kernels import product_s
-from phalanx.cost.analytic.stacks import profile
+from phalanx.cost.analytic.profile import profile
 from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.spec.errors import InputError
 from phalanx.validate import records

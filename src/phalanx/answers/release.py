@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import re
 
-from phalanx.cost.analytic.stacks import STACKS
-from phalanx.frameworks.registry import ROWS
+from phalanx.frameworks.registry import ROWS, STACKS
 
 _AS_SAID = {
     "megatron": "megatron-core",

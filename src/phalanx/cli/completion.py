@@ -23,7 +23,7 @@ def clusters(incomplete: str) -> list[str]:
 
 def stacks(incomplete: str) -> list[str]:
     """Return the software stacks that begin so."""
-    from phalanx.cost.analytic.stacks import STACKS
+    from phalanx.frameworks.registry import STACKS
 
     return _starting(incomplete, STACKS)
 

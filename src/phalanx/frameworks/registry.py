@@ -1,13 +1,11 @@
-"""All rows by name, and the facts of a model and a job that their rules read."""
+"""All stacks by name, and the facts of a model and a job that their rules read."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from phalanx.frameworks.facts.bridge import MEGATRON_BRIDGE
-from phalanx.frameworks.facts.fsdp import ACCELERATE, FSDP2, TORCHTITAN
-from phalanx.frameworks.facts.megatron import MEGATRON_CORE, MEGATRON_CORE_14, MEGATRON_FSDP
-from phalanx.frameworks.facts.others import DEEPSPEED, MAXTEXT, NANOTRON, PHALANX
+from phalanx.frameworks.facts import load
 from phalanx.frameworks.stack import Stack
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import Job
@@ -15,29 +13,24 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import StackOptions
 
-ROWS: dict[str, Stack] = {
-    row.name: row
-    for row in (
-        MEGATRON_CORE,
-        MEGATRON_CORE_14,
-        MEGATRON_FSDP,
-        MEGATRON_BRIDGE,
-        TORCHTITAN,
-        FSDP2,
-        DEEPSPEED,
-        ACCELERATE,
-        NANOTRON,
-        MAXTEXT,
-        PHALANX,
-    )
-}
+STACKS: dict[str, Stack] = load(Path(__file__).parent)
+"""Every stack that has a price: documented ones, and releases that are known by their published runs."""
+ROWS: dict[str, Stack] = {name: stack for name, stack in STACKS.items() if stack.documented}
+"""The stacks whose source says what they run and refuse."""
 
 
 def stack_named(name: str) -> Stack:
-    """Return the row of a stack. Raises InputError for an unknown name."""
+    """Return a documented stack. Raises InputError for an unknown name."""
     if name not in ROWS:
         raise InputError("--stack", name, "is not a stack that Phalanx knows", nearest(name, ROWS))
     return ROWS[name]
+
+
+def priced_stack(name: str) -> Stack:
+    """Return a stack, documented or not. Raises InputError for an unknown name."""
+    if name not in STACKS:
+        raise InputError("--stack", name, "is not a software stack that Phalanx knows", nearest(name, STACKS))
+    return STACKS[name]
 
 
 def facts(model: ModelSpec, job: Job | None = None, s: Strategy | None = None) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""The row of a stack: a framework at one commit, the values that it has for every field of Strategy and every option,
-how it writes each, and the combinations that it refuses.
+"""One software stack: a framework at a release, as its folder's facts.toml describes it (facts.py).
 
     Entry    one field: its legal values, how it is written, and where in the framework's source that stands
-    Rule     a combination that is refused: a condition (spec/strategy/where.py), the reason, the mend, the source
+    Rule     a combination that is refused: a condition (spec/strategy/where.py), the reason, the remedy, the source
 
-A row names every field of Strategy; an option that it does not name is one that it has not. `refusal` answers for one
-strategy, `refused` for columns of them, both from the same rules.
+A documented stack has an Entry for every field of Strategy; an option without an Entry is one that it does not have.
+Other stacks are releases that are known by their published runs alone: constants that price a step, and `priced`, the
+limits of what these were derived from.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, TypeAlias, get_args, get_type_hints
 
-import numpy as np
-import numpy.typing as npt
-
+from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy import recompute, where
 from phalanx.spec.strategy.spec import FIELDS, Strategy
@@ -48,19 +46,24 @@ OF_MODEL = ("blocks", "heads", "kv_heads", "experts", "top_k", "seq", "batch", "
 
 @dataclass(frozen=True)
 class Entry:
-    """What a stack has of one field. `values`: the legal ones; a word may end in `*`; None: all that the field has.
-    `written`: the flag or key that sets it, "" where there is none and its value is fixed. `source`: file:line at the
-    row's commit. `note`: what a reader should know. `in_code`: it stands in a program's code, where no configuration
-    sets it; a search leaves it to the user."""
+    """What a stack has of one field.
+
+    `values`: the legal ones; a word may end in `*`; None: all that the field has. `key`: the flag or key that sets
+    it, "" where several do or none does; `words`: the key's word -> the field's value, where they differ. `written`:
+    the same for people, "" where the value is fixed. `source`: file:line at the stack's commit. `note`: what a reader
+    should know. `in_code`: it stands in a program's code, where no configuration sets it; a search leaves it to the
+    user."""
 
     values: tuple[Any, ...] | None
     written: str
     source: str
     note: str = ""
     in_code: bool = False
+    key: str = ""
+    words: Mapping[str, Any] = field(default_factory=dict)
 
     def allows(self, value: Any) -> bool:
-        """Whether a value is legal; None stands for a field's default."""
+        """Whether a value is legal; None is a field's default."""
         if self.values is None or value is None or value in self.values:
             return True
         return isinstance(value, str) and any(isinstance(v, str) and fnmatchcase(value, v) for v in self.values)
@@ -68,11 +71,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Rule:
-    """A combination that a stack refuses: where `when` holds. `mend` says what to do instead."""
+    """A combination that a stack refuses: where `when` holds. `remedy` says what to do instead; `source`: file:line,
+    "" for a limit of a stack's constants."""
 
     when: str
     reason: str
-    mend: str
+    remedy: str
     source: str
 
 
@@ -87,46 +91,97 @@ class Refusal:
     field: str
     value: object
     reason: str
-    mend: str
+    remedy: str
     source: str
 
     def error(self, stack: str) -> InputError:
         """Return it as an error about a strategy under this stack."""
         table = "options" if self.field in OPTION_FIELDS else "strategy"
-        return InputError(f"{table}.{self.field}", self.value, f"{self.reason} ({stack}, {self.source})", self.mend)
+        by = ", ".join(filter(None, (stack, self.source)))
+        return InputError(f"{table}.{self.field}", self.value, f"{self.reason} ({by})", self.remedy)
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A framework at one commit."""
+    """A framework at one release. Raises ValueError where a fact is missing or has no source."""
 
     name: str
-    title: str
-    """For people: framework and release."""
-    repository: str
-    commit: str
-    constants: str
-    """The profile that prices it (cost/analytic/stacks.py)."""
-    strategy: Mapping[str, Entry]
-    """An Entry for every field of Strategy."""
-    options: Mapping[str, Entry]
+    parent: str
+    """The stack whose constants, policy and limits it has where it states none; "" for the root."""
+    title: str = ""
+    """For people: framework and release. "": known by its published runs alone."""
+    repository: str = ""
+    commit: str = ""
+    strategy: Mapping[str, Entry] = field(default_factory=dict)
+    """An Entry for every field of Strategy, where the stack is documented."""
+    options: Mapping[str, Entry] = field(default_factory=dict)
     """An Entry for every option that it has."""
     rules: tuple[Rule, ...] = ()
+    priced: tuple[Rule, ...] = ()
+    """What its constants do not price."""
     modules: tuple[str, ...] = ()
     """Modules that it recomputes (`recompute=selective:...`)."""
-    needs: tuple[str, ...] = field(default=())
-    """What a run of it needs beside its configuration, such as an environment variable."""
+    needs: tuple[str, ...] = ()
+    """What a run of it needs besides its configuration, such as an environment variable."""
+    constants: Mapping[str, float] = field(default_factory=dict)
+    """Constants that are known from its code, its ancestors' included (cost/analytic/profile.py)."""
+    policy: Mapping[str, float] = field(default_factory=dict)
+    """When it reduces and gathers, by field of Policy that differs from the default (cost/ledger/policy.py)."""
+    lineage: tuple[str, ...] = ()
+    """Its own name and those of its ancestors, nearest first."""
 
     def __post_init__(self) -> None:
         missing = [name for name in FIELDS if name not in self.strategy]
-        if missing:
+        if missing and self.documented:
             raise ValueError(f"{self.name} says nothing about {', '.join(missing)}")
+        if self.documented and not (self.repository and self.commit):
+            raise ValueError(f"{self.name} has no repository or no commit")
         unknown = [n for n in (*self.strategy, *self.options) if n not in FIELDS and n not in OPTION_FIELDS]
         if unknown:
             raise ValueError(f"{self.name}: {', '.join(unknown)} are neither fields nor options")
         for name, entry in (*self.strategy.items(), *self.options.items()):
             if not entry.source:
                 raise ValueError(f"{self.name}.{name} has no source")
+
+    @property
+    def documented(self) -> bool:
+        """Whether its own source says what it runs, and not its published runs alone."""
+        return bool(self.title)
+
+    @cached_property
+    def as_priced(self) -> Stack:
+        """The same without what its source says: whatever its constants price, as for runs that took place."""
+        return replace(self, title="", strategy={}, options={}, modules=(), rules=self.priced)
+
+    @cached_property
+    def zero(self) -> tuple[int, ...]:
+        """Levels of ZeRO that it runs without a pipeline."""
+        return self._runs("zero", (0, 1, 2, 3), dp=2)
+
+    @cached_property
+    def zero_in_pipeline(self) -> tuple[int, ...]:
+        """Levels of ZeRO that it runs with a pipeline."""
+        if not self.schedules:
+            return ()
+        return tuple(
+            z for z in self.zero if z in self._runs("zero", self.zero, dp=2, pp=2, schedule=self.schedules[0])
+        )
+
+    @cached_property
+    def schedules(self) -> tuple[str, ...]:
+        """Pipeline schedules that it runs; none: it has no pipeline."""
+        entry = self.strategy.get("schedule")
+        names = SCHEDULES if entry is None or entry.values is None else entry.values
+        return self._runs("schedule", tuple(names), pp=2)
+
+    @cached_property
+    def ulysses(self) -> bool:
+        """Whether its context parallelism may exchange tokens for heads."""
+        return self.refusal(Strategy(cp=2, ulysses=2)) is None
+
+    def _runs(self, name: str, values: tuple[Any, ...], **others: Any) -> tuple[Any, ...]:
+        """Return the values of a field that it runs."""
+        return tuple(v for v in values if self.refusal(Strategy(**others | {name: v})) is None)
 
     @cached_property
     def conditions(self) -> tuple[tuple[Rule, tuple[where.Condition, ...]], ...]:
@@ -156,32 +211,8 @@ class Stack:
         """Return why the stack does not run a strategy with these options, or None if it does. `about`: names of
         OF_MODEL and DERIVED that are known, with their numbers."""
         options = options or StackOptions()
-        for name, entry in self.strategy.items():
-            value = getattr(s, name)
-            given = value != FIELDS[name].default or name == "schedule"  # whose default not every stack has
-            if given and not entry.allows(value) and _has_effect(name, s):
-                return Refusal(
-                    name, value, "is not in the stack", self._mend(name, entry, s, options, about), entry.source
-                )
-        how = recompute.parse(s.recompute)
-        for module in how.modules if ":" in s.recompute else ():
-            if module not in self.modules:
-                mend = f"use {', '.join(self.modules)}" if self.modules else "leave it out"
-                return Refusal(
-                    "recompute",
-                    s.recompute,
-                    f"{module} is not recomputed alone",
-                    mend,
-                    self.strategy["recompute"].source,
-                )
-        for name, value in options.changed().items():
-            known = self.options.get(name)
-            if known is None:
-                return Refusal(
-                    name, value, "is not an option of the stack", "leave it out", self.strategy["zero"].source
-                )
-            if not known.allows(value):
-                return Refusal(name, value, "is not in the stack", _choices(known), known.source)
+        if self.documented and (illegal := self._illegal(s, options, about)):
+            return illegal
         values = of_strategy(s, options) | dict(about or {})
         if "blocks" in values:
             values |= counted(options, values["blocks"])
@@ -189,10 +220,32 @@ class Stack:
             if fields <= values.keys() and bool(where.holds(conditions, values)):
                 name = next((f for f in _ordered(conditions) if f in FIELDS or f in OPTION_FIELDS), "zero")
                 value = getattr(s, name) if name in FIELDS else getattr(options, name)
-                return Refusal(name, value, rule.reason, rule.mend, rule.source)
+                return Refusal(name, value, rule.reason, rule.remedy, rule.source)
         return None
 
-    def _mend(
+    def _illegal(self, s: Strategy, options: StackOptions, about: Mapping[str, Any] | None) -> Refusal | None:
+        """Return the first field or option whose value is not one that the stack has."""
+        for name, entry in self.strategy.items():
+            value = getattr(s, name)
+            given = value != FIELDS[name].default or name == "schedule"  # whose default not every stack has
+            if given and not entry.allows(value) and _has_effect(name, s):
+                remedy = self._remedy(name, entry, s, options, about)
+                return Refusal(name, value, "is not in the stack", remedy, entry.source)
+        how, source = recompute.parse(s.recompute), self.strategy["recompute"].source
+        for module in how.modules if ":" in s.recompute else ():
+            if module not in self.modules:
+                remedy = f"use {', '.join(self.modules)}" if self.modules else "leave it out"
+                return Refusal("recompute", s.recompute, f"{module} is not recomputed alone", remedy, source)
+        for name, value in options.changed().items():
+            known = self.options.get(name)
+            if known is None:
+                reason = "is not an option of the stack"
+                return Refusal(name, value, reason, "leave it out", self.strategy["zero"].source)
+            if not known.allows(value):
+                return Refusal(name, value, "is not in the stack", _choices(known), known.source)
+        return None
+
+    def _remedy(
         self, name: str, entry: Entry, s: Strategy, options: StackOptions, about: Mapping[str, Any] | None
     ) -> str:
         """Return what to use in place of a field's value: what the stack has; of ZeRO's levels, which rules about
@@ -201,15 +254,6 @@ class Stack:
             return _choices(entry)
         run = [v for v in entry.values or () if self.refusal(replace(s, zero=v), options, about) is None]
         return _choices(replace(entry, values=tuple(run)) if run else entry)
-
-    def refused(self, columns: Mapping[str, Any], rows: int) -> npt.NDArray[np.bool_]:
-        """Return the mask of rows that a rule refuses; `columns`: fields by name, as numbers, columns or Words. Rules
-        about fields that are not among them are left out."""
-        result = np.zeros(rows, dtype=bool)
-        for _, conditions in self.conditions:
-            if all(c.fields <= columns.keys() for c in conditions):
-                result |= np.asarray(where.holds(conditions, columns))
-        return result
 
 
 def of_strategy(s: Strategy, options: StackOptions) -> dict[str, Any]:
@@ -268,14 +312,3 @@ def _has_effect(name: str, s: Strategy) -> bool:
 
 def _choices(entry: Entry) -> str:
     return f"use {' or '.join(str(v) for v in entry.values)}" if entry.values else "leave it out"
-
-
-Facts = Mapping[str, tuple[Any, ...]]
-"""(legal values, how it is written), and where there are such a note and whether it stands in code, by field."""
-
-
-def entries(facts: Facts, lines: Mapping[str, str]) -> dict[str, Entry]:
-    """Join what releases share, `facts`, with where each release has it, `lines` (file:line by field).
-
-    Raises KeyError for a field without a line."""
-    return {name: Entry(fact[0], fact[1], lines[name], *fact[2:]) for name, fact in facts.items()}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from phalanx.cost.analytic.chips import chip_name, system_of
-from phalanx.cost.analytic.stacks import profile
+from phalanx.cost.analytic.profile import profile
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.presets import preset

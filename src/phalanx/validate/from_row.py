@@ -14,7 +14,7 @@ from phalanx.spec.strategy.spec import Strategy
 from phalanx.validate import stacks, systems
 from phalanx.validate.models import Unspecified, model_of
 from phalanx.validate.records import Row
-from phalanx.validate.stacks import Stack
+from phalanx.validate.stacks import PricingStack
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Case:
     layout: Layout
     """Strategy and job, as the analytic engine counts them."""
     system: System
-    stack: Stack
+    stack: PricingStack
     """The software stack whose constants price the row."""
     measured_s: float | None
     """Seconds of a step; None if the row has only memory, or did not fit."""

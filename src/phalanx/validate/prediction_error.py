@@ -11,7 +11,7 @@ import numpy as np
 
 from phalanx.cost.analytic.chips import system
 from phalanx.cost.analytic.memory import memory
-from phalanx.cost.analytic.stacks import profile
+from phalanx.cost.analytic.profile import profile
 from phalanx.cost.analytic.step import step
 from phalanx.cost.hardware.columns import Column, gather, take
 from phalanx.validate import left_out

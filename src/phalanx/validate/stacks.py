@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from phalanx.cost.analytic.stacks import STACKS
+from phalanx.frameworks.registry import STACKS
 from phalanx.validate.models import Unspecified
 from phalanx.validate.records import Row
 
@@ -29,7 +29,7 @@ src/predictor.py:256)."""
 
 
 @dataclass(frozen=True)
-class Stack:
+class PricingStack:
     """The stack that prices a row. `stated`: what the row names, where that is not known and `name` stands in for it;
     `generic`: whether `name` is no release of the row's framework at all."""
 
@@ -38,19 +38,19 @@ class Stack:
     generic: bool = False
 
 
-def stack_of(row: Row) -> Stack:
+def stack_of(row: Row) -> PricingStack:
     """Return the stack whose constants price a row: its own, the nearest release of its own, or a generic one."""
     name = _profile_name(row)
     if name is None:
         words = f"{row['framework']} {row['framework_version']} {row['options']}".lower()
         generic = "compiled" if any(word in words for word in _COMPILERS) else "eager"
-        return Stack(generic, row["framework"] or "not stated", generic=True)
+        return PricingStack(generic, row["framework"] or "not stated", generic=True)
     known = name if name in STACKS else _nearest_release(name)
     stated = "" if known == name else name
     in_bf16 = f"{known}-bf16"
     if in_bf16 in STACKS and row["model"].lower().startswith(_BF16_GRADIENTS):
         known = in_bf16
-    return Stack(known, stated)
+    return PricingStack(known, stated)
 
 
 def _nearest_release(name: str) -> str:

@@ -16,8 +16,7 @@ from phalanx.cost.analytic.compression import Payment, payment
 from phalanx.cost.analytic.memory import Memory, allocatable_bytes, memory
 from phalanx.cost.analytic.option_effects import effective, extended, laid_out, require_priced
 from phalanx.cost.analytic.precision import typed
-from phalanx.cost.analytic.profile import Profile
-from phalanx.cost.analytic.stacks import profile, require_runnable
+from phalanx.cost.analytic.profile import Profile, profile
 from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column, gather
 from phalanx.cost.hardware.system import System
@@ -27,6 +26,7 @@ from phalanx.cost.ledger.model_shape import Shape, shape
 from phalanx.cost.ledger.pipeline_formulas import makespan
 from phalanx.cost.ledger.rank_layout import Layout, PlacedLayout, layout
 from phalanx.cost.pipeline_time import Costs
+from phalanx.frameworks.registry import priced_stack
 from phalanx.schedule.pipeline.given_layout import ends_of, given_blocks
 from phalanx.schedule.pipeline.stages import rank_of, splits_backward
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -88,14 +88,21 @@ def require_modelled(s: Strategy, stack: str) -> None:
     a field that has none or that it cannot."""
     _require_default(s, _AS_DEFAULT)
     require_compressible(s, "float32")
-    require_runnable(stack, s)
+    _require_priced(stack, s)
 
 
 def require_policy(s: Strategy, stack: str) -> None:
     """Require that the stack can run a strategy, and that the strategy leaves to the stack what its policy decides.
     Raises InputError naming a field."""
     _require_default(s, _BY_POLICY)
-    require_runnable(stack, s)
+    _require_priced(stack, s)
+
+
+def _require_priced(name: str, s: Strategy) -> None:
+    """Require that a stack's constants price a strategy. Raises InputError naming the field that they do not."""
+    refusal = priced_stack(name).as_priced.refusal(s)
+    if refusal is not None:
+        raise refusal.error(name)
 
 
 def _require_default(s: Strategy, names: Sequence[str]) -> None:

@@ -12,8 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from phalanx.cost.analytic.profile import FIELDS, Profile
-from phalanx.cost.analytic.stacks import profile
+from phalanx.cost.analytic.profile import FIELDS, Profile, profile
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.rank_layout import FORMATS, Layout

@@ -1,15 +1,20 @@
 """What a software stack fuses, hides, launches and allocates, as physical constants.
 
 A Profile says nothing about hardware (cost/hardware/system.py) or about a model. Its values are those of one stack
-and release: counted in the stack's code (stacks.py), or fitted on published runs (fitted_constants.json).
+and release: counted in the stack's code (frameworks/*/facts.toml), or fitted on published runs
+(fitted_constants.json); a stack without a number of its own has that of its parent.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+from phalanx.cost.analytic.fitted_constants import resolve
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.live_bytes import Keeps
+from phalanx.cost.ledger.policy import Policy
+from phalanx.frameworks.registry import priced_stack
 
 
 @dataclass(frozen=True)
@@ -159,3 +164,12 @@ class Profile(Keeps):
 
 FIELDS = {f.name: float(f.default) for f in fields(Profile) if f.name not in ("name", "policy")}  # type: ignore[arg-type]
 """Name of each constant -> its default."""
+
+
+def profile(name: str, constants: Mapping[str, float] | None = None) -> Profile:
+    """Return the Profile of a stack by name, with these fitted constants in place of those that ship.
+
+    Raises InputError for an unknown stack."""
+    stack = priced_stack(name)
+    values = resolve(FIELDS, stack.lineage, constants) | dict(stack.constants)
+    return Profile(name=name, policy=Policy(**stack.policy), **values)

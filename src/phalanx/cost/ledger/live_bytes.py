@@ -21,7 +21,7 @@ import numpy as np
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.layer_flows import head_slices, kv_heads, routed_rows, stream_bytes
 from phalanx.cost.ledger.model_shape import Shape
-from phalanx.cost.ledger.policy import MEGATRON, Policy
+from phalanx.cost.ledger.policy import PLAIN, Policy
 from phalanx.cost.ledger.rank_layout import FORMATS, Layout
 from phalanx.schedule.gradients.sharding import Sharding
 from phalanx.schedule.layers.head import kept_bytes
@@ -31,7 +31,7 @@ from phalanx.schedule.layers.head import kept_bytes
 class Keeps:
     """What a stack keeps: bytes per element of what they name, where elements have 2 bytes."""
 
-    policy: Policy = MEGATRON
+    policy: Policy = PLAIN
     """When it reduces and gathers."""
     flash: Column = 1.0
     """1: attention never writes its scores (flash attention)."""

@@ -10,7 +10,7 @@ row of cost/analytic/stacks.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from phalanx.cost.hardware.columns import Column
 
@@ -67,78 +67,5 @@ class Policy:
     (schedule/layers/head.py), tp ranks in equal ones, of which each sends the numbers of its own loss."""
 
 
-PHALANX = Policy(
-    zero3_gathers_in_pipeline=0.0,
-    repeats_last=0.0,
-    halves_stream=1.0,
-    sends_copies=1.0,
-    sends_counts=1.0,
-    pads_core=1.0,
-    equal_rounds=1.0,
-    slices_head=1.0,
-)
-"""Our runtime: gradients after every micro-batch at 2 and 3 (runtime/data_parallel/engine.py); with a pipeline,
-parameters once a step (schedule/gradients/sharding.py, `sharding_of`). What layers send:
-schedule/layers/collectives.py."""
-
-MEGATRON = Policy()
-"""Megatron-FSDP, the only one of Megatron's that shards gradients: `optim_grads` reduce-scatters on all
-micro-batches, `optim_grads_params` also gathers on all (Megatron-LM d98e8a6,
-megatron/core/distributed/fsdp/mcore_fsdp_adapter.py:167-169; fsdp/src/megatron_fsdp/megatron_fsdp.py:879-882,
-`grad_reduce_every_bprop`), whatever the pipeline. Its DistributedOptimizer is level 1. A checkpointed
-block runs again as a whole (megatron/core/tensor_parallel/random.py:591, CheckpointFunction); a pipeline message is a
-rank's part of the tokens only under sequence parallelism (megatron/core/pipeline_parallel/schedules.py:2140)."""
-
-MEGATRON_2021 = Policy(scatters_messages=1.0)
-"""Before Megatron-Core: scatter/gather of pipeline messages (Narayanan et al. 2021, section 4.1)."""
-
-DEEPSPEED = Policy(scatters_messages=1.0)
-"""Level 2 reduces in every backward pass (DeepSpeed edaa722, deepspeed/runtime/zero/stage_1_and_2.py:1768,
-`partition_gradients or is_gradient_accumulation_boundary`), level 3 too (stage3.py); with a pipeline both are refused
-(deepspeed/runtime/pipe/engine.py:77). Messages are scattered over tp ranks (engine.py:143, `is_pipe_partitioned`)."""
-
-FSDP = Policy(
-    zero0_reduces=1.0,
-    zero2_gathers=1.0,
-    zero2_reduces_in_pipeline=0.0,
-    zero3_reduces_in_pipeline=0.0,
-    zero3_gathers_in_pipeline=0.0,
-    replicas_each=1.0,
-    repeats_last=0.0,
-    equal_rounds=1.0,
-    keeps_gathered=1.0,
-    copies_each=1.0,
-    loss_apart=1.0,
-)
-"""PyTorch's own parallelisms, compared with the installed library (tests/frameworks/test_policies_observed.py).
-DDP is level 0: every backward pass reduces (torch 2.13, torch/nn/parallel/distributed.py:1754). fully_shard is level
-3: every unit is gathered in the forward and in the backward pass, every backward pass reduces, over shards and then
-over their replicas (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py:560). Checkpoints stop where the last
-tensor that is read has been computed again (torch/utils/checkpoint.py, `early_stop`). DTensor keeps what it gathered,
-and sums each norm's gradient over tp ranks as it comes; its loss sends three times (`loss_parallel`). Level 2 is
-`reshard_after_forward=False`: gathered once per micro-batch. With a pipeline parameters stay
-(torchtitan/distributed/fsdp.py:127-132) and stages turn off reduction and resharding until their last backward pass
-(torch 2.13, torch/distributed/pipelining/stage.py:845-847), so that unsharded gradients accumulate in the reduced
-type (torch/distributed/fsdp/_fully_shard/_fsdp_param.py:802-820). Interleaved stages: rounds of m / max(1, m // p)
-micro-batches (torch/distributed/pipelining/schedules.py:2935)."""
-
-TORCHTITAN = replace(FSDP, repeats_last=1.0)
-"""torchtitan turns no reduction off for accumulation (b5bcd76, torchtitan/trainer.py:882), and its checkpoints do not
-stop early (torchtitan/distributed/activation_checkpoint.py:180)."""
-
-COMPOSER = replace(FSDP, zero0_reduces=0.0)
-"""Composer turns reductions off for accumulation under DDP only (6405188, composer/trainer/trainer.py:2897, a null
-context unless DDP)."""
-
-ACCELERATE = replace(FSDP, zero0_reduces=0.0, zero2_reduces=0.0, zero3_reduces=0.0)
-"""accelerate accumulates under no_sync(), which calls set_requires_gradient_sync(False) (16cb6eb,
-src/accelerate/accelerator.py:1165): unsharded gradients stay until the last micro-batch."""
-
-NANOTRON = Policy()
-"""DDP under no_sync() but for the last micro-batch (nanotron 2411b02,
-src/nanotron/parallel/pipeline_parallel/engine.py); inputs are gathered again (`tp_recompute_allgather`)."""
-
-JAX = Policy(zero2_gathers=1.0)
-"""MaxText's accumulated gradients have the shardings of the parameters, in the carry of a scan over micro-batches
-(maxtext e591f30, src/maxtext/utils/gradient_accumulation.py:73-130), so that each micro-batch's are reduced into
-shards. PAX is taken to do the same."""
+PLAIN = Policy()
+"""What a stack does that states nothing else."""

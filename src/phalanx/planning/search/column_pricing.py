@@ -15,8 +15,7 @@ from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.analytic.memory import Memory, allocatable_bytes, memory
 from phalanx.cost.analytic.option_effects import effective, extended, laid_out
 from phalanx.cost.analytic.precision import typed
-from phalanx.cost.analytic.profile import Profile
-from phalanx.cost.analytic.stacks import capabilities, capabilities_of, profile
+from phalanx.cost.analytic.profile import Profile, profile
 from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
@@ -25,8 +24,8 @@ from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank
 from phalanx.cost.ledger.rank_layout import FORMATS, Layout, under_any_cut
 from phalanx.cost.ledger.recomputed import recomputed
 from phalanx.frameworks import recomputation as kinds
-from phalanx.frameworks.registry import ROWS, facts
-from phalanx.frameworks.stack import WORDS, Stack, counted
+from phalanx.frameworks.registry import ROWS, facts, priced_stack
+from phalanx.frameworks.stack import Stack, counted
 from phalanx.planning.search import HEADROOM
 from phalanx.planning.search.limits import Limits
 from phalanx.planning.search.strategy_columns import ORDERS, SEARCHED, Ints, Options, Strategies, joined
@@ -35,9 +34,8 @@ from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.strategy import where
 from phalanx.spec.strategy.recompute import encode
-from phalanx.spec.strategy.spec import FIELDS, Strategy
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import AS_RELEASED, OPTION_FIELDS, StackOptions
 from phalanx.spec.strategy.where import Condition
 
@@ -58,7 +56,7 @@ class Pricing:
     cluster: ClusterSpec
     job: Job
     stack: str
-    """Name of a profile (cost/analytic/stacks.py)."""
+    """Its name (frameworks/registry.py)."""
     number_format: str = "bfloat16"
     """Of matrix products, one of FORMATS."""
     rates: System | None = None
@@ -95,20 +93,19 @@ class Pricing:
         recomputation frees nothing, unless the product after it is repeated too. The order of the mesh matters only
         if links differ, and our runtime has one."""
         row = self.row
-        can = capabilities(self.stack) if row is None else capabilities_of(row)
+        stack = priced_stack(self.stack).as_priced if row is None else row
         flash = bool(np.all(self.profile.flash)) and not np.any(self.profile.result_again)
-        lacked = where.parse(can.conditions, tuple(FIELDS), WORDS, "stack") if can.conditions else ()
         kinds_ = kinds.searched(row, self.model, flash, bool(np.all(self.profile.per_op)))
         rates = {t.bandwidth_bytes_per_s_per_gpu_per_direction for t in self.cluster.tiers}
         return Options(
-            schedules=can.schedules,
-            recompute=tuple(k for k in kinds_ if "recompute" not in can.without or not k.startswith("selective")),
+            schedules=stack.schedules,
+            recompute=tuple(kind for kind in kinds_ if stack.refusal(Strategy(recompute=kind)) is None),
             orders=SEARCHED if len(rates) > 1 and self.stack != "phalanx" else SEARCHED[:1],
-            limits=Limits(row, (*self.wanted, *lacked), self._constants),
+            limits=Limits(stack, self.wanted, self._constants),
             extra=self.extra,
-            zero=can.zero,
-            zero_in_pipeline=can.zero_in_pipeline,
-            ulysses=can.ulysses,
+            zero=stack.zero,
+            zero_in_pipeline=stack.zero_in_pipeline,
+            ulysses=stack.ulysses,
         )
 
     @property

@@ -109,7 +109,7 @@ def nothing_within(options: Options, ranks: int) -> InputError:
     all conditions, or about the stack."""
     limits = options.limits
     row, wanted = limits.row, ", ".join(dict.fromkeys(c.text for c in limits.wanted))
-    stack = row.title if row else "the model"
+    stack = (row.title if row else "") or "the model"
     for condition in limits.wanted if row else ():
         for name in condition.fields:
             entry = row.strategy.get(name) if row else None

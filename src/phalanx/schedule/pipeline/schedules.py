@@ -154,8 +154,6 @@ class ScheduleFacts:
     """Whether `virtual` chooses the chunks per rank."""
     counterpart: str
     """The same schedule with several chunks per rank if this one has one, and the other way round; "" if none."""
-    in_megatron: bool
-    """Whether Megatron-LM, and so what is built on it, runs it."""
     overlaps: bool
     """Whether ranks work on several micro-batches at the same time."""
     refusal: Callable[[int, int], Refusal | None]
@@ -206,7 +204,6 @@ SCHEDULES = table(
             chunks=1,
             takes_virtual=False,
             counterpart="",
-            in_megatron=False,
             overlaps=False,
             refusal=_any_number,
             build=orders.naive,
@@ -221,7 +218,6 @@ SCHEDULES = table(
             chunks=1,
             takes_virtual=False,
             counterpart="",
-            in_megatron=False,
             overlaps=True,
             refusal=_any_number,
             build=orders.gpipe,
@@ -236,7 +232,6 @@ SCHEDULES = table(
             chunks=1,
             takes_virtual=False,
             counterpart="interleaved",
-            in_megatron=True,
             overlaps=True,
             refusal=_any_number,
             build=orders.one_f_one_b,
@@ -251,7 +246,6 @@ SCHEDULES = table(
             chunks=2,
             takes_virtual=True,
             counterpart="1f1b",
-            in_megatron=True,
             overlaps=True,
             refusal=_equal_rounds,
             build=orders.interleaved,
@@ -266,7 +260,6 @@ SCHEDULES = table(
             chunks=1,
             takes_virtual=False,
             counterpart="",
-            in_megatron=False,
             overlaps=True,
             refusal=_any_number,
             build=orders.zb_h1,
@@ -281,7 +274,6 @@ SCHEDULES = table(
             chunks=2,
             takes_virtual=False,
             counterpart="",
-            in_megatron=False,
             overlaps=True,
             refusal=_any_number,
             build=orders.zb_v,
@@ -296,7 +288,6 @@ SCHEDULES = table(
             chunks=2,
             takes_virtual=False,
             counterpart="",
-            in_megatron=False,
             overlaps=True,
             refusal=_two_per_rank,
             build=orders.dualpipe_v,

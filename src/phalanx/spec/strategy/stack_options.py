@@ -2,7 +2,7 @@
 
 A Strategy says who holds and computes what. These say how a stack does it: in which number types, what it offloads to
 the host, what it fuses and hides. `auto`, the default of most, is what the stack's release does by itself
-(cost/analytic/stacks.py has its constants), so `StackOptions()` is what a Strategy alone has always meant. Which
+(frameworks/ has its constants), so `StackOptions()` is what a Strategy alone has always meant. Which
 stack has which option is in frameworks/; what each is worth is in cost/analytic/option_effects.py.
 
 Beside these, Strategy itself has fields that other frameworks write as options: `recompute` (by module, by number of

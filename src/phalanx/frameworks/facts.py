@@ -1,0 +1,226 @@
+"""What every framework can do, read from the facts.toml of its folder into Stacks.
+
+    [files]                      abbreviations of paths: `arguments:446` is a line of the file that `arguments` names
+    [stacks.NAME]                title, repository, commit: a documented release; `position`: its place in lists
+        parent                   the stack whose constants, policy and limits it has where it states none
+        like                     the stack whose facts it shares: a fact that is a string is the same at another line
+        modules, needs           see Stack
+    [stacks.NAME.strategy]       field = { key, words, written, values, note, in_code, source } (Entry), or false
+    [stacks.NAME.options]        the same of options
+    [stacks.NAME.rules.ID]       when (one condition or several), reason, remedy, source (Rule)
+    [stacks.NAME.priced]         zero, zero_in_pipeline, schedules, ulysses, without: what its constants price
+    [stacks.NAME.constants]      constants of a Profile that are known from its code
+    [stacks.NAME.policy]         fields of Policy that are not the default; `like`: of a stack whose policy it shares
+
+A stack `like` one of another commit has only the facts that it gives a line for. A table that is not one of these, a
+fact without a source and a field without a fact raise ValueError.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from phalanx.frameworks.stack import WORDS, Entry, Rule, Stack
+from phalanx.schedule.pipeline.schedules import SCHEDULES
+from phalanx.spec.strategy.spec import FIELDS
+from phalanx.spec.strategy.stack_options import DEFAULTS, OPTION_FIELDS
+
+Table = Mapping[str, Any]
+_ABOUT = ("title", "repository", "commit", "position", "parent", "like", "modules", "needs")
+_STACK = frozenset((*_ABOUT, "strategy", "options", "rules", "priced", "constants", "policy"))
+_ENTRY = frozenset(("key", "words", "written", "values", "note", "in_code", "source"))
+_RULE = frozenset(("when", "reason", "remedy", "source"))
+_LATER = {"sp": "sp=1", "cp": "cp>1", "recompute": "recompute=selective*"}
+"""Ideas younger than some stacks, and the strategies that use them: sequence parallelism and selective recomputation
+(Korthikanti et al., May 2022; Megatron-LM v3.0), context parallelism (Megatron Core 0.4.0, December 2023)."""
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """A framework's facts.toml: paths by their abbreviations, and its stacks."""
+
+    files: Mapping[str, str]
+    stacks: Mapping[str, Table]
+
+    def source(self, text: Any) -> str:
+        """Write out the file of a `file:line`."""
+        file, _, line = str(text).rpartition(":")
+        return f"{self.files.get(file, file)}:{line}" if file else str(text)
+
+
+def load(root: Path) -> dict[str, Stack]:
+    """Return the stacks of every folder of `root` that has a facts.toml, documented ones first, by `position`.
+
+    Raises ValueError naming the stack whose facts are not complete."""
+    folders = [_folder(path) for path in sorted(root.glob("*/facts.toml"))]
+    tables = {name: (folder, table) for folder in folders for name, table in folder.stacks.items()}
+    built: dict[str, Stack] = {}
+    for name in tables:
+        _build(name, tables, built)
+    last = len(tables)
+    ordered = sorted(tables, key=lambda name: (int(tables[name][1].get("position", last)),))
+    return {name: built[name] for name in ordered}
+
+
+def _folder(path: Path) -> _Folder:
+    document = tomllib.loads(path.read_text())
+    _require_known(str(path), document, ("files", "stacks"))
+    return _Folder(document.get("files", {}), document["stacks"])
+
+
+def _build(name: str, tables: Mapping[str, tuple[_Folder, Table]], built: dict[str, Stack]) -> Stack:
+    """Return a stack, built after those that it derives from."""
+    if name in built:
+        return built[name]
+    if name not in tables:
+        raise ValueError(f"no stack is named {name}")
+    folder, table = tables[name]
+    _require_known(name, table, _STACK)
+    parent = _build(table["parent"], tables, built) if "parent" in table else None
+    like = _build(table["like"], tables, built) if "like" in table else None
+    rules = _rules(name, folder, table, tables)
+    same = like is not None and like.commit == table.get("commit")
+    built[name] = Stack(
+        name=name,
+        parent=parent.name if parent else "",
+        title=table.get("title", ""),
+        repository=table.get("repository", ""),
+        commit=table.get("commit", ""),
+        strategy=_entries(name, folder, table.get("strategy", {}), like.strategy if like else {}, same),
+        options=_entries(name, folder, table.get("options", {}), like.options if like else {}, same),
+        rules=tuple(r for group in rules.values() for r in group),
+        priced=_limits(_inherited(name, "priced", tables)),
+        modules=tuple(table.get("modules", like.modules if like else ())),
+        needs=tuple(table.get("needs", like.needs if like else ())),
+        constants={**(parent.constants if parent else {}), **_numbers(table.get("constants", {}))},
+        policy=_policy(table, parent, tables, built),
+        lineage=(name, *(parent.lineage if parent else ())),
+    )
+    return built[name]
+
+
+def _entries(stack: str, folder: _Folder, table: Table, shared: Mapping[str, Entry], same: bool) -> dict[str, Entry]:
+    """Return the entries of a table, with those that it shares. `same`: of the same commit, so all stay."""
+    result = {name: entry for name, entry in shared.items() if table.get(name, same) is not False}
+    for name, fact in table.items():
+        if fact is False:
+            continue
+        if isinstance(fact, str):
+            if name not in shared:
+                raise ValueError(f"{stack}.{name} has a line and no fact")
+            result[name] = replace(shared[name], source=folder.source(fact))
+            continue
+        _require_known(f"{stack}.{name}", fact, _ENTRY)
+        key, words = fact.get("key", ""), fact.get("words", {})
+        result[name] = Entry(
+            values=_legal(name, fact, words),
+            written=fact.get("written", key),
+            source=folder.source(fact.get("source", "")),
+            note=fact.get("note", ""),
+            in_code=fact.get("in_code", False),
+            key=key,
+            words=words,
+        )
+    return {name: result[name] for name in (*FIELDS, *OPTION_FIELDS, *result) if name in result}
+
+
+def _legal(name: str, fact: Table, words: Table) -> tuple[Any, ...] | None:
+    """Return the legal values of a field: as they stand, else those that its key has words for."""
+    if "values" in fact:
+        return tuple(fact["values"])
+    if not words or not all(isinstance(value, str) for value in words.values()):
+        return None
+    named = [value for value in words.values() if not WORDS[name] or value in WORDS[name]]
+    return tuple(dict.fromkeys([*(["auto"] if DEFAULTS.get(name) == "auto" else []), *named]))
+
+
+def _rules(
+    stack: str, folder: _Folder, table: Table, tables: Mapping[str, tuple[_Folder, Table]]
+) -> dict[str, tuple[Rule, ...]]:
+    """Return the rules of a stack by ID, with those that it shares."""
+    given = table.get("rules", {})
+    shared: dict[str, tuple[Rule, ...]] = {}
+    if "like" in table:
+        other_folder, other = tables[table["like"]]
+        shared = _rules(table["like"], other_folder, other, tables)
+        same = other.get("commit") == table.get("commit")
+        shared = {id_: rules for id_, rules in shared.items() if given.get(id_, same) is not False}
+    for id_, fact in given.items():
+        if fact is False:
+            continue
+        if isinstance(fact, str):
+            if id_ not in shared:
+                raise ValueError(f"{stack}: rule {id_} has a line and no fact")
+            shared[id_] = tuple(replace(rule, source=folder.source(fact)) for rule in shared[id_])
+            continue
+        _require_known(f"{stack}: rule {id_}", fact, _RULE)
+        if missing := [part for part in _RULE if not fact.get(part)]:
+            raise ValueError(f"{stack}: rule {id_} has no {', '.join(sorted(missing))}")
+        conditions = [fact["when"]] if isinstance(fact["when"], str) else fact["when"]
+        source = folder.source(fact["source"])
+        shared[id_] = tuple(Rule(when, fact["reason"], fact["remedy"], source) for when in conditions)
+    return shared
+
+
+def _inherited(name: str, part: str, tables: Mapping[str, tuple[_Folder, Table]]) -> dict[str, Any]:
+    """Return a table of a stack with what its ancestors say beyond it."""
+    table = tables[name][1]
+    above = _inherited(table["parent"], part, tables) if "parent" in table else {}
+    return {**above, **table.get(part, {})}
+
+
+def _limits(priced: Table) -> tuple[Rule, ...]:
+    """Return what constants do not price as rules."""
+    _require_known("priced", priced, ("zero", "zero_in_pipeline", "schedules", "ulysses", "without"))
+
+    def listed(values: Iterable[Any]) -> str:
+        return ", ".join(map(str, values))
+
+    rules = [_limit(f"{_LATER[name]}", "is newer than the stack", "leave it out") for name in priced["without"]]
+    names = priced["schedules"]
+    unknown = [name for name in names if name not in SCHEDULES]
+    if unknown:
+        raise ValueError(f"priced: {listed(unknown)} are no schedules")
+    if names:
+        reason = f"is not in the stack, which has {listed(names)}"
+        rules.append(_limit(f"schedule not in ({listed(names)}), pp>1", reason, "use one of these, or pp=1"))
+    else:
+        rules.append(_limit("pp>1", "is not in the stack, which has no pipeline", "use pp=1"))
+    if not priced["ulysses"]:
+        rules.append(_limit("ulysses>1", "is not in the stack, whose context parallelism is a ring", "leave it out"))
+    for levels, ranks, place in (
+        (priced["zero"], "pp=1", ""),
+        (priced["zero_in_pipeline"], "pp>1", " with a pipeline"),
+    ):
+        if levels:
+            remedy = "use " + " or ".join(f"zero={level}" for level in levels)
+            rules.append(_limit(f"zero not in ({listed(levels)}), {ranks}", f"is not in the stack{place}", remedy))
+    return tuple(rules)
+
+
+def _limit(when: str, reason: str, remedy: str) -> Rule:
+    return Rule(when, reason, remedy, "")
+
+
+def _policy(
+    table: Table, parent: Stack | None, tables: Mapping[str, tuple[_Folder, Table]], built: dict[str, Stack]
+) -> dict[str, float]:
+    """Return a stack's policy: what it states on top of the one that it is like, else its parent's."""
+    if "policy" not in table:
+        return dict(parent.policy) if parent else {}
+    stated = dict(table["policy"])
+    like = stated.pop("like", None)
+    return {**(_build(like, tables, built).policy if like else {}), **_numbers(stated)}
+
+
+def _numbers(table: Table) -> dict[str, float]:
+    return {name: float(value) for name, value in table.items()}
+
+
+def _require_known(where: str, table: Table, known: Iterable[str]) -> None:
+    if unknown := sorted(set(table) - set(known)):
+        raise ValueError(f"{where}: {', '.join(unknown)} are not facts that a stack has")
