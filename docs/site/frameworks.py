@@ -32,7 +32,7 @@ def _section(row: Stack) -> str:
     lines += _rows(row.options)
     if row.rules:
         lines += ["", "| refused | why | instead |", "|---|---|---|"]
-        lines += [f"| `{rule.when}` | {rule.reason} | {rule.mend} |" for rule in row.rules]
+        lines += [f"| `{rule.when}` | {rule.reason} | {rule.remedy} |" for rule in row.rules]
     return "\n".join(lines)
 
 
