@@ -344,7 +344,7 @@ def bench_memory() -> Iterator[Result]:
     """Compare the peak memory of real steps as predicted, as verified without content, and as measured."""
     from benchmarks.memory import CASES, PRECISIONS, job_of, model, strategy_of
     from phalanx.cost.step.expand import expand
-    from phalanx.observation.fake_step import imagine
+    from phalanx.observation.trainer.step import record_step
     from phalanx.schedule.layout import Layout
 
     precisions = {p.compute: p for p in PRECISIONS}
@@ -352,7 +352,7 @@ def bench_memory() -> Iterator[Result]:
         for line, compute, measured in _run_ranks("memory", ranks):
             job, strategy = job_of(precisions[compute]), strategy_of(line)
             predicted = expand(Layout(model(), job, strategy).stage_view()).peak_bytes
-            verified = imagine(model(), job, strategy, 0).memory.peak
+            verified = record_step(model(), job, strategy, 0).memory.peak
             off = [x / measured - 1 for x in (predicted, verified)]
             shown = f"{predicted:,} / {verified:,} / {measured:,} B ({off[0]:+.3%}, {off[1]:+.3%})"
             kept = max(map(abs, off)) <= 0.03

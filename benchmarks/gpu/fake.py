@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from phalanx.observation.verify import verify
+from phalanx.observation.trainer.verify import verify
 from phalanx.spec.files.job_file import build, make_strategy
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import Job, Precision

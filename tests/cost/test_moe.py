@@ -16,7 +16,7 @@ from phalanx.cost.memory.moe import ExpertsBlock, SplitExpertsBlock
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.predict import predict
 from phalanx.observation.diff import differences, exactly, memory_differences
-from phalanx.observation.fake_step import imagine
+from phalanx.observation.trainer.step import record_step
 from phalanx.schedule.event import Event
 from phalanx.schedule.layers.routing import balanced, most, routed
 from phalanx.schedule.layout import Layout
@@ -151,7 +151,10 @@ def test_steps_are_as_predicted(name: str, strategy: Strategy) -> None:
         model = replace(model, heads=6, kv_heads=3, ffn=252, experts=replace(model.experts, ffn=96))  # type: ignore[type-var]
     job = Job(global_batch=2 * strategy.pp * strategy.dp, seq=128)
     for rank in {0, strategy.world - 1}:
-        program, recorded = expand(Layout(model, job, strategy).rank_view(rank)), imagine(model, job, strategy, rank)
+        program, recorded = (
+            expand(Layout(model, job, strategy).rank_view(rank)),
+            record_step(model, job, strategy, rank),
+        )
         assert list(map(str, differences(program.events, recorded.events, exactly))) == []
         assert list(map(str, memory_differences(program, recorded.events, recorded.memory))) == []
         assert recorded.unawaited == ()
@@ -161,7 +164,7 @@ def test_mixtral_on_many_ranks_is_as_predicted() -> None:
     model = replace(MIXTRAL, layers=4)  # all of its 32 take a minute
     job = Job(global_batch=128, seq=4096, precision=BF16)
     s = Strategy(dp=16, tp=4, sp=True, ep=8, zero=1, recompute="every:2")
-    program, recorded = expand(Layout(model, job, s).rank_view(0)), imagine(model, job, s, 0)
+    program, recorded = expand(Layout(model, job, s).rank_view(0)), record_step(model, job, s, 0)
     assert list(differences(program.events, recorded.events, exactly)) == []
     assert list(memory_differences(program, recorded.events, recorded.memory)) == []
 

@@ -21,7 +21,7 @@ from support.toy_model import model, order_of_gradients
 from phalanx.nn import mla
 from phalanx.observation.diff import SLACK_BYTES
 from phalanx.observation.parity.parity import BOUNDS
-from phalanx.observation.verify import verify
+from phalanx.observation.trainer.verify import verify
 from phalanx.runtime.process.environment import ALONE
 from phalanx.schedule.gradients.buckets import backward_order
 from phalanx.spec.job import Job, Precision

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from phalanx.answers import observe as command
 from phalanx.cost.step.expand import expand
 from phalanx.observation.observe import observe as phalanx_observe
-from phalanx.observation.program.run import Unobservable
+from phalanx.observation.unobservable import Unobservable
 from phalanx.planning.explain.observed_against_plan import compare
 from phalanx.schedule.layout import Layout
 from phalanx.schedule.observation import (
@@ -266,7 +266,7 @@ def test_a_kernel_without_a_gpu_and_an_address_without_content(tmp_path: Path) -
     assert err.startswith("error: kernel.py: a Triton kernel at kernel.py:6 runs on a GPU alone: "), err
     code, _, err = phalanx(tmp_path, "observe", "--world", "2", "--ranks", "0", "--", "address.py")
     assert code == 0, err
-    said = "note: data_ptr of a tensor without content: an address of the storage's own (6 x, address.py:6)"
+    said = "note: data_ptr of a fake tensor: an address of its storage (6 x, address.py:6)"
     assert said in err.splitlines()
     assert "Warning" not in err
 

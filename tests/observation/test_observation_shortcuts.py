@@ -77,12 +77,13 @@ def _described(out: Any, args: tuple[Any, ...]) -> Any:
 def test_what_is_remembered_is_what_torch_returns() -> None:
     with FakeTensorMode() as fake:
         remembered = Remembered(fake)
+        remembered.recipes.clear()  # of other steps in this process
         for (name, (func, arguments)), _ in itertools.product(CALLS.items(), range(3)):
             args, others = arguments(), arguments()
             tensors = [x for a in args for x in (a if isinstance(a, list) else [a]) if isinstance(x, Tensor)]
             torchs = _described(func(*others), others)
             assert _described(remembered.run(func, args, {}, tensors), args) == torchs, name
-    built = {key[0] for key, entry in remembered.entries.items() if entry is not None}
+    built = {key[0] for key, recipe in remembered.recipes.items() if recipe is not None}
     assert built == {func for func, _ in CALLS.values()} - {aten.t_.default}
 
 

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from phalanx.nn import functional
 from phalanx.observation.fake.gpu_rules import without_cuda
-from phalanx.observation.fake_step import Unverifiable, gpu_device, imagine
-from phalanx.observation.verify import verify
+from phalanx.observation.trainer.step import gpu_device, record_step
+from phalanx.observation.trainer.verify import verify
+from phalanx.observation.unobservable import Unobservable
 from phalanx.runtime.comm.in_flight import NotIssued
 from phalanx.runtime.model_parallel.context import ContextParallel
 from phalanx.runtime.tracing import host_values
@@ -131,8 +132,8 @@ def _said(line: str, device: torch.device) -> str:
     strategy = make_strategy(line)
     assert strategy is not None
     try:
-        imagine(SHALLOW, replace(JOB, global_batch=2), strategy, 0, device)
-    except Unverifiable as error:
+        record_step(SHALLOW, replace(JOB, global_batch=2), strategy, 0, device)
+    except Unobservable as error:
         return str(error)
     return ""
 
@@ -153,7 +154,7 @@ def _examined() -> dict[str, Any]:
     strategy = make_strategy("dp=2,ep=2")
     assert strategy is not None
     for global_batch in (4, 8, 64):
-        recorded = imagine(WITH_EXPERTS, Job(global_batch, 8), strategy, 0, gpu_device())
+        recorded = record_step(WITH_EXPERTS, Job(global_batch, 8), strategy, 0, gpu_device())
         found["waits"].append((global_batch, dict(recorded.waits)))
     with _after_swiglu(lambda x: host_values.read(x.sum().view(1), [0.0])):
         (checked,) = verify(MODEL, JOB, replace(strategy, ep=1), on_gpu=True)

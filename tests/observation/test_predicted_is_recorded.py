@@ -15,8 +15,8 @@ from support.strategies import TRANSPORTS, cases
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from phalanx.observation.diff import SLACK_BYTES
-from phalanx.observation.fake_step import imagine
-from phalanx.observation.verify import verify
+from phalanx.observation.trainer.step import record_step
+from phalanx.observation.trainer.verify import verify
 from phalanx.runtime.comm.recorder import Recorder
 from phalanx.runtime.process.environment import ALONE
 from phalanx.runtime.tracing.instrument import Tracker
@@ -43,7 +43,7 @@ def test_one_process(examples: int) -> None:
         assert found["differences"] == []
         assert found["bytes"] == {}
         assert found["predicted_peak"] == pytest.approx(found["measured_peak"], rel=0.01), case
-        assert imagine(*case, rank=0).memory.peak == pytest.approx(found["measured_peak"], abs=SLACK_BYTES), case
+        assert record_step(*case, rank=0).memory.peak == pytest.approx(found["measured_peak"], abs=SLACK_BYTES), case
 
     equal()
 
@@ -68,9 +68,9 @@ def test_several_ranks(pool: Pool, world: int, examples: int) -> None:
             assert found["events"] > 0
             assert found["predicted_peak"] == pytest.approx(found["measured_peak"], abs=found["slack"]), case
         # The other ranks hold other parts, or fewer elements where these do not divide.
-        assert imagine(*case, rank=0).memory.peak == pytest.approx(every[0]["measured_peak"], abs=found["slack"]), (
-            case
-        )
+        assert record_step(*case, rank=0).memory.peak == pytest.approx(
+            every[0]["measured_peak"], abs=found["slack"]
+        ), case
 
     equal()
 
@@ -83,7 +83,7 @@ def test_one_process_with_experts(examples: int) -> None:
         found = rank_cases.instrumented_step(ALONE, *case, balanced=True)
         assert found["differences"] == []
         assert found["predicted_peak"] == pytest.approx(found["measured_peak"], rel=0.01), case
-        assert imagine(*case, rank=0).memory.peak == pytest.approx(found["measured_peak"], abs=SLACK_BYTES), case
+        assert record_step(*case, rank=0).memory.peak == pytest.approx(found["measured_peak"], abs=SLACK_BYTES), case
 
     equal()
 

@@ -23,12 +23,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from phalanx.answers.plan import decide
 from phalanx.cost.step.expand import expand
-from phalanx.observation import fake_step
 from phalanx.observation.diff import memory_differences
-from phalanx.observation.fake import meta_ops
-from phalanx.observation.fake_step import imagine
-from phalanx.observation.steady_state import Known, Pass
-from phalanx.observation.verify import Verified, verify
+from phalanx.observation.fake import world
+from phalanx.observation.fake.remembered import Remembered
+from phalanx.observation.steady_state import SteadyState
+from phalanx.observation.trainer.pipeline import PassRecord
+from phalanx.observation.trainer.step import record_cut_step, record_step
+from phalanx.observation.trainer.verify import Verified, verify
+from phalanx.observation.unobservable import Unsteady
 from phalanx.runtime.data_parallel import engine, zero3
 from phalanx.runtime.tracing import host_values
 from phalanx.schedule.event import Event
@@ -85,9 +87,9 @@ def test_worlds_that_are_not_here(examples: int) -> None:
 def test_a_cut_accumulation_is_the_whole_one(strategy: str) -> None:
     s = _strategy(strategy)
     job = replace(JOB, global_batch=s.dp * 6)
-    cut = imagine(MODEL, job, s, 1)
+    cut = record_step(MODEL, job, s, 1)
     assert cut.ran < 6
-    whole = fake_step._imagine(MODEL, job, s, 1, first=6)
+    whole = record_cut_step(MODEL, job, s, 1, first=6)
     assert whole.ran == 6
     assert len(cut.events) == len(whole.events)
     for a, b in zip(cut.events, whole.events, strict=True):
@@ -104,9 +106,9 @@ def test_the_quick_way_is_torchs_own(examples: int) -> None:
     @given(case=st.sampled_from([1, 4]).flatmap(lambda ranks: cases(ranks, small=False, compressed=True)))
     def equal(case: tuple[ModelSpec, Job, Strategy]) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            ours = imagine(*case, rank=0)
-            patch.setattr(meta_ops, "run", lambda *_: None)
-            assert imagine(*case, rank=0) == ours
+            ours = record_step(*case, rank=0)
+            patch.setattr(Remembered, "run", lambda self, func, args, kwargs, tensors: func(*args, **kwargs))
+            assert record_step(*case, rank=0) == ours
 
     equal()
 
@@ -266,13 +268,13 @@ def test_a_look_at_what_a_tensor_holds_fails_the_run_and_says_where() -> None:
 def test_nothing_is_left_behind() -> None:
     hook, reads = sys.excepthook, host_values.read
     gc.unfreeze()  # as in a program that has frozen nothing itself
-    fake_step._frozen_before.cache_clear()
+    world._frozen_before.cache_clear()
     try:
         verify(MODEL, FEW, Strategy(dp=2))
         assert gc.get_freeze_count() == 0
     finally:
         gc.freeze()
-        fake_step._frozen_before.cache_clear()
+        world._frozen_before.cache_clear()
     assert not dist.is_initialized()
     assert sys.excepthook is hook
     assert host_values.read is reads
@@ -281,7 +283,7 @@ def test_nothing_is_left_behind() -> None:
 def test_memory_of_a_step_is_compared_over_time() -> None:
     """Less than the slack passes, more does not, at whatever instant."""
     strategy = Strategy(dp=2, zero=3)
-    recorded = imagine(MODEL, FEW, strategy, 0)
+    recorded = record_step(MODEL, FEW, strategy, 0)
     program = expand(Layout(MODEL, FEW, strategy).rank_view(0))
     held = recorded.memory
     assert not list(memory_differences(program, recorded.events, held))
@@ -347,11 +349,13 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
 
 def test_a_pass_stands_for_others_only_where_the_one_before_did_the_same() -> None:
     sent = Event("collective", "all_reduce", "B", axis="tp", group_size=2, bytes=64)
-    passes = [Pass((sent.at("block", m), *[sent] * (m == 2)), (0, 0), 0) for m in range(4)]
-    known = Known()
-    for one, steady in zip(passes, (False, True, False, False), strict=True):
-        known.ran(one)
-        assert (known.steady, known.last) == (steady, one)
+    passes = [PassRecord((sent.at("block", m), *[sent] * (m == 2)), (0, 0), 0) for m in range(4)]
+    steady = SteadyState[PassRecord](PassRecord.same)
+    for record, represented in zip(passes, (False, True, False, False), strict=True):
+        steady.add("F", record)
+        assert (steady.steady("F") is not None) == represented
+    with pytest.raises(Unsteady):
+        steady.repeat("F")
 
 
 def test_the_command_sums_up_several_classes(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from phalanx.cost.step.predict import predict
 from phalanx.observation.diff import SLACK_BYTES
 from phalanx.observation.parity.parity import BOUNDS
 from phalanx.observation.rank_classes import classes
-from phalanx.observation.verify import verify
+from phalanx.observation.trainer.verify import verify
 from phalanx.runtime.any_module.parallelize import spread
 from phalanx.runtime.autograd import attention_core
 from phalanx.runtime.model_parallel.context import merge

@@ -20,9 +20,9 @@ from support.strategies import OPTIMIZERS, TRANSPORTS, cases, splits, with_exper
 
 from phalanx.cost.step.expand import expand
 from phalanx.nn.init import initial, of_rank
-from phalanx.observation.fake_step import imagine
 from phalanx.observation.parity.parity import BOUNDS
 from phalanx.observation.rank_classes import classes
+from phalanx.observation.trainer.step import record_step
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
 from phalanx.schedule.event import INSIDE
 from phalanx.schedule.gradients.buckets import Bucket, buckets, reduction_slots
@@ -198,7 +198,7 @@ def test_what_goes_between_layers_is_what_was_predicted(line: str) -> None:
     layout = Layout(spec, job, s)
     for kind in classes(layout):
         program = expand(layout.rank_view(kind.rank))
-        assert between(imagine(spec, job, s, kind.rank).events) == between(program.events)
+        assert between(record_step(spec, job, s, kind.rank).events) == between(program.events)
 
 
 @examples(2, 50)

@@ -18,9 +18,10 @@ from support.sizes import examples
 from torch import Tensor
 
 from phalanx.cost.step.predict import predict
-from phalanx.observation.fake_step import Unverifiable, gpu_device, imagine
 from phalanx.observation.parity.parity import gradient_errors
-from phalanx.observation.verify import verify
+from phalanx.observation.trainer.step import gpu_device, record_step
+from phalanx.observation.trainer.verify import verify
+from phalanx.observation.unobservable import Unobservable
 from phalanx.planning.search.space import cores, experts
 from phalanx.planning.search.strategy_columns import Options
 from phalanx.runtime.autograd import float8, recompute
@@ -259,8 +260,8 @@ def _turned(products: Products) -> str:
 
     float8.rounded = as_it_lies
     try:
-        imagine(_model(), Job(2, 64, Precision("bfloat16", products=products)), Strategy(), 0, gpu_device())
-    except Unverifiable as error:
+        record_step(_model(), Job(2, 64, Precision("bfloat16", products=products)), Strategy(), 0, gpu_device())
+    except Unobservable as error:
         return str(error)
     finally:
         float8.rounded = real

@@ -12,7 +12,7 @@ from support.fresh_process import in_fresh_process
 from torch import Tensor, nn
 
 from phalanx.nn import grouped_mlp
-from phalanx.observation.verify import verify
+from phalanx.observation.trainer.verify import verify
 from phalanx.runtime.autograd import grouped_product
 from phalanx.runtime.autograd.deferred_weight_grads import Grouped
 from phalanx.spec.files.job_file import build, make_strategy

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.predict import predict
-from phalanx.observation.verify import verify
+from phalanx.observation.trainer.verify import verify
 from phalanx.planning.search.space import everything
 from phalanx.planning.search.strategy_columns import Options
 from phalanx.runtime.comm.communicator import Comm

@@ -21,9 +21,9 @@ from support.toy_model import order_of_gradients
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.program import instants
 from phalanx.observation.diff import SLACK_BYTES
-from phalanx.observation.fake_step import imagine
 from phalanx.observation.parity.parity import BOUNDS
-from phalanx.observation.verify import verify
+from phalanx.observation.trainer.step import record_step
+from phalanx.observation.trainer.verify import verify
 from phalanx.runtime.autograd import recompute
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import ALONE
@@ -90,7 +90,7 @@ def test_what_is_repeated_is_sent_again_but_for_the_last_sum(residual: str, mode
     spec, job = model(residual=residual), Job(2, 16)
     events = expand(Layout(spec, job, strategy).stage_view()).events
     sent = Counter((e.phase, e.unit) for e in events if e.axis == "tp")
-    assert sent == Counter((e.phase, e.unit) for e in imagine(spec, job, strategy, 0).events if e.axis == "tp")
+    assert sent == Counter((e.phase, e.unit) for e in record_step(spec, job, strategy, 0).events if e.axis == "tp")
     for i in range(3):
         again = residual == "serial" and strategy.recompute_of(i) == "full"
         assert sent["B", f"blocks.{i}"] == 2 * (2 + again)
@@ -116,7 +116,7 @@ def test_kept_is_a_block_s_input_and_its_inside_is_there_once() -> None:
     live: dict[str, list[int]] = {}
     for mode in ("none", "selective", "full", "every:3"):
         strategy = Strategy(recompute=mode, micro_batch=2)
-        program, found = expand(Layout(spec, job, strategy).stage_view()), imagine(spec, job, strategy, 0)
+        program, found = expand(Layout(spec, job, strategy).stage_view()), record_step(spec, job, strategy, 0)
         live[mode] = [i.live for i in instants(found.events, found.memory.first) if i.event.phase == "F"]
         assert abs(found.memory.peak / program.peak_bytes - 1) < 0.001
     inside = live["none"][2] - live["none"][1]

@@ -24,7 +24,7 @@ from phalanx.cost.memory import footprint
 from phalanx.cost.step.expand import expand
 from phalanx.observation.diff import SLACK_BYTES
 from phalanx.observation.parity.parity import BOUNDS
-from phalanx.observation.verify import verify
+from phalanx.observation.trainer.verify import verify
 from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.data_parallel import shared_gradients

@@ -23,7 +23,7 @@ from phalanx.cost.step.expand import expand
 from phalanx.nn.init import initial, of_rank
 from phalanx.observation.diff import SLACK_BYTES
 from phalanx.observation.parity.parity import BOUNDS
-from phalanx.observation.verify import verify
+from phalanx.observation.trainer.verify import verify
 from phalanx.runtime.any_module.parallelize import spread
 from phalanx.runtime.process.environment import World
 from phalanx.schedule.layout import Layout

@@ -37,8 +37,8 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from phalanx.observation.program.processes import Processes
-from phalanx.observation.recorder.any_step import AnyStep, Step
-from phalanx.observation.recorder.step_summary import GroupNames, summarise
+from phalanx.observation.recorder.step import StepRecord, StepRecorder
+from phalanx.observation.recorder.summary import GroupNames, summarise
 from phalanx.schedule.observation import RankObservation
 from support.rank_pool import importing_as_here
 
@@ -321,7 +321,7 @@ _KEPT_BY_WORK = ("allreduce_", "broadcast_", "scatter_")
 """Collectives in place, whose work holds its tensors twice beside what is returned, for as long as it lives."""
 
 
-class _Recorder(AnyStep):
+class _Recorder(StepRecorder):
     """Leaves out Gloo's own memory: copies, and tensors that its thread releases after a collective has ended."""
 
     _inside = False
@@ -387,7 +387,7 @@ def recorded(name: str) -> RankObservation:
     results: list[RankObservation] = []
     names = GroupNames(dist.get_world_size())
 
-    def ended(step: Step) -> None:
+    def ended(step: StepRecord) -> None:
         names.read_meshes()
         results.append(summarise(recorder, step, names))
 

@@ -1,6 +1,6 @@
 """Verify a strategy in this process."""
 
-from phalanx.observation.verify import verify
+from phalanx.observation.trainer.verify import verify
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy

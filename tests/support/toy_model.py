@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from phalanx.observation.fake_step import imagine
+from phalanx.observation.trainer.step import record_step
 from phalanx.runtime.data_parallel.engine import DataParallel
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job
@@ -43,6 +43,6 @@ def order_of_gradients(spec: ModelSpec, strategy: Strategy) -> list[str]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DataParallel, "_hook", noting)
-        imagine(spec, Job(2, 8), strategy, 0)
+        record_step(spec, Job(2, 8), strategy, 0)
     assert came
     return [name for name in came if name.startswith("blocks")]

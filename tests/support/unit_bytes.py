@@ -16,7 +16,7 @@ from phalanx.cost.memory import footprint
 from phalanx.cost.memory.attention_core import Core
 from phalanx.cost.memory.live_bytes import Pass
 from phalanx.observation.diff import SLACK_BYTES
-from phalanx.observation.fake_step import Imagined
+from phalanx.observation.trainer.step import FakeRank
 from phalanx.runtime.autograd.deferred_weight_grads import Product
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Now
@@ -60,7 +60,7 @@ class Found:
 
 def measured(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) -> Found:
     """Measure one micro-batch forward, and backward in two parts or in one."""
-    comm = Comm(Imagined(rank, s.world, 0, 1), mesh(s), null=True)
+    comm = Comm(FakeRank(rank, s.world, 0, 1), mesh(s), null=True)
     part = Part(spec, job, s, comm)
     part.splits()
     (batch,) = batches(spec, job, s, part, 1)

@@ -18,7 +18,7 @@ from phalanx.answers.read import asked_by, is_configuration
 from phalanx.answers.this_machine import Announce
 from phalanx.cost.step.expand import expand
 from phalanx.observation.diff import Difference, slack
-from phalanx.observation.verify import Verified, verify
+from phalanx.observation.trainer.verify import Verified, verify
 from phalanx.planning.auto.bucket_size import has_buckets
 from phalanx.planning.auto.transport import allowed
 from phalanx.planning.explain.program_traffic import differing_axes

@@ -14,7 +14,7 @@ from phalanx.spec.errors import InputError
 
 if TYPE_CHECKING:
     from phalanx.answers.verify import Verification
-    from phalanx.observation.verify import Verified
+    from phalanx.observation.trainer.verify import Verified
 
 
 def verify(

@@ -1,219 +1,53 @@
-"""The steady state of a pipeline: of the many micro-batches that do the same in a chunk, few are executed.
+"""The steady state of a step: of many micro-batches that do the same, few are executed.
 
-The executor goes through its full list of actions, with every message. Passes are executed, and their events and live
-bytes recorded, for the first micro-batches of a chunk (of each kind, if some split their backward pass) and for the
-last one. Two successive executed passes must do the same; all passes between then and the last repeat their record,
-and hold as many bytes as those did.
+The passes of the first micro-batches of a kind and of the last one are executed and recorded; those between repeat
+the record of the latest executed pass, provided that the one before it did the same.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from math import prod
-from typing import Any, TypeVar
+from collections import defaultdict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
 
-import torch
-from torch import Tensor
+from phalanx.observation.unobservable import Unsteady
 
-from phalanx.runtime.model_parallel.pipeline import PASSES, Pipeline
-from phalanx.runtime.tracing.instrument import Tracker
-from phalanx.schedule.event import Event
-from phalanx.schedule.pipeline.actions import Action
-
-T = TypeVar("T")
-
-_COUNTERS = 64
-"""Bytes by which an event may differ between micro-batches: running sums that the first one allocates."""
+P = TypeVar("P")
 
 
-class Unsteady(Exception):
-    """No executed pass can stand for those after it; the message names the pass."""
+class SteadyState(Generic[P]):
+    """The records of executed passes by key; `same` says whether two micro-batches' passes did the same."""
 
+    def __init__(self, same: Callable[[P, P], bool]) -> None:
+        self._same = same
+        self._latest: dict[Hashable, tuple[P, ...]] = defaultdict(tuple)
+        self._counts: dict[Hashable, int] = defaultdict(int)
+        self._repeated: set[Hashable] = set()
 
-@dataclass(frozen=True)
-class Pass:
-    """The record of a pass: its events, whose computes hold their own bytes; (change, peak) of live bytes `before`
-    the first compute; and the `change` of live bytes over the pass."""
+    def executed(self, key: Hashable) -> int:
+        """Return how many passes of a key were executed."""
+        return self._counts[key]
 
-    events: tuple[Event, ...]
-    before: tuple[int, int]
-    change: int
+    def add(self, key: Hashable, record: P, unchanged: Callable[[P, P], bool] | None = None) -> None:
+        """Add the record of an executed pass. Raises Unsteady if earlier passes of the key were repeated and the new
+        one is not `unchanged` from them."""
+        latest = self._latest[key]
+        if unchanged is not None and key in self._repeated and not unchanged(record, latest[-1]):
+            raise Unsteady
+        self._latest[key] = (*latest[-1:], record)
+        self._counts[key] += 1
 
-    def same(self, other: Pass) -> bool:
-        """Whether two micro-batches' passes did the same."""
-        return len(self.events) == len(other.events) and all(map(_same, self.events, other.events))
+    def steady(self, key: Hashable) -> tuple[P, P] | None:
+        """Return the two latest records of a key if they are the same, so that they represent all later passes."""
+        match self._latest[key]:
+            case (before, last) if self._same(before, last):
+                return before, last
+        return None
 
-
-def _same(a: Event, b: Event) -> bool:
-    """Whether two events of different micro-batches are the same, up to `_COUNTERS` bytes."""
-    alike = a.identity == b.identity._replace(micro_batch=a.micro_batch) and a.flops == b.flops
-    return alike and max(abs(a.alloc - b.alloc), abs(a.free - b.free)) < _COUNTERS
-
-
-@dataclass
-class Known:
-    """The last executed pass of one kind through a chunk; `steady`: the one before it did the same."""
-
-    last: Pass | None = None
-    steady: bool = False
-
-    def ran(self, one: Pass) -> None:
-        """Take the next executed pass."""
-        self.steady = self.last is not None and one.same(self.last)
-        self.last = one
-
-
-class Steady(Pipeline):
-    """Executes the passes of the `first` micro-batches and of the last one, and repeats their record for the
-    others."""
-
-    def __init__(self, first: int, *args: Any) -> None:
-        super().__init__(*args)
-        self._real = _first(self.actions, first)
-        self.ran = len({m for _, m in self._real})
-        self._known: dict[tuple[str, int], Known] = {}
-        self._repeated: dict[
-            tuple[int, int], list[Tensor]
-        ] = {}  # inputs of repeated forward passes, until their backward
-
-    def _forward(self, action: Action, batch: Tensor) -> Tensor | None:
-        _, chunk, m = action
-        if (chunk, m) in self._real:
-            return self._run_and_record(action, lambda: super(Steady, self)._forward(action, batch))
-        steady = self._steady(action)
-        live = self._meter.live
-        self._begins(action, "forward")
-        inputs = [self._arrived("F", chunk, m)] if chunk else []
-        self._repeat(steady, m)
-        last = chunk == self.schedule.chunks - 1
-        if not last:
-            self._meter.live -= prod(self.shapes[chunk]) * self.dtype.itemsize  # the record counts it already
-            self._here["F", chunk, m] = torch.empty(
-                self.shapes[chunk], dtype=self.dtype, device=self.comm.world.device
-            )
-        self._repeated[chunk, m] = inputs
-        self._meter.live = live + steady.change
-        return torch.zeros((), dtype=torch.float64, device=self.comm.world.device) if last else None
-
-    def _backward(self, action: Action, seed: float, last: bool) -> None:
-        kind, chunk, m = action
-        if (chunk, m) not in self._repeated:
-            self._run_and_record(action, lambda: super(Steady, self)._backward(action, seed, last))
-            return
-        steady = self._steady(action)
-        live = self._meter.live
-        self._begins(action, "backward")
-        inputs = self._repeated.pop((chunk, m))
-        if chunk < self.schedule.chunks - 1:
-            inputs.append(self._arrived("B", chunk, m))
-        self._repeat(steady, m)
-        inputs.clear()  # the pass frees them
-        if kind == "I":
-            self._weights_due[chunk, m] = []
-        if chunk:
-            self._here["B", chunk, m] = torch.empty(
-                self.shapes[chunk - 1], dtype=self.dtype, device=self.comm.world.device
-            )
-        self._meter.live = live + steady.change
-
-    def _weights(self, action: Action, last: bool) -> None:
-        _, chunk, m = action
-        if self._weights_due[chunk, m]:
-            self._run_and_record(action, lambda: super(Steady, self)._weights(action, last))
-            return
-        del self._weights_due[chunk, m]
-        steady = self._steady(action)
-        live = self._meter.live
-        self._begins(action, "gradients of weights")
-        self._repeat(steady, m)
-        self._meter.live = live + steady.change
-
-    @property
-    def _meter(self) -> Tracker:
-        meter = self.comm.recorder.meter
-        assert isinstance(meter, Tracker)
-        return meter
-
-    def _of(self, action: Action) -> Known:
-        return self._known.setdefault((action.kind, action.chunk), Known())
-
-    def _steady(self, action: Action) -> Pass:
-        known = self._of(action)
-        if known.last is None or not known.steady:
-            raise Unsteady(f"{action.kind} of chunk {action.chunk}: no two micro-batches do the same")
-        return known.last
-
-    def _run_and_record(self, action: Action, run: Callable[[], T]) -> T:
-        recorder, meter = self.comm.recorder, self._meter
-        begin, live = len(recorder.events), meter.live
-        with self._before() as before:
-            out = run()
-        events = list(recorder.events[begin:])
-        at = max((i for i, e in enumerate(events) if e.kind == "compute"), default=None)
-        if at is not None:  # the last compute is still open
-            began = recorder.began
-            events[at] = replace(events[at], alloc=meter.highest - began, free=meter.highest - meter.live)
-        if action.micro_batch < self.schedule.micro_batches - 1:  # the last one also completes gradients
-            self._of(action).ran(Pass(tuple(events), before[-1], meter.live - live))
-        return out
-
-    @contextmanager
-    def _before(self) -> Iterator[list[tuple[int, int]]]:
-        """Yield a list that receives (change, peak) of live bytes until the first compute of a pass begins. They
-        belong to the pass before too, so its own peak is kept."""
-        recorder, meter = self.comm.recorder, self._meter
-        live, highest, compute = meter.live, meter.highest, recorder.compute
-        measured: list[tuple[int, int]] = []
-        meter.highest = live
-
-        def first(*args: Any) -> None:
-            measured.append((meter.live - live, meter.highest - live))
-            meter.highest = max(meter.highest, highest)
-            del recorder.compute
-            compute(*args)
-
-        recorder.compute = first  # type: ignore[method-assign, assignment]
-        try:
-            yield measured
-        finally:
-            if not measured:
-                del recorder.compute
-
-    def _repeat(self, steady: Pass, m: int) -> None:
-        recorder, meter = self.comm.recorder, self._meter
-        self._hold(*steady.before)
-        for e in steady.events:
-            if e.kind != "compute":
-                recorder.collective(e.at(e.unit, m))
-                continue
-            recorder.compute(e.op, e.phase, e.unit, m, e.dtype)
-            recorder.flops(e.flops)
-            self._hold(e.alloc - e.free, e.alloc)
-        meter.peak = max(meter.peak, meter.highest)
-
-    def _hold(self, change: int, most: int) -> None:
-        meter = self._meter
-        meter.highest = max(meter.highest, meter.live + most)
-        meter.peak = max(meter.peak, meter.highest)
-        meter.live += change
-
-
-def _first(actions: Sequence[Action], count: int) -> set[tuple[int, int]]:
-    """Return the (chunk, micro-batch) to execute: of each chunk the first `count` among those with passes of the same
-    kinds, and the last one."""
-    kinds: dict[tuple[int, int], str] = {}
-    for kind, chunk, m in actions:
-        if kind in PASSES:
-            kinds[chunk, m] = kinds.get((chunk, m), "") + kind
-    chosen: set[tuple[int, int]] = set()
-    seen: Counter[tuple[int, str]] = Counter()
-    last: dict[int, int] = {}
-    for (chunk, m), passes in sorted(kinds.items()):
-        seen[chunk, passes] += 1
-        if seen[chunk, passes] <= count:
-            chosen.add((chunk, m))
-        last[chunk] = m
-    return chosen | set(last.items())
+    def repeat(self, key: Hashable) -> tuple[P, P]:
+        """Return the two records that represent a pass that is not executed. Raises Unsteady."""
+        records = self.steady(key)
+        if records is None:
+            raise Unsteady("no two successive micro-batches do the same")
+        self._repeated.add(key)
+        return records

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 
 from phalanx.planning.explain.observed import PricedRank
-from phalanx.planning.explain.observed_against_plan import Difference
+from phalanx.planning.explain.observed_against_plan import PlanComparison
 from phalanx.report.style import seconds, size, table
 
 
@@ -34,7 +34,7 @@ def flows(ranks: Sequence[PricedRank]) -> Iterator[Table]:
         yield grid
 
 
-def differences(differing: Sequence[Difference]) -> Table:
+def differences(differing: Sequence[PlanComparison]) -> Table:
     """Tabulate plan against program, one observed rank after the other."""
     head = ("rank", "what", "plan", "program", "plan, total", "program, total", "")
     grid = table("plan against program", *head, left=("what",))

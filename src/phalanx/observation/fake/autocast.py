@@ -1,4 +1,4 @@
-"""torch.autocast on the imagined GPU: the casts that CUDA's autocast makes.
+"""torch.autocast on the fake GPU: the casts of CUDA's autocast.
 
 Source of the lists: torch 2.13, aten/src/ATen/autocast_mode.h (AT_FORALL_LOWER_PRECISION_FP, AT_FORALL_FP32,
 AT_FORALL_FP32_SET_OPT_DTYPE), without recurrent cells, upsampling and AT_FORALL_PROMOTE. A parameter's cast is kept
@@ -19,84 +19,27 @@ from torch.library import Library, fallthrough_kernel
 from phalanx.observation.fake.device import NAME
 
 _KEY = "AutocastPrivateUse1"
-_LOWER = [
-    "_convolution",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "convolution",
-    "conv_transpose1d",
-    "conv_transpose2d.input",
-    "conv_transpose3d.input",
-    "conv_tbc",
-    "prelu",
-    "addmm",
-    "addmv",
-    "addr",
-    "matmul",
-    "einsum",
-    "mm",
-    "mv",
-    "linear",
-    "addbmm",
-    "baddbmm",
-    "bmm",
-    "chain_matmul",
-    "linalg_multi_dot",
-    "linalg_vecdot",
-    "scaled_dot_product_attention",
-]
-_FULL = [
-    "acos",
-    "asin",
-    "cosh",
-    "erfinv",
-    "exp",
-    "expm1",
-    "log",
-    "log10",
-    "log2",
-    "log1p",
-    "reciprocal",
-    "rsqrt",
-    "sinh",
-    "tan",
-    "pow.Tensor_Scalar",
-    "pow.Tensor_Tensor",
-    "pow.Scalar",
-    "softplus",
-    "layer_norm",
-    "native_layer_norm",
-    "rms_norm",
-    "group_norm",
-    "binary_cross_entropy_with_logits",
-    "nll_loss",
-    "nll_loss2d",
-    "mse_loss",
-    "l1_loss",
-    "smooth_l1_loss",
-    "huber_loss",
-    "kl_div",
-    "poisson_nll_loss",
-    "cosine_embedding_loss",
-    "triplet_margin_loss",
-    "margin_ranking_loss",
-    "cosine_similarity",
-    "dist",
-    "cdist",
-    "renorm",
-    "logsumexp",
-]
-_RESULT = [
-    "prod",
-    "cumprod",
-    "cumsum",
-    "sum",
-    "sum.dim_IntList",
-    "softmax.int",
-    "log_softmax.int",
-    "linalg_vector_norm",
-]
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+_LOWER = _names("""
+    _convolution conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d.input conv_transpose3d.input
+    conv_tbc prelu addmm addmv addr matmul einsum mm mv linear addbmm baddbmm bmm chain_matmul linalg_multi_dot
+    linalg_vecdot scaled_dot_product_attention
+""")
+_FULL = _names("""
+    acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
+    pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm
+    binary_cross_entropy_with_logits nll_loss nll_loss2d mse_loss l1_loss smooth_l1_loss huber_loss kl_div
+    poisson_nll_loss cosine_embedding_loss triplet_margin_loss margin_ranking_loss cosine_similarity dist cdist
+    renorm logsumexp
+""")
+_RESULT = _names("""
+    prod cumprod cumsum sum sum.dim_IntList softmax.int log_softmax.int linalg_vector_norm
+""")
 _libraries: list[Library] = []
 _cast: dict[int, tuple[Any, Tensor]] = {}
 
@@ -129,7 +72,7 @@ def _kernel(op: Any, lower: bool) -> Callable[..., Any]:
 
 
 def register() -> None:
-    """Give the imagined GPU its autocast, once in a process."""
+    """Give the fake GPU its autocast, once in a process."""
     if _libraries:
         return
     everything = Library("_", "IMPL")

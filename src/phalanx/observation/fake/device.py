@@ -1,6 +1,6 @@
-"""A GPU that is not there: torch's PrivateUse1 device, with torch.cuda and a program's `cuda` redirected to it.
+"""A fake GPU: torch's PrivateUse1 device, with torch.cuda and a program's `cuda` redirected to it.
 
-The CPU build of torch has no autograd for device "cuda", so the imagined GPU is a device of its own named `gpu`
+The CPU build of torch has no autograd for device "cuda", so the fake GPU is a device of its own named `gpu`
 (torch.utils.backend_registration: a backend in Python). Like a real one it refuses to mix with the host's tensors.
 """
 
@@ -20,7 +20,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 NAME = "gpu"
 MEMORY = 80 * 2**30
-"""Bytes that a program is told a GPU has, where it asks: those of an H100."""
+"""Bytes that a GPU has: those of an H100."""
 
 
 class FakeStream:
@@ -36,17 +36,10 @@ class FakeStream:
     def __exit__(self, *args: object) -> None:
         pass
 
-    def record(self, stream: object = None) -> None:
+    def _nothing(self, *args: object) -> None:
         pass
 
-    def wait(self, stream: object = None) -> None:
-        pass
-
-    def wait_stream(self, stream: object) -> None:
-        pass
-
-    def wait_event(self, event: object) -> None:
-        pass
+    record = wait = wait_stream = wait_event = synchronize = _nothing
 
     def record_event(self, event: FakeStream | None = None) -> FakeStream:
         return event or FakeStream()
@@ -54,27 +47,33 @@ class FakeStream:
     def query(self) -> bool:
         return True
 
-    def synchronize(self) -> None:
-        pass
-
     def elapsed_time(self, end: object) -> float:
         return 1.0
 
 
-class Generator(torch.Generator):
+class FakeGenerator(torch.Generator):
     """A GPU's generator of random numbers: its state has a GPU's size, and setting it does nothing."""
 
     def get_state(self) -> torch.Tensor:
         """Return seed and offset, (16,) uint8."""
         return torch.zeros(16, dtype=torch.uint8)
 
-    def set_state(self, new_state: torch.Tensor) -> Generator:
+    def set_state(self, new_state: torch.Tensor) -> FakeGenerator:
         """Leave the state as it is."""
         return self
 
 
-class Module:
-    """What `torch.gpu` offers, and `torch.cuda` while a program is observed.
+def _nothing(self: object, *args: object, **kwargs: object) -> None:
+    """Do what a call does that changes the state of a GPU."""
+
+
+def _always(value: Any) -> Any:
+    """Return a method that returns the value."""
+    return lambda self, *args, **kwargs: value
+
+
+class FakeCuda:
+    """The functions of `torch.gpu`, and of `torch.cuda` while a program is observed.
 
     `waits` is called when the host would wait; `live` returns live bytes.
     """
@@ -86,29 +85,18 @@ class Module:
         self.waits: Callable[[str], None] = lambda _: None
         self.live: Callable[[], int] = lambda: 0
 
-    def is_initialized(self) -> bool:
-        return True
-
-    def is_available(self) -> bool:
-        return True
-
-    def init(self) -> None:
-        pass
-
-    def _lazy_init(self) -> None:
-        pass
-
-    def current_device(self) -> int:
-        return 0
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
+    init = _lazy_init = set_device = set_stream = set_rng_state = set_rng_state_all = _nothing
+    manual_seed = manual_seed_all = seed = empty_cache = ipc_collect = set_per_process_memory_fraction = _nothing
+    reset_peak_memory_stats = reset_max_memory_allocated = _nothing
+    is_initialized = is_available = is_bf16_supported = can_device_access_peer = _always(True)
+    _is_in_bad_fork = is_current_stream_capturing = _always(False)
+    current_device = _always(0)
+    get_device_name = _always("NVIDIA H100 80GB HBM3")
+    get_device_capability = _always((9, 0))
+    get_amp_supported_dtype = _always([torch.float16, torch.bfloat16])
 
     def device_count(self) -> int:
         return self.count
-
-    def set_device(self, device: object) -> None:
-        pass
 
     @contextmanager
     def device(self, device: object) -> Iterator[None]:
@@ -125,35 +113,11 @@ class Module:
     def stream(self, stream: FakeStream | None) -> FakeStream:
         return stream or FakeStream()
 
-    def set_stream(self, stream: FakeStream) -> None:
-        pass
-
     def get_rng_state(self, device: object = None) -> torch.Tensor:
-        return Generator().get_state()
-
-    def set_rng_state(self, state: object, device: object = None) -> None:
-        pass
+        return FakeGenerator().get_state()
 
     def get_rng_state_all(self) -> list[torch.Tensor]:
         return [self.get_rng_state()]
-
-    def set_rng_state_all(self, states: object) -> None:
-        pass
-
-    def manual_seed(self, seed: int) -> None:
-        pass
-
-    manual_seed_all = manual_seed
-
-    def seed(self) -> None:
-        pass
-
-    def empty_cache(self) -> None:
-        pass
-
-    reset_peak_memory_stats = reset_max_memory_allocated = ipc_collect = set_per_process_memory_fraction = (
-        lambda self, *args, **kwargs: None
-    )
 
     def memory_allocated(self, device: object = None) -> int:
         return self.live()
@@ -166,38 +130,20 @@ class Module:
     def mem_get_info(self, device: object = None) -> tuple[int, int]:
         return MEMORY - self.live(), MEMORY
 
-    def get_device_name(self, device: object = None) -> str:
-        return "NVIDIA H100 80GB HBM3"
-
-    def get_device_capability(self, device: object = None) -> tuple[int, int]:
-        return 9, 0
-
     def get_device_properties(self, device: object = None) -> SimpleNamespace:
         return SimpleNamespace(
             name=self.get_device_name(), major=9, minor=0, total_memory=MEMORY, multi_processor_count=132
         )
 
-    def is_bf16_supported(self, including_emulation: bool = True) -> bool:
-        return True
 
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return [torch.float16, torch.bfloat16]
-
-    def is_current_stream_capturing(self) -> bool:
-        return False
-
-    def can_device_access_peer(self, device: object, peer: object) -> bool:
-        return True
+_module: FakeCuda | None = None
 
 
-_module: Module | None = None
-
-
-def register() -> Module:
+def register() -> FakeCuda:
     """Make the device `gpu` known to torch, once in a process; return its module."""
     global _module
     if _module is None:
-        _module = Module()
+        _module = FakeCuda()
         _setup_privateuseone_for_python_backend(NAME, backend_module=_module)
     return _module
 
@@ -210,7 +156,7 @@ def is_cuda(value: object) -> bool:
 
 
 class Redirect(TorchFunctionMode):
-    """Sends what a program asks of device "cuda" to the imagined GPU. `redirected` is told once the first is."""
+    """Redirects calls for device "cuda" to the fake GPU; calls `redirected` for each."""
 
     def __init__(self, redirected: Callable[[], None]) -> None:
         super().__init__()
@@ -229,9 +175,9 @@ class Redirect(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor) and func not in _OF_ONE_TENSOR:
-            return func(*args)  # of a tensor alone: its shape, its device; asked very often
+            return func(*args)  # about one tensor, such as its shape: asked very often
         kwargs = kwargs or {}
-        if func is torch.device:  # an object of the program's: redirected where it is used
+        if func is torch.device:  # redirected where the program uses it
             return func(*args, **kwargs)
         if func is torch.Tensor.cuda:
             self.redirected()
@@ -246,6 +192,7 @@ class Redirect(TorchFunctionMode):
         if func == _SET_DATA and NAME in (args[0].device.type, args[1].device.type):
             return _moved(*args)
         if func is torch.Tensor.pin_memory:
+            args[0]._pinned = True
             return args[0]
         if any(type(a) in (str, torch.device) for a in args):
             args = tuple(self._here(a) if type(a) in (str, torch.device) else a for a in args)
@@ -266,14 +213,14 @@ def _read(data: Any) -> Any:
 
 
 _OF_ONE_TENSOR = (torch.Tensor.cuda, torch.Tensor.type, torch.Tensor.pin_memory, torch.tensor)
-"""Functions that are redirected though a tensor is all that they are given."""
+"""Functions of one tensor that are redirected."""
 
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 def _moved(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Do what `tensor.data = value` does on CUDA: torch refuses it between the host and other devices than CUDA."""
+    """Perform `tensor.data = value` as on CUDA: torch refuses it between the host and devices other than CUDA."""
     if tensor.device.type == value.device.type:
         tensor.data = value
         return
@@ -294,7 +241,7 @@ def attention(
     enable_gqa: bool = False,
 ) -> torch.Tensor | None:
     """Return attention by the kernel that CUDA would choose: flash for 16-bit types without a mask, else the
-    memory-efficient one; None off the imagined GPU.
+    memory-efficient one; None elsewhere than on the fake GPU.
 
     Source: torch, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (order and conditions of kernels).
     """

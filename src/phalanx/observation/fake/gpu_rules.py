@@ -1,15 +1,14 @@
-"""What a step may not do on a GPU, seen at every operation of the real step on fake tensors of an imagined GPU.
+"""The rules of a GPU, checked at every operation of a real step on fake tensors of the fake GPU.
 
-    place    tensors of the host and of the GPU in one operation (torch itself refuses most of them)
-    wait     whatever makes the host wait for the GPU: an element that is read, a result whose size depends on what
-             tensors hold, a copy between the two that is blocking. host_values.read is the one way to wait that is
-             stated; its calls are counted
-    kernel   an operation without a CUDA implementation (torch's own table of kernels, which its wheel contains)
-    dtype    a matrix product or an attention kernel in a type that CUDA has none for
-    stream   a buffer that a collective under way reads or writes is used before its handle was waited for: NCCL works
-             on a stream of its own, and only `wait` makes this one follow it
+    place    no operation mixes tensors of the host and of the GPU (torch itself refuses most)
+    wait     nothing makes the host wait for the GPU: reading an element, a result whose size depends on values, a
+             blocking copy between the two. host_values.read is the one way to wait openly; its calls are counted
+    kernel   every operation has a CUDA implementation (torch's own table of kernels, which its wheel contains)
+    dtype    matrix products and attention kernels are in types that CUDA has kernels for
+    stream   a buffer that a collective under way reads or writes is not used before its handle was waited for: NCCL
+             works on a stream of its own, and only `wait` makes this one follow it
 
-A buffer that a collective still needs is kept alive by its handle, so that record_stream has nothing to add.
+A buffer that a collective still needs is kept alive by its handle, so record_stream would add nothing.
 """
 
 from __future__ import annotations
@@ -22,73 +21,38 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from phalanx.observation.fake import device as gpu
+from phalanx.observation.recorder.host_waits import wait_of
+from phalanx.observation.recorder.nested import tensors
 from phalanx.runtime.comm.in_flight import Bytes, NotIssued
 
 _aten = torch.ops.aten
 _INDEXED = {_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default}
-_SIZED_BY_VALUES = {
-    _aten.nonzero.default,
-    _aten.masked_select.default,
-    _aten.bincount.default,
-    _aten.equal.default,
-    _aten.is_nonzero.default,
-    _aten._unique2.default,
-    _aten.unique_consecutive.default,
-    _aten.unique_dim.default,
-}
 _PRODUCTS = {_aten.mm.default, _aten.bmm.default, _aten.addmm.default, _aten.mv.default, _aten.mm.out}
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 _EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class AgainstTheRules(Exception):
-    """An operation that a GPU would not run, or for which it would stop; the message is without the place."""
+    """An operation that a GPU would not run, or for which the host would wait; the message leaves out the line."""
 
 
-class AsOnCuda(TorchFunctionMode):
-    """Makes calls do what they do on CUDA where torch decides below every mode that could see it: torch.tensor(...,
-    device=gpu) copies a tensor of the host, and attention goes to the kernel that CUDA would choose."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self.device = device
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in (torch.tensor, torch.as_tensor) and torch.device(kwargs.get("device") or "cpu") == self.device:
-            return func(*args, **{**kwargs, "device": None}).to(self.device)
-        if func is F.scaled_dot_product_attention:
-            out = gpu.attention(*args, **kwargs)
-            return func(*args, **kwargs) if out is None else out
-        return func(*args, **kwargs)
-
-
-def run(func: Any, args: Sequence[Any]) -> tuple[Any, bool]:
-    """Return (result, whether there is one) of an operation that fake tensors have no kernel for."""
-    if func is _aten._pin_memory.default:
-        args[0]._pinned = True
-        return args[0], True
-    return None, func is _aten._fused_sgd_.default  # it changes its arguments and returns nothing
+def returns_nothing(func: Any) -> bool:
+    """Whether an operation for which fake tensors have no kernel changes its arguments and returns nothing."""
+    return func is _aten._fused_sgd_.default
 
 
 def require(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device) -> None:
-    """Raise AgainstTheRules for an operation on tensors of the imagined GPU that breaks a rule of place, wait, kernel
+    """Raise AgainstTheRules for an operation on tensors of the fake GPU that breaks a rule of place, wait, kernel
     or type."""
-    tensors = list(_tensors((*args, *kwargs.values())))
-    here = [t for t in tensors if t.device == device]
+    here = [t for t in tensors(args, kwargs) if t.device == device]
     _require_no_copy(func, args, kwargs, device)
     if not here:
         return
     if func is _aten._local_scalar_dense.default:
         raise AgainstTheRules("reads an element on the host, which waits for the GPU")
-    if func in _SIZED_BY_VALUES or (func is _aten.repeat_interleave.Tensor and kwargs.get("output_size") is None):
+    if wait_of(func, kwargs):
         raise AgainstTheRules(f"{func}: the size of its result depends on what tensors hold, so the host waits")
     if func in _INDEXED:
         index = [t for t in args[1] if t is not None]
@@ -101,15 +65,15 @@ def require(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: torc
 
 
 def require_one_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device) -> None:
-    """Raise AgainstTheRules for an operation on tensors of the imagined GPU and of the host. An index may be on the
+    """Raise AgainstTheRules for an operation on tensors of the fake GPU and of the host. An index may be on the
     host, a tensor that a GPU's index reads may not."""
     if func in (_aten.copy_.default, _aten._to_copy.default):
         return
-    tensors = list(_tensors((*args, *kwargs.values())))
+    operands = tensors(args, kwargs)
     if func in _INDEXED and args[0].device == device:
-        tensors = [t for t in tensors if all(t is not index for index in args[1])]
-    elsewhere = [t for t in tensors if t.device != device and t.dim()]
-    if elsewhere and len(elsewhere) < len(tensors):
+        operands = [t for t in operands if all(t is not index for index in args[1])]
+    elsewhere = [t for t in operands if t.device != device and t.dim()]
+    if elsewhere and len(elsewhere) < len(operands):
         raise AgainstTheRules(f"{func} mixes tensors on the GPU and on {elsewhere[0].device}")
 
 
@@ -189,7 +153,7 @@ def require_free(func: Any, args: Sequence[Any], kwargs: dict[str, Any], flights
     if not under_way or _only_views(func):
         return
     for values, writes in _arguments(func, args, kwargs):
-        for tensor in _tensors((values,)):
+        for tensor in tensors(values):
             used = Bytes.of(tensor)
             for flight in under_way:
                 if any(used.meets(b) for b in flight.writes):
@@ -213,17 +177,9 @@ def _only_views(func: Any) -> bool:
     return bool(returned) and all(a is not None and not a.is_write for a in returned)
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
-
-
 @cache
 def without_cuda() -> frozenset[str]:
-    """Names of torch's operations that have a kernel for the CPU and none that CUDA could use.
+    """Return the names of torch's operations that have a kernel for the CPU and none for CUDA.
 
     Source: native_functions.yaml of the torch that is installed, from which its dispatcher is generated.
     """
@@ -240,13 +196,12 @@ def without_cuda() -> frozenset[str]:
             delegates[name] = delegate[1]
         dispatch = re.search(r"^  dispatch:\n((?:    .*\n|\s*#.*\n)+)", entry, re.MULTILINE)
         keys = re.findall(r"^    ([\w, ]+):", dispatch[1], re.MULTILINE) if dispatch is not None else ()
-        kernels[name] = {key.strip() for of in keys for key in of.split(",")}
+        kernels[name] = {key.strip() for line in keys for key in line.split(",")}
     general = {
         "CUDA",
         "CompositeExplicitAutograd",
         "CompositeImplicitAutograd",
         "CompositeExplicitAutogradNonFunctional",
     }
-    return frozenset(
-        name for name in kernels if (of := kernels[delegates.get(name, name)]) and "CPU" in of and not of & general
-    )
+    keys_of = ((name, kernels[delegates.get(name, name)]) for name in kernels)
+    return frozenset(name for name, keys in keys_of if "CPU" in keys and not keys & general)

@@ -1,5 +1,5 @@
 """Ways in which a program takes tensors out of torch: lists, NumPy arrays and files. Lists and arrays hold the stated
-value; what would be written to a file is skipped."""
+value (values.py); writing to files is skipped."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from phalanx.observation.fake.values import array
 
 _APART = 16
-"""Bits that addresses are shifted by, so that those of two storages differ by more than most offsets."""
+"""Bits by which addresses are shifted, so that those of two storages differ by more than most offsets."""
 
 
 @contextmanager
 def answered(answer: Callable[[str, str], None], note: Callable[[str], None]) -> Iterator[None]:
-    """Answer tolist(), numpy(), data_ptr() and the like of tensors without content, and skip writing checkpoints."""
+    """Answer tolist(), numpy(), data_ptr() and the like of fake tensors, and skip writing checkpoints."""
 
     def to_list(tensor: FakeTensor) -> Any:
         answer("tolist", "the stated value")
@@ -31,7 +31,7 @@ def answered(answer: Callable[[str, str], None], note: Callable[[str], None]) ->
         return array(tensor)
 
     def to_address(tensor: FakeTensor) -> int:
-        answer("data_ptr", "an address of the storage's own")
+        answer("data_ptr", "an address of its storage")
         storage = tensor.untyped_storage()
         if not storage.nbytes():
             return 0

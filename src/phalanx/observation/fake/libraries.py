@@ -1,7 +1,7 @@
-"""Checks of libraries that compare what ranks hold: of one rank, another's part is what this rank holds.
+"""Checks in libraries that compare ranks: here they compare this rank with itself.
 
-A check reads values that other ranks sent, which do not exist here; its collectives are recorded as they are issued.
-The modules are changed once they are imported, so that no library is imported for them.
+Such a check reads values from other ranks, which do not exist; its collectives are recorded as issued. Modules are
+changed when they are imported, so that no library is imported for this.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CHANGES: dict[str, Callable[[ModuleType], None]] = {"deepspeed.runtime.zero.uti
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules named above as all others are found, and changes them once they are executed."""
+    """Finds the modules named above as usual, and changes them once they are executed."""
 
     def __init__(self) -> None:
         self.searching = False
@@ -63,8 +63,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 @contextmanager
-def checks_of_libraries() -> Iterator[None]:
-    """Let checks of libraries that compare ranks find them alike."""
+def agreeing_ranks() -> Iterator[None]:
+    """Make checks of libraries that compare ranks find them alike."""
     finder = _Finder()
     sys.meta_path.insert(0, finder)
     try:

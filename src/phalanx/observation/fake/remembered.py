@@ -1,14 +1,14 @@
-"""What operations return on tensors without content, remembered by what they are given.
+"""Results of operations on fake tensors, built from those of an earlier call with like arguments.
 
 A training step repeats itself: every block, micro-batch and step issues the same operations on the same shapes.
 torch's fake tensors compute a result's shape once and then look it up, but the look-up itself (hashing every field of
 every argument, building the result through several layers) would be most of the time of an observation. Here the key
 is short, and a result is built by its two allocations: a tensor on `meta`, and the FakeTensor around it.
 
-An entry says for each result: it is an argument (operations in place), it has the storage of an argument (views),
-it has a storage of its own, or it is a number (attention's lengths). It is made only where a result that is built
-from it is the result in all that a program can see, and never for operations that change the shape of what they are
-given or whose result depends on values.
+A recipe says for each result: it is an argument (operations in place), it shares the storage of an argument (views),
+it has a storage of its own, or it is a number (attention's lengths). It is kept only if a result built from it equals
+torch's in all that a program can see, and never for operations that change the shape of their arguments or whose
+result depends on values. Recipes serve all steps of a process.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _PLAIN = frozenset(
 )  # SymInts, generators and the like are not looked up
 _REFUSED = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view))
 _NEVER = frozenset((_aten.lift_fresh.default, _aten.lift_fresh_copy.default))
-"""What torch.tensor() ends in: its results may hold a constant."""
+"""The last operations of torch.tensor(): their results may hold a constant."""
 _NAMESPACES = ("aten", "_c10d_functional")
 _MOST = 100_000
 
 
 class Result(NamedTuple):
-    """One result. `argument`: the place in the flat list of tensors of what it is, or shares its storage with."""
+    """One result. `argument`: index, in the flat list of tensors, of the one that it is or shares a storage with."""
 
     argument: int
     in_place: bool
@@ -45,39 +45,39 @@ class Result(NamedTuple):
     dtype: torch.dtype
     device: torch.device
     state: dict[str, Any]
-    """The attributes of a fresh FakeTensor on that device."""
+    """The attributes of a fresh FakeTensor on that device, without its mode."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """The results of an operation; `kind`: the type of what holds them, or None where it returns one tensor."""
+class Recipe:
+    """The results of an operation; `kind`: the type of their container, or None where it returns one tensor."""
 
     results: tuple[Result | int | None, ...]
     kind: type[Any] | None
 
 
 class Remembered:
-    """Runs operations on fake tensors of `fake`, or builds what they return from an earlier, equal call."""
+    """Runs operations on fake tensors of the mode `fake`, or builds their results from an earlier, equal call."""
 
     def __init__(self, fake: FakeTensorMode) -> None:
         self.fake = fake
-        self.entries: dict[tuple[Any, ...], Entry | None] = {}
+        self.recipes = _recipes
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
-        """Return what `func(*args, **kwargs)` returns. `tensors`: all tensors among its arguments, in order."""
+        """Return the result of `func(*args, **kwargs)`. `tensors`: all tensors among its arguments, in order."""
         key = self._key(func, args, kwargs) if self._lasting(func) else None
         if key is None:
             return func(*args, **kwargs)
-        entry = self.entries.get(key)
-        if entry is not None:
+        recipe = self.recipes.get(key)
+        if recipe is not None:
             with torch._C._DisableTorchDispatch():
-                return build(entry, tensors)
-        if key in self.entries:
+                return build(recipe, tensors, self.fake)
+        if key in self.recipes:
             return func(*args, **kwargs)
         out = func(*args, **kwargs)
-        if len(self.entries) < _MOST:
+        if len(self.recipes) < _MOST:
             unchanged = self._key(func, args, kwargs) == key
-            self.entries[key] = self._entry(out, tensors) if unchanged else None
+            self.recipes[key] = self._recipe(out, tensors) if unchanged else None
         return out
 
     def _lasting(self, func: Any) -> bool:
@@ -89,7 +89,7 @@ class Remembered:
         return known
 
     def _key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-        """Return what the result of a call depends on, or None where it is not looked up."""
+        """Return all that the result of a call depends on, or None where it is not looked up."""
         key: list[Any] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
         for value in args:
             if not self._add(value, key):
@@ -123,8 +123,8 @@ class Remembered:
             return all(self._add(item, key) for item in value)
         return False
 
-    def _entry(self, out: Any, tensors: list[Tensor]) -> Entry | None:
-        """Return the entry of a call, or None where what it would build differs from what the call returned."""
+    def _recipe(self, out: Any, tensors: list[Tensor]) -> Recipe | None:
+        """Return the recipe of a call, or None where it would build something else than the call returned."""
         kind = type(out) if isinstance(out, list | tuple) else None
         if kind not in (None, list, tuple):
             return None
@@ -144,7 +144,7 @@ class Remembered:
                 return None  # two results share a storage that no argument has
             fresh.add(storage)
             in_place = id(t) in places
-            state = {} if in_place else {k: v for k, v in t.__dict__.items() if k != "_stated"}
+            state = {} if in_place else {k: v for k, v in t.__dict__.items() if k not in ("_stated", "fake_mode")}
             results.append(
                 Result(
                     places[id(t)] if in_place else storages.get(storage, -1),
@@ -157,20 +157,21 @@ class Remembered:
                     state,
                 )
             )
-        entry = Entry(tuple(results), kind)
+        recipe = Recipe(tuple(results), kind)
         with torch._C._DisableTorchDispatch():
-            built = build(entry, tensors)
+            built = build(recipe, tensors, self.fake)
         alike = all(_alike(a, b) for a, b in zip(outs, built if kind else (built,), strict=True))
-        return entry if alike else None
+        return recipe if alike else None
 
 
 _lasting: dict[Any, bool] = {}
+_recipes: dict[tuple[Any, ...], Recipe | None] = {}
 
 
-def build(entry: Entry, tensors: list[Tensor]) -> Any:
-    """Return the results of an entry for a call with these tensors. Torch's dispatch is to be off."""
+def build(recipe: Recipe, tensors: list[Tensor], fake: FakeTensorMode) -> Any:
+    """Build the results of a recipe for a call with these tensors. Torch's dispatch must be off."""
     built: list[Any] = []
-    for r in entry.results:
+    for r in recipe.results:
         if r is None or isinstance(r, int):
             built.append(r)
             continue
@@ -187,10 +188,11 @@ def build(entry: Entry, tensors: list[Tensor]) -> Any:
         )
         torch._C._set_throw_on_mutable_data_ptr(tensor)
         tensor.__dict__.update(r.state)
+        tensor.fake_mode = fake
         built.append(tensor)
-    if entry.kind is None:
+    if recipe.kind is None:
         return built[0]
-    return built if entry.kind is list else tuple(built)
+    return built if recipe.kind is list else tuple(built)
 
 
 def _alike(a: FakeTensor | int | None, b: FakeTensor | int | None) -> bool:

@@ -1,12 +1,12 @@
-"""Programs that call torch.compile, observed: what they compile runs as it is written.
+"""Programs that call torch.compile: while they are observed, compiled functions run as written.
 
-A compiler needs kernels; an observation needs operations. So `torch.compile` returns what it is given, and says so.
+A compiler needs kernels; an observation needs operations. So `torch.compile` returns its argument, and says so.
 Collectives and FLOPs are those of the compiled program, unless its backend reorders or fuses collectives. Live bytes
 are those of the program as written: a compiler may keep fewer activations.
 
-FlexAttention is the exception that has no meaning uncompiled, because there it would write its scores. It is recorded
-as the fused kernel that it becomes: output and logsumexp in memory, FLOPs over the full square as for any attention.
-A block mask has the shapes that the compiled `create_block_mask` returns.
+FlexAttention is an exception: uncompiled, it would write its scores. It is recorded as the fused kernel that it
+becomes: output and logsumexp in memory, FLOPs over the full square as for any attention. A block mask has the shapes
+that the compiled `create_block_mask` returns.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from torch.nn.attention import flex_attention as flex
 
 @contextmanager
 def uncompiled(note: Callable[[str], None]) -> Iterator[None]:
-    """Run what a program compiles as it is written; `note` is told where something was."""
+    """Disable torch.compile inside the block; report each kind of skipped call to `note`."""
     masks = flex.create_block_mask
 
     def as_written(model: Any = None, **options: Any) -> Any:
-        """Stand for `torch.compile`, with a function or as a decorator with options."""
+        """Replace `torch.compile`, called with a function or as a decorator with options."""
         if model is None:
             return lambda function: as_written(function, **options)
         note("torch.compile: what is compiled was run as written")
@@ -45,15 +45,15 @@ def uncompiled(note: Callable[[str], None]) -> Iterator[None]:
         stack.enter_context(patch.object(nn.Module, "compile", compile_module))
         stack.enter_context(patch.object(flex, "create_block_mask", _block_mask))
         stack.enter_context(patch.object(flex, "flex_attention_hop", attention))
-        stack.enter_context(patch.object(flex, "_validate_device", lambda *tensors: None))  # knows no imagined GPU
+        stack.enter_context(patch.object(flex, "_validate_device", lambda *tensors: None))  # rejects the fake GPU
         yield
 
 
 def _fused(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what a fused kernel leaves of attention: output (batch, heads, queries, width of values), logsumexp and
+    """Return the results of a fused attention kernel: output (batch, heads, queries, width of values), logsumexp and
     largest scores (batch, heads, queries). Heads of keys and values are shared, not repeated."""
     width = value.shape[-1]
-    if width != query.shape[-1]:  # flash attention has one width; what it computes besides is cut off again
+    if width != query.shape[-1]:  # flash attention has one width: padded here, cut off below
         value = nn.functional.pad(value, (0, query.shape[-1] - width))
     out, logsumexp, *_ = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value)
     return out[..., :width], logsumexp, logsumexp
@@ -70,7 +70,7 @@ def _block_mask(
     *args: object,
     **kwargs: object,
 ) -> flex.BlockMask:
-    """Return a block mask without content: which blocks of queries see which blocks of keys is not known."""
+    """Return a block mask without content: it does not say which blocks of queries see which blocks of keys."""
     by_query, by_key = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else BLOCK_SIZE
     rows, columns = -(-Q_LEN // by_query), -(-KV_LEN // by_key)
     shape, where = (B or 1, H or 1, rows), device or "cuda"

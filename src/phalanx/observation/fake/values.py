@@ -1,10 +1,10 @@
-"""What the host is told where it asks for a value that a tensor without content does not hold.
+"""Stated values: the answers to a host that asks for the value of a fake tensor.
 
 Constants are followed: a tensor that was filled with 0, or computed from such, has that value, and whether something
 is nan or infinite has an answer. Counts are even: of integers and truth values the mean is followed, so that n
 choices among k bins (histc, bincount, a scattered map and its sum) are n/k in each, and tokens go to experts in equal
 parts. Everything else is 1, or False. Where a shape depends on values (nonzero, masks, unique), half of the elements
-are taken.
+are selected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COMPARED = {
     _aten.eq.Scalar: False,
     _aten.ne.Scalar: True,
 }
-"""Results of comparing a tensor with itself, or with infinity: what isnan, isinf and isfinite are made of."""
+"""Results of comparing a tensor with itself, or with infinity, as isnan, isinf and isfinite do."""
 _FILLS = {
     "zeros": 0,
     "zeros_like": 0,
@@ -36,12 +36,12 @@ _FILLS = {
     "new_ones": 1,
 }
 _FILLED_BY = {"full": 1, "full_like": 1, "new_full": 2, "fill_": 1, "scalar_tensor": 0, "fill": 1}
-"""Operations whose argument at this place is the value of all elements."""
+"""Operations that fill a tensor, with the index of the argument that is the value."""
 _REDUCED = ("any", "all", "max", "min", "mean", "amax", "amin", "stack", "cat", "sum")
 _VIEWS = ("detach", "alias", "view", "_unsafe_view", "reshape", "expand", "unsqueeze", "squeeze", "select", "slice")
 _SENT = ("all_to_all_single", "wait_tensor")
 _SAME = {"_to_copy", "clone", *_VIEWS, *_REDUCED, *_SENT}
-"""Operations whose result has the value of their arguments, if all have the same and results have one element."""
+"""Operations whose result has the value of their arguments, if these have the same."""
 
 
 def value_of(tensor: Tensor) -> Any:
@@ -55,7 +55,7 @@ def value_of(tensor: Tensor) -> Any:
 
 
 def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], out: Any) -> None:
-    """Note the value of what an operation returned, if it follows from constants."""
+    """Attach the value of an operation's result to it, if it follows from constants."""
     if not isinstance(out, FakeTensor):
         return
     name = func._overloadpacket.__name__
@@ -102,7 +102,7 @@ def _computed(
     if name == "sum":
         return values[0] * (tensors[0].numel() / results)
     if name in ("any", "all", "max", "min", "amax", "amin") and not float(values[0]).is_integer():
-        return None  # a mean says neither
+        return None  # a mean determines none of these
     if name in _SAME and len(set(values)) == 1:
         return values[0]
     in_place = name.endswith("_") and not name.startswith("_")
@@ -117,7 +117,7 @@ def _computed(
 
 
 def _scattered(args: tuple[Any, ...]) -> Any:
-    """Return the mean of a tensor of equal elements into which a value is scattered, at different places."""
+    """Return the mean of a tensor of equal elements after a value is scattered into distinct places."""
     into, index, source = args[0], args[2], args[3]
     before, after = value_of(into), value_of(source) if isinstance(source, Tensor) else source
     if before is None or after is None or not into.numel():
@@ -146,7 +146,7 @@ def array(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 def half(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return what an operation whose result's shape depends on values returns if half of the elements are taken, or
+    """Return the result of an operation whose shape depends on values, as if it selected half of the elements, or
     NotImplemented where that has no meaning."""
     x = args[0]
     if func is _aten.nonzero.default:
@@ -164,7 +164,7 @@ def half(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _as_numbers(indices: Any) -> list[Any]:
-    """Return an index list with every mask replaced by the coordinates of half of its elements."""
+    """Replace every mask in an index list by the coordinates of half of its elements."""
     result: list[Any] = []
     for index in indices:
         if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):

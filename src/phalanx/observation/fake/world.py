@@ -1,4 +1,4 @@
-"""A world of which one rank exists: its environment, its process group, and what other ranks would answer.
+"""A fake world, of which one rank exists: its environment, process group and GPUs, and the answers of other ranks.
 
 Collectives are recorded and complete at once. Where a program reads what other ranks sent, they sent what this rank
 did: an object gathered from all is this rank's, n times.
@@ -6,9 +6,12 @@ did: an object gathered from all is this rank's, n times.
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
@@ -20,13 +23,48 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed import fake_pg
 
-from phalanx.observation.fake import autocast as autocast_of_gpu
+from phalanx.observation.fake import autocast as gpu_autocast
 from phalanx.observation.fake import device as gpu
-from phalanx.observation.fake.libraries import checks_of_libraries
-from phalanx.observation.recorder.position import place_outside, relative
+from phalanx.observation.fake.libraries import agreeing_ranks
+from phalanx.observation.recorder.places import innermost, shortened
 from phalanx.spec.errors import InputError
 
 _KNOWN = {"nccl", "gloo", "mpi", "ucc", "xccl", "fake", "undefined", "hccl"}
+
+
+@contextmanager
+def frozen_objects() -> Iterator[None]:
+    """Keep garbage collections from scanning all imported modules: many small tensors trigger them often. Does
+    nothing where the program has frozen objects itself, which would be unfrozen too."""
+    if _frozen_before():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@cache
+def _frozen_before() -> bool:
+    """Whether this program has frozen objects itself: asked once, since the objects are counted one by one."""
+    return gc.get_freeze_count() > 0
+
+
+@contextmanager
+def process_group(rank: int = 0, world: int = 1) -> Iterator[None]:
+    """Give the process a process group whose collectives do nothing, unless it has a group."""
+    if dist.is_initialized():
+        yield
+        return
+    with patch.object(sys, "excepthook", sys.excepthook):  # torch installs its own
+        dist.init_process_group(dist.Backend.FAKE, store=fake_pg.FakeStore(), rank=rank, world_size=world)
+        try:
+            yield
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
 
 
 @contextmanager
@@ -38,7 +76,8 @@ def one_rank(
     send_object: Callable[[int, list[Any]], None] | None = None,
     receive_object: Callable[[int], list[Any]] | None = None,
 ) -> Iterator[None]:
-    """Be `rank` of a world, with `per_node` ranks on each node; `note` is given what was answered or skipped."""
+    """Make this process a rank of a world with `per_node` ranks on each node. `note` receives a line about each call
+    that is answered or skipped; `send_object` and `receive_object` carry objects to and from other observed ranks."""
     local = rank % per_node
     environment = {
         "RANK": rank,
@@ -55,8 +94,7 @@ def one_rank(
     }
     with ExitStack() as stack:
         stack.enter_context(patch.dict(os.environ, {k: str(v) for k, v in environment.items()}))
-        dist.init_process_group(dist.Backend.FAKE, store=fake_pg.FakeStore(), rank=rank, world_size=world)
-        stack.callback(_destroy)
+        stack.enter_context(process_group(rank, world))
         answers = _answers(rank, world, note)
         if send_object is not None and receive_object is not None:
             answers |= _messages(send_object, receive_object)
@@ -66,47 +104,42 @@ def one_rank(
                     stack.enter_context(patch.object(module, name, function))
         stack.enter_context(patch.object(dist.ProcessGroup, "_get_backend", _backend_of_host(dist.ProcessGroup)))
         stack.enter_context(patch.object(_fsdp_param, "_chunk_with_empty", _chunks))
-        stack.enter_context(checks_of_libraries())
+        stack.enter_context(agreeing_ranks())
         # Releases of torch after 2.13 have it, and torchtitan 0.3 calls it.
         stack.enter_context(patch.object(dist, "set_timeout", answers["_set_pg_timeout"], create=True))
         yield
 
 
 def _backend_of_host(group: Any) -> Callable[..., Any]:
-    """Return ProcessGroup._get_backend with the host's backend for the imagined GPU, of which groups know nothing."""
-    of = group._get_backend
+    """Return ProcessGroup._get_backend with the host's backend for the fake GPU, which groups do not know."""
+    backend_of = group._get_backend
 
     def get_backend(self: Any, device: torch.device) -> Any:
-        return of(self, torch.device("cpu") if device.type == gpu.NAME else device)
+        return backend_of(self, torch.device("cpu") if device.type == gpu.NAME else device)
 
     return get_backend
 
 
 def _chunks(tensor: Tensor, count: int, dim: int) -> list[Tensor]:
     """Return the shards of a parameter under `fully_shard`, which reads one of them. Torch makes an empty tensor for
-    every rank without rows, of every parameter: thousands in large worlds. Here they are one."""
+    every rank without rows, of every parameter: thousands in large worlds. Here all share one."""
     shards = list(torch.chunk(tensor, count, dim=dim))
     missing = count - len(shards)
     return shards + [shards[0].new_empty(0)] * missing if missing else shards
 
 
-def _destroy() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def _answers(rank: int, world: int, note: Callable[[str], None]) -> dict[str, Callable[..., Any]]:
-    """Return the functions of torch.distributed that are replaced, by name."""
-    asked = ["nccl"]
+    """Return the replacements of functions of torch.distributed, by name."""
+    requested = "nccl"
     helper = distributed_c10d._new_process_group_helper
     backend_of = distributed_c10d.get_backend
 
     def known(call: str, backend: object) -> set[str]:
-        """Return the backends that are asked for. Raises InputError for one that is not torch's."""
+        """Return the backends in a request. Raises InputError for one that is not torch's."""
         names = {part.rpartition(":")[2] for part in str(backend or "nccl").lower().split(",")}
         if names - _KNOWN:
-            place = place_outside()
-            where = f" (at {relative(place[0])}:{place[1]})" if place else ""
+            site = innermost()
+            where = f" (at {shortened(site)})" if site else ""
             raise InputError(
                 call, backend, f"is a backend that sends by itself{where}", "observe the program with nccl or gloo"
             )
@@ -121,12 +154,13 @@ def _answers(rank: int, world: int, note: Callable[[str], None]) -> dict[str, Ca
         *args: object,
         **kwargs: object,
     ) -> None:
+        nonlocal requested
         names = known("init_process_group", backend)
         if world_size not in (-1, world):
             raise InputError(
                 "init_process_group", world_size, f"is not the world of {world} ranks", "--world must agree with it"
             )
-        asked[0] = names.pop() if len(names) == 1 else str(backend)
+        requested = names.pop() if len(names) == 1 else str(backend)
         note(f"process group {backend or 'of the default backend'}: collectives are recorded and not sent")
 
     def new_helper(size: int, index: int, ranks: object, backend: object, *args: Any, **kwargs: Any) -> Any:
@@ -137,7 +171,7 @@ def _answers(rank: int, world: int, note: Callable[[str], None]) -> dict[str, Ca
 
     def get_backend(group: Any = None) -> str:
         name = backend_of(group)
-        return asked[0] if name == "fake" else name
+        return requested if name == "fake" else name
 
     def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
         object_list[:] = [obj] * len(object_list)
@@ -173,9 +207,9 @@ def _answers(rank: int, world: int, note: Callable[[str], None]) -> dict[str, Ca
 def _messages(
     send_object: Callable[[int, list[Any]], None], receive_object: Callable[[int], list[Any]]
 ) -> dict[str, Callable[..., Any]]:
-    """Return the functions that send objects from rank to rank."""
+    """Return the replacements of functions that send objects from rank to rank."""
 
-    def end(rank: int | None, group: Any, in_group: int | None) -> int:
+    def global_rank(rank: int | None, group: Any, in_group: int | None) -> int:
         return dist.get_global_rank(group or dist.group.WORLD, in_group) if rank is None else rank  # type: ignore
 
     def send_object_list(
@@ -186,7 +220,7 @@ def _messages(
         group_dst: int | None = None,
         use_batch: bool = False,
     ) -> None:
-        send_object(end(dst, group, group_dst), list(object_list))
+        send_object(global_rank(dst, group, group_dst), list(object_list))
 
     def recv_object_list(
         object_list: list[Any],
@@ -196,7 +230,7 @@ def _messages(
         group_src: int | None = None,
         use_batch: bool = False,
     ) -> int:
-        sender = end(src, group, group_src)
+        sender = global_rank(src, group, group_src)
         object_list[:] = receive_object(sender)
         return sender
 
@@ -207,10 +241,10 @@ _KEPT = ("group_name", "timeout", "pg_tag", "group_desc")
 
 
 @contextmanager
-def imagined_gpus(per_node: int, redirected: Callable[[], None]) -> Iterator[gpu.Module]:
-    """Let a program find `per_node` GPUs under torch.cuda."""
+def fake_gpus(per_node: int, redirected: Callable[[], None] = lambda: None) -> Iterator[gpu.FakeCuda]:
+    """Provide `per_node` GPUs under torch.cuda. `redirected` is called for each use of device "cuda"."""
     module = gpu.register()
-    autocast_of_gpu.register()
+    gpu_autocast.register()
     module.count = per_node
     mesh_made, autocast_made = device_mesh.DeviceMesh.__init__, torch.amp.autocast_mode.autocast.__init__
 
@@ -227,20 +261,25 @@ def imagined_gpus(per_node: int, redirected: Callable[[], None]) -> Iterator[gpu
                 for place in (torch.cuda, torch.cuda.random, torch.cuda.memory):
                     if hasattr(place, name):
                         stack.enter_context(patch.object(place, name, value))
-        generators = tuple(gpu.Generator() for _ in range(per_node))
+        generators = tuple(gpu.FakeGenerator() for _ in range(per_node))
         stack.enter_context(patch.object(torch.cuda, "default_generators", generators))
         stack.enter_context(patch.object(torch.cuda.nccl, "version", lambda: (2, 27, 5)))
-        # Torch looks at the stream's type before a mode is asked.
+        # torch.tensor(x, device=...) then makes its tensor on the host first, where dispatch modes see the copy; by
+        # itself torch does so only where it finds no CUDA.
+        lifts = torch._C._only_lift_cpu_tensors()
+        torch._C._set_only_lift_cpu_tensors(True)
+        stack.callback(torch._C._set_only_lift_cpu_tensors, lifts)
+        # Torch looks at the stream's type before it asks a mode.
         stack.enter_context(patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None))
         for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
             stack.enter_context(patch.object(torch.cuda.nvtx, name, lambda *args, **kwargs: 0))
         stack.enter_context(patch.object(device_mesh.DeviceMesh, "__init__", mesh))
         stack.enter_context(patch.object(torch.amp.autocast_mode.autocast, "__init__", autocast))
-        stack.enter_context(autocast_of_gpu.cached())
+        stack.enter_context(gpu_autocast.cached())
         hooked: Callable[..., None] = DistributedDataParallel._check_comm_hook
 
         def checked(self: Any, hook: Any) -> None:
-            """DDP has its bf16 hook on CUDA with NCCL alone."""
+            """DDP accepts its bf16 hook only on CUDA with NCCL."""
             with (
                 patch.object(torch.version, "cuda", "12.8"),
                 patch.object(dist, "is_nccl_available", lambda: True),
@@ -259,7 +298,7 @@ def _under(redirect: gpu.Redirect) -> Callable[..., Any]:
     """Return torch's call of the autograd engine, under the redirection.
 
     torch.overrides takes a mode off while it handles a call such as `backward()`, and the engine's threads get the
-    modes of that moment: what a backward pass computes again (checkpoints) would run without it."""
+    modes of that moment: operations that a backward pass recomputes (checkpoints) would run without it."""
     run = torch.autograd.graph._engine_run_backward
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:

@@ -1,12 +1,12 @@
-"""Ranks observed in processes of their own, forked from this one, that exchange objects through it.
+"""Observing ranks in processes of their own, forked from this one, which exchange objects through it.
 
-No rank sees what another has changed, and this process stays as it was. Collectives have no content, but objects do:
+No rank sees what another has changed, and this process stays unchanged. Collectives have no content, but objects do:
 torch.distributed.pipelining sends the shapes of activations from stage to stage. So a rank that receives an object
-waits for it here, and the rank that sends it is started if it has not been.
+waits for it here, and the sender is started if it has not been.
 
-Twice every rank says what it did so far, as a hash: as the second micro-batch begins, and as the wanted step does. A
-rank that pauses waits there until it is known whether another did the same, and goes on if none did, or if another
-rank waits for it: it is sent how far it may go, as a number, where objects are lists.
+Twice every rank reports what it did so far, as a hash: as the second micro-batch begins, and as the wanted step does.
+A rank that pauses waits there until it is known whether another did the same, and continues if none did, or if
+another rank waits for it: it receives how far it may go, as a number, where objects are lists.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import Any
 
 import torch
 
-from phalanx.observation.program.micro_batches import Unsteady
 from phalanx.observation.program.parent import end_with_parent
-from phalanx.observation.program.rank_classes import (
+from phalanx.observation.program.run import observe_rank
+from phalanx.observation.rank_classes import (
     END,
     SECOND_MICRO_BATCH,
     WANTED_STEP,
@@ -36,21 +36,22 @@ from phalanx.observation.program.rank_classes import (
     peers_of,
     work,
 )
-from phalanx.observation.program.run import Unobservable, observe_rank, place_of
+from phalanx.observation.recorder.places import raised
+from phalanx.observation.unobservable import Unobservable, Unsteady, engine_has_run
 from phalanx.schedule.observation import Observation, RankObservation
 from phalanx.spec.errors import InputError
 
 
 class Post:
-    """A rank's side of the exchange of objects. It pauses at `until`, and goes on from there as it is told."""
+    """A rank's side of the exchange of objects. The rank pauses at `until`, until it receives a later place."""
 
     def __init__(self, pipe: Connection, until: int) -> None:
         self.pipe, self.until = pipe, until
 
     def reached(self, place: int, so_far: RankObservation) -> None:
-        """Say what this rank did until it came to a place, and wait there until it may go on."""
-        did = hashlib.sha256(repr((work(so_far), so_far.start)).encode()).hexdigest()
-        self.pipe.send(("reached", place, (did, peers_of(so_far))))
+        """Report what this rank did until it reached a place, and wait there until it may continue."""
+        digest = hashlib.sha256(repr((work(so_far), so_far.start)).encode()).hexdigest()
+        self.pipe.send(("reached", place, (digest, peers_of(so_far))))
         while self.until <= place:
             self.until = self.pipe.recv()
 
@@ -62,7 +63,7 @@ class Post:
         """Wait for the next objects from a rank."""
         self.pipe.send(("wants", sender, None))
         objects = self.pipe.recv()
-        while isinstance(objects, int):  # said before this rank came to its pause
+        while isinstance(objects, int):  # sent before this rank reached its pause
             self.until = objects
             objects = self.pipe.recv()
         return list(objects)
@@ -70,7 +71,7 @@ class Post:
 
 @dataclass
 class Processes:
-    """Observes ranks of one program. `device` and `axes` are what its ranks said so far."""
+    """Observes ranks of one program. `device` and `axes` are those that its ranks reported so far."""
 
     program: Callable[[], object]
     world: int
@@ -87,7 +88,7 @@ class Processes:
     _until: dict[int, int] = field(default_factory=dict)
     """How far ranks may go."""
     _reached: dict[tuple[int, int], tuple[str, tuple[int, ...]]] = field(default_factory=dict)
-    """By rank and place: what the rank did until there, as a hash, and its peers."""
+    """By rank and place: the hash of what the rank did until there, and its peers."""
 
     def __enter__(self) -> Processes:
         return self
@@ -98,7 +99,7 @@ class Processes:
             self._ended(rank)
 
     def start(self, rank: int, until: int = END) -> None:
-        """Start to observe a rank, if that has not been done, up to the place where it is to pause."""
+        """Start to observe a rank, unless it was started, up to the place where it must pause."""
         if rank in self._done or rank in self._children:
             return
         self._until[rank] = until
@@ -140,49 +141,44 @@ class Processes:
         except (Unobservable, InputError) as error:
             return str(error), None
         except Exception as error:
-            if "device_ready_queues_" in str(
-                error
-            ):  # torch/csrc/autograd/engine.cpp: started with the devices of then
-                return (
-                    "a backward pass has run in this process; observe before any backward pass, or in another",
-                    None,
-                )
+            if engine_has_run(error):
+                why = "a backward pass has run in this process; observe before any backward pass, or in another"
+                return why, None
             lines = str(error).strip().splitlines() or ["no message"]
-            return f"{type(error).__name__}: {lines[0]}, at {place_of(error)} (rank {rank} of the program)", None
+            return f"{type(error).__name__}: {lines[0]}, at {raised(error)} (rank {rank} of the program)", None
 
     def observe(self, rank: int) -> RankObservation:
-        """Return what a rank did, once it has ended. Raises Unobservable."""
+        """Wait for a rank to end, and return what it did. Raises Unobservable."""
         self.start(rank)
-        self._go_on(rank, END)
+        self._continue(rank, END)
         while rank not in self._done:
             self._read()
         return self._done[rank]
 
     def observe_or_match(self, rank: int, like: int | None = None) -> RankObservation | Alike:
-        """Return what a rank did; or, where it did in the step before the wanted one what a rank did that has ended,
-        that it is like that rank. Where it does in its first micro-batch what rank `like` did, that is taken for the
-        whole step. Raises Unobservable."""
+        """Return what a rank did, or Alike if its step before the wanted one is that of a rank that has ended. If its
+        first micro-batch is that of rank `like`, its step is taken to be so too. Raises Unobservable."""
         self.start(rank, SECOND_MICRO_BATCH if like is not None else WANTED_STEP)
         while rank not in self._done:
             for place, others in ((SECOND_MICRO_BATCH, [like]), (WANTED_STEP, list(self._done))):
                 if (rank, place) not in self._reached:
                     continue
-                did, peers = self._reached[rank, place]
+                digest, peers = self._reached[rank, place]
                 for other in others:
-                    if other is not None and self._reached.get((other, place), ("",))[0] == did:
+                    if other is not None and self._reached.get((other, place), ("",))[0] == digest:
                         return Alike(other, peers)
-                self._go_on(rank, place + 1)
+                self._continue(rank, place + 1)
             self._read()
         return self._done[rank]
 
-    def _go_on(self, rank: int, until: int) -> None:
+    def _continue(self, rank: int, until: int) -> None:
         if self._until[rank] < until:
             self._until[rank] = until
             if rank in self._pipes:
                 self._pipes[rank].send(until)
 
     def _read(self) -> None:
-        """Read what ranks send until one has sent something."""
+        """Read from the ranks until one has sent something."""
         for pipe in wait(list(self._pipes.values())):
             sender = next(r for r, p in self._pipes.items() if p is pipe)
             try:
@@ -214,7 +210,7 @@ class Processes:
                 del self._waiting[rank]
                 self._pipes[rank].send(self._objects[sender, rank].popleft())
             elif pauses := [p for p in range(self._until[sender], END) if (sender, p) in self._reached]:
-                self._go_on(sender, pauses[-1] + 1)
+                self._continue(sender, pauses[-1] + 1)
             elif sender in self._done:
                 raise Unobservable(f"rank {rank} waits for an object that rank {sender} does not send")
 
@@ -235,7 +231,7 @@ def observe_program(
 ) -> Observation:
     """Observe some ranks of a program, or one of each class. Raises Unobservable.
 
-    Where a micro-batch of a pipeline that was not run cannot stand for others, all are run in a second attempt.
+    Where a pipeline's micro-batches do not represent those that were not executed, a second attempt executes all.
     """
     try:
         with Processes(program, world, per_node, dict(axes), step, every_micro_batch) as p:

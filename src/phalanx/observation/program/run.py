@@ -1,8 +1,7 @@
-"""Observe one rank of a program in this process: the world, the GPU and the recorder around its second step."""
+"""Observe one rank of a program in this process: the fake world and GPU, and the recorder of its second step."""
 
 from __future__ import annotations
 
-import gc
 import re
 import sys
 import traceback
@@ -22,22 +21,17 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from phalanx.observation.fake.contentless import Contentless
 from phalanx.observation.fake.host_access import answered
+from phalanx.observation.fake.recorder import FakeStepRecorder
 from phalanx.observation.fake.uncompiled import uncompiled
-from phalanx.observation.fake.world import imagined_gpus, one_rank
-from phalanx.observation.program.micro_batches import repeated_micro_batches
-from phalanx.observation.program.rank_classes import SECOND_MICRO_BATCH, WANTED_STEP
-from phalanx.observation.recorder.any_step import Step
-from phalanx.observation.recorder.position import OWN, relative
-from phalanx.observation.recorder.step_summary import GroupNames, summarise
-from phalanx.schedule.observation import RankObservation
-
-
-class Unobservable(RuntimeError):
-    """The program did something that has no meaning without content; the message says what, where, and the mend."""
-
-    wrong_input = True
+from phalanx.observation.fake.world import fake_gpus, frozen_objects, one_rank
+from phalanx.observation.program.pipelines import repeated_micro_batches
+from phalanx.observation.rank_classes import SECOND_MICRO_BATCH, WANTED_STEP
+from phalanx.observation.recorder.places import OUTSIDE_PHALANX, raised, shortened
+from phalanx.observation.recorder.step import StepRecord
+from phalanx.observation.recorder.summary import GroupNames, summarise
+from phalanx.observation.unobservable import Unobservable
+from phalanx.schedule.observation import RankObservation, Site
 
 
 class _Enough(BaseException):
@@ -56,14 +50,14 @@ def observe_rank(
     reached: Callable[[int, RankObservation], None] = lambda place, so_far: None,
     every_micro_batch: bool = False,
 ) -> tuple[RankObservation, str, dict[str, int]]:
-    """Run `program` as one rank until step `wanted` has ended; return what it did in that step, the type of device
-    that it computes on, and the mesh axes it named. A program that ends before has its latest step returned.
+    """Run `program` as one rank until step `wanted` has ended; return the record of that step, or of the latest one
+    if the program ends before, the type of device that it computes on, and the mesh axes that it named.
 
     `send_object(to, objects)` and `receive_object(sender)` carry objects between observed ranks. `reached` is called
     with the record of step `wanted` - 1 as its second micro-batch begins and when it has ended, and may wait.
 
     Raises Unobservable where no step was taken, or where an operation has no meaning without content; and Unsteady,
-    unless `every_micro_batch` of a pipeline is run, where one cannot stand for others.
+    unless `every_micro_batch` of a pipeline is executed, where one does not represent others.
     """
     notes: dict[str, None] = {}
     results: list[RankObservation] = []
@@ -72,7 +66,7 @@ def observe_rank(
     def note(text: str) -> None:
         notes[text] = None
 
-    def ended(step: Step) -> None:
+    def ended(step: StepRecord) -> None:
         names.read_meshes()
         results.append(summarise(recorder, step, names))
         if step.number >= wanted:
@@ -85,27 +79,18 @@ def observe_rank(
             names.read_meshes()
             reached(SECOND_MICRO_BATCH, summarise(recorder, recorder.step, names))
 
-    recorder = Contentless(FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False), ended)
+    recorder = FakeStepRecorder(FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False), ended)
     recorder.position.second = second_micro_batch
     how = "ended"
     with ExitStack() as stack:
-        if not gc.get_freeze_count():
-            gc.freeze()
-            stack.callback(gc.unfreeze)
+        stack.enter_context(frozen_objects())
         stack.enter_context(one_rank(rank, world, per_node, note, send_object, receive_object))
-        gpus = stack.enter_context(
-            imagined_gpus(per_node, lambda: note("device cuda: redirected to a GPU without content"))
-        )
+        gpus = stack.enter_context(fake_gpus(per_node, lambda: note("device cuda: redirected to a fake GPU")))
         stack.enter_context(answered(recorder.answer, note))
         stack.enter_context(uncompiled(note))
         gpus.waits, gpus.live = recorder.waited, lambda: recorder.live["gpu"]
         # Torch keeps weak references to fake tensors, for which Module.to() would refuse to move parameters.
         stack.enter_context(patch.object(torch.utils, "weakref", SimpleNamespace(getweakrefs=lambda _: [])))
-        # torch.tensor(x, device=...) then makes its tensor on the host first, where the mode sees it; by itself torch
-        # does so only where it finds no CUDA.
-        lifts = torch._C._only_lift_cpu_tensors()
-        torch._C._set_only_lift_cpu_tensors(True)
-        stack.callback(torch._C._set_only_lift_cpu_tensors, lifts)
         if not every_micro_batch:
             stack.enter_context(repeated_micro_batches(recorder, note))
         stack.enter_context(recorder.fake)
@@ -114,7 +99,7 @@ def observe_rank(
             try:
                 program()
             except SystemExit as end:
-                how = f"exited with {end.code or 0!r}, at {place_of(end)},"
+                how = f"exited with {end.code or 0!r}, at {raised(end)},"
                 if end.code not in (None, 0):
                     raise Unobservable(f"the program {how.removesuffix(',')}") from end
             if recorder.position.stepped:
@@ -135,14 +120,14 @@ def observe_rank(
                 ) from error
             if "CUDA_HOME" in str(error):  # says torch.utils.cpp_extension where no compiler for CUDA is
                 raise Unobservable(
-                    f"an extension is built for CUDA at {place_of(error)}, and here is no compiler for it: give its "
+                    f"an extension is built for CUDA at {raised(error)}, and here is no compiler for it: give its "
                     "operations fake kernels (torch.library.register_fake), or take the plain torch path in this run"
                 ) from error
             raise
     if not results:
         raise Unobservable(f"the program {how} before its first step: no torch optimizer's step() was called")
     for (what, value, place), count in recorder.answered.items():
-        note(f"{what} of a tensor without content: {value} ({count} x, {place})")
+        note(f"{what} of a fake tensor: {value} ({count} x, {place})")
     if results[-1].step < wanted:
         note("the program took one step: what is initialised in the first step is part of it")
     return replace(results[-1], notes=tuple(notes)), recorder.device, names.axes
@@ -153,10 +138,10 @@ _OPERATION = re.compile(r"'?\b(\w+)(?:::|\.)(\w+)")
 
 
 def _meaningless(error: BaseException) -> str:
-    """Return one line about an operation that needs content: the call, the place, and what can be done."""
+    """Return one line about an operation that needs values: the call, the place, and the remedy."""
     name = getattr(error, "func", None) or ".".join(_operation(str(error)))
     return (
-        f"{name} needs what tensors hold, or a kernel that says nothing about shapes, at {place_of(error)}: "
+        f"{name} needs what tensors hold, or a kernel that says nothing about shapes, at {raised(error)}: "
         "call it on the host, give it a fake kernel (torch.library.register_fake), or leave it out of this run"
     )
 
@@ -168,18 +153,10 @@ def _triton_launch(error: BaseException) -> str | None:
     inside = [i for i, f in enumerate(frames) if package and Path(f.filename).is_relative_to(Path(package).parent)]
     if not inside:
         return None
-    callers = [f for f in frames[: inside[0]] if not f.filename.startswith(OWN)]
-    return f"{relative(callers[-1].filename)}:{callers[-1].lineno}" if callers else None
+    callers = [f for f in frames[: inside[0]] if not f.filename.startswith(OUTSIDE_PHALANX)]
+    return str(shortened(Site(callers[-1].filename, callers[-1].lineno or 0))) if callers else None
 
 
 def _operation(message: str) -> tuple[str, ...]:
     operation = _OPERATION.search(message)
     return operation.groups() if operation else (message.splitlines()[0],)
-
-
-def place_of(error: BaseException) -> str:
-    """Return "file:line" of the innermost frame outside torch and Phalanx in which an error was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    outside = [f for f in frames if not f.filename.startswith(OWN)]
-    frame = (outside or frames)[-1]
-    return f"{relative(frame.filename)}:{frame.lineno}"

@@ -1,8 +1,8 @@
-"""A user's script, observed in a process of its own: its argument is JSON {"script", "module", "arguments", "world",
+"""Observe a user's script in a process of its own. The argument is JSON {"script", "module", "arguments", "world",
 "ranks", "per_node", "axes", "step", "every_micro_batch", "parent", "result"}; `parent` is the process that started
-this one, and `result` the open file that the observation goes to, as JSON.
+this one, and `result` the open file that receives the observation, as JSON.
 
-The process imports torch once and forks for every rank (processes.py). What the script prints goes to stderr.
+The process imports torch once and forks for every rank (processes.py). The script's output goes to stderr.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
     # Torch is imported here, for seconds: until then Ctrl-C ends this process at once, without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from phalanx.observation.program.processes import observe_program
-    from phalanx.observation.program.run import Unobservable
+    from phalanx.observation.unobservable import Unobservable
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     script, module, arguments = task["script"], task["module"], task["arguments"]

@@ -1,4 +1,4 @@
-"""torch.distributed's operations as a dispatch mode sees them, read as events: operation, group, bytes, peer.
+"""Reading torch.distributed's operations, as a dispatch mode sees them: operation, group, bytes, peer.
 
 Bytes as in schedule/event.py: all-reduce and broadcast the buffer; all-gather and reduce-scatter the gathered buffer;
 all-to-all the send buffer; messages the payload. One call with many tensors (coalesced) is one collective.
@@ -7,7 +7,6 @@ Source of the schemas: torch 2.13, torch/csrc/distributed/c10d/Ops.cpp (c10d) an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,32 +15,35 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from phalanx.observation.recorder.nested import tensors
+
 NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One call: an operation over a group. `tensors`: whose sizes count; `peer`: global rank of the other end."""
+    """One call: an operation over a group. `buffers`: tensors whose sizes count; `peer`: global rank of the other
+    end."""
 
     op: str
     group: ProcessGroup
-    tensors: tuple[Tensor, ...]
+    buffers: tuple[Tensor, ...]
     peer: int | None = None
 
     @property
     def bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in self.tensors)
+        return sum(t.numel() * t.element_size() for t in self.buffers)
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.tensors[0].dtype if self.tensors else torch.uint8
+        return self.buffers[0].dtype if self.buffers else torch.uint8
 
     @property
     def ranks(self) -> tuple[int, ...]:
         return tuple(dist.get_process_group_ranks(self.group))
 
 
-# name: (operation, which argument counts, where the group is)
+# name: (operation, index of the argument that counts, index of the group)
 _C10D = {
     "allreduce_": ("all_reduce", 0, 1),
     "allreduce_coalesced_": ("all_reduce", 0, 1),
@@ -62,7 +64,7 @@ _C10D = {
     "recv_": ("recv", 0, 1),
     "recv_any_source_": ("recv", 0, 1),
 }
-# name: (operation, how many times the argument's bytes count: once, or as many times as the group has ranks)
+# name: (operation, whether the argument's bytes count once for each rank of the group)
 _FUNCTIONAL = {
     "all_reduce": ("all_reduce", False),
     "all_reduce_": ("all_reduce", False),
@@ -82,7 +84,7 @@ _FUNCTIONAL = {
 
 
 def read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Collective, ...]:
-    """Return the collectives that a call to an operation of NAMESPACES issues: none for waits and barriers."""
+    """Return the collectives that a call of an operation in NAMESPACES issues: none for waits and barriers."""
     name = func._schema.name.split("::")[1]
     if func.namespace == "c10d":
         if name not in _C10D:
@@ -92,7 +94,7 @@ def read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Coll
         peer = None
         if name in ("send", "recv_"):
             peer = dist.get_global_rank(group, args[2])
-        return (Collective(op, group, tuple(_flat(args[counts])), peer),)
+        return (Collective(op, group, tuple(tensors(args[counts])), peer),)
     given = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | kwargs
     if name == "batch_p2p_ops":
         group = _group(given["group_name"])
@@ -108,8 +110,8 @@ def read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Coll
         return ()
     op, gathered = _FUNCTIONAL[name]
     group = _group(given["group_name"])
-    tensors = tuple(_flat(given["input"] if "input" in given else given["inputs"]))
-    return (Collective(op, group, tensors * (group.size() if gathered else 1)),)
+    buffers = tuple(tensors(given["input"] if "input" in given else given["inputs"]))
+    return (Collective(op, group, buffers * (group.size() if gathered else 1)),)
 
 
 def _group(value: Any) -> ProcessGroup:
@@ -118,11 +120,3 @@ def _group(value: Any) -> ProcessGroup:
     if isinstance(value, ProcessGroup):
         return value
     return ProcessGroup.unbox(value)
-
-
-def _flat(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _flat(item)

@@ -1,10 +1,10 @@
-"""Where in a training step a program is: phase, module, micro-batch, and the line that issued a call.
+"""The position of a program in its training step: phase, module, micro-batch, and the line that issued a call.
 
 forward     inside a module's call: the stack of modules that global hooks keep
-backward    inside autograd (B, or I and W where a pipeline computes gradients of inputs and weights apart): the
-            node that runs carries a sequence number, taken from a counter as the forward pass created it; the module
-            call during which the counter stood there is the node's. Nothing is hooked to tensors, so nothing is kept
-            alive longer than without us
+backward    inside autograd (B; or I and W where a pipeline separates gradients of inputs from those of weights). Each
+            node carries a sequence number, taken from a counter as the forward pass created it; the node belongs to
+            the module's call during which the counter stood there. No hook is on a tensor, so observing keeps
+            nothing alive longer
 optimizer   inside step() of a torch optimizer, and everything between the last backward pass and it (clipping)
 
 A step ends where the next begins: with the first forward pass of a module after an optimizer's step.
@@ -12,29 +12,23 @@ A step ends where the next begins: with the first forward pass of a module after
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 import threading
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
-from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
 import torch
-import typing_extensions
 from torch import nn
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.pipelining import stage as pipeline_stage
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from phalanx.observation.recorder.places import here
 from phalanx.schedule.event import Phase
 from phalanx.schedule.observation import Site
 
@@ -44,8 +38,8 @@ _sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One call of a module: its name, and which micro-batch it belongs to."""
+class ModuleCall:
+    """One call of a module: its name, and the micro-batch that it belongs to."""
 
     module: str
     micro_batch: int | None
@@ -56,21 +50,21 @@ class _Span:
     """From sequence number `start` on, nodes belong to `call`."""
 
     starts: list[int] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ModuleCall] = field(default_factory=list)
 
-    def mark(self, start: int, call: Call) -> None:
+    def mark(self, start: int, call: ModuleCall) -> None:
         if self.starts and self.starts[-1] == start:
             self.calls[-1] = call
         else:
             self.starts.append(start)
             self.calls.append(call)
 
-    def at(self, number: int) -> Call | None:
+    def at(self, number: int) -> ModuleCall | None:
         i = bisect_right(self.starts, number) - 1
         return self.calls[i] if i >= 0 else None
 
 
-OUTSIDE = Call("", None)
+OUTSIDE = ModuleCall("", None)
 
 
 class Position:
@@ -80,7 +74,7 @@ class Position:
     def __init__(self, ended: Callable[[], None]) -> None:
         self.ended = ended
         self.second: Callable[[], None] = lambda: None
-        self._stack: list[Call] = []
+        self._stack: list[ModuleCall] = []
         self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._parameters: dict[int, str] = {}
         self._roots: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
@@ -102,8 +96,8 @@ class Position:
 
     @contextmanager
     def parts_of_backward(self) -> Iterator[None]:
-        """Tell the passes apart in which zero-bubble schedules of torch's pipelines compute gradients: I of inputs,
-        W of weights (torch.distributed.pipelining.stage calls both)."""
+        """Distinguish the passes of torch's zero-bubble schedules: I computes gradients of inputs, W of weights
+        (torch.distributed.pipelining.stage calls both)."""
 
         def part(phase: Phase, name: str) -> Any:
             run = getattr(pipeline_stage, name)
@@ -122,7 +116,7 @@ class Position:
 
     @contextmanager
     def backward_passes(self) -> Iterator[None]:
-        """Count the calls of the autograd engine, but for those inside of one (reentrant checkpoints)."""
+        """Count the calls of the autograd engine, except nested ones (reentrant checkpoints)."""
         run = torch.autograd.graph._engine_run_backward
         inside = False
 
@@ -144,8 +138,7 @@ class Position:
 
     @contextmanager
     def owners_in_fully_shard(self) -> Iterator[None]:
-        """Know whose parameters fully_shard gathers, which it does ahead, and whose gradients it reduces, which it
-        does behind, while another unit runs."""
+        """Attribute prefetched gathers and delayed reductions of fully_shard to the right module."""
 
         def owned(name: str) -> Any:
             run = getattr(FSDPParamGroup, name)
@@ -162,7 +155,7 @@ class Position:
         with owned("unshard"), owned("post_backward"):
             yield
 
-    def owner(self, call: Call) -> str:
+    def owner(self, call: ModuleCall) -> str:
         """Return the name of the module that a collective issued during `call` serves."""
         return call.module if self._served is None else self._names.get(self._served, call.module)
 
@@ -186,7 +179,8 @@ class Position:
         return {} if self._stepped else dict(self._roots)
 
     def called(self, more: Mapping[nn.Module, int], after_backward: bool) -> None:
-        """Count calls of root modules that are not made, whose passes end in a backward pass or do not."""
+        """Count calls of root modules in passes that are repeated; `after_backward`: whether these end in a backward
+        pass."""
         for module, n in more.items():
             self._roots[module] = self._roots.get(module, 0) + n
         self._after_backward = after_backward
@@ -217,13 +211,13 @@ class Position:
             if micro_batch == 1 and self.micro_batches == 1:
                 self.second()
             self._roots[module] = micro_batch + 1
-        call = Call(name, micro_batch)
+        call = ModuleCall(name, micro_batch)
         self._stack.append(call)
         self._span().mark(_sequence(), call)
 
     def _calls_of_model(self, module: nn.Module) -> int:
-        """Return how often the model was called since the step began that a module is a part of, which is called by
-        itself (a head, by chunks of tokens)."""
+        """Return how often the model that contains a module was called since the step began. The module itself is
+        called directly, such as a head by chunks of tokens."""
         root = self._root_of.get(module)
         model = root() if root is not None else None
         return 0 if model is None else self._roots.get(model, 0)
@@ -231,7 +225,7 @@ class Position:
     def _leave(self, module: nn.Module, args: object, out: object) -> None:
         if self._stack:
             left = self._stack.pop()
-            self._span().mark(_sequence(), self._stack[-1] if self._stack else Call("", left.micro_batch))
+            self._span().mark(_sequence(), self._stack[-1] if self._stack else ModuleCall("", left.micro_batch))
 
     def _span(self) -> _Span:
         return self._spans.setdefault(threading.get_ident(), _Span())
@@ -253,8 +247,8 @@ class Position:
     def _optimized(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         self._optimizing, self._stepped = False, True
 
-    def now(self) -> tuple[Phase, Call]:
-        """Return the phase and the module's call that run now."""
+    def now(self) -> tuple[Phase, ModuleCall]:
+        """Return the current phase and module's call."""
         if torch._C._current_graph_task_id() != -1:
             self._after_backward = True
             return self._part, self._stack[-1] if self._stack else self.call()
@@ -262,80 +256,32 @@ class Position:
             return "F", self._stack[-1]
         return ("opt" if self._optimizing or self._after_backward or self._stepped else "F"), OUTSIDE
 
-    def call(self) -> Call:
+    def call(self) -> ModuleCall:
         """Return the module's call whose backward pass runs."""
         node = _current_node()
         if node is None:
             return OUTSIDE
         number = node._sequence_nr()
         if number >= _ACCUMULATE or number < 0:
-            return Call(self.module_of(getattr(node, "variable", None)), self._backward.micro_batch)
+            return ModuleCall(self.module_of(getattr(node, "variable", None)), self._backward.micro_batch)
         span = self._spans.get(self._main)
         self._backward = (span and span.at(number)) or OUTSIDE
         return self._backward
 
     def module_of(self, parameter: torch.Tensor | None) -> str:
-        """Return the name of the module that a parameter belongs to, "" where that is unknown."""
+        """Return the name of the module that a parameter belongs to, "" if unknown."""
         return self._parameters.get(id(parameter), "")
 
     def site(self) -> Site:
-        """Return the innermost line outside torch and Phalanx that led here.
-
-        On a thread of autograd that is the line of the main thread, which waits in backward().
-        """
-        place = place_outside()
-        if place is None and threading.get_ident() != self._main:
-            place = _place(sys._current_frames().get(self._main))
-        return Site() if place is None else Site(relative(place[0]), *place[1:])
-
-
-OWN = (
-    str(Path(torch.__file__).parent),
-    str(Path(__file__).parent.parent.parent),
-    typing_extensions.__file__,  # wrappers around what is deprecated
-    contextlib.__file__,  # and around what runs in a context
-    "<frozen ",
-    "<string>",
-)
-
-
-@cache
-def _is_own(file: str) -> bool:
-    return file.startswith(OWN)
-
-
-def _outside(frame: FrameType | None) -> FrameType | None:
-    while frame is not None and _is_own(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
-
-
-def _place(frame: FrameType | None) -> tuple[str, int, str] | None:
-    frame = _outside(frame)
-    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-
-
-def place_outside() -> tuple[str, int, str] | None:
-    """Return file, line and function of the innermost frame of this thread outside torch and Phalanx, if any."""
-    return _place(sys._getframe(1))
-
-
-def relative(file: str) -> str:
-    """Return a file's name relative to the working folder, where it lies below that."""
-    return _below(file, os.getcwd())
-
-
-@cache
-def _below(file: str, here: str) -> str:
-    path = Path(file)
-    return str(path.relative_to(here)) if path.is_relative_to(here) else file
+        """Return the innermost line outside torch and Phalanx that led here."""
+        return here(main=self._main)
 
 
 _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
 
 def _plain(name: str) -> str:
-    """Return a module's name without the parts that wrappers add (DDP, FSDP1, compile, checkpoint_wrapper)."""
+    """Strip the parts that wrappers (DDP, FSDP1, compile, checkpoint_wrapper) add to a module's name."""
     name += "."
     for part in _WRAPPERS:
         name = name.replace(part, "") if part != "module." else name.removeprefix(part)

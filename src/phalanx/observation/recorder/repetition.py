@@ -1,6 +1,6 @@
-"""What happens in one pass of a micro-batch, noted so that it can be repeated without the pass.
+"""A log of all that happens in one pass of a micro-batch, so that its record can be repeated without the pass.
 
-A log holds all that a recorder saw, in order: which phase and module ran, what was issued, which storages were made,
+A log lists in order all that a recorder saw: which phase and module ran, what was issued, which storages were made,
 resized and freed. Two micro-batches did the same if their logs are equal: calls are counted from the micro-batch of
 the pass, and storages by the pass that made them and their number in it. A log repeated for another micro-batch goes
 through the recorder as the pass did, so the record of the step, its live bytes at every moment and their peak are
@@ -13,17 +13,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from phalanx.observation.recorder.position import Call
+from phalanx.observation.recorder.position import ModuleCall
 from phalanx.schedule.event import Phase
 from phalanx.schedule.observation import Observed, Site
 
 LIVES = 2**62
-"""When what is still alive died."""
+"""The end of a life that has not ended."""
 
 
 @dataclass(slots=True)
 class Life:
-    """A storage's life: `born` and `died` count changes of live bytes; `kind` and `module` say what it is."""
+    """A storage's life: `born` and `died` are counts of changes of live bytes; `kind` and `module` describe it."""
 
     device: str
     bytes: int
@@ -33,28 +33,28 @@ class Life:
     phase: str
     died: int = LIVES
     ref: Any = None
-    place: tuple[str, int, str] | None = None
-    """File, line and function of the program, of what the forward pass returned."""
+    site: Site | None = None
+    """The line of the program, for results of the forward pass."""
     made_in: tuple[int, str, int] | None = None
-    """Micro-batch, pass, and number in it, of what a pass made whose log was written."""
+    """Micro-batch, pass and number in it, if made in a pass with a log."""
 
 
 @dataclass
 class Log:
-    """The log of the pass `name` of a micro-batch. `own`: nothing died in it but what the passes of the same
-    micro-batch had made. `born`: what it made, in order."""
+    """The log of the pass `name` of a micro-batch. `self_contained`: nothing died in it but storages made by passes
+    of the same micro-batch. `born`: the storages that it made, in order."""
 
     micro_batch: int
     name: str
     entries: list[tuple[Any, ...]] = field(default_factory=list)
     born: list[Life] = field(default_factory=list)
-    own: bool = True
+    self_contained: bool = True
     _at: tuple[Any, ...] = ()
 
     def _from_here(self, micro_batch: int | None) -> int | None:
         return None if micro_batch is None else micro_batch - self.micro_batch
 
-    def at(self, now: tuple[Phase, Call]) -> None:
+    def at(self, now: tuple[Phase, ModuleCall]) -> None:
         """Note which phase and call run."""
         entry = ("at", now[0], now[1].module, self._from_here(now[1].micro_batch))
         if entry != self._at:
@@ -70,24 +70,24 @@ class Log:
         """Note a new storage."""
         life.made_in = (self.micro_batch, self.name, len(self.born))
         self.born.append(life)
-        self.entries.append(("birth", life.device, life.bytes, life.kind, life.module, life.place))
+        self.entries.append(("birth", life.device, life.bytes, life.kind, life.module, life.site))
 
     def death(self, life: Life) -> None:
         """Note the end of a storage."""
         if life.made_in is None or life.made_in[0] != self.micro_batch:
-            self.own = False
+            self.self_contained = False
             return
         self.entries.append(("death", *life.made_in[1:]))
 
 
-class Recorder(Protocol):
-    """What notes a step: any_step.py."""
+class Repeatable(Protocol):
+    """The recorder of a step, to which logs are repeated: step.py."""
 
     clock: int
     log: Log | None
 
-    def at(self, now: tuple[Phase, Call]) -> None:
-        """Say which phase and module's call run now."""
+    def at(self, now: tuple[Phase, ModuleCall]) -> None:
+        """Set the phase and the module's call that run now."""
 
     def begin(self, life: Life) -> None:
         """Count a life's bytes from now on."""
@@ -99,7 +99,7 @@ class Recorder(Protocol):
         """Count a storage of a module with its new size."""
 
     def count(self, flops: int, dtype: str) -> None:
-        """Count FLOPs of what runs now."""
+        """Count FLOPs of the call that runs now."""
 
     def issued(self, observed: Observed) -> None:
         """Record a collective or a message."""
@@ -108,49 +108,49 @@ class Recorder(Protocol):
         """Record that the host waits at a line of the program."""
 
     def answered_again(self, what: str, value: str, place: str) -> None:
-        """Count a value that was asked for and does not exist."""
+        """Count a value that the program asked for and that does not exist."""
 
 
 def repeat(
-    recorder: Recorder,
+    recorder: Repeatable,
     log: Log,
     micro_batch: int,
     lives: Mapping[str, list[Life]],
-    held: dict[tuple[str, int], Any],
+    existing: dict[tuple[str, int], Any],
 ) -> list[Life]:
-    """Let a recorder see what a log holds, as of another micro-batch; return the lives of what that made.
+    """Repeat a log to a recorder, as another micro-batch; return the lives of the storages that it made.
 
-    `lives`: by pass, what the earlier passes of that micro-batch made; `held`: of that, tensors that exist. One that
-    dies in the log is let go of, and lives on where the program still holds it.
+    `lives`: by pass, the storages made by earlier passes of that micro-batch; `existing`: tensors with such a
+    storage. A tensor that dies in the log is released here, and lives on if the program still holds it.
     """
     assert recorder.log is None
     mine: list[Life] = []
     phase: Phase = "F"
-    for kind, *of in log.entries:
+    for kind, *fields in log.entries:
         if kind == "birth":
-            device, size, what, module, place = of
-            life = Life(device, size, recorder.clock + 1, what, module, phase, place=place)
+            device, size, life_kind, module, site = fields
+            life = Life(device, size, recorder.clock + 1, life_kind, module, phase, site=site)
             mine.append(life)
             recorder.begin(life)
         elif kind == "death":
-            name, number = of
-            if held.pop((name, number), None) is None:
+            name, number = fields
+            if existing.pop((name, number), None) is None:
                 recorder.end((mine if name == log.name else lives[name])[number])
         elif kind == "at":
-            phase, module, offset = of
-            recorder.at((phase, Call(module, None if offset is None else micro_batch + offset)))
+            phase, module, offset = fields
+            recorder.at((phase, ModuleCall(module, None if offset is None else micro_batch + offset)))
         elif kind == "flops":
-            recorder.count(*of)
+            recorder.count(*fields)
         elif kind == "event":
-            (observed,) = of
+            (observed,) = fields
             m = observed.event.micro_batch
             event = replace(observed.event, micro_batch=None if m is None else micro_batch + m)
             recorder.issued(replace(observed, event=event))
         elif kind == "resize":
-            key, _, size, owner = of
+            key, _, size, owner = fields
             recorder.resize(key, size, owner)
         elif kind == "wait":
-            recorder.waits_at(*of)
+            recorder.waits_at(*fields)
         else:
-            recorder.answered_again(*of)
+            recorder.answered_again(*fields)
     return mine

@@ -22,7 +22,7 @@ _PHASES = {"F": "forward", "B": "backward", "I": "backward", "W": "backward", "o
 
 
 @dataclass(frozen=True)
-class Difference:
+class PlanComparison:
     """One kind of event, or one quantity, of a rank in the plan and in the program: how many, and bytes or FLOPs in
     all."""
 
@@ -39,7 +39,7 @@ class Difference:
         return (self.plan_count, self.plan_total) != (self.program_count, self.program_total)
 
 
-def compare(o: Observation, plan: Plan) -> tuple[Difference, ...]:
+def compare(o: Observation, plan: Plan) -> tuple[PlanComparison, ...]:
     """Compare every observed rank with the same rank of a plan. Raises InputError where the worlds differ."""
     world = plan.strategy.world
     if o.world != world:
@@ -48,18 +48,18 @@ def compare(o: Observation, plan: Plan) -> tuple[Difference, ...]:
     return tuple(d for r in o.ranks for d in _of_rank(r, expand(layout.rank_view(r.rank))))
 
 
-def _of_rank(observed: RankObservation, program: StepProgram) -> tuple[Difference, ...]:
+def _of_rank(observed: RankObservation, program: StepProgram) -> tuple[PlanComparison, ...]:
     result = []
     ours, theirs = _kinds(program.events), _kinds(tuple(x.event for x in observed.events))
     for kind in dict.fromkeys((*ours, *theirs)):
         (a, n), (b, m) = ours.get(kind, (0, 0)), theirs.get(kind, (0, 0))
         op, ranks, phase = kind
-        result.append(Difference(observed.rank, f"{op} of {ranks} ranks, {phase}", a, b, n, m))
+        result.append(PlanComparison(observed.rank, f"{op} of {ranks} ranks, {phase}", a, b, n, m))
     for phase in ("F", "B"):
         flops = sum(e.flops for e in program.events if _PHASES[e.phase] == _PHASES[phase])
         seen = sum(n for (p, _), n in observed.flops.items() if _PHASES[p] == _PHASES[phase])
-        result.append(Difference(observed.rank, f"FLOPs, {_PHASES[phase]}", 0, 0, flops, seen))
-    result.append(Difference(observed.rank, "peak of live bytes", 0, 0, program.peak_bytes, observed.peak))
+        result.append(PlanComparison(observed.rank, f"FLOPs, {_PHASES[phase]}", 0, 0, flops, seen))
+    result.append(PlanComparison(observed.rank, "peak of live bytes", 0, 0, program.peak_bytes, observed.peak))
     return tuple(result)
 
 

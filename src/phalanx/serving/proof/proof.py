@@ -7,7 +7,7 @@ from typing import Any
 
 from phalanx.answers.this_machine import Announce
 from phalanx.answers.verify import collectives
-from phalanx.observation.generation import ProvedStage, verify_generation
+from phalanx.observation.trainer.generation import ProvedStage, verify_generation
 from phalanx.planning.question import model_named, require_counts
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files.job_file import build

@@ -1,11 +1,11 @@
-"""Verify generation: steps of one rank of each pipeline stage, on fake tensors, against their StepPrograms.
+"""Verify generation: steps of one rank of each pipeline stage, on fake tensors, compared with their StepPrograms.
 
     decode    every slot computes a token over its cached ones
     prefill   one prompt, all of it
-    mixed     every slot but one decodes, beside a chunk of a prompt of which a part is cached
+    mixed     every slot but one decodes, together with a chunk of a prompt of which a part is cached
 
 Ranks of a stage issue the same events but for their peers; where experts make them uneven, the first of a stage,
-which no rank exceeds, stands for them. The program is that of infer/replica.py; what is replaced, see fake_step.py.
+which no rank exceeds, represents them. The program is that of infer/replica.py; step.py says what is replaced.
 """
 
 from __future__ import annotations
@@ -19,8 +19,16 @@ from phalanx.cost.step.program import StepProgram
 from phalanx.infer.generate import experts_span_replicas
 from phalanx.infer.replica import Replica
 from phalanx.observation.diff import Difference, differences, exactly
-from phalanx.observation.fake_step import HOST, Guard, Imagined, Shapes, Watch, place_of, without_content
 from phalanx.observation.rank_classes import RankClass
+from phalanx.observation.trainer.step import (
+    HOST,
+    Building,
+    FakeRank,
+    FakeTracker,
+    FakeWeights,
+    described,
+    fake_tensors,
+)
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Now
 from phalanx.runtime.tracing.instrument import instrument
@@ -33,7 +41,7 @@ from phalanx.spec.strategy.spec import Strategy
 
 @dataclass(frozen=True)
 class ProvedStep:
-    """One step of a rank. `cache`, `state`: recorded bytes of its KV cache, and of all it holds between steps."""
+    """One step of a rank. `cache`, `state`: recorded bytes of its KV cache, and of all that stays between steps."""
 
     name: str
     batch: Batch
@@ -98,25 +106,25 @@ def verify_generation(
             view = layout.rank_view(rank)
             steps = _steps(view, batches(slots, context, chunk), pages, page)
         except Exception as error:  # a real step would end with it too
-            failed = f"{type(error).__name__}: {str(error).strip() or 'no message'}, at {place_of(error)}"
+            failed = described(error)
         stages.append(ProvedStage(ranks, tuple(steps), time.perf_counter() - start, failed))
     return tuple(stages)
 
 
-def _steps(view: RankView, of: dict[str, Batch], pages: int, page: int) -> list[ProvedStep]:
+def _steps(view: RankView, named: dict[str, Batch], pages: int, page: int) -> list[ProvedStep]:
     """Take the steps as one rank, and compare each with its program."""
     steps, s = [], view.strategy
     assert view.rank is not None
-    with without_content(2):
-        comm = Comm(Imagined(view.rank, s.world, 0, 1), view.mesh, null=True)
-        with Guard(HOST):
-            replica = Replica(view, comm, Shapes(), pages, page)
-        for name, batch in of.items():
+    with fake_tensors(2):
+        comm = Comm(FakeRank(view.rank, s.world, 0, 1), view.mesh, null=True)
+        with Building(HOST):
+            replica = Replica(view, comm, FakeWeights(), pages, page)
+        for name, batch in named.items():
             sampled = batch.samples * s.dp
             program = generation_step(view, batch, sampled, pages * page)
             each = -(-max(slot.context for slot in batch.slots) // page)
             tables = {slot.request: range(slot.request * each, (slot.request + 1) * each) for slot in batch.slots}
-            with instrument(replica.model.units(), comm.recorder, lambda: Now(0, "F"), Watch) as follows:
+            with instrument(replica.model.units(), comm.recorder, lambda: Now(0, "F"), FakeTracker) as tracked:
                 logits = replica.step(batch, [0] * batch.tokens, tables)
                 replica.share((), 0, sampled)
             del logits
@@ -127,9 +135,9 @@ def _steps(view: RankView, of: dict[str, Batch], pages: int, page: int) -> list[
                 differing.append(Difference("waits", "for every collective", f"none for {unawaited[0]}"))
             for what, ours, theirs in (
                 ("bytes of the KV cache", program.state.cache, replica.cache.nbytes),
-                ("live bytes when the step begins", program.state.total, follows.start),
+                ("live bytes when the step begins", program.state.total, tracked.start),
             ):
                 if ours != theirs:
                     differing.append(Difference(what, f"{ours:,}", f"{theirs:,}"))
-            steps.append(ProvedStep(name, batch, program, replica.cache.nbytes, follows.start, tuple(differing)))
+            steps.append(ProvedStep(name, batch, program, replica.cache.nbytes, tracked.start, tuple(differing)))
     return steps

@@ -1,4 +1,4 @@
-"""A recorded step as plain data: groups named by mesh axes, and what held the memory when most was live."""
+"""A recorded step as plain data: groups named by mesh axes, and the holders of memory at its peak."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from phalanx.observation.recorder.any_step import GATHERED, PLAIN, AnyStep, Step, inner_tensors
-from phalanx.observation.recorder.position import relative
+from phalanx.observation.recorder.places import shortened
 from phalanx.observation.recorder.repetition import Life
+from phalanx.observation.recorder.step import GATHERED, PLAIN, StepRecord, StepRecorder, inner_tensors
 from phalanx.schedule.observation import (
     BackwardStart,
     Holder,
@@ -31,9 +31,9 @@ from phalanx.schedule.observation import (
 )
 
 
-def summarise(recorder: AnyStep, step: Step, groups: GroupNames) -> RankObservation:
-    """Return a step as data. To be called when it ends, as what is a parameter or an optimizer's state is read from
-    what is alive then."""
+def summarise(recorder: StepRecorder, step: StepRecord, groups: GroupNames) -> RankObservation:
+    """Return a step as data. Call it when the step ends: parameters and optimizer state are identified among the
+    objects that are alive then."""
     for kind, keys in (("parameters", _parameters()), ("optimizer state", _optimizer_state())):
         for key in keys:
             life = recorder.known.get(key)
@@ -51,9 +51,9 @@ def summarise(recorder: AnyStep, step: Step, groups: GroupNames) -> RankObservat
         peak=peak,
         peak_phase=phase,
         peak_module=module,
-        holders=_held(step, recorder.device, [when], phase == "opt")[0],
+        holders=_holders(step, recorder.device, [when], phase == "opt")[0],
         host_peak=step.peak.get("cpu", (0,))[0] if recorder.device != "cpu" else 0,
-        synchronisations=tuple(Synchronisation(*what, n) for what, n in step.waits.items()),
+        synchronisations=tuple(Synchronisation(*wait, n) for wait, n in step.waits.items()),
         micro_batches=step.micro_batches,
         optimizers=tuple(recorder.position.optimizers),
         flops_by_type=dict(step.flops_by_type),
@@ -63,8 +63,8 @@ def summarise(recorder: AnyStep, step: Step, groups: GroupNames) -> RankObservat
     )
 
 
-def _trained(step: Step) -> tuple[Trained, ...]:
-    """Return the trained parameters, those of one unit and type together."""
+def _trained(step: StepRecord) -> tuple[Trained, ...]:
+    """Return the trained parameters, summed by unit and type."""
     totals: dict[tuple[str, str], tuple[int, int]] = {}
     for t in step.trained.values():
         local, whole = totals.get((t.unit, t.dtype), (0, 0))
@@ -73,13 +73,13 @@ def _trained(step: Step) -> tuple[Trained, ...]:
 
 
 _OURS = 3
-"""References to a tensor of a list that is iterated: the list's, the loop's, getrefcount's. C++ adds one where it
-holds the tensor too, which then has more than the one use that its Python object is."""
+"""References to a tensor in a list that is iterated: the list's, the loop's, getrefcount's. C++ adds one if it holds
+the tensor too; the tensor then has more uses than the one of its Python object."""
 
 
-def _kept(recorder: AnyStep) -> tuple[Kept, ...]:
-    """Return what of the forward pass is still alive and held by no Python object, so by autograd's graph alone."""
-    alive = {key for key, life in recorder.known.items() if life.place and life.module and not life.kind}
+def _kept(recorder: StepRecorder) -> tuple[Kept, ...]:
+    """Return storages of the forward pass that no Python object holds, so that only autograd's graph keeps them."""
+    alive = {key for key, life in recorder.known.items() if life.site and life.module and not life.kind}
     if not alive:
         return ()
     for x in gc.get_objects():
@@ -87,15 +87,15 @@ def _kept(recorder: AnyStep) -> tuple[Kept, ...]:
             key = x.untyped_storage()._cdata
             if key in alive and sys.getrefcount(x) - (x._use_count() > 1) > _OURS:
                 alive.remove(key)
-    totals: Counter[tuple[str, tuple[str, int, str]]] = Counter()
+    totals: Counter[tuple[str, Site]] = Counter()
     for key in alive:
         life = recorder.known[key]
-        if life.device == recorder.device and life.place:
-            totals[life.module, life.place] += life.bytes
-    return tuple(Kept(m, Site(relative(p[0]), *p[1:]), n) for (m, p), n in totals.most_common())
+        if life.device == recorder.device and life.site:
+            totals[life.module, life.site] += life.bytes
+    return tuple(Kept(module, shortened(site), n) for (module, site), n in totals.most_common())
 
 
-def _events(step: Step, groups: GroupNames) -> list[Observed]:
+def _events(step: StepRecord, groups: GroupNames) -> list[Observed]:
     result = []
     for o in step.events:
         e = o.event
@@ -110,8 +110,8 @@ def _events(step: Step, groups: GroupNames) -> list[Observed]:
 class GroupNames:
     """Names process groups by the mesh axis that they lie along.
 
-    `axes`: axes that the user named, outermost first, with their sizes; they serve where a program makes its groups
-    without a DeviceMesh.
+    `axes`: the user's axes, outermost first, with their sizes, for programs that make their groups without a
+    DeviceMesh.
     """
 
     def __init__(self, world: int, axes: Mapping[str, int] | None = None) -> None:
@@ -120,7 +120,7 @@ class GroupNames:
         self._named: dict[str, str] = {}
 
     def read_meshes(self) -> None:
-        """Read the names of all groups of all meshes that exist. Flattened axes keep the names they were given."""
+        """Read the names of all groups of all existing meshes. Flattened axes keep their own names."""
         for mesh in [x for x in gc.get_objects() if issubclass(type(x), DeviceMesh)]:
             names = mesh.mesh_dim_names
             groups = getattr(mesh, "_dim_group_names", None) or ()
@@ -149,38 +149,38 @@ class GroupNames:
 
 
 def _parameters() -> set[int]:
-    steps: set[int] = set()
+    storages: set[int] = set()
     for x in gc.get_objects():
         if issubclass(type(x), nn.Parameter) or (issubclass(type(x), torch.Tensor) and x.__dict__.get("_is_param")):
-            steps.update(t.untyped_storage()._cdata for t in inner_tensors(x))
-    return steps
+            storages.update(t.untyped_storage()._cdata for t in inner_tensors(x))
+    return storages
 
 
 def _optimizer_state() -> set[int]:
-    steps: set[int] = set()
+    storages: set[int] = set()
     for x in gc.get_objects():
         if issubclass(type(x), torch.optim.Optimizer):
             for state in x.state.values():
                 for value in state.values():
                     if isinstance(value, torch.Tensor):
-                        steps.update(t.untyped_storage()._cdata for t in inner_tensors(value))
-    return steps
+                        storages.update(t.untyped_storage()._cdata for t in inner_tensors(value))
+    return storages
 
 
 _OTHER = "inputs, buffers and other"
 _MADE_IN = {"F": "activations", "opt": "tensors of the optimizer"}
 
 
-def _what(life: Life, began: int, optimizing: bool) -> tuple[str, str]:
-    """Return the kind of a tensor that is live, and for those of the step their unit. `optimizing`: whether the last
-    backward pass had ended then; what was made outside of passes before is for those that follow."""
+def _kind_and_unit(life: Life, began: int, optimizing: bool) -> tuple[str, str]:
+    """Return the kind of a live tensor, and its unit if the step made it. `optimizing`: whether the last backward
+    pass had ended; tensors made outside of passes before that are inputs of later ones."""
     if life.born <= began or (life.phase == "opt" and not optimizing):
         return life.kind or _OTHER, ""
     return life.kind or _MADE_IN.get(life.phase, "tensors of the backward pass"), unit(life.module)
 
 
-def _at_start(step: Step, device: str) -> dict[str, int]:
-    """Return what was live when the step began, by kind."""
+def _at_start(step: StepRecord, device: str) -> dict[str, int]:
+    """Return the live bytes at the beginning of the step, by kind."""
     totals: Counter[str] = Counter()
     for life in step.lives:
         if life.born <= step.began and life.device == device and life.bytes:
@@ -188,21 +188,21 @@ def _at_start(step: Step, device: str) -> dict[str, int]:
     return dict(totals)
 
 
-def _backward_starts(step: Step, device: str) -> tuple[BackwardStart, ...]:
-    """Return what was live as backward passes began, those that found the same together."""
+def _backward_starts(step: StepRecord, device: str) -> tuple[BackwardStart, ...]:
+    """Return the holders of live bytes at the beginning of backward passes, grouped by equal ones."""
     alike: dict[tuple[str, tuple[Holder, ...]], list[int]] = {}
-    held_at = _held(step, device, [when for *_, when in step.backwards], optimizing=False)
-    for (phase, micro_batch, _), held in zip(step.backwards, held_at, strict=True):
-        alike.setdefault((phase, held), []).append(micro_batch)
-    return tuple(BackwardStart(phase, tuple(batches), held) for (phase, held), batches in alike.items())
+    holders_at = _holders(step, device, [when for *_, when in step.backwards], optimizing=False)
+    for (phase, micro_batch, _), holders in zip(step.backwards, holders_at, strict=True):
+        alike.setdefault((phase, holders), []).append(micro_batch)
+    return tuple(BackwardStart(phase, tuple(batches), holders) for (phase, holders), batches in alike.items())
 
 
-def _held(step: Step, device: str, times: Sequence[int], optimizing: bool) -> list[tuple[Holder, ...]]:
-    """Return what was live at each of some ascending times, largest first."""
+def _holders(step: StepRecord, device: str, times: Sequence[int], optimizing: bool) -> list[tuple[Holder, ...]]:
+    """Return the holders of live bytes at each of the ascending times, largest first."""
     totals: list[Counter[tuple[str, str]]] = [Counter() for _ in times]
     for life in step.lives:
         if life.device == device and life.bytes:
-            what = _what(life, step.began, optimizing)
+            kind_and_unit = _kind_and_unit(life, step.began, optimizing)
             for i in range(bisect_left(times, life.born), bisect_left(times, life.died)):
-                totals[i][what] += life.bytes
-    return [tuple(Holder(kind, module, n) for (kind, module), n in held.most_common()) for held in totals]
+                totals[i][kind_and_unit] += life.bytes
+    return [tuple(Holder(kind, module, n) for (kind, module), n in total.most_common()) for total in totals]

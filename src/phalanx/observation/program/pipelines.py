@@ -1,19 +1,18 @@
-"""The steady state of torch's pipelines: of the many micro-batches that do the same in a stage, few are run.
+"""Torch's pipeline schedules, repeating the record of micro-batches that do the same (steady_state.py).
 
 Schedule1F1B and ScheduleGPipe go through all of their actions, with every message. The passes of a stage (F:
-forward, L: loss, B: backward) are run for the first three micro-batches of each kind and for the last one, each
-under a log of all that it did (recorder/repetition.py). A pass is repeated from the log where its last two
-runs did the same, were given the same shapes, and the same content on the host, found the same parameters gathered,
-and left nothing but their results behind. The last micro-batch must do again what was repeated.
+forward, L: loss, B: backward) are executed for the first three micro-batches of each kind and for the last one, each
+under a log of all that it did (recorder/repetition.py). A pass is repeated from the log if its last two executions
+did the same, were given the same shapes, and the same content on the host, found the same parameters gathered, and
+left nothing but their results behind. The last micro-batch must do again what was repeated.
 
-Where a pass must be run whose forward pass was repeated, or the last micro-batch does something else, Unsteady ends
-the observation, and it is made again with every micro-batch run. A pass is the program's own code: what it does
-beside torch's operations (prints, counters of its own) happens for the micro-batches that are run.
+Where a pass must be executed whose forward pass was repeated, or the last micro-batch does something else, Unsteady
+ends the observation, which starts again and executes every micro-batch. A pass is the program's own code: what it
+does apart from torch's operations (prints, its own counters) happens for the micro-batches that are executed.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,26 +27,23 @@ from torch.distributed.pipelining import schedules as pipeline_schedules
 from torch.distributed.pipelining import stage as pipeline_stage
 from torch.nn.parallel import DistributedDataParallel
 
-from phalanx.observation.fake.contentless import Contentless
-from phalanx.observation.fake.remembered import Entry, Result, build
+from phalanx.observation.fake.recorder import FakeStepRecorder
+from phalanx.observation.fake.remembered import Recipe, Result, build
 from phalanx.observation.recorder.repetition import Life, Log, repeat
+from phalanx.observation.steady_state import SteadyState
 
 FIRST = 3
-"""Micro-batches of a kind that are run: what the first does may differ, the next two must not."""
-
-
-class Unsteady(BaseException):
-    """A repeated micro-batch turned out to need its passes. Not an Exception, so that programs do not catch it."""
+"""Micro-batches of a kind that are executed: the first may do something else, the next two must not."""
 
 
 Key = tuple[Any, ...]
-"""A pass, what it was given, and what the stage's storages were when it began."""
+"""A pass, its arguments, and the sizes of the stage's storages when it began."""
 
 
 @dataclass
 class _Pass:
-    """A pass that was run. `results`: how to make what it returned, None for what is no tensor; `lives`: the pass and
-    number under which the storage of each was made; `structure`: of the results."""
+    """An executed pass. `results`: how to build each result, None for those that are no tensors; `lives`: the pass
+    and number under which the storage of each was made; `structure`: the type of the container of the results."""
 
     log: Log
     results: tuple[Result | None, ...]
@@ -56,12 +52,12 @@ class _Pass:
     calls: dict[nn.Module, int]
     after_backward: bool
     returned: frozenset[tuple[str, int] | None]
-    """The lives of what the passes of this micro-batch returned until now."""
+    """The lives of all results of this micro-batch's passes until now."""
     steady: bool
-    """Whether it left the stage's storages as it found them, and nothing else behind but its results."""
+    """Whether it left the stage's storages unchanged, and nothing behind but its results."""
 
     def same(self, other: _Pass) -> bool:
-        """Whether two micro-batches did the same. What passes return dies when the schedule lets go of it."""
+        """Whether two micro-batches did the same. Results of passes die when the schedule releases them."""
         ours, theirs = (
             (
                 [e for e in p.log.entries if e[0] != "death" or e[1:] not in p.returned],
@@ -71,59 +67,54 @@ class _Pass:
         )
         return self.steady and other.steady and ours == theirs
 
-    def did(self, other: _Pass) -> bool:
-        """Whether two micro-batches did the same, but for when what they made was freed: a schedule still holds what
-        its last micro-batch returned."""
+    def matches(self, other: _Pass) -> bool:
+        """Whether two micro-batches match, ignoring when their outputs were freed: a schedule still holds those of
+        its last micro-batch."""
         ours, theirs = ([e for e in p.log.entries if e[0] != "death"] for p in (self, other))
         return (ours, self.results, self.calls) == (theirs, other.results, other.calls)
 
 
 @dataclass
 class _Batch:
-    """A micro-batch of the step: its number for the recorder, what it was given, whether its passes are run, and what
-    they made."""
+    """A micro-batch of the step: its number for the recorder, its arguments, whether its passes are executed, and
+    what they allocated."""
 
     number: int
     kind: Key
-    run: bool
+    executed: bool
     lives: dict[str, list[Life]] = field(default_factory=dict)
     passes: list[_Pass] = field(default_factory=list)
-    held: dict[tuple[str, int], Tensor] = field(default_factory=dict)
-    """What repeated passes returned, by pass and number, until the backward pass frees it or has ended."""
+    results: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    """Results of repeated passes, by pass and number, until the backward pass frees them or has ended."""
 
 
 class _Step:
-    """One step of a schedule: runs the passes of its stage, or repeats them."""
+    """One step of a schedule: executes the passes of its stage, or repeats them."""
 
-    def __init__(self, recorder: Contentless, stage: Any, micro_batches: int, repeated: Callable[[], None]) -> None:
-        self.recorder, self.stage, self.last, self.tell = recorder, stage, micro_batches - 1, repeated
-        self.ran: Counter[Key] = Counter()
-        self.repeated: set[Key] = set()
+    def __init__(
+        self, recorder: FakeStepRecorder, stage: Any, micro_batches: int, on_repeat: Callable[[], None]
+    ) -> None:
+        self.recorder, self.stage, self.last, self.on_repeat = recorder, stage, micro_batches - 1, on_repeat
         self.batches: dict[int, _Batch] = {}
-        self._passes: dict[Key, list[_Pass]] = {}
+        self._steady = SteadyState[_Pass](_Pass.same)
 
     def begin(self, chunk: int, key: Key) -> None:
-        """Decide whether a micro-batch is run."""
-        run = chunk == self.last or self.ran[key] < FIRST or self._steady(key) is None
+        """Decide whether a micro-batch is executed."""
+        executed = chunk == self.last or self._steady.executed(key) < FIRST or self._steady.steady(key) is None
         number = self.recorder.position.calls().get(self.stage.submod, 0)
-        self.batches[chunk] = _Batch(number, key[2:], run)
+        self.batches[chunk] = _Batch(number, key[2:], executed)
 
     def do(self, name: str, chunk: int, key: Key, call: Callable[[], Any], results: Callable[[Any], Any]) -> Any:
-        """Run a pass and return what it returned, or repeat it and return its results."""
+        """Execute a pass or repeat it; return its results."""
         batch = self.batches[chunk]
-        out = self._run(name, batch, key, call, results) if batch.run else self._repeat(name, batch, key)
+        out = self._execute(name, batch, key, call, results) if batch.executed else self._repeat(name, batch, key)
         if name == "B":
-            batch.held.clear()
+            batch.results.clear()
         return out
 
-    def _steady(self, key: Key) -> _Pass | None:
-        """Return the pass that stands for all of its kind, if there is one."""
-        passes = self._passes.get(key, [])
-        if len(passes) < 2 or not passes[-1].same(passes[-2]):
-            return None
-        return max(passes, key=lambda p: len(p.log.entries))  # of two, the one that says when its results are freed
-
-    def _run(self, name: str, batch: _Batch, key: Key, call: Callable[[], Any], results: Callable[[Any], Any]) -> Any:
+    def _execute(
+        self, name: str, batch: _Batch, key: Key, call: Callable[[], Any], results: Callable[[Any], Any]
+    ) -> Any:
         recorder = self.recorder
         position = recorder.position
         calls, sizes = position.calls(), recorder.sizes()
@@ -137,7 +128,7 @@ class _Step:
         structure = type(returned) if isinstance(returned, list | tuple) else None
         described = [self._described(t, batch) for t in (returned if structure else (returned,))]
         lives = tuple(life for _, life in described)
-        ran = _Pass(
+        record = _Pass(
             log,
             tuple(result for result, _ in described),
             lives,
@@ -145,35 +136,33 @@ class _Step:
             {m: n - calls.get(m, 0) for m, n in position.calls().items() if n != calls.get(m, 0)},
             position.after_backward,
             frozenset(lives).union(*(p.lives for p in batch.passes)),
-            log.own and sizes == recorder.sizes() and _UNKNOWN not in described and structure in (None, list, tuple),
+            log.self_contained
+            and sizes == recorder.sizes()
+            and _UNKNOWN not in described
+            and structure in (None, list, tuple),
         )
-        batch.passes.append(ran)
+        batch.passes.append(record)
         if name == "B":
-            ran.steady &= _nothing_left(batch)
-        if key in self.repeated and not ran.did(self._passes[key][-1]):
-            raise Unsteady
-        self._passes[key] = [*self._passes.get(key, [])[-1:], ran]
-        self.ran[key] += 1
+            record.steady &= _nothing_left(batch)
+        self._steady.add(key, record, _Pass.matches)
         return out
 
     def _repeat(self, name: str, batch: _Batch, key: Key) -> Any:
-        ran = self._steady(key)
-        if ran is None:
-            raise Unsteady
-        self.repeated.add(key)
-        self.tell()
-        batch.lives[name] = repeat(self.recorder, ran.log, batch.number, batch.lives, batch.held)
+        # Of the two records, the longer one says when its results are freed.
+        record = max(self._steady.repeat(key), key=lambda p: len(p.log.entries))
+        self.on_repeat()
+        batch.lives[name] = repeat(self.recorder, record.log, batch.number, batch.lives, batch.results)
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            tensors = build(Entry(ran.results, list), [])
-        for tensor, life in zip(tensors, ran.lives, strict=True):
+            tensors = build(Recipe(record.results, list), [], self.recorder.fake)
+        for tensor, life in zip(tensors, record.lives, strict=True):
             if life is not None:
                 self.recorder.adopt(tensor.untyped_storage(), batch.lives[life[0]][life[1]])
-                batch.held[life] = tensor
-        self.recorder.position.called(ran.calls, ran.after_backward)
-        return tensors[0] if ran.structure is None else ran.structure(tensors)
+                batch.results[life] = tensor
+        self.recorder.position.called(record.calls, record.after_backward)
+        return tensors[0] if record.structure is None else record.structure(tensors)
 
     def _described(self, value: Any, batch: _Batch) -> tuple[Result | None, tuple[str, int] | None]:
-        """Return how to make a result of a pass, and which storage it is."""
+        """Return how to build a result of a pass, and which storage it has."""
         if value is None:
             return None, None
         if type(value) is not FakeTensor or value.layout is not torch.strided or value.storage_offset():
@@ -191,7 +180,7 @@ class _Step:
 
 
 def _given(value: Any) -> Any:
-    """Return all that a pass can see of what it is given: shapes, and the content of what has one."""
+    """Return all that a pass can see of its arguments: shapes, and the content of those that have one."""
     if isinstance(value, list | tuple):
         return tuple(_given(item) for item in value)
     if isinstance(value, dict):
@@ -205,11 +194,11 @@ def _given(value: Any) -> Any:
 
 
 _UNKNOWN = (None, ("", 0))
-"""A result that cannot be made again."""
+"""A result that cannot be built again."""
 
 
 def _nothing_left(batch: _Batch) -> bool:
-    """Whether all that the passes of a micro-batch made died in them, but for their results."""
+    """Whether all storages that the passes of a micro-batch made died in them, except those of their results."""
     died = {entry[1:] for p in batch.passes for entry in p.log.entries if entry[0] == "death"}
     returned = {life for p in batch.passes for life in p.lives}
     every = {life.made_in[1:] for lives in batch.lives.values() for life in lives if life.made_in is not None}
@@ -217,15 +206,15 @@ def _nothing_left(batch: _Batch) -> bool:
 
 
 @contextmanager
-def repeated_micro_batches(recorder: Contentless, note: Callable[[str], None]) -> Iterator[None]:
-    """Run few of the micro-batches that do the same in torch's 1F1B and GPipe schedules."""
+def repeated_micro_batches(recorder: FakeStepRecorder, note: Callable[[str], None]) -> Iterator[None]:
+    """Execute few of the micro-batches that do the same in torch's 1F1B and GPipe schedules."""
     steps: dict[int, _Step] = {}  # by the id of the stage
     base, schedule = pipeline_stage._PipelineStageBase, pipeline_schedules._PipelineSchedule
     forward: Any = base.forward_one_chunk
     backward: Any = base.backward_one_chunk
     loss: Any = schedule._maybe_compute_loss
 
-    def tell() -> None:
+    def on_repeat() -> None:
         note(
             "equal micro-batches of a pipeline: run until two did the same, and the last; repeated from their record"
         )
@@ -236,11 +225,11 @@ def repeated_micro_batches(recorder: Contentless, note: Callable[[str], None]) -
             return forward(stage, chunk, args, kwargs, save_forward_output)
         key = ("F", recorder.sizes(), _given(args), _given(kwargs or {}))
         step.begin(chunk, key)
-        run = step.batches[chunk].run
+        executed = step.batches[chunk].executed
         out = step.do(
             "F", chunk, key, lambda: forward(stage, chunk, args, kwargs, save_forward_output), lambda out: out
         )
-        if not run:
+        if not executed:
             stage.fwd_cache[chunk] = (out if isinstance(out, tuple) else (out,), [])
             if stage.is_last and save_forward_output:
                 stage.output_chunks.append(out)
@@ -251,7 +240,7 @@ def repeated_micro_batches(recorder: Contentless, note: Callable[[str], None]) -
         if step is None or not stage.is_last:
             loss(self, stage, output, target_mbs, chunk, *args, **kwargs)
             return
-        run = step.batches[chunk].run
+        executed = step.batches[chunk].executed
         out = step.do(
             "L",
             chunk,
@@ -259,7 +248,7 @@ def repeated_micro_batches(recorder: Contentless, note: Callable[[str], None]) -
             lambda: loss(self, stage, output, target_mbs, chunk, *args, **kwargs),
             lambda _: self._internal_losses[-1],
         )
-        if not run:
+        if not executed:
             self._internal_losses.append(out)
 
     def backwards(
@@ -271,8 +260,8 @@ def repeated_micro_batches(recorder: Contentless, note: Callable[[str], None]) -
             return
         reduces = last_backward and isinstance(stage.submod, DistributedDataParallel)
         key = ("B", recorder.sizes(), step.batches[chunk].kind, reduces)
-        run = step.batches[chunk].run
-        if not run:
+        executed = step.batches[chunk].executed
+        if not executed:
             stage.fwd_cache.pop(chunk)
         out = step.do(
             "B",
@@ -281,7 +270,7 @@ def repeated_micro_batches(recorder: Contentless, note: Callable[[str], None]) -
             lambda: backward(stage, chunk, loss, full_backward, last_backward),
             lambda _: stage.bwd_cache[chunk],
         )
-        if not run:
+        if not executed:
             stage.bwd_cache[chunk] = out
         del step.batches[chunk]
 
@@ -291,7 +280,7 @@ def repeated_micro_batches(recorder: Contentless, note: Callable[[str], None]) -
         def step_microbatches(self: Any, *args: Any, **kwargs: Any) -> Any:
             stage = self._stage
             if type(self) is kind and self._has_backward and stage.has_backward and stage.dw_builder is None:
-                steps[id(stage)] = _Step(recorder, stage, self._n_microbatches, tell)
+                steps[id(stage)] = _Step(recorder, stage, self._n_microbatches, on_repeat)
             try:
                 return run(self, *args, **kwargs)
             finally:

@@ -1,9 +1,8 @@
-"""Tensors without content: a program's operations run on shapes, under the recorder of its step.
+"""The recorder of a program's step on fake tensors.
 
-What lives on the imagined device, and floating-point tensors on the host, are torch's fake tensors: shapes without
-memory or kernels. Integers and truth values on the host keep their content, so that data loaders, samplers,
-tokenizers and device meshes work as they are. Where the host asks for a value that does
-not exist, it gets a stated one (stated_values.py).
+Tensors on the fake GPU, and floating-point tensors on the host, are torch's fake tensors: shapes without memory or
+kernels. Integers and truth values on the host keep their content, so that data loaders, samplers, tokenizers and
+device meshes work unchanged. Where the host asks for a value that does not exist, it gets a stated one (values.py).
 """
 
 from __future__ import annotations
@@ -23,25 +22,27 @@ from torch._subclasses.fake_tensor import (
 
 from phalanx.observation.fake.remembered import Remembered
 from phalanx.observation.fake.values import follow, half, stated
-from phalanx.observation.recorder.any_step import WAITS, AnyStep
 from phalanx.observation.recorder.collective_ops import NAMESPACES
+from phalanx.observation.recorder.host_waits import WAITS
+from phalanx.observation.recorder.nested import tensors
+from phalanx.observation.recorder.step import StepRecorder
 
 _aten = torch.ops.aten
 _HOST = torch.device("cpu")
-"""The host has no number: what torch makes on "cpu:0" is on "cpu"; fake tensors would keep the 0 and not mix."""
+"""The host has no index: torch's tensors on "cpu:0" are on "cpu"; fake ones would keep the 0 and not mix."""
 _LARGEST_WITH_CONTENT = 2**26
 """Elements of an integer tensor on the host that keeps its content."""
 
 
-class Contentless(AnyStep):
-    """The recorder of a step whose tensors have no content. To be entered above a FakeTensorMode."""
+class FakeStepRecorder(StepRecorder):
+    """Records a step on fake tensors. Must be entered inside a FakeTensorMode."""
 
-    def __init__(self, fake: FakeTensorMode, enough: Any) -> None:
-        super().__init__(enough)
+    def __init__(self, fake: FakeTensorMode, on_step: Any) -> None:
+        super().__init__(on_step)
         self.fake = fake
         self.remembered = Remembered(fake)
         self.answered: Counter[tuple[str, str, str]] = Counter()
-        """Values that were asked for and do not exist: (operation, value, line) and how often."""
+        """Values that were asked for and do not exist: (operation, value, line) and their number."""
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
@@ -58,28 +59,28 @@ class Contentless(AnyStep):
             return _completed(func, args)
         if func is torch.ops._c10d_functional.wait_tensor.default:
             return args[0]  # as the real one; that of fake tensors would return a copy
-        tensors = [*_flat(args), *_flat(tuple(kwargs.values()))]
+        given = tensors(args, kwargs)
         if func.namespace in NAMESPACES:
-            return self.remembered.run(func, args, kwargs, tensors)
-        with_content = not any(isinstance(t, FakeTensor) for t in tensors)
-        if with_content and _on_host(func, tensors, kwargs) and self._keeps(func, tensors, args, kwargs):
+            return self.remembered.run(func, args, kwargs, given)
+        with_content = not any(isinstance(t, FakeTensor) for t in given)
+        if with_content and _on_host(given, kwargs) and _keeps_content(func, given, args, kwargs):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
         if not with_content and func is _aten.copy_.default and not isinstance(args[0], FakeTensor):
-            return args[0]  # the host's tensor keeps what it holds
+            return args[0]  # the host's tensor keeps its content
         if func is _aten._local_scalar_dense.default:
             value = stated(args[0])
             self.answer("item", str(value))
             return value
-        out = self._on_shapes(func, args, kwargs, tensors)
-        follow(func, args, kwargs, tensors, out)
+        out = self._on_shapes(func, args, kwargs, given)
+        follow(func, args, kwargs, given, out)
         return out
 
-    def _on_shapes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
-        """Run an operation on fake tensors; what it is given with content is made fake first."""
-        if all(isinstance(t, FakeTensor) for t in tensors):
+    def _on_shapes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Tensor]) -> Any:
+        """Run an operation on fake tensors, made first of those among its arguments that have content."""
+        if all(isinstance(t, FakeTensor) for t in given):
             try:
-                return self.remembered.run(func, args, kwargs, tensors)
+                return self.remembered.run(func, args, kwargs, given)
             except DynamicOutputShapeException:
                 out = half(func, args, kwargs)
                 if out is NotImplemented:
@@ -88,52 +89,52 @@ class Contentless(AnyStep):
                     self.waited(f"{func._overloadpacket.__name__} by a mask")
                 self.answer(func._overloadpacket.__name__, "half of the elements")
                 return out
-        shapes = {id(t): self.fake.from_tensor(t) for t in tensors if not isinstance(t, FakeTensor)}
-        fakes = [shapes.get(id(t), t) for t in tensors]
+        shapes = {id(t): self.fake.from_tensor(t) for t in given if not isinstance(t, FakeTensor)}
+        fakes = [shapes.get(id(t), t) for t in given]
         out = self._on_shapes(func, _replaced(args, shapes), _replaced(kwargs, shapes), fakes)
-        originals = {id(shape): t for t in tensors if (shape := shapes.get(id(t))) is not None}
-        return _replaced(out, originals)  # what an operation in place returns is the tensor that it was given
-
-    def _keeps(self, func: Any, tensors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether an operation on the host runs for real: it makes integers, or works on tensors with content."""
-        if tensors:
-            return sum(t.numel() for t in tensors) <= _LARGEST_WITH_CONTENT
-        dtype = kwargs.get("dtype")
-        if dtype is None:
-            integral = func._schema.name.split("::")[1] in ("arange", "randperm", "randint", "tril_indices") and all(
-                isinstance(a, int | torch.device) or a is None or isinstance(a, list | tuple) for a in args
-            )
-            return integral
-        return not dtype.is_floating_point and not dtype.is_complex
+        originals = {id(shape): t for t in given if (shape := shapes.get(id(t))) is not None}
+        return _replaced(out, originals)  # an operation in place returns its argument
 
     def answer(self, what: str, value: str) -> None:
-        """Note that a value was asked for that does not exist."""
+        """Note that the program asked for a value that does not exist, and got this one."""
         self.answered_again(what, value, str(self.position.site()))
 
     def answered_again(self, what: str, value: str, place: str) -> None:
-        """Note that a value was asked for at `place`."""
+        """Note the same at a line that is known."""
         self.answered[what, value, place] += 1
         if self.log is not None:
             self.log.entries.append(("answer", what, value, place))
 
 
 def _completed(func: Any, args: tuple[Any, ...]) -> Any:
-    """Return what a collective of c10d returns, completed at once, with the results that other ranks would bring."""
+    """Return the result of a collective of c10d that has completed: its work and buffers."""
     returns = [r.type for r in func._schema.returns]
     if not returns:
         return None
     future = torch.futures.Future()  # type: ignore[var-annotated]
     results = args[0]
-    future.set_result([t for t in _flat(results)] if not isinstance(results, Tensor) else results)
+    future.set_result(results if isinstance(results, Tensor) else tensors(results))
     work = _create_work_from_future(future).boxed()
     return work if len(returns) == 1 else (results, work)
 
 
-def _on_host(func: Any, tensors: list[Tensor], kwargs: dict[str, Any]) -> bool:
+def _keeps_content(func: Any, given: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operation on the host runs for real: it makes integers, or works on tensors with content."""
+    if given:
+        return sum(t.numel() for t in given) <= _LARGEST_WITH_CONTENT
+    dtype = kwargs.get("dtype")
+    if dtype is None:
+        name = func._schema.name.split("::")[1]
+        integers = all(a is None or isinstance(a, int | torch.device | list | tuple) for a in args)
+        return integers and name in ("arange", "randperm", "randint", "tril_indices")
+    return not dtype.is_floating_point and not dtype.is_complex
+
+
+def _on_host(given: list[Tensor], kwargs: dict[str, Any]) -> bool:
     device = kwargs.get("device")
     if device is not None and torch.device(device).type != "cpu":
         return False
-    return all(t.device.type == "cpu" for t in tensors)
+    return all(t.device.type == "cpu" for t in given)
 
 
 def _replaced(value: Any, by: dict[int, Any]) -> Any:
@@ -145,11 +146,3 @@ def _replaced(value: Any, by: dict[int, Any]) -> Any:
     if isinstance(value, dict):
         return {k: _replaced(item, by) for k, item in value.items()}
     return value
-
-
-def _flat(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [t for item in value for t in _flat(item)]
-    return []

@@ -1,9 +1,9 @@
-"""Any torch program's training step, seen from under autograd: collectives, FLOPs, live bytes, waits of the host.
+"""A training step of any torch program, seen from below autograd: collectives, FLOPs, live bytes, waits of the host.
 
-A dispatch mode sees every operation of a program, forward, backward and optimizer, with real tensors or with tensors
-without content (verify/observation). It knows nothing of the libraries above it: what DDP, fully_shard, DTensor or a
-pipeline do is what arrives here. Live bytes follow every storage from the operation that returns it until its last
-reference dies; storages that are resized (as FSDP2 frees and refills gathered parameters) are followed too.
+A dispatch mode sees every operation of a program, forward, backward and optimizer, on real tensors or on fake ones
+(fake/recorder.py). It knows nothing of the libraries above it: whatever DDP, fully_shard, DTensor or a pipeline does
+arrives here. Live bytes follow every storage from the operation that returns it until its last reference dies;
+storages that are resized (as FSDP2 frees and refills gathered parameters) are followed too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from phalanx.observation.recorder import collective_ops
-from phalanx.observation.recorder.position import OUTSIDE, Call, Position, place_outside
+from phalanx.observation.recorder.host_waits import WAITS, wait_of
+from phalanx.observation.recorder.nested import tensors
+from phalanx.observation.recorder.places import innermost
+from phalanx.observation.recorder.position import OUTSIDE, ModuleCall, Position
 from phalanx.observation.recorder.repetition import LIVES, Life, Log
 from phalanx.runtime.tracing.instrument import flops_of
 from phalanx.schedule.event import Event, Phase
@@ -32,27 +35,15 @@ from phalanx.schedule.observation import Observed, Site, Trained, unit
 GATHERED = "gathered parameters"
 PLAIN = frozenset((Tensor, nn.Parameter, nn.Buffer, FakeTensor))
 _aten = torch.ops.aten
-WAITS = {
-    _aten._local_scalar_dense.default: "item",
-    _aten.nonzero.default: "nonzero",
-    _aten.masked_select.default: "masked_select",
-    _aten.equal.default: "equal",
-    _aten._unique2.default: "unique",
-    _aten.unique_consecutive.default: "unique_consecutive",
-    _aten.unique_dim.default: "unique",
-    _aten.repeat_interleave.Tensor: "repeat_interleave",
-    _aten.bincount.default: "bincount",
-}
-"""Operations after which the host must wait for the device: their result, or its shape, depends on values."""
 _BELOW_FUNCTIONS = ("aten", "_c10d_functional")
-"""Operations of torch's own: a program's function modes are not meant to see the calls that Python code below them
-makes. Those of other libraries may have fake kernels in Python, which are programs like any other."""
+"""Operations of torch: a program's function modes must not see the calls that their Python code makes. Operations of
+other libraries may have fake kernels in Python, which are programs like any other."""
 _COPIES = (_aten._to_copy.default, _aten.copy_.default)
 
 
 @dataclass
-class Step:
-    """What is recorded between two step boundaries. `began`: the count of changes of live bytes at its beginning."""
+class StepRecord:
+    """The record between two step boundaries. `began`: the count of changes of live bytes at its beginning."""
 
     number: int
     began: int = 0
@@ -62,32 +53,32 @@ class Step:
     waits: Counter[tuple[str, str, str, Site]] = field(default_factory=Counter)
     lives: list[Life] = field(default_factory=list)
     peak: dict[str, tuple[int, int, str, str]] = field(default_factory=dict)
-    """By type of device: the most live bytes, when (a count of changes), in which phase and module."""
+    """By type of device: the most live bytes, when (a count of changes), and in which phase and module."""
     micro_batches: int = 0
     backwards: list[tuple[Phase, int, int]] = field(default_factory=list)
     """The backward passes: phase, micro-batch, and when (a count of changes) they began."""
     trained: dict[int, Trained] = field(default_factory=dict)
-    """By the id of the parameter: what the optimizers update."""
+    """The parameters that optimizers update, by id."""
 
 
-class AnyStep(TorchDispatchMode):
-    """Records every step of a program. `enough` is called at each step boundary with the completed step."""
+class StepRecorder(TorchDispatchMode):
+    """Records every step of a program. `on_step` is called at each step boundary with the completed step."""
 
-    def __init__(self, enough: Callable[[Step], None]) -> None:
+    def __init__(self, on_step: Callable[[StepRecord], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.enough = enough
+        self.on_step = on_step
         self.position = Position(self.finish)
         self.device = "cpu"
         """The type of device on which the program computes."""
         self.live: Counter[str] = Counter()
-        self.step = Step(1)
+        self.step = StepRecord(1)
         self.clock = 0
         self.known: dict[int, Life] = {}
         self.log: Log | None = None
-        """What notes all that happens now, to be repeated."""
+        """The log of the pass that runs, which may be repeated later."""
         self._sized: set[int] = set()
         self._backwards = 0
-        self._now: tuple[Phase, Call] = ("F", OUTSIDE)
+        self._now: tuple[Phase, ModuleCall] = ("F", OUTSIDE)
         self._segment: int = -1  # index of the compute event that runs
         self._segment_key: tuple[str, str, int | None] | None = None
         self._segment_live = self._segment_peak = self._segment_flops = 0
@@ -97,7 +88,7 @@ class AnyStep(TorchDispatchMode):
         return False
 
     @contextmanager
-    def recording(self) -> Iterator[AnyStep]:
+    def recording(self) -> Iterator[StepRecorder]:
         """Record what runs in this context."""
         resize = torch.UntypedStorage.resize_
 
@@ -147,14 +138,14 @@ class AnyStep(TorchDispatchMode):
         size = storage.nbytes()
         life = Life(device, size, self.clock + 1, kind, self.position.owner(call), phase)
         if phase == "F":
-            life.place = place_outside()
+            life.site = innermost()
         if self.log is not None:
             self.log.birth(life)
         self.adopt(storage, life)
         self.begin(life)
 
     def adopt(self, storage: torch.UntypedStorage, life: Life) -> None:
-        """Let a life end with the last reference to a storage, unless it has ended by then."""
+        """End a life with the last reference to its storage, unless it has ended by then."""
         key = storage._cdata
 
         def freed(_: Any) -> None:
@@ -178,7 +169,7 @@ class AnyStep(TorchDispatchMode):
         self._change(life.device, -life.bytes)
 
     def sizes(self) -> tuple[tuple[int, int], ...]:
-        """Return the storages that were ever resized, with their sizes now: what is gathered and what is not."""
+        """Return the storages that were ever resized, with their current sizes: what is gathered and what is not."""
         return tuple(sorted((key, self.known[key].bytes) for key in self._sized if key in self.known))
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
@@ -193,7 +184,7 @@ class AnyStep(TorchDispatchMode):
         self.resize(storage._cdata, size, owner)
 
     def resize(self, key: int, size: int, owner: str) -> None:
-        """Count a storage of the module `owner` with its new size."""
+        """Count a storage, resized for the module `owner`, with its new size."""
         old = self.known[key]
         old.died = self.clock + 1
         kind = GATHERED if size else old.kind
@@ -243,14 +234,15 @@ class AnyStep(TorchDispatchMode):
         elif func in WAITS or func in _COPIES:
             self._wait(func, args, kwargs)
         out = self.call(func, args, kwargs)
-        for tensor in (*flat(args), *flat(out)):
-            self.follow(tensor, kind)
+        for tensor in tensors(args, out):
+            if type(tensor) in PLAIN:  # wrappers such as AsyncCollectiveTensor have no storage of their own
+                self.follow(tensor, kind)
         if flops := flops_of(func, args, kwargs, out):
-            self.count(flops, dtype_name(flat(args)[0].dtype))
+            self.count(flops, dtype_name(tensors(args)[0].dtype))
         return out
 
-    def at(self, now: tuple[Phase, Call]) -> None:
-        """Say which phase and module's call run now."""
+    def at(self, now: tuple[Phase, ModuleCall]) -> None:
+        """Set the phase and the module's call that run now."""
         phase, call = now
         if (phase == "B" or phase == "I") and call.micro_batch is not None:
             before, last = self._now
@@ -263,7 +255,7 @@ class AnyStep(TorchDispatchMode):
         self._enter()
 
     def count(self, flops: int, dtype: str) -> None:
-        """Count FLOPs of what runs now."""
+        """Count FLOPs of the call that runs now."""
         phase, call = self._now
         self.step.flops[phase, call.module] += flops
         self.step.flops_by_type[dtype] += flops
@@ -301,19 +293,17 @@ class AnyStep(TorchDispatchMode):
             self.log.event(observed)
 
     def _wait(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        name = WAITS.get(func)
-        if name is None:  # a copy: the host waits only for one to ordinary memory
+        if func in _COPIES:  # the host waits only for one to its memory that is not pinned
             source, to = (args[1], args[0].device) if func is _aten.copy_.default else (args[0], kwargs.get("device"))
             blocking = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
             if to is None or to.type != "cpu" or source.device.type == "cpu" or not blocking:
                 return
-            name = "copy to the host"
-        elif args[0].device.type == "cpu":
-            return
-        self.waited(name)
+            self.waited("copy to the host")
+        elif args[0].device.type != "cpu" and (name := wait_of(func, kwargs)):
+            self.waited(name)
 
     def answered_again(self, what: str, value: str, place: str) -> None:
-        """Count a value that a repeated pass was given; subclasses that give values do."""
+        """Count a value that a repeated pass was given, where tensors have none."""
 
     def waited(self, call: str) -> None:
         """Record that the host waits for the device here."""
@@ -351,14 +341,14 @@ class AnyStep(TorchDispatchMode):
     # Steps
 
     def finish(self) -> None:
-        """End the step that is being recorded, and begin another."""
+        """End the step and begin the next one."""
         self._close()
         ended = self.step
         ended.micro_batches = self.position.micro_batches
-        self.step = Step(ended.number + 1, self.clock, lives=list(self.known.values()))
+        self.step = StepRecord(ended.number + 1, self.clock, lives=list(self.known.values()))
         for device, live in self.live.items():
             self.step.peak[device] = (live, self.clock, "F", "")
-        self.enough(ended)
+        self.on_step(ended)
 
 
 _OP = {"F": "forward", "B": "backward", "I": "input_grad", "W": "weight_grad", "opt": "optimizer"}
@@ -378,21 +368,5 @@ def inner_tensors(tensor: Tensor | None) -> Iterator[Tensor]:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return a type's name as events use it, such as "bfloat16"."""
+    """Return the name of a type in events, such as "bfloat16"."""
     return str(dtype).removeprefix("torch.")
-
-
-def flat(value: Any) -> list[Tensor]:
-    """Return the plain tensors in a nest of lists and tuples, in order."""
-    if isinstance(value, Tensor):
-        return [value] if type(value) in PLAIN else []
-    if isinstance(value, list | tuple):
-        tensors = []
-        for item in value:
-            if isinstance(item, Tensor):
-                if type(item) in PLAIN:
-                    tensors.append(item)
-            elif isinstance(item, list | tuple):
-                tensors += flat(item)
-        return tensors
-    return []

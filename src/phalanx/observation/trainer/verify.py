@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.program import StepProgram
 from phalanx.observation.diff import PASSES, Difference, differences, exactly, largest_deviation, memory_differences
-from phalanx.observation.fake_step import HOST, Recorded, Unverifiable, gpu_device, imagine, place_of
 from phalanx.observation.rank_classes import RankClass, classes
+from phalanx.observation.trainer.step import HOST, RecordedStep, described, gpu_device, record_step
+from phalanx.observation.unobservable import Unobservable, engine_has_run
 from phalanx.schedule.layout import Layout, RankView
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
@@ -19,18 +20,18 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
 
 BLOCKS = 512
-"""The most blocks of a rank whose step is executed: more take minutes, and blocks that are alike prove the same."""
+"""The most blocks of a rank whose step is executed: more take minutes, and equal blocks prove nothing new."""
 
 
 @dataclass(frozen=True)
 class Verified:
     """The result for a class of ranks. `failed`: why its step did not finish, "" if it did; a failed step has no
-    record. `deviation`: the largest difference of live bytes, None where passes differ. `seconds`: of examining
-    it."""
+    record. `deviation`: the largest difference of live bytes, None where passes differ. `seconds`: the time that this
+    took."""
 
     ranks: RankClass
     program: StepProgram
-    recorded: Recorded | None
+    recorded: RecordedStep | None
     differences: tuple[Difference, ...]
     deviation: int | None
     seconds: float
@@ -49,7 +50,7 @@ def verify(
     begins: Callable[[RankClass], None] = lambda _: None,
     on_gpu: bool = False,
 ) -> tuple[Verified, ...]:
-    """Verify every class of a strategy's ranks in turn; `begins` is called before each. `on_gpu`: on an imagined GPU,
+    """Verify every class of a strategy's ranks in turn; `begins` is called before each. `on_gpu`: on an fake GPU,
     whose rules the step then has to keep as well (gpu_rules.py). Raises InputError for more than BLOCKS on a rank."""
     results = []
     layout = Layout(spec, job, strategy)
@@ -67,19 +68,15 @@ def _verified(view: RankView, ranks: RankClass, on_gpu: bool) -> Verified:
     start = time.perf_counter()
     program = expand(view)
     try:
-        recorded = imagine(view.model, view.job, view.strategy, ranks.rank, gpu_device() if on_gpu else HOST)
-    except Unverifiable as error:
+        recorded = record_step(view.model, view.job, view.strategy, ranks.rank, gpu_device() if on_gpu else HOST)
+    except Unobservable as error:
         return Verified(ranks, program, None, (), None, time.perf_counter() - start, str(error))
     except Exception as error:  # a real run would end with it too
         gc.collect()  # tensors of the step that failed would count as those of the next
-        if on_gpu and "device_ready_queues_" in str(
-            error
-        ):  # torch/csrc/autograd/engine.cpp knows the devices of then
-            why = "a backward pass has run in this process before torch knew the imagined GPU"
-            raise InputError("--device", "cuda", why, "verify in another process") from None
-        why = f"{type(error).__name__}: {str(error).strip() or 'no message'}, at {place_of(error)}"
-        if "device_ready_queues_" in why:  # torch/csrc/autograd/engine.cpp: started with the devices of then
-            why = "a backward pass has run in this process; verify for a GPU before any, or in another process"
+        if engine_has_run(error):
+            why = "a backward pass has run in this process before torch knew the fake GPU"
+            raise InputError("device", "cuda", why, "verify in another process") from None
+        why = described(error)
         return Verified(ranks, program, None, (), None, time.perf_counter() - start, why)
     # Fake gradients send the most that compression may send, so that bytes must agree exactly.
     results = list(differences(program.events, recorded.events, exactly))
@@ -105,9 +102,9 @@ WAITS_PER_LAYER = 2
 leave for every rank, and how many come."""
 
 
-def _waits(view: RankView, recorded: Recorded) -> Iterator[Difference]:
-    """Yield what the host waits for in a step beyond what it has to know: nothing in dense models; compression by
-    threshold reads how many elements it sends."""
+def _waits(view: RankView, recorded: RecordedStep) -> Iterator[Difference]:
+    """Yield a difference if the host waits for the GPU more often than it must: never in dense models, except for
+    compression by threshold, which reads how many elements it sends."""
     s, times = view.strategy, sum(recorded.waits.values())
     compressor = s.compressor
     if compressor is not None and compressor.name == "threshold":
