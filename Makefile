@@ -11,7 +11,7 @@ BIN    := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 
 # make coverage: the suite with line coverage.
-.PHONY: install run gpu test long chaos fuzz coverage check site audit lock stacks bench format clean
+.PHONY: install run gpu test net long chaos fuzz coverage check site audit lock stacks bench format clean
 install: $(VENV)/.installed
 
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
@@ -61,6 +61,11 @@ test: $(VENV)/.dev
 # The suite, and every drawn examination at its full number of cases.
 long: $(VENV)/.dev
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "long or not long" --timeout 3600
+
+# Every command's numbers as recorded (tests/net/__init__.py), in a minute:  make net ONLY=predict
+ONLY ?=
+net: $(VENV)/.dev
+	@$(BIN)/python -m pytest tests/net -k "$(ONLY)"
 
 # Drawn inputs with mistakes, each held to the rule in tests/support/fuzz/rule.py:  make fuzz CASES=500 SEED=7
 CASES ?= 2000
