@@ -11,7 +11,8 @@ you change something on purpose, add a file changes/YOURS.toml (never edit or re
     [[numbers]]  question, reason            a restructured answer: each old number must occur in the new one;
                                              `without`: paths of the old answer to leave out; `times`: other units
 
-`question` and `path` are regular expressions that are searched for; without one, all match. Keys that are added are no
-difference, nor are the words of text, comments and pages: their numbers are compared. masked.toml lists what
-depends on the machine, the moment or the version. `python -m net.record` (in tests/) asks questions that are new.
+`question` and `path` are regular expressions that are searched for; without one, all match; the path `code` is the
+exit code. Keys that are added are no difference, nor are the words of sentences, comments and pages: their numbers
+are compared. masked.toml lists what depends on the machine, the moment or the version. New questions are recorded by
+`python -m net.record` in tests/.
 """

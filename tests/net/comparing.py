@@ -61,25 +61,31 @@ def masked(question: str, found: Answer) -> Answer:
 def differences(question: str, old: Answer, new: Answer) -> list[str]:
     """Return a line for each difference that no table explains."""
     if old["code"] != new["code"]:
+        if _excused(question, "code"):
+            return []
         return [f"exit code: {old['code']} before, {new['code']} now: {str(new['answer'])[:400]}"]
     if restructured := _about("numbers", question):
         without = [pattern for entry in restructured for pattern in entry.get("without", ())]
         units = [1.0, *(unit for entry in restructured for unit in entry.get("times", ()))]
         before = {path: value for path, value in leaves(old, prose=True).items() if not _matches(without, path)}
         return _lost(before, _numbers(leaves(new, prose=True).values()), units)
-    return _unequal(question, leaves(old), leaves(new)) + _lost(_prose(old), _numbers(_prose(new).values()), [1.0])
+    lost = {path: line for path, line in _prose(old).items() if not _excused(question, path)}
+    return _unequal(question, leaves(old), leaves(new)) + _lost(lost, _numbers(_prose(new).values()), [1.0])
+
+
+def _excused(question: str, path: str) -> bool:
+    return any(re.search(entry["path"], path) for kind in ("gone", "changed") for entry in _about(kind, question))
 
 
 def _unequal(question: str, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     keys = _about("key", question)
-    excused = [entry["path"] for kind in ("gone", "changed") for entry in _about(kind, question)]
     lines = []
     for before, value in old.items():
         path, times = before, 1.0
         for entry in keys:
             path, hits = re.subn(entry["old"], entry["new"], path)
             times *= entry.get("times", 1.0) if hits else 1.0
-        if value == MASKED or _matches(excused, before) or (path.endswith("[]") and path not in new):
+        if value == MASKED or _excused(question, before) or (path.endswith("[]") and path not in new):
             continue
         if path not in new:
             lines.append(f"{before}{'' if path == before else f' (now {path})'}: {value!r} before, now missing")
@@ -117,6 +123,8 @@ def _same(old: Any, new: Any, times: float) -> bool:
         return old is new
     if isinstance(old, int | float) and isinstance(new, int | float):
         return math.isclose(old * times, new, rel_tol=_CLOSE) or (old != old and new != new)
+    if isinstance(old, str) and isinstance(new, str) and " " in old:
+        return not _lost({"": old}, _numbers([new]), [1.0])
     return bool(old == new)
 
 
