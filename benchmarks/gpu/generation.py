@@ -20,7 +20,8 @@ from phalanx.infer.generate import Generation
 from phalanx.infer.sampling import Sampling
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import ALONE
-from phalanx.schedule.generation.scheduler import Limits, Request
+from phalanx.schedule.generation.policy import BatchingPolicy
+from phalanx.schedule.generation.scheduler import Request
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
@@ -58,9 +59,9 @@ def measured(size: Size, prompt: int, new: int) -> dict[str, Any]:
         if need > free:
             return row | {"left_out": f"needs {need / 2**30:.1f} of {free / 2**30:.1f} GiB"}
     requests = [Request(i, tuple((i + j) % size.model.vocab for j in range(prompt)), new) for i in range(PROMPTS)]
-    alone, limits = Strategy(), Limits(slots=PROMPTS, chunk=PROMPTS * prompt)
+    alone, policy = Strategy(), BatchingPolicy(slots=PROMPTS, chunk=PROMPTS * prompt)
     generation = Generation(
-        size.model, alone, Comm(ALONE, mesh(alone)), Repeated(), "bfloat16", requests, Sampling(new), limits
+        size.model, alone, Comm(ALONE, mesh(alone)), Repeated(), "bfloat16", requests, Sampling(new), policy
     )
     seconds = []
     while not generation.done:

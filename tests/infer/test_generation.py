@@ -15,7 +15,8 @@ from phalanx.cost.step.generation import generating
 from phalanx.infer.sampling import Sampling, choose, uniform
 from phalanx.runtime.process.environment import ALONE
 from phalanx.schedule.generation.batch import Batch, Slot
-from phalanx.schedule.generation.scheduler import Limits, Request, Scheduler
+from phalanx.schedule.generation.policy import BatchingPolicy
+from phalanx.schedule.generation.scheduler import Request, Scheduler
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 from phalanx.spec.model.families import complete
@@ -39,7 +40,7 @@ REQUESTS = [
     Request(number, tuple(np.random.default_rng(number).integers(0, 61, size).tolist()), most, (), arrives)
     for number, (size, most, arrives) in enumerate([(5, 4, 0), (13, 3, 0), (1, 4, 2), (9, 2, 3), (2, 1, 20)])
 ]
-HOW, LIMITS = Sampling(temperature=1.0, top_k=20, top_p=0.95), Limits(slots=3, chunk=7, page=4)
+HOW, LIMITS = Sampling(temperature=1.0, top_k=20, top_p=0.95), BatchingPolicy(slots=3, chunk=7, page=4)
 
 
 def _check(results: list[dict[str, Any]], expected: dict[int, list[int]], case: Any) -> None:
@@ -102,8 +103,8 @@ def test_drawn_splits(pool: Pool, world: int, examples: int) -> None:
 
 def test_requests_come_and_go() -> None:
     """In chunks, decoding beside prefill; no page is two requests', and every page comes back."""
-    limits = Limits(slots=2, chunk=4, page=2, pages=9)
-    scheduler = Scheduler([Request(0, (1,) * 6, 3), Request(1, (2,) * 7, 2), Request(2, (3,) * 2, 1, (), 4)], limits)
+    policy = BatchingPolicy(slots=2, chunk=4, page=2, pages=9)
+    scheduler = Scheduler([Request(0, (1,) * 6, 3), Request(1, (2,) * 7, 2), Request(2, (3,) * 2, 1, (), 4)], policy)
     said, step = [], 0
     while not scheduler.done:
         batch = scheduler.batch(step)
@@ -178,4 +179,4 @@ def test_what_does_not_generate(model: ModelSpec, line: dict[str, Any], words: s
 
 def test_a_cache_that_fits_no_request() -> None:
     with pytest.raises(InputError, match=r"--pages = 3: hold 12 tokens, and .* need 4 pages; use 4 or more"):
-        Scheduler(REQUESTS, Limits(page=4, pages=3))
+        Scheduler(REQUESTS, BatchingPolicy(page=4, pages=3))

@@ -19,7 +19,8 @@ from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Now
 from phalanx.runtime.process.environment import World
 from phalanx.runtime.tracing.instrument import instrument
-from phalanx.schedule.generation.scheduler import Limits, Request
+from phalanx.schedule.generation.policy import BatchingPolicy
+from phalanx.schedule.generation.scheduler import Request, pages_of
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.spec import ModelSpec, Parameter, buffers, parameters
 from phalanx.spec.strategy.generation import require_generation, served
@@ -67,14 +68,14 @@ def generated(
     strategy: Strategy,
     requests: list[Request],
     how: Sampling,
-    limits: Limits,
+    policy: BatchingPolicy,
     instrumented: int = 2,
 ) -> dict[str, Any]:
     """Generate, and return the tokens of each request; the largest relative deviation of logits from a whole model
     over the whole text; where the steps differ from their programs; and bytes cached and predicted. Of the first
     `instrumented` steps, units and FLOPs are compared too."""
     comm = Comm(world, mesh(strategy))
-    run = Generation(model, strategy, comm, Drawn(model), "float64", requests, how, limits)
+    run = Generation(model, strategy, comm, Drawn(model), "float64", requests, how, policy)
     texts = {r.number: list(r.prompt) for r in requests}
     new: list[tuple[int, int]] = []
     logits_of: list[tuple[int, int, Tensor]] = []  # by request and the length of its text
@@ -92,7 +93,7 @@ def generated(
         comm.recorder.keeping = False
         batch = step.batches[run.replica_index]
         total = sum(b.samples for b in step.batches)
-        program = generation_step(run.view, batch, total, run.pages * limits.page)
+        program = generation_step(run.view, batch, total, run.pages * policy.page)
         expected = [e for e in program.events if e.axis or run.number <= instrumented]
         found += [str(d) for d in differences(expected, comm.recorder.events)]
         cache = program.state.cache, run.replica.cache.nbytes
@@ -135,8 +136,8 @@ def several(world: World, cases: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
 
 
 @st.composite
-def drawn(draw: st.DrawFn, world: int) -> tuple[ModelSpec, Strategy, list[Request], Sampling, Limits]:
-    """Draw a model of any family, a strategy of `world` ranks that splits it, prompts, sampling and limits."""
+def drawn(draw: st.DrawFn, world: int) -> tuple[ModelSpec, Strategy, list[Request], Sampling, BatchingPolicy]:
+    """Draw a model of any family, a strategy of `world` ranks that splits it, prompts, sampling and policy."""
     model = draw(st.one_of(models(small=True), with_experts(small=True)).filter(_generates))
     options = [s for s in _strategies(world) if _fits(model, s)]
     strategy = draw(st.sampled_from(options or [Strategy(dp=world)]))
@@ -148,17 +149,17 @@ def drawn(draw: st.DrawFn, world: int) -> tuple[ModelSpec, Strategy, list[Reques
             Request(number, tuple(prompt), draw(st.integers(1, 5)), stops, draw(st.sampled_from([0, 0, 2, 7])))
         )
     page = draw(st.integers(1, 7))
-    limits = Limits(draw(st.integers(1, 4)), draw(st.integers(1, 12)), page)
+    policy = BatchingPolicy(draw(st.integers(1, 4)), draw(st.integers(1, 12)), page)
     if draw(st.booleans()):
-        most = max(limits.pages_of(r) for r in requests)
-        limits = Limits(limits.slots, limits.chunk, page, most + draw(st.integers(0, 4)))
+        most = max(pages_of(r, policy) for r in requests)
+        policy = BatchingPolicy(policy.slots, policy.chunk, page, most + draw(st.integers(0, 4)))
     how = Sampling(
         temperature=draw(st.sampled_from([0.0, 0.7, 1.5])),
         top_k=draw(st.sampled_from([0, 5])),
         top_p=draw(st.sampled_from([1.0, 0.8])),
         seed=draw(st.integers(0, 9)),
     )
-    return model, strategy, requests, how, limits
+    return model, strategy, requests, how, policy
 
 
 def _generates(model: ModelSpec) -> bool:

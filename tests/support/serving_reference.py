@@ -4,9 +4,27 @@ What the simulation must equal. A page that is given out twice, or a slot too ma
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
+from phalanx.schedule.generation.policy import BatchingPolicy
 from phalanx.serving.simulation.deployment import WorkerSpec
+from phalanx.serving.simulation.price import StepPrice
 from phalanx.serving.simulation.requests import Requests
+
+
+def worker(
+    price: StepPrice,
+    slots: int,
+    pages: int,
+    page: int = 16,
+    chunk: int = 8192,
+    mixed: bool = True,
+    reserve: bool = False,
+    **others: Any,
+) -> WorkerSpec:
+    """A worker whose policy is given field by field."""
+    policy = BatchingPolicy(slots, chunk, page, mixed=mixed, reserve=reserve)
+    return WorkerSpec(price, policy, pages, **others)
 
 
 @dataclass
@@ -50,7 +68,7 @@ def serve(spec: WorkerSpec, requests: Requests, per_step: int = 1) -> tuple[list
     queue = [Sequence(i, priority[i]) for i in range(coming)] if closed else []
     ahead = [] if closed else list(range(n))
     running: list[Sequence] = []
-    pages, now, lru = Pages(spec.pages, spec.page_tokens), 0.0, []
+    pages, now, lru = Pages(spec.pages, spec.policy.page), 0.0, []
 
     def finish(s: Sequence) -> None:
         nonlocal coming
@@ -78,7 +96,7 @@ def serve(spec: WorkerSpec, requests: Requests, per_step: int = 1) -> tuple[list
         decoding = [s for s in running if s.decodes]
 
         def growth() -> int:
-            if spec.reserve:
+            if spec.policy.reserve:
                 return 0
             return sum(
                 pages.needed(s, s.cached + min(per_step, output(s) - s.produced)) for s in running if s.decodes
@@ -91,19 +109,19 @@ def serve(spec: WorkerSpec, requests: Requests, per_step: int = 1) -> tuple[list
             queue.append(Sequence(victim.request, victim.priority, produced=victim.produced))
             preemptions += 1
         decoding = [s for s in running if s.decodes]
-        budget = spec.step_tokens - (len(decoding) * per_step if spec.mixed else 0)
+        budget = spec.policy.chunk - (len(decoding) * per_step if spec.policy.mixed else 0)
         chunks, loading = [], 0.0
         for s in (s for s in running if not s.decodes):
             if budget > 0:
                 chunks.append((s, min(budget, s.target - s.cached)))
                 budget -= chunks[-1][1]
         passed: list[Sequence] = []
-        while budget > 0 and queue and len(running) < spec.slots:
+        while budget > 0 and queue and len(running) < spec.policy.slots:
             queue.sort(key=rank)
             s = queue[0]
             target = int(requests.input[s.request]) + s.produced
-            to_hold = length(s) if spec.reserve else target
-            if -(-to_hold // spec.page_tokens) > len(pages.free) - growth():
+            to_hold = length(s) if spec.policy.reserve else target
+            if -(-to_hold // spec.policy.page) > len(pages.free) - growth():
                 break
             queue.pop(0)
             if spec.adapters:
@@ -126,7 +144,7 @@ def serve(spec: WorkerSpec, requests: Requests, per_step: int = 1) -> tuple[list
             chunks.append((s, min(budget, s.target - s.cached)))
             budget -= chunks[-1][1]
         queue += passed
-        assert len(running) <= spec.slots
+        assert len(running) <= spec.policy.slots
         if not chunks and not decoding:
             now = arrival[ahead[0]]
             continue
@@ -134,7 +152,7 @@ def serve(spec: WorkerSpec, requests: Requests, per_step: int = 1) -> tuple[list
         if chunks:
             tokens = sum(c for _, c in chunks)
             pairs = sum(c * (s.cached + (c + 1) / 2) for s, c in chunks)
-            beside = decoding if spec.mixed else []
+            beside = decoding if spec.policy.mixed else []
             now += spec.price.mixed(tokens, pairs, len(beside), context if beside else 0) + loading
         else:
             beside = decoding

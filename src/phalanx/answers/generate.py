@@ -15,7 +15,8 @@ from phalanx.infer.worker import as_rank, over_ranks, printed
 from phalanx.measure.this_machine import rank_memory_bytes
 from phalanx.report.style import counted
 from phalanx.runtime.process.environment import World
-from phalanx.schedule.generation.scheduler import Limits
+from phalanx.schedule.generation.policy import BatchingPolicy
+from phalanx.schedule.generation.scheduler import enough_pages
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import DTYPE_BYTES
@@ -30,7 +31,7 @@ def generate(
     prompts: list[str],
     file: Path | None,
     how: Sampling,
-    limits: Limits,
+    policy: BatchingPolicy,
     line: str | None,
     precision: str | None,
     stream: bool,
@@ -48,7 +49,7 @@ def generate(
     elif world.size != strategy.world:
         reason = f"takes {strategy.world} ranks, torchrun or srun started {world.size}"
         raise InputError("--strategy", str(strategy), reason, "start as many, or change the degrees")
-    asked = question(run, prompts, how, strategy, limits, precision)
+    asked = question(run, prompts, how, strategy, policy, precision)
     pages, most = _cache(asked)
     if world is not None and world.size > 1:
         added = as_rank(world, asked, prompts, stream)
@@ -61,21 +62,21 @@ def generate(
         "texts": [{"prompt": prompt, "text": prompt + text} for prompt, text in zip(prompts, added, strict=True)],
         "strategy": str(strategy),
         "precision": asked.dtype,
-        "cache": {"page": limits.page, "pages": pages, "bytes_per_rank": most},
+        "cache": {"page": policy.page, "pages": pages, "bytes_per_rank": most},
     }
 
 
 def _cache(asked: Question) -> tuple[int, int]:
     """Return a replica's pages and the bytes that its largest rank caches. Raises InputError if these are more than
     the rank's device or, without a GPU, this machine has."""
-    limits, strategy = asked.limits, asked.strategy
+    policy, strategy = asked.policy, asked.strategy
     layout = generating(asked.model, strategy, asked.dtype)
     spare = experts_span_replicas(asked.model, layout.mesh)
-    pages = max(limits.enough(asked.requests[i :: strategy.dp]) for i in range(strategy.dp)) + spare
-    most = max(cache_bytes(v.local, pages * limits.page, DTYPE_BYTES[asked.dtype]) for v in layout.stage_views())
+    pages = max(enough_pages(asked.requests[i :: strategy.dp], policy) for i in range(strategy.dp)) + spare
+    most = max(cache_bytes(v.local, pages * policy.page, DTYPE_BYTES[asked.dtype]) for v in layout.stage_views())
     if most > (has := rank_memory_bytes()):
-        field, value = ("--page", limits.page) if limits.pages is None else ("--pages", limits.pages)
-        reason = f"{counted(pages, 'page')} of {limits.page:,} tokens would take {most:,} bytes of {has:,}"
+        field, value = ("--page", policy.page) if policy.pages is None else ("--pages", policy.pages)
+        reason = f"{counted(pages, 'page')} of {policy.page:,} tokens would take {most:,} bytes of {has:,}"
         raise InputError(field, value, reason, "use less")
     return pages, most
 

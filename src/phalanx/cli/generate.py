@@ -69,14 +69,14 @@ def generate(
         from phalanx.answers.generate import generate as run_it
         from phalanx.infer.sampling import Sampling
         from phalanx.runtime.process.environment import external
-        from phalanx.schedule.generation.scheduler import Limits
+        from phalanx.schedule.generation.policy import BatchingPolicy
         from phalanx.spec.errors import InputError
 
         sampling = Sampling(tokens, temperature, top_k, seed, top_p, not past_end)
-        limits = Limits(slots, chunk, page, pages)
+        policy = BatchingPolicy(slots, chunk, page, pages)
         world = external()
         try:
-            result = run_it(run, prompt or [], prompts, sampling, limits, strategy, precision, not as_json, world)
+            result = run_it(run, prompt or [], prompts, sampling, policy, strategy, precision, not as_json, world)
         except InputError:
             if world is not None and world.rank:  # rank 0 says the same
                 raise typer.Exit(2) from None

@@ -18,7 +18,8 @@ from phalanx.infer.sampling import Sampling
 from phalanx.nn.weight_source import Weights
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.schedule.generation.batch import IDLE, IDLING, Batch
-from phalanx.schedule.generation.scheduler import Limits, Request, Scheduler
+from phalanx.schedule.generation.policy import BatchingPolicy
+from phalanx.schedule.generation.scheduler import Request, Scheduler
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DType
 from phalanx.spec.model.spec import ModelSpec
@@ -59,7 +60,7 @@ class Generation:
         dtype: DType,
         requests: Sequence[Request],
         how: Sampling,
-        limits: Limits,
+        policy: BatchingPolicy,
     ) -> None:
         layout = generating(model, strategy, dtype)
         require_context(model, requests)
@@ -67,10 +68,10 @@ class Generation:
         self.view = layout.rank_view(comm.world.rank)
         self.replica_index = layout.mesh.replica(comm.world.rank)
         self.together = experts_span_replicas(model, layout.mesh)
-        self.schedulers = [Scheduler(requests[i :: strategy.dp], limits) for i in range(strategy.dp)]
+        self.schedulers = [Scheduler(requests[i :: strategy.dp], policy) for i in range(strategy.dp)]
         # A page more for the token of a replica that idles.
         self.pages = max(s.pages for s in self.schedulers) + self.together
-        self.replica = Replica(self.view, comm, weights, self.pages, limits.page)
+        self.replica = Replica(self.view, comm, weights, self.pages, policy.page)
 
     @property
     def done(self) -> bool:

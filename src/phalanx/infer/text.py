@@ -18,7 +18,8 @@ from phalanx.nn.weight_source import Weights
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPE_NAMES
 from phalanx.runtime.process.environment import World
-from phalanx.schedule.generation.scheduler import Limits, Request
+from phalanx.schedule.generation.policy import BatchingPolicy
+from phalanx.schedule.generation.scheduler import Request, enough_pages
 from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
@@ -48,7 +49,7 @@ class Question:
     dtype: DType
     requests: tuple[Request, ...]
     how: Sampling
-    limits: Limits
+    policy: BatchingPolicy
     strategy: Strategy
 
 
@@ -57,7 +58,7 @@ def question(
     prompts: Sequence[str],
     how: Sampling,
     strategy: Strategy = Strategy(),  # noqa: B008 frozen
-    limits: Limits = Limits(),  # noqa: B008 frozen
+    policy: BatchingPolicy = BatchingPolicy(),  # noqa: B008 frozen
     precision: str | None = None,
 ) -> Question:
     """Read a folder's model and tokenizer, encode the prompts, and check that all can be generated. `precision`: the
@@ -77,9 +78,9 @@ def question(
         requests.append(Request(number, ids, most, stops))
     require_context(model, requests)
     for i in range(strategy.dp):
-        limits.enough(requests[i :: strategy.dp])
+        enough_pages(requests[i :: strategy.dp], policy)
     dtype = compute_type(precision, "--precision") if precision else DTYPE_NAMES[widest(weights, model)]
-    return Question(folder, model, compute_type(dtype, "--precision"), tuple(requests), how, limits, strategy)
+    return Question(folder, model, compute_type(dtype, "--precision"), tuple(requests), how, policy, strategy)
 
 
 def answer(asked: Question, comm: Comm | None = None, piece: Piece = lambda request, text, last: None) -> list[str]:
@@ -88,7 +89,7 @@ def answer(asked: Question, comm: Comm | None = None, piece: Piece = lambda requ
     weights = weights_of(asked.folder, asked.model)
     receiver = Texts(tokenizer_of(asked.folder, asked.model), asked.requests, piece)
     generation = Generation(
-        asked.model, asked.strategy, comm, weights, asked.dtype, asked.requests, asked.how, asked.limits
+        asked.model, asked.strategy, comm, weights, asked.dtype, asked.requests, asked.how, asked.policy
     )
     while not generation.done:
         generation.step(receiver)

@@ -16,7 +16,7 @@ from phalanx.runtime.process.environment import ALONE, World, external
 from phalanx.runtime.process.folder import private_folder
 from phalanx.runtime.process.launch import launch
 from phalanx.runtime.process.rank import named, run_rank
-from phalanx.schedule.generation.scheduler import Limits
+from phalanx.schedule.generation.policy import BatchingPolicy
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
@@ -30,7 +30,7 @@ def over_ranks(asked: Question, prompts: list[str], stream: bool) -> list[str]:
         file, out = folder / "question.json", folder / "texts.json"
         content = {
             **{"run": str(asked.folder.absolute()), "prompts": prompts, "how": asdict(asked.how)},
-            **{"limits": asdict(asked.limits), "strategy": asdict(asked.strategy), "precision": asked.dtype},
+            **{"policy": asdict(asked.policy), "strategy": asdict(asked.strategy), "precision": asked.dtype},
             **{"stream": stream, "out": str(out)},
         }
         write_json(file, content)
@@ -81,8 +81,8 @@ def main() -> None:
     def work() -> None:
         comm = Comm(world, mesh(strategy))
         comm.status.now("opening the weights")
-        how, limits, prompts = Sampling(**args["how"]), Limits(**args["limits"]), args["prompts"]
-        asked = question(Path(args["run"]), prompts, how, strategy, limits, args["precision"])
+        how, policy, prompts = Sampling(**args["how"]), BatchingPolicy(**args["policy"]), args["prompts"]
+        asked = question(Path(args["run"]), prompts, how, strategy, policy, args["precision"])
         stream = printed(prompts) if args["stream"] and world.rank == 0 else lambda request, text, last: None
         texts = answer(asked, comm, stream)
         if world.rank == 0:

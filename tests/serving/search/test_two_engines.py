@@ -11,6 +11,7 @@ import pytest
 from support.sizes import examples
 
 from phalanx.planning.question import cluster_named, model_named
+from phalanx.schedule.generation.policy import BatchingPolicy
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
 from phalanx.serving.cost.steady_state import SteadyLoad, aggregated
@@ -47,7 +48,7 @@ def hold(seed: int, once: bool) -> None:
     load = SteadyLoad(float(clients), float(given), float(made), 1e13, 0.0, float(once), 8192.0, 1.0)
     tpot, ttft = (float(v) for v in aggregated(price.shape, price.split(x), price.chip, c, load))
     table = Tabulated(partial(price.seconds, x), clients, given + made, 8192)
-    worker = WorkerSpec(table, slots=clients, pages=10**6, step_tokens=8192 + clients)
+    worker = WorkerSpec(table, BatchingPolicy(clients, 8192 + clients, reserve=False), pages=10**6)
     if once:
         requests = closed_loop(alike(clients, given, made), clients)
     else:

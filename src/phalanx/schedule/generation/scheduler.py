@@ -1,11 +1,8 @@
-"""Continuous batching (Yu et al. 2022, "Orca") over a KV cache in pages (Kwon et al. 2023, "PagedAttention").
+"""Our own continuous batching: the tokens, pages and block tables of one replica under a BatchingPolicy (policy.py).
 
-Requests come and go between steps. A waiting one gets a slot, in order of arrival, when a slot is free and the pages
-of its longest context are: so that none is ever thrown out. Each step computes a token of every request whose prompt
-is cached, and up to `chunk` tokens in all: what that leaves goes to prompts, in order (Agrawal et al. 2023,
-"Sarathi": chunked prefill). Pages are handed out as tokens come.
-
-A scheduler is a function of the tokens that it is told: every rank runs one for each replica, and all agree.
+Requests are admitted in order of arrival, with the pages of their longest context, so that none is ever preempted.
+Pages are handed out as tokens come. A scheduler is a function of the tokens that it is given: every rank runs one for
+each replica, and all agree.
 """
 
 from __future__ import annotations
@@ -15,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from phalanx.schedule.generation.batch import Batch, Slot
+from phalanx.schedule.generation.policy import BatchingPolicy
 from phalanx.spec.errors import InputError
 
 
@@ -29,48 +27,26 @@ class Request:
     stops: tuple[int, ...] = ()
     arrives: int = 0
 
-    @property
-    def longest(self) -> int:
-        """Tokens of its longest context: the last one that is sampled is never computed."""
-        return len(self.prompt) + self.most - 1
+
+def pages_of(request: Request, policy: BatchingPolicy) -> int:
+    """Pages that a request takes when it is admitted."""
+    prompt = len(request.prompt)
+    return policy.pages_to_begin(prompt, request.most, prompt)
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What one replica computes and caches at most. Raises InputError for numbers below 1."""
+def enough_pages(requests: Iterable[Request], policy: BatchingPolicy) -> int:
+    """Return the pages of the cache: the policy's, or as many as any `slots` of these requests need.
 
-    slots: int = 16
-    """Requests that run at once."""
-    chunk: int = 512
-    """Tokens of a step, prompts and decoding together; every request that decodes has one in any case."""
-    page: int = 16
-    """Tokens of a page of the KV cache."""
-    pages: int | None = None
-    """Pages of the cache; None: as many as the requests need that run at once."""
-
-    def __post_init__(self) -> None:
-        for name in ("slots", "chunk", "page", "pages"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"--{name}", value, "must be at least 1")
-
-    def pages_of(self, request: Request) -> int:
-        """Pages of a request's longest context."""
-        return -(-request.longest // self.page)
-
-    def enough(self, requests: Iterable[Request]) -> int:
-        """Return the pages of the cache: `pages`, or as many as any `slots` of these requests need. Raises InputError
-        where one of them alone needs more."""
-        needs = sorted((self.pages_of(r) for r in requests), reverse=True)
-        most = needs[0] if needs else 1
-        if self.pages is None:
-            return max(1, sum(needs[: self.slots]))
-        if most > self.pages:
-            reason = f"hold {self.pages * self.page} tokens, and a request's prompt and text need {most} pages"
-            raise InputError(
-                "--pages", self.pages, reason, f"use {most} or more of {self.page} tokens, or shorter texts"
-            )
-        return self.pages
+    Raises InputError where one of them alone needs more."""
+    needs = sorted((pages_of(r, policy) for r in requests), reverse=True)
+    most = needs[0] if needs else 1
+    if policy.pages is None:
+        return max(1, sum(needs[: policy.slots]))
+    if most > policy.pages:
+        reason = f"hold {policy.pages * policy.page} tokens, and a request's prompt and text need {most} pages"
+        remedy = f"use {most} or more of {policy.page} tokens, or shorter texts"
+        raise InputError("--pages", policy.pages, reason, remedy)
+    return policy.pages
 
 
 @dataclass
@@ -84,10 +60,10 @@ class _Running:
 class Scheduler:
     """The requests of one replica: those that wait, those that run, and whose pages are whose."""
 
-    def __init__(self, requests: Iterable[Request], limits: Limits) -> None:
-        mine = sorted(requests, key=lambda r: (r.arrives, r.number))
-        self.limits, self.pages = limits, limits.enough(mine)
-        self._waiting, self._running = deque(mine), dict[int, _Running]()
+    def __init__(self, requests: Iterable[Request], policy: BatchingPolicy) -> None:
+        by_arrival = sorted(requests, key=lambda r: (r.arrives, r.number))
+        self.policy, self.pages = policy, enough_pages(by_arrival, policy)
+        self._waiting, self._running = deque(by_arrival), dict[int, _Running]()
         self._free = list(range(self.pages - 1, -1, -1))
         self._promised = 0  # pages of the longest contexts of all that run
 
@@ -98,9 +74,9 @@ class Scheduler:
 
     def batch(self, step: int) -> Batch:
         """Admit requests and return what step number `step` computes; without slots if there is nothing yet."""
-        while self._waiting and self._waiting[0].arrives <= step and len(self._running) < self.limits.slots:
-            needed = self.limits.pages_of(self._waiting[0])
-            if self._promised + needed > self.pages:
+        while self._waiting and self._waiting[0].arrives <= step:
+            needed = pages_of(self._waiting[0], self.policy)
+            if not self.policy.admits(len(self._running), needed, self.pages - self._promised):
                 break
             request = self._waiting.popleft()
             self._promised += needed
@@ -110,7 +86,7 @@ class Scheduler:
         for r in self._running.values():
             (decoding if len(r.tokens) - r.cached == 1 and r.cached else prompts).append(r)
         slots = [Slot(r.request.number, r.cached, 1, True) for r in decoding]
-        room = self.limits.chunk - len(slots)
+        room = self.policy.prompt_budget(len(slots))
         for r in prompts:
             new = min(room, len(r.tokens) - r.cached)
             if new < 1:
@@ -121,7 +97,7 @@ class Scheduler:
             return Batch(())
         for slot in slots:
             r = self._running[slot.request]
-            while len(r.pages) * self.limits.page < slot.context:
+            while len(r.pages) * self.policy.page < slot.context:
                 r.pages.append(self._free.pop())
         return Batch.of(slots)
 
@@ -147,5 +123,5 @@ class Scheduler:
                 finished.append(slot.request)
                 del self._running[slot.request]
                 self._free += reversed(r.pages)
-                self._promised -= self.limits.pages_of(r.request)
+                self._promised -= pages_of(r.request, self.policy)
         return finished

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from phalanx.schedule.generation.policy import BatchingPolicy
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.search.copies import Copy
 from phalanx.serving.search.question import ServingCandidate, ServingQuestion, WorkerGroup
@@ -34,16 +35,17 @@ def load(q: ServingQuestion, users: int, stay_s: float) -> Requests:
 
 def worker(q: ServingQuestion, group: WorkerGroup, copy: Copy) -> WorkerSpec:
     """Return a worker of a group as the simulation takes it."""
-    page = q.page_tokens
     return WorkerSpec(
         copy.table(group.slots, group.step_tokens),
-        slots=group.slots,
-        pages=group.cache_tokens // page,
-        page_tokens=page,
-        step_tokens=group.step_tokens * group.layout.pp * group.layout.attention_dp,
+        BatchingPolicy(
+            slots=group.slots,
+            chunk=group.step_tokens * group.layout.pp * group.layout.attention_dp,
+            page=q.page_tokens,
+            mixed=q.engine.mixed,
+            reserve=q.engine.reserve,
+        ),
+        pages=group.cache_tokens // q.page_tokens,
         groups=group.layout.attention_dp,
-        mixed=q.engine.mixed,
-        reserve=q.engine.reserve,
         stages=group.layout.pp,
         role=group.role,
         speculation=Speculation(q.draft_tokens, q.acceptance) if q.draft_tokens and group.role != "prefill" else None,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from phalanx.schedule.generation.policy import BatchingPolicy
 from phalanx.serving.simulation.price import StepPrice
 from phalanx.serving.simulation.requests import Requests
 from phalanx.spec.errors import InputError
@@ -40,25 +41,15 @@ class WorkerSpec:
     """One worker: the GPUs that hold one copy of the model, and how its engine schedules them."""
 
     price: StepPrice
-    slots: int
-    """The most requests under way in it at once."""
+    policy: BatchingPolicy
     pages: int
     """Pages of its KV cache."""
-    page_tokens: int = 16
-    """Tokens of a page."""
-    step_tokens: int = 8192
-    """The most tokens of a step: those of sequences that decode, one each, and of prompts, which are cut to fit."""
-    mixed: bool = True
-    """Whether sequences decode beside a prompt; else its steps run alone, and they wait."""
-    reserve: bool = False
-    """When the cache is full. False: the youngest request of the lowest priority gives its pages back and is computed
-    again later. True: a request begins only when there are pages to its end."""
     stages: int = 1
     """Pipeline stages. A step's tokens of prompts go through them in up to so many chunks, one behind the other, and
     the price of a step is that of one chunk through all: the last of m chunks is out (m - 1) / stages of it later."""
     groups: int = 1
     """Groups of GPUs that attend for requests of their own (attention data parallelism). A prompt is of one of them,
-    in turn, and each computes at most its share of `step_tokens`; slots and pages are counted together."""
+    in turn, and each computes at most its share of the policy's `chunk`; slots and pages are counted together."""
     role: Role = "both"
     """prefill: hands each request on after its first token. decode: gets requests with their cache."""
     speculation: Speculation | None = None
@@ -68,21 +59,20 @@ class WorkerSpec:
     """Seconds to bring an adapter that is not on the GPU."""
 
     def __post_init__(self) -> None:
-        for name in ("slots", "pages", "page_tokens", "step_tokens"):
-            if getattr(self, name) < 1:
-                raise InputError(f"worker.{name}", getattr(self, name), "must be at least 1")
-        if self.step_tokens < self.groups:
-            raise InputError(
-                "worker.step_tokens", self.step_tokens, f"is less than one for each of {self.groups} groups"
-            )
-        each = 1 + (self.speculation.tokens if self.speculation else 0)
-        if self.mixed and self.role != "prefill" and self.step_tokens <= each * self.slots:
-            reason = f"leaves no tokens for prompts beside {self.slots} sequences of {each} each"
-            raise InputError("worker.step_tokens", self.step_tokens, reason, "raise it, or lower the slots")
+        if self.pages < 1:
+            raise InputError("worker.pages", self.pages, "must be at least 1")
+        slots, chunk = self.policy.slots, self.policy.chunk
+        if chunk < self.groups:
+            raise InputError("worker.policy.chunk", chunk, f"is less than one for each of {self.groups} groups")
+        if self.policy.mixed and self.role != "prefill" and chunk <= self.tokens_per_sequence * slots:
+            each = self.tokens_per_sequence
+            reason = f"leaves no tokens for prompts when {slots} sequences decode {each} each"
+            raise InputError("worker.policy.chunk", chunk, reason, "raise it, or lower the slots")
 
-    def pages_of(self, tokens: int) -> int:
-        """Pages that hold this many tokens."""
-        return -(-tokens // self.page_tokens)
+    @property
+    def tokens_per_sequence(self) -> int:
+        """Tokens that a step computes of a sequence that decodes: the latest, and those that were drafted."""
+        return 1 + (self.speculation.tokens if self.speculation else 0)
 
 
 @dataclass(frozen=True)
@@ -122,8 +112,8 @@ def require_fits(deployment: Deployment, requests: Requests) -> None:
     prompt = int(requests.input.max())
     for w in deployment.workers:
         tokens = prompt if w.role == "prefill" else longest
-        if w.pages_of(tokens) > w.pages:
-            room = w.pages * w.page_tokens
+        if w.policy.pages_of(tokens) > w.pages:
+            room = w.pages * w.policy.page
             reason = f"the longest request needs {tokens:,} tokens, and a {w.role} worker's cache holds {room:,}"
             raise InputError("cache", None, reason, "more tensor parallelism, or a smaller type of cache")
 

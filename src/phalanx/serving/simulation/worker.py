@@ -1,4 +1,4 @@
-"""A worker of continuous batching (Orca, Yu et al. 2022; pages as vLLM's, Kwon et al. 2023), advanced in events.
+"""A worker under a BatchingPolicy (schedule/generation/policy.py), advanced in events.
 
     plan     what the engine does next: a step that computes chunks of prompts, or a run of steps that only decode
     cut      ends a run early, at the first step boundary after something came
@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Any
 
@@ -53,6 +54,8 @@ class Worker:
         on_done: Callable[[int, float], None],
     ):
         self.spec, self.shared, self.on_first, self.on_done = spec, shared, on_first, on_done
+        # A worker that only prefills generates nothing to reserve pages for.
+        self.policy = spec.policy if spec.role != "prefill" else replace(spec.policy, reserve=False)
         self.waiting: list[tuple[int, int, int]] = []  # heap of (priority, request, tokens that came with it)
         self.prefilling: deque[list[int]] = deque()  # [request, tokens in the cache, tokens of the prompt, group]
         self.admissions = 0
@@ -76,10 +79,8 @@ class Worker:
         self.gaps: list[tuple[int, float, float]] = []
         """(tokens, gap before the first of them, before the last): times between the tokens of a sequence."""
         self.growing = 0  # pages that the next step of those that decode takes
-        self.per_sequence = 1
         if spec.speculation:
             k, a = spec.speculation.tokens, spec.speculation.acceptance
-            self.per_sequence = k + 1
             wins = np.random.default_rng(seed).random((max(_POOL, 2 * max(shared.output)), k)) < a
             self.drawn = np.concatenate(([0], np.cumsum(1 + np.cumprod(wins, axis=1).sum(axis=1))))
 
@@ -111,7 +112,7 @@ class Worker:
             for item, n in self.chunks:
                 tokens += n
                 pairs += n * (item[1] + 0.5 * (n + 1))
-            beside = len(self.decoding) if spec.mixed else 0
+            beside = len(self.decoding) if self.policy.mixed else 0
             context = self.context if beside else 0
             uneven = max(self._of_groups()) * spec.groups / tokens if spec.groups > 1 else 1.0
             self.first_s = spec.price.mixed(tokens, pairs, beside, context, uneven) + loading
@@ -122,9 +123,8 @@ class Worker:
 
     def _fill(self, now: float) -> float:
         """Let requests in, and cut chunks of prompts for the next step. Return seconds of loading adapters."""
-        spec, budget = self.spec, self.spec.step_tokens
-        if spec.mixed:
-            budget -= len(self.decoding) * self.per_sequence
+        spec = self.spec
+        budget = self.policy.prompt_budget(len(self.decoding) * spec.tokens_per_sequence)
         left = [budget // spec.groups] * spec.groups
         for item in self.prefilling:
             self._cut(item, left)
@@ -137,7 +137,7 @@ class Worker:
             self._take(request, with_tokens, now)
             if with_tokens:  # its cache has come with it
                 self._join(request, with_tokens)
-                self.growing = 0 if spec.reserve else int(self.need[self.step])
+                self.growing = 0 if self.policy.reserve else int(self.need[self.step])
                 continue
             tokens = self.shared.input[request] + self.shared.produced[request]
             reused = self.shared.reused[request] if spec.role != "decode" else 0
@@ -164,37 +164,36 @@ class Worker:
 
     def admits(self) -> bool:
         """Whether the first of the queue could begin at the next step boundary, as far as slots and pages say."""
-        if not self.waiting or len(self.prefilling) + len(self.decoding) >= self.spec.slots:
+        if not self.waiting:
             return False
+        running = len(self.prefilling) + len(self.decoding)
         if self.spec.adapters:
-            return True  # not only the first may begin
+            return running < self.policy.slots  # not only the first may begin
         _, request, tokens = self.waiting[0]
-        return self._pages_wanted(request, tokens) <= self.free
+        return self.policy.admits(running, self._pages_wanted(request, tokens), self.free)
 
     def _pages_to_begin(self, request: int, tokens: int) -> int:
         s = self.shared
-        if self.spec.reserve and self.spec.role != "prefill":
-            return self.spec.pages_of(s.input[request] + s.output[request] - 1)
-        return self.spec.pages_of(tokens or s.input[request] + s.produced[request])
+        cached = tokens or s.input[request] + s.produced[request]
+        return self.policy.pages_to_begin(s.input[request], s.output[request], cached)
 
     def _pages_wanted(self, request: int, tokens: int) -> int:
         """Pages that must be free: those to begin with, and what a request that came with its cache takes at once."""
         begin = self._pages_to_begin(request, tokens)
-        if not tokens or self.spec.reserve:
+        if not tokens or self.policy.reserve:
             return begin
         s = self.shared
-        next_step = min(tokens + self.per_sequence, s.input[request] + s.output[request] - 1)
-        return max(begin, self.spec.pages_of(next_step))
+        next_step = min(tokens + self.spec.tokens_per_sequence, s.input[request] + s.output[request] - 1)
+        return max(begin, self.policy.pages_of(next_step))
 
     def _admissible(self, passed: list[tuple[int, int, int]]) -> tuple[int, int, float] | None:
         """Take the first request of the queue that can begin: (request, tokens with it, seconds of loading).
 
         Only a missing adapter lets others pass: who was passed is put into `passed`, to be returned to the queue."""
-        if len(self.prefilling) + len(self.decoding) >= self.spec.slots:
-            return None
+        running, free = len(self.prefilling) + len(self.decoding), self.free - self.growing
         while self.waiting:
             _, request, tokens = self.waiting[0]
-            if self._pages_wanted(request, tokens) > self.free - self.growing:
+            if not self.policy.admits(running, self._pages_wanted(request, tokens), free):
                 break
             entry = heappop(self.waiting)
             seconds = self._use_adapter(self.shared.adapter[request]) if self.spec.adapters else 0.0
@@ -245,10 +244,10 @@ class Worker:
 
     def _book(self, request: int, after: int, sign: int) -> None:
         """Add to the calendar, or take from it, the steps (from the `after`-th) in which a sequence needs a page."""
-        if self.spec.reserve:
+        if self.policy.reserve:
             return
         begin, tokens, steps, accepted = self.decoding[request]
-        page = self.spec.page_tokens
+        page = self.policy.page
         if accepted is None:
             first = -tokens % page
             if first < after:
@@ -272,7 +271,7 @@ class Worker:
         while self.finishing[0][1] not in self.decoding or self._ends(self.finishing[0][1]) != self.finishing[0][0]:
             heappop(self.finishing)
         steps = self.finishing[0][0] - self.step
-        batch, page = len(self.decoding), self.spec.page_tokens
+        batch, page = len(self.decoding), self.policy.page
         # In `steps` steps a sequence crosses at most this many pages; with speculation the calendar is asked.
         if self.spec.speculation or batch * (steps // page + 1) > self.free:
             needed = np.cumsum(self.need[self.step : self.step + steps])
@@ -330,7 +329,7 @@ class Worker:
             self._decoded(self.run, now, self._last_gap())
             return
         if self.decoding:
-            if self.spec.mixed:
+            if self.policy.mixed:
                 self._decoded(1, now, self.first_s)
             else:
                 self.stalls.append((self.first_s, len(self.decoding)))
@@ -353,7 +352,7 @@ class Worker:
         """Seconds by which a prompt's last chunk leaves the pipeline after the step's first."""
         if self.spec.stages == 1:
             return 0.0
-        chunk = max(1, self.spec.step_tokens // self.spec.stages // self.spec.groups)
+        chunk = max(1, self.policy.chunk // self.spec.stages // self.spec.groups)
         chunks = min(self.spec.stages, -(-max(self._of_groups()) // chunk))
         return (chunks - 1) / self.spec.stages * self.first_s
 
@@ -376,7 +375,7 @@ class Worker:
         batch, here = len(self.decoding), self.step
         tokens = int(self.grow[here : here + steps].sum()) if self.spec.speculation else batch * steps
         self.context += tokens
-        if not self.spec.reserve:
+        if not self.policy.reserve:
             self.free -= int(self.need[here]) if steps == 1 else int(self.need[here : here + steps].sum())
         self.step = here = here + steps
         self.sent.append((now, now - self.began, tokens))
@@ -411,12 +410,10 @@ class Worker:
 
     def handed_on(self, tokens: int) -> None:
         """The cache of a request has arrived elsewhere: its pages are free."""
-        self.free += self.spec.pages_of(tokens)
+        self.free += self.policy.pages_of(tokens)
 
     def _release(self, request: int, tokens: int) -> None:
-        if self.spec.reserve and self.spec.role != "prefill":
-            tokens = self.shared.input[request] + self.shared.output[request] - 1
-        self.free += self.spec.pages_of(tokens)
+        self.free += self.policy.pages_to_begin(self.shared.input[request], self.shared.output[request], tokens)
         if self.spec.adapters:
             self.resident[self.shared.adapter[request]] -= 1
 
