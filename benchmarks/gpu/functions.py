@@ -18,12 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phalanx.measure.kernels import FLOAT8_SINCE
 from phalanx.nn import functional
 from phalanx.nn.optimizers import AdamW
 from phalanx.runtime.autograd import recompute
+from phalanx.runtime.autograd.narrow_product import runs_on
 from phalanx.runtime.process.environment import ALONE
 from phalanx.spec.files.plan import write_json
+from phalanx.spec.number_formats import MULTIPLIED, NumberFormat
 
 BOUNDS = {"float32": 1e-4, "bfloat16": 1e-2}
 """Relative error |x - x*| / |x*| of a tensor: on CPUs at most 3e-7 and 4e-3."""
@@ -41,8 +42,8 @@ def _rotary(x: Tensor) -> Tensor:
     return functional.rotary(x, angles.cos().to(x.dtype), angles.sin().to(x.dtype))
 
 
-def _narrow(rowwise: bool, x: Tensor, weight: Tensor) -> Tensor:
-    return recompute.product(x, weight, None, True, rowwise)
+def _narrow(operands: NumberFormat, x: Tensor, weight: Tensor) -> Tensor:
+    return recompute.product(x, weight, None, True, operands)
 
 
 def _targets(x: Tensor) -> Tensor:
@@ -102,13 +103,12 @@ def rows(device: torch.device) -> list[dict[str, Any]]:
             truth = _with_gradients(of, [x.double() for x in exact])
             error = _error(_with_gradients(of, [x.to(device) for x in exact]), truth)
             result.append({"what": case, "dtype": name, "error": error, "bound": bound})
-    if device.type == "cpu" or torch.cuda.get_device_capability(device) >= FLOAT8_SINCE:
-        for rowwise in (False, True):
+    for operands in MULTIPLIED:
+        if device.type == "cpu" or runs_on(operands, device):
             exact = [x.bfloat16() for x in _drawn(((64, 256), (128, 256)))]
             truth = _with_gradients(lambda x, w: x @ w.t(), [x.double() for x in exact])
-            error = _error(_with_gradients(partial(_narrow, rowwise), [x.to(device) for x in exact]), truth)
-            what = "product, a scale a row" if rowwise else "product, a scale a tensor"
-            result.append({"what": what, "dtype": "float8", "error": error, "bound": FLOAT8_BOUND})
+            error = _error(_with_gradients(partial(_narrow, operands), [x.to(device) for x in exact]), truth)
+            result.append({"what": "product", "dtype": operands.name, "error": error, "bound": FLOAT8_BOUND})
     (weights,) = _drawn(((512,),))
     truth = _stepped([weights.clone()])
     error = _error(_stepped([weights.to(device, torch.float32)]), truth)

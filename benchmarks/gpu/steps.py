@@ -25,12 +25,13 @@ from phalanx.cost.ledger.flops import model_flops
 from phalanx.cost.ledger.model_shape import shape
 from phalanx.cost.ledger.rank_layout import layout
 from phalanx.cost.step.expand import expand
-from phalanx.measure.kernels import FLOAT8_SINCE
+from phalanx.runtime.autograd.narrow_product import runs_on
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import ALONE
 from phalanx.schedule.layout import Layout
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import Products
+from phalanx.spec.number_formats import NUMBER_FORMATS
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.training.compiled_blocks import compile_blocks
@@ -60,8 +61,8 @@ def measured(size: Size, way: str) -> dict[str, Any]:
     row: dict[str, Any] = {"size": size.name, "parameters": size.model.parameter_count, "way": way}
     row["predicted_peak_bytes"] = predicted
     if device.type == "cuda":
-        if products != "compute" and torch.cuda.get_device_capability(device) < FLOAT8_SINCE:
-            return row | {"left_out": "this GPU has no products of 8-bit floats"}
+        if products != "compute" and not runs_on(NUMBER_FORMATS[products], device):
+            return row | {"left_out": f"this GPU has no products of {NUMBER_FORMATS[products].title}"}
         free = torch.cuda.mem_get_info(device)[0]
         if predicted > free:
             return row | {"left_out": f"needs {predicted / 2**30:.1f} of {free / 2**30:.1f} GiB"}

@@ -12,7 +12,7 @@ from phalanx.cost.analytic.memory import memory
 from phalanx.cost.analytic.profile import profile
 from phalanx.cost.ledger.live_bytes import block_bytes, cast_weight_bytes
 from phalanx.cost.ledger.model_shape import Shape, shape
-from phalanx.cost.ledger.rank_layout import FORMATS, Layout, layout
+from phalanx.cost.ledger.rank_layout import Layout, layout
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.spec.cluster.chips import CONTEXT_BYTES
 from phalanx.spec.cluster.presets import preset
@@ -29,10 +29,10 @@ def _of(name: str, line: str = "dp=8,zero=1", number_format: str = "bfloat16") -
 
 
 # bytes of an operand's element; scales: one byte per 32 elements, or per 16 of 4 bits
-_OPERAND = {"bfloat16": 2.0, "float8": 1.0, "float8-mx": 33 / 32, "float4": 9 / 16}
+_OPERAND = {"bfloat16": 2.0, "float8": 1.0, "mxfp8": 33 / 32, "nvfp4": 9 / 16}
 
 
-@pytest.mark.parametrize("number_format", FORMATS)
+@pytest.mark.parametrize("number_format", _OPERAND)
 def test_a_dense_block_keeps_its_operands_as_cast(number_format: str) -> None:
     """Per token of Llama-3 8B, without dropout: both norms' inputs in 16 bits and results as cast; queries, keys,
     values and attention's result in 16 bits, the result again as cast; gate and up in 16 bits, their product as cast.
@@ -69,7 +69,7 @@ def test_stacks_that_do_not_keep_operands_as_cast() -> None:
         ("megatron-core", "bfloat16", 0.0),
         ("megatron-core", "float8", 2.0),
         ("megatron-bridge-26.04", "float8", 0.0),
-        ("megatron-bridge-26.04", "float4", 2 * 9 / 16),
+        ("megatron-bridge-26.04", "nvfp4", 2 * 9 / 16),
         ("phalanx", "float8", 0.0),
     ],
 )

@@ -31,7 +31,7 @@ LLAMA = "--model llama-7b --gpus 8 --batch 8 --seq 2048"
         ("models", f"predict {LLAMA} --cluster dgx-1v --strategy zero=3 --precision bf16", "--precision"),
         ("models", f"plan {LLAMA} --cluster dgx-1v --precision bf16", "--precision"),
         ("models", f"plan {LLAMA} --cluster dgx-a100 --precision fp8", "use bf16"),
-        ("models", f"predict {LLAMA} --cluster dgx-h100 --strategy zero=3 --precision fp4", "use bf16 or fp8"),
+        ("models", f"predict {LLAMA} --cluster dgx-h100 --strategy zero=3 --precision nvfp4", "use bf16 or fp8"),
         ("jobs", f"{JOB} --set train.lr_scaling=linear", "train.lr_scaling"),
     ],
 )

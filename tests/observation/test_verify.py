@@ -528,7 +528,7 @@ def test_options_ask_what_a_job_file_asks(tmp_path: Path) -> None:
     assert code == 0, err
     assert json.loads(out)["strategy"].startswith("dp=2,zero=1,tp=4")
     assert "dp=2 fills 8 GPUs over tp=4" in err
-    for words, said in ((["--precision", "fp4"], "--precision"), (["--set", "job.seq=8"], "--set")):
+    for words, said in ((["--precision", "nvfp4"], "--precision"), (["--set", "job.seq=8"], "--set")):
         code, _, err = phalanx(tmp_path, "verify", *asked, "--strategy", "tp=4", *words)
         assert (code, err.startswith(f"error: {said}")) == (2, True)
 

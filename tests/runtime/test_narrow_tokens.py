@@ -21,7 +21,7 @@ from phalanx.observation.parity.parity import gradient_errors
 from phalanx.observation.trainer.verify import verify
 from phalanx.planning.search.space import everything
 from phalanx.planning.search.strategy_columns import Options
-from phalanx.runtime.autograd import float8, recompute
+from phalanx.runtime.autograd import narrow_product, recompute
 from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.model_parallel import sequence
@@ -35,6 +35,7 @@ from phalanx.spec.files.job_file import build, make_strategy
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.number_formats import NUMBER_FORMATS
 from phalanx.spec.strategy.legality import check
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
@@ -70,12 +71,12 @@ def _drawn(fault: float | None = None) -> Tensor:
     return x.bfloat16()
 
 
-def gathered(world: World, dtype: torch.dtype, fault: float | None) -> list[float8.Rounded]:
+def gathered(world: World, dtype: torch.dtype, fault: float | None) -> list[narrow_product.Rounded]:
     """What a rank has after gathering its rows, and after gathering them once more."""
     inner = LayerComm(Comm(world, mesh(Strategy(tp=world.size, sp=True))))
     rows = Rows(inner, world.size, world.rank, 2, 32)
     own = rows.of(_drawn(fault))
-    result: list[float8.Rounded] = []
+    result: list[narrow_product.Rounded] = []
     for back in (None, 0):
         known = back if back is None else result[0].back
         numbers, arriving = rows.gather_rounded(own, dtype, "blocks.0", "F", known)
@@ -85,9 +86,9 @@ def gathered(world: World, dtype: torch.dtype, fault: float | None) -> list[floa
     return result
 
 
-@pytest.mark.parametrize("dtype", [float8.E4M3, float8.E5M2])
+@pytest.mark.parametrize("dtype", [narrow_product.E4M3, narrow_product.E5M2])
 def test_what_arrives_is_what_rounding_all_rows_gives_to_the_bit(pool: Pool, dtype: torch.dtype) -> None:
-    whole = float8.rounded(_drawn(), dtype, False)
+    whole = narrow_product.rounded(_drawn(), NUMBER_FORMATS["float8"], dtype == narrow_product.E5M2)
     for ranks in (2, 4):
         for both in pool.run(ranks, gathered, dtype, None):
             for ours in both:
@@ -97,7 +98,7 @@ def test_what_arrives_is_what_rounding_all_rows_gives_to_the_bit(pool: Pool, dty
 
 @pytest.mark.parametrize("fault", [math.nan, math.inf])
 def test_what_is_not_finite_stays_so(pool: Pool, fault: float) -> None:
-    for ours, _ in pool.run(2, gathered, float8.E4M3, fault):
+    for ours, _ in pool.run(2, gathered, narrow_product.E4M3, fault):
         assert not torch.isfinite(ours.numbers[40].float() * ours.back)[3]
 
 
@@ -108,12 +109,12 @@ def layers(world: World, rounds: bool) -> dict[str, Tensor]:
     rows = Rows(inner, world.size, world.rank, 2, 32, rounds)
     x, w, g = _drawn(), _drawn()[:48], _drawn()[:, :16].repeat(1, 3)
     own, weight = rows.of(x).clone().requires_grad_(), w.clone().requires_grad_()
-    (y,) = sequence.columns(rows, "blocks.0", (), False, [None], own, [weight, None])
+    (y,) = sequence.columns(rows, "blocks.0", (), NUMBER_FORMATS["float8"], [None], own, [weight, None])
     y.backward(g.view(y.shape))
     assert weight.grad is not None
     result = {"y": y.detach().view(64, -1), "of weight": weight.grad}
     x, weight = x.clone().requires_grad_(), w.clone().requires_grad_()
-    out = sequence.summed(rows, "blocks.0", [Factors((x,), weight, None, rowwise=False)])
+    out = sequence.summed(rows, "blocks.0", [Factors((x,), weight, None, operands=NUMBER_FORMATS["float8"])])
     out.backward(rows.of(g))
     assert x.grad is not None
     assert weight.grad is not None
@@ -122,7 +123,7 @@ def layers(world: World, rounds: bool) -> dict[str, Tensor]:
 
 def _layers_alone() -> dict[str, Tensor]:
     x, w, g = _drawn().requires_grad_(), _drawn()[:48].requires_grad_(), _drawn()[:, :16].repeat(1, 3)
-    y = recompute.product(x, w, None, True, False)
+    y = recompute.product(x, w, None, True, NUMBER_FORMATS["float8"])
     y.backward(g)
     assert x.grad is not None
     assert w.grad is not None

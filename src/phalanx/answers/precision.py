@@ -10,11 +10,10 @@ from phalanx.planning.search.column_pricing import Pricing
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.number_formats import PRECISIONS
 from phalanx.spec.strategy.stack_options import StackOptions
 
-PRECISIONS = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "float8", "fp8-mx": "float8-mx", "fp4": "float4"}
-"""Precisions of matrix products, with the format that prices them: fp16 products take as long as bf16 ones."""
-OF_COMPUTE = {"bfloat16": "bf16", "float16": "fp16"}
+OF_COMPUTE = {f.name: word for word, f in PRECISIONS.items() if f.computes}
 """Types of a job's matrix products, with the precision that prices them."""
 
 
@@ -24,39 +23,50 @@ def precision_on(name: str | None, cluster: ClusterSpec) -> str:
         return "bf16" if "bfloat16" in cluster.device.dense_flops_per_s else "fp16"
     if name not in PRECISIONS:
         raise InputError("--precision", name, "is not modelled", nearest(name, PRECISIONS))
+    asked = PRECISIONS[name]
     if name == "bf16" and "bfloat16" not in cluster.device.dense_flops_per_s:
         raise InputError("--precision", name, f"is a type that {cluster.device.name} lacks", "use fp16")
-    if name.startswith(("fp8", "fp4")):
+    if asked.narrow:
         chip = CHIPS[chip_name(cluster.device.name)]
-        if name[:3] not in chip.narrow_types:
-            have = " or ".join(["bf16" if chip.bf16 else "fp16", *chip.narrow_types])
-            raise InputError("--precision", name, f"is a type that {cluster.device.name} lacks", f"use {have}")
+        if not chip.has(asked):
+            have = [word for word, f in PRECISIONS.items() if chip.has(f)]
+            have = [word for word in have if word != "fp16" or "bf16" not in have]
+            raise InputError(
+                "--precision", name, f"is a type that {cluster.device.name} lacks", f"use {' or '.join(have)}"
+            )
     return name
+
+
+def products_in(precision: str) -> str:
+    """Return the products of a precision as options name them: bfloat16 for all types that a job computes in, which
+    have one price."""
+    f = PRECISIONS.get(precision)
+    return f.name if f is not None and f.narrow else "bfloat16"
 
 
 def in_precision(pricing: Pricing, precision: str) -> Pricing:
     """Return a question whose matrix products are in a precision."""
     compute = "float16" if precision == "fp16" else "bfloat16"
-    if precision in ("bf16", "fp16") and pricing.job.precision.compute == compute:
+    if not PRECISIONS[precision].narrow and pricing.job.precision.compute == compute:
         return pricing
     job = replace(pricing.job, precision=replace(pricing.job.precision, compute=compute))  # type: ignore[arg-type]
-    return replace(pricing, job=job, number_format=PRECISIONS[precision])
+    return replace(pricing, job=job, number_format=products_in(precision))
 
 
 def require_precision(stack: str, precision: str) -> None:
     """Require of a search that the stack's row has the products of a precision. Raises InputError."""
-    row, products = ROWS.get(stack), PRECISIONS[precision]
+    row, products = ROWS.get(stack), products_in(precision)
     entry = row.options.get("products") if row else None
     if row is None or entry is None or entry.allows(products):
         return
-    have = [name for name, kind in PRECISIONS.items() if name != "fp16" and entry.allows(kind)]
+    have = [name for name, f in PRECISIONS.items() if name != "fp16" and entry.allows(f.name)]
     reason = f"{row.title} does not have products={products} ({entry.source})"
     raise InputError("--precision", precision, reason, f"use {' or '.join(have)}")
 
 
 def with_products(options: StackOptions, precision: str, stack: str) -> StackOptions:
     """Return the options with the narrow products of a precision, where the stack's row says which ones it has."""
-    products = PRECISIONS.get(precision, "bfloat16")
+    products = products_in(precision)
     if products == "bfloat16" or options.products != "auto" or "products" not in ROWS[stack].options:
         return options
     return StackOptions(**options.changed() | {"products": products})

@@ -22,7 +22,6 @@ from typing import Any
 
 from phalanx.answers.precision import (
     OF_COMPUTE,
-    PRECISIONS,
     in_precision,
     precision_on,
     require_precision,
@@ -43,6 +42,7 @@ from phalanx.spec.files.job_file import build, make_strategy
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.number_formats import PRECISIONS
 from phalanx.spec.strategy import spec as strategies
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
@@ -148,7 +148,11 @@ class Question:
         """The line that every output begins with: whose step it is, in which numbers, and where dp is from."""
         how = "exactly, as our own runtime runs it" if self.exact else "by fitted formulas"
         options = f"; {self.pricing.extra}" if self.exact is None and self.pricing.extra.changed() else ""
-        peak = " (MFU: of the peak in bf16)" if self.precision.startswith(("fp8", "fp4")) else ""
+        peak = (
+            " (MFU: of the peak in bf16)"
+            if self.precision in PRECISIONS and PRECISIONS[self.precision].narrow
+            else ""
+        )
         line = f"stack {self.stack}, priced {how}; precision {self.precision}{peak}; {self.dp_rule}{options}"
         return f"{line}\n{self.stack} does not run it: {self.refused}" if self.refused else line
 

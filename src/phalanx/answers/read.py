@@ -20,6 +20,7 @@ from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.number_formats import PRECISIONS
 from phalanx.spec.optimizers import Optimizer
 from phalanx.spec.strategy.spec import FIELDS, Strategy, format_field
 from phalanx.spec.strategy.stack_options import StackOptions
@@ -29,7 +30,6 @@ _DEFAULT_ZERO = {"torchtitan": 3, "maxtext": 3, "nemo": 1, "hf": 0, "megatron": 
 _EVEN = ("megatron", "nemo")
 """Kinds of files whose framework gives every chunk of a pipeline as many blocks, where nothing lists them."""
 _RECOMPUTED = {"none", "selective", "full"}
-_PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
 _COMPUTE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _CONFLICTS = ("both-halves", "two-engines", "types-disagree", "batches-disagree")
 """Lints of settings that contradict each other, of which a price would have to choose one."""
@@ -262,7 +262,7 @@ def asked_by(path: Path, asked: Any, reading: Reading | None = None) -> Any:
     notes = [*notes, *unpriced]
     # What the options say of products is said once: by them.
     own = c.job.get("compute") if options.products != "auto" else s.precision
-    if own not in (None, *_PRECISIONS):
+    if own is not None and own not in PRECISIONS:
         notes = [*notes, f"products in {own} are priced as the device's 16-bit ones"]
     return replace(
         asked,
@@ -273,7 +273,7 @@ def asked_by(path: Path, asked: Any, reading: Reading | None = None) -> Any:
         seq=seq,
         strategy=asked.strategy or str(strategy),
         stack=asked.stack or c.stack,
-        precision=asked.precision or _PRECISIONS.get(str(own)),
+        precision=asked.precision or (str(own) if own in PRECISIONS else None),
         options=options,
         job=job_of(c, batch, seq),
         notes=(*asked.notes, *reading.notes, *notes),

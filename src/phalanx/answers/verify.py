@@ -40,6 +40,7 @@ from phalanx.spec.files.job_file import ClusterChoice, JobFile
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model import spec as models
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.number_formats import PRECISIONS
 from phalanx.spec.strategy.legality import require_runnable
 from phalanx.spec.strategy.spec import Strategy
 
@@ -121,14 +122,15 @@ def _of_options(asked: Asked, overrides: Sequence[str]) -> Target:
     """Return what to verify for a model, a cluster and a strategy that options name; `overrides` set further fields
     of the job. Raises InputError."""
     question = read(replace(asked, stack=OWN_STACK))
-    if question.precision not in ("bf16", "fp16", "fp8"):
-        raise InputError("--precision", question.precision, "is not run by our runtime", "use bf16, fp16 or fp8")
+    run = [word for word, f in PRECISIONS.items() if f.computes or f.multiplies]
+    if question.precision not in run:
+        raise InputError("--precision", question.precision, "is not run by our runtime", f"use {', '.join(run)}")
     p, strategy = question.pricing, question.strategy
     assert strategy is not None
     models.require_runnable(p.model)
     job = p.job
-    if question.precision == "fp8":
-        job = replace(job, precision=replace(job.precision, products="float8"))
+    if (products := PRECISIONS[question.precision]).narrow:
+        job = replace(job, precision=replace(job.precision, products=products.name))  # type: ignore[arg-type]
     if overrides:
         job = _changed(job, overrides)
     require_runnable(strategy, job)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.completion import clusters, models, stacks
+from phalanx.spec.number_formats import PRECISIONS
 
 # A job file, and what is laid over it.
 Job = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.", show_default=False)]
@@ -81,8 +82,8 @@ Precision = Annotated[
     str | None,
     typer.Option(
         "--precision",
-        help="Precision of matrix products: bf16, fp16, fp8, fp8-mx or fp4; by default bf16, or fp16 where the "
-        "device has no bf16.",
+        help=f"Precision of matrix products: {', '.join(PRECISIONS)}; by default bf16, or fp16 where the device has "
+        "no bf16.",
     ),
 ]
 StackOptionsLine = Annotated[

@@ -19,11 +19,12 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.number_formats import PRECISIONS
 from phalanx.spec.strategy.spec import FIELDS, Strategy
 from phalanx.spec.strategy.stack_options import StackOptions
 
 _COMPUTE = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-PRODUCTS = {"fp8": "float8", "fp8-mx": "float8-mx", "fp4": "float4"}
+PRODUCTS = {word: f.name for word, f in PRECISIONS.items() if f.narrow}
 """Number format of products by the precision of a plan."""
 
 

@@ -24,7 +24,7 @@ from phalanx.measure.fit import nonnegative_fit
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.init import create
 from phalanx.nn.optimizers import AdamW
-from phalanx.runtime.autograd.float8 import E4M3
+from phalanx.runtime.autograd import narrow_product
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
 from phalanx.runtime.data_parallel.bucket_buffers import put
@@ -35,6 +35,7 @@ from phalanx.spec.cluster.spec import MEASURED_PRODUCT, CollectiveFit, Rates
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.number_formats import MULTIPLIED
 from phalanx.spec.optimizers import Optimizer
 from phalanx.spec.strategy.spec import Strategy
 
@@ -251,26 +252,26 @@ def peak_flops(dtype: DType, device: torch.device, barrier: Callable[[], None]) 
     return 2 * n**3 / best
 
 
-FLOAT8_SINCE = (8, 9)
-"""The compute capability from which on NVIDIA's GPUs multiply 8-bit floats (Ada, Hopper, Blackwell)."""
-
-
-def float8_per_flop(dtype: DType, device: torch.device, barrier: Callable[[], None]) -> float | None:
-    """Return seconds per FLOP of the best of four square products of 8-bit floats; None where the device has none, or
-    computes in another type than their results'."""
-    if dtype != "bfloat16" or (device.type == "cuda" and torch.cuda.get_device_capability(device) < FLOAT8_SINCE):
-        return None
+def narrow_per_flop(dtype: DType, device: torch.device, barrier: Callable[[], None]) -> dict[str, float]:
+    """Return seconds per FLOP of the best of four square products of each narrow format that the device has, by name;
+    of none where it computes in another type than their results'."""
+    if dtype != "bfloat16":
+        return {}
     n = _sizes(dtype, device).square
-    a, one = torch.randn(n, n, device=device).to(E4M3), torch.ones((), device=device)
-    best = float("inf")
-    for _ in range(4):
-        barrier()
-        synchronize(device)
-        start = time.perf_counter()
-        torch._scaled_mm(a, a.t(), one, one, out_dtype=torch.bfloat16)
-        synchronize(device)
-        best = min(best, time.perf_counter() - start)
-    return best / (2 * n**3)
+    x, rates = torch.randn(n, n, device=device, dtype=torch.bfloat16), {}
+    for operands in MULTIPLIED:
+        if not narrow_product.runs_on(operands, device):
+            continue
+        a, best = narrow_product.operand(x, operands), float("inf")
+        for _ in range(4):
+            barrier()
+            synchronize(device)
+            start = time.perf_counter()
+            narrow_product.product(a, a, operands)
+            synchronize(device)
+            best = min(best, time.perf_counter() - start)
+        rates[operands.name] = best / (2 * n**3)
+    return rates
 
 
 def optimizer_per_byte(dtype: DType, device: torch.device, barrier: Callable[[], None]) -> float:

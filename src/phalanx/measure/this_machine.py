@@ -156,7 +156,6 @@ def describe(machine: dict[str, Any], ranks: int, dtype: DType, rows: dict[str, 
     beta = fits[-1]["beta_s_per_byte"] if fits else 0.0
     # Ring all-reduce: 2(p-1)/p bytes over the link per byte of the buffer.
     bandwidth = 2 * (ranks - 1) / ranks / beta if beta else 1e10
-    eight = last["forward"].get("per_float8_flop")
     memory = _gpu_memory() if on_gpu else machine["memory_bytes"] // ranks
     device = {
         "name": machine["gpus"][0].split(":")[-1].strip() if on_gpu else machine["cpu"][0],
@@ -165,7 +164,7 @@ def describe(machine: dict[str, Any], ranks: int, dtype: DType, rows: dict[str, 
         "usable_bytes": int(memory * 0.9),
         "memory_bandwidth_bytes_per_s": 1 / last["optimizer_per_byte"],
         "dense_flops_per_s": {dtype: last["peak_flops_per_s"]},
-        "float8_flops_per_s": 1 / eight if eight else None,
+        "narrow_flops_per_s": {name: 1 / s for name, s in last["forward"].get("per_narrow_flop", {}).items()},
         "own_communication_engine": on_gpu,
         "origin": "measured",
         "source": "phalanx measure on this machine; usable: nine tenths",

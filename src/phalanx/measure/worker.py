@@ -124,8 +124,8 @@ def kernel_rates(
     fused = device.type == "cuda"
     forward, forward_error = kernels.fit(points, "F", fused)
     backward, backward_error = kernels.fit(points, "B", fused)
-    eight = kernels.float8_per_flop(dtype, device, together.barrier)
-    forward, backward = (replace(rates, per_float8_flop=eight) for rates in (forward, backward))
+    narrow = kernels.narrow_per_flop(dtype, device, together.barrier)
+    forward, backward = (replace(rates, per_narrow_flop=narrow) for rates in (forward, backward))
     return KernelRates(
         dtype=dtype,
         concurrent=concurrent,

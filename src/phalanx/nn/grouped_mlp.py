@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from phalanx.runtime.autograd import deferred_weight_grads, float8, grouped_product
+from phalanx.runtime.autograd import deferred_weight_grads, grouped_product, narrow_product
 from phalanx.runtime.autograd.deferred_weight_grads import Grouped, Owners
+from phalanx.spec.number_formats import NumberFormat
 
 
 def product(
@@ -25,15 +26,15 @@ def product(
     counts: Sequence[int],
     out: Tensor | None = None,
     add: bool = False,
-    rowwise: bool | None = None,
+    operands: NumberFormat | None = None,
     gradient: bool = False,
-    narrow: float8.Gathered | None = None,
+    narrow: narrow_product.Gathered | None = None,
     where: grouped_product.Rows | None = None,
 ) -> Tensor:
     """Compute x W_e for the rows of each expert e: (rows, n), from x (rows, m), of which expert e has counts[e] rows,
-    and W (experts, m, n). Written to `out` if given, or with `add` added to it. `rowwise`, `gradient`: of products of
-    8-bit floats (runtime/autograd/float8.py); `narrow`: where the weights are in 8 bits, if they are gathered so.
-    `where`: the rows on the device, if they can be multiplied at once."""
+    and W (experts, m, n). Written to `out` if given, or with `add` added to it. `operands`, `gradient`: of products
+    of a narrow format (runtime/autograd/narrow_product.py); `narrow`: where the weights are in 8 bits, if they are
+    gathered so. `where`: the rows on the device, if they can be multiplied at once."""
     if where is not None and not grouped_product.fits(x):
         where = None
     if where is not None and out is None:
@@ -44,10 +45,10 @@ def product(
             one = grouped_product.of_rows(here, weights[expert], expert, where)
             into.add_(one) if add else into.copy_(one)
             continue
-        by: float8.Operand = weights[expert].t()
+        by: narrow_product.Operand = weights[expert].t()
         if narrow is not None:
             by = narrow.columns(expert) if gradient else narrow.rows(expert)
-        float8.product(here, by, rowwise, gradient, into, add)
+        narrow_product.product(here, by, operands, gradient, into, add)
     return y
 
 
@@ -61,9 +62,9 @@ def _each(counts: Sequence[int], x: Tensor, y: Tensor) -> Iterator[tuple[int, Te
         begins += rows
 
 
-def _where(counts: Sequence[int], rowwise: bool | None, *weights: Tensor) -> grouped_product.Rows | None:
+def _where(counts: Sequence[int], operands: NumberFormat | None, *weights: Tensor) -> grouped_product.Rows | None:
     """Return the experts' rows on the device, where they can be multiplied at once: sent once a pass."""
-    return None if rowwise is not None else grouped_product.rows(counts, *weights)
+    return None if operands is not None else grouped_product.rows(counts, *weights)
 
 
 class _SwiGLU(torch.autograd.Function):
@@ -72,15 +73,15 @@ class _SwiGLU(torch.autograd.Function):
         ctx: Any,
         owners: Owners,
         counts: tuple[int, ...],
-        rowwise: bool | None,
-        narrow: Sequence[float8.Gathered | None],
+        operands: NumberFormat | None,
+        narrow: Sequence[narrow_product.Gathered | None],
         x: Tensor,
         gate: Tensor,
         up: Tensor,
         down: Tensor,
     ) -> Tensor:
-        ctx.owners, ctx.counts, ctx.rowwise, ctx.narrow = owners, counts, rowwise, narrow
-        multiply = partial(product, counts=counts, rowwise=rowwise, where=_where(counts, rowwise, gate, up, down))
+        ctx.owners, ctx.counts, ctx.operands, ctx.narrow = owners, counts, operands, narrow
+        multiply = partial(product, counts=counts, operands=operands, where=_where(counts, operands, gate, up, down))
         g, u = (multiply(x, w.mT, narrow=n) for w, n in zip((gate, up), narrow[:2], strict=True))
         ctx.save_for_backward(x, g, u, gate, up, down)
         return multiply(nn.functional.silu(g).mul_(u), down.mT, narrow=narrow[2])
@@ -90,9 +91,9 @@ class _SwiGLU(torch.autograd.Function):
     def backward(ctx: Any, d_y: Tensor) -> Any:
         x, g, u, gate, up, down = ctx.saved_tensors
         counts, d_y = ctx.counts, d_y.contiguous()
-        where = _where(counts, ctx.rowwise, gate, up, down)
-        multiply = partial(product, counts=counts, rowwise=ctx.rowwise, gradient=True, where=where)
-        gradient = _WeightGradient(ctx.owners, counts, ctx.rowwise, where)
+        where = _where(counts, ctx.operands, gate, up, down)
+        multiply = partial(product, counts=counts, operands=ctx.operands, gradient=True, where=where)
+        gradient = _WeightGradient(ctx.owners, counts, ctx.operands, where)
         of_gate, of_up, of_down = ctx.narrow
         d_a = multiply(d_y, down, narrow=of_down)
         a = nn.functional.silu(g)
@@ -112,13 +113,17 @@ class _WeightGradient:
     """Computes gradients of weights in the backward pass, or hands their factors to the engine or a deferred pass."""
 
     def __init__(
-        self, owners: Owners, counts: tuple[int, ...], rowwise: bool | None, where: grouped_product.Rows | None
+        self,
+        owners: Owners,
+        counts: tuple[int, ...],
+        operands: NumberFormat | None,
+        where: grouped_product.Rows | None,
     ) -> None:
-        self._owners, self._counts, self._rowwise, self._where = owners, counts, rowwise, where
+        self._owners, self._counts, self._operands, self._where = owners, counts, operands, where
         self._deferred = deferred_weight_grads.now(owners)
 
     def __call__(self, which: int, g: Tensor, x: Tensor) -> Tensor | None:
-        gradient = Grouped(g, x.detach(), self._counts, self._rowwise, self._where)
+        gradient = Grouped(g, x.detach(), self._counts, self._operands, self._where)
         if self._deferred is not None:
             self._deferred.deliver_later(self._owners[which], gradient)
             return None
@@ -131,11 +136,11 @@ def swiglu(
     gate: nn.Parameter,
     up: nn.Parameter,
     down: nn.Parameter,
-    rowwise: bool | None = None,
+    operands: NumberFormat | None = None,
 ) -> Tensor:
     """(silu(x gateᵀ) * (x upᵀ)) downᵀ of each expert, (rows, hidden). x: (rows, hidden), of which expert e has
     counts[e]; gate, up: (experts, ffn, hidden); down: (experts, hidden, ffn). Keeps x and two products of it."""
     # Views make gradients come in order, as in runtime/model_parallel/tensor.columns.
     views = [p.view_as(p) for p in (gate, up, down)]
-    narrow = [float8.gathered(p) for p in (gate, up, down)]
-    return _SwiGLU.apply(deferred_weight_grads.owners(gate, up, down), tuple(counts), rowwise, narrow, x, *views)  # type: ignore[no-any-return]
+    narrow = [narrow_product.gathered(p) for p in (gate, up, down)]
+    return _SwiGLU.apply(deferred_weight_grads.owners(gate, up, down), tuple(counts), operands, narrow, x, *views)  # type: ignore[no-any-return]

@@ -29,6 +29,7 @@ from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.runtime.model_parallel.token_sharding import SequenceTokens, Shape
 from phalanx.schedule.layers.routing import balanced, most
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.number_formats import NumberFormat
 
 T = TypeVar("T")
 
@@ -44,8 +45,8 @@ class _Matrices(nn.Module):
 class _Bank(nn.Module):
     """The MLPs of the local experts."""
 
-    rowwise: bool | None = None
-    """The scales of products of 8-bit floats; None: of the compute type."""
+    operands: NumberFormat | None = None
+    """The narrow format that products read; None: they are of the compute type."""
 
     def __init__(self, here: int, hidden: int, ffn: int) -> None:
         super().__init__()
@@ -127,7 +128,7 @@ class MoE(nn.Module):
         rows = expert.come(self.ep, self.unit, route, rows)
         bank = self.experts
         matrices = bank.gate.weight, bank.up.weight, bank.down.weight
-        rows = grouped_mlp.swiglu(rows, route.rows_per_expert, *matrices, recompute.scales(bank))
+        rows = grouped_mlp.swiglu(rows, route.rows_per_expert, *matrices, recompute.operands_of(bank))
         rows = expert.give_back(self.ep, self.unit, route, rows)
         return expert.combine(route, rows, weights, needed), beside
 

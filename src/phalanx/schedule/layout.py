@@ -180,7 +180,9 @@ class RankView:
         model."""
         if self.model.experts is None:
             return None
-        return routed(self.model.experts, self.strategy, self.tokens, self.representative)
+        operands = self.job.precision.operands
+        multiple = operands.multiple if operands else 1
+        return routed(self.model.experts, self.strategy, self.tokens, self.representative, multiple)
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:

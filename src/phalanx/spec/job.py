@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, cast, get_args
 
 from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.number_formats import NUMBER_FORMATS, NumberFormat
 from phalanx.spec.optimizers import Optimizer
 from phalanx.spec.ranges import Count, FilePath, Length, Name, Natural, Range, Share, require_ranges
 
@@ -21,25 +22,13 @@ def compute_type(word: str, field: str) -> DType:
     raise InputError(field, word, "is not a type to compute in", nearest(word, get_args(DType)))
 
 
-DTYPE_BYTES: dict[str, int] = {
-    "float64": 8,
-    "float32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "int64": 8,
-    "uint8": 1,
-}
+DTYPE_BYTES: dict[str, int] = {f.name: f.bits // 8 for f in NUMBER_FORMATS.values() if not f.narrow}
 """Bytes per element, of number types and of the integers that collectives carry."""
 
 
 Products = Literal["compute", "float8", "float8-row"]
-"""What the matrix products of blocks multiply: numbers of the compute type, or 8-bit floats with one scale for each
-tensor, or for each row and column (Micikevicius et al. 2022, "FP8 Formats for Deep Learning")."""
-
-
-NARROW_MULTIPLE = 16
-"""Numbers in the rows of operands and results of products of 8-bit floats come in multiples of it (torch's
-_scaled_mm)."""
+"""What the matrix products of blocks multiply: numbers of the compute type, or one of NUMBER_FORMATS that our runtime
+multiplies."""
 
 
 def widest(*dtypes: DType) -> DType:
@@ -83,9 +72,9 @@ class Precision:
         return self.master or widest(self.compute)
 
     @property
-    def narrow(self) -> bool:
-        """Whether products of blocks multiply 8-bit floats."""
-        return self.products != "compute"
+    def operands(self) -> NumberFormat | None:
+        """The format that products of blocks round their operands to; None: they are of the compute type."""
+        return None if self.products == "compute" else NUMBER_FORMATS[self.products]
 
     @property
     def gathers_narrow(self) -> bool:

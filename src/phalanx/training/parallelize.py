@@ -25,8 +25,8 @@ from phalanx.nn.init import Initial, create, fill_buffers, initial, of_rank
 from phalanx.nn.optimizers import KERNELS
 from phalanx.nn.weight_source import Weights
 from phalanx.runtime.autograd.deferred_weight_grads import DeferredGradients
-from phalanx.runtime.autograd.float8_linear import narrow_products
 from phalanx.runtime.autograd.layer_comm import LayerComm
+from phalanx.runtime.autograd.narrow_linear import narrow_products
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
 from phalanx.runtime.data_parallel.engine import DataParallel
@@ -148,8 +148,8 @@ def place(layers: Layers, weights: Weights | None) -> Decoder:
         ep=layers.ep,
         tokens=layers.tokens,
     )
-    if job.precision.narrow:
-        narrow_products(model.blocks, job.precision.products == "float8-row", but=("router",))
+    if (operands := job.precision.operands) is not None:
+        narrow_products(model.blocks, operands, but=("router",))
     if job.documents == "packed":
         model.prepare(job.seq)
     if local.experts and depends_on_other_tokens(local.experts, strategy):

@@ -32,6 +32,7 @@ from phalanx.cost.kernels.chip import KernelChip, generation_of, kernel_chip
 from phalanx.cost.kernels.experts import ExpertConstants, ExpertLayer, ExpertLibrary, ExpertRate, experts_s
 from phalanx.cost.kernels.fitted import COMMON, KernelConstants, Rows, kernel_constants
 from phalanx.cost.kernels.product import ProductConstants, ProductLibrary, product_s
+from phalanx.spec.number_formats import NUMBER_FORMATS
 from phalanx.validate.records import FOLDER
 from phalanx.validate.scores import errors
 
@@ -41,8 +42,9 @@ LEFT_OUT = FOLDER / "kernels_left_out.json"
 Floats = npt.NDArray[np.float64]
 _CHIP_OF = {"A100-SXM": "A100", "H100-SXM": "H100"}
 _BYTES = {
-    **{"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "nvfp4": 0.5 + 1 / 16, "int4_wo": 0.5 + 2 / 128},
-    **dict.fromkeys(("w4a16_mxfp4", "w4a8_mxfp4_mxfp8"), 0.5 + 1 / 32),
+    **{"fp8": 1.0, "fp8_block": 1.0, "int4_wo": NUMBER_FORMATS["int4"].bytes_per_value},
+    **{name: float(NUMBER_FORMATS[name].bytes_per_value) for name in ("bfloat16", "nvfp4")},
+    **dict.fromkeys(("w4a16_mxfp4", "w4a8_mxfp4_mxfp8"), NUMBER_FORMATS["mxfp4"].bytes_per_value),
 }
 _SKEW = {"balanced": 0.0, "power_law_1.01": 1.01, "power_law_1.2": 1.2}
 _PRODUCTS = ("bfloat16", "fp8", "fp8_block", "nvfp4")

@@ -128,9 +128,11 @@ def number_format(row: Row) -> str:
     if precision in ("bf16", "fp16"):
         return "bfloat16"
     if precision == "nvfp4":
-        return "float4"
-    if precision.startswith(("fp8-mx", "fp8-block", "fp8-row")):
-        return "float8-mx"
+        return precision
+    if precision.startswith("fp8-mx"):
+        return "mxfp8"
+    if precision.startswith(("fp8-block", "fp8-row")):
+        return "float8-block" if precision.startswith("fp8-block") else "float8-row"
     if precision.startswith("fp8"):
         return "float8"
     raise Unspecified(f"precision {precision} is not modelled" if precision else "the precision is not stated")

@@ -20,7 +20,7 @@ from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.flow import Flow
 from phalanx.cost.ledger.layer_flows import expert_flows, flows_without_routing, routed_rows
 from phalanx.cost.ledger.model_shape import Shape
-from phalanx.cost.ledger.rank_layout import Layout
+from phalanx.cost.ledger.rank_layout import FORMATS, Layout
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,9 @@ def _sent(flows: _Flows, layout: Layout, timer: _Timer, profile: Profile) -> _Se
         each = timer.one(flow) + profile.joined * profile.join_s * (np.asarray(flow.ranks) > 1)
         if flow.op == "all_gather":
             narrow = np.where(
-                (profile.tp_narrow > 0) & (np.asarray(layout.format) == 1), 1 / layout.activation_bytes, 1.0
+                (profile.tp_narrow > 0) & np.choose(np.asarray(layout.format, dtype=int), _GATHERED),
+                1 / layout.activation_bytes,
+                1.0,
             )
             if np.any(narrow < 1):
                 each = seconds_of(replace(flow, bytes=flow.bytes * narrow), timer.system)
@@ -126,6 +128,8 @@ def _exposed(sent: _Sent, layout: Layout, system: System, profile: Profile, prod
     )
 
 
+_GATHERED = tuple(f.gathers for f in FORMATS)
+"""By FORMATS: whether tokens can be gathered in it."""
 _NOT_SENT = _Sent(0.0, 0.0, 0.0)
 
 _COPIES = 3

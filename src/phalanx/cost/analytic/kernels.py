@@ -20,9 +20,11 @@ from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.layer_flows import kv_heads, routed_rows
 from phalanx.cost.ledger.model_shape import Shape
-from phalanx.cost.ledger.rank_layout import Layout
+from phalanx.cost.ledger.rank_layout import FORMATS, Layout
 
 # Tiles of cuBLAS's kernels for 2-byte types, and the share of the best that each reaches on a large product.
+_FINE = tuple(f.scales == "block" for f in FORMATS)
+"""By FORMATS: whether a cast finds many scales."""
 _TILES = ((256, 128, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 64, 0.60))
 _ROWS, _COLUMNS = {a for a, _, _ in _TILES}, {b for _, b, _ in _TILES}
 
@@ -43,15 +45,12 @@ def product_s(
 
 def rate_of(layout: Layout, system: System, profile: Profile) -> Column:
     """Return the FLOP/s of long products in the layout's number format."""
-    best = np.choose(
-        np.asarray(layout.format, dtype=int),
-        [
-            system.peak(layout.activation_bytes) * system.gemm,
-            system.peak_fp8 * system.gemm8 * profile.gemm8,
-            system.peak_fp8 * system.gemm8 * profile.gemm8,
-            system.peak_fp4 * system.gemm4 * profile.gemm8,
-        ],
-    )
+    by_peak = {
+        "half": system.peak(layout.activation_bytes) * system.gemm,
+        "fp8": system.peak_fp8 * system.gemm8 * profile.gemm8,
+        "fp4": system.peak_fp4 * system.gemm4 * profile.gemm8,
+    }
+    best = np.choose(np.asarray(layout.format, dtype=int), [by_peak[f.peak] for f in FORMATS if f.peak])
     return best * _tuned(system, profile)
 
 
@@ -245,7 +244,7 @@ def traffic(shape: Shape, layout: Layout, width: Column, system: System, profile
     inner = layout.tokens * width / layout.tp
     size = layout.activation_bytes / 2
     bytes_ = size * (profile.hidden_bytes * hidden / ways + profile.ffn_bytes * inner)
-    fine = np.where(layout.format > 1, profile.fine_cast, 1.0)
+    fine = np.where(np.choose(np.asarray(layout.format, dtype=int), _FINE), profile.fine_cast, 1.0)
     cast = np.where(layout.format > 0, profile.cast_bytes * fine * (2 * hidden + inner), 0.0)
     rate = system.memory_bytes_per_s * system.memory
     return Passes((bytes_ + cast) / rate, (bytes_ * profile.backward_traffic + cast) / rate)

@@ -15,20 +15,13 @@ import numpy as np
 from phalanx.cost.analytic.profile import FIELDS, Profile, profile
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.model_shape import Shape
-from phalanx.cost.ledger.rank_layout import FORMATS, Layout
+from phalanx.cost.ledger.rank_layout import FORMAT_INDEX, Layout
 from phalanx.spec.errors import InputError
+from phalanx.spec.number_formats import NUMBER_FORMATS
 from phalanx.spec.strategy.stack_options import StackOptions
 
-BYTES = {"auto": 4.0, "float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "float8": 1.0}
-FORMAT = {
-    "bfloat16": "bfloat16",
-    "float8-delayed": "float8",
-    "float8": "float8",
-    "float8-block": "float8-mx",
-    "float8-mx": "float8-mx",
-    "float4": "float4",
-}
-"""The number format that prices each kind of products (cost/ledger/rank_layout.py)."""
+BYTES = {"auto": 4.0, **{f.name: f.bits / 8 for f in NUMBER_FORMATS.values()}}
+"""Bytes of a parameter's state by its type; auto: float32."""
 _GIVEN = ("first_blocks", "most_blocks", "last_blocks", "most_place")
 """The fields of a Layout for the blocks that are given."""
 _PARTS = 8
@@ -37,11 +30,6 @@ _FUSED_KEPT, _FUSED_TRAFFIC = 4.0, 8.0
 """Bytes per logit that a fused loss keeps (logits and gradient in 16 bits) and moves (both read and written)."""
 _OVERLAPPED_STACK = "nemo-24.11"
 """The stack whose fitted overlap stands for userbuffers and async tensor parallelism: NVIDIA's recipes had it on."""
-
-
-def number_format(options: StackOptions, otherwise: str) -> str:
-    """Return the format of matrix products: the options', or `otherwise`."""
-    return otherwise if options.products == "auto" else FORMAT[options.products]
 
 
 def effective(by: Profile, model: Shape, options: StackOptions) -> Profile:
@@ -145,7 +133,7 @@ def laid_out(how: Layout, o: StackOptions, blocks: Sequence[Column] | None = Non
     if o.lora:
         changes["frozen"] = 1.0
     if o.products != "auto":
-        changes["format"] = FORMATS.index(FORMAT[o.products])
+        changes["format"] = FORMAT_INDEX[o.products]
     if blocks is not None:
         changes |= dict(zip(_GIVEN, blocks, strict=True))
     return replace(how, **changes) if changes else how

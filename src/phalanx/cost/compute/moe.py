@@ -3,13 +3,13 @@ with as many on each rank as balanced routing sends there (schedule/layers/routi
 
 from __future__ import annotations
 
-from phalanx.cost.compute.work import Column, Weights, Work, float8_gemm, gemm, gemm_weight, memory
+from phalanx.cost.compute.work import Column, Narrow, Work, gemm, gemm_weight, memory, narrow_gemm
 from phalanx.schedule.layers.routing import Routed
 from phalanx.spec.model.mechanisms import Experts
 from phalanx.spec.model.spec import ModelSpec
 
 
-def forward(spec: ModelSpec, x: Experts, r: Routed, e: int, narrow: Weights | None = None) -> Work:
+def forward(spec: ModelSpec, x: Experts, r: Routed, e: int, narrow: Narrow | None = None) -> Work:
     """Return the forward work: the router, laying out rows for dispatch and combine, and the experts' MLPs."""
     h, f = spec.hidden, x.ffn
     work = gemm(r.tokens, x.count, h, e) + _choice(x, r)
@@ -31,7 +31,7 @@ def combined(spec: ModelSpec, x: Experts, r: Routed, e: int) -> Work:
     return memory((3 * r.rows * r.copies + r.tokens) * spec.hidden, e, 2 * x.top_k * r.copies + 1)
 
 
-def input_grad(spec: ModelSpec, x: Experts, r: Routed, e: int, narrow: Weights | None = None) -> Work:
+def input_grad(spec: ModelSpec, x: Experts, r: Routed, e: int, narrow: Narrow | None = None) -> Work:
     """Return the work of input gradients: those of the routing weights need the rows; the rest mirrors the forward
     pass."""
     h, f = spec.hidden, x.ffn
@@ -42,14 +42,15 @@ def input_grad(spec: ModelSpec, x: Experts, r: Routed, e: int, narrow: Weights |
     return work + memory(14 * r.received * f, e, 5) + combined(spec, x, r, e)
 
 
-def weight_grad(spec: ModelSpec, x: Experts, r: Routed, e: int, narrow: bool = False) -> Work:
+def weight_grad(spec: ModelSpec, x: Experts, r: Routed, e: int, narrow: Narrow | None = None) -> Work:
     """Return the work of weight gradients of the router and the local experts."""
     h, f, copied = spec.hidden, x.ffn, 2 * 3 * x.here * x.ffn * spec.hidden
     work = gemm_weight(r.tokens, x.count, h, e) + memory(copied, e, 3)
     for n, k in ((f, h), (f, h), (h, f)):
-        if narrow:
-            operands = r.padded * (n + k)
-            work += Work(0, 0, operands * (2 * e + 2) + x.here * n * k * e, 15 * x.here, 2 * r.padded * n * k)
+        if narrow is not None:
+            traffic = r.padded * (n + k) * (2 * e + 2 * narrow.format.bytes_per_value) + x.here * n * k * e
+            flops, name = 2 * r.padded * n * k, narrow.format.name
+            work += Work(0, 0, traffic, 15 * x.here, flops, narrow_format=name)
         else:
             work += _grouped(r.received, n, k, x.here, e)
     return work
@@ -65,9 +66,9 @@ def _moved(x: Experts, r: Routed) -> Column:
     return r.rows * r.copies + (2 * r.received * (x.here > 1) if x.here < x.count or r.copies > 1 else 0)
 
 
-def _grouped(rows: Column, n: int, k: int, experts: int, e: int, narrow: Weights | None = None) -> Work:
+def _grouped(rows: Column, n: int, k: int, experts: int, e: int, narrow: Narrow | None = None) -> Work:
     """Return the work of multiplying rows by their expert's (n, k) matrix, one expert after the other. `narrow`:
-    in products of 8-bit floats, which get weights so."""
+    how products of a narrow format are computed."""
     if narrow is not None:
-        return float8_gemm(rows, n, k, e, narrow, experts)
+        return narrow_gemm(rows, n, k, e, narrow, experts)
     return Work(2 * rows * n * k, 0, e * (rows * k + experts * k * n + rows * n), experts)

@@ -4,7 +4,7 @@ Work is counted in four kinds, each with its own rate; time is their sum:
 
     seconds = gemm_flops / P_gemm + attention_flops / P_attention + traffic_bytes / bandwidth + kernels x launch
 
-Products of 8-bit floats are a fifth kind, with a rate of their own.
+Products of a narrow format are a fifth kind, with a rate of their own.
 
 Since traffic includes the operands of matrix products, 2mnk/P + (mk + kn + mn) e/bandwidth gives small products
 the efficiency k / (k + k0) that they show in practice. The rates are fitted by `measure` on real layers, so they
@@ -22,13 +22,13 @@ import numpy as np
 from phalanx.cost.compute import mla, moe
 from phalanx.cost.compute.work import NO_WORK as NO_WORK
 from phalanx.cost.compute.work import Column as Column
-from phalanx.cost.compute.work import Weights as Weights
+from phalanx.cost.compute.work import Narrow as Narrow
 from phalanx.cost.compute.work import Work as Work
-from phalanx.cost.compute.work import float8_gemm as _float8_gemm
-from phalanx.cost.compute.work import float8_gemm_weight as _float8_gemm_weight
 from phalanx.cost.compute.work import gemm as _gemm
 from phalanx.cost.compute.work import gemm_weight as _gemm_weight
 from phalanx.cost.compute.work import memory as _memory
+from phalanx.cost.compute.work import narrow_gemm as _narrow_gemm
+from phalanx.cost.compute.work import narrow_gemm_weight as _narrow_gemm_weight
 from phalanx.cost.compute.work import rms_norm as _rms_norm
 from phalanx.cost.compute.work import rms_norm_grad as _rms_norm_grad
 from phalanx.schedule.layers.routing import Routed, routed
@@ -56,10 +56,10 @@ def mlp_width(spec: ModelSpec) -> int:
     return spec.experts.shared_ffn if spec.experts is not None else spec.ffn
 
 
-def _routed(spec: ModelSpec, tokens: Column, rows: Routed | None) -> Routed:
+def _routed(spec: ModelSpec, tokens: Column, rows: Routed | None, narrow: Narrow | None = None) -> Routed:
     """Return the routed rows, by default those of all experts on one rank."""
     assert spec.experts is not None
-    return rows or routed(spec.experts, Strategy(), tokens)
+    return rows or routed(spec.experts, Strategy(), tokens, multiple=narrow.format.multiple if narrow else 1)
 
 
 def forward(
@@ -70,12 +70,12 @@ def forward(
     e: int,
     keys: int | None = None,
     routed: Routed | None = None,
-    narrow: Weights | None = None,
+    narrow: Narrow | None = None,
 ) -> Work:
     """Return the work of one forward pass of a unit kind (`embed`, `blocks`, `head`) over `tokens` tokens, in
     elements of `e` bytes. `keys`: keys per query in attention; `seq` by default, fewer where ranks share a sequence.
     `routed`: the routed rows of these tokens, where the model has experts; by default one rank has all experts.
-    `narrow`: how a block's products of 8-bit floats get weights, if they are such."""
+    `narrow`: how a block's products of a narrow format are computed, if they are such."""
     t, h, f = tokens, spec.hidden, mlp_width(spec)
     norm = _rms_norm(t * h, e) if spec.norm == "rms" else _memory(3 * t * h, e, 1)
     if unit == "embed":
@@ -83,7 +83,7 @@ def forward(
     if unit == "head":
         return norm + _gemm(t, spec.vocab, h, e) + _memory(8 * t * spec.vocab, e, 12)
     work = norm * _norms(spec) + _memory(2 * 3 * t * h, e, 2)  # two residual additions
-    product = _gemm if narrow is None else partial(_float8_gemm, weights=narrow)
+    product = _gemm if narrow is None else partial(_narrow_gemm, narrow=narrow)
     for n, k in _linears(spec):
         work += product(t, n, k, e)
     if spec.qk_norm:
@@ -111,15 +111,15 @@ def backward(
     e: int,
     keys: int | None = None,
     routed: Routed | None = None,
-    narrow: Weights | None = None,
+    narrow: Narrow | None = None,
 ) -> Work:
     """Return the work of one backward pass of a unit kind: input gradients and weight gradients."""
     inputs = input_grad(spec, unit, tokens, seq, e, keys, routed, narrow)
-    return inputs + weight_grad(spec, unit, tokens, e, routed, narrow is not None)
+    return inputs + weight_grad(spec, unit, tokens, e, routed, narrow)
 
 
 def weight_grad(
-    spec: ModelSpec, unit: str, tokens: Column, e: int, routed: Routed | None = None, narrow: bool = False
+    spec: ModelSpec, unit: str, tokens: Column, e: int, routed: Routed | None = None, narrow: Narrow | None = None
 ) -> Work:
     """Return the work of weight gradients, which may be deferred: products of inputs and output gradients; rows of
     the embedding."""
@@ -130,11 +130,11 @@ def weight_grad(
     if unit == "head":
         return _gemm_weight(t, spec.vocab, h, e)
     work = NO_WORK
-    product = _float8_gemm_weight if narrow else _gemm_weight
+    product = _gemm_weight if narrow is None else partial(_narrow_gemm_weight, narrow=narrow)
     for n, k in _linears(spec):
         work += product(t, n, k, e)
     if spec.experts is not None:
-        work += moe.weight_grad(spec, spec.experts, _routed(spec, t, routed), e, narrow)
+        work += moe.weight_grad(spec, spec.experts, _routed(spec, t, routed, narrow), e, narrow)
     return work
 
 
@@ -146,7 +146,7 @@ def input_grad(
     e: int,
     keys: int | None = None,
     routed: Routed | None = None,
-    narrow: Weights | None = None,
+    narrow: Narrow | None = None,
 ) -> Work:
     """Return the work of input gradients, which cannot be deferred, with those of norms' weights."""
     t, h, f = tokens, spec.hidden, mlp_width(spec)
@@ -156,7 +156,7 @@ def input_grad(
     if unit == "head":
         return norm + _gemm(t, h, spec.vocab, e) + _memory(2 * t * spec.vocab, e, 1)
     work = norm * _norms(spec) + _memory(4 * 3 * t * h, e, 4)  # residuals, and q, k, v meeting at one input
-    product = _gemm if narrow is None else partial(_float8_gemm, weights=narrow)
+    product = _gemm if narrow is None else partial(_narrow_gemm, narrow=narrow)
     for n, k in _linears(spec):
         work += product(t, k, n, e)
     if spec.qk_norm:
@@ -192,7 +192,7 @@ def recomputed(
     e: int,
     keys: int | None = None,
     routed: Routed | None = None,
-    narrow: Weights | None = None,
+    narrow: Narrow | None = None,
 ) -> Work:
     """Return the forward work that a block's backward pass recomputes (runtime/autograd/recompute.py): with `full`,
     all but the products whose results are not needed; with `selective`, attention's core."""
@@ -202,7 +202,7 @@ def recomputed(
     if repeat == "selective":
         return _core(spec, t, seq, e, keys)
     unneeded = _memory(3 * t * spec.hidden, e, 1)
-    product = _gemm if narrow is None else partial(_float8_gemm, weights=narrow)
+    product = _gemm if narrow is None else partial(_narrow_gemm, narrow=narrow)
     if mlp_width(spec):
         unneeded += product(t, spec.hidden, mlp_width(spec), e)
     if spec.experts is not None:

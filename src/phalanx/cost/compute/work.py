@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from phalanx.spec.cluster.spec import Rates
+from phalanx.spec.number_formats import NumberFormat
 
 Column = Any
 """A number, or a NumPy column of numbers: one per strategy."""
@@ -20,12 +21,14 @@ class Work:
     attention_flops: Column = 0
     traffic_bytes: Column = 0
     kernels: Column = 0
-    float8_flops: Column = 0
-    """Of products of 8-bit floats, which are not among `gemm_flops`."""
+    narrow_flops: Column = 0
+    """Of products of a narrow format, which are not among `gemm_flops`."""
     fused_bytes: Column = 0
     """Of `traffic_bytes`, what a device whose norms are one kernel does not move."""
     fused_kernels: Column = 0
     """Of `kernels`, what such a device does not launch."""
+    narrow_format: str = ""
+    """The narrow format; "": there are no such products."""
 
     def __add__(self, other: Work) -> Work:
         return Work(
@@ -33,9 +36,10 @@ class Work:
             self.attention_flops + other.attention_flops,
             self.traffic_bytes + other.traffic_bytes,
             self.kernels + other.kernels,
-            self.float8_flops + other.float8_flops,
+            self.narrow_flops + other.narrow_flops,
             self.fused_bytes + other.fused_bytes,
             self.fused_kernels + other.fused_kernels,
+            self.narrow_format or other.narrow_format,
         )
 
     def __mul__(self, n: Column) -> Work:
@@ -44,15 +48,16 @@ class Work:
             self.attention_flops * n,
             self.traffic_bytes * n,
             self.kernels * n,
-            self.float8_flops * n,
+            self.narrow_flops * n,
             self.fused_bytes * n,
             self.fused_kernels * n,
+            self.narrow_format,
         )
 
     @property
     def flops(self) -> Column:
         """FLOPs of products and attention."""
-        return self.gemm_flops + self.float8_flops + self.attention_flops
+        return self.gemm_flops + self.narrow_flops + self.attention_flops
 
     def seconds(self, r: Rates) -> Column:
         """Return the seconds of this work at a device's rates."""
@@ -62,7 +67,7 @@ class Work:
             + self.attention_flops * r.per_attention_flop
             + traffic * r.per_byte
             + kernels * r.per_kernel
-            + self.float8_flops * (r.per_float8_flop or 0)
+            + self.narrow_flops * r.per_narrow_flop.get(self.narrow_format, 0)
         )
 
     def moved(self, fused_norms: bool) -> tuple[Column, Column]:
@@ -81,23 +86,31 @@ def gemm(m: Column, n: int, k: int, e: int) -> Work:
 
 
 Weights = Literal["rounded", "gathered", "transposed"]
-"""How a product of 8-bit floats gets a weight: rounds it just before; reads it as it came; transposes that."""
+"""How a product of a narrow format gets a weight: rounds it just before; reads it as it came; transposes that."""
 
 
-def float8_gemm(m: Column, n: int, k: int, e: int, weights: Weights = "rounded", times: int = 1) -> Work:
-    """Return the work of a product (m, k) x (k, n) in 8-bit floats, from and to elements of e bytes: each operand is
-    read for its scale, and read and written again where it is rounded (runtime/autograd/float8.py). `times`: the rows
-    are divided among so many matrices."""
-    rounded = 2 * e + 2
-    weight = {"rounded": rounded, "gathered": 1, "transposed": 3}[weights]
-    kernels = {"rounded": 15, "gathered": 8, "transposed": 9}[weights]
+class Narrow(NamedTuple):
+    """How products of a narrow format are computed."""
+
+    format: NumberFormat
+    weights: Weights = "rounded"
+
+
+def narrow_gemm(m: Column, n: int, k: int, e: int, narrow: Narrow, times: int = 1) -> Work:
+    """Return the work of a product (m, k) x (k, n) in a narrow format, from and to elements of e bytes: each operand
+    is read for its scales, and read and written again where it is rounded (runtime/autograd/narrow_product.py).
+    `times`: matrices among which the rows are divided."""
+    each = narrow.format.bytes_per_value
+    rounded = 2 * e + 2 * each
+    weight = {"rounded": rounded, "gathered": each, "transposed": 3 * each}[narrow.weights]
+    kernels = {"rounded": 15, "gathered": 8, "transposed": 9}[narrow.weights]
     traffic = m * k * rounded + times * k * n * weight + m * n * e
-    return Work(0, 0, traffic, kernels * times, 2 * m * n * k)
+    return Work(0, 0, traffic, kernels * times, 2 * m * n * k, narrow_format=narrow.format.name)
 
 
-def float8_gemm_weight(m: Column, n: int, k: int, e: int) -> Work:
-    """Return the work of `gemm_weight` in 8-bit floats."""
-    return float8_gemm(n, k, m, e) + Work(traffic_bytes=2 * n * k * e, kernels=1)
+def narrow_gemm_weight(m: Column, n: int, k: int, e: int, narrow: Narrow) -> Work:
+    """Return the work of `gemm_weight` in a narrow format."""
+    return narrow_gemm(n, k, m, e, Narrow(narrow.format)) + Work(traffic_bytes=2 * n * k * e, kernels=1)
 
 
 def gemm_weight(m: Column, n: int, k: int, e: int) -> Work:

@@ -80,9 +80,10 @@ class Keeps:
     """1: context parallelism gathers keys and values before attention, instead of passing them around a ring."""
 
 
-_FOUR_BITS = FORMATS.index("float4")
-_OPERAND_BYTES = (2.0, 1.0, 1.0 + 1 / 32, 0.5 + 1 / 16)
-"""Bytes of an element of a product's operand by FORMATS, with the scales of blocks of 32 or 16 elements."""
+_OPERAND_BYTES = tuple(float(f.bytes_per_value) for f in FORMATS)
+"""Bytes of an element of a product's operand by FORMATS, with the scales of blocks."""
+_PARAMETERS = tuple(f.bits == 8 for f in FORMATS)
+"""By FORMATS: whether parameters can be such values themselves."""
 
 
 def state_bytes(layout: Layout, keeps: Keeps, how: Sharding, shards: Column) -> Column:
@@ -113,7 +114,7 @@ def cast_weight_bytes(layout: Layout, keeps: Keeps) -> Column:
     """Return bytes per parameter of a block's products that are kept beside the parameters: their values in 8 bits or
     less, in both orders that the products of both passes need, unless the parameters themselves are such values."""
     kind = np.asarray(layout.format, dtype=int)
-    beside = np.where((np.asarray(keeps.cast_parameters) > 0) & (kind != _FOUR_BITS), 0.0, 1.0)
+    beside = np.where((np.asarray(keeps.cast_parameters) > 0) & np.choose(kind, _PARAMETERS), 0.0, 1.0)
     cast = 2 * np.choose(kind, _OPERAND_BYTES) * (kind > 0)
     return np.asarray(keeps.kept_cast) * beside * cast
 

@@ -13,11 +13,17 @@ from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank
 from phalanx.cost.ledger.recomputed import NO_MODULES, Modules, recomputed
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.job import DTYPE_BYTES, Job
+from phalanx.spec.number_formats import NUMBER_FORMATS
 from phalanx.spec.strategy.recompute import encode
 from phalanx.spec.strategy.spec import Strategy
 
-FORMATS = ("bfloat16", "float8", "float8-mx", "float4")
-"""Number formats of matrix products; `float8` has one scale per tensor, `-mx` one per 32 elements."""
+FORMATS = tuple(f for f in NUMBER_FORMATS.values() if f.priced_as == f.name)
+"""Number formats of matrix products that have a fitted price; bfloat16's is that of every type that a job computes
+in."""
+FORMAT_INDEX = {
+    f.name: FORMATS.index(NUMBER_FORMATS[f.priced_as]) for f in NUMBER_FORMATS.values() if f.priced_as is not None
+}
+"""Index into FORMATS of the one that prices each format of products."""
 
 
 @dataclass(frozen=True)
@@ -283,7 +289,7 @@ def stages_by_work(shape: Shape, layout: Layout) -> Stages:
     )
 
 
-_HEAVIER = np.array([1.5, 3.0, 3.0, 6.0])
+_HEAVIER = np.array([1.5 * 16 / f.bits for f in FORMATS])
 """By FORMATS: a head's seconds per weight over those of a block's, at most. Its loss moves logits too, and its
 products stay in 16 bits where a block's are narrow."""
 
@@ -316,7 +322,7 @@ def strides(s: Strategy) -> dict[str, int]:
 
 
 def layout(s: Strategy, job: Job, layers: int, number_format: str = "bfloat16") -> Layout:
-    """Return the Layout of one strategy. Raises ValueError for an unknown number format."""
+    """Return the Layout of one strategy. Raises KeyError for a number format without a price."""
     m, number, stride = s.accumulation(job), NAMES.index(s.schedule), strides(s)
     first, last = in_flight(number, m, s.pp)
     chunks = float(chunks_per_rank(number, s.virtual)) if s.pp > 1 else s.virtual
@@ -340,7 +346,7 @@ def layout(s: Strategy, job: Job, layers: int, number_format: str = "bfloat16") 
         selective=float(again.selective),
         group=float(again.group),
         modules=again.modules,
-        format=FORMATS.index(number_format),
+        format=FORMAT_INDEX[number_format],
         activation_bytes=DTYPE_BYTES[job.precision.compute],
         narrow_gathers=float(job.precision.gathers_narrow),
         bubble=float(bubble(number, m, s.pp, s.virtual)),

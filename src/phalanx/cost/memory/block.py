@@ -9,6 +9,7 @@ from phalanx.cost.memory.attention_core import Core
 from phalanx.cost.memory.live_bytes import Walk, normed, rms_temporaries, statistics
 from phalanx.schedule.layers.tensor import chunks
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.number_formats import NumberFormat
 from phalanx.spec.strategy.spec import Recompute
 
 
@@ -34,13 +35,14 @@ class Block:
         sp: bool = False,
         repeat: Recompute = "none",
         core: Core | None = None,
-        eight_bit: bool = False,
+        operands: NumberFormat | None = None,
         gathered: bool = False,
         narrow_stream: bool = False,
         mask: Column = 0,
     ) -> None:
         self.mask = mask
-        self.eight_bit = eight_bit  # products are of 8-bit floats
+        self.operands = operands  # the narrow format that products read, if they do
+        self.operand_bytes = operands.bytes_per_value if operands else 0
         self.gathered = gathered  # weights come in them, so that forward passes do not round these
         self.narrow_stream = narrow_stream  # and so does what sequence parallelism gathers
         self.rounds_weights = 1
@@ -185,43 +187,43 @@ class Block:
         walk.free(together)
 
     def _rounded(self, walk: Walk, read: Column, result: Column) -> None:
-        """Touch what a product of 8-bit floats holds: its operands, rounded, and the result. `read`, `result`: bytes
-        of the tensors of all tokens."""
-        if self.eight_bit:
+        """Touch what a product of a narrow format holds: its operands, rounded, and the result. `read`, `result`:
+        bytes of the tensors of all tokens."""
+        if self.operand_bytes:
             row = self.t * self.e
             m, k, n = self.t, read // row, result // row
-            walk.touch(m * k + n * k * self.rounds_weights + m * n * self.e)
+            walk.touch((m * k + n * k * self.rounds_weights) * self.operand_bytes + m * n * self.e)
 
     def _weight(self, walk: Walk, weight: Column, g: Column, x: Column) -> None:
         """Touch the gradient of a weight, of `weight` bytes, from the gradient g of a result and the x it read, in
-        bytes; in products of 8-bit floats with their operands."""
+        bytes; in products of a narrow format with their operands."""
         walk.touch(weight)
-        if self.eight_bit:
+        if self.operand_bytes:
             row = self.t * self.e
             m, k, n = g // row, self.t, x // row
-            walk.touch(m * k + n * k + m * n * self.e)
+            walk.touch((m * k + n * k) * self.operand_bytes + m * n * self.e)
 
     def _in_chunks(self, walk: Walk, *others: Column, added: bool = False) -> None:
-        """Touch what products of 8-bit floats hold that are computed chunk by chunk, with sequence parallelism: all
-        weights, rounded, and a chunk of what they read. They go from the stream to tensors of `others` bytes, or if
-        `added` from these to one sum."""
-        if not self.eight_bit:
+        """Touch what products of a narrow format hold that are computed chunk by chunk, with sequence parallelism:
+        all weights, rounded, and a chunk of what they read. They go from the stream to tensors of `others` bytes, or
+        if `added` from these to one sum."""
+        if not self.operand_bytes:
             return
         widths = [other // (self.t * self.e) for other in others]
         chunk, h = self.t // chunks(self.t, self.tp), self.spec.hidden
-        read = h * (not self.narrow_stream)
+        read = h * (not self.narrow_stream) * self.operand_bytes
         if added:
-            read = max(width + h * self.e * (i > 0) for i, width in enumerate(widths))
-        walk.touch(sum(widths) * h * self.rounds_weights + chunk * read)
+            read = max(width * self.operand_bytes + h * self.e * (i > 0) for i, width in enumerate(widths))
+        walk.touch(sum(widths) * h * self.rounds_weights * self.operand_bytes + chunk * read)
 
     def _weights_of_one(self, walk: Walk, *parts: tuple[Column, int]) -> None:
         """Allocate weight gradients of products that share a factor of the stream's width, with sequence parallelism.
         `parts`: (bytes of the other factor, bytes of the weight's gradient)."""
-        shared = self.t * self.spec.hidden * self.eight_bit
+        shared = self.t * self.spec.hidden * self.operand_bytes
         walk.alloc(shared)
         for size, weight in parts:
             walk.alloc(weight)
-            walk.touch(size // self.e * self.eight_bit)
+            walk.touch(size // self.e * self.operand_bytes)
         walk.free(shared)
 
     def _product(self, walk: Walk, read: Column, core: bool = False) -> None:
@@ -388,9 +390,9 @@ class Block:
 
     def _add(self, walk: Walk, weight: Column, bias: bool) -> None:
         """Sum two gradients of one tensor, while the weight's gradient is still live. With a bias, torch flattens the
-        input, and the weight's gradient is freed first, unless the product is of 8-bit floats."""
+        input, and the weight's gradient is freed first, unless the product is of a narrow format."""
         walk.alloc(self.S)
-        walk.touch(0 if bias and not self.eight_bit else weight)
+        walk.touch(0 if bias and not self.operand_bytes else weight)
         walk.free(2 * self.S)
 
     def _core_recompute(self, walk: Walk) -> None:

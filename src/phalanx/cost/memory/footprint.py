@@ -83,8 +83,8 @@ def footprint(
         )
     if in_parts:
         kwargs["in_place"] = placed == job.precision.compute
-    if job.precision.narrow:
-        kwargs["eight_bit"], kwargs["gathered"] = True, gathered
+    if job.precision.operands is not None:
+        kwargs["operands"], kwargs["gathered"] = job.precision.operands, gathered
         kwargs["narrow_stream"] = sp and job.precision.gathers_narrow
     block: Block = _BLOCKS[spec.latent is not None, "rows" in kwargs, in_parts](
         spec, tokens, e, tp, sp, repeat, core, **kwargs

@@ -44,8 +44,11 @@ class _Mixture(Block):
         self.dW_router = x.count * h * e
         self.all_local = rows.copies == 1 and x.here == x.count
         """All experts are on this rank, so no rows are sent."""
-        # What weight gradients in products of 8-bit floats hold of one expert, rounded.
-        self.both = (padded(rows.most) * (h + x.ffn) + self.dW_expert) * self.eight_bit
+        # What weight gradients in products of a narrow format hold of one expert, rounded.
+        self.both = 0
+        if self.operands is not None:
+            numbers = padded(rows.most, self.operands.multiple) * (h + x.ffn)
+            self.both = numbers * self.operand_bytes + self.dW_expert
         laid_out = not self.all_local and x.here > 1
         self.in_order, self.order = self.C * laid_out, rows.received * 8 * laid_out
         """Bytes of received rows, sorted by expert; and of their order."""
@@ -56,7 +59,7 @@ class _Mixture(Block):
 
     @property
     def into(self) -> Column:
-        """What products of 8-bit floats to an expert's width hold rounded: rows, and a matrix."""
+        """What products of a narrow format to an expert's width hold rounded: rows, and a matrix."""
         return self._rounded_expert(self.spec.hidden)
 
     @property
@@ -65,7 +68,7 @@ class _Mixture(Block):
         return self._rounded_expert(self.x.ffn)
 
     def _rounded_expert(self, width: int) -> Column:
-        return (self.rows.most * width + self.x.ffn * self.spec.hidden * self.rounds_weights) * self.eight_bit
+        return (self.rows.most * width + self.x.ffn * self.spec.hidden * self.rounds_weights) * self.operand_bytes
 
     def _choose(self, walk: Walk, kept: bool) -> None:
         """Walk from the router's product to where rows go. `kept`: keep what the weights' backward pass needs."""
@@ -278,7 +281,7 @@ class _Mixture(Block):
     def _received_gradient(self, walk: Walk) -> None:
         """Walk to the gradient of received rows."""
         walk.alloc(self.C)
-        walk.touch(self.out_of + self.rows.most * self.spec.hidden * self.e * self.eight_bit)
+        walk.touch(self.out_of + self.rows.most * self.spec.hidden * self.e * (self.operands is not None))
 
     def _mlp_backward(self, walk: Walk) -> None:
         if self.sp and self.shared:
@@ -379,7 +382,7 @@ class SplitExpertsBlock(_Mixture, SplitBlock):
     def _experts_weights(self, walk: Walk) -> None:
         C, F = self.C, self.F
         for size in (C + F, F, F + C):  # down, up, gate
-            walk.touch(self.both if self.eight_bit else self.dW_expert * self.copied)
+            walk.touch(self.both if self.operands else self.dW_expert * self.copied)
             walk.free(size)
 
     def _shared_backward(self, walk: Walk) -> None:

@@ -18,12 +18,12 @@ from phalanx.spec.model.spec import ModelSpec
 class SplitBlock(Block):
     """The tensors of a block whose layers can defer weight gradients. All products of one input have their backward
     pass together, on one rank too. `in_place`: gradient memory has the products' dtype, so they write straight into
-    it, unless they are of 8-bit floats."""
+    it, unless they are of a narrow format."""
 
     def __init__(self, *args: Any, in_place: bool, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.joint = True
-        self.copied = int(not in_place or self.eight_bit)
+        self.copied = int(not in_place or self.operands is not None)
 
     def parts(self) -> Parts:
         """Return the backward pass split in I and W."""

@@ -44,7 +44,7 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
     dtype, e = job.precision.compute, DTYPE_BYTES[job.precision.compute]
     unit, repeat, unit_spec = name.split(",")[0], repeat_of(s, member), as_seen_by(spec, member)
     keys, rows = keys_per_query(job.seq, s.ring), view.routed
-    narrow, turned = _weights(job.precision, s)
+    narrow, turned = _narrow(job.precision, s)
     deferrable = s.pp > 1  # with a pipeline, layers can always defer weight gradients
     cuts = sliced if s.tp == 1 else lambda *sizes: slices_over_ranks(*sizes) > 1
     in_slices = unit == "head" and not view.splits_backward and bool(cuts(t, spec.vocab, spec.hidden, e))
@@ -62,7 +62,7 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
         core,
         in_parts,
         rows,
-        narrow == "gathered",
+        narrow is not None and narrow.weights == "gathered",
     )
     separate = job.documents == "separate"
     mask_bytes, temporary = _first_masks(view, core) if unit == "embed" and separate else (0, 0)
@@ -86,7 +86,7 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
     )
     freed = _freed(spec, unit, t // s.tp if s.sp else t, job, int(memory.kept))
     inputs = unit_work.input_grad(unit_spec, unit, t, job.seq, e, keys, rows, turned) + mask_work + recomputed
-    weights = unit_work.weight_grad(unit_spec, unit, t, e, rows, job.precision.narrow)
+    weights = unit_work.weight_grad(unit_spec, unit, t, e, rows, turned)
     event = Event("compute", "backward", "B", name, dtype=dtype, routed=depends_on_routing)
     if memory.parts is not None and view.splits_backward:
         halves: tuple[tuple[Phase, str, Work, Work, Pass], ...] = (
@@ -118,12 +118,13 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
     )
 
 
-def _weights(p: Precision, s: Strategy) -> tuple[unit_work.Weights | None, unit_work.Weights | None]:
-    """Return how products of 8-bit floats get weights, in forward and backward passes; None: there are none."""
-    if not p.narrow:
+def _narrow(p: Precision, s: Strategy) -> tuple[unit_work.Narrow | None, unit_work.Narrow | None]:
+    """Return how products of a narrow format are computed in forward and backward passes; None: there are none."""
+    if p.operands is None:
         return None, None
-    arrive = p.gathers_narrow and sharding_of(s).parameters
-    return ("gathered", "transposed") if arrive else ("rounded", "rounded")
+    if p.gathers_narrow and sharding_of(s).parameters:
+        return unit_work.Narrow(p.operands, "gathered"), unit_work.Narrow(p.operands, "transposed")
+    return unit_work.Narrow(p.operands), unit_work.Narrow(p.operands)
 
 
 def _first_masks(view: RankView, core: Core | None) -> tuple[int, int]:

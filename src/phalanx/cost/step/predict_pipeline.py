@@ -123,11 +123,13 @@ def unit_seconds(view: RankView, cluster: ClusterSpec) -> dict[str, float]:
 
 def rates_of(layout: Layout, cluster: ClusterSpec) -> KernelRates:
     """Return the rates of the job's compute dtype with as many ranks of a node at work as the layout has. Raises
-    InputError if the cluster has none, or none of products of 8-bit floats where the job has these."""
+    InputError if the cluster has none, or none of products of a narrow format where the job has these."""
     p = layout.job.precision
     rates = cluster.rates(p.compute, min(layout.strategy.world, cluster.ranks_per_node))
-    if p.narrow and rates.forward.per_float8_flop is None:
-        reason = f"has no rate on {cluster.device.name}: it has no products of 8-bit floats, or none were measured"
+    if p.operands is not None and p.products not in rates.forward.per_narrow_flop:
+        reason = (
+            f"has no rate on {cluster.device.name}: it has no products of {p.operands.title}, or none were measured"
+        )
         raise InputError("job.precision.products", p.products, reason, "leave it out, or run phalanx measure again")
     return rates
 

@@ -45,7 +45,7 @@ WORDS: dict[str, tuple[str, dict[str, str]]] = {
             "": "bfloat16",
             "te_fp8_delayedscaling": "float8-delayed",
             "te_fp8_currentscaling": "float8",
-            "te_mxfp8": "float8-mx",
+            "te_mxfp8": "mxfp8",
         },
     ),
     "mu_dtype": ("options.first_moment", {"float32": "float32", "bfloat16": "bfloat16"}),

@@ -71,7 +71,7 @@ WORDS: dict[str, tuple[str, dict[str, str]]] = {
             "delayed": "float8-delayed",
             "tensorwise": "float8",
             "blockwise": "float8-block",
-            "mxfp8": "float8-mx",
+            "mxfp8": "mxfp8",
         },
     ),
     "--moe-token-dispatcher-type": ("options.dispatch", {"allgather": "all_gather", "alltoall": "all_to_all"}),

@@ -10,6 +10,7 @@ from phalanx.frameworks.megatron import read_model as shaped
 from phalanx.frameworks.megatron import read_options as beyond
 from phalanx.frameworks.megatron.keys import FIELDS
 from phalanx.spec.errors import InputError
+from phalanx.spec.number_formats import NUMBER_FORMATS
 from phalanx.spec.strategy import stack_options
 
 _SWITCHES = (
@@ -129,6 +130,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     spec, why = shaped.model(flag)
     etp = count(flag("expert_tensor_parallel_size", "strategy.etp"))
     narrow = "bfloat16" in (extra.get("gradients"), extra.get("reduce"))
+    products = NUMBER_FORMATS.get(str(extra.get("products")))
+    eight = products is not None and products.bits == 8
     layout = Layout(
         world=world,
         dp=dp,
@@ -151,7 +154,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         accumulation=divided(whole, product(micro, dp)) if whole else 1 if dp and not later else None,
         global_batch=whole or (None if later else product(micro, dp)),
         seq=count(flag("seq_length", "job.seq")) or count(flag("encoder_seq_length", "job.seq")),
-        precision="fp8" if str(extra.get("products")).startswith("float8") else named,
+        precision="fp8" if eight else named,
         recompute=recompute,
         offload={"optimizer": "cpu" if offload else "none", "param": "none"},
     )

@@ -51,7 +51,7 @@ def _products(flag: Flag) -> dict[str, Any]:
         return {}
     words = WORDS["--fp8-recipe"][1]
     return {
-        "products": "float4" if four else words.get(recipe, "float8"),
+        "products": "nvfp4" if four else words.get(recipe, "float8"),
         "narrow_parameters": "on" if narrow else None,
     }
 

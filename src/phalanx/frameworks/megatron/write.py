@@ -199,7 +199,7 @@ def _recompute(x: Subject) -> tuple[Setting, ...]:
 def _types(x: Subject) -> tuple[Setting, ...]:
     o = x.options
     flag, recipes = WORD["options.products"]
-    eight, four = o.products in recipes, o.products == "float4"
+    eight, four = o.products in recipes, o.products == "nvfp4"
     state = (o.first_moment, o.second_moment, o.master)
     narrow = any(kind not in ("auto", "float32") for kind in state)
     offloaded = o.optimizer_offload > 0

@@ -125,7 +125,7 @@ def _types(x: Subject, flags: set[str]) -> Iterable[Setting]:
     yield Setting("mixed_precision.pipeline_dtype", dtype)
     if "--accumulate-allreduce-grads-in-fp32" not in flags:
         yield Setting("mixed_precision.grad_reduce_in_fp32", False)
-    if "--fp8-param-gather" in flags and x.options.products == "float8-mx":
+    if "--fp8-param-gather" in flags and x.options.products == "mxfp8":
         yield Setting("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag", True)
     if x.options.cross_entropy != "auto":
         yield Setting("model.cross_entropy_loss_fusion", x.options.cross_entropy == "fused")

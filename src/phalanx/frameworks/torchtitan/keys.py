@@ -61,7 +61,7 @@ PRESETS = {
 """The preset (spec/model/presets.py) of each of these models."""
 CONVERTERS = {
     "Float8LinearConverter": "float8-block",
-    "MXFP8LinearConverter": "float8-mx",
-    "NVFP4LinearConverter": "float4",
+    "MXFP8LinearConverter": "mxfp8",
+    "NVFP4LinearConverter": "nvfp4",
 }
 """Products that a converter of a model's linear layers makes."""

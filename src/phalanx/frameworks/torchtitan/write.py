@@ -16,7 +16,7 @@ from phalanx.spec.errors import InputError
 
 _CONVERTERS = {
     "float8-block": ("Float8LinearConverter", 'recipe_name="rowwise", '),
-    "float8-mx": ("MXFP8LinearConverter", ""),
+    "mxfp8": ("MXFP8LinearConverter", ""),
 }
 
 

@@ -21,7 +21,7 @@ from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.model_shape import Shape, shape
 from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight, splits, v_shaped
-from phalanx.cost.ledger.rank_layout import FORMATS, Layout, under_any_cut
+from phalanx.cost.ledger.rank_layout import FORMAT_INDEX, Layout, under_any_cut
 from phalanx.cost.ledger.recomputed import recomputed
 from phalanx.frameworks import recomputation as kinds
 from phalanx.frameworks.registry import ROWS, facts, priced_stack
@@ -58,7 +58,7 @@ class Pricing:
     stack: str
     """Its name (frameworks/registry.py)."""
     number_format: str = "bfloat16"
-    """Of matrix products, one of FORMATS."""
+    """Of matrix products, by name."""
     rates: System | None = None
     """Rates of chips and links that are better known than those of the cluster's datasheets; None: take those."""
     wanted: tuple[Condition, ...] = ()
@@ -160,7 +160,7 @@ class Pricing:
             selective=again.selective,
             group=again.group,
             modules=again.modules,
-            format=FORMATS.index(self.number_format),
+            format=FORMAT_INDEX[self.number_format],
             activation_bytes=DTYPE_BYTES[self.job.precision.compute],
             narrow_gathers=float(self.job.precision.gathers_narrow),
             tp_stride=as_float(stride["tp"]),

@@ -16,6 +16,7 @@ from phalanx.frameworks.registry import facts
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.priced import price_under
 from phalanx.planning.search.refine import RankedStrategy, RefinedPrices, refined
+from phalanx.spec.number_formats import NUMBER_FORMATS
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import StackOptions
 
@@ -33,8 +34,6 @@ _SETS: tuple[dict[str, Any], ...] = (
     {**_MOMENTS, **_GRADIENTS},
     {**_MOMENTS, "master": "float16", **_GRADIENTS},
 )
-_WIDE = ("bfloat16", "float16", "float32")
-"""Formats of products whose parameters are gathered as they are."""
 _GAIN = 0.002
 """Share of the step by which a set must shorten it to be offered."""
 _BEST, _TOO_LARGE = 4, 12
@@ -106,7 +105,8 @@ def _sets(pricing: Pricing) -> Iterator[dict[str, Any]]:
     row = pricing.row
     if row is None or "exp_avg_sq" not in pricing.job.optimizer.row.others.moments:
         return
-    narrow = (pricing.number_format not in _WIDE) or pricing.extra.products not in ("auto", "bfloat16")
+    products = pricing.number_format if pricing.extra.products == "auto" else pricing.extra.products
+    narrow = NUMBER_FORMATS[products].narrow
     sets = sorted((*_SETS, *([{"narrow_parameters": "on"}] if narrow else [])), key=len)
     pinned = pricing.extra.changed().keys()
     for types in sets:

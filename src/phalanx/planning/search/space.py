@@ -30,7 +30,7 @@ from phalanx.schedule.pipeline.given_layout import given_blocks
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.errors import InputError
-from phalanx.spec.job import NARROW_MULTIPLE, Job
+from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy import recompute as recomputation
 from phalanx.spec.strategy.context import require_context
@@ -85,7 +85,7 @@ def _cores(model: ModelSpec, job: Job, ranks: int, ulysses: bool) -> Strategies:
             if job.global_batch % dp or model.layers < pp - 2:
                 continue
             sizes = divisors(job.global_batch // dp)
-            if job.precision.narrow:
+            if job.precision.operands is not None:
                 way = Strategy(tp=tp, cp=cp, pp=pp)
                 sizes = [n for n in sizes if _legal(require_narrow, model, job, replace(way, micro_batch=n))]
             micro = np.array(sizes, dtype=np.int64)
@@ -164,8 +164,8 @@ def contains(s: Strategy, model: ModelSpec, job: Job, ranks: int, options: Optio
 def experts(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> Strategies:
     """Expand each row by every way to spread experts over its ranks."""
     spread = _by_experts(rows, model, options).rows
-    if job.precision.narrow and model.experts is not None:
-        spread = spread.take(np.flatnonzero(model.experts.ffn // spread.etp % NARROW_MULTIPLE == 0))
+    if (operands := job.precision.operands) is not None and model.experts is not None:
+        spread = spread.take(np.flatnonzero(model.experts.ffn // spread.etp % operands.multiple == 0))
     return limited(spread, job, options, "experts")
 
 

@@ -29,7 +29,8 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from phalanx.runtime.autograd import float8, grouped_product
+from phalanx.runtime.autograd import grouped_product, narrow_product
+from phalanx.spec.number_formats import NumberFormat
 
 
 class Product(NamedTuple):
@@ -38,21 +39,21 @@ class Product(NamedTuple):
     Whoever accumulates it multiplies directly into its own memory, instead of writing, reading and adding a product.
     """
 
-    g: float8.Operand
+    g: narrow_product.Operand
     x: Tensor
-    rowwise: bool | None = None
-    """The scales of products of 8-bit floats (float8.py); None: of the compute type."""
+    operands: NumberFormat | None = None
+    """The narrow format that products read (narrow_product.py); None: they are of the compute type."""
 
     def compute(self) -> Tensor:
         """Return the gradient as a tensor of its own."""
-        return float8.product(float8.turned(self.g), self.x.t(), self.rowwise, gradient=True)
+        return narrow_product.product(narrow_product.turned(self.g), self.x.t(), self.operands, gradient=True)
 
     def put(self, place: Tensor, add: bool) -> None:
         """Write the gradient into `place` (out, in), or add it to what is there."""
-        if place.dtype != self.x.dtype or self.rowwise is not None:
+        if place.dtype != self.x.dtype or self.operands is not None:
             place.add_(self.compute()) if add else place.copy_(self.compute())
         else:
-            float8.product(float8.turned(self.g), self.x.t(), None, out=place, add=add)
+            narrow_product.product(narrow_product.turned(self.g), self.x.t(), None, out=place, add=add)
 
 
 class Grouped(NamedTuple):
@@ -64,7 +65,7 @@ class Grouped(NamedTuple):
     g: Tensor
     x: Tensor
     rows_per_expert: tuple[int, ...]
-    rowwise: bool | None = None
+    operands: NumberFormat | None = None
     """As in Product."""
     where: grouped_product.Rows | None = None
     """The rows on the device, if a GPU can multiply them without looking for a kernel."""
@@ -89,7 +90,7 @@ class Grouped(NamedTuple):
                 gradient = grouped_product.of_weights(g, x, expert, where)
                 matrix.add_(gradient) if add else matrix.copy_(gradient)
             elif len(g):
-                Product(g, x, self.rowwise).put(matrix, add)
+                Product(g, x, self.operands).put(matrix, add)
             elif not add:
                 matrix.zero_()
 
@@ -148,21 +149,25 @@ class DeferredGradients:
         if gradient is not None:
             self.leave(parameter, partial(_deliver, parameter, gradient))
 
-    def product(self, owners: Owners, g: float8.Operand, x: Tensor, rowwise: bool | None = None) -> None:
+    def product(
+        self, owners: Owners, g: narrow_product.Operand, x: Tensor, operands: NumberFormat | None = None
+    ) -> None:
         """Defer the gradients of a weight W, and its bias b if it has one.
 
-        `g` (tokens, out) is the gradient of x Wᵀ + b, x is (tokens, in). `rowwise`: as in Product.
+        `g` (tokens, out) is the gradient of x Wᵀ + b, x is (tokens, in). `operands`: as in Product.
         """
         weight, *bias = owners
         if bias:
             assert isinstance(g, Tensor)
             self.sum(bias[0], g)
-        self.leave(weight, partial(_product, weight, Product(g, x.detach(), rowwise)))
+        self.leave(weight, partial(_product, weight, Product(g, x.detach(), operands)))
 
-    def products(self, layers: Sequence[Owners], g: Sequence[Tensor], x: Tensor, rowwise: bool | None = None) -> None:
+    def products(
+        self, layers: Sequence[Owners], g: Sequence[Tensor], x: Tensor, operands: NumberFormat | None = None
+    ) -> None:
         """Defer the gradients of several layers with the same input x (tokens, in)."""
         for owners, part in zip(layers, g, strict=True):
-            self.product(owners, part, x, rowwise)
+            self.product(owners, part, x, operands)
 
     def sum(self, bias: nn.Parameter, g: Tensor) -> None:
         """Defer the gradient of a bias: the sum of g (tokens, out) over tokens."""
@@ -202,14 +207,16 @@ def _product(weight: nn.Parameter, gradient: Product, deliver: Deliver) -> None:
     deliver(weight, gradient, [])
 
 
-def beside(owner: Sequence[nn.Parameter], g: Tensor, x: Tensor, rowwise: bool | None = None) -> Tensor | None:
+def beside(
+    owner: Sequence[nn.Parameter], g: Tensor, x: Tensor, operands: NumberFormat | None = None
+) -> Tensor | None:
     """Return the gradient gᵀ x of a weight, or leave it as a product with its owner.
 
     If the data-parallel engine accepts products, the owner (its parameter) gets one, and autograd gets None; the
-    parameter's hook is called anyway. `owner` is empty if there is none. `rowwise`: as in
+    parameter's hook is called anyway. `owner` is empty if there is none. `operands`: as in
     Product.
     """
-    return taken(owner, Product(g, x, rowwise))
+    return taken(owner, Product(g, x, operands))
 
 
 def taken(owner: Sequence[nn.Parameter], gradient: Product | Grouped) -> Tensor | None:

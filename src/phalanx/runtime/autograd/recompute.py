@@ -22,9 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from phalanx.runtime.autograd import deferred_weight_grads, float8
+from phalanx.runtime.autograd import deferred_weight_grads, narrow_product
 from phalanx.runtime.autograd.deferred_weight_grads import Owners
 from phalanx.runtime.autograd.layer_comm import LayerComm
+from phalanx.spec.number_formats import NumberFormat
 
 Region = Callable[..., Tensor]
 """(needed, *inputs) -> output. With `needed` false, only the output's shape matters."""
@@ -82,62 +83,62 @@ class _Product(torch.autograd.Function):
         ctx: Any,
         owners: Owners,
         needed: bool,
-        rowwise: bool | None,
-        narrow: float8.Gathered | None,
+        operands: NumberFormat | None,
+        narrow: narrow_product.Gathered | None,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
     ) -> Tensor:
-        ctx.owners, ctx.rowwise, ctx.narrow, ctx.biased = owners, rowwise, narrow, bias is not None
+        ctx.owners, ctx.operands, ctx.narrow, ctx.biased = owners, operands, narrow, bias is not None
         ctx.save_for_backward(x, weight)
         if not needed:
             return nothing(x, (*x.shape[:-1], weight.shape[0]))
-        return float8.results(x, float8.of_inputs(weight, narrow), bias, rowwise)
+        return narrow_product.results(x, narrow_product.of_inputs(weight, narrow), bias, operands)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         g = g.reshape(-1, g.shape[-1])
-        by = float8.of_gradients(weight, ctx.narrow)
-        d_x = float8.product(g, by, ctx.rowwise, gradient=True).view(x.shape)
+        by = narrow_product.of_gradients(weight, ctx.narrow)
+        d_x = narrow_product.product(g, by, ctx.operands, gradient=True).view(x.shape)
         del by
         rows = x.view(-1, x.shape[-1])
         deferred_gradients = deferred_weight_grads.now(ctx.owners)
         if deferred_gradients is not None:
-            deferred_gradients.product(ctx.owners, g, rows, ctx.rowwise)
+            deferred_gradients.product(ctx.owners, g, rows, ctx.operands)
             return None, None, None, None, d_x, None, None
-        d_weight = deferred_weight_grads.beside(ctx.owners, g, rows, ctx.rowwise)
+        d_weight = deferred_weight_grads.beside(ctx.owners, g, rows, ctx.operands)
         return None, None, None, None, d_x, d_weight, g.sum(0) if ctx.biased else None
 
 
 def product(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, needed: bool = False, rowwise: bool | None = None
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, needed: bool = False, operands: NumberFormat | None = None
 ) -> Tensor:
-    """Return x Wᵀ + b, or `nothing` of its shape if not `needed`; by products of 8-bit floats unless `rowwise` is
-    None (float8.py). Keeps x and W.
+    """Return x Wᵀ + b, or `nothing` of its shape if not `needed`; by products of a narrow format unless `operands` is
+    None (narrow_product.py). Keeps x and W.
 
     Defers weight gradients if asked to (deferred_weight_grads.py).
     """
     # Through views, as in model_parallel/tensor.py, so that gradients arrive in order.
     views = weight.view_as(weight), None if bias is None else bias.view_as(bias)
     owners = deferred_weight_grads.owners(weight, bias)
-    return _Product.apply(owners, needed, rowwise, float8.gathered(weight), x, *views)  # type: ignore[no-any-return]
+    return _Product.apply(owners, needed, operands, narrow_product.gathered(weight), x, *views)  # type: ignore[no-any-return]
 
 
 def linear(layer: nn.Linear, x: Tensor, needed: bool = True) -> Tensor:
     """Return x Wᵀ + b of a layer, or `nothing` of its shape if not `needed`."""
     # torch's stubs call a layer's parameters tensors.
     weight, bias = cast(nn.Parameter, layer.weight), cast("nn.Parameter | None", layer.bias)
-    rowwise = scales(layer)
-    if needed and rowwise is None and not deferred_weight_grads.owners(weight):
+    operands = operands_of(layer)
+    if needed and operands is None and not deferred_weight_grads.owners(weight):
         return layer(x)  # type: ignore[no-any-return]
-    return product(x, weight, bias, needed, rowwise)
+    return product(x, weight, bias, needed, operands)
 
 
-def scales(layer: nn.Module) -> bool | None:
-    """Return whether a layer's products of 8-bit floats have a scale a row; None if they are of the compute type."""
-    return layer.__dict__.get("rowwise")
+def operands_of(layer: nn.Module) -> NumberFormat | None:
+    """Return the narrow format that a layer's products read; None if they are of the compute type."""
+    return layer.__dict__.get("operands")
 
 
 class _NoSum(torch.autograd.Function):

@@ -1,7 +1,7 @@
 """Shards of parameters in 8 bits, which ZeRO-3 gathers (schedule/gradients/narrow.py says what and why).
 
     after the optimizer   all-reduce of all matrices' largest magnitudes, and of what is no matrix; shards are rounded
-    gather of a unit      all-gather of its bytes; matrices lie there as products read them (autograd/float8.py)
+    gather of a unit      all-gather of its bytes; matrices lie there as autograd/narrow_product.py reads them
 
 What is no matrix is whole on every rank from one update to the next, and is not gathered with its unit.
 """
@@ -14,11 +14,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from phalanx.runtime.autograd import float8
+from phalanx.runtime.autograd import narrow_product
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket, Piece
 from phalanx.schedule.gradients.narrow import SCALES, scales
-from phalanx.spec.job import NARROW_MULTIPLE
+from phalanx.spec.number_formats import NUMBER_FORMATS
+
+_MULTIPLE = NUMBER_FORMATS["float8"].multiple
 
 
 class NarrowShards:
@@ -45,15 +47,17 @@ class NarrowShards:
         self._whole = torch.empty_like(self._numbers[self._matrices :], dtype=dtype)
         """What is no matrix."""
 
-    def place(self, flat: FlatBucket, memory: Tensor, of: dict[str, nn.Parameter], arrive: float8.Arrive) -> None:
+    def place(
+        self, flat: FlatBucket, memory: Tensor, of: dict[str, nn.Parameter], arrive: narrow_product.Arrive
+    ) -> None:
         """Say where a bucket's parameters are once it is gathered in `memory`; `arrive` waits for that."""
-        views = flat.views(memory.view(float8.E4M3))
+        views = flat.views(memory.view(narrow_product.E4M3))
         for p in flat.bucket.parameters:
             place = self._places[p.fqn]
             if scales(p):
                 back = self._back[place] if p.of_experts else self._back[place.start]
-                aligned = views[p.fqn].storage_offset() % NARROW_MULTIPLE == 0  # others may lie before this one
-                of[p.fqn].in_8_bits = float8.Gathered(views[p.fqn], back, arrive, aligned)  # type: ignore[attr-defined]
+                aligned = views[p.fqn].storage_offset() % _MULTIPLE == 0  # others may lie before this one
+                of[p.fqn].in_8_bits = narrow_product.Gathered(views[p.fqn], back, arrive, aligned)  # type: ignore[attr-defined]
             else:
                 begins, ends = place.start - self._matrices, place.stop - self._matrices
                 of[p.fqn].data = self._whole[begins:ends].view(p.shape)
@@ -66,13 +70,13 @@ class NarrowShards:
         first = self._flats[0]
         unit = first.bucket.kind(SCALES)
         self._comm.all_reduce(self._numbers, first.axis, unit=unit, phase="opt", reduction="max").wait()
-        scale = float8.scale_of(self._numbers[: self._matrices], float8.E4M3)
+        scale = narrow_product.scale_of(self._numbers[: self._matrices], narrow_product.E4M3)
         torch.reciprocal(scale, out=self._back)
         self._whole.copy_(self._numbers[self._matrices :])
         scale = scale.to(self._dtype)
         for flat, memory in zip(self._flats, self._memories, strict=True):
             assert flat.master is not None
-            narrow, wide = self.shards[flat.name].view(float8.E4M3), memory.view(self._dtype)
+            narrow, wide = self.shards[flat.name].view(narrow_product.E4M3), memory.view(self._dtype)
             for piece, at in self._of_matrices(flat):
                 values, into = piece.of(flat.master), piece.of(narrow)
                 for part, rounded in zip(values.split(len(wide)), into.split(len(wide)), strict=True):

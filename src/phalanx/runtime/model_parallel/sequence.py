@@ -5,11 +5,11 @@
               for the gradients of the weights, and a reduce-scatter of the input's gradient
     rows      forward: reduce-scatter of the output. Backward: all-gather of its gradient
 
-Products are computed chunk by chunk, overlapped with the communication of the next chunk. Where they are of 8-bit
-floats (autograd/float8.py), weights are rounded once a pass, and a chunk when it is there. Or each rank rounds its
-rows before they are gathered, with the scale of all tokens' (job.precision.gather = "float8"): ranks reduce their
-largest magnitudes to the maximum, and what arrives is, to the bit, what rounding all rows would give. Weights'
-gradients read the same numbers. (torchao has it so: torchao/float8/float8_tensor_parallel.py.)
+Products are computed chunk by chunk, overlapped with the communication of the next chunk. Where they are of a narrow
+format (autograd/narrow_product.py), weights are rounded once a pass, and a chunk when it is there. Or each rank
+rounds its rows before they are gathered, with the scale of all tokens' (job.precision.gather = "float8"): ranks
+reduce their largest magnitudes to the maximum, and what arrives is, to the bit, what rounding all rows would give.
+Weights' gradients read the same numbers. (torchao has it so: torchao/float8/float8_tensor_parallel.py.)
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from phalanx.runtime.autograd import deferred_weight_grads, float8, recompute
+from phalanx.runtime.autograd import deferred_weight_grads, narrow_product, recompute
 from phalanx.runtime.autograd.deferred_weight_grads import Deliver, Owners
 from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.transport import Handle
 from phalanx.schedule.event import Phase
 from phalanx.schedule.layers.tensor import chunks
+from phalanx.spec.number_formats import NumberFormat
 
-Narrow = Sequence[float8.Gathered | None]
+Narrow = Sequence[narrow_product.Gathered | None]
 """Where weights are in 8 bits; None for one that is not gathered so."""
 
 
@@ -71,13 +72,13 @@ class Rows:
 
     def gather_rounded(
         self, own: Tensor, dtype: torch.dtype, unit: str, phase: Phase, back: Tensor | None = None
-    ) -> tuple[float8.Rounded, list[Handle]]:
+    ) -> tuple[narrow_product.Rounded, list[Handle]]:
         """Start to gather all ranks' rows in 8 bits, with one scale for all. `back`: that of an earlier gather of the
         same rows; None: ranks find it."""
         if back is None:
             largest = torch.linalg.vector_norm(own, math.inf, dtype=torch.float32)
             self.inner.all_reduce(largest, "tp", unit, phase, "max").wait()
-            back = float8.scale_of(largest, dtype).reciprocal()
+            back = narrow_product.scale_of(largest, dtype).reciprocal()
         scale = back.reciprocal().to(own.dtype)  # exactly: it is a power of two
         numbers = torch.empty(self.tokens, own.shape[-1], dtype=dtype, device=own.device)
         started = []
@@ -86,7 +87,7 @@ class Rows:
             torch.mul(rows, scale, out=mine)
             source, target = (part.view(torch.uint8).view(-1) for part in (mine, into))
             started.append(self.inner.all_gather(target, source, "tp", unit, phase))
-        return float8.Rounded(numbers, back), started
+        return narrow_product.Rounded(numbers, back), started
 
     def scatter(self, into: Tensor, chunk: Tensor, unit: str, phase: Phase) -> Handle:
         """Start to add up the ranks' terms of a chunk; this rank's rows of the sum are written to `into`."""
@@ -98,24 +99,24 @@ def _gather(
     own: Tensor,
     unit: str,
     phase: Phase,
-    rowwise: bool | None,
+    operands: NumberFormat | None,
     back: Tensor | None = None,
     gradient: bool = False,
-) -> tuple[float8.Operand, list[Handle]]:
-    """Start to gather all ranks' rows as products with these scales read them. `back`: as in `gather_rounded`."""
-    if rows.rounds and rowwise is False:
-        return rows.gather_rounded(own, float8.E5M2 if gradient else float8.E4M3, unit, phase, back)
+) -> tuple[narrow_product.Operand, list[Handle]]:
+    """Start to gather all ranks' rows as products of a format read them. `back`: as in `gather_rounded`."""
+    if rows.rounds and operands is not None and operands.gathers:
+        return rows.gather_rounded(own, narrow_product.E5M2 if gradient else narrow_product.E4M3, unit, phase, back)
     return rows.gather(own, unit, phase)
 
 
 def _arrived(
-    rows: Rows, gathered: float8.Operand, arriving: Sequence[Handle], *tensors: Tensor
+    rows: Rows, gathered: narrow_product.Operand, arriving: Sequence[Handle], *tensors: Tensor
 ) -> Iterator[tuple[Any, ...]]:
     """Yield each chunk of what is gathered, when it is there, and of `tensors`."""
     numbers = gathered if isinstance(gathered, Tensor) else gathered.numbers
     for handle, (here, *parts) in zip(arriving, rows.per_chunk(numbers, *tensors), strict=True):
         handle.wait()
-        yield here if isinstance(gathered, Tensor) else float8.Rounded(here, gathered.back), *parts
+        yield here if isinstance(gathered, Tensor) else narrow_product.Rounded(here, gathered.back), *parts
 
 
 class _Columns(torch.autograd.Function):
@@ -125,22 +126,25 @@ class _Columns(torch.autograd.Function):
         rows: Rows,
         unit: str,
         owners: Owners,
-        rowwise: bool | None,
+        operands: NumberFormat | None,
         narrow: Narrow,
         x: Tensor,
         *parameters: Any,
     ) -> Any:
         weights, biases = parameters[::2], parameters[1::2]
-        ctx.rows, ctx.unit, ctx.owners, ctx.rowwise, ctx.narrow = rows, unit, owners, rowwise, narrow
+        ctx.rows, ctx.unit, ctx.owners, ctx.operands, ctx.narrow = rows, unit, owners, operands, narrow
         ctx.biased = [bias is not None for bias in biases]
         ctx.save_for_backward(x, *weights)
-        gathered, arriving = _gather(rows, x, unit, "F", rowwise)
+        gathered, arriving = _gather(rows, x, unit, "F", operands)
         ctx.back = None if isinstance(gathered, Tensor) else gathered.back
         outs = [x.new_empty(rows.batch, rows.seq, len(w)) for w in weights]
         by_token = [out.view(rows.tokens, -1) for out in outs]
-        held = [float8.operand(float8.of_inputs(w, n), rowwise) for w, n in zip(weights, narrow, strict=True)]
+        held = [
+            narrow_product.operand(narrow_product.of_inputs(w, n), operands)
+            for w, n in zip(weights, narrow, strict=True)
+        ]
         for here, *into in _arrived(rows, gathered, arriving, *by_token):
-            _each(here, held, into, rowwise, biases)
+            _each(here, held, into, operands, biases)
         return tuple(outs)
 
     @staticmethod
@@ -151,19 +155,19 @@ class _Columns(torch.autograd.Function):
         g = [part.reshape(-1, part.shape[-1]) for part in d_outs]
         deferred = deferred_weight_grads.now(ctx.owners)
         if deferred is None:
-            gathered, arriving = _gather(rows, x, ctx.unit, "B", ctx.rowwise, ctx.back)
+            gathered, arriving = _gather(rows, x, ctx.unit, "B", ctx.operands, ctx.back)
         d_x = torch.empty_like(x)
         underway = []
         terms = rows.memory(x.shape[-1], x)
-        right = [float8.of_gradients(w, n) for w, n in zip(weights, ctx.narrow, strict=True)]
-        for into, term in _chunk_by_chunk(rows, d_x, terms, g, right, ctx.rowwise, True):
+        right = [narrow_product.of_gradients(w, n) for w, n in zip(weights, ctx.narrow, strict=True)]
+        for into, term in _chunk_by_chunk(rows, d_x, terms, g, right, ctx.operands, True):
             underway.append(rows.scatter(into, term, ctx.unit, "B"))
         del right
         d_given: list[Tensor | None] = [None] * (2 * len(weights))
         if deferred is None:
             for handle in arriving:
                 handle.wait()
-            d_weights = _products(g, gathered, ctx.rowwise)
+            d_weights = _products(g, gathered, ctx.operands)
             d_given = [
                 d
                 for part, d_weight, biased in zip(g, d_weights, ctx.biased, strict=True)
@@ -173,7 +177,7 @@ class _Columns(torch.autograd.Function):
             deferred.leave(
                 ctx.owners[-1],
                 partial(
-                    _weight_gradients, rows, ctx.unit, ctx.owners, ctx.biased, ctx.rowwise, ctx.back, g, x.detach()
+                    _weight_gradients, rows, ctx.unit, ctx.owners, ctx.biased, ctx.operands, ctx.back, g, x.detach()
                 ),
             )
         for handle in underway:
@@ -181,10 +185,10 @@ class _Columns(torch.autograd.Function):
         return (None, None, None, None, None, d_x, *d_given)
 
 
-def _products(g: Sequence[Tensor], x: float8.Operand, rowwise: bool | None) -> list[Tensor]:
+def _products(g: Sequence[Tensor], x: narrow_product.Operand, operands: NumberFormat | None) -> list[Tensor]:
     """Compute the weight gradients gᵀ x, (out, in), of several g (tokens, out) and one x (tokens, in)."""
-    read = float8.operand(float8.turned(x), rowwise)
-    return [float8.product(part.t(), read, rowwise, gradient=True) for part in g]
+    read = narrow_product.operand(narrow_product.turned(x), operands)
+    return [narrow_product.product(part.t(), read, operands, gradient=True) for part in g]
 
 
 def _weight_gradients(
@@ -192,15 +196,15 @@ def _weight_gradients(
     unit: str,
     owners: Owners,
     biased: list[bool],
-    rowwise: bool | None,
+    operands: NumberFormat | None,
     back: Tensor | None,
     g: list[Tensor],
     x: Tensor,
     deliver: Deliver,
 ) -> None:
     """Compute and deliver the weight gradients that `columns` deferred."""
-    gathered, arriving = _gather(rows, x, unit, "W", rowwise, back)
-    if rowwise is None:
+    gathered, arriving = _gather(rows, x, unit, "W", operands, back)
+    if operands is None:
         d_weights = [part.new_empty(part.shape[1], x.shape[1]) for part in g]
         for i, (here, *parts) in enumerate(_arrived(rows, gathered, arriving, *g)):
             for d_weight, part in zip(d_weights, parts, strict=True):
@@ -209,7 +213,7 @@ def _weight_gradients(
     else:  # scales are those of all tokens
         for handle in arriving:
             handle.wait()
-        d_weights = _products(g, gathered, rowwise)
+        d_weights = _products(g, gathered, operands)
     del gathered
     for part, (weight, *bias) in reversed(list(zip(g, deferred_weight_grads.by_layer(owners, biased), strict=True))):
         if bias:
@@ -222,35 +226,35 @@ def _chunk_by_chunk(
     out: Tensor,
     terms: Tensor,
     left: Sequence[Tensor],
-    right: Sequence[float8.Operand],
-    rowwise: bool | None,
+    right: Sequence[narrow_product.Operand],
+    operands: NumberFormat | None,
     gradient: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield for each chunk (where its sum over ranks belongs in `out`, the sum of the products a bᵀ of its rows of
     each a in `left` and of b in `right`, written to `terms`)."""
-    held = [float8.operand(b, rowwise) for b in right]
+    held = [narrow_product.operand(b, operands) for b in right]
     for into, term, *parts in rows.per_chunk(out, terms, *left):
         for i, (part, b) in enumerate(zip(parts, held, strict=True)):
-            float8.product(part, b, rowwise, gradient, term, add=i > 0)
+            narrow_product.product(part, b, operands, gradient, term, add=i > 0)
         yield into, term
 
 
 def _each(
-    here: float8.Operand,
-    weights: Sequence[float8.Operand],
+    here: narrow_product.Operand,
+    weights: Sequence[narrow_product.Operand],
     outs: Sequence[Tensor],
-    rowwise: bool | None,
+    operands: NumberFormat | None,
     biases: Sequence[Tensor | None] | None = None,
     gradient: bool = False,
 ) -> None:
     """Write x Wᵀ + b of a chunk's rows x to `outs`, for several W and b."""
-    read = float8.operand(here, rowwise, gradient)
+    read = narrow_product.operand(here, operands, gradient)
     for out, weight, bias in zip(outs, weights, biases or [None] * len(outs), strict=True):
         if bias is not None and isinstance(weight, Tensor):
             assert isinstance(here, Tensor)
             torch.addmm(bias, here, weight.t(), out=out)
             continue
-        float8.product(read, weight, rowwise, gradient, out)
+        narrow_product.product(read, weight, operands, gradient, out)
         if bias is not None:
             out.add_(bias)
 
@@ -259,15 +263,15 @@ def columns(
     rows: Rows,
     unit: str,
     owners: Owners,
-    rowwise: bool | None,
+    operands: NumberFormat | None,
     narrow: Narrow,
     x: Tensor,
     parameters: Sequence[Tensor | None],
 ) -> tuple[Tensor, ...]:
     """Compute x Wᵀ + b of all tokens, (batch, seq, out), for each weight in `parameters`, which holds weights and
-    biases (or None) in turn; x: this rank's rows, (own, in). `rowwise`: the scales of products of 8-bit floats;
+    biases (or None) in turn; x: this rank's rows, (own, in). `operands`: the narrow format of products;
     `narrow`: where each weight is in 8 bits."""
-    return _Columns.apply(rows, unit, owners, rowwise, narrow, x, *parameters)  # type: ignore[no-any-return]
+    return _Columns.apply(rows, unit, owners, operands, narrow, x, *parameters)  # type: ignore[no-any-return]
 
 
 Core = Callable[..., Tensor]
@@ -285,9 +289,9 @@ class Factors:
     core: Core | None = None
     inner: LayerComm | None = None
     owners: Owners = ()
-    rowwise: bool | None = None
-    """The scales of products of 8-bit floats; None: of the compute type."""
-    narrow: float8.Gathered | None = None
+    operands: NumberFormat | None = None
+    """The narrow format that products read; None: they are of the compute type."""
+    narrow: narrow_product.Gathered | None = None
     """Where the weight is in 8 bits, if it is gathered so."""
 
     def x(self) -> Tensor:
@@ -304,8 +308,8 @@ def factors(x: Tensor, layer: nn.Linear) -> Factors:
     bias: Tensor | None = layer.bias
     owners = deferred_weight_grads.owners(layer.weight, bias)
     bias = None if bias is None else bias.view_as(bias)
-    narrow = float8.gathered(layer.weight)
-    return Factors((x,), weight, bias, owners=owners, rowwise=recompute.scales(layer), narrow=narrow)
+    narrow = narrow_product.gathered(layer.weight)
+    return Factors((x,), weight, bias, owners=owners, operands=recompute.operands_of(layer), narrow=narrow)
 
 
 def repeated(core: Core, inner: LayerComm, inputs: tuple[Tensor | None, ...], layer: nn.Linear) -> Factors:
@@ -326,17 +330,17 @@ class _Summed(torch.autograd.Function):
         ctx.terms = [(term.core, term.inner, len(term.inputs)) for term in terms]
         ctx.owners = [term.owners for term in terms]
         ctx.narrow = [term.narrow for term in terms]
-        ctx.rowwise = rowwise = terms[0].rowwise
+        ctx.operands = operands = terms[0].operands
         width = len(terms[0].weight)
         if not needed:
             return recompute.nothing(terms[0].weight, (rows.own, width))
         x = [term.x().reshape(rows.tokens, -1) for term in terms]
         out = x[0].new_empty(rows.own, width)
         memory = rows.memory(width, out)
-        right = [float8.of_inputs(term.weight, term.narrow) for term in terms]
+        right = [narrow_product.of_inputs(term.weight, term.narrow) for term in terms]
         underway = [
             rows.scatter(into, part, unit, "F")
-            for into, part in _chunk_by_chunk(rows, out, memory, x, right, rowwise)
+            for into, part in _chunk_by_chunk(rows, out, memory, x, right, operands)
         ]
         for handle in underway:
             handle.wait()
@@ -349,7 +353,7 @@ class _Summed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         rows: Rows = ctx.rows
-        gathered, arriving = _gather(rows, g, ctx.unit, "B", ctx.rowwise, gradient=True)
+        gathered, arriving = _gather(rows, g, ctx.unit, "B", ctx.operands, gradient=True)
         saved, wanted = list(ctx.saved_tensors), list(ctx.needs_input_grad[4:])
         terms: list[tuple[Tensor, list[Tensor | None], Tensor, Tensor | None]] = []  # x, inputs, weight, bias
         for core, inner, n in ctx.terms:
@@ -360,18 +364,18 @@ class _Summed(torch.autograd.Function):
             del saved[: n + 2], wanted[: n + 2]
             terms.append((x, inputs, weight, bias))
         d_x = [x.new_empty(x.shape).view(rows.tokens, -1) for x, *_ in terms]
-        by = [float8.of_gradients(weight, n) for (_, _, weight, _), n in zip(terms, ctx.narrow, strict=True)]
-        held = [float8.operand(b, ctx.rowwise) for b in by]
+        by = [narrow_product.of_gradients(weight, n) for (_, _, weight, _), n in zip(terms, ctx.narrow, strict=True)]
+        held = [narrow_product.operand(b, ctx.operands) for b in by]
         for here, *into in _arrived(rows, gathered, arriving, *d_x):
-            _each(here, held, into, ctx.rowwise, gradient=True)
+            _each(here, held, into, ctx.operands, gradient=True)
         del by, held
         d_bias = g.sum(0) if any(bias is not None for *_, bias in terms) else None
         d_weights: list[Tensor | None] = [None] * len(terms)
         deferred = deferred_weight_grads.now(ctx.owners[0])
         if deferred is None:
-            g_columns = float8.operand(float8.turned(gathered), ctx.rowwise, gradient=True)
+            g_columns = narrow_product.operand(narrow_product.turned(gathered), ctx.operands, gradient=True)
             d_weights = [
-                float8.product(g_columns, x.detach().view(rows.tokens, -1).t(), ctx.rowwise, gradient=True)
+                narrow_product.product(g_columns, x.detach().view(rows.tokens, -1).t(), ctx.operands, gradient=True)
                 for x, *_ in terms
             ]
             del g_columns
@@ -379,7 +383,7 @@ class _Summed(torch.autograd.Function):
             for owners, (x, *_) in zip(ctx.owners, terms, strict=True):
                 for bias in owners[1:]:
                     deferred.deliver_later(bias, d_bias)
-                deferred.product(owners[:1], gathered, x.detach().view(rows.tokens, -1), ctx.rowwise)
+                deferred.product(owners[:1], gathered, x.detach().view(rows.tokens, -1), ctx.operands)
             d_bias = None
         del gathered, here  # frees memory for the repeated core passes
         d_given: list[Tensor | None] = []

@@ -17,13 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from phalanx.runtime.autograd import deferred_weight_grads, float8, recompute
+from phalanx.runtime.autograd import deferred_weight_grads, narrow_product, recompute
 from phalanx.runtime.autograd.deferred_weight_grads import Owners
 from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.transport import DONE, Handle
 from phalanx.runtime.model_parallel import sequence
 from phalanx.runtime.model_parallel.sequence import Narrow, Rows
 from phalanx.schedule.event import Phase, Reduction
+from phalanx.spec.number_formats import NumberFormat
 from phalanx.spec.strategy.split import Split
 
 
@@ -55,17 +56,17 @@ class _Columns(torch.autograd.Function):
         tp: TensorParallel | None,
         unit: str,
         owners: Owners,
-        rowwise: bool | None,
+        operands: NumberFormat | None,
         narrow: Narrow,
         x: Tensor,
         *parameters: Tensor | None,
     ) -> Any:
         weights, biases = cast("tuple[Tensor, ...]", parameters[::2]), parameters[1::2]
-        ctx.tp, ctx.unit, ctx.owners, ctx.rowwise, ctx.narrow = tp, unit, owners, rowwise, narrow
+        ctx.tp, ctx.unit, ctx.owners, ctx.operands, ctx.narrow = tp, unit, owners, operands, narrow
         ctx.biased = [bias is not None for bias in biases]
         ctx.save_for_backward(x, *weights)
         each = zip(weights, narrow, biases, strict=True)
-        return tuple(float8.results(x, float8.of_inputs(w, n), b, rowwise) for w, n, b in each)
+        return tuple(narrow_product.results(x, narrow_product.of_inputs(w, n), b, operands) for w, n, b in each)
 
     @staticmethod
     @once_differentiable
@@ -73,19 +74,23 @@ class _Columns(torch.autograd.Function):
         x, *weights = ctx.saved_tensors
         rows = x.view(-1, x.shape[-1])
         g = [part.reshape(-1, part.shape[-1]) for part in d_outs]
-        d_x = float8.product(g[0], float8.of_gradients(weights[0], ctx.narrow[0]), ctx.rowwise, gradient=True)
+        d_x = narrow_product.product(
+            g[0], narrow_product.of_gradients(weights[0], ctx.narrow[0]), ctx.operands, gradient=True
+        )
         for part, weight, narrow in zip(g[1:], weights[1:], ctx.narrow[1:], strict=True):
-            float8.product(part, float8.of_gradients(weight, narrow), ctx.rowwise, True, d_x, add=True)
+            narrow_product.product(
+                part, narrow_product.of_gradients(weight, narrow), ctx.operands, True, d_x, add=True
+            )
         underway = ctx.tp.all_reduce(d_x, ctx.unit, "B") if ctx.tp is not None else DONE
         d_parameters: list[Tensor | None] = [None] * (2 * len(weights))
         deferred = deferred_weight_grads.now(ctx.owners)
         if deferred is not None:
-            deferred.products(deferred_weight_grads.by_layer(ctx.owners, ctx.biased), g, rows, ctx.rowwise)
+            deferred.products(deferred_weight_grads.by_layer(ctx.owners, ctx.biased), g, rows, ctx.operands)
         else:
             # Overlapped with the all-reduce. Without tp the engine makes the products where it takes gradients.
             by_layer = deferred_weight_grads.by_layer(() if ctx.tp is not None else ctx.owners, ctx.biased)
             for i, (part, owners, biased) in enumerate(zip(g, by_layer, ctx.biased, strict=True)):
-                d_parameters[2 * i] = deferred_weight_grads.beside(owners, part, rows, ctx.rowwise)
+                d_parameters[2 * i] = deferred_weight_grads.beside(owners, part, rows, ctx.operands)
                 d_parameters[2 * i + 1] = part.sum(0) if biased else None
         underway.wait()
         return (None, None, None, None, None, d_x.view(x.shape), *d_parameters)
@@ -102,11 +107,11 @@ def columns(tp: TensorParallel | None, unit: str, x: Tensor, layers: Sequence[nn
     # Gradients of all parameters come together; views, whose graph nodes are in order, make them reach the engine in
     # the order in which it fills its buckets.
     views = [None if p is None else p.view_as(p) for p in parameters]
-    narrow = [float8.gathered(layer.weight) for layer in layers]
+    narrow = [narrow_product.gathered(layer.weight) for layer in layers]
     if tp is not None and tp.rows is not None:
-        return sequence.columns(tp.rows, unit, owners, recompute.scales(layers[0]), narrow, x, views)
-    rowwise = recompute.scales(layers[0])
-    return _Columns.apply(tp, unit, owners, rowwise, narrow, x, *views)  # type: ignore[no-any-return]
+        return sequence.columns(tp.rows, unit, owners, recompute.operands_of(layers[0]), narrow, x, views)
+    operands = recompute.operands_of(layers[0])
+    return _Columns.apply(tp, unit, owners, operands, narrow, x, *views)  # type: ignore[no-any-return]
 
 
 class _Copied(torch.autograd.Function):
@@ -157,10 +162,10 @@ class _Sum(torch.autograd.Function):
 def rows(x: Tensor, layer: nn.Linear, needed: bool = True) -> Tensor:
     """Compute this rank's term of x Wᵀ, to be added up by `summed`: the layer holds columns of W, and all of b.
     `needed`: whether the value is used (autograd/recompute.py)."""
-    rowwise = recompute.scales(layer)
-    if needed and rowwise is None and not deferred_weight_grads.owners(layer.weight):
+    operands = recompute.operands_of(layer)
+    if needed and operands is None and not deferred_weight_grads.owners(layer.weight):
         return F.linear(x, layer.weight)
-    return recompute.product(x, layer.weight, needed=needed, rowwise=rowwise)
+    return recompute.product(x, layer.weight, needed=needed, operands=operands)
 
 
 def summed(

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.spec.job import NARROW_MULTIPLE
 from phalanx.spec.model.mechanisms import Experts
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
@@ -46,9 +45,9 @@ def balanced(tokens: Column, x: Experts) -> list[Column]:
     return [min(n, limit) if isinstance(n, int) else np.minimum(n, limit) for n in even]
 
 
-def padded(rows: Column) -> Column:
-    """Return the rows that weight gradients in products of 8-bit floats take: zeros fill up a multiple."""
-    return rows + -rows % NARROW_MULTIPLE
+def padded(rows: Column, multiple: int) -> Column:
+    """Return the rows that weight gradients in products of a narrow format take: zeros fill up a `multiple`."""
+    return rows + -rows % multiple
 
 
 def depends_on_other_tokens(x: Experts, s: Strategy) -> bool:
@@ -71,7 +70,7 @@ def own_tokens(tokens: Column, tp: int, index: int) -> Column:
 class Routed:
     """The traffic of one layer and micro-batch of a rank. `tokens`: how many it routes; `rows`: their rows, each sent
     to all `copies` ranks that share an expert; `received`: rows that its own experts receive; `most`: by one of them;
-    `padded`: by all, those of each raised to a multiple of 16, as products of 8-bit floats take them."""
+    `padded`: by all, those of each raised to the multiple that products of a narrow format take."""
 
     tokens: Column
     rows: Column
@@ -81,15 +80,16 @@ class Routed:
     copies: int = 1
 
 
-def routed(x: Experts, s: Strategy, tokens: Column, rank: int = 0) -> Routed:
-    """Return the traffic of a rank for `tokens` that its tp ranks share. No rank receives more than rank 0."""
+def routed(x: Experts, s: Strategy, tokens: Column, rank: int = 0, multiple: int = 1) -> Routed:
+    """Return the traffic of a rank for `tokens` that its tp ranks share, whose rows weight gradients take by
+    `multiple`. No rank receives more than rank 0."""
     grid, count = mesh(s), x.count
     at_tp = grid.along("tp")
     routed_tokens = own_tokens(tokens, s.tp, int(at_tp[rank]))
     choices = balanced(routed_tokens, x)
     rows = sum(choices)
     if s.ep * s.etp == 1:
-        return Routed(routed_tokens, rows, rows, choices[0], sum(map(padded, choices)))
+        return Routed(routed_tokens, rows, rows, choices[0], sum(padded(n, multiple) for n in choices))
     here = count // s.ep
     first = int(grid.along("ep")[rank]) * here
     sources = Counter(int(at_tp[other]) for other in grid.group_of(rank, "ep+etp"))
@@ -97,4 +97,4 @@ def routed(x: Experts, s: Strategy, tokens: Column, rank: int = 0) -> Routed:
     for index, n in sources.items():
         choices = balanced(own_tokens(tokens, s.tp, index), x)[first : first + here]
         of_each = [sum_ + n * more for sum_, more in zip(of_each, choices, strict=True)]
-    return Routed(routed_tokens, rows, sum(of_each), of_each[0], sum(map(padded, of_each)), s.etp)
+    return Routed(routed_tokens, rows, sum(of_each), of_each[0], sum(padded(n, multiple) for n in of_each), s.etp)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from phalanx.answers.precision import PRECISIONS
+from phalanx.answers.precision import products_in
 from phalanx.frameworks.launchers.kubernetes import documents
 from phalanx.planning.placement import Placement
 from phalanx.schedule.pipeline.stages import check
@@ -52,7 +52,7 @@ def job_of_plan(path: Path, line: str | None, stack: str | None) -> PlacedJob:
     check(strategy, plan.model, plan.job, None)
     planned = str(plan.choices.get("stack", "phalanx"))
     name = stack or planned
-    products = PRECISIONS.get(str(plan.choices.get("precision")), "bfloat16")
+    products = products_in(str(plan.choices.get("precision")))
     options = plan.options if name == planned else AS_RELEASED
     return PlacedJob(plan.model, plan.cluster, plan.job, strategy, name, products, options)
 

@@ -51,7 +51,7 @@ class PlacedJob:
     strategy: Strategy
     stack: str
     number_format: str = "bfloat16"
-    """Of matrix products, one of FORMATS."""
+    """Of matrix products, by name."""
     options: StackOptions = AS_RELEASED
     """What the stack does beyond the strategy."""
 

@@ -8,10 +8,11 @@ it, and `cost/analytic/chips.py` what kernels reach on them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from phalanx.spec.cluster.spec import Device
-from phalanx.spec.job import DType
+from phalanx.spec.number_formats import COMPUTED, MULTIPLIED, NumberFormat
 
 MIB = 2**20
 CONTEXT_BYTES = 2048 * MIB
@@ -56,19 +57,14 @@ class Chip:
     l2_bytes: float = 50 * MIB
     """Level-2 cache: whitepapers; of Blackwell as its driver reports it."""
 
-    @property
-    def narrow_types(self) -> tuple[str, ...]:
-        """The types below 16 bits that its tensor cores multiply: of fp8 and fp4 those that are faster than what is
-        wider."""
-        return ("fp8",) * (self.fp8 > self.half) + ("fp4",) * (self.fp4 > self.fp8)
+    def has(self, number_format: NumberFormat) -> bool:
+        """Whether it multiplies a format."""
+        return number_format.on(self.generation)
 
-    def flops_per_s(self) -> dict[DType, float]:
-        """Return the dense FLOP/s of every type that has a published figure."""
-        rates: dict[DType, float] = {"bfloat16": self.half} if self.bf16 else {}
-        rates |= {"float16": self.half}
-        if self.single is not None:
-            rates["float32"] = self.single
-        return rates | ({"float64": self.double} if self.double else {})
+    def flops_per_s(self, formats: Iterable[NumberFormat]) -> dict[str, float]:
+        """Return the dense FLOP/s of those of these formats that it multiplies and that have a published figure."""
+        rates = {f.name: getattr(self, f.peak) for f in formats if f.peak is not None and self.has(f)}
+        return {name: rate for name, rate in rates.items() if rate}
 
     def as_device(self, name: str | None = None, bandwidth_bytes_per_s: float | None = None) -> Device:
         """Return the chip as a Device; a variant has another name and memory bandwidth."""
@@ -80,9 +76,9 @@ class Chip:
             memory_bytes=mib * MIB,
             usable_bytes=mib * MIB - CONTEXT_BYTES,
             memory_bandwidth_bytes_per_s=bandwidth_bytes_per_s or self.bandwidth_bytes_per_s,
-            dense_flops_per_s=self.flops_per_s(),
+            dense_flops_per_s=self.flops_per_s(COMPUTED),  # type: ignore[arg-type]
             own_communication_engine=True,
-            float8_flops_per_s=self.fp8 if "fp8" in self.narrow_types else None,
+            narrow_flops_per_s=self.flops_per_s(MULTIPLIED),
             origin="published",
             source=f"{self.source}, dense; {how}",
         )

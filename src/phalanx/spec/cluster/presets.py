@@ -31,10 +31,10 @@ def _rates(device: Device, dtype: DType) -> KernelRates:
     """
     peak = device.dense_flops_per_s[dtype]
     bandwidth = device.memory_bandwidth_bytes_per_s
-    eight = 1 / (0.7 * device.float8_flops_per_s) if device.float8_flops_per_s else None
+    narrow = {name: 1 / (0.7 * rate) for name, rate in device.narrow_flops_per_s.items()}
     flash = dtype in ("float16", "bfloat16") and "bfloat16" in device.dense_flops_per_s
     forward, backward = (
-        Rates(1 / (0.7 * peak), 1 / (share * peak), 1 / (0.8 * bandwidth), 1.5e-6, eight, fused_norms=True)
+        Rates(1 / (0.7 * peak), 1 / (share * peak), 1 / (0.8 * bandwidth), 1.5e-6, narrow, fused_norms=True)
         for share in ((0.8, 0.55) if flash else (0.35, 0.35))
     )
     return KernelRates(dtype, 1, 1, forward, backward, 1 / (0.8 * bandwidth), 1.0, peak, 0.0, "estimated")

@@ -55,8 +55,9 @@ class Device:
     """Kind of source of these numbers."""
     source: Name
     """Where the numbers come from, for people."""
-    float8_flops_per_s: Rate | None = None
-    """Peak FLOP/s of dense products of 8-bit floats. None: the device has none, or nobody measured them."""
+    narrow_flops_per_s: dict[str, Rate] = field(default_factory=dict)
+    """Peak FLOP/s of dense products of narrow formats, by name. Those that the device lacks, or of which no rate was
+    measured, are missing."""
     gamma_s_per_byte: SecondsPer | None = None
     """Gamma: seconds to add each byte received in a reduction. None: two reads and a write at memory bandwidth."""
 
@@ -105,9 +106,9 @@ class Rates:
     """Seconds per byte read or written in memory."""
     per_kernel: SecondsPer
     """Seconds to launch a kernel."""
-    per_float8_flop: SecondsPer | None = None
-    """Seconds per FLOP of products of 8-bit floats, without rounding to them. None: they were not measured, or the
-    device has none."""
+    per_narrow_flop: dict[str, SecondsPer] = field(default_factory=dict)
+    """Seconds per FLOP of products of narrow formats, by name, without rounding to them. Those that the device lacks,
+    or of which no rate was measured, are missing."""
     fused_norms: bool = False
     """Whether an RMS norm is one kernel there, as on GPUs, and not several passes over memory."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from phalanx.spec.errors import InputError
-from phalanx.spec.job import NARROW_MULTIPLE, DType, Job, Precision
+from phalanx.spec.job import DType, Job, Precision
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy import compression
 from phalanx.spec.strategy.context import require_context
@@ -72,7 +72,7 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
             f"{s.micro_batch} x {job.seq}" + (f", over cp = {s.cp}" if s.cp > 1 else ""),
             "use another micro_batch, or leave sp out",
         )
-    if job.precision.narrow:
+    if job.precision.operands is not None:
         require_narrow(model, job, s)
     if job.precision.gathers_narrow and not (s.level.parameters and s.shards > 1) and not s.sp:
         shards = "1 rank" if s.shards == 1 else f"{s.shards} ranks"
@@ -89,9 +89,11 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
 
 
 def require_narrow(model: ModelSpec, job: Job, s: Strategy) -> None:
-    """Require that products of a model's blocks can be of 8-bit floats, whose kernels take multiples of 16 (torch's
-    _scaled_mm). Raises InputError."""
-    field, value = "job.precision.products", job.precision.products
+    """Require that products of a model's blocks can be of the job's narrow format, whose kernels take multiples of a
+    few numbers (torch's _scaled_mm). Raises InputError."""
+    field, value, operands = "job.precision.products", job.precision.products, job.precision.operands
+    assert operands is not None
+    multiple = operands.multiple
     sizes = {"model.hidden": (model.hidden, 1)}  # (of the model, ranks that share it)
     if model.experts is None or model.experts.dense_layers:
         sizes["model.ffn"] = model.ffn, s.tp
@@ -111,9 +113,9 @@ def require_narrow(model: ModelSpec, job: Job, s: Strategy) -> None:
     sizes["tokens of a micro-batch on a rank"] = s.micro_batch * job.seq // s.cp, 1
     for name, (size, ranks) in sizes.items():
         held = -(-size // ranks)
-        if size % NARROW_MULTIPLE or held % NARROW_MULTIPLE:
-            what = f"{name} = {size}" if size % NARROW_MULTIPLE else f"{name} over {ranks} ranks = {held}"
-            reason = f"takes multiples of {NARROW_MULTIPLE}, and {what}"
+        if size % multiple or held % multiple:
+            what = f"{name} = {size}" if size % multiple else f"{name} over {ranks} ranks = {held}"
+            reason = f"takes multiples of {multiple}, and {what}"
             raise InputError(field, value, reason, "change it, or leave it out")
 
 
@@ -196,13 +198,15 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
 
 
 def _require_in_range(p: Precision) -> None:
-    """Allow float16 only where a loss scale keeps the numbers within its range (Micikevicius et al. 2018), and 8-bit
+    """Allow float16 only where a loss scale keeps the numbers within its range (Micikevicius et al. 2018), and narrow
     products only of bfloat16, the one type that their kernels with a scale a row return."""
-    if p.narrow and p.compute != "bfloat16":
+    operands = p.operands
+    if operands is not None and p.compute != "bfloat16":
         reason = f"needs job.precision.compute = bfloat16, not {p.compute}"
         raise InputError("job.precision.products", p.products, reason, "set both")
-    if p.gathers_narrow and p.products != "float8":
-        why = "has scales of rows, and of columns backward" if p.narrow else "reads all bits of them"
+    if p.gathers_narrow and not (operands and operands.gathers):
+        scales = f"has scales of {operands.scales}s, and of columns backward" if operands else ""
+        why = scales or "reads all bits of them"
         reason = f"needs job.precision.products = float8, for {p.products} {why}"
         raise InputError("job.precision.gather", p.gather, reason, "set both, or leave it out")
     for name, dtype, why in (

@@ -33,10 +33,10 @@ class StackOptions:
     """Whether the embedding counts as a block where blocks are spread over chunks, so the first has one less."""
     loss_as_layer: bool = False
     """Whether the head with the loss counts as a block, so the last chunk has one less."""
-    products: Literal["auto", "bfloat16", "float8-delayed", "float8", "float8-block", "float8-mx", "float4"] = "auto"
+    products: Literal["auto", "bfloat16", "float8-delayed", "float8", "float8-block", "mxfp8", "nvfp4"] = "auto"
     """Number format of matrix products. float8: one scale per tensor, of the current values; float8-delayed: of
-    earlier steps; float8-block: one scale per 128 x 128 weights or 128 activations (DeepSeek-V3); float8-mx: one per
-    32 elements (MXFP8); float4: NVFP4. auto: the job's compute type."""
+    earlier steps; float8-block: one scale per 128 x 128 weights or 128 activations (DeepSeek-V3); mxfp8: one per
+    32 elements (MXFP8); nvfp4: one per 16 (NVFP4). auto: the job's compute type."""
     narrow_parameters: Literal["auto", "on", "off"] = "auto"
     """Whether parameters are kept and gathered in the 8 (or 4) bits of the products."""
     first_moment: StateType = "auto"

@@ -1,10 +1,10 @@
 """Matrix products of a layer: y = x Wᵀ, and in the backward pass dx = g W and dW = gᵀ x; of numbers of the compute
-type or of 8-bit floats.
+type or of a narrow format (spec/number_formats.py).
 
 Each is of the form a bᵀ, with the rows of a and b along what is summed over. Both operands are scaled and rounded
 just before, from their current values, and dropped just after; autograd keeps what it would keep without. Weights may
-have been gathered in 8 bits (`Gathered`): then a forward pass reads them as they lie. `rowwise`
-says which scales there are; None: none, products are of the compute type.
+have been gathered in 8 bits (`Gathered`): then a forward pass reads them as they lie. `operands` is the format that
+they are rounded to; None: products are of the compute type.
 
     float8        one scale a tensor; gradients g in e5m2, which has a wider range, all else in e4m3
     float8-row    one scale a row of a and of b; all in e4m3
@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from phalanx.spec.job import NARROW_MULTIPLE
+from phalanx.spec.number_formats import NumberFormat
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 _EXPONENT = 0x7F800000  # the bits of a float32's exponent
@@ -96,18 +96,33 @@ def of_gradients(weight: Tensor, narrow: Gathered | None) -> Operand:
     return weight.t() if narrow is None else narrow.columns()
 
 
+def runs_on(operands: NumberFormat, device: torch.device) -> bool:
+    """Whether a device has products of a narrow format: CPUs do, GPUs from a compute capability on."""
+    if device.type != "cuda":
+        return True
+    return operands.since is not None and torch.cuda.get_device_capability(device) >= operands.since
+
+
+def dtype_of(operands: NumberFormat, gradient: bool = False) -> torch.dtype:
+    """Return the type of the numbers of an operand; `gradient`: of one that is a result's."""
+    dtype: torch.dtype = getattr(torch, (operands.gradient_dtype if gradient else operands.dtype) or "")
+    return dtype
+
+
 def scale_of(largest: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the scale of numbers of which the largest magnitude is given, fp32; that is at least SMALLEST now."""
     most = torch.finfo(dtype).max
     return (most / largest.clamp_(min=SMALLEST)).view(torch.int32).bitwise_and_(_EXPONENT).view(torch.float32)
 
 
-def rounded(x: Tensor, dtype: torch.dtype, rowwise: bool) -> Rounded:
-    """Round x (rows, n), in any layout, to 8 bits. Where n is no multiple of 16, zeros follow in every row."""
-    largest = torch.linalg.vector_norm(x, math.inf, -1 if rowwise else None, rowwise, dtype=torch.float32)
+def rounded(x: Tensor, operands: NumberFormat, gradient: bool = False) -> Rounded:
+    """Round x (rows, n), in any layout, to a narrow format. Where n is no multiple of what products take, zeros
+    follow in every row. `gradient`: it is one, of a result."""
+    by_row, dtype = operands.scales == "row", dtype_of(operands, gradient)
+    largest = torch.linalg.vector_norm(x, math.inf, -1 if by_row else None, by_row, dtype=torch.float32)
     scale = scale_of(largest, dtype)
     rows, n = x.shape
-    more = -n % NARROW_MULTIPLE
+    more = -n % operands.multiple
     if torch.compiler.is_compiling():  # in a graph, what is written to takes the layout of x: rows are asked for
         wide = nn.functional.pad(x * scale.to(x.dtype), (0, more))
         return Rounded(wide.to(dtype).contiguous(), scale.reciprocal())
@@ -116,32 +131,30 @@ def rounded(x: Tensor, dtype: torch.dtype, rowwise: bool) -> Rounded:
     return Rounded(narrow, scale.reciprocal())
 
 
-def operand(x: Operand, rowwise: bool | None, gradient: bool = False) -> Operand:
+def operand(x: Operand, operands: NumberFormat | None, gradient: bool = False) -> Operand:
     """Return x (rows, n) as products take it, to be used in several. `gradient`: it is one, of a result."""
-    if rowwise is None or not isinstance(x, Tensor):
-        return x
-    return rounded(x, E5M2 if gradient and not rowwise else E4M3, rowwise)
+    return x if operands is None or not isinstance(x, Tensor) else rounded(x, operands, gradient)
 
 
 def product(
     a: Operand,
     b: Operand,
-    rowwise: bool | None,
+    operands: NumberFormat | None,
     gradient: bool = False,
     out: Tensor | None = None,
     add: bool = False,
 ) -> Tensor:
     """Compute a bᵀ, (m, n), of a (m, k) and b (n, k). `gradient`: a is one, of a result. Written to `out` if given,
     or with `add` added to it."""
-    if rowwise is None:
+    if operands is None:
         assert isinstance(a, Tensor)
         assert isinstance(b, Tensor)
         if add and out is not None:
             return torch.addmm(out, a, b.t(), out=out)
         return a.mm(b.t()) if out is None else torch.mm(a, b.t(), out=out)
     dtype = a.dtype if isinstance(a, Tensor) else torch.bfloat16  # the one compute type that they are legal in
-    narrow_a, of_a = operand(a, rowwise, gradient) if isinstance(a, Tensor) else a
-    narrow_b, of_b = operand(b, rowwise) if isinstance(b, Tensor) else b
+    narrow_a, of_a = operand(a, operands, gradient) if isinstance(a, Tensor) else a
+    narrow_b, of_b = operand(b, operands) if isinstance(b, Tensor) else b
     # Adding up in the tensor cores' own, less precise way is faster, and good enough for results.
     multiply = partial(torch._scaled_mm, out_dtype=dtype, use_fast_accum=not gradient)
     if out is None or add:
@@ -150,12 +163,12 @@ def product(
     return multiply(narrow_a, narrow_b.t(), of_a, of_b.t(), out=out)
 
 
-def results(x: Tensor, weight: Operand, bias: Tensor | None, rowwise: bool | None) -> Tensor:
+def results(x: Tensor, weight: Operand, bias: Tensor | None, operands: NumberFormat | None) -> Tensor:
     """Return x Wᵀ + b, (..., out), of x (..., in)."""
-    if rowwise is None:
+    if operands is None:
         assert isinstance(weight, Tensor)
         return nn.functional.linear(x, weight, bias)
-    y = product(x.reshape(-1, x.shape[-1]), weight, rowwise)
+    y = product(x.reshape(-1, x.shape[-1]), weight, operands)
     if bias is not None:
         y.add_(bias)
     # As F.linear returns it: a view made in here could not be changed in place by whoever adds up tp's terms.

@@ -24,7 +24,7 @@ from phalanx.observation.trainer.verify import verify
 from phalanx.observation.unobservable import Unobservable
 from phalanx.planning.search.space import cores, experts
 from phalanx.planning.search.strategy_columns import Options
-from phalanx.runtime.autograd import float8, recompute
+from phalanx.runtime.autograd import narrow_product, recompute
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import ALONE, World
 from phalanx.spec.cluster.presets import preset
@@ -33,6 +33,7 @@ from phalanx.spec.files.job_file import build, make_strategy
 from phalanx.spec.job import Job, Precision, Products
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.number_formats import NUMBER_FORMATS, NumberFormat
 from phalanx.spec.strategy.legality import check, require_runnable
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
@@ -94,34 +95,44 @@ def _drawn(rows: int, columns: int, seed: int, spread: float) -> Tensor:
     return (x * torch.exp(torch.rand(rows, 1, generator=generator) * spread)).bfloat16()
 
 
-@given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5), st.integers(0, 99), st.floats(0, 9), st.booleans())
+@given(
+    st.integers(1, 5),
+    st.integers(1, 5),
+    st.integers(1, 5),
+    st.integers(0, 99),
+    st.floats(0, 9),
+    st.sampled_from(KINDS),
+)
 @settings(max_examples=40, deadline=None)
 def test_a_product_is_that_of_the_rounded_operands(
-    m: int, n: int, k: int, seed: int, spread: float, rowwise: bool
+    m: int, n: int, k: int, seed: int, spread: float, kind: str
 ) -> None:
+    operands = NUMBER_FORMATS[kind]
     a, b = _drawn(16 * m, 16 * k, seed, spread), _drawn(16 * n, 16 * k, seed + 1, spread)
-    narrow_a, of_a = float8.rounded(a, float8.E4M3, rowwise)
-    narrow_b, of_b = float8.rounded(b, float8.E4M3, rowwise)
+    narrow_a, of_a = narrow_product.rounded(a, operands)
+    narrow_b, of_b = narrow_product.rounded(b, operands)
     exact = (narrow_a.double() * of_a) @ (narrow_b.double() * of_b).t()
     size = (narrow_a.double() * of_a).abs() @ (narrow_b.double() * of_b).abs().t()
-    out = float8.product(a, b, rowwise)
+    out = narrow_product.product(a, b, operands)
     assert out.dtype == torch.bfloat16
     assert ((out.double() - exact).abs() <= 2**-8 * exact.abs() + 2**-18 * size).all()  # bf16; sums in fp32
 
 
-@given(st.integers(1, 5), st.integers(0, 99), st.floats(0, 9), st.booleans(), st.booleans(), st.booleans())
+@given(st.integers(1, 5), st.integers(0, 99), st.floats(0, 9), st.sampled_from(KINDS), st.booleans(), st.booleans())
 @settings(max_examples=40, deadline=None)
 def test_a_number_is_rounded_once_at_the_largest_scale_that_fits(
-    m: int, seed: int, spread: float, rowwise: bool, wide: bool, turned: bool
+    m: int, seed: int, spread: float, kind: str, gradient: bool, turned: bool
 ) -> None:
-    dtype, digits, least = (float8.E5M2, 2, -16) if wide else (float8.E4M3, 3, -9)
+    operands, by_row = NUMBER_FORMATS[kind], NUMBER_FORMATS[kind].scales == "row"
+    dtype = narrow_product.dtype_of(operands, gradient)
+    digits, least = (2, -16) if dtype == narrow_product.E5M2 else (3, -9)
     x = _drawn(16 * m, 32, seed, spread)
     x = x.t() if turned else x
-    narrow, back = float8.rounded(x, dtype, rowwise)
+    narrow, back = narrow_product.rounded(x, operands, gradient)
     assert narrow.is_contiguous()
-    assert back.shape == ((len(x), 1) if rowwise else ())
+    assert back.shape == ((len(x), 1) if by_row else ())
     assert torch.equal(back, torch.exp2(back.log2().round()))  # powers of two, so that scaling is exact
-    largest = x.abs().float().amax(1, keepdim=True) if rowwise else x.abs().float().amax()
+    largest = x.abs().float().amax(1, keepdim=True) if by_row else x.abs().float().amax()
     most = torch.finfo(dtype).max
     assert (largest / back <= most).all()
     assert (2 * largest / back > most).all()
@@ -130,20 +141,21 @@ def test_a_number_is_rounded_once_at_the_largest_scale_that_fits(
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("rowwise", [False, True])
-def test_what_is_not_finite_stays_so(value: float, rowwise: bool) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_not_finite_stays_so(value: float, kind: str) -> None:
+    operands = NUMBER_FORMATS[kind]
     a, b = torch.zeros(16, 32).bfloat16(), torch.ones(16, 32).bfloat16()
-    assert not float8.product(a, b, rowwise).any()  # zeros have no scale, and are no fault
+    assert not narrow_product.product(a, b, operands).any()  # zeros have no scale, and are no fault
     a[3, 5] = value
-    assert not torch.isfinite(float8.product(a, b, rowwise)[3]).any()
+    assert not torch.isfinite(narrow_product.product(a, b, operands)[3]).any()
 
 
-@pytest.mark.parametrize("rowwise", [False, True])
-def test_a_layer_and_its_gradients_are_near_those_of_the_compute_type(rowwise: bool) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_and_its_gradients_are_near_those_of_the_compute_type(kind: str) -> None:
     x, w, b = _drawn(64, 128, 1, 2).view(2, 32, 128), _drawn(96, 128, 2, 2), _drawn(1, 96, 3, 0)[0]
     g = _drawn(64, 96, 4, 2).view(2, 32, 96)
     results = []
-    for of in (lambda *t: recompute.product(*t, True, rowwise), torch.nn.functional.linear):
+    for of in (lambda *t: recompute.product(*t, True, NUMBER_FORMATS[kind]), torch.nn.functional.linear):
         given = [t.clone().requires_grad_() for t in (x, w, b)]
         out = of(*given)
         results.append([out.detach(), *torch.autograd.grad(out, given, g)])
@@ -243,7 +255,7 @@ def test_events_flops_and_live_bytes_are_the_programs(examples: int) -> None:
 def test_the_step_keeps_the_rules_of_a_gpu_and_what_breaks_one_is_named_with_its_line(examples: int) -> None:
     unproved, said = in_fresh_process(_on_gpu, examples, patience_s=900)
     assert unproved == []
-    assert "each contiguous, at phalanx/runtime/autograd/float8.py:" in said
+    assert "each contiguous, at phalanx/runtime/autograd/narrow_product.py:" in said
 
 
 def _on_gpu(examples: int) -> tuple[list[str], str]:
@@ -252,19 +264,19 @@ def _on_gpu(examples: int) -> tuple[list[str], str]:
 
 def _turned(products: Products) -> str:
     """What is said of operands in the layout that tensor cores do not take."""
-    real = float8.rounded
+    real = narrow_product.rounded
 
-    def as_it_lies(x: Tensor, dtype: torch.dtype, rowwise: bool) -> float8.Rounded:
-        narrow, back = real(x, dtype, rowwise)
-        return float8.Rounded(narrow.t().contiguous().t(), back)
+    def as_it_lies(x: Tensor, operands: NumberFormat, gradient: bool = False) -> narrow_product.Rounded:
+        narrow, back = real(x, operands, gradient)
+        return narrow_product.Rounded(narrow.t().contiguous().t(), back)
 
-    float8.rounded = as_it_lies
+    narrow_product.rounded = as_it_lies
     try:
         record_step(_model(), Job(2, 64, Precision("bfloat16", products=products)), Strategy(), 0, gpu_device())
     except Unobservable as error:
         return str(error)
     finally:
-        float8.rounded = real
+        narrow_product.rounded = real
     return ""
 
 
@@ -347,7 +359,7 @@ def test_the_price_knows_the_rate_of_8_bit_products() -> None:
 
     assert faster(4096) > 1.05 > faster(16)
     eight = Job(32, 4096, Precision("bfloat16", products="float8"))
-    with pytest.raises(InputError, match=r"has no rate on A100.*no products of 8-bit floats"):
+    with pytest.raises(InputError, match=r"has no rate on A100.*no products of FP8"):
         predict(model, a100, eight, s)
 
 

@@ -1,0 +1,234 @@
+"""Number formats by name: ONE table, a row holding every fact that prices, kernels, chips and stacks need of one.
+
+A format is a type of numbers and, of narrow ones, how they share scales: values are numbers times scale. A row
+without a fact cannot be made, and every reader (bytes of operands, rates of chips, what a job may multiply, the
+words of options) takes it from here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Scales = Literal["none", "tensor", "row", "block"]
+"""What has a scale of its own: nothing, a tensor, a row (of what a product sums over), or a block of a row."""
+Peak = Literal["double", "single", "half", "fp8", "fp4"]
+"""Fields of a chip's row (spec/cluster/chips.py) with the dense FLOP/s of a format."""
+
+_SINCE_ADA = frozenset({"ada", "hopper", "blackwell", "blackwell-ultra", "blackwell-gddr"})
+_SINCE_BLACKWELL = frozenset({"blackwell", "blackwell-ultra", "blackwell-gddr"})
+_SINCE_AMPERE = _SINCE_ADA | {"ampere", "ampere-gddr"}
+_SINCE_VOLTA = _SINCE_AMPERE | {"volta"}
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """A number format. Raises ValueError for facts that contradict each other."""
+
+    name: str
+    """In jobs, options and files."""
+    word: str | None
+    """The precision of products that users ask for by this word; None: it is none."""
+    title: str
+    """As people write it."""
+    bits: int
+    """Of a number."""
+    scales: Scales
+    values_per_scale: int
+    """Of a block; 0 where scales are not of blocks."""
+    scale_bits: int
+    """Of a scale; 0 where there are none."""
+    dtype: str | None
+    """torch's name of the type of numbers; None: torch has none."""
+    gradient_dtype: str | None
+    """The same of gradients of results."""
+    scale_dtype: str | None
+    """The same of scales."""
+    generations: frozenset[str]
+    """Generations of chips that multiply it, at their `peak`."""
+    peak: Peak | None
+    """None: nothing multiplies it."""
+    since: tuple[int, int] | None
+    """CUDA's compute capability from which our products of it run; None: they do not."""
+    multiple: int
+    """Numbers in the rows of operands and results of its products come in multiples of it."""
+    priced_as: str | None
+    """The format whose fitted price its products have; None: products of it have none."""
+    computes: bool
+    """Whether a job can compute in it."""
+    multiplies: bool
+    """Whether our runtime multiplies it in blocks of a model that computes in another type."""
+    gathers: bool
+    """Whether our runtime gathers operands in it: their scale is known before, and serves both passes."""
+
+    def __post_init__(self) -> None:
+        blocks, scaled = self.scales == "block", self.scales != "none"
+        facts = {
+            "values_per_scale": (self.values_per_scale > 0) == blocks,
+            "scale_bits": (self.scale_bits > 0) == scaled,
+            "scale_dtype": scaled or self.scale_dtype is None,
+            "peak": (self.peak is not None) == bool(self.generations),
+            "since": self.since is not None or not self.multiplies,
+            "multiple": blocks <= (self.multiple % max(self.values_per_scale, 1) == 0),
+            "gathers": self.scales == "tensor" or not self.gathers,
+        }
+        for fact, sound in facts.items():
+            if not sound:
+                raise ValueError(f"number format {self.name}: {fact} = {getattr(self, fact)!r} contradicts its row")
+
+    @property
+    def narrow(self) -> bool:
+        """Whether it is for products alone: numbers that mean something only with their scales."""
+        return self.scales != "none"
+
+    @property
+    def bytes_per_value(self) -> float:
+        """Bytes of a value of a long operand, with its part of a block's scale. Scales of tensors and rows are few,
+        and not counted."""
+        bits = self.bits + (self.scale_bits / self.values_per_scale if self.values_per_scale else 0)
+        return bits // 8 if bits % 8 == 0 else bits / 8
+
+    def bytes_of(self, n: int) -> int:
+        """Return the bytes of an operand of n values: numbers, and scales of its blocks."""
+        scales = -(-n // self.values_per_scale) if self.values_per_scale else 0
+        return -(-(n * self.bits + scales * self.scale_bits) // 8)
+
+    def on(self, generation: str) -> bool:
+        """Whether chips of a generation multiply it."""
+        return generation in self.generations
+
+
+def _plain(
+    name: str,
+    bits: int,
+    generations: frozenset[str] = frozenset(),
+    peak: Peak | None = None,
+    word: str | None = None,
+    title: str | None = None,
+) -> NumberFormat:
+    """Return the row of a type whose numbers need no scales."""
+    return NumberFormat(
+        name=name,
+        word=word,
+        title=title or name,
+        bits=bits,
+        scales="none",
+        values_per_scale=0,
+        scale_bits=0,
+        dtype=name,
+        gradient_dtype=name,
+        scale_dtype=None,
+        generations=generations,
+        peak=peak,
+        since=(0, 0) if peak else None,
+        multiple=1,
+        priced_as="bfloat16" if peak else None,
+        computes=peak is not None,
+        multiplies=False,
+        gathers=False,
+    )
+
+
+def _float8(
+    name: str,
+    title: str,
+    scales: Scales,
+    gradients: str,
+    word: str | None = None,
+    block: int = 0,
+    priced_as: str = "float8",
+    multiplies: bool = False,
+    gathers: bool = False,
+) -> NumberFormat:
+    """Return the row of a recipe of 8-bit floats with fp32 scales (Micikevicius et al. 2022, "FP8 Formats for Deep
+    Learning"), whose products are torch._scaled_mm's or Transformer Engine's."""
+    return NumberFormat(
+        name=name,
+        word=word,
+        title=title,
+        bits=8,
+        scales=scales,
+        values_per_scale=block,
+        scale_bits=32,
+        dtype="float8_e4m3fn",
+        gradient_dtype=gradients,
+        scale_dtype="float32",
+        generations=_SINCE_ADA,
+        peak="fp8",
+        since=(8, 9),
+        multiple=max(16, block),
+        priced_as=priced_as,
+        computes=False,
+        multiplies=multiplies,
+        gathers=gathers,
+    )
+
+
+def _blocks(
+    name: str,
+    title: str,
+    bits: int,
+    values_per_scale: int,
+    scale_dtype: str,
+    dtype: str | None,
+    peak: Peak | None,
+    scale_bits: int = 8,
+    word: str | None = None,
+    priced_as: str | None = None,
+    multiplies: bool = False,
+) -> NumberFormat:
+    """Return the row of a format whose blocks have small scales, which Blackwell's tensor cores read with the
+    numbers; without a peak, of one that holds weights alone."""
+    return NumberFormat(
+        name=name,
+        word=word,
+        title=title,
+        bits=bits,
+        scales="block",
+        values_per_scale=values_per_scale,
+        scale_bits=scale_bits,
+        dtype=dtype,
+        gradient_dtype=dtype,
+        scale_dtype=scale_dtype,
+        generations=_SINCE_BLACKWELL if peak else frozenset(),
+        peak=peak,
+        since=(10, 0) if peak else None,
+        multiple=max(32, values_per_scale),
+        priced_as=priced_as,
+        computes=False,
+        multiplies=multiplies,
+        gathers=False,
+    )
+
+
+_ROWS = (
+    _plain("float64", 64, _SINCE_VOLTA, "double", title="fp64"),
+    _plain("float32", 32, _SINCE_VOLTA, "single", title="fp32"),
+    _plain("bfloat16", 16, _SINCE_AMPERE, "half", word="bf16", title="bf16"),
+    _plain("float16", 16, _SINCE_VOLTA, "half", word="fp16", title="fp16"),
+    _plain("int64", 64),
+    _plain("int32", 32),
+    _plain("uint8", 8),
+    # One scale a tensor, of current values; gradients in e5m2, which has a wider range.
+    _float8("float8", "FP8", "tensor", "float8_e5m2", word="fp8", multiplies=True, gathers=True),
+    # The same of values of earlier steps (Transformer Engine's DelayedScaling).
+    _float8("float8-delayed", "FP8, delayed scales", "tensor", "float8_e5m2"),
+    # One scale a row of both operands (torchao's rowwise recipe).
+    _float8("float8-row", "FP8 by row", "row", "float8_e4m3fn", priced_as="mxfp8", multiplies=True),
+    # One scale for 128 activations or 128 x 128 weights (DeepSeek-V3).
+    _float8("float8-block", "FP8 by block", "block", "float8_e4m3fn", "fp8-block", 128, "mxfp8"),
+    # One power of two for 32 numbers (OCP Microscaling Formats, version 1.0).
+    _blocks("mxfp8", "MXFP8", 8, 32, "float8_e8m0fnu", "float8_e4m3fn", "fp8", word="mxfp8", priced_as="mxfp8"),
+    # One scale in e4m3 for 16 numbers, and one in fp32 for all (NVIDIA 2025, "Pretraining LLMs with NVFP4").
+    _blocks("nvfp4", "NVFP4", 4, 16, "float8_e4m3fn", "float4_e2m1fn_x2", "fp4", word="nvfp4", priced_as="nvfp4"),
+    # Weights of served models alone: OCP's four bits, and integers with one scale in 16 bits for 128.
+    _blocks("mxfp4", "MXFP4", 4, 32, "float8_e8m0fnu", "float4_e2m1fn_x2", "fp4"),
+    _blocks("int4", "INT4", 4, 128, "bfloat16", None, None, scale_bits=16),
+)
+NUMBER_FORMATS: dict[str, NumberFormat] = {row.name: row for row in _ROWS}
+COMPUTED = tuple(row for row in reversed(_ROWS) if row.computes)
+"""What a job can compute in."""
+MULTIPLIED = tuple(row for row in _ROWS if row.multiplies)
+"""What our runtime multiplies in blocks of models that compute in another type."""
+PRECISIONS: dict[str, NumberFormat] = {row.word: row for row in _ROWS if row.word}
+"""The formats of products that users ask for, by their word."""
