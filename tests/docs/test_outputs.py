@@ -62,29 +62,37 @@ def _parts(command: str, line: str) -> list[str]:
     return [_squeezed(part) for part in line.split("...")]
 
 
-_LONG = ("model_parallel.md", "generation.md")
-"""Pages whose commands take seconds."""
-_SLOW = {
-    "verification.md": "verify examples/llama3_8b.toml",
-    "collectives.md": "collectives prove",
-    "experts.md": "verify --model mixtral-8x7b --cluster dgx-h100 --gpus 64 --batch 512 --seq 4096"
-    " --strategy dp=64,ep=8,zero=1",
-}
-"""Commands of other pages that do: for `make long`, which runs the whole page."""
+_SLOW = (
+    "verify --model llama3",
+    "verify --model mixtral",
+    "verify examples/llama3_8b.toml",
+    "verify quickstart.toml",
+    "verify --serving",
+    "serve verify",
+    "collectives prove",
+    "learn cases",
+)
+"""Commands that take seconds: for `make long`, which runs whole pages."""
 PAGES = [
-    pytest.param(page, whole, id=f"{page.name}{' whole' * whole}", marks=[pytest.mark.long] * is_long)
-    for page in [
-        ROOT / "README.md",
-        *sorted((ROOT / "docs").glob("*.md")),
-        *sorted((ROOT / "docs/guides").glob("*.md")),
-    ]
-    if page.name != "tutorial.md"  # which test_tutorial.py runs
-    for whole in ([False, True] if page.name in _SLOW else [True])
-    for is_long in [page.name in _LONG or (whole and page.name in _SLOW)]
+    ROOT / "README.md",
+    *(
+        page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "tutorial.md"
+    ),  # test_tutorial.py runs it
+    *sorted((ROOT / "docs/guides").glob("*.md")),
 ]
 
 
-@pytest.mark.parametrize(("page", "whole"), PAGES)
+def _slow(page: Path) -> bool:
+    return any(command.startswith(_SLOW) for command, _ in _blocks(page))
+
+
+@pytest.mark.parametrize(
+    ("page", "whole"),
+    [
+        *(pytest.param(page, False, id=page.name) for page in PAGES),
+        *(pytest.param(page, True, id=f"{page.name} whole", marks=pytest.mark.long) for page in PAGES if _slow(page)),
+    ],
+)
 def test_a_page_shows_what_its_commands_print(tmp_path: Path, page: Path, whole: bool) -> None:
     """Commands of a page follow each other in one folder, so that one reads the plan that another wrote."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
@@ -99,7 +107,7 @@ def test_a_page_shows_what_its_commands_print(tmp_path: Path, page: Path, whole:
             printed = _squeezed(file.read_text())
             wrong += [f"{command}: {part!r}" for text in shown for part in _parts("", text) if part not in printed]
             continue
-        if (page.name, command.split()[0]) in _REPEATED or (not whole and command == _SLOW[page.name]):
+        if (page.name, command.split()[0]) in _REPEATED or (not whole and command.startswith(_SLOW)):
             continue
         if command.split()[0] in _ELSEWHERE or any(word in command for word in _MEASURED):
             continue
