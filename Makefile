@@ -47,7 +47,7 @@ endif
 run: install
 	@$(BIN)/phalanx train examples/quickstart.toml
 
-# Examine this machine's GPUs; without one, the step on a fake GPU. What is in $(GPU) already is not run again.
+# Examine this machine's GPUs; without one, the step on a fake GPU. Parts whose results are in $(GPU) are not repeated.
 GPU ?= gpu
 gpu: install
 	@$(BIN)/python -m benchmarks.gpu $(GPU)

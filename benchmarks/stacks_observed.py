@@ -110,6 +110,11 @@ def _by_unit(r: RankObservation) -> dict[str, dict[str, int]]:
     return {key: dict(of) for key, of in counts.items()}
 
 
+def _one_case_a_line(cases: list[dict[str, Any]]) -> str:
+    about = json.dumps({"world": WORLD, "micro_batches": MICRO_BATCHES, "block_parameters": BLOCK})
+    return f'{about[:-1]}, "cases": [\n' + ",\n".join(map(json.dumps, cases)) + "\n]}\n"
+
+
 def main() -> None:
     """Observe the cases of the stacks that are named, or of all, and write their data after each."""
     file = _DOCS / "stacks_observed.json"
@@ -120,8 +125,7 @@ def main() -> None:
             continue
         rows[case.stack, case.option] = observe(case)
         cases = [rows[c.stack, c.option] for c in CASES if (c.stack, c.option) in rows]
-        about = {"world": WORLD, "micro_batches": MICRO_BATCHES, "block_parameters": BLOCK, "cases": cases}
-        file.write_text(json.dumps(about, indent=1) + "\n")
+        file.write_text(_one_case_a_line(cases))
 
 
 if __name__ == "__main__":
