@@ -171,7 +171,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     [
         (lambda o: o.update(world="8"), "world"),
         (lambda o: o.update(ranks=[]), "ranks"),
-        (lambda o: o["ranks"][0].update(peak_bytes=-1), "peak_bytes"),
+        (lambda o: o["ranks"][0].update(peak=-1), "peak"),
         (lambda o: o["ranks"][0]["groups"].__setitem__(0, [0, 99]), "group"),
         (lambda o: o["ranks"][0]["groups"].__setitem__(0, []), "no ranks"),
         (lambda o: o["ranks"][0]["events"][0].__setitem__(2, 7), "damaged"),

@@ -23,7 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from phalanx.observation.observe import observe
 from phalanx.planning.explain.observed_lint import LINTS, ProgramFinding, lint
 from phalanx.planning.question import cluster_named
-from phalanx.schedule.observation import Observation, from_json, to_json
+from phalanx.schedule.observation import Observation
+from phalanx.schedule.observation_file import from_json, to_json
 
 WIDTH, LAYERS, MICRO_BATCHES, WORLD = 64, 6, 2, 16
 PARAMETERS = LAYERS * (WIDTH + 1) * WIDTH
@@ -254,7 +255,7 @@ def test_seconds_need_a_cluster() -> None:
 
 def test_every_lint_has_a_case() -> None:
     assert {*CASES, "replicated-state", "lost-gradients"} == set(LINTS)
-    assert from_json(json.loads(json.dumps(to_json(observed("sharded"))))) == observed("sharded")
+    assert from_json(json.dumps(to_json(observed("sharded")))) == observed("sharded")
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from support.quick_runs import JOB
 from phalanx.report.html.page import Section, page
 from phalanx.report.html.proof import observation
 from phalanx.report.html.run import _timeline
-from phalanx.schedule.observation import from_json
+from phalanx.schedule.observation_file import from_json
 from phalanx.spec.strategy.spec import Strategy
 
 QUESTION = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "8192")
@@ -137,7 +137,7 @@ def test_a_proof_shows_both_sides(here: Path) -> None:
 
 
 def test_an_observed_program_is_shown() -> None:
-    text = observation(from_json(listings.observation()))
+    text = observation(from_json(json.dumps(listings.observation())))
     data = _checked(text)
     assert {c["kind"] for c in data["charts"]} == {"stack"}
     assert "What could be better" in text

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import phalanx
-from phalanx.schedule.observation import Observation, from_json
+from phalanx.schedule.observation import Observation
+from phalanx.schedule.observation_file import from_json
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.spec import MOST_RANKS
 
@@ -159,7 +160,7 @@ def observe(
     content: dict[str, Any] = json.loads(text)
     if "error" in content:
         raise InputError(target.name, None, content["error"])
-    return from_json(content)
+    return from_json(text)
 
 
 def _needed(python: str, source: str) -> str:

@@ -55,7 +55,7 @@ def observe(
         from phalanx.answers.observe import axes_of, program, ranks_of, world_of
         from phalanx.answers.observe import observe as run
         from phalanx.report.observe import tables
-        from phalanx.schedule.observation import to_json
+        from phalanx.schedule.observation_file import to_json
         from phalanx.spec.files.plan import write_json
 
         target = program(command)

@@ -1,86 +1,120 @@
-"""An observation as a file has it: its types and ranges, checked before anything is built from it.
+"""An observation as JSON: the summary of its first class of ranks on top, then every class in full.
 
-`observe` writes the JSON, people pass it on, and `explain`, `lint`, `comm`, `predict` and `compare` read it: a count
-that is a text, a rank outside the world or a group of nobody is refused by its place, not found by whoever computes
-with it.
+`observe` writes it, people pass it on, and `explain`, `lint`, `comm`, `predict` and `compare` read it. So types and
+ranges are checked before anything is built: a count that is a text, a rank outside the world or an empty group is
+refused with its place. Sites and groups of ranks are written once, and events name them by number.
 """
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, fields, replace
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
-from pydantic import Field, TypeAdapter, ValidationError
-from typing_extensions import TypedDict
+from annotated_types import MinLen
 
 from phalanx.schedule.event import Event, Phase
-from phalanx.schedule.observation import Holder, Observation, Trained, from_json
+from phalanx.schedule.observation import (
+    Amount,
+    Observation,
+    Observed,
+    RankIndex,
+    RankObservation,
+    Site,
+    Text,
+    rows,
+)
 from phalanx.spec.errors import InputError
 
-_Amount = Annotated[int, Field(ge=0, le=2**62)]
-_Count = Annotated[int, Field(ge=1, le=10**9)]
-_Rank = Annotated[int, Field(ge=0, lt=10**7)]
-_Text = Annotated[str, Field(max_length=4096)]
-_Site = tuple[_Text, _Amount, _Text]
+VERSION = 1
+_DEFAULTS = asdict(Event("compute", "", "F")) | {"kind": None, "op": None, "phase": None}
 
 
-class _Place(TypedDict):
-    phase: Phase
-    module: _Text
+def to_json(observation: Observation) -> dict[str, Any]:
+    """Return an observation as JSON."""
+    plain = {f.name: getattr(observation, f.name) for f in fields(Observation)}
+    ranks = [_rank_to_json(r) for r in observation.ranks]
+    return {"version": VERSION, "kind": "observation", **plain, **_summary(observation.ranks[0]), "ranks": ranks}
 
 
-class _BackwardStart(TypedDict):
-    phase: Phase
-    micro_batches: Annotated[list[_Amount], Field(min_length=1)]
-    held: list[Holder]
+def _summary(r: RankObservation) -> dict[str, Any]:
+    return {
+        "collectives": [
+            {
+                "op": row.op,
+                "axis": row.axis,
+                "group_size": row.group_size,
+                "bytes": row.bytes,
+                "dtype": row.dtype,
+                "count": count,
+                "where": {"phase": row.phase, "module": row.module, "line": row.where},
+            }
+            for row, count in rows(r.events).items()
+        ],
+        "flops": [{"phase": phase, "module": module, "flops": n} for (phase, module), n in r.flops.items()],
+        "peak_bytes": r.peak,
+        "host_synchronisations": [
+            {
+                "call": s.call,
+                "count": s.count,
+                "where": {"phase": s.phase, "module": s.module, "line": str(s.site)},
+            }
+            for s in r.synchronisations
+        ],
+        "micro_batches": r.micro_batches,
+        "optimizers": r.optimizers,
+    }
 
 
-class _RankRecord(TypedDict):
-    rank: _Rank
-    count: _Count
-    are: _Text
-    step: _Count
-    flops: list[tuple[Phase, _Text, _Amount]]
-    start: dict[_Text, _Amount]
-    peak_bytes: _Amount
-    peak_at: _Place
-    held_at_peak: list[Holder]
-    host_peak_bytes: _Amount
-    host_synchronisations: list[tuple[_Text, _Text, _Text, _Site, _Amount]]
-    micro_batches: Annotated[int, Field(ge=0, le=10**9)]
-    optimizers: list[_Text]
-    flops_by_type: dict[_Text, _Amount]
-    trained: list[Trained]
-    kept: list[tuple[_Text, _Site, _Amount]]
-    held_before_backward: list[_BackwardStart]
-    notes: list[_Text]
-    sites: list[_Site]
-    groups: list[list[_Rank]]
-    events: list[tuple[Event, _Text, _Amount, _Amount, _Text]]
+def _rank_to_json(r: RankObservation) -> dict[str, Any]:
+    sites = {site: i for i, site in enumerate(dict.fromkeys(o.site for o in r.events))}
+    groups = {ranks: i for i, ranks in enumerate(dict.fromkeys(o.ranks for o in r.events))}
+    return {
+        **asdict(replace(r, events=())),
+        "flops": [(phase, module, n) for (phase, module), n in r.flops.items()],
+        "sites": list(sites),
+        "groups": list(groups),
+        "events": [(_fields(o.event), o.module, sites[o.site], groups[o.ranks], o.op_name) for o in r.events],
+    }
 
 
-class _Record(TypedDict):
-    program: _Text
-    world: Annotated[int, Field(ge=1, le=10**7)]
-    axes: dict[_Text, _Count]
-    device: _Text
-    torch: _Text
-    ranks: Annotated[list[_RankRecord], Field(min_length=1)]
-    notes: list[_Text]
+def _fields(event: Event) -> dict[str, Any]:
+    """Return the fields of an event that differ from their defaults."""
+    return {name: value for name, value in asdict(event).items() if value != _DEFAULTS.get(name)}
 
 
 @cache
-def _adapter() -> TypeAdapter[Any]:
-    return TypeAdapter(_Record)
+def _reader() -> Any:
+    """Return the pydantic model of a file, made from the fields of Observation and RankObservation."""
+    from pydantic import create_model  # takes a moment to import
+
+    def columns(record: type[Any], **others: Any) -> dict[str, Any]:
+        return {name: (kind, ...) for name, kind in (get_type_hints(record, include_extras=True) | others).items()}
+
+    rank = create_model(
+        "RankRecord",
+        **columns(
+            RankObservation,
+            flops=list[tuple[Phase, Text, Amount]],
+            sites=list[Site],
+            groups=list[tuple[RankIndex, ...]],
+            events=list[tuple[Event, Text, Amount, Amount, Text]],
+        ),
+    )
+    ranks = Annotated[list[rank], MinLen(1)]  # type: ignore[valid-type]
+    return create_model("ObservationRecord", **columns(Observation, ranks=ranks))
 
 
-def checked(content: dict[str, Any], text: str, where: str) -> Observation:
-    """Return the observation of a file with that content, which is the JSON `text`; `where` names the file. Raises
-    InputError with the place of what is wrong."""
+def from_json(text: str, where: str = "observation") -> Observation:
+    """Read the text that `to_json` became; `where` names the file. Raises InputError with the place of a mistake."""
+    from pydantic import ValidationError
+
     try:
-        _adapter().validate_json(text, strict=True)
-        _require_sound(content)
-        return from_json(content)
+        version = json.loads(text)["version"]
+        if version != VERSION:
+            raise ValueError(f"version {version} of an observation; this release reads {VERSION}")
+        return _built(_reader().model_validate_json(text, strict=True))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
@@ -91,26 +125,29 @@ def checked(content: dict[str, Any], text: str, where: str) -> Observation:
     raise InputError(f"observation {place}", None, reason, "observe the program again")
 
 
-def _require_sound(content: dict[str, Any]) -> None:
-    """Require ranks that the world has, and amounts that are none below nothing. Raises ValueError."""
-    world = content["world"]
-    for r in content["ranks"]:
-        if r["rank"] >= world:
-            raise ValueError(f"rank {r['rank']} of a world of {world}")
-        for group in r["groups"]:
-            if len(set(group)) < len(group) or any(rank >= world for rank in group):
-                raise ValueError(f"the group {str(group)[:60]} in a world of {world}")
-        for event, _, site, group, _ in r["events"]:
-            r["sites"][site]
-            if event["kind"] == "collective" and not r["groups"][group]:
-                raise ValueError(f"a collective ({event['op']}) of no ranks")
-            if event.get("peer") is not None and not 0 <= event["peer"] < world:
-                raise ValueError(f"a message to rank {event['peer']} in a world of {world}")
-            for name in ("bytes", "flops", "alloc", "free", "group_size"):
-                if not 0 <= event.get(name, 1) < 2**62:
-                    raise ValueError(f"an event's {name} of {event[name]}")
-        before_backward = [h for b in r["held_before_backward"] for h in b["held"]]
-        for item in (*r["held_at_peak"], *before_backward, *r["trained"]):
-            for name, value in item.items():
-                if isinstance(value, int) and not 0 <= value < 2**62:
-                    raise ValueError(f"{name} of {value}")
+def _built(record: Any) -> Observation:
+    """Build an observation of ranks that the world has. Raises ValueError or IndexError."""
+    ranks = tuple(_rank(r, record.world) for r in record.ranks)
+    return Observation(**{f.name: getattr(record, f.name) for f in fields(Observation)} | {"ranks": ranks})
+
+
+def _rank(record: Any, world: int) -> RankObservation:
+    if record.rank >= world:
+        raise ValueError(f"rank {record.rank} of a world of {world}")
+    for group in record.groups:
+        if len(set(group)) < len(group) or any(rank >= world for rank in group):
+            raise ValueError(f"the group {str(group)[:60]} in a world of {world}")
+    events = []
+    for event, module, site, group, name in record.events:
+        ranks = record.groups[group]
+        if event.kind == "collective" and not ranks:
+            raise ValueError(f"a collective ({event.op}) of no ranks")
+        if event.peer is not None and not 0 <= event.peer < world:
+            raise ValueError(f"a message to rank {event.peer} in a world of {world}")
+        for amount in ("bytes", "flops", "alloc", "free", "group_size"):
+            if not 0 <= getattr(event, amount) < 2**62:
+                raise ValueError(f"an event's {amount} of {getattr(event, amount)}")
+        events.append(Observed(event, module, record.sites[site], ranks, name))
+    plain = {f.name: getattr(record, f.name) for f in fields(RankObservation)}
+    flops = {(phase, module): n for phase, module, n in record.flops}
+    return RankObservation(**plain | {"events": tuple(events), "flops": flops})

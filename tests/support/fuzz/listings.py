@@ -18,8 +18,8 @@ from phalanx.schedule.observation import (
     Site,
     Synchronisation,
     Trained,
-    to_json,
 )
+from phalanx.schedule.observation_file import to_json
 from phalanx.serving import plan_file as serving
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.presets import preset

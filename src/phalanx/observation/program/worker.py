@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 
 from phalanx.observation.program.parent import end_with_parent
-from phalanx.schedule.observation import to_json
+from phalanx.schedule.observation_file import to_json
 
 
 def main() -> None:

@@ -48,11 +48,11 @@ class StepRecord:
     number: int
     began: int = 0
     events: list[Observed] = field(default_factory=list)
-    flops: Counter[tuple[str, str]] = field(default_factory=Counter)
+    flops: Counter[tuple[Phase, str]] = field(default_factory=Counter)
     flops_by_type: Counter[str] = field(default_factory=Counter)
-    waits: Counter[tuple[str, str, str, Site]] = field(default_factory=Counter)
+    waits: Counter[tuple[str, Phase, str, Site]] = field(default_factory=Counter)
     lives: list[Life] = field(default_factory=list)
-    peak: dict[str, tuple[int, int, str, str]] = field(default_factory=dict)
+    peak: dict[str, tuple[int, int, Phase, str]] = field(default_factory=dict)
     """By type of device: the most live bytes, when (a count of changes), and in which phase and module."""
     micro_batches: int = 0
     backwards: list[tuple[Phase, int, int]] = field(default_factory=list)

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from phalanx.observation.recorder.places import shortened
 from phalanx.observation.recorder.repetition import Life
 from phalanx.observation.recorder.step import GATHERED, PLAIN, StepRecord, StepRecorder, inner_tensors
+from phalanx.schedule.event import Phase
 from phalanx.schedule.observation import (
     BackwardStart,
     Holder,
@@ -190,7 +191,7 @@ def _at_start(step: StepRecord, device: str) -> dict[str, int]:
 
 def _backward_starts(step: StepRecord, device: str) -> tuple[BackwardStart, ...]:
     """Return the holders of live bytes at the beginning of backward passes, grouped by equal ones."""
-    alike: dict[tuple[str, tuple[Holder, ...]], list[int]] = {}
+    alike: dict[tuple[Phase, tuple[Holder, ...]], list[int]] = {}
     holders_at = _holders(step, device, [when for *_, when in step.backwards], optimizing=False)
     for (phase, micro_batch, _), holders in zip(step.backwards, holders_at, strict=True):
         alike.setdefault((phase, holders), []).append(micro_batch)

@@ -20,6 +20,7 @@ from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.collectives.nccl_model import collective_s, message_s
 from phalanx.cost.hardware.system import System
 from phalanx.schedule.observation import Observation, Observed, RankObservation
+from phalanx.schedule.observation_file import from_json
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.documents import read_text, require_shallow
 from phalanx.spec.errors import InputError
@@ -74,9 +75,7 @@ def read(path: Path) -> Observation | None:
         return None
     if not isinstance(content, dict) or content.get("kind") != "observation":
         return None
-    from phalanx.schedule.observation_file import checked  # pydantic takes a moment
-
-    return checked(content, text, str(path))
+    return from_json(text, str(path))
 
 
 def priced(o: Observation, cluster: ClusterSpec) -> tuple[PricedRank, ...]:
