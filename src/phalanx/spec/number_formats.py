@@ -226,8 +226,8 @@ _ROWS = (
     _blocks("int4", "INT4", 4, 128, "bfloat16", None, None, scale_bits=16),
 )
 NUMBER_FORMATS: dict[str, NumberFormat] = {row.name: row for row in _ROWS}
-COMPUTED = tuple(row for row in reversed(_ROWS) if row.computes)
-"""What a job can compute in."""
+COMPUTED = tuple(sorted((row for row in _ROWS if row.computes), key=lambda row: row.bits))
+"""What a job can compute in, narrow types first."""
 MULTIPLIED = tuple(row for row in _ROWS if row.multiplies)
 """What our runtime multiplies in blocks of models that compute in another type."""
 PRECISIONS: dict[str, NumberFormat] = {row.word: row for row in _ROWS if row.word}
