@@ -20,7 +20,7 @@ from support.in_process_cli import phalanx
 from phalanx.answers.read import read, strategy_of
 from phalanx.answers.release import release_named
 from phalanx.frameworks import files, shell
-from phalanx.frameworks.configuration import Configuration, Layout, names
+from phalanx.frameworks.configuration import Configuration, Layout
 from phalanx.frameworks.lints import LINTS, lint
 from phalanx.spec.errors import InputError
 
@@ -669,7 +669,3 @@ def test_an_optimizer_out_of_range_is_refused_by_all_who_read_it(tmp_path: Path,
     command = "predict" if priced else "read"
     code, out, err = phalanx(tmp_path, command, "c.toml", *priced)
     assert (code, out, err) == (2, "", "error: job.optimizer.eps = -1e-08: must be in [1e-30, 1]\n")
-
-
-def test_every_kind_has_its_keys() -> None:
-    assert all(len(names(kind)) > 50 for kind in KINDS)

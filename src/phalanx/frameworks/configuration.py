@@ -7,15 +7,14 @@ and the nearest name is said. A value of None is one that the file leaves open.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
+from phalanx.frameworks.keys import KeyTable
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.zero_levels import ZERO_LEVELS, ZeroLevel
 
@@ -105,26 +104,24 @@ class Configuration:
         return {name: value for name, value in counted.items() if _states(value)}
 
 
-@cache
-def names(kind: str) -> frozenset[str]:
-    """Return every key that a framework has (keys.json has the commits that they were read from)."""
-    table = json.loads((files("phalanx.frameworks") / "keys.json").read_text())
-    return frozenset(table[kind])
-
-
-@cache
-def megatron_effects() -> dict[str, frozenset[str]]:
-    """Return Megatron-LM's arguments that have no effect on a step (`known`), as its source says."""
-    table = json.loads((files("phalanx.frameworks.megatron") / "arguments.json").read_text())
-    return {name: frozenset(value) for name, value in table.items() if isinstance(value, list)}
-
-
 class Keys:
     """The keys of a file, and which of them were understood."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, table: KeyTable | None = None) -> None:
         self.config = config
+        self.table = table
         self.understood: dict[str, str] = {}
+
+    def field(self, name: str, default: Any = None) -> Any:
+        """Return the value at the key that the framework has for a field. Raises KeyError where it has none."""
+        assert self.table is not None
+        return self.take(self.table[name], name, default)
+
+    def word(self, name: str, default: Any = None) -> Any:
+        """Return what the word at a field's key means; None for a word that the framework does not have."""
+        assert self.table is not None
+        value = self.field(name, _ABSENT)
+        return default if value is _ABSENT else self.table.value(name, value)
 
     def take(self, path: str, meaning: str, default: Any = None) -> Any:
         """Return the value at a dotted path, and note what it means; the default where there is none. Keys may be
@@ -143,42 +140,39 @@ class Keys:
                 return value
         return default
 
-    def rest(self, kind: str) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
-        """Return the keys that nobody took: without effect, not modelled, unknown with the nearest name."""
-        known = names(kind)
+    def rest(self, table: KeyTable) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
+        """Return the keys that no reader took: without effect, not modelled, unknown with the nearest name."""
         quiet: list[str] = []
         open_: list[str] = []
         unknown: dict[str, str] = {}
-        for path, leaf in self._untaken(self.config, kind):
+        for path, leaf in self._untaken(self.config, table):
             name = _plain(leaf)
             if path.startswith("env."):  # variables of a script: no loader reads them as its keys
                 (open_ if leaf.startswith(_ENVIRONMENT) else quiet).append(path)
-            elif any(table in path for table in _OPEN) or (
-                name in megatron_effects().get("known", ()) and kind == "megatron"
-            ):
-                quiet.append(path)  # of any optimizer or scheduler; without effect by its source
-            elif name not in known:
-                near = len(unknown) < _LOOKED_UP and len(name) <= _LONGEST
-                unknown[path] = _nearest(name, kind) if near else ""
-            elif any(part in name for part in _MATTERS):
-                open_.append(path)
-            else:
+            elif any(part in path for part in _OPEN):  # of any optimizer or scheduler
                 quiet.append(path)
+            elif name not in table.names and name not in table.forms:
+                near = len(unknown) < _LOOKED_UP and len(name) <= _LONGEST
+                unknown[path] = _nearest(name, table) if near else ""
+            elif effect := table.effect(name):
+                (quiet if effect == "none" else open_).append(path)
+            else:  # not judged: by its name
+                (open_ if any(part in name for part in _MATTERS) else quiet).append(path)
         return tuple(quiet), tuple(open_), unknown
 
-    def _untaken(self, config: Config, kind: str, above: str = "") -> Iterator[tuple[str, str]]:
+    def _untaken(self, config: Config, table: KeyTable, above: str = "") -> Iterator[tuple[str, str]]:
         """Yield (path, name) of every key that was not taken; a table with nearly a known name is one itself."""
         for name, value in config.items():
             path = f"{above}{name}"
             if path in self.understood:
                 continue
-            has = any(taken.startswith(f"{path}.") for taken in self.understood) or _plain(str(name)) in names(kind)
+            has = any(taken.startswith(f"{path}.") for taken in self.understood) or _plain(str(name)) in table.names
             if (
                 isinstance(value, Mapping)
                 and value
-                and (has or len(name) > _LONGEST or not _is_nearly_known(_plain(str(name)), kind))
+                and (has or len(name) > _LONGEST or not _is_nearly_known(_plain(str(name)), table))
             ):
-                yield from self._untaken(value, kind, f"{path}.")
+                yield from self._untaken(value, table, f"{path}.")
             else:
                 yield path, str(name)
 
@@ -189,13 +183,13 @@ _OPEN = (".params.", "lr_scheduler_kwargs.", "gradient_checkpointing_kwargs.")
 
 
 @cache
-def _nearest(name: str, kind: str) -> str:
+def _nearest(name: str, table: KeyTable) -> str:
     """Return the name that a slip was meant to be, whole or cut short; "" if none is near."""
     length = len(name)
     words = set(name.split("_"))
     known = [
         other
-        for other, parts in _in_words(kind)
+        for other, parts in _in_words(table)
         if other[0] == name[:1] or abs(len(other) - length) < 3 or words <= parts
     ]
     near = get_close_matches(name, known, 1, 0.75)
@@ -207,14 +201,14 @@ def _nearest(name: str, kind: str) -> str:
 
 
 @cache
-def _in_words(kind: str) -> tuple[tuple[str, frozenset[str]], ...]:
+def _in_words(table: KeyTable) -> tuple[tuple[str, frozenset[str]], ...]:
     """Return a framework's keys, sorted, with their words."""
-    return tuple((name, frozenset(name.split("_"))) for name in sorted(names(kind)))
+    return tuple((name, frozenset(name.split("_"))) for name in sorted(table.names))
 
 
 @cache
-def _is_nearly_known(name: str, kind: str) -> bool:
-    return bool(get_close_matches(name, names(kind), 1, 0.85))
+def _is_nearly_known(name: str, table: KeyTable) -> bool:
+    return bool(get_close_matches(name, table.names, 1, 0.85))
 
 
 def _plain(name: str) -> str:

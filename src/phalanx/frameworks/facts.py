@@ -12,8 +12,9 @@
     [stacks.NAME.constants]      constants of a Profile that are known from its code
     [stacks.NAME.policy]         fields of Policy that are not the default; `like`: of a stack whose policy it shares
 
-A stack `like` one of another commit has only the facts that it gives a line for. A table that is not one of these, a
-fact without a source and a field without a fact raise ValueError.
+A folder's flags.toml names its keys for the flags of the framework whose facts it shares. A stack that is `like` one
+of another commit has only the facts that it gives a line for. A table that is not one of these, a fact without a
+source and a field without a fact raise ValueError.
 """
 
 from __future__ import annotations
@@ -41,10 +42,13 @@ _LATER = {"sp": "sp=1", "cp": "cp>1", "recompute": "recompute=selective*"}
 
 @dataclass(frozen=True)
 class _Folder:
-    """A framework's facts.toml: paths by their abbreviations, and its stacks."""
+    """A framework's facts.toml: its folder, paths by their abbreviations, and its stacks."""
 
+    name: str
     files: Mapping[str, str]
     stacks: Mapping[str, Table]
+    renamed: Mapping[str, str]
+    """Keys of the framework whose facts it shares -> its own."""
 
     def source(self, text: Any) -> str:
         """Write out the file of a `file:line`."""
@@ -69,7 +73,9 @@ def load(root: Path) -> dict[str, Stack]:
 def _folder(path: Path) -> _Folder:
     document = tomllib.loads(path.read_text())
     _require_known(str(path), document, ("files", "stacks"))
-    return _Folder(document.get("files", {}), document["stacks"])
+    flags = path.with_name("flags.toml")
+    renamed = tomllib.loads(flags.read_text())["keys"] if flags.is_file() else {}
+    return _Folder(path.parent.name, document.get("files", {}), document["stacks"], renamed)
 
 
 def _build(name: str, tables: Mapping[str, tuple[_Folder, Table]], built: dict[str, Stack]) -> Stack:
@@ -86,6 +92,7 @@ def _build(name: str, tables: Mapping[str, tuple[_Folder, Table]], built: dict[s
     same = like is not None and like.commit == table.get("commit")
     built[name] = Stack(
         name=name,
+        framework=folder.name,
         parent=parent.name if parent else "",
         title=table.get("title", ""),
         repository=table.get("repository", ""),
@@ -112,7 +119,10 @@ def _entries(stack: str, folder: _Folder, table: Table, shared: Mapping[str, Ent
         if isinstance(fact, str):
             if name not in shared:
                 raise ValueError(f"{stack}.{name} has a line and no fact")
-            result[name] = replace(shared[name], source=folder.source(fact))
+            entry = shared[name]
+            if entry.key in folder.renamed:
+                entry = replace(entry, key=folder.renamed[entry.key], written=folder.renamed[entry.key])
+            result[name] = replace(entry, source=folder.source(fact))
             continue
         _require_known(f"{stack}.{name}", fact, _ENTRY)
         key, words = fact.get("key", ""), fact.get("words", {})

@@ -106,6 +106,8 @@ class Stack:
     """A framework at one release. Raises ValueError where a fact is missing or has no source."""
 
     name: str
+    framework: str
+    """Its folder."""
     parent: str
     """The stack whose constants, policy and limits it has where it states none; "" for the root."""
     title: str = ""

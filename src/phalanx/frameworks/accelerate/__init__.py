@@ -1,1 +1,1 @@
-"""accelerate's YAML: which key is which field (keys.py), and a plan as that file and a script (write.py)."""
+"""accelerate's YAML: what it can do, read and written, with a script that it runs."""

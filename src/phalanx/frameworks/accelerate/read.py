@@ -16,6 +16,7 @@ from phalanx.frameworks.configuration import (
     product,
     truth,
 )
+from phalanx.frameworks.keys import key_table
 
 _STRATEGIES = {
     "1": 3, "FULL_SHARD": 3, "2": 2, "SHARD_GRAD_OP": 2, "3": 0, "NO_SHARD": 0,
@@ -160,8 +161,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
         offload=offload,
     )
     name = str(keys.take("base_model", "model", "") or "")
-    quiet, open_, unknown = keys.rest("accelerate")
-    theirs = part.rest("hf")
+    quiet, open_, unknown = keys.rest(key_table("accelerate"))
+    theirs = part.rest(key_table("hugging_face"))
     beside = "training_arguments."
     keys.understood |= {beside + k: v for k, v in part.understood.items()}
     quiet, open_ = (*quiet, *(beside + k for k in theirs[0])), (*open_, *(beside + k for k in theirs[1]))

@@ -6,12 +6,13 @@ from typing import Any
 
 from phalanx.frameworks import reasons
 from phalanx.frameworks import trainer_script as trainer
-from phalanx.frameworks.accelerate.keys import KEY, RESHARD
+from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.program import Group, Program, group
 from phalanx.frameworks.subject import Subject
 from phalanx.frameworks.yaml import document
 from phalanx.spec.errors import InputError
 
+KEYS = key_table("accelerate")
 _LAUNCH = (
     "exec accelerate launch --config_file accelerate.yaml \\\n"
     '  --num_machines "$NNODES" --machine_rank "$NODE_RANK" --num_processes $((NNODES * NPROC_PER_NODE)) \\\n'
@@ -90,11 +91,10 @@ def _fsdp(x: Subject) -> dict[str, Any]:
     s, o = x.s, x.options
     return {
         "fsdp_config.fsdp_version": 2,
-        "fsdp_config.fsdp_reshard_after_forward": RESHARD[s.zero],
+        **KEYS.write({"strategy.zero": s.zero}),
         "fsdp_config.fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "fsdp_config.fsdp_state_dict_type": "SHARDED_STATE_DICT",
-        "fsdp_config.fsdp_activation_checkpointing": s.recompute != "none",
-        KEY["options.parameter_offload"]: o.parameter_offload,
+        **KEYS.write({"strategy.recompute": s.recompute, "options.parameter_offload": o.parameter_offload}),
         "fsdp_config.fsdp_cpu_ram_efficient_loading": True,
     }
 
@@ -103,10 +103,9 @@ def _mesh(x: Subject) -> dict[str, Any]:
     s = x.s
     table: dict[str, Any] = {
         "parallelism_config.parallelism_config_dp_replicate_size": s.dp_replicate,
-        KEY["strategy.shard"]: s.dp_shard,
-        KEY["strategy.cp"]: s.cp,
+        **KEYS.write({"strategy.shard": s.dp_shard, "strategy.cp": s.cp}),
     }
     if s.cp > 1:
         how = "allgather" if x.options.context == "all_gather" else "alltoall"
-        table["parallelism_config.parallelism_config_cp_comm_strategy"] = how
+        table[KEYS["options.context"]] = how
     return table

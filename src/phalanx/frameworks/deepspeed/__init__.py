@@ -1,1 +1,1 @@
-"""DeepSpeed's JSON: which key is which field (keys.py), and a plan as that file and a script (write.py)."""
+"""DeepSpeed's JSON: what it can do, read and written, with a script that it runs."""

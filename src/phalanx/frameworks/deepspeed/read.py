@@ -15,7 +15,11 @@ from phalanx.frameworks.configuration import (
     product,
     truth,
 )
-from phalanx.frameworks.deepspeed.keys import GRADIENT_BYTES, WORDS
+from phalanx.frameworks.keys import key_table
+
+KEYS = key_table("deepspeed")
+GRADIENT_BYTES = 2
+"""Bytes of a gradient in a bucket: gradients are in the type of the parameters."""
 
 
 def offloaded(keys: Keys, at: str = "") -> dict[str, str | None]:
@@ -38,7 +42,7 @@ def stage(keys: Keys, at: str = "") -> int | None:
         return int(table)
     if not isinstance(table, dict):
         return 0
-    value = keys.take(f"{at}zero_optimization.stage", "strategy.zero", 0)
+    value = keys.take(at + KEYS["strategy.zero"], "strategy.zero", 0)
     return value if isinstance(value, int) and 0 <= value <= 3 else None
 
 
@@ -65,19 +69,20 @@ def beyond(keys: Keys, at: str = "") -> tuple[dict[str, Any], dict[str, Any], di
         options["optimizer_offload"] = number(keys.take(f"{z}.offload_optimizer.ratio", "options"), 1.0)
     if where["param"] != "none":
         options["parameter_offload"] = True
-    for key, (field, words) in WORDS.items():
-        if (word := words.get(str(keys.take(at + key, field)))) is not None:
-            options[field.removeprefix("options.")] = word
+    for name in ("gradients", "reduce"):
+        word = keys.take(at + KEYS[f"options.{name}"], f"options.{name}")
+        if (value := KEYS.value(f"options.{name}", word)) is not None:
+            options[name] = value
     if truth(keys.take(f"{at}bf16.bf16_optimizer_states", "options.first_moment")):
         options |= {"first_moment": "bfloat16", "second_moment": "bfloat16"}
         keys.take(f"{at}bf16.bf16_master_weights_and_grads", "options.first_moment")
     kind = str(keys.take(f"{at}optimizer.type", "job.optimizer", "") or "")
     if kind.lower() == "muon":
         options["optimizer"] = "muon"
-    size = count(keys.take(f"{z}.reduce_bucket_size", "strategy.bucket"))
+    size = count(keys.take(at + KEYS["strategy.bucket"], "strategy.bucket"))
     fields: dict[str, Any] = {"bucket": size * GRADIENT_BYTES / 2**20} if size else {}
     job: dict[str, Any] = {}
-    if (clip := keys.take(f"{at}gradient_clipping", "job.clip")) not in (None, "auto"):
+    if (clip := keys.take(at + KEYS["job.clip"], "job.clip")) not in (None, "auto"):
         job["clip"] = number(clip, 0.0)
     betas = keys.take(f"{at}optimizer.params.betas", "job.optimizer.betas")
     if isinstance(betas, list) and len(betas) == 2 and "auto" not in betas:
@@ -91,18 +96,18 @@ def beyond(keys: Keys, at: str = "") -> tuple[dict[str, Any], dict[str, Any], di
 
 def shard(keys: Keys, at: str = "") -> int | None:
     """Return how many ranks share one state (MiCS), None where all do."""
-    return count(keys.take(f"{at}zero_optimization.mics_shard_size", "strategy.shard"))
+    return count(keys.take(at + KEYS["strategy.shard"], "strategy.shard"))
 
 
 def read(config: Config, world: int | None = None) -> Configuration:
     """Read DeepSpeed's table, or GPT-NeoX's options with the same keys."""
-    keys = Keys(config)
+    keys = Keys(config, KEYS)
     neox = any(name.replace("-", "_") in config for name in ("pipe_parallel_size", "num_layers", "hidden_size")) or (
         "pipe-parallel-size" in config or "num-layers" in config
     )
-    micro = count(keys.take("train_micro_batch_size_per_gpu", "strategy.micro_batch"))
-    whole = count(keys.take("train_batch_size", "job.global_batch"))
-    steps = count(keys.take("gradient_accumulation_steps", "accumulation"))
+    micro = count(keys.field("strategy.micro_batch"))
+    whole = count(keys.field("job.global_batch"))
+    steps = count(keys.field("accumulation"))
     zero, type_, where = stage(keys), precision(keys), offloaded(keys)
     tp = pp = cp = seq = None
     recompute: str | None = None
@@ -124,8 +129,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
             )
         }
     else:
-        tp = count(keys.take("tensor_parallel.autotp_size", "strategy.tp"))
-        cp = count(keys.take("sequence_parallel_size", "strategy.cp"))
+        tp = count(keys.field("strategy.tp"))
+        cp = count(keys.field("strategy.cp"))
     replicas = divided(world, product(tp or 1, pp or 1, cp or 1))
     if steps is None and whole and micro:
         steps = divided(whole, product(micro, replicas))
@@ -149,7 +154,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         recompute=recompute,
         offload=where,
     )
-    quiet, open_, unknown = keys.rest("megatron" if neox else "deepspeed")
+    quiet, open_, unknown = keys.rest(key_table("megatron" if neox else "deepspeed"))
     return Configuration(
         "deepspeed",
         "deepspeed",

@@ -8,7 +8,7 @@ from typing import Any
 
 from phalanx.frameworks import reasons
 from phalanx.frameworks import trainer_script as trainer
-from phalanx.frameworks.deepspeed.keys import GRADIENT_BYTES, KEY, TYPES
+from phalanx.frameworks.deepspeed.read import GRADIENT_BYTES, KEYS
 from phalanx.frameworks.program import Group, Program, group
 from phalanx.frameworks.script import TORCHRUN, comment
 from phalanx.frameworks.subject import Subject
@@ -73,19 +73,19 @@ def groups(x: Subject) -> tuple[Group, ...]:
             reasons.batch(x),
             {
                 # transformers takes all ranks for replicas, and stops where this is not what it counts
-                **({KEY["job.global_batch"]: x.job.global_batch} if s.dp == s.world else {}),
-                KEY["strategy.micro_batch"]: s.micro_batch,
-                "gradient_accumulation_steps": x.micro_batches,
-                KEY["job.clip"]: x.job.clip,
+                **({KEYS["job.global_batch"]: x.job.global_batch} if s.dp == s.world else {}),
+                KEYS["strategy.micro_batch"]: s.micro_batch,
+                KEYS["accumulation"]: x.micro_batches,
+                KEYS["job.clip"]: x.job.clip,
             },
         ),
         group("Data parallelism", reasons.data(x), _zero(x)),
         group("Number types", reasons.precision(x), _types(x)),
     ]
     if s.tp > 1:
-        result.append(group("Tensor parallelism", reasons.tensor(x), {KEY["strategy.tp"]: s.tp}))
+        result.append(group("Tensor parallelism", reasons.tensor(x), {KEYS["strategy.tp"]: s.tp}))
     if s.cp > 1:
-        result.append(group("Sequence parallelism", reasons.context(x), {KEY["strategy.cp"]: s.cp}))
+        result.append(group("Sequence parallelism", reasons.context(x), {KEYS["strategy.cp"]: s.cp}))
     muon = o.optimizer == "muon"
     parameters = {"lr": "auto", "betas": list(a.betas), "eps": a.eps, "weight_decay": a.weight_decay}
     if muon:
@@ -102,14 +102,14 @@ def groups(x: Subject) -> tuple[Group, ...]:
 
 def _zero(x: Subject) -> dict[str, Any]:
     s, o = x.s, x.options
-    table: dict[str, Any] = {KEY["strategy.zero"]: s.zero}
+    table: dict[str, Any] = {KEYS["strategy.zero"]: s.zero}
     if s.level.state:
         table["zero_optimization.overlap_comm"] = True
         table["zero_optimization.contiguous_gradients"] = True
     if s.bucket != "auto":
-        table["zero_optimization.reduce_bucket_size"] = math.ceil(s.bucket * 2**20 / GRADIENT_BYTES)
+        table[KEYS["strategy.bucket"]] = math.ceil(s.bucket * 2**20 / GRADIENT_BYTES)
     if s.level.parameters and s.dp_shard < s.dp:
-        table[KEY["strategy.shard"]] = s.dp_shard
+        table[KEYS["strategy.shard"]] = s.dp_shard
     if o.optimizer_offload:
         table["zero_optimization.offload_optimizer.device"] = "cpu"
         table["zero_optimization.offload_optimizer.pin_memory"] = True
@@ -122,7 +122,6 @@ def _zero(x: Subject) -> dict[str, Any]:
 
 def _types(x: Subject) -> dict[str, Any]:
     o = x.options
-    words = {value: word for word, value in TYPES.items()}
     table: dict[str, Any] = {"bf16.enabled": x.compute == "bf16", "fp16.enabled": x.compute == "fp16"}
     moments = {o.first_moment, o.second_moment}
     if moments - {"auto", "float32"}:
@@ -131,8 +130,5 @@ def _types(x: Subject) -> dict[str, Any]:
             raise InputError("options.first_moment", o.first_moment, reason, "set both, or neither")
         table["bf16.bf16_master_weights_and_grads"] = True
         table["bf16.bf16_optimizer_states"] = True
-    if o.gradients != "auto":
-        table["data_types.grad_accum_dtype"] = words[o.gradients]
-    if o.reduce != "auto":
-        table["communication_data_type"] = words[o.reduce]
-    return table
+    stated = {"options.gradients": o.gradients, "options.reduce": o.reduce}
+    return table | KEYS.write({name: value for name, value in stated.items() if value != "auto"})

@@ -17,6 +17,7 @@ from phalanx.frameworks.configuration import (
     truth,
 )
 from phalanx.frameworks.deepspeed import read as deepspeed
+from phalanx.frameworks.keys import key_table
 
 _WORDS = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "hybrid_shard_zero2": 2, "no_shard": 0}
 
@@ -96,7 +97,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         offload=offload,
     )
     name = str(keys.take(f"{at}model_name_or_path", "model", "") or "")
-    quiet, open_, unknown = keys.rest("hf")
+    quiet, open_, unknown = keys.rest(key_table("hugging_face"))
     return Configuration(
         "hf",
         stack,

@@ -1,1 +1,1 @@
-"""MaxText's YAML: which key is which field (keys.py), and a plan as that file (write.py)."""
+"""MaxText's YAML: what it can do, read and written."""

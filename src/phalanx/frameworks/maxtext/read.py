@@ -23,7 +23,7 @@ from phalanx.frameworks.configuration import (
     product,
     truth,
 )
-from phalanx.frameworks.maxtext.keys import KEY, WORD, WORDS
+from phalanx.frameworks.keys import key_table
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 from phalanx.spec.model.families import complete
@@ -32,7 +32,7 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy import stack_options
 from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
-_TYPES = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
+KEYS = key_table("maxtext")
 _AXES = {
     "tp": ("tensor", "tensor_transpose", "tensor_sequence"),
     "pp": ("pipeline",),
@@ -43,15 +43,15 @@ _AXES = {
     "sequence": ("sequence",),
     "autoregressive": ("autoregressive",),
 }
-_PRODUCTS = WORDS["quantization"][1] | {
+_PRODUCTS = {
     "fp8": "float8-delayed", "fp8_full": "float8-delayed", "fp8_gpu": "float8", "nanoo_fp8": "float8",
 }  # fmt: skip
-"""`quantization` -> products; others are of integers, or of weights alone."""
+"""Further words of `quantization`; others are of integers, or of weights alone."""
 
 
 def read(config: Config, world: int | None = None) -> Configuration:
     """Read the degrees: an axis that is not named has 1, and fsdp what is left."""
-    keys = Keys(config)
+    keys = Keys(config, KEYS)
     degrees = _degrees(keys, world)
     fsdp, data, ep, cp = (degrees[axis] for axis in ("fsdp", "data", "ep", "cp"))
     stated = any(f"{where}_fsdp_parallelism" in config for where in ("ici", "dcn"))
@@ -64,9 +64,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     sequence = count(keys.take("ici_tensor_sequence_parallelism", "strategy.sp", 1)) or 1
     sequence *= count(keys.take("dcn_tensor_sequence_parallelism", "strategy.sp", 1)) or 1
     micro, steps, whole = _batch(keys, world, replicas, degrees["pp"] or 1)
-    remat = keys.take("remat_policy", "strategy.recompute")
-    seq = count(keys.take("max_target_length", "job.seq"))
-    type_ = _TYPES.get(str(keys.take("dtype", "job.precision")))
+    remat = keys.field("strategy.recompute")
+    seq = count(keys.field("job.seq"))
+    type_ = keys.word("job.precision")
     layout = Layout(
         world=world,
         dp=dp,
@@ -88,7 +88,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     name = str(keys.take("model_name", "model", "") or "")
     spec, why = _model(keys, seq)
     options, job = _options(keys, cp), _job(keys)
-    quiet, unmodelled, unknown = keys.rest("maxtext")
+    quiet, unmodelled, unknown = keys.rest(KEYS)
     return Configuration(
         "maxtext",
         "maxtext",
@@ -124,11 +124,11 @@ def _degrees(keys: Keys, world: int | None) -> dict[str, int | None]:
 
 def _batch(keys: Keys, world: int | None, replicas: int | None, pp: int) -> tuple[int | None, int | None, int | None]:
     """Return (sequences of a micro-batch, micro-batches of a step, sequences of a step)."""
-    each = number(keys.take("per_device_batch_size", "strategy.micro_batch"), 0.0)
-    steps = count(keys.take("gradient_accumulation_steps", "accumulation"))
+    each = number(keys.field("strategy.micro_batch"), 0.0)
+    steps = count(keys.field("accumulation"))
     pieces = count(keys.take("num_pipeline_microbatches", "accumulation"))
-    keys.take("num_layers_per_pipeline_stage", "strategy.layers")
-    keys.take("num_pipeline_repeats", "strategy.virtual")
+    keys.field("strategy.layers")
+    keys.field("strategy.virtual")
     if not world or not replicas:
         return count(each), steps, None
     of_replica = each * world / replicas
@@ -142,22 +142,19 @@ def _options(keys: Keys, cp: int | None) -> dict[str, Any]:
     """Return what is beyond the strategy."""
     assumed = keys.take("env.PHALANX_ASSUMES", "options")  # of the data, which no key states
     options: dict[str, Any] = stack_options.parse(str(assumed)) if assumed else {}
-    if (word := keys.take("quantization", "options.products")) is not None:
-        options["products"] = _PRODUCTS.get(str(word))
-    if (word := keys.take("mu_dtype", "options.first_moment")) is not None:
-        options["first_moment"] = WORDS["mu_dtype"][1].get(str(word))
-    if truth(keys.take("optimizer_memory_host_offload", "options.optimizer_offload")):
+    options["products"] = keys.word("options.products") or _PRODUCTS.get(str(keys.field("options.products")))
+    options["first_moment"] = keys.word("options.first_moment")
+    if truth(keys.field("options.optimizer_offload")):
         options["optimizer_offload"] = 1.0
-    if truth(keys.take(KEY["options.parameter_offload"], "options.parameter_offload")):
+    if truth(keys.field("options.parameter_offload")):
         options["parameter_offload"] = True
-    key, _ = WORD["options.context"]
-    if (word := keys.take(key, "options.context")) is not None and cp and cp > 1:
-        options["context"] = WORDS[key][1].get(str(word))
-    if (tiles := count(keys.take("num_vocab_tiling", "options.cross_entropy"))) is not None:
+    if (context := keys.word("options.context")) is not None and cp and cp > 1:
+        options["context"] = context
+    if (tiles := count(keys.field("options.cross_entropy"))) is not None:
         options["cross_entropy"] = "linear" if tiles > 1 else "plain"
     if keys.take("opt_type", "job.optimizer") == "muon":
         options["optimizer"] = "muon"
-    options["mtp"] = count(keys.take(KEY["options.mtp"], "options.mtp"))
+    options["mtp"] = count(keys.field("options.mtp"))
     keys.take("packing", "options.document")
     return {name: value for name, value in options.items() if value}
 
@@ -166,7 +163,7 @@ def _job(keys: Keys) -> dict[str, Any]:
     """Return optimizer and clipping where the file states them (base.yml: AdamW, 0.9, 0.95, decay 0.1, norm 1)."""
 
     def of(field: str, default: float) -> float:
-        return number(keys.take(KEY[field], field), default)
+        return number(keys.field(field), default)
 
     return {
         "optimizer": {
@@ -180,10 +177,9 @@ def _job(keys: Keys) -> dict[str, Any]:
 
 def _model(keys: Keys, seq: int | None) -> tuple[ModelSpec | None, str]:
     """Return the model of a file that states its sizes, or None."""
-    word, _ = WORD["model.family"]
-    family = WORDS[word][1].get(str(keys.take(word, "model.family")))
+    family = keys.word("model.family")
     names = ("hidden", "ffn", "layers", "heads", "kv_heads", "head_dim", "vocab", "norm_eps", "qk_norm", "tied")
-    sizes = {n: keys.take(KEY[f"model.{n}"], f"model.{n}") for n in (*names, "qkv_bias")}
+    sizes = {n: keys.field(f"model.{n}") for n in (*names, "qkv_bias")}
     if family is None or any(sizes[n] is None for n in ("hidden", "ffn", "layers", "heads", "vocab")):
         return None, ""
     theta = keys.take("rope_max_timescale", "model.rope_theta")
@@ -206,7 +202,7 @@ def _model(keys: Keys, seq: int | None) -> tuple[ModelSpec | None, str]:
 
 def _latent(keys: Keys) -> Latent:
     rank, *others = (
-        count(keys.take(KEY[f"model.latent.{n}"], "model.latent"))
+        count(keys.take(KEYS[f"model.latent.{n}"], "model.latent"))
         for n in ("q_rank", "kv_rank", "nope_dim", "rope_dim", "v_dim")
     )
     kv, nope, rope, v = (n or 1 for n in others)
@@ -223,16 +219,16 @@ def _scaling(keys: Keys) -> RopeScaling | None:
 
 
 def _experts(keys: Keys, latent: bool) -> Experts | None:
-    held = count(keys.take(KEY["model.experts.count"], "model.experts"))
+    held = count(keys.take(KEYS["model.experts.count"], "model.experts"))
     if held is None or held == 1:
         return None
 
     def of(name: str, default: Any = None) -> Any:
         return keys.take(name, "model.experts", default)
 
-    ffn = count(of(KEY["model.experts.ffn"])) or 1
-    top = count(of(KEY["model.experts.top_k"])) or 1
-    loss = number(of(KEY["model.experts.balance_loss"]), 0.0)
+    ffn = count(of(KEYS["model.experts.ffn"])) or 1
+    top = count(of(KEYS["model.experts.top_k"])) or 1
+    loss = number(of(KEYS["model.experts.balance_loss"]), 0.0)
     if not latent:
         of("norm_topk_prob")
         return Experts(held, top, ffn, normalized=True, balance_loss=loss)
@@ -246,7 +242,7 @@ def _experts(keys: Keys, latent: bool) -> Experts | None:
         top,
         ffn,
         shared_ffn=ffn * (count(of("shared_experts")) or 0),
-        dense_layers=tuple(range(min(count(of(KEY["model.experts.dense_layers"])) or 0, MOST_LAYERS))),
+        dense_layers=tuple(range(min(count(of(KEYS["model.experts.dense_layers"])) or 0, MOST_LAYERS))),
         score="sigmoid" if sigmoid else "softmax",
         normalized=sigmoid,
         scale=number(of("routed_scaling_factor"), 1.0),

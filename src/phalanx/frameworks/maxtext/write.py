@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from phalanx.frameworks import reasons
-from phalanx.frameworks.maxtext.keys import AXES, KEY, WORD
+from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.program import Blank, Group, Program, Variable, group
 from phalanx.frameworks.subject import Subject
 from phalanx.frameworks.yaml import document
@@ -14,6 +14,9 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.model.mechanisms import Experts, Latent
 from phalanx.spec.model.spec import ModelSpec
 
+KEYS = key_table("maxtext")
+_AXES = ("tensor", "tensor_sequence", "expert", "context", "fsdp", "data", "pipeline")
+"""Mesh axes from the innermost: in this order they fill a node."""
 _START = (
     'export JAX_COORDINATOR_IP="$MASTER_ADDR" JAX_COORDINATOR_PORT="$MASTER_PORT" NNODES NODE_RANK\n'
     "exec python3 -m maxtext.trainers.pre_train.train config.yml run_name=phalanx \\\n"
@@ -62,7 +65,7 @@ def _require_expressible(x: Subject) -> None:
         raise InputError("job.precision.compute", "float16", "MaxText has no loss scale", "use bfloat16")
     if o.mtp and x.model.latent is None:
         raise InputError("options.mtp", o.mtp, "is there for the deepseek block alone", "leave it out")
-    block = WORD["model.family"][1][x.model.family]
+    _, block = KEYS.setting("model.family", x.model.family)
     if o.optimizer == "muon" and block not in _MUON:
         reason = f"MaxText runs Muon on its blocks {', '.join(_MUON)}; the model's is {block}"
         raise InputError("options.optimizer", "muon", reason, "use adam")
@@ -76,9 +79,10 @@ _MUON = ("deepseek", "qwen3", "llama2")
 
 
 def _require_model(m: ModelSpec) -> None:
-    _, families = WORD["model.family"]
+    families = KEYS.values("model.family")
     if m.family not in families:
         raise InputError("model.family", m.family, "is not exported to MaxText", f"use {', '.join(families)}")
+    _, block = KEYS.setting("model.family", m.family)
     for field, ok in (
         ("window", m.window is None or m.window >= m.max_seq),
         ("rope_scaling", m.rope_scaling is None or (m.latent is not None and m.rope_scaling.kind == "yarn")),
@@ -90,7 +94,7 @@ def _require_model(m: ModelSpec) -> None:
         ("experts", m.experts is None or _has_experts(m, m.experts)),
     ):
         if not ok:
-            reason = f"MaxText's {families[m.family]} block has no key for it"
+            reason = f"MaxText's {block} block has no key for it"
             raise InputError(f"model.{field}", None, reason, "use another model")
 
 
@@ -158,12 +162,10 @@ def groups(x: Subject) -> tuple[Group, ...]:
 
 
 def _model(m: ModelSpec) -> dict[str, Any]:
-    block, blocks = WORD["model.family"]
     names = ["hidden", "ffn", "layers", "heads", "kv_heads", "vocab", "norm_eps", "tied", "qk_norm", "qkv_bias"]
     names += ["head_dim"] if m.latent is None else []
     return (
-        {block: blocks[m.family]}
-        | {KEY[f"model.{name}"]: getattr(m, name) for name in names}
+        KEYS.write({"model.family": m.family} | {f"model.{name}": getattr(m, name) for name in names})
         | {"mlp_activations": ["silu", "linear"], "normalize_embedding_logits": False}
         | {"rope_max_timescale": int(m.rope_theta)}
         | (_latent(m, m.latent) if m.latent is not None else {})
@@ -172,7 +174,7 @@ def _model(m: ModelSpec) -> dict[str, Any]:
 
 def _latent(m: ModelSpec, x: Latent) -> dict[str, Any]:
     table: dict[str, Any] = {"attention_type": "mla"}
-    table |= {KEY[f"model.latent.{name}"]: getattr(x, name) or 0 for name in _LATENT}
+    table |= {key: getattr(x, name) or 0 for name, key in KEYS.fields("model.latent").items()}
     r = m.rope_scaling
     if r is None:
         return table | {"rope_type": "default"}
@@ -187,9 +189,6 @@ def _latent(m: ModelSpec, x: Latent) -> dict[str, Any]:
     }
 
 
-_LATENT = ("q_rank", "kv_rank", "nope_dim", "rope_dim", "v_dim")
-
-
 def _degrees(x: Subject) -> dict[str, Any]:
     """Spread the axes over nodes: from the innermost, each takes what a node has left."""
     s = x.s
@@ -199,7 +198,7 @@ def _degrees(x: Subject) -> dict[str, Any]:
     degrees |= {"fsdp": shards // s.ep, "data": s.dp // shards}
     table: dict[str, Any] = {"num_slices": x.nodes}
     left = x.gpus_per_node
-    for axis in AXES:
+    for axis in _AXES:
         degree = degrees.get(axis, 1)
         inside = math.gcd(degree, left)
         left //= inside
@@ -210,8 +209,7 @@ def _degrees(x: Subject) -> dict[str, Any]:
         )
     table["shard_optimizer_over_data"] = s.level.state and not s.level.gradients
     if s.cp > 1 and x.options.context != "auto":
-        key, words = WORD["options.context"]
-        table[key] = words[x.options.context]
+        table |= KEYS.write({"options.context": x.options.context})
     return table
 
 
@@ -224,11 +222,12 @@ def _pipeline(x: Subject) -> dict[str, Any]:
 
 
 def _experts(m: ModelSpec, x: Experts) -> dict[str, Any]:
-    table = {KEY[f"model.experts.{name}"]: getattr(x, name) for name in ("count", "top_k", "ffn", "balance_loss")}
+    names = ("count", "top_k", "ffn", "balance_loss")
+    table = KEYS.write({f"model.experts.{name}": getattr(x, name) for name in names})
     if m.latent is None:
         return table | {"norm_topk_prob": m.family == "qwen3_moe"}
     return table | {
-        KEY["model.experts.dense_layers"]: len(x.dense_layers),
+        KEYS["model.experts.dense_layers"]: len(x.dense_layers),
         "shared_experts": x.shared_ffn // x.ffn,
         "routed_scaling_factor": x.scale,
         "routed_score_func": x.score,
@@ -241,7 +240,7 @@ def _experts(m: ModelSpec, x: Experts) -> dict[str, Any]:
 
 def _batch(x: Subject) -> dict[str, Any]:
     table: dict[str, Any] = {
-        KEY["job.seq"]: x.job.seq,
+        KEYS["job.seq"]: x.job.seq,
         "per_device_batch_size": _per_device(x),
         "gradient_accumulation_steps": 1 if x.s.pp > 1 else x.micro_batches,
         "packing": x.options.document > 0,
@@ -249,20 +248,21 @@ def _batch(x: Subject) -> dict[str, Any]:
     if x.options.document:  # Transformer Engine's attention asks for a bound
         table["max_segments_per_seq"] = 4 * math.ceil(x.job.seq / x.options.document)
     if x.options.mtp:
-        table[KEY["options.mtp"]] = x.options.mtp
+        table[KEYS["options.mtp"]] = x.options.mtp
     return table
 
 
 def _memory(x: Subject) -> dict[str, Any]:
     o = x.options
-    key, words = WORD["strategy.recompute"]
-    table: dict[str, Any] = {
-        key: words[x.s.recompute],
-        "optimizer_memory_host_offload": o.optimizer_offload == 1,
-        KEY["options.parameter_offload"]: o.parameter_offload,
-    }
+    table = KEYS.write(
+        {
+            "strategy.recompute": x.s.recompute,
+            "options.optimizer_offload": o.optimizer_offload == 1,
+            "options.parameter_offload": o.parameter_offload,
+        }
+    )
     if o.cross_entropy != "auto":
-        table["num_vocab_tiling"] = _tiles(x) if o.cross_entropy == "linear" else 1
+        table[KEYS["options.cross_entropy"]] = _tiles(x) if o.cross_entropy == "linear" else 1
     return table
 
 
@@ -278,12 +278,12 @@ def _tiles(x: Subject) -> int:
 
 def _types(x: Subject) -> dict[str, Any]:
     o = x.options
-    table: dict[str, Any] = {"dtype": {"bf16": "bfloat16", "fp32": "float32"}[x.compute], "weight_dtype": "float32"}
-    for field, value in (("products", o.products), ("first_moment", o.first_moment)):
-        key, words = WORD[f"options.{field}"]
-        if value != "auto":
-            table[key] = words[value]
-    return table
+    stated = {"options.products": o.products, "options.first_moment": o.first_moment}
+    return (
+        KEYS.write({"job.precision": x.compute})
+        | {"weight_dtype": "float32"}
+        | KEYS.write({name: value for name, value in stated.items() if value != "auto"})
+    )
 
 
 def _optimizer(x: Subject) -> dict[str, Any]:
@@ -291,11 +291,11 @@ def _optimizer(x: Subject) -> dict[str, Any]:
     muon = x.options.optimizer == "muon"
     table: dict[str, Any] = {
         "opt_type": "muon" if muon else a.word("maxtext", "MaxText"),
-        KEY["job.optimizer.betas.0"]: a.betas[0],
-        KEY["job.optimizer.betas.1"]: a.betas[1],
-        KEY["job.optimizer.eps"]: a.eps,
-        KEY["job.optimizer.weight_decay"]: a.weight_decay,
-        KEY["job.clip"]: x.job.clip or 0.0,
+        KEYS["job.optimizer.betas.0"]: a.betas[0],
+        KEYS["job.optimizer.betas.1"]: a.betas[1],
+        KEYS["job.optimizer.eps"]: a.eps,
+        KEYS["job.optimizer.weight_decay"]: a.weight_decay,
+        KEYS["job.clip"]: x.job.clip or 0.0,
         "lr_schedule_type": "cosine",
         "learning_rate_final_fraction": x.final_lr_share,
         "warmup_steps_fraction": t.warmup / t.steps if x.trained and t.steps else 0.0,

@@ -1,1 +1,1 @@
-"""Megatron-LM's command line: which flag is which field (flags.py), and a plan as arguments (write.py)."""
+"""Megatron-LM's command line: what it can do, read, written and checked."""

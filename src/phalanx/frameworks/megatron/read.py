@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from phalanx.frameworks.configuration import Config, Configuration, Keys, Layout, count, divided, product, truth
+from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron import layout as pipelines
 from phalanx.frameworks.megatron import read_model as shaped
 from phalanx.frameworks.megatron import read_options as beyond
-from phalanx.frameworks.megatron.keys import FIELDS
 from phalanx.spec.errors import InputError
 from phalanx.spec.number_formats import NUMBER_FORMATS
 from phalanx.spec.strategy import stack_options
 
+KEYS = key_table("megatron")
 _SWITCHES = (
-    "strategy.sp",
-    "model.qk_norm",
-    "options.embedding_as_layer",
-    "options.loss_as_layer",
+    *("strategy.sp", "strategy.zero", "strategy.order", "model.qk_norm", "options.embedding_as_layer"),
+    *("options.loss_as_layer", "options.document", "options.tp_overlap", "options.overlap_experts"),
+    "options.cross_entropy",
 )
-_SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+"""Fields whose flags take no value."""
 _MODEL = {
     "num_layers": "num_hidden_layers",
     "hidden_size": "hidden_size",
@@ -90,7 +90,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     keeps = keeps or truth(flag("torch_fsdp2_reshard_after_forward", "strategy.zero")) is False
     zero: int | None = 1 if distributed else 0
     if custom:  # without a word it shards everything
-        zero = _SHARDED.get(str(strategy or "optim_grads_params"))
+        zero = KEYS.value("strategy.zero", strategy or "optim_grads_params")
     elif fsdp2:
         zero = 2 if keeps else 3
     instances = count(flag("num_distributed_optimizer_instances", "strategy.shard"))
@@ -161,7 +161,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     stack = "megatron-fsdp" if custom or fsdp2 else "megatron-core"
     model = {name: value for name, value in model.items() if value is not None}
     fields, job = beyond.fields(flag, 2 if narrow else 4), beyond.job(flag) | {"compute": named}
-    quiet, open_, unknown = keys.rest("megatron")
+    quiet, open_, unknown = keys.rest(KEYS)
     return Configuration(
         "megatron",
         stack,
@@ -179,7 +179,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     )
 
 
-_NUMBERS = {flag.lstrip("-") for flag, field in FIELDS.items() if not field.startswith(_SWITCHES)}
+_NUMBERS = {key.name.lstrip("-") for key in KEYS.keys if not key.words and not key.field.startswith(_SWITCHES)}
 """Flags that take a value."""
 _VIRTUAL = (
     "num-layers-per-virtual-pipeline-stage",

@@ -7,9 +7,10 @@ from __future__ import annotations
 from typing import Any
 
 from phalanx.frameworks.configuration import count, truth
-from phalanx.frameworks.megatron.keys import WORDS
+from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron.read_model import Flag
 
+KEYS = key_table("megatron")
 _MIB = 2**20
 
 
@@ -49,9 +50,8 @@ def _products(flag: Flag) -> dict[str, Any]:
     narrow = narrow or truth(flag("fp4_param_gather", "options.narrow_parameters"))
     if not eight and not four:
         return {}
-    words = WORDS["--fp8-recipe"][1]
     return {
-        "products": "nvfp4" if four else words.get(recipe, "float8"),
+        "products": "nvfp4" if four else KEYS.value("options.products", recipe) or "float8",
         "narrow_parameters": "on" if narrow else None,
     }
 
@@ -61,11 +61,11 @@ def _state(flag: Flag) -> dict[str, Any]:
     state take effect with --use-precision-aware-optimizer alone."""
     result: dict[str, Any] = {}
     aware = truth(flag("use_precision_aware_optimizer", "options.first_moment"))
-    for name in ("exp-avg-dtype", "exp-avg-sq-dtype", "main-params-dtype", "main-grads-dtype"):
-        field, words = WORDS[f"--{name}"]
-        word = flag(name.replace("-", "_"), field)
-        if word is not None and (aware or name == "main-grads-dtype" or word == "fp32"):
-            result[field.removeprefix("options.")] = words.get(str(word))
+    for name in ("first_moment", "second_moment", "master", "gradients"):
+        key, _ = KEYS.setting(f"options.{name}", "float32")
+        word = flag(key.removeprefix("--").replace("-", "_"), f"options.{name}")
+        if word is not None and (aware or name == "gradients" or word == "fp32"):
+            result[name] = KEYS.value(f"options.{name}", word)
     if truth(flag("grad_reduce_in_bf16", "options.reduce")):
         result["reduce"] = "bfloat16"
     flag("accumulate_allreduce_grads_in_fp32", "options.gradients")  # what bf16 does by itself

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from phalanx.frameworks import reasons
+from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron import layout
-from phalanx.frameworks.megatron.keys import FLAG, WORD
 from phalanx.frameworks.megatron.write_model import model_settings
 from phalanx.frameworks.program import Blank, Group, Program, Setting, Variable, settings
 from phalanx.frameworks.script import TORCHRUN
 from phalanx.frameworks.subject import Subject
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy import recompute as recomputation
+
+KEYS = key_table("megatron")
 
 
 def program(x: Subject) -> Program:
@@ -42,11 +45,11 @@ def groups(x: Subject) -> tuple[Group, ...]:
     if m.experts is not None:
         result.append(Group("Experts", reasons.experts(x), _experts(x)))
     batch = settings(
-        (FLAG["strategy.micro_batch"], s.micro_batch),
-        (FLAG["job.global_batch"], x.job.global_batch),
-        (FLAG["job.seq"], x.job.seq),
+        (KEYS["strategy.micro_batch"], s.micro_batch),
+        (KEYS["job.global_batch"], x.job.global_batch),
+        (KEYS["job.seq"], x.job.seq),
         ("--sft", o.document > 0),
-        (FLAG["options.mtp"], o.mtp or None),
+        (KEYS["options.mtp"], o.mtp or None),
     )
     result += [
         Group("Batch", reasons.batch(x), batch),
@@ -69,8 +72,8 @@ def _order(x: Subject) -> tuple[Setting, ...]:
 def _tensor(x: Subject) -> tuple[Setting, ...]:
     s = x.s
     return settings(
-        (FLAG["strategy.tp"], s.tp),
-        (FLAG["strategy.sp"], s.sp),
+        (KEYS["strategy.tp"], s.tp),
+        (KEYS["strategy.sp"], s.sp),
         ("--tp-comm-overlap", x.options.tp_overlap == "userbuffers"),
     )
 
@@ -79,14 +82,14 @@ def _pipeline(x: Subject) -> tuple[Setting, ...]:
     s, o = x.s, x.options
     listed = s.layers != "auto"
     return settings(
-        (FLAG["strategy.pp"], s.pp),
+        (KEYS["strategy.pp"], s.pp),
         ("--num-virtual-stages-per-pipeline-rank", s.virtual if s.virtual > 1 and not listed else None),
         ("--pipeline-model-parallel-layout", layout.written(x.blocks, o.mtp) if listed else None),
-        (FLAG["options.first_stage_layers"], o.first_stage_layers or None),
-        (FLAG["options.last_stage_layers"], o.last_stage_layers or None),
-        (FLAG["options.embedding_as_layer"], o.embedding_as_layer),
-        (FLAG["options.loss_as_layer"], o.loss_as_layer),
-        (FLAG["options.activation_offload"], o.activation_offload or None),
+        (KEYS["options.first_stage_layers"], o.first_stage_layers or None),
+        (KEYS["options.last_stage_layers"], o.last_stage_layers or None),
+        (KEYS["options.embedding_as_layer"], o.embedding_as_layer),
+        (KEYS["options.loss_as_layer"], o.loss_as_layer),
+        (KEYS["options.activation_offload"], o.activation_offload or None),
     )
 
 
@@ -133,11 +136,11 @@ def _require_expressible(x: Subject) -> None:
 def _context(x: Subject) -> tuple[Setting, ...]:
     s = x.s
     if s.cp == 1:
-        return settings((FLAG["strategy.cp"], 1))
+        return settings((KEYS["strategy.cp"], 1))
     ring = "all_gather" if x.options.context == "all_gather" else "p2p"
     kind = ring if s.ulysses == 1 else "a2a" if s.ring == 1 else "a2a+p2p"
     return settings(
-        (FLAG["strategy.cp"], s.cp),
+        (KEYS["strategy.cp"], s.cp),
         ("--cp-comm-type", kind),
         ("--hierarchical-context-parallel-sizes", (s.ulysses, s.ring) if kind == "a2a+p2p" else None),
     )
@@ -146,12 +149,11 @@ def _context(x: Subject) -> tuple[Setting, ...]:
 def _data(x: Subject) -> tuple[Setting, ...]:
     s = x.s
     fsdp = x.stack.name == "megatron-fsdp"
-    flag, words = WORD["strategy.zero"]
     several = s.dp * s.cp > 1
     bucket = None if s.bucket == "auto" else math.ceil(s.bucket * 2**20 / _gradient_bytes(x))
     return settings(
         ("--use-megatron-fsdp", fsdp),
-        (flag, words[str(s.zero)] if fsdp else None),
+        KEYS.setting("strategy.zero", s.zero) if fsdp else ("", None),
         ("--ckpt-format", "fsdp_dtensor" if fsdp else None),
         ("--init-model-with-meta-device", fsdp and s.level.state),
         ("--no-gradient-accumulation-fusion", fsdp and s.level.gradients),
@@ -173,8 +175,8 @@ def _experts(x: Subject) -> tuple[Setting, ...]:
     flex = o.dispatch in ("deepep", "hybridep")
     words = {"all_gather": "allgather", "all_to_all": "alltoall", "auto": "alltoall"}
     return settings(
-        (FLAG["strategy.ep"], s.ep),
-        (FLAG["strategy.etp"], s.etp),
+        (KEYS["strategy.ep"], s.ep),
+        (KEYS["strategy.etp"], s.etp),
         ("--moe-token-dispatcher-type", "flex" if flex else words[o.dispatch]),
         ("--moe-enable-deepep", flex and _is_14(x)),
         ("--moe-flex-dispatcher-backend", o.dispatch if flex and not _is_14(x) else None),
@@ -198,34 +200,30 @@ def _recompute(x: Subject) -> tuple[Setting, ...]:
 
 def _types(x: Subject) -> tuple[Setting, ...]:
     o = x.options
-    flag, recipes = WORD["options.products"]
-    eight, four = o.products in recipes, o.products == "nvfp4"
+    eight, four = o.products in KEYS.values("options.products"), o.products == "nvfp4"
     state = (o.first_moment, o.second_moment, o.master)
     narrow = any(kind not in ("auto", "float32") for kind in state)
     offloaded = o.optimizer_offload > 0
     wide = o.gradients != "bfloat16" and o.reduce != "bfloat16" and x.compute != "fp32"
 
-    def word(field: str) -> str | None:
-        value = getattr(o, field)
-        return None if value == "auto" else WORD[f"options.{field}"][1][value]
+    def stated(name: str) -> tuple[str, Any]:
+        value = getattr(o, name)
+        return ("", None) if value == "auto" else KEYS.setting(f"options.{name}", value)
 
     return settings(
         ("--bf16", x.compute == "bf16"),
         ("--fp16", x.compute == "fp16"),
         ("--fp8-format", "hybrid" if eight else None),
-        (flag, recipes.get(o.products)),
+        KEYS.setting("options.products", o.products) if eight else ("", None),
         ("--fp4-format", "e2m1" if four else None),
         ("--fp8-param-gather", eight and o.narrow_parameters == "on"),
         ("--fp4-param-gather", four and o.narrow_parameters == "on"),
         ("--accumulate-allreduce-grads-in-fp32", wide),
         ("--grad-reduce-in-bf16", o.reduce == "bfloat16"),
         ("--use-precision-aware-optimizer", narrow or offloaded or o.gradients == "bfloat16"),
-        (WORD["options.first_moment"][0], word("first_moment")),
-        (WORD["options.second_moment"][0], word("second_moment")),
-        (WORD["options.master"][0], word("master")),
-        (WORD["options.gradients"][0], word("gradients")),
+        *map(stated, ("first_moment", "second_moment", "master", "gradients")),
         ("--optimizer-cpu-offload", offloaded),
-        (FLAG["options.optimizer_offload"], o.optimizer_offload if offloaded else None),
+        (KEYS["options.optimizer_offload"], o.optimizer_offload if offloaded else None),
         ("--cross-entropy-loss-fusion", o.cross_entropy == "fused"),
     )
 
@@ -243,12 +241,12 @@ def _optimizer(x: Subject) -> tuple[Setting, ...]:
     adam = "eps" in a.row.reads
     return settings(
         ("--optimizer", name),
-        (FLAG["job.optimizer.betas.0"], a.betas[0] if adam else None),
-        (FLAG["job.optimizer.betas.1"], a.betas[1] if adam else None),
-        (FLAG["job.optimizer.eps"], a.eps if adam else None),
+        (KEYS["job.optimizer.betas.0"], a.betas[0] if adam else None),
+        (KEYS["job.optimizer.betas.1"], a.betas[1] if adam else None),
+        (KEYS["job.optimizer.eps"], a.eps if adam else None),
         ("--sgd-momentum", None if adam else a.betas[0]),
-        (FLAG["job.optimizer.weight_decay"], a.weight_decay),
-        (FLAG["job.clip"], x.job.clip),
+        (KEYS["job.optimizer.weight_decay"], a.weight_decay),
+        (KEYS["job.clip"], x.job.clip),
         ("--lr", "$LR"),
         ("--min-lr", "$MIN_LR"),
         ("--lr-decay-style", "cosine"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from phalanx.frameworks.megatron.keys import FLAG
+from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.program import Setting, settings
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.mechanisms import Experts, Latent, RopeScaling
 from phalanx.spec.model.spec import ModelSpec
+
+KEYS = key_table("megatron")
 
 
 def _refuse(field: str, value: object, reason: str, remedy: str = "use another model") -> InputError:
@@ -26,19 +28,19 @@ def model_settings(m: ModelSpec) -> tuple[Setting, ...]:
         *settings(
             ("--use-mcore-models", True),
             ("--transformer-impl", "transformer_engine"),
-            (FLAG["model.layers"], m.layers),
-            (FLAG["model.hidden"], m.hidden),
-            (FLAG["model.ffn"], m.ffn),
-            (FLAG["model.heads"], m.heads),
+            (KEYS["model.layers"], m.layers),
+            (KEYS["model.hidden"], m.hidden),
+            (KEYS["model.ffn"], m.ffn),
+            (KEYS["model.heads"], m.heads),
             ("--group-query-attention", m.kv_heads < m.heads and m.latent is None),
-            (FLAG["model.kv_heads"], m.kv_heads if m.kv_heads < m.heads and m.latent is None else None),
-            (FLAG["model.head_dim"], m.head_dim if m.latent is None else None),
-            (FLAG["model.max_seq"], m.max_seq),
-            (FLAG["model.vocab"], m.vocab),
+            (KEYS["model.kv_heads"], m.kv_heads if m.kv_heads < m.heads and m.latent is None else None),
+            (KEYS["model.head_dim"], m.head_dim if m.latent is None else None),
+            (KEYS["model.max_seq"], m.max_seq),
+            (KEYS["model.vocab"], m.vocab),
             ("--untie-embeddings-and-output-weights", not m.tied),
             ("--normalization", {"rms": "RMSNorm", "layer": "LayerNorm"}[m.norm]),
-            (FLAG["model.norm_eps"], m.norm_eps),
-            (FLAG["model.qk_norm"], m.qk_norm),
+            (KEYS["model.norm_eps"], m.norm_eps),
+            (KEYS["model.qk_norm"], m.qk_norm),
             ("--position-embedding-type", "rope" if rotary else "learned_absolute"),
         ),
         *(_rotary(m) if rotary else ()),
@@ -55,7 +57,7 @@ def _rotary(m: ModelSpec) -> tuple[Setting, ...]:
     if m.rope_theta != int(m.rope_theta):
         raise _refuse("rope_theta", m.rope_theta, "--rotary-base is an integer")
     share = m.rotary_width / (m.latent.rope_dim if m.latent else m.head_dim)
-    base = settings((FLAG["model.rope_theta"], int(m.rope_theta)), ("--rotary-percent", share))
+    base = settings((KEYS["model.rope_theta"], int(m.rope_theta)), ("--rotary-percent", share))
     if m.rope_scaling is None:
         return (*base, *settings(("--rope-type", "rope" if m.latent else None)))
     return (*base, *_scaled(m, m.rope_scaling))
@@ -117,11 +119,11 @@ def _window(m: ModelSpec) -> tuple[Setting, ...]:
 def _latent(m: ModelSpec, x: Latent) -> tuple[Setting, ...]:
     return settings(
         ("--multi-latent-attention", True),
-        (FLAG["model.latent.q_rank"], x.q_rank),
-        (FLAG["model.latent.kv_rank"], x.kv_rank),
-        (FLAG["model.latent.nope_dim"], x.nope_dim),
-        (FLAG["model.latent.rope_dim"], x.rope_dim),
-        (FLAG["model.latent.v_dim"], x.v_dim),
+        (KEYS["model.latent.q_rank"], x.q_rank),
+        (KEYS["model.latent.kv_rank"], x.kv_rank),
+        (KEYS["model.latent.nope_dim"], x.nope_dim),
+        (KEYS["model.latent.rope_dim"], x.rope_dim),
+        (KEYS["model.latent.v_dim"], x.v_dim),
     )
 
 
@@ -151,23 +153,23 @@ def _experts(m: ModelSpec, x: Experts) -> tuple[Setting, ...]:
         )
     grouped = x.groups > 1
     return settings(
-        (FLAG["model.experts.count"], x.count),
-        (FLAG["model.experts.top_k"], x.top_k),
-        (FLAG["model.experts.ffn"], x.ffn),
-        (FLAG["model.experts.shared_ffn"], x.shared_ffn or None),
+        (KEYS["model.experts.count"], x.count),
+        (KEYS["model.experts.top_k"], x.top_k),
+        (KEYS["model.experts.ffn"], x.ffn),
+        (KEYS["model.experts.shared_ffn"], x.shared_ffn or None),
         ("--moe-layer-freq", frequency(m, x)),
         ("--moe-grouped-gemm", True),
-        (FLAG["model.experts.score"], x.score),
+        (KEYS["model.experts.score"], x.score),
         # softmax over the chosen logits equals scores that are divided by their sum
         ("--moe-router-pre-softmax", x.score == "softmax" and not x.normalized),
-        (FLAG["model.experts.scale"], x.scale if x.scale != 1 else None),
-        (FLAG["model.experts.groups"], x.groups if grouped else None),
-        (FLAG["model.experts.top_groups"], x.top_groups if grouped else None),
+        (KEYS["model.experts.scale"], x.scale if x.scale != 1 else None),
+        (KEYS["model.experts.groups"], x.groups if grouped else None),
+        (KEYS["model.experts.top_groups"], x.top_groups if grouped else None),
         ("--moe-router-enable-expert-bias", x.balance_bias is not None),
-        (FLAG["model.experts.balance_bias"], x.balance_bias),
+        (KEYS["model.experts.balance_bias"], x.balance_bias),
         ("--moe-router-load-balancing-type", "seq_aux_loss" if x.balance_loss else "none"),
         ("--moe-aux-loss-coeff", x.balance_loss or None),
-        (FLAG["model.experts.z_loss"], x.z_loss or None),
-        (FLAG["model.experts.capacity"], x.capacity),
+        (KEYS["model.experts.z_loss"], x.z_loss or None),
+        (KEYS["model.experts.capacity"], x.capacity),
         ("--moe-token-drop-policy", "position" if x.capacity else None),
     )

@@ -1,1 +1,1 @@
-"""Megatron-Bridge's configuration: which key is which Megatron-LM flag (keys.py), and a plan as that (write.py)."""
+"""Megatron-Bridge's configuration, each key of which is a flag of Megatron-LM (flags.toml), and NeMo's."""

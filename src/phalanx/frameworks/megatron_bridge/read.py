@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from phalanx.frameworks.configuration import Config, Configuration, Keys, count, truth
+from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron import read as megatron
-from phalanx.frameworks.megatron_bridge.keys import DTYPES, INVERTED, KEYS, TARGETS
+from phalanx.frameworks.megatron_bridge.flags import DTYPES, INVERTED, KEYS, TARGETS
 
 _FLAGS = {key: flag.removeprefix("--") for flag, key in KEYS.items()}
 _WORDS = {theirs: word for word, theirs in DTYPES.items()}
@@ -46,7 +47,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
             keys.understood[path] = meaning
         elif not keys.understood[path]:
             del keys.understood[path]
-    quiet, unmodelled, unknown = keys.rest("nemo")
+    quiet, unmodelled, unknown = keys.rest(key_table("megatron_bridge"))
     return replace(
         configuration,
         kind="nemo",

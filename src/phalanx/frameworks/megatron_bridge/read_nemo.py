@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from phalanx.frameworks.configuration import Config, Configuration, Keys, Layout, count, divided, product, truth
+from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron import read_options as beyond
 from phalanx.frameworks.megatron_bridge import read as bridge
 
@@ -109,7 +110,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         )
     }
     sizes = {name: value for name, value in model.items() if value is not None}
-    quiet, open_, unknown = keys.rest("nemo")
+    quiet, open_, unknown = keys.rest(key_table("megatron_bridge"))
     return Configuration(
         "nemo", "megatron-bridge", layout, keys.understood, quiet, open_, unknown, sizes, options=options
     )

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 
 from phalanx.frameworks.megatron import write as megatron
-from phalanx.frameworks.megatron_bridge.keys import DTYPES, IMPLIED, INVERTED, KEYS, TARGETS
+from phalanx.frameworks.megatron_bridge.flags import DTYPES, IMPLIED, INVERTED, KEYS, TARGETS
 from phalanx.frameworks.program import Blank, Group, Program, Setting
 from phalanx.frameworks.script import TORCHRUN, comment
 from phalanx.frameworks.subject import Subject

@@ -1,1 +1,1 @@
-"""nanotron's YAML: which key is which field (keys.py), and a plan as that file (write.py)."""
+"""nanotron's YAML: what it can do, read and written."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from phalanx.frameworks import reasons
-from phalanx.frameworks.nanotron.keys import KEY, WORD
+from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.program import Blank, Group, Program, Variable, group
 from phalanx.frameworks.script import TORCHRUN
 from phalanx.frameworks.subject import Subject
@@ -13,6 +13,7 @@ from phalanx.frameworks.yaml import Unquoted, document
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.spec import ModelSpec
 
+KEYS = key_table("nanotron")
 _MODELS = {"llama": "is_llama_config", "mistral": "is_llama_config", "qwen2": "is_qwen2_config"}
 
 
@@ -117,25 +118,23 @@ def groups(x: Subject) -> tuple[Group, ...]:
 
 def _parallelism(x: Subject) -> dict[str, Any]:
     s = x.s
-    schedule, schedules = WORD["strategy.schedule"]
-    mode, modes = WORD["strategy.sp"]
-    return {
-        KEY["strategy.dp"]: s.dp,
-        KEY["strategy.pp"]: s.pp,
-        schedule: schedules[s.schedule],
-        KEY["strategy.tp"]: s.tp,
-        mode: modes[str(int(s.sp))],
-        "parallelism.tp_linear_async_communication": x.options.tp_overlap == "async",
-        KEY["strategy.cp"]: s.cp,
-        "parallelism.recompute_layer": s.recompute == "full",
-    }
+    return KEYS.write(
+        {
+            "strategy.dp": s.dp,
+            "strategy.pp": s.pp,
+            "strategy.schedule": s.schedule,
+            "strategy.tp": s.tp,
+            "strategy.sp": s.sp,
+            "options.tp_overlap": "async" if x.options.tp_overlap == "async" else "none",
+            "strategy.cp": s.cp,
+            "strategy.recompute": s.recompute,
+        }
+    )
 
 
 def _tokens(x: Subject) -> dict[str, Any]:
-    return {
-        KEY["job.seq"]: x.job.seq,
-        KEY["strategy.micro_batch"]: x.s.micro_batch,
-        "tokens.batch_accumulation_per_replica": x.micro_batches,
+    batch = {"job.seq": x.job.seq, "strategy.micro_batch": x.s.micro_batch, "accumulation": x.micro_batches}
+    return KEYS.write(batch) | {
         "tokens.train_steps": Unquoted("FILL-IN-TRAIN_ITERS"),
         "tokens.val_check_interval": -1,
     }
@@ -143,38 +142,42 @@ def _tokens(x: Subject) -> dict[str, Any]:
 
 def _optimizer(x: Subject) -> dict[str, Any]:
     a = x.job.optimizer
-    return {
-        KEY["strategy.zero"]: x.s.zero,
-        "optimizer.accumulate_grad_in_fp32": x.options.gradients != "bfloat16",
-        KEY["job.clip"]: x.job.clip or None,
-        KEY["job.optimizer.weight_decay"]: a.weight_decay,
-        "optimizer.optimizer_factory.name": x.job.optimizer.word("nanotron", "nanotron"),
-        KEY["job.optimizer.betas.0"]: a.betas[0],
-        KEY["job.optimizer.betas.1"]: a.betas[1],
-        KEY["job.optimizer.eps"]: a.eps,
-        "optimizer.optimizer_factory.torch_adam_is_fused": True,
-        "optimizer.learning_rate_scheduler.learning_rate": Unquoted("FILL-IN-LR"),
-        "optimizer.learning_rate_scheduler.lr_warmup_steps": x.plan.train.warmup if x.trained else 0,
-        "optimizer.learning_rate_scheduler.lr_warmup_style": "linear",
-        "optimizer.learning_rate_scheduler.lr_decay_style": "cosine",
-        "optimizer.learning_rate_scheduler.min_decay_lr": Unquoted("FILL-IN-MIN_LR"),
+    state = {
+        "strategy.zero": x.s.zero,
+        "options.gradients": "bfloat16" if x.options.gradients == "bfloat16" else "float32",
+        "job.clip": x.job.clip or None,
+        "job.optimizer.weight_decay": a.weight_decay,
     }
+    adam = {"job.optimizer.betas.0": a.betas[0], "job.optimizer.betas.1": a.betas[1], "job.optimizer.eps": a.eps}
+    schedule = {
+        "learning_rate": Unquoted("FILL-IN-LR"),
+        "lr_warmup_steps": x.plan.train.warmup if x.trained else 0,
+        "lr_warmup_style": "linear",
+        "lr_decay_style": "cosine",
+        "min_decay_lr": Unquoted("FILL-IN-MIN_LR"),
+    }
+    return (
+        KEYS.write(state)
+        | {"optimizer.optimizer_factory.name": a.word("nanotron", "nanotron")}
+        | KEYS.write(adam)
+        | {"optimizer.optimizer_factory.torch_adam_is_fused": True}
+        | {f"optimizer.learning_rate_scheduler.{name}": value for name, value in schedule.items()}
+    )
 
 
 def _model(x: Subject) -> dict[str, Any]:
     m = x.model
     table: dict[str, Any] = {
-        "model.dtype": {"bf16": "bfloat16", "fp32": "float32"}[x.compute],
+        **KEYS.write({"job.precision": x.compute}),
         "model.make_vocab_size_divisible_by": 1,
         "model.init_method.std": 0.02,
     }
     if x.s.bucket != "auto":
         if x.s.bucket != int(x.s.bucket):
             raise InputError("strategy.bucket", x.s.bucket, "nanotron's buckets are whole MiB", "round it")
-        table[KEY["strategy.bucket"]] = int(x.s.bucket)
-    names = ("hidden", "ffn", "layers", "heads", "kv_heads", "max_seq", "vocab", "norm_eps", "rope_theta", "tied")
+        table |= KEYS.write({"strategy.bucket": int(x.s.bucket)})
     return (
         table
-        | {KEY[f"model.{name}"]: getattr(m, name) for name in names}
+        | {key: getattr(m, name) for name, key in KEYS.fields("model").items()}
         | {f"model.model_config.{_MODELS[m.family]}": True, "model.model_config.hidden_act": "silu"}
     )

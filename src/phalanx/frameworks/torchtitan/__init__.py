@@ -1,1 +1,1 @@
-"""torchtitan's configuration in Python: which key is which field (keys.py), and a plan as that file (write.py)."""
+"""torchtitan's configuration in TOML, YAML and Python: what it can do, read and written."""

@@ -19,22 +19,18 @@ from phalanx.frameworks.configuration import (
     product,
     truth,
 )
-from phalanx.frameworks.torchtitan.keys import CONVERTERS, PRESETS
+from phalanx.frameworks.keys import key_table
+from phalanx.frameworks.torchtitan.models import PRESETS
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.model.spec import ModelSpec
 
-_SCHEDULES = {
-    "1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved", "zbvzerobubble": "zb-v",
-    "dualpipev": "dualpipe-v",
-}  # fmt: skip
-
+KEYS = key_table("torchtitan")
 _RECOMPUTED = {"FullAC": "full", "SelectiveAC": "selective", "NoAC": "none"}
-_TYPES = {"bfloat16": "bf16", "float32": "fp32"}
 
 
 def read(config: Config, world: int | None = None) -> Configuration:
     """Read torchtitan's tables. A shard degree of -1 takes what the other degrees leave of the world."""
-    keys = Keys(config)
+    keys = Keys(config, KEYS)
     p = "parallelism"
 
     def degree(name: str, old: str = "") -> int | None:
@@ -67,9 +63,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     schedule = keys.first(
         (f"{p}.pipeline_parallel_schedule", "experimental.pipeline_parallel_schedule"), "strategy.schedule"
     )
-    kept = str(keys.take(f"{p}.fsdp_reshard_after_forward", "strategy.zero", "default"))
+    kept = str(keys.field("strategy.zero", "default"))
     whole_model = shards == 1 and (cp or 1) == 1
-    blocks = _blocks(keys.take(f"{p}.module_fqns_per_model_part", "strategy.layers"))
+    blocks = _blocks(keys.field("strategy.layers"))
     even, v_shaped = len(set(blocks)) <= 1, str(schedule).lower() in ("zbvzerobubble", "dualpipev")
     layout = Layout(
         world=world or product(tp, pp, cp, dp),
@@ -81,9 +77,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
         etp=count(keys.take(f"{p}.expert_tensor_parallel_degree", "strategy.etp")),
         zero=0 if whole_model else 2 if kept == "never" else 3 if shards else None,
         shard=shards,
-        sp=truth(keys.take(f"{p}.enable_sequence_parallel", "strategy.sp", True)) and (tp or 1) > 1,
+        sp=truth(keys.field("strategy.sp", True)) and (tp or 1) > 1,
         virtual=len(blocks) // pp if blocks and pp and not v_shaped else None,
-        schedule=_SCHEDULES.get(str(schedule).lower()) if schedule else None,
+        schedule=KEYS.value("strategy.schedule", schedule),
         layers=None if even else "/".join(map(str, blocks)),
         micro_batch=micro,
         accumulation=divided(whole, product(micro, dp)),
@@ -96,7 +92,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     spec, inside = _model(keys)
     options = _options(keys, bool(offload)) | inside
     job, fields = _job(keys), _pieces(keys, micro, pp or 1) | _every(keys, mode)
-    quiet, open_, unknown = keys.rest("torchtitan")
+    quiet, open_, unknown = keys.rest(KEYS)
     return Configuration(
         "torchtitan",
         "torchtitan",
@@ -117,7 +113,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
 def _batch(keys: Keys, seq: int | None) -> tuple[int | None, int | None]:
     """Return (sequences of a replica's local batch, of a step)."""
     micro = count(keys.first(("training.local_batch_size", "training.batch_size"), "strategy.micro_batch"))
-    whole = count(keys.take("training.global_batch_size", "job.global_batch"))
+    whole = count(keys.field("job.global_batch"))
     tokens = count(keys.take("training.num_tokens_per_microbatch_per_dp_rank", "strategy.micro_batch"))
     step = count(keys.take("training.num_tokens_per_train_step", "job.global_batch"))
     return micro or divided(tokens, seq), whole or divided(step, seq)
@@ -160,8 +156,8 @@ def _model(keys: Keys) -> tuple[ModelSpec | None, dict[str, Any]]:
     converters = keys.first(("model_spec.converters", "model.converters"), "options.products")
     for converter in converters if isinstance(converters, list) else ():
         named = str(converter.get("converter", "") if isinstance(converter, Mapping) else converter).partition(".")[0]
-        if named in CONVERTERS:
-            options["products"] = CONVERTERS[named]
+        if products := KEYS.value("options.products", named):
+            options["products"] = products
         if named == "LoRAConverter" and isinstance(converter, Mapping):
             options["lora"] = count(converter.get("rank")) or 8
     return spec, options
@@ -187,9 +183,9 @@ def _job(keys: Keys) -> dict[str, Any]:
         "eps": number(keys.take("optimizer.eps", "job.optimizer.eps"), 1e-8),
         "weight_decay": number(keys.take("optimizer.weight_decay", "job.optimizer.weight_decay"), 0.1),
     }
-    type_ = _TYPES.get(str(keys.take("training.mixed_precision_param", "job.precision", "bfloat16")), "bf16")
+    type_ = keys.word("job.precision") or "bf16"
     return {
         "optimizer": optimizer,
-        "clip": number(keys.take("training.max_norm", "job.clip"), 1.0),
+        "clip": number(keys.field("job.clip"), 1.0),
         "compute": type_,
     }

@@ -8,12 +8,14 @@ from textwrap import indent
 from typing import Any
 
 from phalanx.frameworks import reasons
+from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.program import Blank, Group, Program, Variable, group
 from phalanx.frameworks.script import TORCHRUN, comment
 from phalanx.frameworks.subject import Subject
-from phalanx.frameworks.torchtitan.keys import FLAVORS, KEY, WORD
+from phalanx.frameworks.torchtitan.models import FLAVORS
 from phalanx.spec.errors import InputError
 
+KEYS = key_table("torchtitan")
 _CONVERTERS = {
     "float8-block": ("Float8LinearConverter", 'recipe_name="rowwise", '),
     "mxfp8": ("MXFP8LinearConverter", ""),
@@ -73,40 +75,37 @@ def groups(x: Subject) -> tuple[Group, ...]:
         "parallelism.data_parallel_shard_degree": s.dp_shard,
     }
     if s.level.gradients:
-        key, words = WORD["strategy.zero"]
-        parallel[key] = words[str(s.zero)]
-    tensor = {KEY["strategy.tp"]: s.tp}
+        parallel |= KEYS.write({"strategy.zero": s.zero})
+    tensor = {KEYS["strategy.tp"]: s.tp}
     if s.tp > 1:
-        tensor[KEY["strategy.sp"]] = s.sp
+        tensor[KEYS["strategy.sp"]] = s.sp
     result = [
         group("Data parallelism", f"{reasons.layout(x)} {reasons.data(x)}", parallel),
         group("Tensor parallelism", reasons.tensor(x), tensor),
-        group("Context parallelism", reasons.context(x), {KEY["strategy.cp"]: s.cp}),
+        group("Context parallelism", reasons.context(x), {KEYS["strategy.cp"]: s.cp}),
     ]
     if s.pp > 1:
         result.append(group("Pipeline", reasons.pipeline(x), _pipeline(x)))
     if x.model.experts is not None:
-        result.append(group("Experts", reasons.experts(x), {KEY["strategy.ep"]: s.ep}))
+        result.append(group("Experts", reasons.experts(x), {KEYS["strategy.ep"]: s.ep}))
     result.append(group("Batch", f"{reasons.batch(x)} {reasons.precision(x)}", _training(x)))
     if x.options.tp_overlap == "async":
         why = "Products are cut by the compiler, so that each part overlaps the exchange of the next."
-        overlap = {"compile.enable": True, KEY["options.tp_overlap"]: True}
+        overlap = {"compile.enable": True, KEYS["options.tp_overlap"]: True}
         result.append(group("Overlap of tensor parallelism", why, overlap))
     return tuple(result)
 
 
 def _pipeline(x: Subject) -> dict[str, Any]:
     s = x.s
-    key, words = WORD["strategy.schedule"]
     starts = (0, *accumulate(x.blocks))
     parts = [[f"layers.{i}" for i in range(a, a + n)] for a, n in zip(starts, x.blocks, strict=False)]
     parts[0].insert(0, "tok_embeddings")
     parts[-1] += ["norm", "lm_head"]
     return {
-        KEY["strategy.pp"]: s.pp,
-        key: words[s.schedule],
+        **KEYS.write({"strategy.pp": s.pp, "strategy.schedule": s.schedule}),
         "parallelism.pipeline_parallel_microbatch_size": s.micro_batch,
-        "parallelism.module_fqns_per_model_part": parts,
+        KEYS["strategy.layers"]: parts,
     }
 
 
@@ -115,12 +114,12 @@ def _training(x: Subject) -> dict[str, Any]:
     # a pipeline takes all micro-batches of a step at once
     local = s.micro_batch * x.micro_batches if s.pp > 1 else s.micro_batch
     return {
-        "training.local_batch_size": local,
-        KEY["job.global_batch"]: x.job.global_batch,
-        KEY["job.seq"]: x.job.seq,
-        KEY["job.clip"]: x.job.clip,
-        "training.mixed_precision_param": {"bf16": "bfloat16", "fp32": "float32"}[x.compute],
-        KEY["options.parameter_offload"]: x.options.parameter_offload,
+        KEYS["strategy.micro_batch"]: local,
+        KEYS["job.global_batch"]: x.job.global_batch,
+        KEYS["job.seq"]: x.job.seq,
+        KEYS["job.clip"]: x.job.clip,
+        **KEYS.write({"job.precision": x.compute}),
+        KEYS["options.parameter_offload"]: x.options.parameter_offload,
         # torchtitan refuses CUDA graphs with pipelines, and with experts whose dispatch waits for the host
         "training.disable_cuda_graphs": s.pp > 1 or x.model.experts is not None or x.options.parameter_offload,
     }

@@ -1,0 +1,134 @@
+"""The keys of a framework's configuration: which key sets which field, in which words, and to what effect.
+
+A key stands once. One that sets a field of Strategy or an option stands with that fact, in facts.toml; any other has
+a row in the folder's keys.toml, and those of which nothing but the name is known are listed in names.json, by effect:
+
+    ["tokens.sequence_length"]                    keys.toml: `field` (table.field), `words`, `effect`, `source`
+    {"none": ["log_interval"], "": ["wandb"]}     names.json: names without the tables above them, "": not judged yet
+
+Readers ask a table for the key of a field and the value that a word means, writers for the key and the word.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from phalanx.frameworks.registry import STACKS
+
+Effect = Literal["layout", "time", "memory", "numbers", "none", "unmodelled", ""]
+"""What a key changes of a step; `unmodelled`: it has an effect that no price knows; "": not judged yet."""
+_ROOT = Path(__file__).parent
+_TRUTHS = {"true": True, "false": False}
+"""Words that are no text in a file."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key by its path in the file, or a flag. Raises ValueError for an effect without a source."""
+
+    name: str
+    field: str = ""
+    """table.field that it sets, such as strategy.tp; "": none."""
+    words: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Its word -> the field's value, where they differ."""
+    effect: Effect = ""
+    source: str = ""
+    """file:line at the commit of the framework's stacks."""
+
+    def __post_init__(self) -> None:
+        if self.effect not in get_args(Effect):
+            raise ValueError(f"{self.name}: {self.effect!r} is not an effect")
+        if self.effect and not self.source:
+            raise ValueError(f"{self.name} has an effect and no source")
+
+
+@dataclass(frozen=True, eq=False)
+class KeyTable:
+    """The keys of one framework."""
+
+    keys: tuple[Key, ...]
+    by_effect: Mapping[str, frozenset[str]]
+    """Names of which nothing else is known, by effect."""
+    forms: frozenset[str] = frozenset()
+    """Other forms of names that its parser takes, such as no_NAME, without effect."""
+
+    def __getitem__(self, name: str) -> str:
+        """Return the key that sets a field. Raises KeyError where none does."""
+        return self._by_field[name].name
+
+    @cached_property
+    def _by_field(self) -> dict[str, Key]:
+        return {key.field: key for key in reversed(self.keys)}
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Every name that the framework has, without the tables above it."""
+        return frozenset().union(*self.by_effect.values())
+
+    def effect(self, name: str) -> str:
+        """Return what a name changes, "" where that is not known."""
+        if name in self.forms:
+            return "none"
+        return next((effect for effect, names in self.by_effect.items() if effect and name in names), "")
+
+    def fields(self, table: str) -> dict[str, str]:
+        """Return the keys of a table's fields, by field without the table."""
+        start = f"{table}."
+        return {key.field.removeprefix(start): key.name for key in self.keys if key.field.startswith(start)}
+
+    def values(self, name: str) -> tuple[Any, ...]:
+        """Return the values of a field that its keys have words for."""
+        return tuple(dict.fromkeys(value for key in self.keys if key.field == name for value in key.words.values()))
+
+    def value(self, name: str, word: object) -> Any:
+        """Return the value of a field that a word of its key means, in any case; None for a word that it has not."""
+        words = {text.lower(): value for key in self.keys if key.field == name for text, value in key.words.items()}
+        return words.get(str(word).lower())
+
+    def write(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keys of fields with the words for their values, or the values as they are where a key has no
+        words. Raises KeyError where no key has a field, or a word for its value."""
+        return dict(self.setting(name, value) for name, value in values.items())
+
+    def setting(self, name: str, value: Any) -> tuple[str, Any]:
+        """Return the key of a field with the word for its value, as `write`."""
+        rows = [key for key in self.keys if key.field == name]
+        for key in rows:
+            for word, meaning in key.words.items():
+                if meaning == value and type(meaning) is type(value):
+                    return key.name, _TRUTHS.get(word, word)
+        for key in rows:
+            if not key.words:
+                return key.name, value
+        raise KeyError(f"no key has a word for {name} = {value}")
+
+
+@cache
+def key_table(framework: str) -> KeyTable:
+    """Return the keys of a framework by the name of its folder. Raises ValueError for a row with an unknown part."""
+    keys: dict[tuple[str, str], Key] = {}
+
+    def add(key: Key) -> None:
+        keys.setdefault((key.name, key.field), key)
+
+    for stack in (stack for stack in STACKS.values() if stack.framework == framework):
+        for table, entries in (("strategy", stack.strategy), ("options", stack.options)):
+            for name, entry in entries.items():
+                if entry.key:
+                    add(Key(entry.key, f"{table}.{name}", entry.words, source=entry.source))
+    path = _ROOT / framework / "keys.toml"
+    for name, row in (tomllib.loads(path.read_text()) if path.is_file() else {}).items():
+        if unknown := sorted(set(row) - {"field", "words", "effect", "source"}):
+            raise ValueError(f"{framework}: key {name} has {', '.join(unknown)}")
+        add(Key(name, **row))
+    path = _ROOT / framework / "names.json"
+    names = json.loads(path.read_text()) if path.is_file() else {}
+    by_effect = {effect: frozenset(names.get(effect, ())) for effect in get_args(Effect)}
+    return KeyTable(tuple(keys.values()), by_effect, frozenset(names.get("forms", ())))

@@ -1,0 +1,58 @@
+"""Key tables of frameworks: complete, written once, and the same way for reading and for writing."""
+
+from __future__ import annotations
+
+import pytest
+
+from phalanx.frameworks.keys import Key, key_table
+
+FRAMEWORKS = (
+    "accelerate",
+    "deepspeed",
+    "hugging_face",
+    "maxtext",
+    "megatron",
+    "megatron_bridge",
+    "nanotron",
+    "torchtitan",
+)
+ALL = pytest.mark.parametrize("framework", FRAMEWORKS)
+
+
+@ALL
+def test_a_framework_lists_the_names_of_its_keys(framework: str) -> None:
+    table = key_table(framework)
+    assert len(table.names) > 50
+    listed = [name for names in table.by_effect.values() for name in names] + list(table.forms)
+    assert len(listed) == len(set(listed))  # a name has one effect
+
+
+@ALL
+def test_what_is_written_is_read_back_as_the_same_value(framework: str) -> None:
+    table = key_table(framework)
+    for key in table.keys:
+        for value in key.words.values():
+            name, word = table.setting(key.field, value)
+            assert name in {k.name for k in table.keys if k.field == key.field}
+            assert table.value(key.field, word) == value
+
+
+def test_a_value_without_a_word_is_refused_and_one_without_words_is_itself() -> None:
+    table = key_table("nanotron")
+    assert table.write({"strategy.tp": 4, "strategy.schedule": "gpipe", "strategy.recompute": "full"}) == {
+        "parallelism.tp": 4,
+        "parallelism.pp_engine": "afab",
+        "parallelism.recompute_layer": True,
+    }
+    with pytest.raises(KeyError, match=r"strategy\.schedule.*zb-v"):
+        table.write({"strategy.schedule": "zb-v"})
+    with pytest.raises(KeyError):
+        table["strategy.ulysses"]
+
+
+def test_an_effect_needs_a_source() -> None:
+    assert Key("a", effect="none", source="f.py:1").effect == "none"
+    with pytest.raises(ValueError, match="a has an effect and no source"):
+        Key("a", effect="layout")
+    with pytest.raises(ValueError, match="'much' is not an effect"):
+        Key("a", effect="much")  # type: ignore[arg-type]
