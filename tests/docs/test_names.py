@@ -1,4 +1,4 @@
-"""Commands that pages name exist, with the options that are given to them."""
+"""Commands that pages name exist, with the options that are given to them, and so do files."""
 
 from __future__ import annotations
 
@@ -45,3 +45,14 @@ def test_a_command_that_is_gone_is_found() -> None:
     assert _wrong(["plans", "job.toml"]) == "no command plans"
     assert _wrong(["plan", "job.toml", "--stak", "all"]) == "no option --stak of plan"
     assert _wrong(["plan", "job.toml", "--stack", "all"]) is None
+
+
+_FILE = re.compile(r"`([\w./-]+/[\w.-]+\.(?:py|toml|json|csv|md|slurm|sh)|[\w.-]+/(?:[\w.-]+/)+)`")
+_WRITTEN = {"gpu/gpu.md", "gpu/cluster.toml", "frameworks/NAME/facts.toml"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_of_a_page_exists(page: Path) -> None:
+    folders = (ROOT, ROOT / "src" / "phalanx", page.parent)
+    named = set(_FILE.findall(page.read_text())) - _WRITTEN
+    assert [name for name in sorted(named) if not any((folder / name).exists() for folder in folders)] == []
