@@ -265,8 +265,9 @@ def test_nccl_tests_become_a_cluster_that_plans(tmp_path: Path) -> None:
 def test_what_is_drawn() -> None:
     good, bad = fit("native", 1e-4, 1e-9), fit("p2p ring", 1e-4, 1e-9, error=0.3)
     lines = plot(good)
-    assert sum(line.count("o") for line in lines[:-1]) == len(good.points)
-    assert "n* 97.7 KiB" in lines[-1]
+    assert lines[0] == title(good)
+    assert sum(line.partition("|")[2].count("o") for line in lines[2:17]) == len(good.points)
+    assert lines[-1] == "|: n* 97.7 KiB"
     assert "TRUSTED" not in title(good)
     assert title(bad).endswith("error 30%: NOT TO BE TRUSTED")
     drawn = picture([good, bad, replace(good, points=())])

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from support.in_process_cli import phalanx
 
 from phalanx.planning.placement import axis_groups, axis_names, groups_of, in_order
+from phalanx.report.gallery.mesh import nodes, slices
 from phalanx.report.mesh import cube, ranges
-from phalanx.report.mesh_svg import cube_svg, nodes_svg
+from phalanx.report.pictures.files import svg, text
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.strategy.spec import AXES, Strategy
 
@@ -62,11 +63,19 @@ def test_groups_of_every_axis_partition_the_ranks_and_talk_over_the_innermost_co
 
 def test_the_svg_has_every_rank_and_is_well_formed():
     p = in_order(Strategy(tp=4, pp=3, dp=4), preset("dgx-h100", 6))
-    text = "{http://www.w3.org/2000/svg}text"
-    drawn = {t.text for t in ElementTree.fromstring(nodes_svg(p, "tp", 37)).iter(text)}
-    assert {str(rank) for rank in range(48)} <= drawn
-    drawn = {t.text for t in ElementTree.fromstring(cube_svg(p, "pp")).iter(text)}
-    assert {str(rank) for rank in range(48)} <= drawn
+    for picture in (nodes(p, "tp", 37), slices(p, "pp")):
+        drawn = {t.text for t in ElementTree.fromstring(svg(picture)).iter("{http://www.w3.org/2000/svg}text")}
+        assert {str(rank) for rank in range(48)} <= drawn
+        words = {word.strip("|") for line in text(picture) for word in line.replace("|", " ").split()}
+        assert {str(rank) for rank in range(48)} <= words
+
+
+def test_a_rank_and_its_peers_are_outlined():
+    p = in_order(Strategy(tp=4, pp=3, dp=4), preset("dgx-h100", 6))
+    cells = [cell for grid in nodes(p, "tp", 37).panels[0].grids for row in grid.rows for cell in row]
+    assert [cell.text for cell in cells if cell.bold] == ["37"]
+    peers = {int(r) for axis in ("pp", "dp_replicate", "tp") for r in p.mesh.group_of(37, axis)}
+    assert {int(cell.text) for cell in cells if cell.outlined} == peers
 
 
 def test_ranges_join_runs():

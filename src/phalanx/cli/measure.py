@@ -120,6 +120,4 @@ def _show(cluster: ClusterSpec) -> None:
     drawn = [fit for fit in cluster.collectives if fit.op == "all_reduce" and len(fit.points) > 1]
     if drawn:
         widest = max(drawn, key=lambda fit: (fit.group_size, fit.hosts, -float(fit.seconds(2**24))))
-        print(measure.title(widest))
-        for line in measure.plot(widest):
-            print(line)
+        print("\n".join(measure.plot(widest)))

@@ -61,10 +61,10 @@ def mesh(
         members, tiers = groups_of(p, groups) if groups else (None, [])
         own = _own_groups(p, rank, names) if rank is not None else []
         if plot:
-            from phalanx.report.mesh_svg import cube_svg, nodes_svg
-            from phalanx.report.pictures.files import save
+            from phalanx.report.gallery import mesh as pictures
+            from phalanx.report.pictures.files import write
 
-            save(cube_svg(p, coloured) if cube else nodes_svg(p, coloured, rank), str(p.strategy), plot)
+            write([pictures.slices(p, coloured) if cube else pictures.nodes(p, coloured, rank)], plot)
         if as_json:
             print_json(_as_json(p, rank, own, None if members is None else (groups, members, tiers)))
             return

@@ -1,18 +1,16 @@
-"""Measurements of a cluster: tables, and plots of points, fitted line and crossover n* in a terminal or as SVG."""
+"""Measurements of a cluster: tables, and plots of points, fitted line and crossover n*."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from rich.table import Table
 
 from phalanx.report.pictures.figure import Lines, Picture, PlotAxis, RuleLine, Series
+from phalanx.report.pictures.files import panel_text
 from phalanx.report.style import empty_table, seconds, size
 from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit
 from phalanx.spec.errors import InputError
-
-_WIDTH, _HEIGHT = 64, 14
 
 
 def links(cluster: ClusterSpec) -> Table:
@@ -67,88 +65,35 @@ def title(fit: CollectiveFit) -> str:
 
 
 def plot(fit: CollectiveFit) -> list[str]:
-    """Plot time over size in characters, both axes logarithmic: o points, - the fitted line, | at n*."""
-    scale = _Scale(fit)
-    grid = [[" "] * _WIDTH for _ in range(_HEIGHT)]
-    crossover = scale.crossover
-    if crossover is not None:
-        column = scale.column(crossover)
-        for row in grid:
-            row[column] = "|"
-    for column in range(_WIDTH):
-        n = 2 ** (scale.low_n + (scale.high_n - scale.low_n) * column / (_WIDTH - 1))
-        row_ = scale.row(fit.alpha_s + fit.beta_s_per_byte * n)
-        if 0 <= row_ < _HEIGHT:
-            grid[row_][column] = "-"
-    for n, t in fit.points:
-        grid[min(max(scale.row(t), 0), _HEIGHT - 1)][scale.column(n)] = "o"
-    top, bottom = seconds(2**scale.high_t), seconds(2**scale.low_t)
-    marks = [top, *[""] * (_HEIGHT - 2), bottom]
-    lines = [f"{mark:>9} {''.join(row)}".rstrip() for mark, row in zip(marks, grid, strict=True)]
-    left, right = size(2**scale.low_n), size(2**scale.high_n)
-    under = f"{left}{right:>{_WIDTH - len(left)}}"
-    if crossover is not None:
-        mark = f"n* {size(crossover)}"
-        column = min(scale.column(crossover), _WIDTH - len(mark))
-        if len(left) < column < _WIDTH - len(right) - len(mark):
-            under = f"{left:<{column}}{mark}{right:>{_WIDTH - column - len(mark)}}"
-    return [*lines, f"{'':>9} {under}"]
-
-
-class _Scale:
-    """The logarithmic axes of a plot: their ends, and the position of a size or time between them."""
-
-    def __init__(self, fit: CollectiveFit) -> None:
-        sizes, times = zip(*fit.points, strict=True)
-        self.low_n, self.high_n = math.log2(min(sizes)), math.log2(max(sizes))
-        low, high = math.log2(min(times)), math.log2(max(times))
-        self.low_t, self.high_t = low, max(high, low + 1)
-        n = fit.alpha_s / fit.beta_s_per_byte if fit.beta_s_per_byte else 0.0
-        self.crossover = n if n > 0 and self.low_n <= math.log2(n) <= self.high_n else None
-
-    def x(self, n: float) -> float:
-        """Position of a size, 0 to 1."""
-        return (math.log2(n) - self.low_n) / max(self.high_n - self.low_n, 1e-9)
-
-    def y(self, t: float) -> float:
-        """Position of a time, 0 to 1."""
-        return (math.log2(t) - self.low_t) / (self.high_t - self.low_t) if t > 0 else -1.0
-
-    def column(self, n: float) -> int:
-        """Character column of a size."""
-        return round(self.x(n) * (_WIDTH - 1))
-
-    def row(self, t: float) -> int:
-        """Character row of a time."""
-        return _HEIGHT - 1 - round(self.y(t) * (_HEIGHT - 1))
+    """Plot time over size in characters, both axes logarithmic: points, the fitted line, and a bar at n*."""
+    return panel_text(panel_of(fit))
 
 
 def picture(fits: Sequence[CollectiveFit]) -> Picture:
     """Draw a panel for every fit that has points: points, line and n*. Raises InputError if none has any."""
-    panels = []
-    for fit in fits:
-        if len(fit.points) < 2:
-            continue
-        low, high = min(n for n, _ in fit.points), max(n for n, _ in fit.points)
-        sizes = [low * (high / low) ** (k / 40) for k in range(41)]
-        line = [(n, fit.alpha_s + fit.beta_s_per_byte * n) for n in sizes]
-        crossover = _Scale(fit).crossover
-        panels.append(
-            Lines(
-                PlotAxis("bytes", "bytes", log=True, base=2, low=low, high=high),
-                PlotAxis("seconds", "s", log=True),
-                (
-                    Series("fitted: alpha + n beta", [p for p in line if p[1] > 0]),
-                    Series("measured", sorted(fit.points), dots=True, dashed=True),
-                ),
-                rules=() if crossover is None else (RuleLine("x", crossover, f"n* {size(crossover)}"),),
-                head=title(fit),
-                height=200,
-            )
-        )
+    panels = tuple(panel_of(fit) for fit in fits if len(fit.points) > 1)
     if not panels:
         raise InputError("--plot", None, "has nothing to draw: no collective was measured at two sizes")
-    return Picture("Collectives as measured, and the lines fitted to them", tuple(panels), "`phalanx measure`")
+    return Picture("Collectives as measured, and the lines fitted to them", panels, "`phalanx measure`")
+
+
+def panel_of(fit: CollectiveFit) -> Lines:
+    """Return the points of a fit, its line, and its crossover n* where that lies among the sizes."""
+    low, high = min(n for n, _ in fit.points), max(n for n, _ in fit.points)
+    sizes = [low * (high / low) ** (k / 40) for k in range(41)]
+    line = [(n, fit.alpha_s + fit.beta_s_per_byte * n) for n in sizes]
+    crossover = fit.alpha_s / fit.beta_s_per_byte if fit.beta_s_per_byte else 0.0
+    return Lines(
+        PlotAxis("bytes", "bytes", log=True, base=2, low=low, high=high),
+        PlotAxis("seconds", "s", log=True),
+        (
+            Series("fitted: alpha + n beta", [p for p in line if p[1] > 0]),
+            Series("measured", sorted(fit.points), dots=True, dashed=True),
+        ),
+        rules=(RuleLine("x", crossover, f"n* {size(crossover)}"),) if low <= crossover <= high else (),
+        head=title(fit),
+        height=200,
+    )
 
 
 def rates(cluster: ClusterSpec) -> list[Table]:

@@ -10,11 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from phalanx.planning.placement import AxisGroups, Placement, axis_groups
+from phalanx.report.pictures.scene import FILLS
 from phalanx.report.style import counted, table
 from phalanx.spec.cluster.topology import Ints
 
-COLOURS = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#f0e442", "#d55e00", "#999999")
-"""Okabe and Ito's colours, which colour-blind people can tell; groups take them in turn."""
 NODES_SHOWN = 16
 CUBE_AXES = 3
 
@@ -28,7 +27,7 @@ def nodes(p: Placement, axis: str, width: int) -> Text:
     hosts = list(p.ranks_by_host())
     cell = len(str(p.world - 1)) + 1
     label = max(len(p.topology.hosts[host]) for host, _ in hosts) + 1
-    beside = min(max(len(held(p, ranks)) for _, ranks in hosts[:NODES_SHOWN]) + 3, width - label - 4 * cell)
+    beside = min(max(len(coordinates_of(p, ranks)) for _, ranks in hosts[:NODES_SHOWN]) + 3, width - label - 4 * cell)
     per_line = max(1, min(max(len(ranks) for _, ranks in hosts), (width - label - beside) // cell))
     out = Text(no_wrap=True)
     for host, ranks in hosts[:NODES_SHOWN]:
@@ -38,9 +37,9 @@ def nodes(p: Placement, axis: str, width: int) -> Text:
             for i, rank in enumerate(part):
                 bar = i > 0 and group[rank] != group[part[i - 1]]
                 out.append("|" if bar else " ", "dim")
-                out.append(f"{rank:>{cell - 1}}", f"black on {COLOURS[group[rank] % len(COLOURS)]}")
+                out.append(f"{rank:>{cell - 1}}", f"black on {FILLS[group[rank] % len(FILLS)]}")
             if start == 0:
-                out.append(" " * (cell * (per_line - len(part)) + 2) + held(p, ranks), "dim")
+                out.append(" " * (cell * (per_line - len(part)) + 2) + coordinates_of(p, ranks), "dim")
             out.append("\n")
     if len(hosts) > NODES_SHOWN:
         out.append(f"... and {len(hosts) - NODES_SHOWN:,} more nodes\n", "dim")
@@ -48,7 +47,7 @@ def nodes(p: Placement, axis: str, width: int) -> Text:
     return out
 
 
-def held(p: Placement, ranks: Ints) -> str:
+def coordinates_of(p: Placement, ranks: Ints) -> str:
     """Write the coordinates that some ranks have along every axis larger than 1, as `pp 0, tp 0-7`."""
     places = np.unravel_index(ranks, [size for _, size in p.mesh.axes])
     parts = []

@@ -101,7 +101,7 @@ def comm_roofline(cluster: str = "dgx-h100", gpus: int = 64) -> Picture:
         marks.append(Mark(peak / rate, peak, f"{tier.name}: {peak / rate:,.0f}", i))
     outer = _rate(spec, len(spec.tiers) - 1)
     for tokens in (512, 2048, 8192):
-        ratio = 1.5 * tokens  # 6 N FLOP a token over 2 N gradients of 2 bytes (plan/tables/textbook.py, intensity)
+        ratio = 1.5 * tokens  # 6 N FLOP a token over 2 N gradients of 2 bytes (planning/tables/textbook.py)
         marks.append(Mark(ratio, min(peak, ratio * outer), f"{tokens:,} tokens", 7))
     panel = Lines(
         PlotAxis("FLOP per byte sent", "count", log=True, low=10, high=1e6), _FLOPS, tuple(series), tuple(marks)

@@ -34,7 +34,7 @@ def _scaled(model: str, cluster: str, counts: tuple[int, ...], batch: int, seq: 
 
 
 def scaling_of(sheets: Sequence[Sheet], question: str) -> Picture:
-    """Draw sheets of plan/tables/scaling.py: strong and weak scaling, then efficiency by batch. Raises InputError
+    """Draw sheets of planning/tables/scaling.py: strong and weak scaling, then efficiency by batch. Raises InputError
     where nothing fits."""
     curves, panels = [], []
     for sheet, name in zip(sheets[:2], ("strong: one batch", "weak: the batch grows"), strict=False):

@@ -16,8 +16,9 @@ from phalanx.planning.search.priced import COMMUNICATION, layout_of
 from phalanx.planning.search.refine import RankedStrategy, timeline
 from phalanx.planning.search.strategy_columns import of
 from phalanx.planning.search.why_not import TERM_NAMES
+from phalanx.report.gallery.mesh import nodes, one_of_each_stage
 from phalanx.report.html.page import Section, page
-from phalanx.report.mesh_svg import nodes_svg, one_of_each_stage
+from phalanx.report.pictures.files import svg
 from phalanx.report.plan import lines
 from phalanx.report.style import seconds, size
 from phalanx.spec.cluster.spec import GIB
@@ -197,7 +198,7 @@ def _layout(best: RankedStrategy, a: Answer) -> Section:
     if len(placed.topology.hosts) > _MOST_NODES:
         drawn = one_of_each_stage(placed)[:_MOST_NODES]
         note += "; one node for each set of pipeline ranks that share one"
-    return Section("The layout", "svg", note, svg=nodes_svg(placed, axis, drawn=drawn))
+    return Section("The layout", "svg", note, svg=svg(nodes(placed, axis, hosts=drawn)))
 
 
 def _pipeline(best: RankedStrategy, a: Answer) -> Section:

@@ -6,6 +6,8 @@ Timeline  lanes of blocks over time
 Diagram   boxes and arrows on a grid of characters, 80 columns wide: what fits as text fits as SVG
 Tree      boxes by indentation, one path marked
 Rounds    what each rank holds of each chunk, round by round of a collective
+Grids     named grids of cells: the nodes of a mesh with their ranks
+Heat      shares over time, a line for each row
 """
 
 from __future__ import annotations
@@ -238,7 +240,51 @@ class Rounds:
     head: str = ""
 
 
-Panel = Lines | Bars | Timeline | Diagram | Tree | Rounds
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a grid, such as a rank."""
+
+    text: str
+    colour: int | None
+    """Of the palette; None: no fill."""
+    about: str = ""
+    """What is shown where it is pointed at."""
+    dash: str = ""
+    """Of its outline, as SVG writes it."""
+    outlined: bool = False
+    bold: bool = False
+    """Whether the outline is a thick one."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Rows of cells with a name, such as a node with its GPUs."""
+
+    name: str
+    rows: Sequence[Sequence[Cell]]
+
+
+@dataclass(frozen=True)
+class Grids:
+    """Grids in the order of reading, and lines below them."""
+
+    grids: tuple[Grid, ...]
+    foot: tuple[str, ...] = ()
+    head: str = ""
+
+
+@dataclass(frozen=True)
+class Heat:
+    """Shares from 0 to 1 over one axis of time, a line for each row."""
+
+    rows: Sequence[tuple[str, Sequence[float]]]
+    """(name, shares at equal distances)."""
+    span: str
+    """What the axis covers."""
+    head: str = ""
+
+
+Panel = Lines | Bars | Timeline | Diagram | Tree | Rounds | Grids | Heat
 
 
 @dataclass(frozen=True)

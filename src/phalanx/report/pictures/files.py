@@ -10,8 +10,8 @@ import textwrap
 from html import escape
 from pathlib import Path
 
-from phalanx.report.pictures import bars, diagram, lines, rounds, timeline, tree
-from phalanx.report.pictures.figure import Bars, Diagram, Lines, Panel, Picture, Rounds, Timeline, Tree
+from phalanx.report.pictures import bars, diagram, grids, heat, lines, rounds, timeline, tree
+from phalanx.report.pictures.figure import Bars, Diagram, Grids, Heat, Lines, Panel, Picture, Rounds, Timeline, Tree
 from phalanx.report.pictures.scene import WIDE, Scene
 from phalanx.spec.errors import InputError
 
@@ -42,6 +42,10 @@ def _draw(scene: Scene, panel: Panel) -> None:
             tree.draw(scene, panel)
         case Rounds():
             rounds.draw(scene, panel)
+        case Grids():
+            grids.draw(scene, panel)
+        case Heat():
+            heat.draw(scene, panel)
 
 
 def text(picture: Picture) -> list[str]:
@@ -70,35 +74,29 @@ def panel_text(panel: Panel) -> list[str]:
             return tree.text(panel)
         case Rounds():
             return rounds.text(panel)
+        case Grids():
+            return grids.text(panel)
+        case Heat():
+            return heat.text(panel)
 
 
 def write(pictures: list[Picture], file: Path) -> None:
-    """Write pictures as the file's name asks; several stand below each other.
+    """Write pictures as the file's name asks, below each other: SVG, a page with their text, or PNG.
 
     Raises InputError where PNG is asked for and no Chromium is installed, which draws it."""
-    if file.suffix.lower() == ".html":
-        file.write_text(_page(pictures[0].title, [(svg(p), "\n".join(text(p))) for p in pictures]))
-    else:
-        save(svgs(pictures), pictures[0].title, file)
-
-
-def save(drawn: str, title: str, file: Path) -> None:
-    """Write an SVG as the file's name asks: as it is, in a page, or as PNG. Raises InputError as `write`."""
     match file.suffix.lower():
         case ".html":
-            file.write_text(_page(title, [(drawn, "")]))
+            file.write_text(_page(pictures[0].title, [(svg(p), "\n".join(text(p))) for p in pictures]))
         case ".png":
-            file.write_bytes(png(drawn))
+            file.write_bytes(png(svgs(pictures)))
         case _:
-            file.write_text(drawn)
+            file.write_text(svgs(pictures))
 
 
 def _page(title: str, figures: list[tuple[str, str]]) -> str:
     """Return SVGs as one HTML page, with the text of each for those who do not see it."""
     drawn = "\n".join(
-        f"<figure>{one}"
-        + (f"<details><summary>As text</summary><pre>{escape(words)}</pre></details>" if words else "")
-        + "</figure>"
+        f"<figure>{one}<details><summary>As text</summary><pre>{escape(words)}</pre></details></figure>"
         for one, words in figures
     )
     return (

@@ -14,7 +14,7 @@ from phalanx.report.pictures.scene import DASHES, EDGE, WIDE, Area, Scene, area_
 _COLUMNS, _ROWS = 64, 15
 _BESIDE = 12
 """Units between a point and a label that needs no line to it."""
-_LETTERS, _MARKS = "abcdefghijklmnopqrstuvwxyz", "123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_LETTERS, _MARKS = "abcdefghijklmnpqrstuvwxyz", "123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def _range(panel: Lines, axis: PlotAxis, of: int) -> tuple[float, float]:
@@ -200,7 +200,8 @@ def _between(of: tuple[float, float], area: Area) -> list[tuple[float, float]]:
 
 
 def text(panel: Lines) -> list[str]:
-    """Return the curves in characters: a small letter for each, a digit or capital for each marked point."""
+    """Return the curves in characters: a small letter for each, o for points that are the numbers themselves, a digit
+    or capital for each marked point."""
     xs, ys = _range(panel, panel.x, 0), _range(panel, panel.y, 1)
     grid = [[" "] * _COLUMNS for _ in range(_ROWS)]
 
@@ -223,6 +224,10 @@ def text(panel: Lines) -> list[str]:
             steps = max(abs(r1 - r0), abs(c1 - c0), 1)
             for k in range(steps + 1):
                 grid[r0 + round((r1 - r0) * k / steps)][c0 + round((c1 - c0) * k / steps)] = _LETTERS[i]
+    for x, y in (point for s in panel.series if s.dots for point in s.points):
+        if _within(x, panel.x, xs) and _within(y, panel.y, ys):
+            row, column = cell(x, y)
+            grid[row][column] = "o"
     for i, mark in enumerate(marks):
         row, column = cell(mark.x, mark.y)
         grid[row][column] = _MARKS[i % len(_MARKS)]

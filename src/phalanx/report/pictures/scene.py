@@ -133,10 +133,21 @@ class Scene:
         self._parts.append(f'<text {where}{side}{weight} class="{kind}">{escape(text)}</text>')
         return area_of(x, y, text, size, anchor, bold)
 
-    def rect(self, x: float, y: float, w: float, h: float, kind: str, about: str = "", round_: float = 0) -> None:
-        """Draw a rectangle; `about` shows where it is pointed at."""
+    def rect(
+        self,
+        x: float,
+        y: float,
+        w: float,
+        h: float,
+        kind: str,
+        about: str = "",
+        round_: float = 0,
+        opacity: float = 1.0,
+    ) -> None:
+        """Draw a rectangle; `about` is shown where it is pointed at."""
         title = f"<title>{escape(about)}</title>" if about else ""
         corner = f' rx="{round_:g}"' if round_ else ""
+        corner += f' fill-opacity="{opacity:g}"' if opacity < 1 else ""
         shape = f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(w, 0.1):.1f}" height="{h:.1f}"{corner} class="{kind}"'
         self._parts.append(f"{shape}>{title}</rect>" if title else f"{shape}/>")
 

@@ -67,11 +67,11 @@ def place(
                 write_text(out / name, text)
             announce(f"written: {', '.join(str(out / name) for name in ('placement.json', *files))}")
         if plot:
-            from phalanx.report.mesh_svg import nodes_svg
-            from phalanx.report.pictures.files import save
+            from phalanx.report.gallery.mesh import nodes
+            from phalanx.report.pictures.files import write
 
             at = a.placed.placement
-            save(nodes_svg(at, at.coloured_axis), str(at.strategy), plot)
+            write([nodes(at, at.coloured_axis)], plot)
         if as_json:
             print_json(_as_json(a))
             return

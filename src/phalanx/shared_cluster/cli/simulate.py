@@ -96,21 +96,23 @@ def simulate(
             announce(f"{each.title}: {counted(len(jobs.jobs), 'job')} in {time.perf_counter() - start:.1f} s")
         outcomes = [outcome(history) for history in histories]
         if plot:
-            from phalanx.report.pictures.files import save
-            from phalanx.shared_cluster.simulation.report import svg
+            from phalanx.report.pictures.files import write
+            from phalanx.shared_cluster.simulation.report import picture
 
-            save(svg(histories, shared.title), shared.title, plot)
+            write([picture(histories, shared.title)], plot)
         if as_json:
             print_json(
                 {"cluster": shared.title, "skipped": len(jobs.skipped), "policies": [asdict(o) for o in outcomes]}
             )
             return
 
-        from phalanx.shared_cluster.simulation.report import drawn, tables
+        from phalanx.report.pictures import heat
+        from phalanx.shared_cluster.simulation.report import ROWS, tables, use
 
         out = console()
         out.print(f"{counted(len(jobs.jobs), 'job')} on {shared.title}", highlight=False)
         for table in tables(outcomes):
             out.print(table)
         if len(histories) == 1:
-            out.print(drawn(histories[0], out.width))
+            shares = use(histories[0], max(10, out.width - 14), ROWS)
+            print("\n".join(heat.text(shares, out.width)))

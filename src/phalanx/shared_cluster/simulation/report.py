@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from xml.sax.saxutils import escape
 
-import numpy as np
 from rich.table import Table
-from rich.text import Text
 
-from phalanx.report.pictures.scene import framed
+from phalanx.report.pictures.figure import Heat, Picture
 from phalanx.report.style import table
 from phalanx.shared_cluster.simulation.history import JobHistory
 from phalanx.shared_cluster.simulation.outcome import Distribution, PolicyOutcome, outcome, use_over_time
 
-_ROWS, _LEVELS = 24, " ▁▂▃▄▅▆▇█"
-_WIDE, _HIGH, _COLUMNS = 1000, 6, 400
+ROWS = 24
+"""Lines of a simulation in the terminal."""
+_COLUMNS = 400
 
 
 def span(seconds: float) -> str:
@@ -72,53 +69,25 @@ def _completion(o: PolicyOutcome) -> Distribution:
     return o.completion
 
 
-def drawn(history: JobHistory, width: int) -> Text:
-    """Draw the share of GPUs held over time, a line for each node, or for some nodes together."""
+def picture(histories: Sequence[JobHistory], cluster: str) -> Picture:
+    """Draw the share of GPUs held over time under each policy, a line for each node, or for some nodes together."""
+    panels = []
+    for history in histories:
+        o = outcome(history)
+        head = f"{o.policy}: {o.jobs:,} jobs, mean queue time {span(o.queue.mean)}, GPU use {o.gpu_use:.0%}"
+        panels.append(use(history, _COLUMNS, 64, head))
+    source = "the simulation of `phalanx cluster simulate`"
+    return Picture(f"{cluster}: GPUs held, a line for each node", tuple(panels), source)
+
+
+def use(history: JobHistory, columns: int, rows: int, head: str = "") -> Heat:
+    """Return the share of GPUs held over time, in at most `rows` lines of `columns` times."""
     count = len(history.nodes.sizes)
-    together = -(-count // _ROWS)
-    label = len(f"nodes {count}-{count} ")
-    columns = max(10, width - label - 2)
-    use = use_over_time(history, columns)
-    text = Text(no_wrap=True)
+    together = -(-count // rows)
+    shares = use_over_time(history, columns)
+    lines = []
     for start in range(0, count, together):
         last = min(start + together, count) - 1
         name = f"node {start}" if last == start else f"nodes {start}-{last}"
-        level = np.clip(np.round(use[start : last + 1].mean(axis=0) * 8), 0, 8).astype(int)
-        text.append(name.ljust(label))
-        text.append("".join(_LEVELS[i] for i in level), "cyan")
-        text.append("\n")
-    text.append(" " * label + f"0 to {span(history.makespan)}; full height: all GPUs held", "dim")
-    return text
-
-
-def svg(histories: Sequence[JobHistory], cluster: str) -> str:
-    """Draw the nodes of each policy over time: darker where more GPUs are held."""
-    body: list[str] = []
-    top = 40
-    for history in histories:
-        o = outcome(history)
-        title = f"{o.policy}: {o.jobs:,} jobs, mean queue time {span(o.queue.mean)}, GPU use {o.gpu_use:.0%}"
-        body.append(f'<text x="10" y="{top}" class="t">{escape(title)}</text>')
-        top += 8
-        use = use_over_time(history, _COLUMNS)
-        together = -(-len(use) // 64)
-        step = _WIDE / _COLUMNS
-        for start in range(0, len(use), together):
-            line = np.clip(use[start : start + together].mean(axis=0), 0, 1)
-            level = np.round(line * 10).astype(int)
-            edges = np.flatnonzero(np.diff(level, prepend=-1, append=-1))
-            for a, b in pairwise(edges.tolist()):
-                if level[a]:
-                    body.append(
-                        f'<rect x="{10 + a * step:.1f}" y="{top}" width="{(b - a) * step:.1f}" height="{_HIGH - 1}" '
-                        f'class="f0" fill-opacity="{level[a] / 10}"/>'
-                    )
-            top += _HIGH
-        body.append(f'<text x="10" y="{top + 14}" class="m">0 to {span(o.makespan)}</text>')
-        top += 40
-    title = f"{cluster}: GPUs held, a line for each node"
-    source = "the simulation of `phalanx cluster simulate`"
-    head = f'<text x="10" y="18" font-size="13" class="t">{escape(title)}</text>'
-    foot = f'<text x="10" y="{top}" class="m">Source: {source}</text>'
-    group = ['<g font-size="12">', head, *body, foot, "</g>"]
-    return framed(_WIDE + 20, top + 12, title, f"Source: {source}", group)
+        lines.append((name, shares[start : last + 1].mean(axis=0).tolist()))
+    return Heat(lines, f"0 to {span(history.makespan)}", head)
