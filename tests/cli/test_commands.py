@@ -642,14 +642,6 @@ def test_resume_with_nothing_to_resume(tmp_path: Path) -> None:
     assert "holds no checkpoint" in err
 
 
-def test_help_imports_nothing_heavy() -> None:
-    code = (
-        "import sys; import phalanx.cli.app; print([m for m in ('torch', 'numpy', 'pydantic') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 def test_every_command_that_answers_has_json() -> None:
     def missing(command: Any, name: str) -> list[str]:
         inside = getattr(command, "commands", None)

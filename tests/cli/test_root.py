@@ -1,32 +1,52 @@
-"""The command line makes no command but the one that it runs."""
+"""The command line imports no command but the one that it runs, and lists all without importing any."""
 
 from __future__ import annotations
 
-from copy import copy
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import typer
 
-from phalanx.cli.app import app
-from phalanx.cli.root import only
+from phalanx.cli.app import COMMANDS, app
+from phalanx.cli.lazy import Entry
 
 
-def _commands(of: typer.Typer) -> set[str]:
-    group: Any = typer.main.get_command(of)
-    return set(group.commands)
+def _after(words: str) -> tuple[str, set[str]]:
+    """Run `phalanx words` in a new interpreter; return its output and what was imported."""
+    code = f"import sys; sys.argv = ['phalanx', *{words.split()}]; from phalanx.__main__ import main\n"
+    code += "try: main()\nexcept SystemExit: pass\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    out, _, modules = done.stdout.strip().rpartition("\n")
+    return out, set(modules.split())
 
 
-def test_what_is_named_is_made_alone() -> None:
-    for name in _commands(app):
-        one = copy(app)
-        only(one, [name, "--help"])
-        assert _commands(one) == {name}
+def test_help_lists_every_command_under_its_panel_and_imports_none() -> None:
+    out, imported = _after("--help")
+    panels = out.split("\n\n")
+    for entry in COMMANDS:
+        (panel,) = (lines for lines in panels if lines.startswith(f"{entry.panel}:"))
+        assert f"  {entry.name} " in panel
+        assert entry.help in panel, "in one line"
+    assert imported.isdisjoint(entry.target.partition(":")[0] for entry in COMMANDS)
+    assert imported.isdisjoint(("rich", "numpy", "pydantic", "yaml", "torch"))
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["trian"], ["--version", "train"]])
-def test_all_are_made_where_none_is_named(words: list[str]) -> None:
-    """A mistake is told from what there is."""
-    every = copy(app)
-    only(every, words)
-    assert _commands(every) == _commands(app)
+def test_a_command_is_imported_alone() -> None:
+    _, imported = _after("pipeline --help")
+    assert [e.name for e in COMMANDS if e.target.partition(":")[0] in imported] == ["pipeline"]
+
+
+@pytest.mark.parametrize("entry", COMMANDS, ids=lambda entry: entry.name)
+def test_the_table_names_what_there_is(entry: Entry) -> None:
+    command: Any = entry.command()
+    assert command.name == entry.name
+    assert command.help
+
+
+def test_a_wrong_name_is_told_from_what_there_is() -> None:
+    group: Any = typer.main.get_command(app)
+    assert list(group.commands) == [entry.name for entry in COMMANDS]
+    done = subprocess.run([sys.executable, "-m", "phalanx", "trian"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "error: command = 'trian': no such command; did you mean train?\n")

@@ -15,8 +15,9 @@ import typer
 
 from phalanx.cli.app import app
 
-COMMAND = typer.main.get_command(app)
-"""Made once, also for the processes that are forked (support/preload.py)."""
+COMMAND: Any = typer.main.get_command(app)
+"""Made once with all commands, also for the processes that are forked (support/preload.py)."""
+list(COMMAND.commands.values())
 
 
 def phalanx(here: Path, *words: str, command: Callable[[list[str]], Any] = COMMAND) -> tuple[int, str, str]:

@@ -15,74 +15,81 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.clusters import clusters
-from phalanx.cli.collectives import collectives
-from phalanx.cli.comm import comm
-from phalanx.cli.compare import compare
-from phalanx.cli.doctor import doctor
-from phalanx.cli.experts import experts
-from phalanx.cli.explain import explain, lint
-from phalanx.cli.export import export
-from phalanx.cli.generate import generate
-from phalanx.cli.measure import measure
-from phalanx.cli.memory import memory
-from phalanx.cli.mesh import mesh
-from phalanx.cli.models import models
-from phalanx.cli.observe import observe
-from phalanx.cli.parity import parity
-from phalanx.cli.pipeline import pipeline
-from phalanx.cli.plan import plan
-from phalanx.cli.predict import predict
-from phalanx.cli.read import read
-from phalanx.cli.report import report
-from phalanx.cli.roofline import roofline
-from phalanx.cli.root import OneLineErrors, only
-from phalanx.cli.scaling import scaling
-from phalanx.cli.sweep import sweep
+from phalanx.cli.lazy import Entry
+from phalanx.cli.root import OneLineErrors
 from phalanx.cli.terminal import INTERRUPTED, Screened
-from phalanx.cli.train import train
-from phalanx.cli.ui import ui
-from phalanx.cli.validate import validate
-from phalanx.cli.verify import verify
-from phalanx.cli.weights import export_weights, import_weights
-from phalanx.serving.cli.group import serve
-from phalanx.shared_cluster.cli.group import cluster
-from phalanx.textbook.cli.group import learn
+
+_PLAN, _PROVE, _RUN, _MEASURE = "Plan", "Prove", "Run", "Measure"
+_LEARN, _SERVE, _CLUSTERS = "Learn", "Serve", "Clusters"
+COMMANDS = (
+    Entry("plan", _PLAN, "phalanx.cli.plan:plan", "Find the fastest strategy for a model on a cluster."),
+    Entry("predict", _PLAN, "phalanx.cli.predict:predict", "Predict the time and the memory of a strategy's step."),
+    Entry(
+        "explain", _PLAN, "phalanx.cli.explain:explain", "Show where time and memory go, and what to change first."
+    ),
+    Entry("lint", _PLAN, "phalanx.cli.explain:lint", "Find anti-patterns in a strategy; exit code 1 if any."),
+    Entry("compare", _PLAN, "phalanx.cli.compare:compare", "Compare plans, configurations or strategies."),
+    Entry("scaling", _PLAN, "phalanx.cli.scaling:scaling", "Tabulate strong and weak scaling."),
+    Entry("memory", _PLAN, "phalanx.cli.memory:memory", "Tabulate the memory of state and activations."),
+    Entry("comm", _PLAN, "phalanx.cli.comm:comm", "Tabulate what each mesh axis sends, and what is hidden."),
+    Entry(
+        "roofline", _PLAN, "phalanx.cli.roofline:roofline", "Tabulate ridge points and the intensity of operators."
+    ),
+    Entry("mesh", _PLAN, "phalanx.cli.mesh:mesh", "Show which rank is on which GPU, and who talks to whom."),
+    Entry("models", _PLAN, "phalanx.cli.models:models", "List the model presets, or show one model."),
+    Entry("read", _PLAN, "phalanx.cli.read:read", "Read another framework's configuration."),
+    Entry("export", _PLAN, "phalanx.cli.export:export", "Write a plan as another framework's configuration."),
+    Entry(
+        "verify",
+        _PROVE,
+        "phalanx.cli.verify:verify",
+        "Compare a real step, on fake tensors, with the plan.",
+    ),
+    Entry("observe", _PROVE, "phalanx.cli.observe:observe", "Show what one step of any torch program does."),
+    Entry("parity", _PROVE, "phalanx.cli.parity:parity", "Compare losses and gradients with those of one process."),
+    Entry(
+        "collectives", _PROVE, "phalanx.cli.collectives:collectives", "Show, prove and compare collective algorithms."
+    ),
+    Entry("pipeline", _PROVE, "phalanx.cli.pipeline:pipeline", "Draw, compare and prove pipeline schedules."),
+    Entry("train", _RUN, "phalanx.cli.train:train", "Train a job or a plan, and compare the run with the plan."),
+    Entry("sweep", _RUN, "phalanx.cli.sweep:sweep", "Train a few steps under one strategy of every family."),
+    Entry(
+        "generate", _RUN, "phalanx.cli.generate:generate", "Continue texts with a checkpoint or Hugging Face weights."
+    ),
+    Entry("report", _RUN, "phalanx.cli.report:report", "Write a run's report as one HTML file."),
+    Entry("experts", _RUN, "phalanx.cli.experts:experts", "Show how a run's tokens were spread over its experts."),
+    Entry("import", _RUN, "phalanx.cli.weights:import_weights", "Import Hugging Face weights as a run."),
+    Entry("export-weights", _RUN, "phalanx.cli.weights:export_weights", "Export a checkpoint for transformers."),
+    Entry("ui", _RUN, "phalanx.cli.ui:ui", "Serve a page on this machine: plans that change, and runs."),
+    Entry("measure", _MEASURE, "phalanx.cli.measure:measure", "Measure kernels, links and collectives here."),
+    Entry(
+        "validate", _MEASURE, "phalanx.cli.validate:validate", "Predict published runs, and show how far off it is."
+    ),
+    Entry("doctor", _MEASURE, "phalanx.cli.doctor:doctor", "Say what this machine has, and what is missing."),
+    Entry("learn", _LEARN, "phalanx.textbook.cli.group:learn", "Pictures, exercises and published trainings."),
+    Entry("serve", _SERVE, "phalanx.serving.cli.group:serve", "Plan, launch and prove the serving of a model."),
+    Entry(
+        "cluster",
+        _CLUSTERS,
+        "phalanx.shared_cluster.cli.group:cluster",
+        "Place and simulate jobs of a shared cluster.",
+    ),
+    Entry("clusters", _CLUSTERS, "phalanx.cli.clusters:clusters", "List the cluster presets, or show one."),
+)
+"""The commands by panel. Those of the verticals are named here and not imported: a common room does not know them."""
+
+
+class _Root(OneLineErrors):
+    entries = COMMANDS
+
 
 app = typer.Typer(
-    cls=OneLineErrors,
+    cls=_Root,
     help="Plan, prove, run and measure the parallel training of large models.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # this list is plain: rich takes as long to import as all else here
 )
-
-
-app.add_typer(collectives, name="collectives")
-app.add_typer(pipeline, name="pipeline")
-app.add_typer(experts, name="experts")
-app.add_typer(cluster, name="cluster")
-app.add_typer(serve, name="serve")
-app.add_typer(learn, name="learn")
-app.command()(models)
-app.command()(clusters)
-app.command()(mesh)
-app.command()(predict)
-app.command()(validate)
-app.command()(explain)
-app.command()(lint)
-for _tables in (scaling, memory, comm, roofline):
-    app.command()(_tables)
-app.command()(verify)
-app.command()(observe)
-app.command()(compare)
-app.command()(report)
-app.command()(doctor)
-app.command()(ui)
-app.command()(measure)
-app.command()(read)
-app.command()(export)
-app.command("import")(import_weights)
-app.command("export-weights")(export_weights)
 
 
 @app.callback(invoke_without_command=True)
@@ -94,17 +101,12 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
         raise typer.Exit
 
 
-for _command in (plan, train, sweep, generate, parity):
-    app.command()(_command)
-
-
 def main() -> None:
     """Run the command line. Interrupted, the process ends without the seconds that the teardown of torch may take."""
     # Imported modules live to the end; rescanning them at every collection costs a quick command a fifth of its time.
     gc.set_threshold(50_000)
     if sys.stdout is not None and sys.stdout.isatty():
         sys.stdout = Screened(sys.stdout)
-    only(app, sys.argv[1:])
     try:
         app()
     except SystemExit as end:

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
+from phalanx.cli.lazy import LazyGroup
 from phalanx.cli.terminal import DONE, INTERRUPTED, WRONG_INPUT, announce
 
 # Typer has its own copy of click or imports click's, by version; both have this class, which it does not export.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
 
-class OneLineErrors(TyperGroup):
+class OneLineErrors(LazyGroup):
     """Prints errors of usage as InputErrors are printed: `error: --ranks = x: is not an integer`."""
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
@@ -38,19 +38,6 @@ class OneLineErrors(TyperGroup):
             announce("interrupted")
             code = INTERRUPTED
         sys.exit(code if isinstance(code, int) else 0)
-
-
-def only(app: typer.Typer, words: Sequence[str]) -> None:
-    """Leave of an app's commands the one that `words` begin with, if there is one: Typer makes all that it is given,
-    with every option, and a quick command answers in less time than that takes."""
-    commands = [c for c in app.registered_commands if words and _name(c) == words[0]]
-    groups = [g for g in app.registered_groups if words and g.name == words[0]]
-    if commands or groups:
-        app.registered_commands, app.registered_groups = commands, groups
-
-
-def _name(command: Any) -> str:
-    return str(command.name or command.callback.__name__).replace("_", "-")
 
 
 def _one_line(error: Any, words: Sequence[str]) -> str:
