@@ -20,7 +20,6 @@ class Generation:
     of one direction's rate that an all-gather in a node reaches; `nic`: share of a port's rate. Hops between nodes:
     `net` over InfiniBand or RoCE, `cloud` over a provider's own transport (EFA, TCPXO)."""
 
-    processors: float = 132
     gemm: float = 0.78
     gemm_half: float = 200
     gemm8: float = 0.60
@@ -50,21 +49,21 @@ class Generation:
     start_s: float = 0.0
 
 
-# Streaming multiprocessors, and whether switches reduce (NVLS, from NVLink 4 on): datasheets. Where they do not,
-# `tree` is what NCCL's tree of two nodes carries: half (there and back) of 4 channels, one per port
-# (src/graph/tuning.cc). With 8 ports it is twice that, but then a ring is as fast.
+# Whether switches reduce (NVLS, from NVLink 4 on): datasheets. Where they do not, `tree` is what NCCL's tree of two
+# nodes carries: half (there and back) of 4 channels, one per port (src/graph/tuning.cc). With 8 ports it is twice
+# that, but then a ring is as fast.
 _TREE_AMPERE = 4 * 23.6e9 / 2
 _TREE_VOLTA = 4 * 18.5e9 / 2
 _BUILT: dict[str, dict[str, float]] = {
-    "volta": {"processors": 80, "reduce_gain": 1.0, "tree": _TREE_VOLTA},
-    "ampere": {"processors": 108, "reduce_gain": 1.0, "tree": _TREE_AMPERE},
-    "hopper": {"processors": 132},
-    "blackwell": {"processors": 148},
-    "blackwell-ultra": {"processors": 148},
+    "volta": {"reduce_gain": 1.0, "tree": _TREE_VOLTA},
+    "ampere": {"reduce_gain": 1.0, "tree": _TREE_AMPERE},
+    "hopper": {},
+    "blackwell": {},
+    "blackwell-ultra": {},
     # Without published runs; assumed to reach what NVIDIA's chips reach on average.
-    "ampere-gddr": {"processors": 72, "reduce_gain": 1.0, "tree": _TREE_AMPERE},
-    "ada": {"processors": 128, "reduce_gain": 1.0, "tree": _TREE_AMPERE},
-    "blackwell-gddr": {"processors": 188, "reduce_gain": 1.0, "tree": _TREE_AMPERE},
+    "ampere-gddr": {"reduce_gain": 1.0, "tree": _TREE_AMPERE},
+    "ada": {"reduce_gain": 1.0, "tree": _TREE_AMPERE},
+    "blackwell-gddr": {"reduce_gain": 1.0, "tree": _TREE_AMPERE},
 }
 _PARENTS = {"blackwell-ultra": "blackwell"}
 _DEFAULTS = {f.name: float(f.default) for f in fields(Generation)}  # type: ignore[arg-type]
@@ -99,7 +98,7 @@ def system(
         peak_fp64=chip.double or chip.single or chip.half,
         memory_bytes_per_s=chip.bandwidth_bytes_per_s,
         memory_bytes=chip.memory_bytes,
-        processors=chip.processors or g.processors,
+        processors=chip.multiprocessors,
         gemm=g.gemm * clock,
         gemm_half=g.gemm_half,
         gemm8=g.gemm8 * clock,

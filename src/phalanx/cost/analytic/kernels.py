@@ -1,13 +1,5 @@
-"""Seconds of a block's kernels on one rank: matrix products by shape, attention, and memory-bound kernels.
-
-A product (m, k) x (k, n) is cut into tiles; each of the chip's processors takes one at a time, so time is a whole
-number of waves, each of 2 a b (k + k0) FLOP per processor at the share `e` of peak that a tile of a x b reaches:
-
-    t = ceil(m/a) ceil(n/b) / processors, rounded up, x 2 a b (k + k0) processors / (e peak)
-
-The library takes the best of some tile sizes. k0 is the cost of filling and draining a tile's pipeline (NVIDIA,
-"Matrix multiplication background", tile and wave quantisation).
-"""
+"""Seconds of a block's kernels on one rank: matrix products by shape (cost/kernels/tiles.py), attention, and
+memory-bound kernels."""
 
 from __future__ import annotations
 
@@ -18,15 +10,17 @@ import numpy as np
 from phalanx.cost.analytic.profile import Profile
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
+from phalanx.cost.kernels.tiles import Tiles, whole_waves_s
 from phalanx.cost.ledger.layer_flows import kv_heads, routed_rows
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.rank_layout import FORMATS, Layout
 
-# Tiles of cuBLAS's kernels for 2-byte types, and the share of the best that each reaches on a large product.
 _FINE = tuple(f.scales == "block" for f in FORMATS)
 """By FORMATS: whether a cast finds many scales."""
-_TILES = ((256, 128, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 64, 0.60))
-_ROWS, _COLUMNS = {a for a, _, _ in _TILES}, {b for _, b, _ in _TILES}
+_TILES = Tiles(((256, 128), (128, 128), (128, 64), (64, 64)))
+"""Of cuBLAS's kernels for 2-byte types."""
+_SHARES = (1.0, 0.93, 0.80, 0.60)
+"""What each tile reaches of the best one on a large product."""
 
 
 def product_s(
@@ -34,11 +28,7 @@ def product_s(
 ) -> Column:
     """Return seconds of `batch` products (m, k) x (k, n) at `rate` FLOP/s that fill the chip together, or of moving
     their operands, of `e` bytes per element, if that takes longer."""
-    down, across = {a: batch * np.ceil(m / a) for a in _ROWS}, {b: np.ceil(n / b) for b in _COLUMNS}
-    best: Column = np.inf
-    for a, b, share in _TILES:
-        best = np.minimum(best, np.ceil(down[a] * across[b] / system.processors) * (a * b / share))
-    seconds = best * (2 * (k + system.gemm_half)) * system.processors / rate
+    seconds = whole_waves_s(m, n, k, _TILES, _SHARES, system.processors, rate, system.gemm_half, batch)
     traffic = e * batch * (m * k + k * n + m * n)
     return np.maximum(seconds, traffic / (system.memory_bytes_per_s * system.memory))
 

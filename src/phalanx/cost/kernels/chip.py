@@ -17,15 +17,6 @@ from phalanx.spec.errors import InputError, nearest
 
 T = TypeVar("T")
 _SAME = {"blackwell-ultra": "blackwell"}
-_PROCESSORS = {
-    **dict.fromkeys(("volta",), 80),
-    **dict.fromkeys(("ampere",), 108),
-    **dict.fromkeys(("ampere-gddr",), 72),
-    **dict.fromkeys(("hopper",), 132),
-    **dict.fromkeys(("ada",), 128),
-    **dict.fromkeys(("blackwell", "blackwell-ultra"), 148),
-    "blackwell-gddr": 188,
-}
 _CACHE_BYTES = {
     "volta": 6e6,
     "ampere": 40e6,
@@ -36,7 +27,7 @@ _CACHE_BYTES = {
     "blackwell-ultra": 126e6,
     "blackwell-gddr": 128e6,
 }
-"""Level-2 cache: NVIDIA's architecture whitepapers."""
+"""Level-2 cache, as the constants were fitted with it: NVIDIA's architecture whitepapers."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +56,7 @@ def kernel_chip(name: str) -> KernelChip:
         x.fp8,
         x.fp4,
         x.bandwidth_bytes_per_s,
-        float(x.processors or _PROCESSORS[x.generation]),
+        float(x.multiprocessors),
         _CACHE_BYTES[x.generation],
         x.link_bytes_per_s,
     )

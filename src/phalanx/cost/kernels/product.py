@@ -1,13 +1,8 @@
-"""Matrix products (m, k) x (k, n) by shape, on one chip.
+"""Matrix products by shape, as the kernels of libraries that were measured alone (tiles.py has the model of both):
 
-A product is cut into tiles of a x b, and tiles of few rows and columns further along k, until each of the P
-processors has one. Processors take one tile at a time, so that seconds come in waves; the library takes the best:
-
-    compute = min over tiles  waves 2 a b (k / parts + k0) P / (share FLOP/s)    waves = tiles parts / P, partly whole
-    read    = bytes / (share bytes/s), faster where all operands fit in a share of the level-2 cache
-    t       = start + (compute^p + read^p)^(1/p) + quantising the input
-
-after NVIDIA, "Matrix multiplication background" (tile and wave quantisation).
+compute = tiles in waves, partly whole, split along k where there are few
+read    = bytes / (share bytes/s), faster where all operands fit in a share of the level-2 cache
+t       = start + (compute^p + read^p)^(1/p) + quantising the input
 """
 
 from __future__ import annotations
@@ -19,6 +14,7 @@ import numpy as np
 
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.kernels.chip import KernelChip
+from phalanx.cost.kernels.tiles import Tiles, split_waves_s
 
 
 @dataclass(frozen=True)
@@ -65,6 +61,9 @@ class ProductLibrary:
     """Seconds that the host takes to launch it without CUDA graphs: never faster."""
 
 
+_TILES = Tiles(((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)))
+
+
 def product_s(
     m: Any,
     n: Any,
@@ -82,21 +81,8 @@ def product_s(
     share = np.where(peak < 1.5 * chip.half, c.rate16, np.where(peak < 3 * chip.half, c.rate8, c.rate4))
     share = share if lib is None else share * lib.rate
     middle = np.sqrt(c.small_tile)
-    best: Any = np.inf
-    for a, b, of_best in (
-        (256, 128, 1.0),
-        (128, 256, 1.0),
-        (128, 128, c.medium_tile),
-        (128, 64, middle),
-        (64, 128, middle),
-        (64, 64, c.small_tile),
-    ):
-        tiles = np.ceil(m / a) * np.ceil(n / b)
-        parts = np.maximum(1.0, np.minimum(chip.processors / tiles, k / c.part))
-        waves = tiles * parts / chip.processors
-        waves = waves + c.idle * (np.ceil(waves) - waves)
-        best = np.minimum(best, waves * a * b / of_best * (k / parts + c.fill))
-    compute = 2 * best * chip.processors / (peak * share)
+    shares = (1.0, 1.0, c.medium_tile, middle, middle, c.small_tile)
+    compute = split_waves_s(m, n, k, _TILES, shares, chip.processors, peak * share, c.fill, c.idle, c.part)
     size = e * (m * k + k * n) + 2.0 * m * n
     held = 1 / (1 + (size / (c.cache_share * chip.cache_bytes)) ** 3)
     rate = chip.memory_bytes_per_s * c.memory

@@ -19,6 +19,19 @@ CONTEXT_BYTES = 2048 * MIB
 """What CUDA's context, cuBLAS's workspaces and NCCL's buffers take of a device, about."""
 
 
+_MULTIPROCESSORS = {
+    "volta": 80,
+    "ampere": 108,
+    "ampere-gddr": 72,
+    "hopper": 132,
+    "ada": 128,
+    "blackwell": 148,
+    "blackwell-ultra": 148,
+    "blackwell-gddr": 188,
+}
+"""By generation: datasheets."""
+
+
 @dataclass(frozen=True)
 class Chip:
     """A chip's datasheet, in bytes, bytes/s and FLOP/s."""
@@ -51,11 +64,16 @@ class Chip:
     host_memory_bytes_per_s: float = 77e9
     """Its share of the host's memory bandwidth: of two sockets with eight channels of DDR5-4800, an eighth."""
     processors: int | None = None
-    """Streaming multiprocessors, where the chip has fewer than its generation."""
+    """Streaming multiprocessors, where the chip has not as many as its generation."""
     l1_bytes_per_processor: float = 256 * 1024
     """Level-1 cache and shared memory of a multiprocessor; its registers are 256 KiB on all of these chips."""
     l2_bytes: float = 50 * MIB
     """Level-2 cache: whitepapers; of Blackwell as its driver reports it."""
+
+    @property
+    def multiprocessors(self) -> int:
+        """Streaming multiprocessors."""
+        return self.processors or _MULTIPROCESSORS[self.generation]
 
     def has(self, number_format: NumberFormat) -> bool:
         """Whether it multiplies a format."""
