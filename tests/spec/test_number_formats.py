@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import get_args, get_type_hints
+from typing import get_args
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ import torch
 from phalanx.spec.cluster.chips import CHIPS, Chip
 from phalanx.spec.job import DType, Products
 from phalanx.spec.number_formats import COMPUTED, MULTIPLIED, NUMBER_FORMATS, NumberFormat
-from phalanx.spec.strategy.stack_options import StackOptions
+from phalanx.spec.strategy.stack_options import StackProducts
 
 
 def test_a_row_without_a_fact_cannot_be_made() -> None:
@@ -66,6 +66,6 @@ def test_a_chip_has_a_format_where_its_peak_is_above_that_of_wider_ones() -> Non
 def test_jobs_and_stacks_name_formats_of_the_table() -> None:
     assert set(get_args(DType)) == {f.name for f in COMPUTED}
     assert set(get_args(Products)) == {"compute", *(f.name for f in MULTIPLIED)}
-    products = get_args(get_type_hints(StackOptions)["products"])
+    products = get_args(StackProducts)
     assert set(products) - {"auto"} <= NUMBER_FORMATS.keys()
     assert all(NUMBER_FORMATS[name].priced_as for name in set(products) - {"auto"})

@@ -8,7 +8,7 @@ an export gives this strategy, exactly.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from phalanx.frameworks.registry import facts, require_runnable
 from phalanx.frameworks.stack import Stack
@@ -21,7 +21,7 @@ from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.number_formats import PRECISIONS
 from phalanx.spec.strategy.spec import FIELDS, Strategy
-from phalanx.spec.strategy.stack_options import StackOptions
+from phalanx.spec.strategy.stack_options import StackOptions, StackProducts
 
 _COMPUTE = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 PRODUCTS = {word: f.name for word, f in PRECISIONS.items() if f.narrow}
@@ -103,12 +103,17 @@ def subject(plan: Plan, stack: Stack) -> Subject:
         remedy = f"use {', '.join(_COMPUTE)}"
         raise InputError("job.precision.compute", plan.job.precision.compute, "is no type of this export", remedy)
     precision = str(plan.choices.get("precision", compute))
-    options = plan.options
-    if precision in PRODUCTS:
-        if options.products not in ("auto", PRODUCTS[precision]):
-            reason = f"contradicts precision {precision} of the plan"
+    options, operands = plan.options, plan.job.precision.operands
+    products = PRODUCTS.get(precision, operands.name if operands else None)
+    if products is not None:
+        if options.products not in ("auto", products):
+            reason = f"contradicts products in {products} of the plan"
             raise InputError("options.products", options.products, reason, "leave one of them out")
-        options = StackOptions(**options.changed() | {"products": PRODUCTS[precision]})
+        if products not in get_args(StackProducts):
+            raise InputError(
+                "job.precision.products", products, f"{stack.title} has no such products", "leave it out"
+            )
+        options = StackOptions(**options.changed() | {"products": products})
     elif precision in _COMPUTE.values():
         compute = precision
     if s.compressor is not None and "none" in (stack.strategy["compression"].values or ()):

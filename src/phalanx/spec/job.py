@@ -26,7 +26,7 @@ DTYPE_BYTES: dict[str, int] = {f.name: f.bits // 8 for f in NUMBER_FORMATS.value
 """Bytes per element, of number types and of the integers that collectives carry."""
 
 
-Products = Literal["compute", "float8", "float8-row"]
+Products = Literal["compute", "float8", "float8-row", "mxfp8", "nvfp4"]
 """What the matrix products of blocks multiply: numbers of the compute type, or one of NUMBER_FORMATS that our runtime
 multiplies."""
 
@@ -50,7 +50,7 @@ class Precision:
     """Of the parameters that the optimizer updates, and of its state."""
     products: Products = "compute"
     """Of the operands of matrix products in blocks: the compute type, or float8 with one scale a tensor, float8-row
-    with one a row. Needs compute = "bfloat16"."""
+    with one a row, mxfp8 and nvfp4 with one a block of 32 and 16 numbers. Needs compute = "bfloat16"."""
     gather: Literal["compute", "float8"] = "compute"
     """Of what zero=3 (parameters) and sp (tokens, gradients) gather for products of blocks: the compute type, or the
     8 bits that products = "float8" rounds them to, which it needs. Parameters arrive the same to the bit; tokens are

@@ -218,9 +218,9 @@ _ROWS = (
     # One scale for 128 activations or 128 x 128 weights (DeepSeek-V3).
     _float8("float8-block", "FP8 by block", "block", "float8_e4m3fn", "fp8-block", 128, "mxfp8"),
     # One power of two for 32 numbers (OCP Microscaling Formats, version 1.0).
-    _blocks("mxfp8", "MXFP8", 8, 32, "float8_e8m0fnu", "float8_e4m3fn", "fp8", word="mxfp8", priced_as="mxfp8"),
+    _blocks("mxfp8", "MXFP8", 8, 32, "float8_e8m0fnu", "float8_e4m3fn", "fp8", 8, "mxfp8", "mxfp8", True),
     # One scale in e4m3 for 16 numbers, and one in fp32 for all (NVIDIA 2025, "Pretraining LLMs with NVFP4").
-    _blocks("nvfp4", "NVFP4", 4, 16, "float8_e4m3fn", "float4_e2m1fn_x2", "fp4", word="nvfp4", priced_as="nvfp4"),
+    _blocks("nvfp4", "NVFP4", 4, 16, "float8_e4m3fn", "float4_e2m1fn_x2", "fp4", 8, "nvfp4", "nvfp4", True),
     # Weights of served models alone: OCP's four bits, and integers with one scale in 16 bits for 128.
     _blocks("mxfp4", "MXFP4", 4, 32, "float8_e8m0fnu", "float4_e2m1fn_x2", "fp4"),
     _blocks("int4", "INT4", 4, 128, "bfloat16", None, None, scale_bits=16),

@@ -8,10 +8,11 @@ they are rounded to; None: products are of the compute type.
 
     float8        one scale a tensor; gradients g in e5m2, which has a wider range, all else in e4m3
     float8-row    one scale a row of a and of b; all in e4m3
+    mxfp8, nvfp4  small scales of blocks of a row (narrow_blocks.py)
 
 A scale is the largest power of two with which the largest number still fits: so scaling is exact, and the only loss
-is the rounding to 8 bits. Sums are in fp32, results in the compute type. A number that is not finite makes its result
-so. torch._scaled_mm runs this on GPUs from compute capability 8.9 on, and on CPUs.
+is the rounding to fewer bits. Sums are in fp32, results in the compute type. A number that is not finite makes its
+result so. torch._scaled_mm runs this on GPUs from a compute capability on (8.9 for 8 bits), and on CPUs.
 References: Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; torchao's float8 recipes.
 """
 
@@ -26,20 +27,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from phalanx.runtime.autograd.narrow_blocks import block_product, power_of_two, to_blocks
 from phalanx.spec.number_formats import NumberFormat
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-_EXPONENT = 0x7F800000  # the bits of a float32's exponent
-SMALLEST = 1e-12  # of zeros no scale can be found: they are taken for this
 
 
 class Rounded(NamedTuple):
-    """The operand of a product, in 8 bits."""
+    """The operand of a product, in a narrow format."""
 
     numbers: Tensor
     """In rows, whatever the layout of what was rounded."""
     back: Tensor
-    """What they have to be multiplied by: () or (rows, 1), fp32."""
+    """What they have to be multiplied by: () or (rows, 1), fp32; of blocks (rows, blocks)."""
+    whole: Tensor | None = None
+    """(), fp32: what all have to be multiplied by as well, where there are blocks."""
 
 
 Operand = Tensor | Rounded
@@ -110,14 +112,15 @@ def dtype_of(operands: NumberFormat, gradient: bool = False) -> torch.dtype:
 
 
 def scale_of(largest: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the scale of numbers of which the largest magnitude is given, fp32; that is at least SMALLEST now."""
-    most = torch.finfo(dtype).max
-    return (most / largest.clamp_(min=SMALLEST)).view(torch.int32).bitwise_and_(_EXPONENT).view(torch.float32)
+    """Return the scale of numbers of which the largest magnitude is given, fp32."""
+    return power_of_two(torch.finfo(dtype).max, largest)
 
 
 def rounded(x: Tensor, operands: NumberFormat, gradient: bool = False) -> Rounded:
     """Round x (rows, n), in any layout, to a narrow format. Where n is no multiple of what products take, zeros
     follow in every row. `gradient`: it is one, of a result."""
+    if operands.scales == "block":
+        return Rounded(*to_blocks(x, operands.name))
     by_row, dtype = operands.scales == "row", dtype_of(operands, gradient)
     largest = torch.linalg.vector_norm(x, math.inf, -1 if by_row else None, by_row, dtype=torch.float32)
     scale = scale_of(largest, dtype)
@@ -153,8 +156,17 @@ def product(
             return torch.addmm(out, a, b.t(), out=out)
         return a.mm(b.t()) if out is None else torch.mm(a, b.t(), out=out)
     dtype = a.dtype if isinstance(a, Tensor) else torch.bfloat16  # the one compute type that they are legal in
-    narrow_a, of_a = operand(a, operands, gradient) if isinstance(a, Tensor) else a
-    narrow_b, of_b = operand(b, operands) if isinstance(b, Tensor) else b
+    left = rounded(a, operands, gradient) if isinstance(a, Tensor) else a
+    right = rounded(b, operands) if isinstance(b, Tensor) else b
+    if operands.scales == "block":
+        if out is not None and not add:
+            result = out
+        else:
+            result = left.numbers.new_empty(len(left.numbers), len(right.numbers), dtype=dtype)
+        block_product(*left, *right, result)
+        return out.add_(result) if out is not None and add else result
+    narrow_a, of_a, _ = left
+    narrow_b, of_b, _ = right
     # Adding up in the tensor cores' own, less precise way is faster, and good enough for results.
     multiply = partial(torch._scaled_mm, out_dtype=dtype, use_fast_accum=not gradient)
     if out is None or add:

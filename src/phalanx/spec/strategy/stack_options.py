@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.ranges import Natural, Range, Share, require_ranges
 
+StackProducts = Literal["auto", "bfloat16", "float8-delayed", "float8", "float8-block", "mxfp8", "nvfp4"]
 StateType = Literal["auto", "float32", "float16", "bfloat16", "float8"]
 
 
@@ -33,7 +34,7 @@ class StackOptions:
     """Whether the embedding counts as a block where blocks are spread over chunks, so the first has one less."""
     loss_as_layer: bool = False
     """Whether the head with the loss counts as a block, so the last chunk has one less."""
-    products: Literal["auto", "bfloat16", "float8-delayed", "float8", "float8-block", "mxfp8", "nvfp4"] = "auto"
+    products: StackProducts = "auto"
     """Number format of matrix products. float8: one scale per tensor, of the current values; float8-delayed: of
     earlier steps; float8-block: one scale per 128 x 128 weights or 128 activations (DeepSeek-V3); mxfp8: one per
     32 elements (MXFP8); nvfp4: one per 16 (NVFP4). auto: the job's compute type."""
