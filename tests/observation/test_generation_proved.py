@@ -1,4 +1,4 @@
-"""Prefill and decode of published models on their layouts, on tensors without content, against their programs."""
+"""Prefill and decode of published models on their layouts, on fake tensors, against their programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observed without content = recorded on real Gloo ranks; what is answered where a program asks for content.
+"""Observed on fake tensors = recorded on real Gloo ranks; what is answered where a program asks for values.
 
 Compared: kind, order, group, bytes, module and line of collectives and messages, FLOPs by module, peak live bytes.
 """

@@ -1,4 +1,4 @@
-"""The real step on an imagined GPU: no strategy mixes devices or makes the host wait, and what breaks a rule is
+"""The real step on a fake GPU: no strategy mixes devices or makes the host wait, and what breaks a rule is
 named with its line."""
 
 import re
@@ -51,7 +51,7 @@ def test_experts_make_the_host_wait_at_most_twice_a_layer(examples: int) -> None
 
 
 def _drawn(examples: int, experts: bool) -> list[str]:
-    """Verify drawn strategies on an imagined GPU; return what is wrong."""
+    """Verify drawn strategies on a fake GPU; return what is wrong."""
     found = []
     ranks = st.sampled_from([1, 4, 8] if experts else [1, 4, 8, 64])
 
@@ -98,7 +98,7 @@ BROKEN: list[tuple[Callable[[Tensor], object], str]] = [
     (lambda x: x.sum().item(), "reads an element on the host"),
     (lambda x: x.cpu(), "copies a tensor to the host"),
     (lambda x: x.to("cpu", non_blocking=True).float(), ""),
-    (lambda x: x.nonzero(), "size of its result depends on what tensors hold"),
+    (lambda x: x.nonzero(), "size of its result depends on values"),
     (lambda x: x[x > 0], "by truth values"),
     (lambda x: x.masked_select(x > 0), "size of its result depends on"),
     (lambda x: x + torch.zeros(x.shape), "mixes tensors on the GPU and on cpu"),
@@ -191,7 +191,7 @@ def test_rings_keep_the_rules(examined: dict[str, Any]) -> None:
 
 def test_a_buffer_in_flight_is_not_used(examined: dict[str, Any]) -> None:
     for said in examined["in flight"]:
-        assert re.search(r"(uses|overwrites) what \w+ of .*before anyone waited for it, at phalanx/", said)
+        assert re.search(r"(uses|overwrites) memory that \w+ of .*before a wait for it, at phalanx/", said)
 
 
 def test_the_waits_of_a_cut_accumulation_are_those_of_the_whole(examined: dict[str, Any]) -> None:
@@ -228,7 +228,7 @@ def _command(folder: Path) -> list[tuple[int, str, str]]:
 def test_the_command(tmp_path: Path) -> None:
     (code, out, _), (wrong, _, err) = in_fresh_process(_command, tmp_path)
     assert code == 0
-    assert "on an imagined GPU" in out
+    assert "on a fake GPU" in out
     assert "waits of the host for the GPU in a step: 0" in out
     assert wrong == 2
     assert "is neither cpu nor cuda" in err

@@ -1,5 +1,5 @@
 """The recorded step equals the StepProgram: every collective, FLOPs per unit, live bytes; and so does the step on
-tensors without content, whose live bytes are the real ones."""
+fake tensors, whose live bytes are the real ones."""
 
 import gc
 from dataclasses import replace

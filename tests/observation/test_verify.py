@@ -159,7 +159,7 @@ def test_a_bucket_too_many_is_named() -> None:
 
     found = _broken("dp=64,bucket=0.1", engine.DataParallel, "finish", change)
     (difference,) = found.differences
-    assert difference.what == "collectives over dp_replicate"
+    assert difference.aspect == "collectives over dp_replicate"
     assert "one too many is issued" in difference.cause
     assert "all_reduce bucket.0 over dp_replicate (64 ranks)" in difference.recorded
     assert difference.predicted == "nothing"
@@ -179,7 +179,7 @@ def test_a_unit_that_is_gathered_twice_is_named() -> None:
 
     found = _broken("dp=64,zero=3", zero3.Gathered, "start", change)
     (difference,) = found.differences
-    assert difference.what == "collectives over dp_shard"
+    assert difference.aspect == "collectives over dp_shard"
     assert "all_gather blocks.1 over dp_shard (64 ranks) micro-batch 1" in difference.recorded
     assert any(i == difference.number and ours != theirs for i, ours, theirs in difference.around)
 
@@ -213,7 +213,7 @@ def test_memory_that_stays_is_named() -> None:
 
     found = _broken("dp=64,zero=3", zero3.Gathered, "forward_ends", change)
     kept.clear()
-    assert [d.what for d in found.differences] == ["live bytes before forward blocks.2 of micro-batch 0"]
+    assert [d.aspect for d in found.differences] == ["live bytes before forward blocks.2 of micro-batch 0"]
 
 
 def test_tensors_of_the_caller_do_not_count() -> None:
@@ -234,7 +234,7 @@ def test_other_flops_are_named() -> None:
         return passes
 
     found = _broken("dp=64", training_step.Training, "_passes", change)
-    assert [d.what for d in found.differences] == ["FLOPs of B embed"]
+    assert [d.aspect for d in found.differences] == ["FLOPs of B embed"]
     assert found.differences[0].recorded == f"{2 * 8**3:,}"
 
 
@@ -261,7 +261,7 @@ def test_a_look_at_what_a_tensor_holds_fails_the_run_and_says_where() -> None:
         return square
 
     found = _broken("dp=64", engine.DataParallel, "norm_square", change)
-    assert "looks at what a tensor holds, at " in found.failed
+    assert "reads the value of a tensor, at " in found.failed
     assert "(square)" in found.failed
 
 
@@ -419,7 +419,7 @@ def test_memory_outside_of_the_passes_is_seen(strategy: str, name: str, what: st
 
         patch.setattr(training_step.Training, "__init__", begin)
         found = verify(MODEL, JOB, _strategy(strategy))[0]
-    assert [d.what for d in found.differences] == [what]
+    assert [d.aspect for d in found.differences] == [what]
 
 
 def test_the_order_over_all_axes_is_compared() -> None:
@@ -434,7 +434,7 @@ def test_the_order_over_all_axes_is_compared() -> None:
         return issue
 
     found = _broken("dp=64,zero=2,shard=8,bucket=0.1", engine.DataParallel, "_issue", change)
-    assert [d.what for d in found.differences] == ["order"]
+    assert [d.aspect for d in found.differences] == ["order"]
 
 
 def test_a_collective_that_nobody_waits_for_is_named() -> None:

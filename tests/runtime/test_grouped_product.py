@@ -1,5 +1,5 @@
 """Products of experts' rows as a GPU takes them, all experts at once: here on the CPU, by torch's loop over groups,
-and in the step on an imagined GPU."""
+and in the step on a fake GPU."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -90,12 +90,12 @@ def test_the_step_on_a_gpu_takes_them_and_has_the_flops_of_the_plan(line: str) -
 def test_weights_that_begin_where_the_kernel_takes_none_go_one_by_one() -> None:
     """ZeRO-1 lays parameters out one after the other: behind a router's bias of four numbers."""
     proved, calls = in_fresh_process(_verified, "dp=2,zero=1", True)
-    assert proved  # the imagined GPU refuses operands that the kernel would refuse
+    assert proved  # the fake GPU refuses operands that the kernel would refuse
     assert calls["all_at_once"]
 
 
 def _verified(line: str, router_bias: bool) -> tuple[bool, Counter[str]]:
-    """Take a step with two layers of experts on an imagined GPU; return whether it is the plan's, and the calls."""
+    """Take a step with two layers of experts on a fake GPU; return whether it is the plan's, and the calls."""
     sizes = {"family": "llama", "vocab": 61, "hidden": 64, "layers": 2, "heads": 2, "ffn": 40, "max_seq": 16}
     experts = {"count": 4, "top_k": 2, "ffn": 32, "router_bias": router_bias}
     model = build(ModelSpec, complete({**sizes, "experts": experts}), "model")

@@ -1,4 +1,4 @@
-"""What `phalanx observe` does: run a user's program in a process of its own and read what it did."""
+"""`phalanx observe`: run a user's program in a process of its own and read the observation."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def observe(
     step: int = 2,
     every_micro_batch: bool = False,
 ) -> Observation:
-    """Observe a program; what it prints goes to stderr. Raises InputError where it cannot be observed."""
+    """Observe a program; its output goes to stderr. Raises InputError if it cannot be observed."""
     if step < 1:
         raise InputError("--step", step, "is no step", "2 is the first without lazy initialisation")
     reads, writes = os.pipe()

@@ -184,13 +184,13 @@ def _of_configuration(path: Path, asked: Asked) -> Target:
 
 
 def run(target: Target, announce: Announce, on_gpu: bool = False) -> Verification:
-    """Run the step of one rank of each class, on the host or on an imagined GPU, and compare it with the plan."""
+    """Run the step of one rank of each class, on the host or on the fake GPU, and compare it with the plan."""
     world = target.strategy.world
     classes = verify(
         target.model,
         target.job,
         target.strategy,
-        lambda ranks: announce(f"rank {ranks.rank} of {world} takes a step, on tensors without content"),
+        lambda ranks: announce(f"rank {ranks.rank} of {world} takes a step, on fake tensors"),
         on_gpu,
     )
     return Verification(target, classes, tuple(_stale(target)), on_gpu)
@@ -304,7 +304,7 @@ def as_json(v: Verification) -> dict[str, Any]:
     job, strategy = v.target.job, v.target.strategy
     return {
         "proved": v.proved,
-        "device": "cuda (imagined)" if v.on_gpu else "cpu",
+        "device": "cuda (fake)" if v.on_gpu else "cpu",
         "about": v.target.about,
         "strategy": str(strategy),
         "world": strategy.world,

@@ -20,7 +20,7 @@ def observe(
             show_default=False,
         ),
     ],
-    world: Annotated[int, typer.Option("--world", help="Number of ranks of the imagined world.")] = 1,
+    world: Annotated[int, typer.Option("--world", help="Number of ranks of the fake world.")] = 1,
     ranks: Annotated[
         str,
         typer.Option(
@@ -39,7 +39,7 @@ def observe(
     step: Annotated[int, typer.Option("--step", help="Which step to record; the first initialises lazily.")] = 2,
     every_micro_batch: Annotated[
         bool,
-        typer.Option("--every-micro-batch", help="Also run a pipeline's micro-batches that do what others did."),
+        typer.Option("--every-micro-batch", help="Also run a pipeline's micro-batches that repeat others."),
     ] = False,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="observed.json", help="Also write the observation to a file.")
@@ -47,7 +47,7 @@ def observe(
     report: Report = None,
     as_json: Json = False,
 ) -> None:
-    """Run a program as one rank of each kind, on tensors without content, and show what one training step does."""
+    """Run a program as one rank of each kind, on fake tensors, and show what one training step does."""
     with exit_on_error(speaks=True):
         require_torch()
         require_writable("--out", out)

@@ -47,19 +47,19 @@ def verify(
         typer.Option(
             "--device",
             metavar="cpu|cuda",
-            help="Tensors of the host, or of an imagined GPU: then a wrong device, a wait of the host for the GPU, a "
+            help="Tensors of the host, or of a fake GPU: then a wrong device, a wait of the host for the GPU, a "
             "missing kernel or a buffer in flight is named with its line. Needs no GPU.",
         ),
     ] = "cpu",
     report: Report = None,
     as_json: Json = False,
 ) -> None:
-    """Run one real training step of each class of ranks, on tensors without content, and compare it with the plan."""
+    """Run one real training step of each class of ranks, on fake tensors, and compare it with the plan."""
     with exit_on_error():
         require_torch()
         require_writable("--report", report)
         if device not in ("cpu", "cuda"):
-            raise InputError("--device", device, "is neither cpu nor cuda", "use cuda for an imagined GPU")
+            raise InputError("--device", device, "is neither cpu nor cuda", "use cuda for a fake GPU")
         from phalanx.answers.question import Asked
         from phalanx.answers.verify import as_json as to_json
         from phalanx.answers.verify import run, target
@@ -96,7 +96,7 @@ def _show(v: Verification) -> None:
     )
     out.print(f"what is proved: {t.about}", highlight=False, soft_wrap=True)
     if v.on_gpu:
-        print("on an imagined GPU: its rules are held, its kernels do not run")
+        print("on a fake GPU: its rules are checked, its kernels do not run")
     for verified in v.classes:
         _show_class(v, verified)
     for difference in v.stale:
@@ -123,7 +123,7 @@ def _show_class(v: Verification, verified: Verified) -> None:
     out, ranks, world = console(), verified.ranks, v.target.strategy.world
     covered = f"all {world} ranks" if ranks.count == world else f"{ranks.count}: {ranks.description}"
     if world > 1:
-        print(f"\nrank {ranks.rank} stands for {covered}")
+        print(f"\nrank {ranks.rank} represents {covered}")
     if verified.failed:
         print(f"NOT proved: {verified.failed}")
         return
@@ -132,7 +132,7 @@ def _show_class(v: Verification, verified: Verified) -> None:
     count = v.target.strategy.accumulation(v.target.job)
     if recorded.ran < count:
         steady = recorded.ran - 2
-        print(f"micro-batch {steady} did what {steady - 1} did, and stands for all up to {count - 2} of {count}")
+        print(f"micro-batch {steady} did what {steady - 1} did, and represents all up to {count - 2} of {count}")
     traffic_here = collectives(program.events)
     if traffic_here:
         out.print(traffic(traffic_here))

@@ -18,17 +18,17 @@ from phalanx.cost.step.program import Instant, StepProgram, flops_per_unit, inst
 from phalanx.schedule.event import INSIDE, Event
 
 SLACK_BYTES, SLACK = 2**14, 1e-5
-"""Live bytes may differ by SLACK_BYTES, and by the share SLACK of the peak: the terms do not hold the scratch memory
-of single operations."""
+"""Live bytes may differ by SLACK_BYTES plus the share SLACK of the peak: the terms leave out the scratch memory of
+single operations."""
 _AROUND = 2  # events shown before and after a difference
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference of one kind. `number`: the event's place in its list; `around`: (number, predicted,
-    recorded) of the events around it."""
+    """The first difference in one aspect of a step, such as the collectives over an axis. `number`: the event's index
+    in its list; `around`: (number, predicted, recorded) of the events around it."""
 
-    what: str
+    aspect: str
     predicted: str
     recorded: str
     cause: str = ""
@@ -38,22 +38,22 @@ class Difference:
     def __str__(self) -> str:
         where = "" if self.number is None else f", event {self.number}"
         cause = f" ({self.cause})" if self.cause else ""
-        return f"{self.what}{where}: predicted {self.predicted}, recorded {self.recorded}{cause}"
+        return f"{self.aspect}{where}: predicted {self.predicted}, recorded {self.recorded}{cause}"
 
 
 Same = Callable[[Event, Event], bool]
 
 
 def exactly(a: Event, b: Event) -> bool:
-    """Whether two events agree to the byte, also where gradients decide how much is sent and bytes are a bound."""
+    """Whether two events agree to the byte, even if gradients decide how much is sent, so that bytes are a bound."""
     return a.identity == b.identity
 
 
 def differences(
     predicted: Sequence[Event], recorded: Sequence[Event], same: Same = Event.matches
 ) -> Iterator[Difference]:
-    """Yield the first differences of recorded from predicted events: collectives by axis, passes, their common order,
-    FLOPs by unit. Order is compared only where collectives and passes agree."""
+    """Yield the first difference between predicted and recorded events in each aspect: collectives by axis, passes,
+    their common order, FLOPs by unit. Order is compared only if collectives and passes agree."""
     alike = True
     for axis in dict.fromkeys(e.axis for e in (*predicted, *recorded) if e.axis):
         ours = [e for e in predicted if e.axis == axis]
@@ -66,9 +66,9 @@ def differences(
         yield difference
     if alike:
         # The terms do not say between which sub-layers of a unit a bucket becomes full.
-        for what, compared in (("order", _across_layers), ("order inside of layers", _inside_layers)):
+        for aspect, compared in (("order", _across_layers), ("order inside of layers", _inside_layers)):
             ours, theirs = ([e for e in side if compared(e)] for side in (predicted, recorded))
-            yield from _first(what, ours, theirs, same)
+            yield from _first(aspect, ours, theirs, same)
     expected, actual = flops_per_unit(predicted), flops_per_unit(recorded)
     routed = {(e.phase, e.unit) for e in predicted if e.kind == "compute" and e.routed and same is not exactly}
     for key in dict.fromkeys((*expected, *actual)):
@@ -96,8 +96,8 @@ def _passes(events: Sequence[Event]) -> list[Event]:
 
 @dataclass(frozen=True)
 class RecordedMemory:
-    """Live bytes of a recorded step: `state` when it begins; `first` when its first pass begins, and `before` the
-    peak until then; `end` when it is over; `peak` of the step."""
+    """Live bytes of a recorded step. `state`: when it begins; `first`: when its first pass begins; `before`: the peak
+    until then; `end`: when it is over; `peak`: of the whole step."""
 
     state: int
     first: int
@@ -107,23 +107,23 @@ class RecordedMemory:
 
 
 def slack(program: StepProgram) -> int:
-    """Return the bytes by which recorded live bytes may differ from those of a program."""
+    """Return the number of bytes by which recorded live bytes may differ from the program's."""
     return SLACK_BYTES + program.state.scratch + int(SLACK * program.peak_bytes)
 
 
 def memory_differences(
     program: StepProgram, recorded: Sequence[Event], memory: RecordedMemory
 ) -> Iterator[Difference]:
-    """Yield the first place where live bytes differ by more than the slack, if any; the recorded passes must be the
-    predicted ones."""
+    """Yield the first place where live bytes differ by more than the slack, if any. The recorded passes must equal
+    the predicted ones."""
     most, state = slack(program), program.state.total
-    for what, predicted, actual in (
+    for aspect, predicted, actual in (
         ("live bytes when the step begins", state, memory.state),
         ("live bytes when the first pass begins", state + program.first, memory.first),
         ("the most live bytes before the first pass", state + program.before, memory.before),
     ):
         if abs(actual - predicted) > most:
-            yield Difference(what, f"{predicted:,}", f"{actual:,}")
+            yield Difference(aspect, f"{predicted:,}", f"{actual:,}")
             return
     ours, theirs = program.instants(), instants(recorded, memory.first)
     for name, value in _LIVE.items():
@@ -131,38 +131,38 @@ def memory_differences(
         wrong = next((i for i, (a, b) in pairs if abs(value(a) - value(b)) > most), None)
         if wrong is not None:
             a, b = (f"{value(side[wrong]):,}" for side in (ours, theirs))
-            what = f"live bytes {name} {_short(ours[wrong].event)}"
-            yield Difference(what, a, b, "", wrong, _around(wrong, ours, theirs, _held))
+            aspect = f"live bytes {name} {_short(ours[wrong].event)}"
+            yield Difference(aspect, a, b, "", wrong, _around(wrong, ours, theirs, _as_bytes))
             return
-    for what, predicted, actual in (
+    for aspect, predicted, actual in (
         ("live bytes when the step is over", state, memory.end),
         ("the most live bytes", program.peak_bytes, memory.peak),
     ):
         if abs(actual - predicted) > most:
-            yield Difference(what, f"{predicted:,}", f"{actual:,}")
+            yield Difference(aspect, f"{predicted:,}", f"{actual:,}")
 
 
 _LIVE: dict[str, Callable[[Instant], int]] = {"before": lambda i: i.live, "in": lambda i: i.highest}
 
 
 def largest_deviation(program: StepProgram, recorded: Sequence[Event], memory: RecordedMemory) -> int:
-    """Return the largest difference of predicted and recorded live bytes over the passes of a step."""
+    """Return the largest difference between predicted and recorded live bytes over the passes of a step."""
     pairs = zip(program.instants(), instants(recorded, memory.first), strict=True)
     return max(max(abs(a.live - b.live), abs(a.highest - b.highest)) for a, b in pairs)
 
 
-def _first(what: str, ours: Sequence[Event], theirs: Sequence[Event], same: Same) -> Iterator[Difference]:
+def _first(aspect: str, ours: Sequence[Event], theirs: Sequence[Event], same: Same) -> Iterator[Difference]:
     for i in range(max(len(ours), len(theirs))):
         a = ours[i] if i < len(ours) else None
         b = theirs[i] if i < len(theirs) else None
         if a is None or b is None or not same(a, b):
             cause = _cause(ours[i:], theirs[i:], same)
-            yield Difference(what, _named(a), _named(b), cause, i, _around(i, ours, theirs, str))
+            yield Difference(aspect, _named(a), _named(b), cause, i, _around(i, ours, theirs, str))
             return
 
 
 def _cause(ours: Sequence[Event], theirs: Sequence[Event], same: Same) -> str:
-    """Say whether one event more, one less or another one explains that two lists differ from here on."""
+    """Explain why two lists differ from here on: by one extra event, one missing, or one replaced."""
 
     def all_same(a: Sequence[Event], b: Sequence[Event]) -> bool:
         return len(a) == len(b) and all(map(same, a, b))
@@ -198,5 +198,5 @@ def _short(e: Event) -> str:
     return f"{e.op} {e.unit}".strip() + (f" of micro-batch {e.micro_batch}" if e.micro_batch is not None else "")
 
 
-def _held(i: Instant) -> str:
+def _as_bytes(i: Instant) -> str:
     return f"{_short(i.event)}: {i.live:,} B before, {i.highest:,} B at most"

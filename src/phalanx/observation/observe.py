@@ -24,16 +24,16 @@ def observe(
     ranks_per_node: int = 8,
     every_micro_batch: bool = False,
 ) -> Observation:
-    """Observe what `step` does in a training step at `world` ranks, on tensors without content.
+    """Observe a training step of the program `step` at `world` ranks, on fake tensors.
 
     `step` builds its model and optimizer and takes at least two steps, as a training script does; or it builds them
-    and returns a function that takes one step. It is called once for every observed rank, with the
-    DeviceMesh of `mesh` (axis: size, outermost first) if it has a parameter for it. `ranks`: which to observe; None
-    observes one of each class. `every_micro_batch`: run also those of a pipeline that do the same. Processes are
-    forked for the ranks, so nothing here changes.
+    and returns a function that takes one step. It is called once for every observed rank, with the DeviceMesh of
+    `mesh` (axis: size, outermost first) if it has a parameter for it. `ranks`: the ranks to observe; None observes
+    one of each class. `every_micro_batch`: execute also micro-batches of a pipeline that repeat others. Ranks run in
+    forked processes, so this process does not change.
 
-    Raises Unobservable where no step was taken, or where an operation has no meaning without content; InputError for
-    a world that is none, a mesh that does not make it up, and ranks that are not in it.
+    Raises Unobservable if no step was taken, or an operation has no meaning on fake tensors; InputError for an
+    invalid world, a mesh of another size, and ranks outside the world.
     """
     axes = dict(mesh or {})
     _require_world(world, ranks_per_node, axes, ranks)

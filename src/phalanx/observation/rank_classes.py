@@ -1,7 +1,7 @@
 """Classes of ranks: ranks whose steps cannot differ form a class, and one of them is examined for all.
 
 Of our own strategies the classes are known in advance (`classes`): ranks of a data-parallel, tensor-parallel or ring
-group issue the same events but for the names of their peers. They differ in
+group issue the same events with other peers. They differ in
 
     shards      where a bucket is padded to equal shards, the last ones hold fewer elements or none: full shards and
                 shards with padding, of which the last holds least; for experts likewise, over their own ranks
@@ -38,7 +38,7 @@ _MOST = 128
 
 @dataclass(frozen=True)
 class RankClass:
-    """A class of `count` ranks, of which `rank` is examined; `description` says which they are."""
+    """A class of `count` ranks, represented by `rank`; `description`: which ranks these are."""
 
     rank: int
     count: int
@@ -67,7 +67,7 @@ def classes(layout: Layout) -> tuple[RankClass, ...]:
 
 
 def _full(view: RankView) -> tuple[int, int]:
-    """Return how many shards of a pipeline stage have no padding: (those of ordinary buckets, those of experts)."""
+    """Return the number of shards of a pipeline stage without padding: (of ordinary buckets, of experts)."""
     s = view.strategy
     full = [s.world, s.world]
     for b in view.buckets if s.shards > 1 else ():

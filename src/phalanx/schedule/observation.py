@@ -171,7 +171,7 @@ def unit(module: str) -> str:
     return module if numbered is None else ".".join(parts[: numbered + 1])
 
 
-class Row(NamedTuple):
+class ObservedRow(NamedTuple):
     """Equal collectives: the same operation, group, bytes, type, phase and place."""
 
     op: str
@@ -184,11 +184,11 @@ class Row(NamedTuple):
     where: str
 
 
-def rows(observed: Iterable[Observed]) -> dict[Row, int]:
+def rows(observed: Iterable[Observed]) -> dict[ObservedRow, int]:
     """Count collectives and messages by row, in order of first appearance."""
-    counts: Counter[Row] = Counter()
+    counts: Counter[ObservedRow] = Counter()
     for o in observed:
         e = o.event
         if e.kind != "compute":
-            counts[Row(e.op, e.axis, e.group_size, e.bytes, e.dtype, e.phase, o.module, str(o.site))] += 1
+            counts[ObservedRow(e.op, e.axis, e.group_size, e.bytes, e.dtype, e.phase, o.module, str(o.site))] += 1
     return dict(counts)

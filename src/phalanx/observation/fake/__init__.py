@@ -1,1 +1,1 @@
-"""What stands in for hardware while a step is observed: tensors without content, a GPU, peers that never answer."""
+"""Fake hardware for a step that is observed: tensors without content, a GPU, and a world of absent ranks."""

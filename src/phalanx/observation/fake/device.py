@@ -20,7 +20,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 NAME = "gpu"
 MEMORY = 80 * 2**30
-"""Bytes that a GPU has: those of an H100."""
+"""Bytes of a GPU, as on an H100."""
 
 
 class FakeStream:
@@ -59,12 +59,12 @@ class FakeGenerator(torch.Generator):
         return torch.zeros(16, dtype=torch.uint8)
 
     def set_state(self, new_state: torch.Tensor) -> FakeGenerator:
-        """Leave the state as it is."""
+        """Leave the state unchanged."""
         return self
 
 
 def _nothing(self: object, *args: object, **kwargs: object) -> None:
-    """Do what a call does that changes the state of a GPU."""
+    """Do nothing: the method of calls that change the state of a GPU."""
 
 
 def _always(value: Any) -> Any:
@@ -175,7 +175,7 @@ class Redirect(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor) and func not in _OF_ONE_TENSOR:
-            return func(*args)  # about one tensor, such as its shape: asked very often
+            return func(*args)  # about one tensor, such as its shape: frequent
         kwargs = kwargs or {}
         if func is torch.device:  # redirected where the program uses it
             return func(*args, **kwargs)

@@ -53,7 +53,7 @@ def require(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: torc
     if func is _aten._local_scalar_dense.default:
         raise AgainstTheRules("reads an element on the host, which waits for the GPU")
     if wait_of(func, kwargs):
-        raise AgainstTheRules(f"{func}: the size of its result depends on what tensors hold, so the host waits")
+        raise AgainstTheRules(f"{func}: the size of its result depends on values, so the host waits")
     if func in _INDEXED:
         index = [t for t in args[1] if t is not None]
         if any(t.dtype in (torch.bool, torch.uint8) for t in index):
@@ -65,8 +65,8 @@ def require(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: torc
 
 
 def require_one_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device) -> None:
-    """Raise AgainstTheRules for an operation on tensors of the fake GPU and of the host. An index may be on the
-    host, a tensor that a GPU's index reads may not."""
+    """Raise AgainstTheRules for an operation on tensors of both the fake GPU and the host. An index may be on the
+    host while its tensor is on the GPU, but not the other way round."""
     if func in (_aten.copy_.default, _aten._to_copy.default):
         return
     operands = tensors(args, kwargs)
@@ -124,8 +124,8 @@ def _require_grouped_layout(a: Tensor, b: Tensor) -> None:
     if any(t.dtype != torch.bfloat16 for t in (a, b)):
         raise AgainstTheRules(f"_grouped_mm takes bfloat16 only, and this is {a.dtype} times {b.dtype}")
     for t in (a, b):
-        apart = [stride for stride in t.stride()[-2:] if stride != 1]
-        if any(n * t.element_size() % 16 for n in (t.storage_offset(), *apart)):
+        strides = [stride for stride in t.stride()[-2:] if stride != 1]
+        if any(n * t.element_size() % 16 for n in (t.storage_offset(), *strides)):
             raise AgainstTheRules(
                 f"_grouped_mm takes matrices and rows that begin at multiples of 16 bytes: {t.shape}"
             )
@@ -147,8 +147,8 @@ def _require_float8_layout(a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor) -> 
 
 
 def require_free(func: Any, args: Sequence[Any], kwargs: dict[str, Any], flights: Iterable[NotIssued]) -> None:
-    """Raise AgainstTheRules for an operation that uses memory of a collective under way: at all where the collective
-    writes, or to write where it reads."""
+    """Raise AgainstTheRules for an operation that uses memory which a collective under way writes, or writes memory
+    which it reads."""
     under_way = list(flights)
     if not under_way or _only_views(func):
         return
@@ -157,9 +157,9 @@ def require_free(func: Any, args: Sequence[Any], kwargs: dict[str, Any], flights
             used = Bytes.of(tensor)
             for flight in under_way:
                 if any(used.meets(b) for b in flight.writes):
-                    raise AgainstTheRules(f"{func} uses what {flight.name} writes, before anyone waited for it")
+                    raise AgainstTheRules(f"{func} uses memory that {flight.name} writes, before a wait for it")
                 if writes and any(used.meets(b) for b in flight.reads):
-                    raise AgainstTheRules(f"{func} overwrites what {flight.name} reads, before anyone waited for it")
+                    raise AgainstTheRules(f"{func} overwrites memory that {flight.name} reads, before a wait for it")
 
 
 def _arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[Any, bool]]:
@@ -203,5 +203,5 @@ def without_cuda() -> frozenset[str]:
         "CompositeImplicitAutograd",
         "CompositeExplicitAutogradNonFunctional",
     }
-    keys_of = ((name, kernels[delegates.get(name, name)]) for name in kernels)
-    return frozenset(name for name, keys in keys_of if "CPU" in keys and not keys & general)
+    rows = ((name, kernels[delegates.get(name, name)]) for name in kernels)
+    return frozenset(name for name, keys in rows if "CPU" in keys and not keys & general)

@@ -95,15 +95,15 @@ class FakeStepRecorder(StepRecorder):
         originals = {id(shape): t for t in given if (shape := shapes.get(id(t))) is not None}
         return _replaced(out, originals)  # an operation in place returns its argument
 
-    def answer(self, what: str, value: str) -> None:
+    def answer(self, operation: str, value: str) -> None:
         """Note that the program asked for a value that does not exist, and got this one."""
-        self.answered_again(what, value, str(self.position.site()))
+        self.answered_again(operation, value, str(self.position.site()))
 
-    def answered_again(self, what: str, value: str, place: str) -> None:
+    def answered_again(self, operation: str, value: str, place: str) -> None:
         """Note the same at a line that is known."""
-        self.answered[what, value, place] += 1
+        self.answered[operation, value, place] += 1
         if self.log is not None:
-            self.log.entries.append(("answer", what, value, place))
+            self.log.entries.append(("answer", operation, value, place))
 
 
 def _completed(func: Any, args: tuple[Any, ...]) -> Any:

@@ -1,4 +1,4 @@
-"""Results of operations on fake tensors, built from those of an earlier call with like arguments.
+"""Results of operations on fake tensors, built from those of an earlier call with equal arguments.
 
 A training step repeats itself: every block, micro-batch and step issues the same operations on the same shapes.
 torch's fake tensors compute a result's shape once and then look it up, but the look-up itself (hashing every field of
@@ -6,7 +6,7 @@ every argument, building the result through several layers) would be most of the
 is short, and a result is built by its two allocations: a tensor on `meta`, and the FakeTensor around it.
 
 A recipe says for each result: it is an argument (operations in place), it shares the storage of an argument (views),
-it has a storage of its own, or it is a number (attention's lengths). It is kept only if a result built from it equals
+it has a new storage, or it is a number (attention's lengths). It is kept only if a result built from it equals
 torch's in all that a program can see, and never for operations that change the shape of their arguments or whose
 result depends on values. Recipes serve all steps of a process.
 """

@@ -1,4 +1,4 @@
-"""A fake world, of which one rank exists: its environment, process group and GPUs, and the answers of other ranks.
+"""A fake world with a single real rank: its environment, process group and GPUs, and the answers of other ranks.
 
 Collectives are recorded and complete at once. Where a program reads what other ranks sent, they sent what this rank
 did: an object gathered from all is this rank's, n times.
@@ -48,7 +48,7 @@ def frozen_objects() -> Iterator[None]:
 
 @cache
 def _frozen_before() -> bool:
-    """Whether this program has frozen objects itself: asked once, since the objects are counted one by one."""
+    """Whether this program has frozen objects itself: cached, since counting visits every object."""
     return gc.get_freeze_count() > 0
 
 
@@ -158,7 +158,10 @@ def _answers(rank: int, world: int, note: Callable[[str], None]) -> dict[str, Ca
         names = known("init_process_group", backend)
         if world_size not in (-1, world):
             raise InputError(
-                "init_process_group", world_size, f"is not the world of {world} ranks", "--world must agree with it"
+                "init_process_group",
+                world_size,
+                f"is not the world of {world} ranks",
+                "observe it at that world size",
             )
         requested = names.pop() if len(names) == 1 else str(backend)
         note(f"process group {backend or 'of the default backend'}: collectives are recorded and not sent")

@@ -27,10 +27,10 @@ from phalanx.training.training_step import Training
 
 
 @dataclass(frozen=True)
-class Compressed:
-    """How far compressed gradients are off. `lost_rel_max`: the largest relative difference of any tensor between the
-    sides of the equation above, None without error feedback. `first_error`, `mean_error`: |sent - g|₂ / |g|₂ of the
-    first step, and of the mean of all."""
+class CompressionDeviation:
+    """The deviation of compressed gradients. `lost_rel_max`: the largest relative difference between the sides of the
+    equation above over all tensors, None without error feedback. `first_error`, `mean_error`: |sent - g|₂ / |g|₂ of
+    the first step, and of the mean of all."""
 
     lost_rel_max: float | None
     first_error: float
@@ -46,9 +46,9 @@ def examine_compressed(
     dtype: str,
     steps: int,
     say: Callable[[str], None] = lambda _: None,
-) -> Compressed:
-    """Take `steps` equal steps with compression and one without, on the strategy's ranks, all together. Returns the
-    same on each. `say`: prints a line of progress."""
+) -> CompressionDeviation:
+    """Take `steps` equal steps with compression and one without, on all ranks of the strategy together. Returns the
+    same result on each. `say`: prints a line of progress."""
     job = replace(job, precision=Precision(compute=dtype), clip=0.0)  # type: ignore[arg-type]
     batches = random_batches(spec, job, train.seed, steps=2)
     share = batches.share(0, comm.mesh.replica(comm.world.rank), strategy.dp, strategy.micro_batch)
@@ -69,11 +69,11 @@ def examine_compressed(
     mean = _distance({name: t / steps for name, t in total.items()}, truth)
     c = strategy.compressor
     if c is None or not c.feedback:
-        return Compressed(None, first, mean)
+        return CompressionDeviation(None, first, mean)
     residuals = logical_state.residuals(ours.engine)
     accounted = {name: t + residuals[name] for name, t in total.items()}
     errors = gradient_errors(accounted, {name: g * steps for name, g in truth.items()})
-    return Compressed(max(error for _, error in errors), first, mean)
+    return CompressionDeviation(max(error for _, error in errors), first, mean)
 
 
 def _distance(ours: dict[str, Tensor], truth: dict[str, Tensor]) -> float:

@@ -1,7 +1,7 @@
 """Parity: training with any strategy equals training in one process, the oracle.
 
-Rank 0 trains two models side by side from the same weights on the same sequences: its share of the strategy under
-examination, and the full job alone. After every step losses, gradient norms and gradients are compared. Adam hides a
+Rank 0 trains two models in parallel from the same weights on the same sequences: its share of the examined
+strategy, and the full job alone. After every step losses, gradient norms and gradients are compared. Adam hides a
 wrong gradient scale and clipping a wrong norm, so SGD runs too and the gradients themselves are compared.
 """
 
@@ -31,13 +31,13 @@ from phalanx.training.training_step import StepResult, Training
 
 BOUNDS: dict[str, float] = {"float64": 1e-9, "float32": 1e-5}
 """The largest relative deviation that passes, by compute type."""
-_ORACLE_TOKENS = 4096  # per micro-batch of the oracle, which so splits its batch unlike most strategies
+_ORACLE_TOKENS = 4096  # per micro-batch of the oracle, so that it splits its batch differently from most strategies
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """The largest relative deviations of loss and gradients, and where the `worst` gradient was. `near_tie`: why only
-    `steps` steps could be compared (router_ties.py), "" if all were."""
+    """The largest relative deviations of loss and gradients, and the place of the `worst` gradient. `near_tie`: why
+    only `steps` steps could be compared (router_ties.py), "" if all were."""
 
     optimizer: str
     loss_rel_max: float
@@ -67,7 +67,7 @@ def examine(
     steps: int,
     say: Callable[[str], None] = lambda _: None,
 ) -> Deviation | None:
-    """Train `steps` steps with the strategy and in one process, and compare; all ranks together. Returns the largest
+    """Train `steps` steps on all ranks with the strategy, and on rank 0 in one process too; return the largest
     deviations on rank 0, None elsewhere. `say`: prints a line of progress."""
     job = replace(job, precision=Precision(compute=dtype), optimizer=replace(job.optimizer, name=optimizer))
     ours = Training(spec, job, strategy, comm, train.seed)
@@ -102,7 +102,7 @@ def examine(
 
 
 class _NearTies:
-    """Records the router scores of the oracle, and explains by them where the strategy chose other experts."""
+    """Records the router scores of the oracle, which explain why the strategy may choose other experts."""
 
     def __init__(self, oracle: Training | None) -> None:
         self._layers: dict[int, MoE] = {}
@@ -112,7 +112,7 @@ class _NearTies:
                 block.mlp.noted = []
 
     def explain(self, comm: Comm, ours: StepResult, truth: StepResult | None) -> str:
-        """Return why the step just taken may differ from the oracle's, "" if it may not; all ranks together."""
+        """Return why the latest step may differ from the oracle's, "" if it may not. All ranks must call this."""
         why = ""
         if truth is not None:
             seen = {block: layer.noted or [] for block, layer in self._layers.items()}
@@ -123,8 +123,8 @@ class _NearTies:
 
 
 def random_batches(spec: ModelSpec, job: Job, seed: int, steps: int) -> Batches:
-    """Draw random tokens for `steps` steps, which later steps repeat in another order; with document boundaries if
-    the job separates documents."""
+    """Draw random tokens for `steps` steps, with document boundaries if the job separates documents. Later steps
+    repeat them in another order."""
     size = (job.global_batch + 2) * (job.seq + 1) * steps
     tokens = np.random.default_rng(seed).integers(spec.vocab, size=size)
     starts = None

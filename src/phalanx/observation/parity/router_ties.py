@@ -1,9 +1,9 @@
-"""Near-ties of a router: when a strategy may rightly choose other experts than one process does.
+"""Near-ties of a router: cases in which a strategy may correctly choose other experts than one process does.
 
 In fp32 the scores of a token's k-th and next best expert may differ by less than two orders of summation do. Then a
-strategy may choose the other one, and every later number differs. Such a flip shows in the expert loads. It counts
-as a near-tie if the choices of at least as many tokens of that layer change when their scores change by `BOUND`;
-otherwise it is an error like any other.
+strategy may choose the other one, and every later number differs. Such a flip is visible in the expert loads. It
+counts as a near-tie if the choices of at least as many tokens of that layer change when their scores change by
+`BOUND`; otherwise it is an error like any other.
 """
 
 from __future__ import annotations

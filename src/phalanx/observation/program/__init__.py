@@ -1,1 +1,1 @@
-"""Observing a program that somebody wrote: one process a class of ranks, each with a fake world around it."""
+"""Observing any program: each class of ranks runs in a process of its own, in a fake world."""

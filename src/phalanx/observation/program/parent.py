@@ -1,4 +1,4 @@
-"""A process that Linux ends when the one that started it dies."""
+"""Processes that end with their parent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PARENT_DIED = 1  # prctl's PR_SET_PDEATHSIG
 
 
 def end_with_parent(parent: int) -> None:
-    """Let Linux end this process when its parent dies, and end it now if that has happened."""
+    """Let Linux kill this process when its parent dies; end it now if the parent is dead already."""
     ctypes.CDLL(None).prctl(_PARENT_DIED, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

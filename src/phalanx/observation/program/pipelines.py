@@ -4,7 +4,7 @@ Schedule1F1B and ScheduleGPipe go through all of their actions, with every messa
 forward, L: loss, B: backward) are executed for the first three micro-batches of each kind and for the last one, each
 under a log of all that it did (recorder/repetition.py). A pass is repeated from the log if its last two executions
 did the same, were given the same shapes, and the same content on the host, found the same parameters gathered, and
-left nothing but their results behind. The last micro-batch must do again what was repeated.
+left nothing but their results behind. The last micro-batch must do the same again.
 
 Where a pass must be executed whose forward pass was repeated, or the last micro-batch does something else, Unsteady
 ends the observation, which starts again and executes every micro-batch. A pass is the program's own code: what it

@@ -54,9 +54,9 @@ def observe_rank(
     if the program ends before, the type of device that it computes on, and the mesh axes that it named.
 
     `send_object(to, objects)` and `receive_object(sender)` carry objects between observed ranks. `reached` is called
-    with the record of step `wanted` - 1 as its second micro-batch begins and when it has ended, and may wait.
+    with the record of step `wanted` - 1 when its second micro-batch begins and when it ends; it may wait.
 
-    Raises Unobservable where no step was taken, or where an operation has no meaning without content; and Unsteady,
+    Raises Unobservable where no step was taken, or where an operation has no meaning on fake tensors; and Unsteady,
     unless `every_micro_batch` of a pipeline is executed, where one does not represent others.
     """
     notes: dict[str, None] = {}
@@ -126,10 +126,10 @@ def observe_rank(
             raise
     if not results:
         raise Unobservable(f"the program {how} before its first step: no torch optimizer's step() was called")
-    for (what, value, place), count in recorder.answered.items():
-        note(f"{what} of a fake tensor: {value} ({count} x, {place})")
+    for (operation, value, place), count in recorder.answered.items():
+        note(f"{operation} of a fake tensor: {value} ({count} x, {place})")
     if results[-1].step < wanted:
-        note("the program took one step: what is initialised in the first step is part of it")
+        note("the program took one step: it includes the initialisation of a first step")
     return replace(results[-1], notes=tuple(notes)), recorder.device, names.axes
 
 
@@ -141,7 +141,7 @@ def _meaningless(error: BaseException) -> str:
     """Return one line about an operation that needs values: the call, the place, and the remedy."""
     name = getattr(error, "func", None) or ".".join(_operation(str(error)))
     return (
-        f"{name} needs what tensors hold, or a kernel that says nothing about shapes, at {raised(error)}: "
+        f"{name} needs values of tensors, or is a kernel that does not declare shapes, at {raised(error)}: "
         "call it on the host, give it a fake kernel (torch.library.register_fake), or leave it out of this run"
     )
 

@@ -107,7 +107,7 @@ class Repeatable(Protocol):
     def waits_at(self, call: str, site: Site) -> None:
         """Record that the host waits at a line of the program."""
 
-    def answered_again(self, what: str, value: str, place: str) -> None:
+    def answered_again(self, operation: str, value: str, place: str) -> None:
         """Count a value that the program asked for and that does not exist."""
 
 

@@ -89,7 +89,7 @@ class StepRecorder(TorchDispatchMode):
 
     @contextmanager
     def recording(self) -> Iterator[StepRecorder]:
-        """Record what runs in this context."""
+        """Record all operations inside the block."""
         resize = torch.UntypedStorage.resize_
 
         def resized(storage: torch.UntypedStorage, size: int) -> Any:
@@ -213,14 +213,14 @@ class StepRecorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch.ops.prim.device.default:  # asked very often
+        if func is torch.ops.prim.device.default:  # frequent
             return self.call(func, args, kwargs or {})
         if func.namespace == "profiler":  # record_function: marks, which compute nothing
             with torch._C._DisableTorchDispatch():
                 return func(*args, **(kwargs or {}))
         for t in types:
             if t not in PLAIN:
-                return NotImplemented  # a wrapper such as DTensor: what it does with its inner tensors arrives here
+                return NotImplemented  # a wrapper such as DTensor: operations on its inner tensors arrive here
         if func.namespace in _BELOW_FUNCTIONS:
             with torch._C.DisableTorchFunction():
                 return self._operation(func, args, kwargs or {})
@@ -302,7 +302,7 @@ class StepRecorder(TorchDispatchMode):
         elif args[0].device.type != "cpu" and (name := wait_of(func, kwargs)):
             self.waited(name)
 
-    def answered_again(self, what: str, value: str, place: str) -> None:
+    def answered_again(self, operation: str, value: str, place: str) -> None:
         """Count a value that a repeated pass was given, where tensors have none."""
 
     def waited(self, call: str) -> None:

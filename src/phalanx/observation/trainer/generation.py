@@ -2,10 +2,10 @@
 
     decode    every slot computes a token over its cached ones
     prefill   one prompt, all of it
-    mixed     every slot but one decodes, together with a chunk of a prompt of which a part is cached
+    mixed     every slot but one decodes, together with a chunk of a partly cached prompt
 
-Ranks of a stage issue the same events but for their peers; where experts make them uneven, the first of a stage,
-which no rank exceeds, represents them. The program is that of infer/replica.py; step.py says what is replaced.
+Ranks of a stage issue the same events, with other peers; where experts make them uneven, the first of a stage
+represents them, since no rank exceeds it. The program is that of infer/replica.py; step.py says what is replaced.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class ProvedStage:
 
 
 def batches(slots: int, context: int, chunk: int) -> dict[str, Batch]:
-    """Return the batches that are verified: contexts of `context` tokens when a step is over, prompts in chunks of
-    `chunk` at most."""
+    """Return the batches to verify: contexts of `context` tokens when a step is over, prompts in chunks of at most
+    `chunk`."""
     chunk = min(chunk, context)
     decoding = tuple(Slot(i, context - 1, 1, True) for i in range(slots)) if context > 1 else ()
     prompt = Slot(slots - 1, context - chunk, chunk, True)
@@ -133,11 +133,11 @@ def _steps(view: RankView, named: dict[str, Batch], pages: int, page: int) -> li
             comm.unawaited.clear()
             if unawaited:
                 differing.append(Difference("waits", "for every collective", f"none for {unawaited[0]}"))
-            for what, ours, theirs in (
+            for aspect, ours, theirs in (
                 ("bytes of the KV cache", program.state.cache, replica.cache.nbytes),
                 ("live bytes when the step begins", program.state.total, tracked.start),
             ):
                 if ours != theirs:
-                    differing.append(Difference(what, f"{ours:,}", f"{theirs:,}"))
+                    differing.append(Difference(aspect, f"{ours:,}", f"{theirs:,}"))
             steps.append(ProvedStep(name, batch, program, replica.cache.nbytes, tracked.start, tuple(differing)))
     return steps

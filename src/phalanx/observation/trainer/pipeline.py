@@ -111,8 +111,8 @@ class RepeatingPipeline(Pipeline):
 
     @contextmanager
     def _repeated(self, action: Action, name: str) -> Iterator[Callable[[], None]]:
-        """Begin a pass that is not executed, and yield what repeats its record; what the caller allocates meanwhile
-        is part of the record."""
+        """Begin a pass that is not executed, and yield a function that repeats its record. The record includes the
+        caller's allocations inside the block."""
         _, record = self._steady.repeat((action.kind, action.chunk))
         live = self._meter.live
         self._begins(action, name)
@@ -136,8 +136,8 @@ class RepeatingPipeline(Pipeline):
 
     @contextmanager
     def _before(self) -> Iterator[list[tuple[int, int]]]:
-        """Yield a list that receives (change, peak) of live bytes until the first compute of a pass begins. They
-        belong to the pass before too, so its own peak is kept."""
+        """Yield a list that receives (change, peak) of live bytes until the first compute of a pass begins. These
+        bytes count in the pass before as well, so its peak is restored."""
         recorder, meter = self.comm.recorder, self._meter
         live, highest, compute = meter.live, meter.highest, recorder.compute
         measured: list[tuple[int, int]] = []
@@ -158,17 +158,17 @@ class RepeatingPipeline(Pipeline):
 
     def _repeat(self, record: PassRecord, m: int) -> None:
         recorder, meter = self.comm.recorder, self._meter
-        self._hold(*record.before)
+        self._allocate(*record.before)
         for e in record.events:
             if e.kind != "compute":
                 recorder.collective(e.at(e.unit, m))
                 continue
             recorder.compute(e.op, e.phase, e.unit, m, e.dtype)
             recorder.flops(e.flops)
-            self._hold(e.alloc - e.free, e.alloc)
+            self._allocate(e.alloc - e.free, e.alloc)
         meter.peak = max(meter.peak, meter.highest)
 
-    def _hold(self, change: int, most: int) -> None:
+    def _allocate(self, change: int, most: int) -> None:
         meter = self._meter
         meter.highest = max(meter.highest, meter.live + most)
         meter.peak = max(meter.peak, meter.highest)
@@ -176,7 +176,7 @@ class RepeatingPipeline(Pipeline):
 
 
 def _first_and_last(actions: Sequence[Action], count: int) -> set[tuple[int, int]]:
-    """Return the (chunk, micro-batch) to execute: of each chunk the first `count` among those with passes of the same
+    """Return the (chunk, micro-batch) pairs to execute: in each chunk, the first `count` with passes of the same
     kinds, and the last one."""
     kinds: dict[tuple[int, int], str] = {}
     for kind, chunk, m in actions:

@@ -1,4 +1,4 @@
-"""One rank's real training step on fake tensors, in a world of which no other process exists.
+"""One rank's real training step on fake tensors, in a world without other processes.
 
 Model, engine, compressor and optimizer are those that `train` runs. Replaced are tensors (torch's fake ones: shapes
 without memory or kernels), the transport (null), and the values that the host reads (runtime/tracing/host_values.py).
@@ -109,8 +109,8 @@ class FakeWeights:
 
 class _Operations:
     """Runs operations on fake tensors of a device. Refuses collectives that bypass comm and operations that depend on
-    values; on a GPU also what breaks its rules, where `flights` are the collectives under way. While a model is built
-    (`building`) the host may wait."""
+    values; on a GPU also operations that break its rules, given the collectives under way (`flights`). While a model
+    is built (`building`) the host may wait."""
 
     def __init__(
         self, device: torch.device, building: bool, flights: Callable[[], Iterable[NotIssued]] = tuple
@@ -133,9 +133,7 @@ class _Operations:
         try:
             return self._run(func, args, kwargs, tensors(args, kwargs))
         except _VALUES:
-            raise Unobservable(
-                f"{func} looks at what a tensor holds, at {_line(here(OUTSIDE_OBSERVATION))}"
-            ) from None
+            raise Unobservable(f"{func} reads the value of a tensor, at {_line(here(OUTSIDE_OBSERVATION))}") from None
 
     def _require_rules(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._building:
@@ -160,7 +158,7 @@ class Building(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch.ops.prim.device.default:  # asked very often: answered without a dispatch
+        if func is torch.ops.prim.device.default:  # frequent, so answered without a dispatch
             return args[0].fake_device
         return self._operations.run(func, args, kwargs or {})
 
@@ -244,8 +242,8 @@ def record_cut_step(
 
 
 def _of_whole_step(reads: Counter[tuple[int | None, str]], ran: int, count: int, first: int) -> dict[str, int]:
-    """Return how often the host waits in a step of `count` micro-batches, by line, of which `ran` were executed: the
-    last of the `first` ones represents all that were not."""
+    """Return how often the host waits in a step of `count` micro-batches, by line. `ran` of them were executed; the
+    last of the `first` ones represents all others."""
     total: Counter[str] = Counter()
     for (micro_batch, line), times in reads.items():
         total[line] += times * (1 + (count - ran) * (micro_batch == first - 1))
@@ -262,7 +260,7 @@ class _HostGenerator(torch.Generator):
 @contextmanager
 def fake_tensors(first: int, waits: Callable[[], None] | None = None) -> Iterator[None]:
     """Make every tensor a fake one; of each chunk the `first` micro-batches are executed (pipeline.py). On the fake
-    GPU, `waits` is called where the host reads what it holds."""
+    GPU, `waits` is called where the host reads from it."""
 
     def read(tensor: Tensor, otherwise: list[Any] | Callable[[], list[Any]]) -> list[Any]:
         if waits is not None and tensor.device.type != "cpu":
@@ -285,7 +283,7 @@ def fake_tensors(first: int, waits: Callable[[], None] | None = None) -> Iterato
             yield
         except _VALUES as error:
             line = _line(raised(error, OUTSIDE_OBSERVATION))
-            raise Unobservable(f"{error.func} looks at what a tensor holds, at {line}") from error
+            raise Unobservable(f"{error.func} reads the value of a tensor, at {line}") from error
 
 
 def _first_and_last(alike: Sequence[T]) -> Sequence[T]:

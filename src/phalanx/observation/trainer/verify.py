@@ -72,7 +72,7 @@ def _verified(view: RankView, ranks: RankClass, on_gpu: bool) -> Verified:
     except Unobservable as error:
         return Verified(ranks, program, None, (), None, time.perf_counter() - start, str(error))
     except Exception as error:  # a real run would end with it too
-        gc.collect()  # tensors of the step that failed would count as those of the next
+        gc.collect()  # tensors of the failed step would count in the next one
         if engine_has_run(error):
             why = "a backward pass has run in this process before torch knew the fake GPU"
             raise InputError("device", "cuda", why, "verify in another process") from None
@@ -82,7 +82,7 @@ def _verified(view: RankView, ranks: RankClass, on_gpu: bool) -> Verified:
     results = list(differences(program.events, recorded.events, exactly))
     if on_gpu and view.strategy.cp > 1:
         # Without a flash kernel for its type or mask, a ring computes its logits twice.
-        results = [d for d in results if not d.what.startswith("FLOPs")]
+        results = [d for d in results if not d.aspect.startswith("FLOPs")]
     if not results and recorded.unawaited:
         first, *more = recorded.unawaited
         others = f", nor for {len(more)} more" if more else ""
@@ -90,8 +90,8 @@ def _verified(view: RankView, ranks: RankClass, on_gpu: bool) -> Verified:
     if on_gpu:
         results += _waits(view, recorded)
     deviation = None
-    if not any(d.what == PASSES for d in results):
-        if not on_gpu:  # kernels of a GPU need other memory while they run: what is kept is the same
+    if not any(d.aspect == PASSES for d in results):
+        if not on_gpu:  # while they run, kernels of a GPU need other memory
             results += memory_differences(program, recorded.events, recorded.memory)
         deviation = largest_deviation(program, recorded.events, recorded.memory)
     return Verified(ranks, program, recorded, tuple(results), deviation, time.perf_counter() - start)

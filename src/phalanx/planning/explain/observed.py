@@ -1,10 +1,10 @@
-"""What an observed program would cost on a cluster: its own events, priced one by one.
+"""The price of an observed program on a cluster: its events, priced one by one.
 
-compute        FLOPs of products and attention at the rate that the chip's long bf16 products reach; other kernels are
-               not counted, so it is a lower bound
+compute        FLOPs of products and attention at the rate of the chip's long bf16 products; other kernels are not
+               counted, so this is a lower bound
 communication  each collective alone (cost/collectives/nccl_model.py), with its group's own ranks on the links
-step           at least the longer of the two (all hidden), at most their sum (nothing hidden): what overlaps is
-               decided by streams, which a recording without time does not show
+step           at least the longer of the two (all hidden), at most their sum (nothing hidden): streams decide what
+               overlaps, and a recording without times does not show them
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from phalanx.spec.documents import read_text, require_shallow
 from phalanx.spec.errors import InputError
 
 _ALIKE = {"broadcast": "all_gather", "reduce": "reduce_scatter", "gather": "all_gather", "scatter": "reduce_scatter"}
-"""Collectives priced as another one that sends as much over a ring."""
+"""Collectives priced as others that send as much over a ring."""
 
 
 @dataclass(frozen=True)
 class ObservedFlow:
-    """Collectives or messages that are alike: how many, bytes of one, the links they span, seconds of all alone."""
+    """Equal collectives or messages: their number, bytes of one, the links that they span, and seconds of all."""
 
     op: str
     axis: str
@@ -45,7 +45,7 @@ class ObservedFlow:
 
 @dataclass(frozen=True)
 class PricedRank:
-    """An observed rank's step on a cluster. `usable`: bytes of a device's memory that a program can have."""
+    """An observed rank's step on a cluster. `usable`: bytes of device memory available to a program."""
 
     rank: RankObservation
     flops: int
@@ -117,7 +117,7 @@ def _ends(o: Observed, rank: int) -> tuple[int, ...]:
 
 
 def _links(ranks: tuple[int, ...], cluster: ClusterSpec) -> str:
-    """Name the innermost tier of links of which one block holds all ranks of a group."""
+    """Name the innermost tier of links with a block that contains all ranks of a group."""
     for tier in cluster.tiers:
         if len({r // tier.ranks for r in ranks}) == 1:
             return tier.name

@@ -1,8 +1,7 @@
-"""An observed program against a plan: where the program's step differs from the StepProgram of the plan's strategy.
+"""An observed program compared with a plan: differences from the StepProgram of the plan's strategy.
 
-A program has other names than a plan for units and axes, so events are matched by what they do: operation, size
-of the group, and phase. Compared are how many there are and their bytes, FLOPs of the passes, and the peak of live
-bytes.
+A program names units and axes differently from a plan, so events are matched by operation, group size and phase.
+Compared are their numbers and bytes, FLOPs of the passes, and the peak of live bytes.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ _PHASES = {"F": "forward", "B": "backward", "I": "backward", "W": "backward", "o
 
 @dataclass(frozen=True)
 class PlanComparison:
-    """One kind of event, or one quantity, of a rank in the plan and in the program: how many, and bytes or FLOPs in
-    all."""
+    """One kind of event, or one quantity, of a rank in the plan and in the program: its number, and total bytes or
+    FLOPs."""
 
     rank: int
     what: str

@@ -1,11 +1,10 @@
-"""Anti-patterns in an observed program, each with the line of the program, what it costs, and the mend.
+"""Anti-patterns in an observed program, each with the line of the program, its cost and the remedy.
 
-Gradients and parameters are recognised by their number: what the collectives of one operation over one axis carry in
-a pass is a whole multiple of the trained elements of the rank (times the group, where they are sharded). What
-tensor parallelism sends may be such a multiple by chance: it travels in the forward pass too, as gradients do not
-(Shoeybi et al. 2019, section 3: f and g). Costs are
-bytes or seconds of one rank and step; seconds need a cluster and are those of each collective alone
-(cost/collectives/nccl_model.py).
+Gradients and parameters are recognised by their number: the elements in the collectives of one operation over one
+axis in a pass are a whole multiple of the trained elements of the rank (times the group, if these are sharded).
+Traffic of tensor parallelism may be such a multiple by chance; unlike gradients it is in the forward pass too
+(Shoeybi et al. 2019, section 3: f and g). Costs are bytes or seconds of one rank and step; seconds need a cluster,
+and price each collective alone (cost/collectives/nccl_model.py).
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.job import DTYPE_BYTES
 
 _PADDING = 0.02
-"""By how much a padded collective may exceed the elements that it carries, as a share."""
+"""The largest padding of a collective, as a share of the elements that it carries."""
 _SMALL, _BUCKET, _FEW = 2**20, 25 * 2**20, 8
 """Reductions of less than 1 MiB on average are small, if there are 8 or more; DDP's default bucket is 25 MiB."""
 _PASS = {"F": "F", "B": "B", "I": "B", "W": "B", "opt": "opt"}
-"""Phases, with the parts of a backward pass as one."""
+"""Phases, with the parts of a backward pass merged."""
 _SHARE = 0.05
 """Traffic below this share of a step's bytes, and memory below this share of the peak, is not reported."""
 
 
 @dataclass(frozen=True)
 class ProgramFinding:
-    """One anti-pattern of a program. `where`: "file:line"; `bytes`: sent or held in vain by a rank in a step, 0 where
-    the loss is not one of bytes; `seconds`: of communication lost in a step, None without a cluster."""
+    """One anti-pattern of a program. `where`: "file:line"; `bytes`: sent or stored needlessly by a rank in a step, 0
+    if the loss is of another kind; `seconds`: of communication lost in a step, None without a cluster."""
 
     name: str
     where: str
@@ -49,8 +48,8 @@ class ProgramFinding:
 
 
 @dataclass(frozen=True)
-class Flow:
-    """The collectives of one operation over one axis in one phase that carry gradients or parameters: they do so
+class StateFlow:
+    """The collectives of one operation over one axis in one phase that carry gradients or parameters, all of them
     `rounds` times in a step."""
 
     rounds: int
@@ -61,8 +60,8 @@ class Flow:
         return sum(o.event.bytes for o in self.events)
 
 
-class Subject:
-    """One observed rank, and the cluster that it would run on, if one is named."""
+class LintedRank:
+    """One observed rank, and the cluster that it would run on, if known."""
 
     def __init__(self, rank: RankObservation, cluster: ClusterSpec | None) -> None:
         self.rank, self.cluster = rank, cluster
@@ -73,7 +72,7 @@ class Subject:
         ]
         self.parameters = self._flows("all_gather", "F", limit=2 * rank.micro_batches)
 
-    def _flows(self, op: str, phase: str, limit: int) -> list[Flow]:
+    def _flows(self, op: str, phase: str, limit: int) -> list[StateFlow]:
         groups: dict[tuple[str, int], list[Observed]] = defaultdict(list)
         forward = [o.event for o in self.rank.communication if _PASS[o.event.phase] == "F"]
         activations = {(e.op, e.axis, e.bytes) for e in forward if e.op in ("all_reduce", "reduce_scatter")}
@@ -90,32 +89,32 @@ class Subject:
             carried = sum(o.event.bytes // DTYPE_BYTES.get(o.event.dtype, 4) for o in events)
             rounds = round(carried / once) if once else 0
             if 1 <= rounds <= limit and -1e-9 <= carried / (rounds * once) - 1 <= _PADDING:
-                result.append(Flow(rounds, tuple(events)))
+                result.append(StateFlow(rounds, tuple(events)))
         return result
 
     def seconds(self, events: Iterable[Observed], share: float = 1.0) -> float | None:
-        """Return `share` of the seconds that collectives take, one after the other."""
+        """Return `share` of the seconds of some collectives, one after the other."""
         if self.system is None:
             return None
         return share * sum(_price(o, o.event.bytes, self.system) for o in events)
 
     def fits(self, extra: int) -> bool:
-        """Whether the device holds `extra` bytes more than the peak; unknown, and so true, without a cluster."""
+        """Whether the device has room for `extra` bytes on top of the peak; assumed without a cluster."""
         return self.system is None or self.rank.peak + extra <= float(np.asarray(self.system.memory_bytes))
 
 
 def _price(o: Observed, n: int, system: System, stride: int | None = None) -> float:
-    apart = o.ranks[1] - o.ranks[0] if stride is None else stride
-    return float(np.asarray(collective_s(o.event.op, n, o.event.group_size, apart, system)))
+    stride = o.ranks[1] - o.ranks[0] if stride is None else stride
+    return float(np.asarray(collective_s(o.event.op, n, o.event.group_size, stride, system)))
 
 
 def lint(o: Observation, cluster: ClusterSpec | None = None) -> list[ProgramFinding]:
-    """Return what every lint finds in a program, each once for all ranks. Raises InputError for a small cluster."""
+    """Return the findings of every lint, each once for all ranks. Raises InputError if the cluster is too small."""
     if cluster is not None and cluster.ranks < o.world:
         raise InputError("--cluster", cluster.name, f"has {cluster.ranks} ranks, the program {o.world}")
     results: dict[tuple[str, str], ProgramFinding] = {}
     for r in o.ranks:
-        subject = Subject(r, cluster)
+        subject = LintedRank(r, cluster)
         for finds in LINTS.values():
             for finding in finds(subject):
                 results.setdefault((finding.name, finding.where), finding)
@@ -133,7 +132,7 @@ _INSTEAD = {
 }
 
 
-def _synchronisation(x: Subject) -> Iterator[ProgramFinding]:
+def _synchronisation(x: LintedRank) -> Iterator[ProgramFinding]:
     """The host waits for the device in the middle of a step, so that it cannot queue work ahead."""
     counts: Counter[tuple[str, str]] = Counter()
     for s in x.rank.synchronisations:
@@ -147,8 +146,8 @@ def _synchronisation(x: Subject) -> Iterator[ProgramFinding]:
         )
 
 
-def _repeated_gathers(x: Subject) -> Iterator[ProgramFinding]:
-    """Parameters are gathered several times in a step, and the memory would hold them."""
+def _repeated_gathers(x: LintedRank) -> Iterator[ProgramFinding]:
+    """Parameters are gathered several times in a step, although memory has room for them."""
     for flow in x.parameters:
         axis = flow.events[0].event.axis
         again = [
@@ -171,7 +170,7 @@ def _repeated_gathers(x: Subject) -> Iterator[ProgramFinding]:
             )
 
 
-def _repeated_reductions(x: Subject) -> Iterator[ProgramFinding]:
+def _repeated_reductions(x: LintedRank) -> Iterator[ProgramFinding]:
     """Gradients are reduced in every micro-batch, though only their sum is needed."""
     for flow in x.gradients:
         if flow.rounds > 1:
@@ -189,10 +188,10 @@ def _repeated_reductions(x: Subject) -> Iterator[ProgramFinding]:
             )
 
 
-def _lost_gradients(x: Subject) -> Iterator[ProgramFinding]:
-    """A zero-bubble schedule finds a chunk sharded. torch takes the parameters whose gradients W computes as I begins
-    (torch 2.13, torch/distributed/pipelining/_backward.py, stage_backward_input), and those that fully_shard gathers
-    within I are others: the micro-batch adds nothing to their gradients."""
+def _lost_gradients(x: LintedRank) -> Iterator[ProgramFinding]:
+    """A zero-bubble schedule runs a sharded chunk. When I begins, torch notes the parameters whose gradients W will
+    compute (torch 2.13, torch/distributed/pipelining/_backward.py, stage_backward_input). Those that fully_shard
+    gathers within I are other tensors, so the micro-batch adds nothing to their gradients."""
     late: dict[str, list[Observed]] = defaultdict(list)
     for o in x.rank.communication:
         if o.event.op == "all_gather" and o.event.phase == "I" and o.op_name.startswith("c10d."):  # not DTensor's
@@ -207,7 +206,7 @@ def _lost_gradients(x: Subject) -> Iterator[ProgramFinding]:
         )
 
 
-def _replicated_state(x: Subject) -> Iterator[ProgramFinding]:
+def _replicated_state(x: LintedRank) -> Iterator[ProgramFinding]:
     """Every rank of an axis holds all of the optimizer's state."""
     state, whole = x.rank.start.get("optimizer state", 0), all(t.elements == t.all_elements for t in x.rank.trained)
     for flow in x.gradients:
@@ -227,8 +226,8 @@ def _replicated_state(x: Subject) -> Iterator[ProgramFinding]:
         )
 
 
-def _kept(x: Subject) -> Iterator[ProgramFinding]:
-    """Activations live on after the backward pass, for the graph of something that is not used."""
+def _kept(x: LintedRank) -> Iterator[ProgramFinding]:
+    """Activations stay alive after the backward pass, in the graph of an unused result."""
     by_place: Counter[str] = Counter()
     modules: dict[str, str] = {}
     for k in x.rank.kept:
@@ -246,8 +245,8 @@ def _kept(x: Subject) -> Iterator[ProgramFinding]:
             )
 
 
-def _straddling(x: Subject) -> Iterator[ProgramFinding]:
-    """A group that a node could hold lies on several, or partly on one and partly on another."""
+def _straddling(x: LintedRank) -> Iterator[ProgramFinding]:
+    """A group that fits on one node spans several, or is divided unevenly among nodes."""
     if x.cluster is None or x.system is None:
         return
     node = x.cluster.ranks_per_node
@@ -279,13 +278,13 @@ def _members(ranks: tuple[int, ...], node: int) -> Counter[int]:
 
 
 def _nodes(ranks: tuple[int, ...], node: int) -> list[int]:
-    """Return how many ranks of a group lie on each of its nodes; [1] where one node holds all."""
+    """Return the number of ranks of a group on each of its nodes; [1] if all are on one node."""
     counts = _members(ranks, node)
     return [1] if len(counts) == 1 else sorted(counts.values())
 
 
-def _small_buckets(x: Subject) -> Iterator[ProgramFinding]:
-    """Gradients travel in many small collectives, each of which pays the latency of its links."""
+def _small_buckets(x: LintedRank) -> Iterator[ProgramFinding]:
+    """Gradients are sent in many small collectives, each of which pays the latency of its links."""
     for flow in x.gradients:
         count = len(flow.events) // flow.rounds
         mean = flow.bytes // len(flow.events)
@@ -309,7 +308,7 @@ def _small_buckets(x: Subject) -> Iterator[ProgramFinding]:
         )
 
 
-def _wide_traffic(x: Subject) -> Iterator[ProgramFinding]:
+def _wide_traffic(x: LintedRank) -> Iterator[ProgramFinding]:
     """The program computes in 16 bits, but sends parameters or activations in 32."""
     types = x.rank.flops_by_type
     if sum(n for t, n in types.items() if t in ("bfloat16", "float16")) < 0.9 * sum(types.values()) or not types:
@@ -333,7 +332,7 @@ def _wide_traffic(x: Subject) -> Iterator[ProgramFinding]:
             )
 
 
-LINTS: dict[str, Callable[[Subject], Iterator[ProgramFinding]]] = {
+LINTS: dict[str, Callable[[LintedRank], Iterator[ProgramFinding]]] = {
     "host-synchronisation": _synchronisation,
     "repeated-gathers": _repeated_gathers,
     "repeated-reductions": _repeated_reductions,

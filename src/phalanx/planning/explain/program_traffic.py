@@ -1,5 +1,4 @@
-"""What the program of our own runtime sends in a step, by axis and operation; and where another stack's price has it
-send something else."""
+"""The traffic of our own program in a step, by axis and operation, and its differences from another stack's price."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading tensors on the host: the functions that verification replaces, as its tensors have shapes but no content.
+"""Reading tensors on the host: the functions that verification replaces, because its tensors have no content.
 
 A step may read the content of a tensor here and nowhere else, and may copy from the host to the device here.
 """
@@ -17,14 +17,14 @@ T = TypeVar("T")
 def read(tensor: Tensor, otherwise: list[Any] | Callable[[], list[Any]]) -> list[Any]:
     """Return the elements of a flat tensor; on CUDA, the host waits for them.
 
-    Under verification, where tensors have no content, it returns `otherwise`, or what that returns.
+    Under verification, where tensors have no content, it returns `otherwise`, or its result.
     """
     return tensor.tolist()
 
 
 def later(tensor: Tensor, otherwise: list[Any]) -> Callable[[], list[Any]]:
-    """Start to copy the elements of a flat tensor to the host; return what waits for them and returns them. On CUDA,
-    nothing waits before that, and what waits then waits for the work that was issued before this call.
+    """Start to copy the elements of a flat tensor to the host; return a function that waits for them and returns
+    them. On CUDA, only that function waits, for the work that was issued before this call.
 
     Under verification it returns `otherwise`.
     """

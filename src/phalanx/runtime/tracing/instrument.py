@@ -83,8 +83,8 @@ class Tracker(TorchDispatchMode):
         return False
 
     def owns(self, tensor: Tensor) -> bool:
-        """Whether a tensor that exists when the step begins has memory that counts; a compiler's cache holds some
-        that have none."""
+        """Whether the memory of a tensor that exists when the step begins counts; tensors in a compiler's cache have
+        none."""
         return tensor.device.type != "meta" and not isinstance(tensor, FakeTensor)
 
     def _follow(self, tensor: Tensor) -> None:
