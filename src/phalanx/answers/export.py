@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
-from phalanx.frameworks.accelerate import write as accelerate
-from phalanx.frameworks.deepspeed import write as deepspeed
 from phalanx.frameworks.launchers.registry import launcher
 from phalanx.frameworks.launchers.task import task
-from phalanx.frameworks.maxtext import write as maxtext
-from phalanx.frameworks.megatron import write as megatron
-from phalanx.frameworks.megatron_bridge import write as bridge
-from phalanx.frameworks.nanotron import write as nanotron
 from phalanx.frameworks.program import Program
 from phalanx.frameworks.registry import stack_named
 from phalanx.frameworks.script import train_sh
 from phalanx.frameworks.subject import Subject, subject
-from phalanx.frameworks.torchtitan import write as torchtitan
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files.plan import Plan, write_text
 
@@ -29,17 +23,23 @@ class Target:
 
     stacks: tuple[str, ...]
     """Stacks that it can be; the first where the plan is of none of them."""
-    program: Callable[[Subject], Program]
+    folder: str
+    """Folder of `frameworks/` whose `write` is imported when a plan is written."""
+
+    def program(self, x: Subject) -> Program:
+        """Write a plan in its words. Raises InputError for what it cannot express."""
+        write: Callable[[Subject], Program] = import_module(f"phalanx.frameworks.{self.folder}.write").program
+        return write(x)
 
 
 TARGETS: dict[str, Target] = {
-    "megatron": Target(("megatron-core", "megatron-core-0.14", "megatron-fsdp"), megatron.program),
-    "bridge": Target(("megatron-bridge",), bridge.program),
-    "torchtitan": Target(("torchtitan",), torchtitan.program),
-    "deepspeed": Target(("deepspeed",), deepspeed.program),
-    "accelerate": Target(("accelerate",), accelerate.program),
-    "nanotron": Target(("nanotron",), nanotron.program),
-    "maxtext": Target(("maxtext",), maxtext.program),
+    "megatron": Target(("megatron-core", "megatron-core-0.14", "megatron-fsdp"), "megatron"),
+    "bridge": Target(("megatron-bridge",), "megatron_bridge"),
+    "torchtitan": Target(("torchtitan",), "torchtitan"),
+    "deepspeed": Target(("deepspeed",), "deepspeed"),
+    "accelerate": Target(("accelerate",), "accelerate"),
+    "nanotron": Target(("nanotron",), "nanotron"),
+    "maxtext": Target(("maxtext",), "maxtext"),
 }
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phalanx.answers.question import Asked, read
-from phalanx.answers.read import Reading, asked_by
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.priced import PricedStrategy
 from phalanx.planning.search.refine import PipelineRun
@@ -16,10 +15,15 @@ from phalanx.spec.files.job_file import ClusterChoice
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import Train
 
+if TYPE_CHECKING:
+    from phalanx.answers.read import Reading
+
 
 def plan_of_configuration(reading: Reading, path: Path, asked: Asked) -> tuple[Plan, tuple[str, ...]]:
     """Return a configuration that was read as a plan, priced on a cluster, with notes for the user. Raises
     InputError for what it leaves open and `asked` does not say."""
+    from phalanx.answers.read import asked_by
+
     if asked.cluster is None:
         raise InputError("--cluster", None, "is missing: a plan is for one", "e.g. dgx-h100")
     q = read(asked_by(path, asked, reading))
