@@ -14,7 +14,6 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -107,9 +106,6 @@ def free_fields() -> list[str]:
     return [f for f in FIELDS if f not in FIXED]
 
 
-FITTED_FILE = Path(engines.__file__).parent / "fitted_engines.py"
-
-
 def fit_all(use: Sequence[ServingCase]) -> tuple[Problem, Floats]:
     """Fit on all cases."""
     problem = Problem(use, free_fields())
@@ -127,11 +123,8 @@ def left_out(use: Sequence[ServingCase], x: Floats, steps: int = 3) -> dict[tupl
 
 def write(fitted: dict[str, dict[str, float]], without: dict[tuple[str, str, str], dict[str, Any]]) -> None:
     """Write the constants that ship, and those fitted without each group."""
-    lines = ['"""Constants of engines, written by `python -m calibration.serving`; engines.py says what each is."""']
-    lines += ["", "FITTED: dict[str, dict[str, float]] = {"]
-    for name, constants in fitted.items():
-        lines += [f'    "{name}": {{', *(f'        "{k}": {v:.4g},' for k, v in constants.items()), "    },"]
-    FITTED_FILE.write_text("\n".join([*lines, "}", ""]))
+    table = {name: {k: float(f"{v:.4g}") for k, v in constants.items()} for name, constants in fitted.items()}
+    engines.FITTED_FILE.write_text(json.dumps(table, indent=2) + "\n")
     rows = {
         " | ".join(g): {
             name: {k: float(f"{v:.4g}") for k, v in each.items()}

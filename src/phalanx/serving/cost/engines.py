@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
 
 from phalanx.cost.hardware.columns import Column
-from phalanx.serving.cost.fitted_engines import FITTED
 from phalanx.spec.errors import InputError, nearest
 
 
@@ -89,10 +91,23 @@ class EngineConstants:
 
 
 FIELDS = tuple(f.name for f in fields(EngineConstants))
+FITTED_FILE = Path(__file__).with_name("fitted_engines.json")
+"""Written by `python -m calibration.serving`."""
 
 
-def engine(name: str, table: Mapping[str, Mapping[str, float]] = FITTED) -> EngineConstants:
-    """Return an engine's constants. Raises InputError for an unknown one."""
+@cache
+def fitted() -> Mapping[str, Mapping[str, float]]:
+    """Return the constants that ship, by engine. Raises ValueError for one that is no positive number."""
+    table: dict[str, dict[str, float]] = json.loads(FITTED_FILE.read_text())
+    for name, constants in table.items():
+        if wrong := [c for c, value in constants.items() if c not in FIELDS or not 0 < value < float("inf")]:
+            raise ValueError(f"constants of {name}: {', '.join(wrong)}")
+    return table
+
+
+def engine(name: str, table: Mapping[str, Mapping[str, float]] | None = None) -> EngineConstants:
+    """Return an engine's constants, by default those that ship. Raises InputError for an unknown one."""
+    table = fitted() if table is None else table
     if name not in table:
         raise InputError("engine", name, "is not a serving engine that Phalanx knows", nearest(name, table))
     return replace(EngineConstants(), **table[name])

@@ -13,17 +13,17 @@ import numpy.typing as npt
 from phalanx.cost.analytic.chips import chip_name
 from phalanx.cost.hardware.columns import gather
 from phalanx.serving.cost.engines import engine, release_of
-from phalanx.serving.cost.fitted_engines import FITTED
 from phalanx.serving.cost.shape import ServingShape, shape_of
 from phalanx.serving.cost.steady_state import STEP_TOKENS, SteadyLoad, aggregated, disaggregated
 from phalanx.serving.cost.step import BYTES, ChipRates, GpuSplit, product_rate
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.model.served import served
-from phalanx.validate.records import FOLDER, Row, load
+from phalanx.validate.records import Row, load
 
-RUNS = FOLDER / "serving_runs.csv.xz"
-LEFT_OUT = FOLDER / "serving_left_out.json"
+_DATA = Path(__file__).parent / "data"
+RUNS = _DATA / "runs.csv.xz"
+LEFT_OUT = _DATA / "left_out.json"
 """Constants of an engine as fitted without one (model, GPU, engine)."""
 NEEDED = ("framework", "gpu", "model", "mode", "isl", "osl", "concurrency", "ttft_ms", "tpot_ms")
 Floats = npt.NDArray[np.float64]
@@ -205,7 +205,7 @@ def columns(cases: Sequence[ServingCase]) -> Columns:
     )
 
 
-def priced(c: Columns, fitted: Mapping[str, Mapping[str, float]] = FITTED) -> tuple[Floats, Floats]:
+def priced(c: Columns, fitted: Mapping[str, Mapping[str, float]] | None = None) -> tuple[Floats, Floats]:
     """Return (seconds per output token, seconds to first token) of cases of one mode."""
     kinds = {name: engine(name, fitted) for name in set(c.engines)}
     constants = gather([kinds[name] for name in c.engines])
@@ -216,7 +216,7 @@ def priced(c: Columns, fitted: Mapping[str, Mapping[str, float]] = FITTED) -> tu
 
 
 def predict(
-    cases: Sequence[ServingCase], fitted: Mapping[str, Mapping[str, float]] = FITTED
+    cases: Sequence[ServingCase], fitted: Mapping[str, Mapping[str, float]] | None = None
 ) -> tuple[Floats, Floats]:
     """Return (seconds per output token, seconds to first token), one per case."""
     tpot, ttft = np.zeros(len(cases)), np.zeros(len(cases))

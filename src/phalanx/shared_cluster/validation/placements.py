@@ -14,7 +14,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from importlib import resources
+from pathlib import Path
 from statistics import median
 
 
@@ -71,7 +71,7 @@ Steps = Mapping[str, Mapping[int, float]]
 def load() -> dict[tuple[str, str], dict[str, dict[int, float]]]:
     """Return the measured steps, by (machine, model)."""
     steps: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
-    text = (resources.files("phalanx.validate") / "data" / "placements.csv").read_text()
+    text = (Path(__file__).parent / "data" / "placements.csv").read_text()
     for row in csv.DictReader(text.splitlines()):
         own = steps.setdefault((row["machine"], row["model"]), {}).setdefault(row["placement"], {})
         own[int(row["local_batch"])] = float(row["step_time_s"])
