@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.robust import minimise
+from calibration.write import rounded, save
 from phalanx.serving.cost import engines
 from phalanx.serving.cost.engines import FIELDS, EngineConstants
 from phalanx.serving.validation.predictions import (
@@ -123,14 +124,9 @@ def left_out(use: Sequence[ServingCase], x: Floats, steps: int = 3) -> dict[tupl
 
 def write(fitted: dict[str, dict[str, float]], without: dict[tuple[str, str, str], dict[str, Any]]) -> None:
     """Write the constants that ship, and those fitted without each group."""
-    table = {name: {k: float(f"{v:.4g}") for k, v in constants.items()} for name, constants in fitted.items()}
-    engines.FITTED_FILE.write_text(json.dumps(table, indent=2) + "\n")
+    save(engines.FITTED_FILE, rounded(fitted))
     rows = {
-        " | ".join(g): {
-            name: {k: float(f"{v:.4g}") for k, v in each.items()}
-            for name, each in of.items()
-            if name.startswith(g[2])
-        }
+        " | ".join(g): {name: rounded(each) for name, each in of.items() if name.startswith(g[2])}
         for g, of in without.items()
     }
     LEFT_OUT.write_text(json.dumps(rows, indent=0) + "\n")

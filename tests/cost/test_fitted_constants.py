@@ -10,6 +10,7 @@ from phalanx.cost.analytic import fitted_constants as analytic
 from phalanx.cost.analytic.chips import Generation
 from phalanx.cost.analytic.profile import Profile
 from phalanx.cost.kernels import fitted as kernels
+from phalanx.serving.cost import engines
 
 
 def test_writing_the_constants_that_ship_writes_the_same_bytes(
@@ -21,6 +22,8 @@ def test_writing_the_constants_that_ship_writes_the_same_bytes(
     assert (tmp_path / "analytic.json").read_bytes() == shipped
     write.save(tmp_path / "kernels.json", write.rounded(asdict(kernels.kernel_constants())))
     assert (tmp_path / "kernels.json").read_bytes() == kernels.FILE.read_bytes()
+    write.save(tmp_path / "engines.json", write.rounded(engines.fitted()))
+    assert (tmp_path / "engines.json").read_bytes() == engines.FITTED_FILE.read_bytes()
 
 
 def test_every_constant_is_a_field_of_what_it_prices() -> None:

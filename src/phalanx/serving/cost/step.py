@@ -24,16 +24,14 @@ from phalanx.cost.hardware.columns import Column
 from phalanx.serving.cost.engines import EngineConstants
 from phalanx.serving.cost.shape import ServingShape
 from phalanx.spec.cluster.chips import Chip
+from phalanx.spec.number_formats import NUMBER_FORMATS
 
-BYTES = {
-    "bf16": 2.0,
-    "fp8": 1.0,
-    "fp8_block": 1.0,
-    "int4": 0.5 + 2 / 128,
-    "nvfp4": 0.5 + 1 / 16,
-    "mxfp4": 0.5 + 1 / 32,
+_FORMATS = {
+    **{"bf16": "bfloat16", "fp8": "float8", "fp8_block": "float8"},  # scales of 128 x 128 weights are few
+    **{name: name for name in ("int4", "nvfp4", "mxfp4")},
 }
-"""Bytes per weight, scales included: of 128 (int4), 16 (nvfp4) and 32 weights (mxfp4)."""
+BYTES = {name: float(NUMBER_FORMATS[known].bytes_per_value) for name, known in _FORMATS.items()}
+"""Bytes per weight, with the scales of blocks."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +87,10 @@ class StepLoad:
 
 def product_rate(chip: Chip, kind: str) -> float:
     """FLOP/s of products with weights of a type: 4 bits that tensor cores lack are expanded to 16 before."""
-    four = chip.fp4 > chip.fp8
     if kind == "nvfp4":
         return chip.fp4
-    return chip.fp8 if kind in ("fp8", "fp8_block") or (kind == "mxfp4" and four) else chip.half
+    eight = kind in ("fp8", "fp8_block") or (kind == "mxfp4" and chip.has(NUMBER_FORMATS["mxfp4"]))
+    return chip.fp8 if eight else chip.half
 
 
 def reached(chip: ChipRates, c: EngineConstants, peak: Any) -> Any:

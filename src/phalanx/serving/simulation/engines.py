@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.number_formats import NUMBER_FORMATS
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,8 @@ ENGINES = {
 }
 """Every serving engine that Phalanx knows."""
 
-_FP8 = ("ada", "hopper", "blackwell", "blackwell-ultra", "blackwell-gddr")
-_FP4 = ("blackwell", "blackwell-ultra", "blackwell-gddr")
-NEEDS = {
-    "bf16": ("ampere", "ampere-gddr", *_FP8),
-    "fp8": _FP8,
-    "int4": ("ampere", "ampere-gddr", *_FP8),
-    "nvfp4": _FP4,
-}
+_MULTIPLIED = {"bf16": "bfloat16", "fp8": "float8", "int4": "bfloat16", "nvfp4": "nvfp4"}
+NEEDS = {weights: NUMBER_FORMATS[name].generations for weights, name in _MULTIPLIED.items()}
 """Generations of chips whose tensor cores take a type of weights (int4: after unpacking to 16 bits)."""
 
 

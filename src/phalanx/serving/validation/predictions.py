@@ -19,6 +19,7 @@ from phalanx.serving.cost.step import BYTES, ChipRates, GpuSplit, product_rate
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.model.served import served
+from phalanx.spec.number_formats import NUMBER_FORMATS
 from phalanx.validate.records import Row, load
 
 _DATA = Path(__file__).parent / "data"
@@ -134,7 +135,7 @@ def _types(row: Row, chip: str) -> tuple[str, str]:
     for name, kind in (("weights_dtype", weights), ("moe_weights_dtype", experts)):
         if kind not in BYTES:
             raise InputError(name, kind, "is not a type of weights that Phalanx knows", nearest(kind, BYTES))
-        if kind == "nvfp4" and CHIPS[chip].fp4 <= CHIPS[chip].fp8:
+        if kind == "nvfp4" and not CHIPS[chip].has(NUMBER_FORMATS["nvfp4"]):
             raise InputError(name, kind, f"needs Blackwell's tensor cores, {chip} has none", "use fp8 or int4")
     return weights, experts
 
@@ -149,7 +150,7 @@ def _cache_bytes(row: Row, name: str, chip: str, weights: str, experts: str) -> 
     if row["kv_dtype"] in ("fp8", "bf16", "bfloat16", "fp16"):
         return 1.0 if row["kv_dtype"] == "fp8" else 2.0
     quantised = min(BYTES[weights], BYTES[experts]) < 2
-    blackwell = CHIPS[chip].fp4 > CHIPS[chip].fp8
+    blackwell = CHIPS[chip].has(NUMBER_FORMATS["nvfp4"])
     return 1.0 if quantised and (blackwell or name == "trtllm") else 2.0
 
 
