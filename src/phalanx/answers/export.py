@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 
 from phalanx.frameworks.launchers.registry import launcher
 from phalanx.frameworks.launchers.task import task
+from phalanx.frameworks.parts import writer
 from phalanx.frameworks.program import Program
-from phalanx.frameworks.registry import stack_named
+from phalanx.frameworks.registry import FRAMEWORKS, stack_named
 from phalanx.frameworks.script import train_sh
 from phalanx.frameworks.subject import Subject, subject
 from phalanx.spec.errors import InputError, nearest
@@ -23,24 +23,10 @@ class Target:
 
     stacks: tuple[str, ...]
     """Stacks that it can be; the first where the plan is of none of them."""
-    folder: str
-    """Folder of `frameworks/` whose `write` is imported when a plan is written."""
-
-    def program(self, x: Subject) -> Program:
-        """Write a plan in its words. Raises InputError for what it cannot express."""
-        write: Callable[[Subject], Program] = import_module(f"phalanx.frameworks.{self.folder}.write").program
-        return write(x)
+    program: Callable[[Subject], Program]
 
 
-TARGETS: dict[str, Target] = {
-    "megatron": Target(("megatron-core", "megatron-core-0.14", "megatron-fsdp"), "megatron"),
-    "bridge": Target(("megatron-bridge",), "megatron_bridge"),
-    "torchtitan": Target(("torchtitan",), "torchtitan"),
-    "deepspeed": Target(("deepspeed",), "deepspeed"),
-    "accelerate": Target(("accelerate",), "accelerate"),
-    "nanotron": Target(("nanotron",), "nanotron"),
-    "maxtext": Target(("maxtext",), "maxtext"),
-}
+TARGETS = {f.writes: Target(f.stacks, writer(f)) for f in FRAMEWORKS.values() if f.writes}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,9 @@ from typing import Any
 from phalanx.frameworks import files
 from phalanx.frameworks.configuration import Config, Configuration, Layout, count, shown
 from phalanx.frameworks.folder import FILES
-from phalanx.frameworks.lints import Mistake, lint
+from phalanx.frameworks.lints import lint
+from phalanx.frameworks.mistakes import Mistake
+from phalanx.frameworks.registry import FRAMEWORKS
 from phalanx.planning import question as names
 from phalanx.planning.explain.lint import Finding
 from phalanx.schedule.pipeline.given_layout import equal_blocks, listed
@@ -25,10 +27,7 @@ from phalanx.spec.optimizers import Optimizer
 from phalanx.spec.strategy.spec import FIELDS, Strategy, format_field
 from phalanx.spec.strategy.stack_options import StackOptions
 
-_DEFAULT_ZERO = {"torchtitan": 3, "maxtext": 3, "nemo": 1, "hf": 0, "megatron": 0, "deepspeed": 0, "accelerate": 0}
-"""ZeRO where a file leaves it open: what its framework does by itself."""
-_EVEN = ("megatron", "nemo")
-"""Kinds of files whose framework gives every chunk of a pipeline as many blocks, where nothing lists them."""
+_FRAMEWORKS = {framework.reads: framework for framework in FRAMEWORKS.values() if framework.reads}
 _RECOMPUTED = {"none", "selective", "full"}
 _COMPUTE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _CONFLICTS = ("both-halves", "two-engines", "types-disagree", "batches-disagree")
@@ -94,8 +93,8 @@ def read(paths: Sequence[Path], kind: str | None = None, gpus: int | None = None
 def _notes(c: Configuration, config: Config) -> tuple[str, ...]:
     s = c.layout
     notes = []
-    if s.zero is None and c.kind in _DEFAULT_ZERO:
-        notes.append(f"zero is left open: {_DEFAULT_ZERO[c.kind]} is what {c.stack} does by itself")
+    if s.zero is None and (zero := _FRAMEWORKS[c.kind].zero) is not None:
+        notes.append(f"zero is left open: {zero} is what {c.stack} does by itself")
     if c.kind == "torchtitan" and "job" in config:
         notes.append("it is of a torchtitan before 0.3: 0.3, the nearest release that is known, is taken")
     if s.world is None:
@@ -114,7 +113,7 @@ def strategy_of(c: Configuration, gpus: int) -> Strategy:
         reason = f"tp {tp} x pp {pp} x cp {cp} does not divide {gpus} ranks"
         raise InputError("--gpus", gpus, reason, f"use a multiple of {tp * pp * cp}")
     dp = gpus // (tp * pp * cp)
-    zero = s.zero if s.zero is not None else _DEFAULT_ZERO.get(c.kind, 0)
+    zero = s.zero if s.zero is not None else _FRAMEWORKS[c.kind].zero or 0
     shard = s.shard if s.shard and zero and dp % s.shard == 0 and s.shard < dp else None
     recompute = s.recomputed or (s.recompute if s.recompute in _RECOMPUTED else "full" if s.recompute else "none")
     virtual = s.virtual or 1
@@ -230,7 +229,7 @@ def _dealt_out(s: Strategy, c: Configuration, model: ModelSpec, options: StackOp
     out evenly: here `layers=auto` is what a search finds best."""
     chunks = len(rank_of(s))
     open_ = s.pp > 1 and s.layers == "auto" and not any(getattr(options, name) for name in _OF_STAGES)
-    if c.kind not in _EVEN or not open_ or model.layers % chunks or options.mtp:
+    if not _FRAMEWORKS[c.kind].equal_chunks or not open_ or model.layers % chunks or options.mtp:
         return s
     return replace(s, layers=listed(equal_blocks(model.layers, chunks)))
 

@@ -5,15 +5,10 @@ from __future__ import annotations
 
 import re
 
-from phalanx.frameworks.registry import ROWS, STACKS
+from phalanx.frameworks.registry import FRAMEWORKS, ROWS, STACKS
 
-_AS_SAID = {
-    "megatron": "megatron-core",
-    "megatron-lm": "megatron-core",
-    "bridge": "megatron-bridge",
-    "nemo": "megatron-bridge",
-}
-"""Names of frameworks and the rows that stand for them."""
+_AS_SAID = {said: name for framework in FRAMEWORKS.values() for said, name in framework.said.items()}
+"""What people call frameworks -> the stack that is meant."""
 
 
 def release_named(name: str) -> tuple[str, str]:

@@ -18,7 +18,7 @@ def export(
         typer.Option(
             "--to",
             metavar="FRAMEWORK",
-            help="Framework: megatron, bridge, torchtitan, deepspeed, accelerate, nanotron or maxtext.",
+            help="Framework, such as megatron or torchtitan; another word lists all that plans are written for.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; empty, or not there yet.")],

@@ -26,8 +26,7 @@ def read(
         str | None,
         typer.Option(
             "--kind",
-            help="Framework, where the content does not tell: megatron, nemo, torchtitan, deepspeed, accelerate, hf, "
-            "nanotron or maxtext.",
+            help="Framework, where the content does not tell, such as megatron or hf; another word lists all.",
         ),
     ] = None,
     model: Model = None,

@@ -1,5 +1,6 @@
 """What every framework can do, read from the facts.toml of its folder into Stacks.
 
+    [framework]                  what `read` and `export` call it, and what its files are told by (Framework, Clue)
     [files]                      abbreviations of paths: `arguments:446` is a line of the file that `arguments` names
     [stacks.NAME]                title, repository, commit: a documented release; `position`: its place in lists
         parent                   the stack whose constants, policy and limits it has where it states none
@@ -25,6 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from phalanx.frameworks.framework import Framework, framework_of
 from phalanx.frameworks.stack import WORDS, Entry, Rule, Stack
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.strategy.spec import FIELDS
@@ -47,6 +49,8 @@ class _Folder:
     name: str
     files: Mapping[str, str]
     stacks: Mapping[str, Table]
+    about: Table
+    """What the [framework] table says."""
     renamed: Mapping[str, str]
     """Keys of the framework whose facts it shares -> its own."""
 
@@ -56,8 +60,9 @@ class _Folder:
         return f"{self.files.get(file, file)}:{line}" if file else str(text)
 
 
-def load(root: Path) -> dict[str, Stack]:
-    """Return the stacks of every folder of `root` that has a facts.toml, documented ones first, by `position`.
+def load(root: Path) -> tuple[dict[str, Stack], dict[str, Framework]]:
+    """Return the stacks and the frameworks of every folder of `root` that has a facts.toml, by `position`, and stacks
+    that are known by their published runs at the end.
 
     Raises ValueError naming the stack whose facts are not complete."""
     folders = [_folder(path) for path in sorted(root.glob("*/facts.toml"))]
@@ -67,15 +72,27 @@ def load(root: Path) -> dict[str, Stack]:
         _build(name, tables, built)
     last = len(tables)
     ordered = sorted(tables, key=lambda name: (int(tables[name][1].get("position", last)),))
-    return {name: built[name] for name in ordered}
+    stacks = {name: built[name] for name in ordered}
+    frameworks = [framework_of(f.name, f.about, _documented(f, stacks)) for f in folders]
+    return stacks, {f.folder: f for f in sorted(frameworks, key=lambda f: f.position)}
+
+
+def _documented(folder: _Folder, stacks: Mapping[str, Stack]) -> tuple[str, ...]:
+    return tuple(name for name, stack in stacks.items() if stack.framework == folder.name and stack.documented)
 
 
 def _folder(path: Path) -> _Folder:
     document = tomllib.loads(path.read_text())
-    _require_known(str(path), document, ("files", "stacks"))
+    _require_known(str(path), document, ("framework", "files", "stacks"))
     flags = path.with_name("flags.toml")
     renamed = tomllib.loads(flags.read_text())["keys"] if flags.is_file() else {}
-    return _Folder(path.parent.name, document.get("files", {}), document["stacks"], renamed)
+    return _Folder(
+        path.parent.name,
+        document.get("files", {}),
+        document.get("stacks", {}),
+        document.get("framework", {}),
+        renamed,
+    )
 
 
 def _build(name: str, tables: Mapping[str, tuple[_Folder, Table]], built: dict[str, Stack]) -> Stack:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,9 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from phalanx.frameworks import folder, shell, yaml_tables
-from phalanx.frameworks.accelerate import read as accelerate
 from phalanx.frameworks.configuration import Config, Configuration
-from phalanx.frameworks.deepspeed import read as deepspeed
-from phalanx.frameworks.hugging_face import read as hugging_face
-from phalanx.frameworks.maxtext import read as maxtext
-from phalanx.frameworks.megatron import read as megatron
-from phalanx.frameworks.megatron_bridge import read_nemo as nemo
-from phalanx.frameworks.nanotron import read as nanotron
-from phalanx.frameworks.torchtitan import read as torchtitan
-from phalanx.frameworks.torchtitan import read_python as torchtitan_python
+from phalanx.frameworks.parts import python_tables, reader
+from phalanx.frameworks.registry import FRAMEWORKS
 from phalanx.spec.documents import read_text, require_finite, require_shallow
 from phalanx.spec.errors import InputError, nearest
 
@@ -31,15 +24,10 @@ LARGEST = 2**20
 MOST_KEYS = 5_000
 """Keys of the largest configuration that is read: what is near an unknown one is looked for among hundreds."""
 READERS: dict[str, Callable[[Config, int | None], Configuration]] = {
-    "megatron": megatron.read,
-    "nemo": nemo.read,
-    "torchtitan": torchtitan.read,
-    "deepspeed": deepspeed.read,
-    "accelerate": accelerate.read,
-    "hf": hugging_face.read,
-    "nanotron": nanotron.read,
-    "maxtext": maxtext.read,
+    framework.reads: reader(framework) for framework in FRAMEWORKS.values() if framework.reads
 }
+"""The reader of each kind of configuration."""
+_IN_PYTHON = next(framework for framework in FRAMEWORKS.values() if framework.python)
 
 
 def read(paths: Sequence[Path], kind: str | None = None, world: int | None = None) -> tuple[Configuration, Config]:
@@ -68,12 +56,12 @@ def read(paths: Sequence[Path], kind: str | None = None, world: int | None = Non
 
 def _folder(path: Path, kind: str | None, world: int | None) -> tuple[Configuration, Config]:
     """Read a folder with a program: its configuration, with the model and the sequence length of files beside it."""
-    kind_of, config = folder.tables(path, document)
-    if kind not in (None, kind_of):
-        raise InputError("--kind", kind, f"{path} holds a configuration of {kind_of}", "leave it out")
-    c = READERS[kind_of](config, world)
+    framework, config = folder.tables(path, document, kind_of)
+    if kind not in (None, framework.reads):
+        raise InputError("--kind", kind, f"{path} holds a configuration of {framework.reads}", "leave it out")
+    c = READERS[framework.reads](config, world)
     seq = c.layout.seq or folder.sequence_in(path)
-    model = c.spec or (folder.model_in(path) if kind_of in ("hf", "accelerate") else None)
+    model = c.spec or (folder.model_in(path) if framework.model_beside else None)
     return replace(c, layout=replace(c.layout, seq=seq), spec=model, open_model="" if model else c.open_model), config
 
 
@@ -90,7 +78,7 @@ def document(path: Path) -> dict[str, Any]:
     suffix = path.suffix.lower()
     try:
         if suffix == ".py":
-            value: Any = torchtitan_python.tables(text, str(path), function)
+            value: Any = python_tables(_IN_PYTHON, text, str(path), function)
         elif suffix == ".toml":
             value = tomllib.loads(text)
         elif suffix == ".json" or text.lstrip().startswith("{"):
@@ -130,48 +118,13 @@ def _count(value: Any) -> int:
 
 
 def kind_in(path: Path, config: Config) -> str | None:
-    """Return the framework of a file's tables: Python is torchtitan's, others say it by their keys."""
-    return "torchtitan" if named(path)[0].suffix == ".py" else kind_of(config)
+    """Return the framework of a file's tables: one alone is configured in Python, others say it by their keys."""
+    return _IN_PYTHON.reads if named(path)[0].suffix == ".py" else kind_of(config)
 
 
 def kind_of(config: Config) -> str | None:
     """Return the framework that a configuration is of, by its keys; None if it is of none."""
-    names = {str(name).replace("-", "_") for name in config}
-    args = config.get("args")
-    if isinstance(args, Mapping) and "launch" in names:
-        return _kind_of_arguments({str(name).replace("-", "_") for name in args})
-    if names & {"distributed_type", "compute_environment", "fsdp_config", "base_model"}:
-        return "accelerate" if "per_device_train_batch_size" not in names else "hf"
-    if names & {"pipe_parallel_size", "train_micro_batch_size_per_gpu", "zero_optimization"}:
-        return "deepspeed"
-    if any(name.startswith(("ici_", "dcn_")) for name in names) or names & {"per_device_batch_size", "base_emb_dim"}:
-        return "maxtext"
-    if "per_device_train_batch_size" in names:
-        return "hf"
-    parallelism = config.get("parallelism")
-    if isinstance(parallelism, Mapping) and {"dp", "pp", "tp"} & set(parallelism):
-        return "nanotron"
-    degrees = isinstance(parallelism, Mapping) and any(str(name).endswith("_degree") for name in parallelism)
-    titan = {"training", "job", "activation_checkpoint", "model_spec", "dataloader", "lr_scheduler", "quantize"}
-    if degrees or len(titan & names) > 1:
-        return "torchtitan"
-    if "train_batch_size" in names:
-        return "deepspeed"
-    if names & {"trainer", "policy", "exp_manager", "recipe", "train", "distributed_strategy"}:
-        return "nemo"
-    text = json.dumps(config, default=str)
-    if "tensor_model_parallel_size" in text or "tensor-model-parallel-size" in text:
-        return "megatron" if "num_layers" in names else "nemo"
-    return "accelerate" if names & {"mixed_precision", "num_processes"} else None
-
-
-def _kind_of_arguments(names: set[str]) -> str | None:
-    if "per_device_train_batch_size" in names or "per_gpu_train_batch_size" in names:
-        return "hf"
-    if any(name.startswith(("ici_", "dcn_")) for name in names) or "per_device_batch_size" in names:
-        return "maxtext"
-    if any(name.startswith(("parallelism.", "training.")) for name in names):
-        return "torchtitan"
-    if names & {"tensor_model_parallel_size", "num_layers", "micro_batch_size", "global_batch_size", "hidden_size"}:
-        return "megatron"
-    return None
+    clues = sorted(
+        ((c.order, i, c, f) for i, f in enumerate(FRAMEWORKS.values()) for c in f.clues), key=lambda x: x[:2]
+    )
+    return next((framework.reads for *_, clue, framework in clues if clue.holds(config)), None)

@@ -1,11 +1,10 @@
 """A folder with a program, such as `phalanx export` writes: which of its files say what.
 
-train.sh                 arguments of Megatron-LM; for the others how many nodes and ranks start
-phalanx_plan.py          torchtitan's configuration, read as text
-ds_config.json           DeepSpeed's table, with training_arguments.json, config.json (the model) and train.py
-accelerate.yaml          accelerate's, with the same
-config.yml               MaxText's
-config.yaml              nanotron's, or a ConfigContainer of Megatron-Bridge
+train.sh                   arguments of Megatron-LM; for the others how many nodes and ranks start
+training_arguments.json    TrainingArguments of a script under transformers' Trainer
+config.json, train.py      the model of such a script, and its sequence length
+
+The file that its configuration stands in is that of a framework (`file` in facts.toml).
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from phalanx.frameworks.megatron_bridge import read as bridge
+from phalanx.frameworks.framework import Config, Framework
+from phalanx.frameworks.registry import FRAMEWORKS
 from phalanx.spec.documents import read_text
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import make_model
@@ -24,32 +24,35 @@ from phalanx.spec.model.spec import ModelSpec
 
 _LARGEST = 2**20  # bytes of a train.py
 Document = Callable[[Path], dict[str, Any]]
-FILES = ("train.sh", "ds_config.json", "accelerate.yaml", "config.yaml", "config.yml", "phalanx_plan.py")
+_START = "train.sh"
+FILES = tuple(dict.fromkeys(f.file for f in FRAMEWORKS.values() if f.file))
 """Names of which a folder with a configuration has one."""
 
 
-def tables(folder: Path, document: Document) -> tuple[str, dict[str, Any]]:
-    """Return the kind of a folder's configuration and its tables. Raises InputError where it has none."""
+def tables(
+    folder: Path, document: Document, kind_of: Callable[[Config], str | None]
+) -> tuple[Framework, dict[str, Any]]:
+    """Return the framework of a folder's configuration and its tables. Raises InputError where it has none."""
 
-    def of(name: str) -> dict[str, Any]:
+    def table(name: str) -> dict[str, Any]:
         path = folder / name
         return document(path) if path.is_file() else {}
 
-    started = of("train.sh")
-    launch, env = started.get("launch", {}), started.get("env", {})
-    arguments = of("training_arguments.json")
-    if (folder / "phalanx_plan.py").is_file():
-        return "torchtitan", of("phalanx_plan.py")
-    if deepspeed := of("ds_config.json"):
-        return "hf", {"launch": launch, "env": env, "args": arguments, "deepspeed_json": deepspeed}
-    if accelerate := of("accelerate.yaml"):
-        return "accelerate", {**accelerate, **({"training_arguments": arguments} if arguments else {})}
-    if config := of("config.yaml"):
-        return ("nemo", {**config, "launch": launch}) if bridge.is_container(config) else ("nanotron", config)
-    if maxtext := of("config.yml"):
-        return "maxtext", {**maxtext, **({"env": env} if env else {})}
-    if started.get("args"):
-        return "megatron", started
+    started, arguments = table(_START), table("training_arguments.json")
+    parts = {name: started.get(name, {}) for name in ("launch", "env")}
+    parts |= {"args": arguments, "training_arguments": arguments}
+    for file in sorted(FILES, key=lambda name: name == _START):  # which every folder has
+        config = table(file)
+        if not config or (file == _START and not started.get("args")):
+            continue
+        sharing = [f for f in FRAMEWORKS.values() if f.file == file]
+        kind = kind_of(config) if len(sharing) > 1 else None
+        framework = next((f for f in sharing if f.reads == kind), sharing[-1])
+        whole = {framework.file_as: config} if framework.file_as else config
+        return framework, {
+            **whole,
+            **{name: parts[name] for name in framework.beside if parts[name] or name == "args"},
+        }
     raise InputError("file", str(folder), f"is a folder without any of {', '.join(FILES)}", "name the file")
 
 

@@ -1,4 +1,4 @@
-"""All stacks by name, and the facts of a model and a job that their rules read."""
+"""All stacks by name, all frameworks by folder, and the facts of a model and a job that their rules read."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import StackOptions
 
-STACKS: dict[str, Stack] = load(Path(__file__).parent)
-"""Every stack that has a price: documented ones, and releases that are known by their published runs."""
+STACKS, FRAMEWORKS = load(Path(__file__).parent)
+"""Every stack that has a price: documented ones, and releases that are known by their published runs; and every
+framework by its folder."""
 ROWS: dict[str, Stack] = {name: stack for name, stack in STACKS.items() if stack.documented}
 """The stacks whose source says what they run and refuse."""
 

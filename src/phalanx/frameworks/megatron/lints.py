@@ -1,30 +1,18 @@
 """Mistakes in Megatron-LM's arguments: what validate_args refuses late or not at all, and what costs time in silence.
 
-Each sees the file's tables and what was read from them, and yields (key, problem, mend); lints.py has their issues.
+Each sees the file's tables and what was read from them, and yields (key, problem, remedy).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from difflib import SequenceMatcher
-from typing import Any
 
-from phalanx.frameworks.configuration import Config, Configuration, Keys, count, product, truth
+from phalanx.frameworks.configuration import Config, Configuration, count, product, truth
+from phalanx.frameworks.mistakes import Found, Lint, arg, inner_axes, inner_ranks
 
-Found = Iterator[tuple[str, str, str]]
 _ALIKE = 0.9
 """How alike an unknown flag is to the one that was meant."""
-
-
-def arguments(config: Config) -> Mapping[str, Any]:
-    """Return the arguments of a program: of a command line, or the tables themselves."""
-    args = config.get("args")
-    return args if isinstance(args, Mapping) else config
-
-
-def arg(config: Config, name: str) -> Any:
-    """Return an argument, however it is spelt; None where it is not there."""
-    return Keys(arguments(config)).take(name, "")
 
 
 def _queues(c: Config) -> int | None:
@@ -242,3 +230,45 @@ def experts_on_one_queue(c: Config, x: Configuration) -> Found:
             "1 leaves little of --overlap-moe-expert-parallel-comm: all-to-alls wait for compute",
             "32",
         )
+
+
+def mesh(c: Config, x: Configuration) -> Found:
+    """Degrees that do not divide the world."""
+    world, inner = x.layout.world, inner_ranks(x.layout)
+    if x.kind in ("megatron", "nemo") and world and world % inner:
+        shown = f"{inner_axes(x.layout)} = {inner}"
+        yield "tensor-model-parallel-size", f"{shown} does not divide the {world} ranks", "smaller degrees"
+
+
+def global_batch(c: Config, x: Configuration) -> Found:
+    """A step that is no whole number of micro-batches."""
+    s = x.layout
+    each = product(s.micro_batch, s.dp)
+    if x.kind in ("nemo", "megatron") and s.global_batch and each and s.global_batch % each:
+        yield (
+            "global_batch_size",
+            f"{s.global_batch} is no multiple of micro-batch {s.micro_batch} x {s.dp} replicas",
+            "one that is",
+        )
+
+
+LINTS = (
+    Lint("unknown-flag", "NVIDIA/Megatron-LM#394", unknown_flag),
+    Lint("sp-without-tp", "NVIDIA/Megatron-LM#5768", sp_alone),
+    Lint("connections-with-fsdp", "ROCm/Megatron-LM#91", connections),
+    Lint("connections-for-tp", "NVIDIA/Megatron-LM#533", connections_for_tp),
+    Lint("uneven-stages", "NVIDIA/Megatron-LM#1304, #468", stages_of_layers),
+    Lint("uneven-heads", "NVIDIA/Megatron-LM#5755, modelscope/ms-swift#8219", heads),
+    Lint("uneven-experts", "pytorch/torchtitan#4258", experts),
+    Lint("experts-without-sp", "NVIDIA/Megatron-LM#1587", experts_without_sp),
+    Lint("recompute-halves", "NVIDIA/Megatron-LM#1487", recompute_halves),
+    Lint("groups-alone", "NVIDIA/Megatron-LM#1401", groups_alone),
+    Lint("expert-ranks", "NVIDIA-NeMo/Megatron-Bridge#546, NVIDIA-NeMo/Speech#14838", expert_mesh),
+    Lint("one-queue-idle", "NVIDIA/Megatron-LM#1468", one_queue_idle),
+    Lint("gather-without-reduce", "NVIDIA/Megatron-LM#646", gather_without_reduce),
+    Lint("interleaved-on-two", "NVIDIA/Megatron-LM#750", interleaved_on_two),
+    Lint("ends-without-pipeline", "NVIDIA/Megatron-LM#1778", ends_without_pipeline),
+    Lint("experts-on-one-queue", "NVIDIA/Megatron-LM#2180", experts_on_one_queue),
+    Lint("mesh-vs-world", "huggingface/nanotron#250, pytorch/torchtitan#1184, deepspeedai/DeepSpeed#2925", mesh),
+    Lint("global-batch", "NVIDIA/cloudai#415", global_batch),
+)

@@ -1,93 +1,116 @@
-"""Megatron-Bridge's ConfigContainer as YAML (src/megatron/bridge/training/config.py): sections `model`, `ddp`, ...,
-each key of which is a flag of Megatron-LM (frameworks/megatron_bridge/keys.py). It is read as these flags."""
+"""NeMo's, Megatron-Bridge's and NeMo-RL's YAML: Megatron's names at places that differ by release."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from phalanx.frameworks.configuration import Config, Configuration, Keys, count, truth
+from phalanx.frameworks.configuration import Config, Configuration, Keys, Layout, count, divided, product, truth
 from phalanx.frameworks.keys import key_table
-from phalanx.frameworks.megatron import read as megatron
-from phalanx.frameworks.megatron_bridge.flags import DTYPES, INVERTED, KEYS, TARGETS
+from phalanx.frameworks.megatron import read_options as beyond
+from phalanx.frameworks.megatron_bridge import read_container as bridge
 
-_FLAGS = {key: flag.removeprefix("--") for flag, key in KEYS.items()}
-_WORDS = {theirs: word for word, theirs in DTYPES.items()}
-_LAYOUT, _VIRTUAL = "pipeline-model-parallel-layout", "num-virtual-stages-per-pipeline-rank"
-
-
-def is_container(config: Config) -> bool:
-    """Whether tables are a ConfigContainer's: a model with Megatron's degrees beside other sections of it."""
-    model = config.get("model")
-    sections = {"ddp", "dist", "mixed_precision", "optimizer", "train"} & set(config)
-    return isinstance(model, Mapping) and "tensor_model_parallel_size" in model and len(sections) > 1
+_PLACES = (
+    *(
+        "policy.megatron_cfg.",
+        "policy.dtensor_cfg.",
+        "policy.",
+        "",
+        "model.",
+        "train.",
+        "trainer.",
+        "trainer.strategy.",
+        "strategy.",
+        "data.",
+        "dataset.",
+        "parallelism.",
+    ),
+    *("distributed_strategy.", "args."),
+    *("model.distributed_strategy.", "model.data.", "recipe.", "log.", "config."),
+    "on_policy_distillation.non_colocated_teachers.default_teacher_cfg.",
+)
+_TYPES = {
+    "bf16": "bf16", "bf16-mixed": "bf16", "bf16_mixed": "bf16", "bfloat16": "bf16", "16": "fp16", "16-mixed": "fp16",
+    "fp16": "fp16", "float16": "fp16", "32": "fp32", "fp32": "fp32", "float32": "fp32",
+}  # fmt: skip
 
 
 def read(config: Config, world: int | None = None) -> Configuration:
-    """Read a ConfigContainer. Of a key that a container leaves out the default is Megatron-LM's."""
+    """Read a file of the family: each name is looked for where its releases have it. One that has Megatron's names
+    and lacks a degree has 1."""
+    if bridge.is_container(config):
+        return bridge.read(config, world)
     keys = Keys(config)
-    args: dict[str, Any] = {}
-    for key, flag in _FLAGS.items():
-        value = keys.take(key, "")
-        if value is not None and value is not False:
-            args[flag] = _WORDS.get(value, value) if isinstance(value, str) else value
-    for flag, key in INVERTED.items():
-        if truth(keys.take(key, "")) is False:
-            args[flag.removeprefix("--")] = True
-    args |= _with_others(keys)
-    if _LAYOUT in args:
-        args.pop(_VIRTUAL, None)
-    configuration = megatron.read({"launch": config.get("launch", {}), "args": args}, world)
-    options = {**configuration.options, **_options(keys)}
-    meanings = {path.removeprefix("args."): meaning for path, meaning in configuration.understood.items()}
-    for path in list(keys.understood):
-        flag = _FLAGS.get(path, "")
-        if meaning := meanings.get(flag):
-            keys.understood[path] = meaning
-        elif not keys.understood[path]:
-            del keys.understood[path]
-    quiet, unmodelled, unknown = keys.rest(key_table("megatron_bridge"))
-    return replace(
-        configuration,
-        kind="nemo",
-        stack="megatron-bridge",
-        understood=keys.understood,
-        without_effect=quiet,
-        not_modelled=unmodelled,
-        unknown={path: near for path, near in unknown.items() if not path.startswith("launch")},
-        options=options,
+
+    def of(meaning: str, *names: str) -> Any:
+        return keys.first(tuple(place + name for name in names for place in _PLACES), meaning)
+
+    def degree(meaning: str, *names: str) -> int | None:
+        return count(of(meaning, *names))
+
+    reinforced = isinstance(config.get("policy"), Mapping)
+    nodes = count(keys.first(("trainer.num_nodes", "cluster.num_nodes", "num_nodes"), "world"))
+    each = count(keys.first(("trainer.devices", "cluster.gpus_per_node", "devices"), "world"))
+    world = world or product(nodes, each)
+    # A file that inherits (NeMo-RL's `defaults`) says nothing by what it lacks.
+    tp = degree("strategy.tp", "tensor_model_parallel_size", "tensor_parallel_size")
+    pp = degree("strategy.pp", "pipeline_model_parallel_size", "pipeline_parallel_size")
+    cp = degree("strategy.cp", "context_parallel_size")
+    ep = degree("strategy.ep", "expert_model_parallel_size", "expert_parallel_size")
+    micro = degree("strategy.micro_batch", "micro_batch_size", "train_micro_batch_size")
+    whole = degree("job.global_batch", "global_batch_size", "train_global_batch_size")
+    named = keys.take("trainer.precision", "job.precision") or of("job.precision", "precision", "precision_config")
+    fp8 = truth(of("options.products", "fp8")) if not isinstance(of("options.products", "fp8"), str) else True
+    granularity = of("strategy.recompute", "activations_checkpoint_granularity", "recompute_granularity")
+    checkpointing = truth(of("strategy.recompute", "activation_checkpointing"))
+    recompute = str(granularity) if granularity in ("full", "selective") else None
+    stated = any(p.rpartition(".")[2] == "activations_checkpoint_granularity" for p in keys.understood)
+    if stated and granularity is None:
+        recompute = "none"
+    if recompute is None and checkpointing is not None:
+        recompute = "full" if checkpointing else "none"
+    distributed = truth(of("strategy.zero", "use_distributed_optimizer", "zero1"))
+    dp = divided(world, product(tp or 1, pp or 1, cp or 1)) if tp or pp else None
+    virtual = degree("strategy.virtual", "virtual_pipeline_model_parallel_size", "virtual_pipeline_parallel_size")
+    layout = Layout(
+        world=world,
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        zero=1 if distributed else None,
+        sp=truth(of("strategy.sp", "sequence_parallel")),
+        virtual=virtual,
+        micro_batch=micro,
+        accumulation=None if reinforced else divided(whole, product(micro, dp)),
+        global_batch=whole,
+        seq=degree("job.seq", "seq_length", "encoder_seq_length", "max_total_sequence_length"),
+        precision="fp8" if fp8 else _TYPES.get(str(named).lower()) if named is not None else None,
+        recompute=recompute,
     )
 
+    def flag(name: str, meaning: str, default: Any = None) -> Any:
+        value = of(meaning, name)
+        return default if value is None else value
 
-def _with_others(keys: Keys) -> dict[str, Any]:
-    """Return the flags that stand in keys of another form."""
-    args: dict[str, Any] = {}
-    if truth(keys.take("model.gated_linear_unit", "model.activation")):
-        args["swiglu"] = True
-    keys.take("model.activation_func", "model.activation")
-    if truth(keys.take("model.bias_activation_fusion", "model.activation")) is False:
-        args["no-bias-gelu-fusion"] = True
-    if (window := keys.take("model.window_size", "model.window")) is not None:
-        args["window-size"] = window
-    if keys.take("model.num_query_groups", "model.kv_heads") is not None:
-        args["group-query-attention"] = True
-    narrow = truth(keys.take("mixed_precision.grad_reduce_in_fp32", "options.reduce")) is False
-    main = keys.take("optimizer.main_grads_dtype", "options.gradients")
-    if narrow and main != DTYPES["bf16"] and truth(keys.take("mixed_precision.bf16", "job.precision")):
-        args["grad-reduce-in-bf16"] = True
-    return args
-
-
-def _options(keys: Keys) -> dict[str, Any]:
-    """Return options that Megatron-LM has no flag for."""
-    options: dict[str, Any] = {}
-    fused = truth(keys.take("model.cross_entropy_loss_fusion", "options.cross_entropy"))
-    if fused is not None:
-        options["cross_entropy"] = "fused" if fused else "plain"
-    if rank := count(keys.take("peft.dim", "options.lora")):
-        options["lora"] = rank
-        targets = keys.take("peft.target_modules", "options.lora_targets")
-        if isinstance(targets, list) and set(targets) == set(TARGETS["attention"]):
-            options["lora_targets"] = "attention"
-    return options
+    experts = degree("model.experts", "num_moe_experts", "num_experts")
+    options = beyond.options(flag, experts is not None, cp)
+    for name, key in (("products", "fp8_recipe"), ("dispatch", "moe_token_dispatcher_type")):
+        if of(f"options.{name}", key) is None:  # the release's own, or inherited
+            options.pop(name, None)
+    model = {
+        theirs: of(f"model.{theirs}", ours)
+        for ours, theirs in (
+            ("num_layers", "num_hidden_layers"),
+            ("hidden_size", "hidden_size"),
+            ("ffn_hidden_size", "intermediate_size"),
+            ("num_attention_heads", "num_attention_heads"),
+            ("num_query_groups", "num_key_value_heads"),
+        )
+    }
+    sizes = {name: value for name, value in model.items() if value is not None}
+    quiet, open_, unknown = keys.rest(key_table("megatron_bridge"))
+    return Configuration(
+        "nemo", "megatron-bridge", layout, keys.understood, quiet, open_, unknown, sizes, options=options
+    )

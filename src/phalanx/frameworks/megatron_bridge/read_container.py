@@ -1,0 +1,93 @@
+"""Megatron-Bridge's ConfigContainer as YAML (src/megatron/bridge/training/config.py): sections `model`, `ddp`, ...,
+each key of which is a flag of Megatron-LM (frameworks/megatron_bridge/keys.py). It is read as these flags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from phalanx.frameworks.configuration import Config, Configuration, Keys, count, truth
+from phalanx.frameworks.keys import key_table
+from phalanx.frameworks.megatron import read as megatron
+from phalanx.frameworks.megatron_bridge.flags import DTYPES, INVERTED, KEYS, TARGETS
+
+_FLAGS = {key: flag.removeprefix("--") for flag, key in KEYS.items()}
+_WORDS = {theirs: word for word, theirs in DTYPES.items()}
+_LAYOUT, _VIRTUAL = "pipeline-model-parallel-layout", "num-virtual-stages-per-pipeline-rank"
+
+
+def is_container(config: Config) -> bool:
+    """Whether tables are a ConfigContainer's: a model with Megatron's degrees beside other sections of it."""
+    model = config.get("model")
+    sections = {"ddp", "dist", "mixed_precision", "optimizer", "train"} & set(config)
+    return isinstance(model, Mapping) and "tensor_model_parallel_size" in model and len(sections) > 1
+
+
+def read(config: Config, world: int | None = None) -> Configuration:
+    """Read a ConfigContainer. Of a key that a container leaves out the default is Megatron-LM's."""
+    keys = Keys(config)
+    args: dict[str, Any] = {}
+    for key, flag in _FLAGS.items():
+        value = keys.take(key, "")
+        if value is not None and value is not False:
+            args[flag] = _WORDS.get(value, value) if isinstance(value, str) else value
+    for flag, key in INVERTED.items():
+        if truth(keys.take(key, "")) is False:
+            args[flag.removeprefix("--")] = True
+    args |= _with_others(keys)
+    if _LAYOUT in args:
+        args.pop(_VIRTUAL, None)
+    configuration = megatron.read({"launch": config.get("launch", {}), "args": args}, world)
+    options = {**configuration.options, **_options(keys)}
+    meanings = {path.removeprefix("args."): meaning for path, meaning in configuration.understood.items()}
+    for path in list(keys.understood):
+        flag = _FLAGS.get(path, "")
+        if meaning := meanings.get(flag):
+            keys.understood[path] = meaning
+        elif not keys.understood[path]:
+            del keys.understood[path]
+    quiet, unmodelled, unknown = keys.rest(key_table("megatron_bridge"))
+    return replace(
+        configuration,
+        kind="nemo",
+        stack="megatron-bridge",
+        understood=keys.understood,
+        without_effect=quiet,
+        not_modelled=unmodelled,
+        unknown={path: near for path, near in unknown.items() if not path.startswith("launch")},
+        options=options,
+    )
+
+
+def _with_others(keys: Keys) -> dict[str, Any]:
+    """Return the flags that stand in keys of another form."""
+    args: dict[str, Any] = {}
+    if truth(keys.take("model.gated_linear_unit", "model.activation")):
+        args["swiglu"] = True
+    keys.take("model.activation_func", "model.activation")
+    if truth(keys.take("model.bias_activation_fusion", "model.activation")) is False:
+        args["no-bias-gelu-fusion"] = True
+    if (window := keys.take("model.window_size", "model.window")) is not None:
+        args["window-size"] = window
+    if keys.take("model.num_query_groups", "model.kv_heads") is not None:
+        args["group-query-attention"] = True
+    narrow = truth(keys.take("mixed_precision.grad_reduce_in_fp32", "options.reduce")) is False
+    main = keys.take("optimizer.main_grads_dtype", "options.gradients")
+    if narrow and main != DTYPES["bf16"] and truth(keys.take("mixed_precision.bf16", "job.precision")):
+        args["grad-reduce-in-bf16"] = True
+    return args
+
+
+def _options(keys: Keys) -> dict[str, Any]:
+    """Return options that Megatron-LM has no flag for."""
+    options: dict[str, Any] = {}
+    fused = truth(keys.take("model.cross_entropy_loss_fusion", "options.cross_entropy"))
+    if fused is not None:
+        options["cross_entropy"] = "fused" if fused else "plain"
+    if rank := count(keys.take("peft.dim", "options.lora")):
+        options["lora"] = rank
+        targets = keys.take("peft.target_modules", "options.lora_targets")
+        if isinstance(targets, list) and set(targets) == set(TARGETS["attention"]):
+            options["lora_targets"] = "attention"
+    return options

@@ -1,0 +1,58 @@
+"""The parts of a framework's folder, loaded when they are used, so that no list of frameworks stands anywhere.
+
+read.py           `read(config, world)`: its configuration as a Configuration
+read_python.py    `tables(text, where, function)`: a configuration in Python as tables
+write.py          `program(subject)`: a plan in its words
+lints.py          `LINTS`: mistakes that its own loader accepts
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from phalanx.frameworks.configuration import Config, Configuration
+from phalanx.frameworks.framework import Framework
+from phalanx.frameworks.mistakes import Lint
+from phalanx.frameworks.program import Program
+from phalanx.frameworks.subject import Subject
+
+
+def reader(framework: Framework) -> Callable[[Config, int | None], Configuration]:
+    """Return what reads a configuration; `world`: ranks, where the file leaves them open."""
+
+    def read(config: Config, world: int | None = None) -> Configuration:
+        result: Configuration = _part(framework, "read").read(config, world)
+        return result
+
+    return read
+
+
+def writer(framework: Framework) -> Callable[[Subject], Program]:
+    """Return what writes a plan in the framework's words; it raises InputError for what has none."""
+
+    def program(subject: Subject) -> Program:
+        result: Program = _part(framework, "write").program(subject)
+        return result
+
+    return program
+
+
+def python_tables(framework: Framework, text: str, where: str, function: str) -> dict[str, Any]:
+    """Return the tables of a configuration in Python, which is read and not run. Raises InputError."""
+    result: dict[str, Any] = _part(framework, "read_python").tables(text, where, function)
+    return result
+
+
+def lints_of(framework: Framework) -> tuple[Lint, ...]:
+    """Return the lints of a framework's folder; none where it has none."""
+    if find_spec(f"{__package__}.{framework.folder}.lints") is None:
+        return ()
+    lints: tuple[Lint, ...] = _part(framework, "lints").LINTS
+    return lints
+
+
+def _part(framework: Framework, name: str) -> Any:
+    return import_module(f"{__package__}.{framework.folder}.{name}")
