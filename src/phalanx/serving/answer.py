@@ -40,7 +40,7 @@ def cache_of(answered: ServingAnswer) -> tuple[float, int]:
 
 
 def as_plan(asked: NamedQuestion, c: ServingCandidate) -> ServingPlan:
-    """Return a candidate as serving.json keeps it."""
+    """Return a candidate as the plan that serving.json holds."""
     q = asked.question
     assert c.outcome is not None
     workers = tuple(
@@ -97,7 +97,8 @@ def launch(plan: ServingPlan) -> Launch:
 
 
 def manifest(plan: ServingPlan) -> str:
-    """Return Dynamo's manifest of a plan, checked likewise. Raises InputError."""
+    """Return Dynamo's manifest of a plan, checked against the arguments that its workers publish. Raises
+    InputError."""
     from phalanx.serving.launch.launch import places
 
     for place in places(plan):

@@ -1,4 +1,4 @@
-"""serving.json: how a model is to be served, as `phalanx serve plan` writes it and launch files are made from it."""
+"""serving.json: the deployment that `phalanx serve plan` found, from which launch files are made."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Cache = Literal["bf16", "fp8"]
 
 @dataclass(frozen=True)
 class Workers:
-    """Equal workers. One is the GPUs that hold one copy of the model: tp x attention_dp x pp of them."""
+    """Equal workers, each with one copy of the model on tp x attention_dp x pp GPUs."""
 
     role: Literal["both", "prefill", "decode"]
-    """What they do; prefill and decode go together."""
+    """Their role; prefill and decode workers exist together."""
     count: Ranks
     """How many workers."""
     tp: Ranks
@@ -32,7 +32,7 @@ class Workers:
     pp: Ranks
     """Pipeline parallelism."""
     attention_dp: Ranks
-    """Groups of tp ranks that attend for requests of their own, and share what follows."""
+    """Groups of tp ranks that each compute attention for their own requests, and share the layers after it."""
     moe_tp: Ranks
     """Tensor parallelism inside an expert; of a dense model's MLP, tp x attention_dp."""
     moe_ep: Ranks
@@ -40,8 +40,7 @@ class Workers:
     slots: Count
     """The most requests at once in a worker."""
     step_tokens: Count
-    """The most tokens of a group of attention that go through the model at once: the chunk of prompts, and one per
-    sequence that decodes."""
+    """The most tokens of an attention group in a step: a chunk of prompts, and one for each sequence that decodes."""
     cache_tokens: Count
     """Tokens that a worker's KV cache holds."""
 
@@ -58,7 +57,7 @@ class Workers:
 
     @property
     def title(self) -> str:
-        """Such as `2 x tp=4` or `1 x tp=1,attention_dp=8,ep=8`."""
+        """The workers in short, such as `2 x tp=4` or `1 x tp=1,attention_dp=8,ep=8`."""
         parts = [f"tp={self.tp}"]
         parts += [f"pp={self.pp}"] if self.pp > 1 else []
         parts += [f"attention_dp={self.attention_dp}"] if self.attention_dp > 1 else []
@@ -68,7 +67,7 @@ class Workers:
 
 @dataclass(frozen=True)
 class ServedLoad:
-    """What is asked of the deployment."""
+    """The load on the deployment."""
 
     input: Count
     """Tokens of a prompt, in the mean."""
@@ -101,10 +100,10 @@ class LatencyLimits:
 
 @dataclass(frozen=True)
 class ServingPlan:
-    """A deployment of a model, with what is expected of it."""
+    """A deployment of a model with its predicted performance."""
 
     model_name: Name
-    """As the user named it: a preset, or a config.json."""
+    """The model as the user named it: a preset, or a config.json."""
     model: ModelSpec
     cluster: Name
     """The cluster's name."""
@@ -128,7 +127,7 @@ class ServingPlan:
     load: ServedLoad
     limits: LatencyLimits
     prediction: dict[str, Any]
-    """What was simulated: quantiles in seconds, rates per second."""
+    """Results of the simulation: quantiles in seconds, rates per second."""
 
     def __post_init__(self) -> None:
         require_ranges(self, "serving")

@@ -24,7 +24,7 @@ from phalanx.spec.model.spec import ModelSpec
 _CHUNKS = (1024, 2048, 4096, 8192, 16384)
 MOST_GPUS = 1024
 MOST_REPLAYED = 20_000
-"""Requests of a trace that are replayed for each candidate, unless said otherwise."""
+"""Requests of a trace that are replayed for each candidate by default."""
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "": 1.0}
 MODES = {"both": ("aggregated", "disaggregated"), "aggregated": ("aggregated",), "disaggregated": ("disaggregated",)}
 
@@ -42,8 +42,8 @@ def price_of(model: str, cluster: str, gpus: int, weights: str, cache: str) -> S
 
 
 def seconds(option: str, text: str | None) -> float | None:
-    """Read a time with its unit, such as 1s or 30ms: without one, 30 would be half a minute to us and not to whoever
-    wrote it. Raises InputError."""
+    """Parse a time with its unit, such as 1s or 30ms; a bare number is refused, as its unit would be a guess. Raises
+    InputError."""
     if text is None:
         return None
     match = re.fullmatch(r"\s*([0-9.]+(?:e-?\d+)?)\s*(s|ms|us|µs|)\s*", text)
@@ -59,7 +59,7 @@ def seconds(option: str, text: str | None) -> float | None:
 
 
 def speculation(text: str | None) -> tuple[int, float]:
-    """Read drafted tokens and their acceptance, such as 3:0.7. Raises InputError."""
+    """Parse the number of drafted tokens and their acceptance, such as 3:0.7. Raises InputError."""
     if text is None:
         return 0, 0.0
     tokens, _, rate = text.partition(":")
@@ -74,7 +74,7 @@ def speculation(text: str | None) -> tuple[int, float]:
 
 
 def adapters(text: str | None) -> tuple[int, int]:
-    """Read how many LoRA adapters are used, and how many of them a batch may hold: 32:4. Raises InputError."""
+    """Parse the number of LoRA adapters in use, and of those in a batch, such as 32:4. Raises InputError."""
     if text is None:
         return 0, 0
     count, _, places = text.partition(":")
@@ -88,7 +88,7 @@ def adapters(text: str | None) -> tuple[int, int]:
 
 
 def layout(text: str) -> ServingLayout:
-    """Read the layout of one copy, such as tp=4,pp=2 or tp=1,dp=8,ep=8. Raises InputError."""
+    """Parse the layout of one copy, such as tp=4,pp=2 or tp=1,dp=8,ep=8. Raises InputError."""
     degrees = {"tp": 1, "pp": 1, "dp": 1, "ep": 1}
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
@@ -111,7 +111,7 @@ class ServingRequest:
     cluster: str
     gpus: int
     input: int = 0
-    """Tokens of a prompt; with a trace, unread."""
+    """Tokens of a prompt; not read with a trace."""
     output: int = 0
     trace: Path | None = None
     ttft: str | None = None
@@ -137,7 +137,7 @@ class ServingRequest:
 
 @dataclass(frozen=True)
 class NamedQuestion:
-    """A question with the names that it was asked with."""
+    """A question with the names of its model and cluster."""
 
     question: ServingQuestion
     model_name: str
@@ -149,7 +149,7 @@ class NamedQuestion:
 
 @dataclass(frozen=True)
 class _Load:
-    """Tokens of a request on average, of the longest one, and the trace if there is one."""
+    """Mean tokens of a request, tokens of the longest one, and the trace if there is one."""
 
     input: int
     output: int
@@ -189,7 +189,7 @@ def _traced(path: Path, most: int) -> _Load:
 
 
 def _weights(request: ServingRequest, generation: str, chip: str) -> tuple[str, ...]:
-    """Return the types of weights to try on a chip. Raises InputError for one that it has not."""
+    """Return the types of weights to try on a chip. Raises InputError for a type that the chip does not support."""
     if request.weights == "auto":
         types: tuple[str, ...] = tuple(t for t in ("bf16", "fp8") if generation in NEEDS[t]) or ("bf16",)
     else:
@@ -215,7 +215,7 @@ def _fixed_layout(text: str | None, spec: ModelSpec, row: EngineRow, gpus: int) 
 
 
 def _require_known(request: ServingRequest) -> None:
-    """Require that the value of each other option is known or in range, and that one load is chosen at most. Raises
+    """Require that every other option is known and in range, and that at most one load is given. Raises
     InputError."""
     for name, word, known in (("objective", request.objective, OBJECTIVES), ("mode", request.mode, MODES)):
         if word not in known:

@@ -21,7 +21,7 @@ def _time(value: float) -> str:
 def ranked(
     candidates: Iterable[ServingCandidate], q: ServingQuestion, title: str, best: ServingCandidate | None
 ) -> Table:
-    """Tabulate candidates with what was simulated of them."""
+    """Tabulate candidates with their simulated results."""
     out = empty_table(title)
     out.add_column("")
     out.add_column("layout of each copy")
@@ -50,7 +50,7 @@ def ranked(
 
 
 def seen(c: ServingCandidate) -> Table:
-    """Tabulate what users see of a candidate, in quantiles."""
+    """Tabulate the latencies that users of a candidate see, in quantiles."""
     o, out = c.outcome, empty_table("what users see")
     assert o is not None
     out.add_column("")
@@ -69,7 +69,7 @@ def seen(c: ServingCandidate) -> Table:
 
 
 def against(rows: Iterable[ServingNeighbour]) -> Table:
-    """Tabulate the neighbours with what speaks against each."""
+    """Tabulate the neighbours with the reason against each."""
     out = empty_table("why not")
     out.add_column("instead", min_width=12)
     out.add_column("layout")
@@ -81,7 +81,7 @@ def against(rows: Iterable[ServingNeighbour]) -> Table:
 
 
 def lines(a: ServingAnswer, cache_bytes: float, fits: int, money: float | None) -> list[str]:
-    """Say what was chosen and what it gives, in sentences."""
+    """Describe the choice and its results in sentences."""
     q, c = a.question, a.best
     o = c.outcome
     assert o is not None

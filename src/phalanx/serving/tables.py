@@ -1,4 +1,5 @@
-"""Decoding in tables: what the cache takes, why memory bounds it, what tensor and pipeline parallelism do to it."""
+"""Tables of decoding: the size of the cache, why memory bounds it, and the effect of tensor and pipeline
+parallelism."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _CARDS = {"bf16": 2, "fp8": 1}
 
 
 def cache(model: ModelSpec, seq: int) -> Sheet:
-    """Tabulate a model's KV cache by number type: as it is, and as it would be with all heads' keys and values."""
+    """Tabulate a model's KV cache by number type, also as it would be with keys and values of all heads."""
     latent, dim = model.latent, model.head_dim
     if latent is not None:
         per_layer = [("latents", f"{latent.kv_rank} + {latent.rope_dim}", latent.kv_rank + latent.rope_dim)]
@@ -140,7 +141,7 @@ def _peaks(price: ServingPrice) -> tuple[float, float, float]:
 
 
 def collectives(price: ServingPrice, degrees: Sequence[int]) -> Sheet:
-    """Tabulate what a step that decodes sends by tensor parallelism and batch, on the links that it then spans."""
+    """Tabulate what a decoding step sends by tensor parallelism and batch, with the links that it uses."""
     m, rows = price.model, []
     for tp in degrees:
         for b in (1, 16, 64, 256):
@@ -173,8 +174,8 @@ def _link(price: ServingPrice, ranks: int) -> str:
 
 
 def tensor_pays(price: ServingPrice, seq: int, degrees: Sequence[int]) -> Sheet:
-    """Tabulate, for each doubling of tensor parallelism, the batches at which a token comes sooner: than before, and
-    than on two copies that share the requests."""
+    """Tabulate, for each doubling of tensor parallelism, the batches at which it shortens the time per token, also
+    compared with two copies that share the requests."""
     rows = []
     for tp in degrees[1:]:
 

@@ -36,9 +36,9 @@ class Exercise:
     question: str
     answer: str
     value: float | None
-    """The answer as a number, in the unit that the question asks for; None where it is words."""
+    """The answer as a number, in the unit of the question; None if it is in words."""
     command: str
-    """What shows it, without `phalanx`."""
+    """The command that shows it, without `phalanx`."""
 
 
 def exercises(seed: int, level: int | None = None) -> list[Exercise]:
@@ -47,7 +47,7 @@ def exercises(seed: int, level: int | None = None) -> list[Exercise]:
 
 
 def right(exercise: Exercise, said: str) -> bool:
-    """Return whether a reply is right: numbers to 2 %, with or without units and commas; words as they are."""
+    """Whether a reply is right: numbers to 2 %, with or without units and commas; words exactly."""
     if exercise.value is None:
         return said.strip().lower() == exercise.answer.partition(":")[0].strip().lower()
     number = said.strip().replace(",", "").split(" ")[0].rstrip("%sGBMKib")

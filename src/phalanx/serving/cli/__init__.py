@@ -1,1 +1,1 @@
-"""The command `phalanx serve plan`, and the tables of decoding."""
+"""The commands `phalanx serve ...`."""

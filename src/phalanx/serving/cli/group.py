@@ -1,4 +1,4 @@
-"""The commands `phalanx serve ...`."""
+"""The group of commands `phalanx serve`."""
 
 from __future__ import annotations
 

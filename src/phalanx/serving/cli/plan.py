@@ -1,4 +1,4 @@
-"""`phalanx serve plan`: how to serve a model on a cluster, what its users will wait for, and the launch lines."""
+"""`phalanx serve plan`: how to serve a model on a cluster, how long its users will wait, and the launch lines."""
 
 from __future__ import annotations
 

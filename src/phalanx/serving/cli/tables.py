@@ -1,4 +1,4 @@
-"""`phalanx serve memory`, `comm` and `roofline`: tables of decoding a model that is trained."""
+"""`phalanx serve memory`, `comm` and `roofline`: tables of decoding."""
 
 from __future__ import annotations
 

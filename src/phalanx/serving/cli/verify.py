@@ -1,4 +1,4 @@
-"""`phalanx serve verify`: prove that the program that generates does what is predicted."""
+"""`phalanx serve verify`: prove that generation does what is predicted."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def verify(
     precision: Precision = None,
     as_json: Json = False,
 ) -> None:
-    """Run the real prefill and decode of each class of ranks, on tensors without content, and compare them with the
-    predicted steps."""
+    """Run the real prefill and decode of each class of ranks on fake tensors, and compare them with the predicted
+    steps."""
     with exit_on_error():
         require_torch()
         from phalanx.serving.proof.proof import as_json as to_json

@@ -1,1 +1,1 @@
-"""The price of serving: what a step of prefill, decode or both takes, and what a GPU holds."""
+"""The price of serving: seconds of a step of prefill, decode or both, and bytes on a GPU."""

@@ -15,6 +15,7 @@ HOST_BYTES_PER_S = 25e9
 
 
 def adapter_bytes(model: ModelSpec) -> float:
-    """Return the bytes of an adapter in 16 bits: of attention's matrices and a dense MLP's, not of experts."""
+    """Return the bytes of an adapter in 16 bits, for the matrices of attention and of a dense MLP, without
+    experts."""
     matrices = [p.shape for p in parameters(model) if p.role in ("column", "row") and len(p.shape) == 2]
     return 2.0 * RANK * sum(rows + columns for rows, columns in matrices)

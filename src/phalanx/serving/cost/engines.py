@@ -1,4 +1,4 @@
-"""What serving engines reach of a chip and add to its kernels: one row an engine, fitted on measured runs."""
+"""Constants of serving engines, fitted on measured runs: what each reaches of a chip, and adds to its kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from phalanx.spec.errors import InputError, nearest
 
 @dataclass(frozen=True)
 class EngineConstants:
-    """Constants of an engine. Shares are of the datasheet's rate."""
+    """Constants of an engine; shares are of the datasheet's rate."""
 
     host_s: Column = 1.0e-3
     """Seconds of each step that the GPU waits: scheduling, sampling, preparing inputs."""
@@ -39,7 +39,7 @@ class EngineConstants:
     latent_eager_s: Column = 1e-3
     """The same, added by latent attention, whose prompts take some twenty kernels more."""
     hop_s: Column = 3e-6
-    """Of a small all-reduce in an NVLink domain, per doubling of its ranks."""
+    """Seconds of a small all-reduce in an NVLink domain, per doubling of its ranks."""
     net_hop_s: Column = 9e-6
     """The same across a network."""
     memory: Column = 0.8
@@ -63,9 +63,10 @@ class EngineConstants:
     attention: Column = 0.45
     """Share of 16-bit FLOP/s that attention reaches."""
     sharpness: Column = 2.0
-    """Exponent by which reads and products add: 1, one after another; large, the longer hides the other."""
+    """Exponent by which reads and products add up: 1 if they run one after the other; large if the longer hides the
+    other."""
     reach: Column = 0.95
-    """Exponent of tokens that choose experts of their own: below 1, tokens resemble each other."""
+    """Exponent of the number of tokens in how many experts they reach: below 1, because tokens choose alike."""
     imbalance: Column = 1.3
     """Load of the busiest of many ranks of experts, over the mean."""
     link: Column = 0.8
@@ -79,13 +80,14 @@ class EngineConstants:
     first_steps: Column = 5.0
     """Decoding steps that pass before the first token leaves the server."""
     burst: Column = 0.05
-    """Share of all concurrent prompts that the mean prompt waits for where lengths differ: clients start at once."""
+    """Share of all concurrent prompts that the mean prompt waits for where lengths differ, as clients start
+    together."""
     wave: Column = 0.15
-    """The same where all requests have one length: they end together, so that clients return in waves."""
+    """The same where all requests have one length: they end together, and clients return in waves."""
 
     def way(self, input: float, attention_dp: int) -> tuple[float, float]:
-        """Return (seconds, decoding steps) between a prompt's sending and its first token's receipt, beside its own
-        steps and those before it."""
+        """Return (seconds, decoding steps) from sending a prompt to receiving its first token, beyond its own steps
+        and those queued before it."""
         steps = self.first_steps + (self.balance_steps if attention_dp > 1 else 0.0)
         return float(self.first_s + self.token_s * input), float(steps)
 
@@ -97,7 +99,7 @@ FITTED_FILE = Path(__file__).with_name("fitted_engines.json")
 
 @cache
 def fitted() -> Mapping[str, Mapping[str, float]]:
-    """Return the constants that ship, by engine. Raises ValueError for one that is no positive number."""
+    """Return the shipped constants by engine. Raises ValueError for one that is not a positive number."""
     table: dict[str, dict[str, float]] = json.loads(FITTED_FILE.read_text())
     for name, constants in table.items():
         if wrong := [c for c, value in constants.items() if c not in FIELDS or not 0 < value < float("inf")]:
@@ -106,7 +108,7 @@ def fitted() -> Mapping[str, Mapping[str, float]]:
 
 
 def engine(name: str, table: Mapping[str, Mapping[str, float]] | None = None) -> EngineConstants:
-    """Return an engine's constants, by default those that ship. Raises InputError for an unknown one."""
+    """Return an engine's constants, by default the shipped ones. Raises InputError for an unknown engine."""
     table = fitted() if table is None else table
     if name not in table:
         raise InputError("engine", name, "is not a serving engine that Phalanx knows", nearest(name, table))

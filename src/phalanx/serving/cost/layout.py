@@ -1,4 +1,4 @@
-"""How one copy of a model lies over GPUs when it is served."""
+"""The layout of one copy of a model over GPUs in serving."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ServingLayout:
-    """Degrees of one copy. Its GPUs: tp x attention_dp x pp; moe_tp x moe_ep = tp x attention_dp."""
+    """Degrees of parallelism of one copy, on tp x attention_dp x pp GPUs; moe_tp x moe_ep = tp x attention_dp."""
 
     tp: int = 1
     """Tensor parallelism of attention."""
     pp: int = 1
     """Pipeline stages."""
     attention_dp: int = 1
-    """Groups of tp ranks that attend for requests of their own; what follows attention is split over all of them."""
+    """Groups of tp ranks that each compute attention for their own requests; the layers after it are split over all
+    groups."""
     moe_tp: int = 1
     """Tensor parallelism inside experts; in a dense model, of the MLP."""
     moe_ep: int = 1

@@ -34,7 +34,7 @@ from phalanx.spec.model.spec import ModelSpec
 _WORKSPACE = 4 * 2**30
 """Bytes of activations, graphs and libraries on a GPU."""
 _SHARE = 0.92
-"""Of a GPU's memory that engines use."""
+"""Share of a GPU's memory that engines use."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,17 @@ class ServingPrice:
 
     @cached_property
     def shape(self) -> ServingShape:
-        """What the price depends on of the model."""
+        """The model as the price reads it."""
         return shape_of(served_of(self.model))
 
     @cached_property
     def constants(self) -> EngineConstants:
-        """The engine's."""
+        """Constants of the engine."""
         return engine(self.engine)
 
     @cached_property
     def chip(self) -> ChipRates:
-        """The cluster's chip and links; the chip's datasheet where the cluster does not say."""
+        """The cluster's chip and links; from the chip's datasheet where the cluster does not say."""
         chip, device, tiers = CHIPS[chip_name(self.cluster.device.name)], self.cluster.device, self.cluster.tiers
         return ChipRates(
             memory_bytes_per_s=device.memory_bandwidth_bytes_per_s,
@@ -75,7 +75,7 @@ class ServingPrice:
 
     @cached_property
     def generation(self) -> str:
-        """Of the cluster's chip."""
+        """Generation of the cluster's chip."""
         return CHIPS[chip_name(self.cluster.device.name)].generation
 
     def split(self, x: ServingLayout) -> GpuSplit:
@@ -85,26 +85,27 @@ class ServingPrice:
 
     @cached_property
     def cache_bytes_per_token(self) -> float:
-        """Bytes of keys and values, or of latents, of one token in all layers: of the whole model."""
+        """Bytes of one token's keys and values, or latents, in all layers of the whole model."""
         return float(self.shape.cache * self.shape.attention_layers * BYTES[self.cache])
 
     def cache_bytes_per_gpu(self, x: ServingLayout) -> float:
-        """Bytes of one token's cache on a GPU that has it: heads split by tp, duplicated beyond; latents whole."""
+        """Bytes of one token's cache on a GPU: heads are split by tp, and duplicated where it exceeds them; latents
+        are not split."""
         shards = 1 if self.model.latent is not None else min(x.tp, self.model.kv_heads)
         return self.cache_bytes_per_token / shards / x.pp
 
     def weight_bytes(self, x: ServingLayout) -> float:
-        """Bytes of weights on the GPU that has most."""
+        """Bytes of weights on the fullest GPU."""
         return float(bytes_of_weights(self.shape, self.split(x)))
 
     @property
     def bytes_for_weights(self) -> float:
-        """Bytes of a GPU that its engine gives to weights and cache: its share of all, less what it works in."""
+        """Bytes of a GPU for weights and cache: the engine's share of its memory, less the workspace."""
         return self.cluster.device.memory_bytes * _SHARE - _WORKSPACE
 
     @property
     def room(self) -> str:
-        """Those bytes in words, and how they come from the device's: it has more than what a training may use."""
+        """The bytes for weights and cache in words, derived from the device's memory."""
         whole = self.cluster.device.memory_bytes / GIB
         return f"{self.bytes_for_weights / GIB:.1f} GiB ({_SHARE:.0%} of {whole:.1f}, less {_WORKSPACE / GIB:.0f})"
 
@@ -119,7 +120,7 @@ class ServingPrice:
         return int(max(room, 0.0) / (self.cache_bytes_per_gpu(x) * kept)) * x.attention_dp
 
     def cache_bytes(self, length: int) -> float:
-        """Bytes of a request's cache of `length` tokens, in all layers: of the whole model."""
+        """Bytes of the cache of a request of `length` tokens, in all layers of the whole model."""
         return self.cache_bytes_per_token * float(cached_tokens(self.shape, length))
 
     def seconds(

@@ -1,4 +1,4 @@
-"""What a step's price reads of a model: elements by what splits them, and work per token, as numbers.
+"""A model as the price of a step reads it: numbers of elements by what splits them, and work per token.
 
 Every field may be a NumPy column (one entry per model), so that the same formulas price one step or 10^5.
 """
@@ -18,16 +18,16 @@ class ServingShape:
     layers: Column
     hidden: Column
     attention: Column
-    """Of projections that tensor parallelism splits."""
+    """Projections that tensor parallelism splits."""
     replicated: Column
-    """Of latent projections and routers, which every rank has whole."""
+    """Latent projections and routers, which every rank has in full."""
     mlp: Column
-    """Of dense MLPs and shared experts."""
+    """Dense MLPs and shared experts."""
     expert: Column
-    """Of routed experts."""
+    """Routed experts."""
     head: Column
     ends: Column
-    """Of embedding and head, where one GPU holds both."""
+    """Embedding and head, where one GPU holds both."""
     experts: Column
     """Routed experts of a layer; 0: a dense model."""
     top_k: Column
@@ -36,22 +36,22 @@ class ServingShape:
     expert_ffn: Column
     expert_layers: Column
     attention_layers: Column
-    """Whose cache grows with the context."""
+    """Layers whose cache grows with the context."""
     window_layers: Column
-    """Of these, layers that see no more than `window` tokens."""
+    """Those of them that see no more than `window` tokens."""
     window: Column
     linear_layers: Column
     state: Column
-    """Of a sequence in all layers of linear attention."""
+    """State of a sequence in all layers of linear attention."""
     cache: Column
-    """Of one token in one layer: keys and values of all heads, or the latent."""
+    """Cache of one token in one layer: keys and values of all heads, or the latent."""
     kv_heads: Column
     latent: Column
-    """1: latents are cached, which ranks of tensor parallelism hold whole; 0: heads, which they split."""
+    """1: the cache holds latents, which tensor parallelism does not split; 0: heads, which it splits."""
     prompt_width: Column
     """FLOP per pair of tokens and layer in a prompt, / 4."""
     decode_width: Column
-    """The same in decoding, where latents stand for keys and values."""
+    """The same in decoding, where latents replace keys and values."""
     q_width: Column
     index_top: Column
     """Tokens that sparse attention chooses; 0: it sees all."""

@@ -38,9 +38,9 @@ from phalanx.serving.cost.step import (
 )
 
 STEP_TOKENS = 8192
-"""Of a Load where nothing else is known: the default of engines on GPUs of 80 GB and more."""
+"""Tokens of a step where the load does not say: the default of engines on GPUs of 80 GB and more."""
 SHARE, WORKSPACE = 0.9, 4 * 2**30
-"""Of the memory that weights leave, what caches take; bytes of activations, graphs and libraries on a GPU."""
+"""Share of the memory left by weights that caches take; bytes of activations, graphs and libraries on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class SteadyLoad:
     input: Column
     output: Column
     memory_bytes: Column
-    """Of a GPU."""
+    """Memory of a GPU."""
     same_length: Column
     """1: all requests have one length, so that they come in waves."""
     at_once: Column
-    """1: all requests are sent at once, and none after them: a prompt waits for half of the others."""
+    """1: all requests are sent at once, so that a prompt waits for half of the others."""
     step_tokens: Column
     """Tokens of prompts that a step takes at most."""
     poll_steps: Column
@@ -68,10 +68,9 @@ def _seconds(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants, 
 
 
 def prompt_batch(x: GpuSplit, load: SteadyLoad, sequences: Any, context: Any) -> tuple[StepLoad, Any, Any]:
-    """A step with prompts in each group of attention beside `sequences`; steps per prompt, and prompts per step.
-
-    A step takes the prompts that came in during the last one, as far as its tokens go; long prompts go in chunks.
-    """
+    """Return the load of a step with prompts and `sequences` that decode, the steps per prompt, and the prompts per
+    step. A step takes the prompts that arrived during the last one, up to its token budget; long prompts are cut into
+    chunks."""
     chunks = np.ceil(load.input / load.step_tokens)
     together = np.clip(sequences / load.output / x.attention_dp, 1.0, np.maximum(load.step_tokens / load.input, 1.0))
     tokens = load.input * x.attention_dp * together
@@ -80,12 +79,12 @@ def prompt_batch(x: GpuSplit, load: SteadyLoad, sequences: Any, context: Any) ->
 
 
 def _waits(c: EngineConstants, load: SteadyLoad) -> Any:
-    """Share of all concurrent prompts that the mean prompt waits for."""
+    """Return the share of all concurrent prompts that the mean prompt waits for."""
     return np.where(load.at_once > 0, 0.5, np.where(load.same_length > 0, c.wave, c.burst))
 
 
 def _burst_s(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants, load: SteadyLoad, most: Any) -> Any:
-    """Seconds of a prompt in steps that are full of prompts, and decode nothing."""
+    """Return the seconds of a prompt in steps that hold only prompts."""
     none = 0.0 * most
     together = np.clip(most / x.attention_dp, 1.0, np.maximum(load.step_tokens / load.input, 1.0))
     tokens = load.input * together * x.attention_dp
@@ -95,7 +94,7 @@ def _burst_s(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants, 
 
 
 def slots(m: ServingShape, x: GpuSplit, load: SteadyLoad) -> Any:
-    """Requests whose caches fit at once, at their mean length: at least one per group of attention."""
+    """Return how many requests of mean length fit in the cache at once: at least one per attention group."""
     room = SHARE * (load.memory_bytes - weight_bytes(m, x) - WORKSPACE)
     each = cache_per_gpu(m, x) * m.attention_layers / x.pp * cached_tokens(m, load.input + load.output / 2)
     return np.maximum(room / each, 1.0) * x.attention_dp
@@ -104,7 +103,7 @@ def slots(m: ServingShape, x: GpuSplit, load: SteadyLoad) -> Any:
 def aggregated(
     m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants, load: SteadyLoad
 ) -> tuple[Any, Any]:
-    """Return (seconds per output token, seconds to first token) where a worker does both."""
+    """Return (seconds per output token, seconds to first token) where each worker prefills and decodes."""
     most = np.minimum(load.concurrency, slots(m, x, load))
     waits = _waits(c, load)
     batch, none = most, 0.0 * most
@@ -134,7 +133,7 @@ def disaggregated(
     c: EngineConstants,
     load: SteadyLoad,
 ) -> tuple[Any, Any]:
-    """The same where `prefill` and `decode` are the splits of separate workers, with how many there are."""
+    """Return the same for separate workers: `prefill` and `decode` are (split, number of workers)."""
     (xp, before), (xd, after) = prefill, decode
     none = 0.0 * load.concurrency
     alone, chunks, _ = prompt_batch(xp, load, none, none)

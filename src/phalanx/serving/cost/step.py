@@ -36,7 +36,7 @@ BYTES = {name: float(NUMBER_FORMATS[known].bytes_per_value) for name, known in _
 
 @dataclass(frozen=True)
 class ChipRates:
-    """A chip as a step reads it: datasheet rates, of which kernels reach a share."""
+    """A chip as the price of a step reads it: datasheet rates, of which kernels reach a share."""
 
     memory_bytes_per_s: Column
     half: Column
@@ -46,9 +46,9 @@ class ChipRates:
     experts: Column
     """The same, of experts."""
     link_bytes_per_s: Column
-    """Of a GPU in one direction, to others of its NVLink domain."""
+    """Rate of a GPU in one direction to others in its NVLink domain."""
     net_bytes_per_s: Column
-    """The same to GPUs outside of it."""
+    """The same to GPUs outside that domain."""
     domain: Column
     """GPUs of an NVLink domain."""
 
@@ -70,23 +70,24 @@ class GpuSplit:
 
 @dataclass(frozen=True)
 class StepLoad:
-    """What one step computes, over all groups of attention."""
+    """What one step computes, over all attention groups."""
 
     tokens: Column
-    """Of prompts."""
+    """Tokens of prompts."""
     pairs: Column
-    """Of those tokens with what they attend to."""
+    """Pairs of these tokens with the tokens that they attend to."""
     prompts: Column
     sequences: Column
-    """That decode, one token each."""
+    """Sequences that decode, one token each."""
     context: Column
-    """Cached tokens of these, in sum."""
+    """Sum of their cached tokens."""
     uneven: Column = 1.0
-    """Tokens of prompts in the busiest group of attention, over their mean."""
+    """Prompt tokens in the busiest attention group over the mean of all groups."""
 
 
 def product_rate(chip: Chip, kind: str) -> float:
-    """FLOP/s of products with weights of a type: 4 bits that tensor cores lack are expanded to 16 before."""
+    """Return the FLOP/s of products with weights of a type; 4-bit weights without tensor-core support are expanded to
+    16 bits."""
     if kind == "nvfp4":
         return chip.fp4
     eight = kind in ("fp8", "fp8_block") or (kind == "mxfp4" and chip.has(NUMBER_FORMATS["mxfp4"]))
@@ -189,13 +190,14 @@ def cache_per_gpu(m: ServingShape, x: GpuSplit) -> Any:
 
 
 def cached_tokens(m: ServingShape, length: Any) -> Any:
-    """Tokens of a request whose cache is kept, as a mean over layers: layers with a window keep no more than it."""
+    """Return the tokens of a request that are cached, averaged over layers: sliding-window layers keep only their
+    window."""
     local = m.window_layers / np.maximum(m.attention_layers, 1)
     return length * (1 - local) + np.minimum(length, m.window) * local
 
 
 def weight_bytes(m: ServingShape, x: GpuSplit) -> Any:
-    """Bytes of weights on the GPU that has most."""
+    """Return the bytes of weights on the fullest GPU."""
     split = (m.attention / x.tp + m.mlp / (x.tp * x.attention_dp)) * x.weight_bytes
     split = split + m.expert / (x.moe_tp * x.moe_ep) * x.expert_bytes
     ends: Any = np.where(x.pp > 1, m.head, m.ends)
@@ -210,7 +212,8 @@ sockets): nccl-tests, 64 MB and more."""
 
 
 def _link(chip: ChipRates, c: EngineConstants, ranks: Any) -> tuple[Any, Any]:
-    """(seconds of a small message per doubling of ranks, bytes/s that a GPU sends) among this many neighbours."""
+    """Return (seconds of a small message per doubling of ranks, bytes/s that a GPU sends) among `ranks`
+    neighbours."""
     inside, bus = ranks <= chip.domain, chip.link_bytes_per_s <= _BUS
     eight = np.where(chip.link_bytes_per_s < 40e9, _OLD_BUS_EIGHT, _BUS_EIGHT)
     share = np.where(bus, _BUS_PAIR * (eight / _BUS_PAIR) ** ((np.log2(np.maximum(ranks, 2)) - 1) / 2), c.link)
@@ -219,7 +222,7 @@ def _link(chip: ChipRates, c: EngineConstants, ranks: Any) -> tuple[Any, Any]:
 
 
 def all_reduce_s(chip: ChipRates, c: EngineConstants, ranks: Any, size: Any) -> Any:
-    """Seconds of an all-reduce of `size` bytes over `ranks` neighbours."""
+    """Return the seconds of an all-reduce of `size` bytes over `ranks` neighbouring GPUs."""
     hop, rate = _link(chip, c, ranks)
     return np.where(ranks > 1, hop * np.log2(2 * ranks) + 2 * (ranks - 1) / ranks * size / rate, 0.0)
 

@@ -1,1 +1,1 @@
-"""Launch files of serving engines, from a ServingPlan: one engine a file."""
+"""Launch files of serving engines from a ServingPlan: one module per engine."""

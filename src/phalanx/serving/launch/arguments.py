@@ -1,4 +1,4 @@
-"""The arguments that each engine publishes, as data; no line leaves without being checked against them.
+"""The command-line arguments that each engine publishes; every launch line is checked against them.
 
 data/arguments.json holds, by program and version, the options without a value, those with one, and the values that
 some may take. vLLM's and SGLang's lists are what their own parsers hold when built; TensorRT-LLM's and Dynamo's are
@@ -25,7 +25,7 @@ class Published:
     values: frozenset[str]
     """Options with one."""
     choices: dict[str, list[str]]
-    """What some may take."""
+    """The values that some of them may take."""
 
 
 @cache
@@ -37,8 +37,8 @@ def published(program: str) -> Published:
 
 
 def refused(programs: Sequence[str], options: Sequence[str]) -> str:
-    """Say what is wrong with a command line's options, as the first of these programs to know each would; empty if
-    nothing is."""
+    """Return what is wrong with a command line's options, each checked against the first program that has it; empty
+    if nothing is."""
     known = [published(name) for name in programs]
     i = 0
     while i < len(options):

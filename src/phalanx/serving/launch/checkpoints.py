@@ -1,4 +1,4 @@
-"""Where the weights of a model with a name are published, for launch lines."""
+"""Where the weights of named models are published, for launch lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a launch consists of, and what the engines' command lines share."""
+"""The parts of a launch, and what the command lines of all engines share."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Command:
     options: tuple[str, ...]
     """As the program's own parser reads them."""
     gpus: tuple[int, ...] = ()
-    """Of its node, by number; empty: it uses none, or all of every node that it spans."""
+    """GPU numbers on its node; empty: no GPUs, or all of the nodes that it spans."""
     node: int = 0
     checked_by: tuple[str, ...] = ()
     """Programs of data/arguments.json that own the options; empty: not checked."""
 
     def line(self) -> str:
-        """Write it for a shell, an option and its value to a line."""
+        """Format the command for a shell, one option with its value per line."""
         devices = f"CUDA_VISIBLE_DEVICES={','.join(map(str, self.gpus))} " if self.gpus else ""
         parts: list[str] = [devices + " ".join(map(_quoted, self.program))]
         for word in self.options:
@@ -39,7 +39,7 @@ class Command:
 
 
 def _quoted(word: str) -> str:
-    """Write a word for a shell: a blank such as $NODE_RANK or $HEAD:5000 is filled in by it, nothing else is."""
+    """Quote a word for a shell, which expands only placeholders such as $NODE_RANK or $HEAD:5000."""
     return f'"{word}"' if re.fullmatch(r"\$(NODE_RANK|HEAD)(:[0-9]+)?", word) else shlex.quote(word)
 
 
@@ -57,7 +57,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class WorkerPlace:
-    """Where one worker is."""
+    """The GPUs of one worker."""
 
     workers: Workers
     name: str
@@ -70,8 +70,8 @@ class WorkerPlace:
 
 
 def places(plan: ServingPlan, first_port: int = 8000) -> list[WorkerPlace]:
-    """Place the workers on nodes in order: a worker that fits one node stays in it. Raises InputError for more than
-    anybody starts by hand."""
+    """Place the workers on nodes in order, each within one node if it fits. Raises InputError for more workers than
+    anyone would start by hand."""
     if (count := sum(workers.count for workers in plan.workers)) > _MOST:
         raise InputError(
             "workers", count, f"are more than {_MOST:,}, and each has a launch line", "plan a part of them"
@@ -91,5 +91,5 @@ def places(plan: ServingPlan, first_port: int = 8000) -> list[WorkerPlace]:
 
 
 def longest(plan: ServingPlan) -> int:
-    """Tokens of the longest request to allow for: prompt and answer, rounded up to a page of 64."""
+    """Return the tokens of the longest request to allow, prompt and answer, rounded up to a multiple of 64."""
     return min(plan.model.max_seq, -(-plan.longest // 64) * 64)

@@ -1,4 +1,4 @@
-"""SGLang: `sglang.launch_server` for each worker, and its router before several."""
+"""SGLang: `sglang.launch_server` for each worker, and its router in front of several workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proof behind `phalanx serve verify`: prefill and decode of a served model, on tensors without content."""
+"""The proof behind `phalanx serve verify`: prefill and decode of a served model on fake tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_SLOTS = 4096
 
 @dataclass(frozen=True)
 class ServingProof:
-    """What was asked, and the result for each pipeline stage."""
+    """A question about generation, and the result for each pipeline stage."""
 
     model: ModelSpec
     strategy: Strategy

@@ -25,12 +25,12 @@ from phalanx.serving.simulation.deployment import Speculation
 from phalanx.spec.cluster.spec import GIB
 
 MOST_SLOTS = 1024
-"""The most requests at once on a GPU group that attends for itself, as engines allow."""
+"""The most concurrent requests of an attention group that engines allow."""
 
 
 @dataclass
 class Copy:
-    """A layout with its price tables, made when first asked for."""
+    """A layout with its price tables, which are computed on first use."""
 
     question: ServingQuestion
     layout: ServingLayout
@@ -53,12 +53,12 @@ class Copy:
 
     @property
     def most(self) -> int:
-        """Requests of mean length whose caches fit at once."""
+        """Concurrent requests of mean length whose caches fit."""
         q = self.question
         return min(self.cache_tokens // (q.input + q.output), MOST_SLOTS * self.layout.attention_dp)
 
     def table(self, slots: int, step_tokens: int) -> Tabulated:
-        """The price of a step with at most so many requests and tokens."""
+        """Return the price table of steps with at most `slots` requests and `chunk` tokens."""
         slots = 1 << max(0, math.ceil(math.log2(slots)))  # few tables serve many batches
         key = (slots, step_tokens)
         if key not in self._tables:
@@ -86,7 +86,7 @@ class Copy:
         return q.draft_tokens * (blocks / q.model.layers + head)
 
     def prefill_s(self, step_tokens: int) -> float:
-        """Seconds of a prompt alone, in as many steps as it takes."""
+        """Return the seconds of a prompt computed alone, over all of its steps."""
         q = self.question
         table = self.table(1, step_tokens)
         prompt = q.input - int(q.input * q.reuse)
@@ -108,7 +108,7 @@ class Copy:
         return step / (Speculation(q.draft_tokens, q.acceptance).mean if q.draft_tokens else 1.0)
 
     def steady(self, batch: int, step_tokens: int) -> SteadyEstimate:
-        """Return what `batch` requests in a closed loop get from this copy, which prefills and decodes."""
+        """Return the steady state of `batch` requests in a closed loop on this copy, which prefills and decodes."""
         q, table = self.question, self.table(batch, step_tokens)
         prompt = q.input - int(q.input * q.reuse)
         beside = batch - 1 if q.engine.mixed else 0
@@ -135,6 +135,6 @@ class Copy:
         return SteadyEstimate(ttft + self.way_s(tpot), tpot, q.output / busy)
 
     def way_s(self, tpot: float) -> float:
-        """Seconds from a first token's computation until the user has it (serving/cost/engines.py)."""
+        """Seconds from computing a first token until the user receives it (serving/cost/engines.py)."""
         seconds, steps = self.pricing.constants.way(self.question.input, self.layout.attention_dp)
         return seconds + steps * tpot

@@ -1,4 +1,5 @@
-"""Why not the neighbours: twice the tensor parallelism, a pipeline in its place, prefill and decode apart.
+"""The neighbours of the best deployment: twice the tensor parallelism, a pipeline instead, separate prefill and
+decode.
 
 Each is given its own best batch under the same limits, and simulated; what it misses, or loses, is said in a line.
 """
@@ -17,17 +18,17 @@ from phalanx.serving.search.space import illegal
 
 @dataclass(frozen=True)
 class ServingNeighbour:
-    """One alternative to the best."""
+    """A deployment one change away from the best."""
 
     change: str
-    """What differs, for people."""
+    """The difference in words."""
     candidate: ServingCandidate | None
-    """At its best batch that keeps the limits; None: there is none."""
+    """The neighbour at its best batch within the limits; None if there is none."""
     reason: str
 
 
 def _changes(x: ServingLayout, experts: bool) -> Iterator[tuple[str, ServingLayout]]:
-    """Yield layouts one step from `x`, of as many GPUs or twice or half as many."""
+    """Yield layouts one step away from `x`, on as many GPUs, twice or half as many."""
 
     def with_width(tp: int, pp: int, attention_dp: int) -> ServingLayout:
         width = tp * attention_dp
@@ -57,7 +58,7 @@ def _changes(x: ServingLayout, experts: bool) -> Iterator[tuple[str, ServingLayo
 
 
 def neighbours(search: Search, answer: ServingAnswer) -> list[ServingNeighbour]:
-    """Return what was decided against, with reasons."""
+    """Return the neighbours of the best with the reason against each."""
     q, best = search.q, answer.best
     group = best.groups[-1]
     first = search.copy_of(best.weights, best.groups[0].layout)
@@ -101,7 +102,7 @@ def neighbours(search: Search, answer: ServingAnswer) -> list[ServingNeighbour]:
 
 
 def _candidates(search: Search, best: ServingCandidate, first: Copy, copy: Copy) -> list[ServingCandidate]:
-    """Return the candidates with `copy` in place of the best's workers, or of those that decode, after `first`."""
+    """Return candidates with `copy` in place of the best's workers, or of its decode workers if `first` prefills."""
     if len(best.groups) == 1:
         return list(search.aggregated(copy))
     return list(search.after(first, copy, best.groups[0].step_tokens))
@@ -110,7 +111,7 @@ def _candidates(search: Search, best: ServingCandidate, first: Copy, copy: Copy)
 def _judged(
     search: Search, best: ServingCandidate, change: str, candidates: list[ServingCandidate]
 ) -> ServingNeighbour:
-    """Return an alternative at its best, against the best."""
+    """Return the best of some candidates as a neighbour, compared with the best of all."""
     q = search.q
     promising = sorted((c for c in candidates if search.keeps(c, 1.15)), key=search.score)
     for c in promising[:3]:

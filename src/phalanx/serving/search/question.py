@@ -1,4 +1,4 @@
-"""What is asked of a search: model, cluster, load, limits; and a candidate that answers it."""
+"""The question of a search (model, cluster, load, limits), and the candidates that answer it."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class ServingQuestion:
     chunks: tuple[int, ...]
     """Token budgets of a step to try."""
     modes: tuple[str, ...]
-    """aggregated, disaggregated."""
+    """Modes to try: aggregated, disaggregated."""
     variation: float = 0.0
     """Coefficient of variation of the lengths."""
     concurrency: int = 0
-    """Closed loop of so many in the whole deployment; 0: as many as the limits allow."""
+    """Concurrent requests of a closed loop on the whole deployment; 0: as many as the limits allow."""
     rate: float = 0.0
-    """Poisson arrivals per second at the whole deployment; 0: closed loop."""
+    """Poisson arrivals per second on the whole deployment; 0: closed loop."""
     trace: Requests | None = None
     reuse: float = 0.0
     draft_tokens: int = 0
@@ -52,22 +52,22 @@ class ServingQuestion:
     adapters: int = 0
     """LoRA adapters that requests use."""
     adapter_slots: int = 0
-    """Of them in one batch."""
+    """LoRA adapters in one batch."""
     adapter_load_s: float = 0.0
     requests: int = 0
-    """How many are simulated; 0: enough for steady quantiles."""
+    """Requests to simulate; 0: enough for stable quantiles."""
     seed: int = 0
     price: float | None = None
-    """Of a GPU-hour."""
+    """Price of a GPU-hour."""
 
     @property
     def open_load(self) -> bool:
-        """Whether arrivals do not wait for answers."""
+        """Whether requests arrive independently of answers."""
         return self.trace is not None or self.rate > 0
 
     @property
     def offered(self) -> float:
-        """Requests per second that arrive, where they do not wait for answers."""
+        """Requests per second that arrive, in an open load."""
         if self.trace is None or self.trace.arrival is None:
             return self.rate
         return len(self.trace) / max(float(self.trace.arrival[-1]), 1e-9)
@@ -81,42 +81,42 @@ class WorkerGroup:
     layout: ServingLayout
     count: int
     slots: int
-    """The most requests at once in one."""
+    """The most concurrent requests of one worker."""
     step_tokens: int
-    """The most tokens of one group of attention that go through the model at once: the engine's budget of a step."""
+    """The most tokens of one attention group in a step: the engine's token budget."""
     cache_tokens: int
 
 
 @dataclass(frozen=True)
 class SteadyEstimate:
-    """What the steady state promises, without queueing."""
+    """The predicted steady state, without queueing."""
 
     ttft_s: float
     tpot_s: float
     tokens_per_s: float
-    """Of the whole deployment."""
+    """Of all workers of the deployment, per second."""
 
 
 @dataclass(frozen=True)
 class ServingCandidate:
-    """One way to serve, and what is expected of it."""
+    """A deployment with its predicted performance."""
 
     weights: str
     groups: tuple[WorkerGroup, ...]
     users: int
-    """Requests under way in the whole deployment, closed loop."""
+    """Concurrent requests of the whole deployment in a closed loop."""
     steady: SteadyEstimate
     outcome: ServingOutcome | None = None
-    """Simulated; None: pruned before."""
+    """Simulated results; None if it was pruned before simulation."""
 
     @property
     def gpus(self) -> int:
-        """GPUs that it uses."""
+        """GPUs in use."""
         return sum(g.count * g.layout.gpus for g in self.groups)
 
     @property
     def tokens_per_s(self) -> float:
-        """Of the whole deployment."""
+        """Tokens generated per second by the whole deployment."""
         return self.outcome.tokens_per_s if self.outcome else self.steady.tokens_per_s
 
     def ttft_s(self, percentile: int) -> float:
@@ -129,12 +129,12 @@ class ServingCandidate:
 
     @property
     def family(self) -> tuple[object, ...]:
-        """What two candidates share that differ in batch and chunk only."""
+        """A key shared by candidates that differ only in batch and chunk."""
         return (self.weights, *((g.role, g.layout, g.count) for g in self.groups))
 
     @property
     def title(self) -> str:
-        """Such as `2 x tp=4, fp8`."""
+        """The deployment in short, such as `2 x tp=4, fp8`."""
         parts = []
         for g in self.groups:
             x = g.layout

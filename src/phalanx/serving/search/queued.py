@@ -1,4 +1,4 @@
-"""A candidate's queue, simulated: the deployment it stands for, under the load that is asked."""
+"""The simulation of a candidate: its deployment under the load of the question."""
 
 from __future__ import annotations
 

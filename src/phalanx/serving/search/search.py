@@ -26,14 +26,14 @@ _PREFILL_USE = 0.8  # of a worker that prefills, at most: above it the queue bef
 
 @dataclass(frozen=True)
 class ServingAnswer:
-    """What a search found."""
+    """The result of a search."""
 
     question: ServingQuestion
     best: ServingCandidate
     finalists: tuple[ServingCandidate, ...]
-    """Of each family its best, simulated, that keep the limits; the best first."""
+    """The best of each family within the limits, simulated; the best of all first."""
     front: tuple[ServingCandidate, ...]
-    """Simulated; tokens/s per user against tokens/s per GPU, none beaten in both by another; limits left aside."""
+    """The Pareto front of tokens/s per user and per GPU, simulated, whatever the limits."""
     evaluated: int
     """Candidates whose steady state was computed."""
     simulated: int
@@ -73,9 +73,8 @@ class Search:
                     yield copy
 
     def aggregated(self, copy: Copy, batches: Iterable[int] = BATCHES) -> Iterator[ServingCandidate]:
-        """Yield the candidates of one layout, by batch and chunk, in as many replicas as the GPUs hold.
-
-        Where the load is given and the fewest GPUs are sought, also in fewer."""
+        """Yield the candidates of one layout by batch and chunk, in as many replicas as the GPUs hold; also in fewer
+        if the load is given and cost is the objective."""
         q, x = self.q, copy.layout
         most = q.gpus // x.gpus
         fewer = q.objective == "cost" and (q.open_load or q.concurrency > 0)
@@ -99,8 +98,8 @@ class Search:
                     yield ServingCandidate(copy.weights, (group,), q.concurrency or batch * count, steady)
 
     def _keeping_up(self, copy: Copy, count: int) -> Iterator[ServingCandidate]:
-        """Yield the candidates of a layout for requests that do not wait: as many at once as fit. The steady state is
-        that of the smallest batch that keeps up."""
+        """Yield the candidates of a layout for an open load, with as many slots as fit. Their steady state is that of
+        the smallest batch that keeps up with arrivals."""
         q, x = self.q, copy.layout
         asked = q.offered * q.output
         for chunk in q.chunks:
@@ -131,7 +130,7 @@ class Search:
                     yield from self.after(first, then, chunk)
 
     def after(self, first: Copy, then: Copy, chunk: int) -> Iterator[ServingCandidate]:
-        """Yield the candidates that prefill, in such chunks, on copies like `first`, and decode on others."""
+        """Yield the candidates that prefill in chunks of this size on copies like `first`, and decode on others."""
         q = self.q
         ttft = first.prefill_s(chunk)
         moved = ttft + transfer(q, first).seconds(q.input)
@@ -190,7 +189,7 @@ class Search:
                 return
 
     def candidates(self) -> list[ServingCandidate]:
-        """Return all of them, with their steady state."""
+        """Return all candidates with their steady state."""
         copies = list(self.copies())
         priced_candidates: list[ServingCandidate] = []
         if "aggregated" in self.q.modes:
@@ -208,11 +207,11 @@ class Search:
         return self._queued[c]
 
     def keeps(self, c: ServingCandidate, slack: float = 1.0) -> bool:
-        """Whether a candidate keeps the limits."""
+        """Whether a simulated candidate is within the limits."""
         return excess(self.q, c) <= slack
 
     def score(self, c: ServingCandidate) -> tuple[float, ...]:
-        """Return what is to be least."""
+        """Sort key of simulated candidates; lower is better."""
         q = self.q
         latency = c.ttft_s(50) + (q.output - 1) * c.tpot_s(50)
         if q.open_load:  # whoever keeps up serves the same: the others come last
@@ -225,7 +224,7 @@ class Search:
         return (-c.tokens_per_s, c.gpus, latency)
 
     def refined(self, c: ServingCandidate) -> ServingCandidate | None:
-        """Return a candidate's simulated version with the largest batch that keeps the limits; None: none does."""
+        """Return a candidate, simulated, with the largest batch within the limits; None if no batch is."""
         here = self.simulate(c)
         if self.q.open_load or self.q.concurrency or len(c.groups) > 1 or self.q.objective == "latency":
             return here if self.keeps(here) else self._smaller(c)
@@ -250,7 +249,7 @@ class Search:
         return None
 
     def _with_batch(self, c: ServingCandidate, by: int) -> ServingCandidate | None:
-        """Return the candidate with the next larger or smaller batch; None where there is none."""
+        """Return a candidate with the next larger or smaller batch; None if there is none."""
         group = c.groups[-1]
         if self.q.concurrency or self.q.open_load or group.slots not in BATCHES:
             return None
@@ -270,7 +269,7 @@ class Search:
 
 
 def excess(q: ServingQuestion, c: ServingCandidate) -> float:
-    """Return by what factor a candidate misses its limits at worst; at most 1 if it keeps them."""
+    """Return the largest ratio of a candidate's latency to its limit; at most 1 within the limits."""
     parts = [0.0]
     if q.ttft_s is not None:
         parts.append(c.ttft_s(q.percentile) / q.ttft_s)
@@ -291,7 +290,7 @@ def best_of_each(candidates: Iterable[ServingCandidate], search: Search) -> list
 
 
 def pareto(candidates: Iterable[ServingCandidate]) -> list[ServingCandidate]:
-    """Return those that no other beats in both tokens/s per user and per GPU, the fastest for users first."""
+    """Return the candidates that no other beats in both tokens/s per user and per GPU, the fastest per user first."""
     kept: list[ServingCandidate] = []
     for c in sorted(candidates, key=lambda c: (c.tpot_s(50), -c.tokens_per_s / c.gpus)):
         if not kept or c.tokens_per_s / c.gpus > 1.02 * kept[-1].tokens_per_s / kept[-1].gpus:
@@ -300,7 +299,8 @@ def pareto(candidates: Iterable[ServingCandidate]) -> list[ServingCandidate]:
 
 
 def answer(search: Search) -> ServingAnswer:
-    """Search. Raises InputError if nothing serves the model, or keeps the limits: then it names the nearest."""
+    """Search for the best deployment. Raises InputError if none serves the model or is within the limits, and names
+    the nearest."""
     q = search.q
     everything = search.candidates()
     if not everything:
@@ -349,7 +349,7 @@ def _why_none(search: Search) -> tuple[str, str]:
 
 
 def _nearest(search: Search, everything: list[ServingCandidate]) -> InputError:
-    """Return the error that says what comes nearest to the limits, and what it misses by."""
+    """Return the error that names the candidate nearest to the limits, and by how much it misses them."""
     q = search.q
     tried = sorted(everything, key=lambda c: excess(q, c))[:4]
     best = min((search.simulate(c) for c in tried), key=lambda c: excess(q, c))

@@ -1,4 +1,4 @@
-"""All legal ways to lay one copy of a model over GPUs for serving, under an engine."""
+"""All legal layouts of one copy of a model over GPUs, under a serving engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from phalanx.spec.model.spec import ModelSpec
 
 
 def illegal(model: ModelSpec, x: ServingLayout, engine: EngineRow) -> str:
-    """Say why a model cannot be laid out so; empty if it can."""
+    """Return why a layout is illegal for a model; empty if it is legal."""
     if x.tp > model.heads:
         return f"tp = {x.tp} is more than {model.heads} heads"
     if model.heads % x.tp:

@@ -40,7 +40,8 @@ def grid(most: int, ratio: float = 1.5) -> np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Tabulated:
-    """A StepPrice of one worker. `chunk`: the most tokens of a group that go through the stages at once."""
+    """The tabulated StepPrice of one worker. `chunk`: the most tokens of an attention group in the pipeline at
+    once."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class Tabulated:
         return row
 
     def _off(self, seconds: Seconds, uneven: float) -> tuple[list[float], list[float]]:
-        """Read a(n) and b(n) off the price."""
+        """Compute a(n) and b(n) from the price."""
         n, zero = self.tokens, np.zeros_like(self.tokens)
         short = np.asarray(seconds(n, zero, zero, zero, uneven), float)
         long = np.asarray(seconds(n, zero + _PAST, zero, zero, uneven), float)
@@ -90,7 +91,7 @@ class Tabulated:
         return (short - per_pair * n * (n + 1) / 2).tolist(), per_pair.tolist()
 
     def _per_tokens(self, n: float, uneven: float = 1.0) -> tuple[float, float]:
-        """Return a(n) and b(n)."""
+        """Interpolate a(n) and b(n)."""
         i = min(max(bisect_right(self._tokens, n), 1), len(self._tokens) - 1)
         part = (n - self._tokens[i - 1]) / (self._tokens[i] - self._tokens[i - 1])
         a, b = self._even

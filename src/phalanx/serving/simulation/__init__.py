@@ -1,1 +1,1 @@
-"""The queue before a model that is served: continuous batching, simulated in events."""
+"""The simulation of served requests: queueing and continuous batching, in events."""

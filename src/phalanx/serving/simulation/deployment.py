@@ -1,4 +1,4 @@
-"""What serves: workers with their slots, cache and scheduling, and the link over which caches are handed on."""
+"""A deployment: workers with their slots, cache and scheduling, and the link that moves caches between them."""
 
 from __future__ import annotations
 
@@ -31,32 +31,34 @@ class Speculation:
 
     @property
     def mean(self) -> float:
-        """Tokens that a step yields in the mean."""
+        """Mean tokens that a step yields."""
         a, k = self.acceptance, self.tokens
         return k + 1.0 if a == 1 else (1 - a ** (k + 1)) / (1 - a)
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """One worker: the GPUs that hold one copy of the model, and how its engine schedules them."""
+    """One worker: the GPUs of one copy of the model, and how its engine schedules requests."""
 
     price: StepPrice
     policy: BatchingPolicy
     pages: int
     """Pages of its KV cache."""
     stages: int = 1
-    """Pipeline stages. A step's tokens of prompts go through them in up to so many chunks, one behind the other, and
-    the price of a step is that of one chunk through all: the last of m chunks is out (m - 1) / stages of it later."""
+    """Pipeline stages. The prompt tokens of a step pass through them in up to `stages` chunks, one behind the other.
+    The price of a step is that of one chunk through all stages; the last of m chunks leaves (m - 1) / stages of that
+    later."""
     groups: int = 1
-    """Groups of GPUs that attend for requests of their own (attention data parallelism). A prompt is of one of them,
-    in turn, and each computes at most its share of the policy's `chunk`; slots and pages are counted together."""
+    """Groups of GPUs that each compute attention for their own requests (attention data parallelism). Prompts are
+    dealt to them in turn, and each computes at most its share of the policy's `chunk`; slots and pages are counted
+    together."""
     role: Role = "both"
     """prefill: hands each request on after its first token. decode: gets requests with their cache."""
     speculation: Speculation | None = None
     adapters: int = 0
     """The most LoRA adapters in a batch; 0: requests have none."""
     adapter_load_s: float = 0.0
-    """Seconds to bring an adapter that is not on the GPU."""
+    """Seconds to load an adapter that is not on the GPU."""
 
     def __post_init__(self) -> None:
         if self.pages < 1:
@@ -77,7 +79,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True)
 class Transfer:
-    """The link over which a worker that prefills hands on caches, one after the other."""
+    """The link over which a prefill worker sends caches, one after the other."""
 
     bytes_per_token: float
     bytes_per_s: float
@@ -90,11 +92,11 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Deployment:
-    """All workers. Raises InputError for roles that do not serve."""
+    """All workers. Raises InputError for a combination of roles that cannot serve."""
 
     workers: tuple[WorkerSpec, ...]
     transfer: Transfer | None = None
-    """Needed where some workers prefill and others decode."""
+    """The link between prefill and decode workers; None where every worker does both."""
 
     def __post_init__(self) -> None:
         roles = {w.role for w in self.workers}
@@ -119,5 +121,5 @@ def require_fits(deployment: Deployment, requests: Requests) -> None:
 
 
 def outstanding_least(loads: Sequence[int]) -> int:
-    """The router: which worker gets the next request. The one with the fewest; among equals the first."""
+    """Return the worker that the router gives the next request: the least loaded, the first of equals."""
     return min(range(len(loads)), key=loads.__getitem__)

@@ -16,10 +16,10 @@ from phalanx.spec.number_formats import NUMBER_FORMATS
 
 @dataclass(frozen=True)
 class EngineRow:
-    """What one engine does."""
+    """How one engine schedules, and what it supports."""
 
     name: str
-    """As users write it."""
+    """The name that users write."""
     title: str
     mixed: bool
     """Whether prompts and sequences that decode share a step."""
@@ -28,9 +28,9 @@ class EngineRow:
     page_tokens: int
     """Tokens of a page of the cache, by default."""
     attention_dp: Literal["any", "all"]
-    """Whether groups that attend apart may themselves be tensor parallel, or must be single GPUs."""
+    """Whether groups of attention data parallelism may be tensor parallel (any), or must be single GPUs (all)."""
     experts: Literal["any", "all"]
-    """Whether experts may be split by ep and tp at once, or all by one of them."""
+    """Whether experts may be split by ep and tp at once (any), or only by one of them (all)."""
     int4: bool
     """Whether it serves 4-bit integer weights (AWQ, GPTQ) on this path."""
 
@@ -47,7 +47,7 @@ ENGINES = {
 
 _MULTIPLIED = {"bf16": "bfloat16", "fp8": "float8", "int4": "bfloat16", "nvfp4": "nvfp4"}
 NEEDS = {weights: NUMBER_FORMATS[name].generations for weights, name in _MULTIPLIED.items()}
-"""Generations of chips whose tensor cores take a type of weights (int4: after unpacking to 16 bits)."""
+"""Generations of chips that compute with a type of weights (int4 is unpacked to 16 bits)."""
 
 
 def engine(name: str) -> EngineRow:

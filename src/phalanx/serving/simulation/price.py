@@ -1,4 +1,4 @@
-"""What the simulation asks of a price: seconds of one step of an engine, by what is in its batch.
+"""The price of a step as the simulation reads it: seconds of one step of an engine, by the contents of its batch.
 
     step(prompt tokens, attended pairs, sequences, context)
 
@@ -35,7 +35,7 @@ class StepPrice(Protocol):
 
 @dataclass(frozen=True)
 class LinearPrice:
-    """A price that is linear in everything: for limits that are known in closed form."""
+    """A price that is linear in everything, for results that are known in closed form."""
 
     step_s: float
     """Seconds of any step."""

@@ -1,4 +1,4 @@
-"""Requests as columns: when they come, how long they are, and what else their scheduling depends on.
+"""Requests as columns: arrivals, lengths, and what else their scheduling depends on.
 
 Arrivals are closed-loop (`users` who each send the next request when the last is answered), Poisson, or given.
 """
@@ -18,7 +18,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True)
 class Requests:
-    """n requests, in the order in which they come. Raises InputError for lengths below 1 and bad arrivals."""
+    """n requests in order of arrival. Raises InputError for lengths below 1 and bad arrivals."""
 
     input: Integers
     """(n,) tokens of the prompt."""
@@ -27,12 +27,12 @@ class Requests:
     arrival: Floats | None
     """(n,) seconds, ascending; None: closed loop."""
     users: int = 0
-    """Closed loop: requests under way at any time."""
+    """Concurrent requests of a closed loop."""
     ramp_s: float = 0.0
-    """Closed loop: seconds over which the users send their first requests, evenly. Those that begin together stay
-    together, where all requests are alike."""
+    """Seconds over which the users of a closed loop send their first requests, evenly; equal requests that begin
+    together would stay together."""
     reused: Integers | None = None
-    """(n,) first tokens of the prompt that the cache holds already, and that are not computed. None: none."""
+    """(n,) leading tokens of the prompt that are cached already, and are not computed. None: none."""
     priority: Integers | None = None
     """(n,) lower goes first. None: first come, first served."""
     adapter: Integers | None = None

@@ -1,4 +1,4 @@
-"""The event loop: arrivals, ends of steps, caches that have moved; then workers that are free plan what is next.
+"""The event loop: arrivals, ends of steps, transferred caches; then idle workers plan their next step.
 
 All that happens at one time is taken together before anybody plans, so that requests that come together are batched
 together. The same seed gives the same history.
@@ -21,17 +21,17 @@ _COMES, _STEP_ENDS, _CACHE_MOVED = range(3)
 
 @dataclass(frozen=True)
 class RequestHistory:
-    """What became of n requests; times in seconds from the start."""
+    """The history of n requests; times in seconds from the start."""
 
     requests: Requests
     arrival: Floats
     """(n,)"""
     admitted: Floats
-    """(n,) the end of queueing for a slot and pages."""
+    """(n,) when queueing for a slot and pages ends."""
     first: Floats
-    """(n,) the first token is out."""
+    """(n,) when the first token is sent."""
     done: Floats
-    """(n,) the last token is out."""
+    """(n,) when the last token is sent."""
     sent: Floats
     """(runs, 3): end, seconds, tokens of runs of steps, of all workers, by end."""
     gaps: Floats
@@ -46,8 +46,8 @@ def simulate(deployment: Deployment, requests: Requests, seed: int = 0) -> Reque
 
 
 class _Loop:
-    """The events that are due, and the workers that they concern. With arrivals given, a request comes at its time;
-    in a closed loop, each user's next one when the last is done."""
+    """The pending events and the workers. Requests arrive at their given times, or, in a closed loop, when the user's
+    last one is done."""
 
     def __init__(self, deployment: Deployment, requests: Requests, seed: int) -> None:
         self._requests, self._transfer = requests, deployment.transfer
@@ -77,7 +77,7 @@ class _Loop:
         self._came_from = [0] * n
 
     def run(self) -> RequestHistory:
-        """Take what is due at one time together, then let the workers that it concerns plan what is next."""
+        """Handle all events of one time together, then let the affected workers plan their next step."""
         events, workers = self._events, self._workers
         while events:
             now = events[0][0]
@@ -111,7 +111,7 @@ class _Loop:
         return among[outstanding_least([self._workers[i].load for i in among])] if len(among) > 1 else among[0]
 
     def _take_in(self, request: int) -> int:
-        """Give a request that comes to a worker, which is returned."""
+        """Route an arriving request to a worker; return the worker."""
         to = self._came_from[request] = self._least_loaded(self._entry)
         self._workers[to].add(request)
         if not self._closed and request + 1 < len(self._requests):
@@ -119,7 +119,8 @@ class _Loop:
         return to
 
     def _hand_over(self, request: int, now: float) -> tuple[int, int]:
-        """Give a request whose cache has moved to a worker that decodes; return where it came from, and that one."""
+        """Route a request whose cache was transferred to a decode worker; return the worker that it came from, and
+        that one."""
         here, tokens = self._came_from[request], self._shared.input[request]
         self._shared.first[request] = now
         self._workers[here].handed_on(tokens)
@@ -128,7 +129,7 @@ class _Loop:
         return here, to
 
     def _computed(self, request: int, now: float) -> None:
-        """Hand on a cache: over the link of its worker, after those before it."""
+        """Send a cache over the link of its worker, after those queued before it."""
         assert self._transfer is not None
         here = self._came_from[request]
         self._link_free[here] = max(now, self._link_free[here]) + self._transfer.seconds(self._shared.input[request])

@@ -27,7 +27,7 @@ _POOL = 1 << 18  # draws of speculation at least, which requests read from diffe
 
 
 class Requested:
-    """What the workers of one simulation share: the requests as lists, and what has become of them."""
+    """The state that the workers of one simulation share: the requests as lists, and their progress."""
 
     def __init__(
         self, input: list[int], output: list[int], reused: list[int], priority: list[int], adapter: list[int]
@@ -43,7 +43,7 @@ class Requested:
 
 
 class Worker:
-    """One worker's queue, batch and cache. `on_first` and `on_done` are told of requests as (request, time)."""
+    """One worker's queue, batch and cache. `on_first` and `on_done` are called with (request, time)."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Worker:
 
     @property
     def load(self) -> int:
-        """Requests that wait or are under way here."""
+        """Requests that wait or run here."""
         return len(self.waiting) + len(self.prefilling) + len(self.decoding)
 
     def add(self, request: int, with_tokens: int = 0) -> None:
@@ -96,7 +96,7 @@ class Worker:
     # What to do next
 
     def plan(self, now: float) -> bool:
-        """Decide what runs from `now` on; set `ends`. Return whether there is anything to do."""
+        """Decide what runs from `now` on, and set `ends`; return whether there is anything to run."""
         spec = self.spec
         self.version += 1
         self._make_room()
@@ -122,7 +122,7 @@ class Worker:
         return True
 
     def _fill(self, now: float) -> float:
-        """Let requests in, and cut chunks of prompts for the next step. Return seconds of loading adapters."""
+        """Admit requests, and cut chunks of prompts for the next step; return the seconds of loading adapters."""
         spec = self.spec
         budget = self.policy.prompt_budget(len(self.decoding) * spec.tokens_per_sequence)
         left = [budget // spec.groups] * spec.groups
@@ -163,7 +163,7 @@ class Worker:
         return of
 
     def admits(self) -> bool:
-        """Whether the first of the queue could begin at the next step boundary, as far as slots and pages say."""
+        """Whether the first waiting request could begin at the next step boundary, judging by slots and pages."""
         if not self.waiting:
             return False
         running = len(self.prefilling) + len(self.decoding)
@@ -178,7 +178,8 @@ class Worker:
         return self.policy.pages_to_begin(s.input[request], s.output[request], cached)
 
     def _pages_wanted(self, request: int, tokens: int) -> int:
-        """Pages that must be free: those to begin with, and what a request that came with its cache takes at once."""
+        """Return the pages that must be free: those to begin with, and those that a transferred request needs for its
+        first step."""
         begin = self._pages_to_begin(request, tokens)
         if not tokens or self.policy.reserve:
             return begin
@@ -357,7 +358,7 @@ class Worker:
         return (chunks - 1) / self.spec.stages * self.first_s
 
     def _count_gaps(self, steps: int, batch: int, last: float) -> None:
-        """Note the times between tokens of a run. Its first step ends the waiting for steps of prompts alone, which
+        """Record the times between tokens of a run. Its first step ends the wait for prompt-only steps, which
         sequences that joined in between share in part."""
         before = 0
         waited = sum(seconds for seconds, _ in self.stalls)
@@ -392,7 +393,7 @@ class Worker:
                 self.on_done(request, now)
 
     def _computed(self, request: int, tokens: int, now: float) -> None:
-        """A prompt is in the cache: its first token is out (after a preemption, the next one)."""
+        """Record that a prompt is cached and its first token sent (after a preemption, the next one)."""
         s = self.shared
         s.produced[request] += 1
         if s.first[request] < 0 and self.spec.role != "prefill":
@@ -409,7 +410,7 @@ class Worker:
             self._join(request, tokens)
 
     def handed_on(self, tokens: int) -> None:
-        """The cache of a request has arrived elsewhere: its pages are free."""
+        """Free the pages of a request whose cache has arrived elsewhere."""
         self.free += self.policy.pages_of(tokens)
 
     def _release(self, request: int, tokens: int) -> None:
@@ -418,7 +419,7 @@ class Worker:
             self.resident[self.shared.adapter[request]] -= 1
 
     def _make_room(self) -> None:
-        """Preempt until the next step of those that decode has its pages; they are kept for it."""
+        """Preempt requests until the next decoding step has its pages, which are reserved for it."""
         self.growing = int(self.need[self.step]) if self.decoding else 0
         while self.growing > self.free:
             victim = max((*self.decoding, *(item[0] for item in self.prefilling)), key=self._rank)

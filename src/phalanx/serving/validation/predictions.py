@@ -1,4 +1,4 @@
-"""Measured serving runs beside what the steady state of their engine predicts."""
+"""Measured serving runs, and the steady state that is predicted for each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from phalanx.validate.records import Row, load
 _DATA = Path(__file__).parent / "data"
 RUNS = _DATA / "runs.csv.xz"
 LEFT_OUT = _DATA / "left_out.json"
-"""Constants of an engine as fitted without one (model, GPU, engine)."""
+"""Constants of engines, fitted without one (model, GPU, engine) each."""
 NEEDED = ("framework", "gpu", "model", "mode", "isl", "osl", "concurrency", "ttft_ms", "tpot_ms")
 Floats = npt.NDArray[np.float64]
 _DOMAIN = {"GB200": 72, "GB300": 72}
@@ -46,25 +46,25 @@ _NET = 50e9
 
 @dataclass(frozen=True)
 class ServingCase:
-    """A run as the steady state reads it."""
+    """A measured run as the steady state reads it."""
 
     row: Row
     engine: str
     release: str
-    """Whose constants price it: an engine, or a release of it."""
+    """The row of constants: an engine, or a release of it."""
     shape: ServingShape
     chip: ChipRates
     load: SteadyLoad
     prefill: GpuSplit
-    """Of the workers that compute prompts; in aggregated runs the same as `decode`."""
+    """Split of the prefill workers; in aggregated runs the same as `decode`."""
     decode: GpuSplit
     workers: tuple[float, float]
-    """How many compute prompts, how many decode; (1, 1) where one does both."""
+    """Numbers of prefill and decode workers; (1, 1) where one does both."""
     apart: bool
 
     @property
     def group(self) -> tuple[str, str, str]:
-        """What is left out together."""
+        """The key by which runs are left out together."""
         return self.row["model"], self.row["gpu"], self.engine
 
 
@@ -229,7 +229,7 @@ def predict(
 
 
 def loaded(path: Path | None = None) -> list[Row]:
-    """Read measured runs: those that ship with Phalanx, or a file of the same columns. Raises InputError."""
+    """Read measured runs: the shipped ones, or a file with the same columns. Raises InputError."""
     return load(path or RUNS, NEEDED)
 
 

@@ -1,4 +1,4 @@
-"""Measured serving runs beside predictions, as tables."""
+"""Tables of measured and predicted serving runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def engines(scores: Mapping[str, Any]) -> Table:
 
 
 def parts(scores: Mapping[str, Any], by: str, title: str) -> Table:
-    """Tabulate errors by engine, mode and one thing more."""
+    """Tabulate errors by engine, mode and another key."""
     table = empty_table(title)
     table.add_column("engine, mode, " + by, no_wrap=True)
     for name in ("runs", "TPOT", "TTFT", "left out: TPOT", "TTFT"):
@@ -51,7 +51,7 @@ def parts(scores: Mapping[str, Any], by: str, title: str) -> Table:
 
 
 def notes(scores: Mapping[str, Any]) -> str:
-    """What the tables do not say: what floor and other tool are, and the rows that are not predicted."""
+    """Explain the floor and the other tool, and list the rows that are not predicted."""
     lines = [
         "floor: median error that repeats of one configuration leave to any prediction.",
         "* aiconfigurator-core 0.12.0, on other rows of the same source: not the same comparison.",

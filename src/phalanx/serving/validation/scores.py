@@ -1,4 +1,4 @@
-"""How far off predicted serving times are: by engine and mode, model and GPU; left out; beside another predictor.
+"""Errors of predicted serving times: by engine and mode, model and GPU; left out; compared with another predictor.
 
 The other predictor's figures are of other rows (other models and GPUs), from the same source as the measured runs:
 its own predictor with kernel tables, whose choice of type by family was made on the measured values.
@@ -26,14 +26,15 @@ OTHER_PREDICTOR: dict[str, dict[str, tuple[int, float, float]]] = {
     "sglang disaggregated": {"tpot": (18, 56, 34), "ttft": (18, 83, 90)},
     "vllm disaggregated": {"tpot": (8, 52, 35), "ttft": (8, 84, 82)},
 }
-"""Of aiconfigurator-core 0.12.0, on rows that do not ship: (rows, mean, median of the absolute error in percent)."""
+"""Errors of aiconfigurator-core 0.12.0, on rows that do not ship: (rows, mean, median of the absolute error in
+percent)."""
 _SAME = 0.01
 """Logarithm of the ratio of two values below which they are one measurement that two sources list."""
 
 
 @dataclass(frozen=True)
 class ScoredPair:
-    """A run with what is predicted and measured, in seconds; None: not scored."""
+    """Predicted and measured times of a run, in seconds; None: not scored."""
 
     case: ServingCase
     tpot: tuple[float, float] | None

@@ -1,1 +1,1 @@
-"""The commands `phalanx cluster place` and `phalanx cluster`."""
+"""The commands `phalanx cluster ...`."""

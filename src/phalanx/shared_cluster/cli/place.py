@@ -1,4 +1,5 @@
-"""`phalanx cluster place`: put a plan's ranks on the free GPUs of a shared cluster, and say what that costs."""
+"""`phalanx cluster place`: the best placement of a plan's ranks on the free GPUs of a shared cluster, and its
+cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other strategies for the same job on the same free GPUs: the search, asked again for their shape.
+"""Other strategies for the same job on the same free GPUs, from a search for nodes of that shape.
 
 The search knows clusters of equal nodes. So it is asked for nodes with as many GPUs as enough of the free blocks
 have, and each of its best strategies is then placed and priced on the free GPUs themselves.
@@ -33,7 +33,7 @@ class PlacedAlternative:
 
 
 def shape(cluster: ClusterSpec, topology: Topology, free: Ints, world: int) -> ClusterSpec:
-    """Return a cluster of equal nodes with as many GPUs as each of the hosts that hold `world` has free."""
+    """Return a cluster of equal nodes, with as many GPUs as each of the hosts that hold `world` ranks has free."""
     counts = np.bincount(topology.host[free])
     size = int(max(n for n in set(counts.tolist()) if counts[counts >= n].sum() >= world))
     nodes, node = -(-world // size), cluster.ranks_per_node
@@ -72,7 +72,7 @@ def alternatives(
 
 
 def gains(own: Placed, other: Placed) -> list[str]:
-    """Say which axes of another strategy talk over links further in than the same axes of the plan's own."""
+    """Name the axes of another strategy that use faster links than the same axes of the plan."""
     tiers = [tier.name for tier in own.placement.cluster.tiers]
     here = {row.axis: row.tier for row in axis_groups(own.placement)}
     return [

@@ -36,7 +36,7 @@ class PlaceAnswer:
     others: tuple[PlacedAlternative, ...]
     """Strategies of the search for these GPUs, the fastest as placed first."""
     no_others: str = ""
-    """Why there is none, if there is none."""
+    """Why there are no others, if there are none."""
 
     @property
     def tokens_per_s(self) -> float:

@@ -21,7 +21,7 @@ class FreeBlock:
     """The free GPUs of a block of the innermost tier: a host, mostly."""
 
     scopes: tuple[int, ...]
-    """Blocks of the tiers above it that it lies in, the outermost first; without that of the outermost tier."""
+    """Blocks of the tiers above that contain it, the outermost first, without the outermost tier."""
     gpus: Ints
 
 
@@ -32,10 +32,10 @@ class _Block:
     level: int
     """Index of its size: 0 is a single rank, j a block of b_j ranks."""
     together: int
-    """Level of the smallest host-bound block inside: how large its pieces are."""
+    """Level of the smallest block inside that lies on one host: the size of its pieces."""
     scopes: tuple[int, ...]
     parts: tuple[Ints, ...]
-    """Its GPUs, in one or several arrays."""
+    """GPUs, in one or several arrays."""
 
 
 def carve(hosts: Sequence[FreeBlock], sizes: Sequence[int]) -> Ints | None:
@@ -58,7 +58,7 @@ def carve(hosts: Sequence[FreeBlock], sizes: Sequence[int]) -> Ints | None:
 
 
 def _cuts(room: int, levels: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the blocks that `room` GPUs hold as (level, first GPU), the largest first."""
+    """Return the blocks that fit in `room` GPUs as (level, first GPU), the largest first."""
     result, start = [], 0
     for level in range(len(levels) - 1, -1, -1):
         whole, rest = divmod(room - start, levels[level])

@@ -38,7 +38,7 @@ def descended(start: Ints, unused: Ints, price: Callable[[Ints], Floats]) -> Int
 
 
 def _exchanges(gpus: Ints, unused: Ints) -> Ints:
-    """Every exchange of the GPUs of two ranks, and of one rank's for an unused one, (exchanges, world)."""
+    """Return every exchange of the GPUs of two ranks, and of one rank's GPU for an unused one, (exchanges, world)."""
     world = len(gpus)
     one, other = np.triu_indices(world, 1)
     swapped = np.tile(gpus, (len(one), 1))

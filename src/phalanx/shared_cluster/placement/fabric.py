@@ -1,4 +1,4 @@
-"""What the wiring of a fabric adds to the price of a placement: rails, and the direct links between groups.
+"""The effect of a fabric's wiring on the price of a placement: rails, and direct links between groups.
 
 Rails: GPU i of every host under a leaf is at switch i. Two ranks of different index meet over NVLink in a host that
 has a GPU of the job at both indices (NCCL's PXN: the message changes its rail before it leaves). Hosts on which the
@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def between_groups(reached: Ints, groups: int) -> Floats:
-    """Return the share of a group's global links that a job has in so many of `groups` groups, (placements,)."""
+    """Return the share of a group's global links that a job in `used` of `groups` groups has, (placements,)."""
     direct = (reached - 1) / max(groups - 1, 1)
     return np.asarray(np.where(reached > 1, np.maximum(direct, 0.5), 1.0))
 

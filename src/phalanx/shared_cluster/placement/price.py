@@ -36,7 +36,7 @@ from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 
 Floats = npt.NDArray[np.float64]
 Parts = dict[str, Ints]
-"""By axis: the ranks of a group in its smallest part, of the worst group, (tiers, placements)."""
+"""By axis: ranks in the smallest part of the worst group, (tiers, placements)."""
 _MESSAGE = 64 * 2**20
 """Bytes of the all-gather by which distances over three and more tiers are compared."""
 
@@ -53,7 +53,7 @@ class PlacedJob:
     number_format: str = "bfloat16"
     """Of matrix products, by name."""
     options: StackOptions = AS_RELEASED
-    """What the stack does beyond the strategy."""
+    """Options of the stack beyond the strategy."""
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -67,14 +67,13 @@ class PlacedJob:
 
     @cached_property
     def _cut(self) -> Strategy:
-        """The strategy with its blocks listed as they are cut for ranks in order; the same with compression, which
-        formulas alone price."""
+        """The strategy with its pipeline split made explicit, as it is cut for ranks in order."""
         s = self.strategy
         return s if s.compression != "none" else as_cut(self.question(self.cluster), s)
 
     @cached_property
     def groups(self) -> dict[str, Ints]:
-        """The groups of ranks that communicate, by axis, (groups, size); pipelines and rings: pairs of neighbours."""
+        """Groups of ranks that communicate, by axis, (groups, size); pairs of neighbours for pipelines and rings."""
         s, m = self.strategy, self.mesh
         by_axis: dict[str, Ints] = {}
         if s.tp > 1:
@@ -125,7 +124,8 @@ class PlacedJob:
 
     def _distance(self, axis: str, parts: Ints) -> Floats:
         """Return the distance of an even mesh that takes as long as an axis with these smallest parts, (placements,):
-        exact where some distance has that many ranks in a block of every tier, else the least that is not faster."""
+        exact if some distance has that many ranks in a block of every tier, otherwise the least that is not
+        faster."""
         tiers, size = self.cluster.tiers, self.groups[axis].shape[1]
         unique, back = np.unique(parts, axis=1, return_inverse=True)
         ranks = np.array([tier.ranks for tier in tiers])[:, None]
@@ -151,7 +151,7 @@ class PlacedJob:
         return np.asarray(result[back.reshape(-1)])
 
     def shares(self, topology: Topology, gpus: Ints, busy: Ints) -> Floats:
-        """Return the rate of each tier for each of the placements, over that with every GPU in use, (tiers,
+        """Return each tier's rate under each placement as a share of its rate with every GPU in use, (tiers,
         placements). `busy`: GPUs that other jobs use."""
         tiers, factors = self.cluster.tiers, np.ones((len(self.cluster.tiers), len(gpus)))
         for i, tier in enumerate(tiers):
@@ -183,7 +183,7 @@ class PlacedJob:
         return np.array(run_placed(self.question(self.cluster), self._cut, placed.step, shares.shape[1]))
 
     def question(self, cluster: ClusterSpec) -> Pricing:
-        """Return the question of the job's strategy on a cluster, in its number format and with its options."""
+        """Return the pricing question of the job's strategy on a cluster, with its number format and options."""
         return Pricing(self.model, cluster, self.job, self.stack, self.number_format, extra=self.options)
 
     def seconds(self, topology: Topology, gpus: Ints, busy: Ints) -> Floats:
@@ -204,8 +204,8 @@ def _neighbours(groups: Ints, closed: bool) -> Ints:
 
 
 def _smallest_part(blocks: Ints, groups: Ints) -> Ints:
-    """Return the ranks of a group in its smallest part, of the worst group: `blocks` of each rank, (placements,
-    world); `groups` (groups, size). Shape (placements,)."""
+    """Return the ranks in the smallest part of the worst group, (placements,). `blocks`: of each rank, (placements,
+    world); `groups`: (groups, size)."""
     (g, size), count = groups.shape, int(blocks.max()) + 1
     if count == 1:
         return np.full(len(blocks), size)
@@ -221,7 +221,7 @@ def _smallest_part(blocks: Ints, groups: Ints) -> Ints:
 
 
 def _shortest_run(keys: npt.NDArray[np.int32]) -> Ints:
-    """Return how often the rarest key of each row occurs: of keys of group and block, the ranks of the smallest
+    """Return how often the rarest key of each row occurs; for keys of (group, block), the ranks of the smallest
     part."""
     keys.sort(axis=1)
     begins = np.ones(keys.shape, dtype=bool)
@@ -232,12 +232,12 @@ def _shortest_run(keys: npt.NDArray[np.int32]) -> Ints:
 
 
 _ELEMENTS = 2**18
-"""Keys that are sorted at once: few enough to stay in a core's cache."""
+"""Keys to sort at once: few enough to stay in a core's cache."""
 _HOPS = ("pp", "ring")
 """Axes that send to neighbours."""
 
 
 def _apart(ranks: Ints, part: Ints) -> Floats:
-    """Return the greatest distance at which blocks of `ranks` hold `part` ranks of a group. A little less, so that
-    dividing again does not round to one rank fewer."""
+    """Return the greatest distance at which blocks of `ranks` hold `part` ranks of a group, minus a margin for
+    rounding."""
     return np.asarray(ranks / part * (1 - 1e-12 * (part > 1)))

@@ -1,4 +1,4 @@
-"""A placement in words: its price, the bound beside it, an empty cluster, and other strategies on the same GPUs."""
+"""A placement in words: its price and bound, an empty cluster, and other strategies on the same GPUs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from phalanx.shared_cluster.placement.price import PlacedJob
 from phalanx.shared_cluster.placement.search import Placed
 
 _SHOWN = 5
-"""Other strategies that are tabulated."""
+"""Number of other strategies in the table."""
 
 
 def lines(job: PlacedJob, placed: Placed, empty: Placed) -> Iterator[str]:
-    """Yield what a placement costs, how good it is, and what an empty cluster would give."""
+    """Yield lines on the price of a placement, its gap to the bound, and the price on an empty cluster."""
     p = placed.placement
     hosts = len(list(p.ranks_by_host()))
     tokens = job.job.global_batch * job.job.seq / placed.seconds
@@ -44,7 +44,7 @@ def lines(job: PlacedJob, placed: Placed, empty: Placed) -> Iterator[str]:
 
 
 def better(job: PlacedJob, placed: Placed, alternatives: Sequence[PlacedAlternative]) -> str:
-    """Say which other strategy is faster on the same GPUs, by how much and why; or that the search has none."""
+    """Describe the faster strategy on the same GPUs, with the gain and its cause; or say that the search has none."""
     best = alternatives[0]
     gain = placed.seconds / best.placed.seconds - 1
     if gain < 5e-4:
@@ -59,7 +59,7 @@ def better(job: PlacedJob, placed: Placed, alternatives: Sequence[PlacedAlternat
 
 
 def others(placed: Placed, alternatives: Sequence[PlacedAlternative]) -> Table:
-    """Tabulate strategies as placed on the same GPUs, the fastest first, beside the plan's own."""
+    """Tabulate strategies placed on the same GPUs, the fastest first, compared with the plan's."""
     columns = ("strategy", "step", "against the plan", "bound")
     grid = table("strategies for these GPUs", *columns, left=("strategy",))
     for other in alternatives[:_SHOWN]:

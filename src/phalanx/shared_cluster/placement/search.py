@@ -30,7 +30,7 @@ from phalanx.spec.cluster.topology import Ints, Topology
 from phalanx.spec.errors import InputError
 
 EXACT = 40_000
-"""The most ways to deal ranks to blocks that are all tried."""
+"""The largest number of ways to deal ranks to blocks that is tried in full."""
 
 
 Carvings = dict[tuple[bytes, tuple[int, ...]], Ints | None]
@@ -39,7 +39,7 @@ Carvings = dict[tuple[bytes, tuple[int, ...]], Ints | None]
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """A placement with its price, and how good it is."""
+    """A placement with its price and a bound."""
 
     placement: Placement
     seconds: float
@@ -53,18 +53,16 @@ class Placed:
 
     @property
     def gap(self) -> float:
-        """The most by which a better placement could be faster, as a share of the bound."""
+        """The largest possible gain of a better placement, as a share of the bound."""
         return 0.0 if self.exact else self.seconds / self.bound_s - 1
 
 
 def place(
     job: PlacedJob, topology: Topology, free: Ints, busy: Ints | None = None, known: Carvings | None = None
 ) -> Placed:
-    """Place a job on the free GPUs of a topology; `busy`: GPUs in use by others, by default all that are not free;
-    `known`: what was carved from the same free GPUs for other jobs, and will be for this one.
-
-    Raises InputError if fewer GPUs are free than the job has ranks.
-    """
+    """Place a job on the free GPUs of a topology. `busy`: GPUs in use by others, by default all that are not free;
+    `known`: a cache of carvings of the same free GPUs. Raises InputError if the job has more ranks than GPUs are
+    free."""
     world, s = job.strategy.world, job.strategy
     if len(free) < world:
         raise InputError("--free", len(free), f"{s} has {world} ranks, but {len(free)} GPUs are free")
@@ -156,7 +154,8 @@ def _searched(
 
     @cache
     def name(which: int) -> bytes:
-        """What no other selection has: all its GPUs. On rails, blocks may begin alike and be as long."""
+        """Return a key of a selection: all of its GPUs, because on rails blocks may begin alike and be equally
+        long."""
         return np.concatenate([block.gpus for block in selections[which]]).tobytes()
 
     def placed(order: Sequence[int], which: int) -> Ints | None:
@@ -183,7 +182,7 @@ def _searched(
             known.update({new[k]: (gpus[k], seconds) for k, seconds in zip(able, prices, strict=True)})  # type: ignore[misc]
 
     def fastest(which: int, count: int) -> list[int]:
-        """The first orders (0) or selections (1) among what was priced."""
+        """Return the fastest orders (0) or selections (1) priced so far."""
         ranked = sorted(known, key=lambda pair: (known[pair][1], pair))
         return list(dict.fromkeys(pair[which] for pair in ranked))[:count]
 
@@ -196,9 +195,9 @@ def _searched(
 
 
 _BEST = 2
-"""Orders that are tried on every selection, and selections that the promising orders are tried on."""
+"""Number of orders to try on every selection, and of selections to try with promising orders."""
 _ORDERS = 24
-"""Orders that are promising, the fastest on all free GPUs: every one of four axes, a fifth of those of five."""
+"""Number of promising orders, the fastest on all free GPUs: all orders of four axes, a fifth of those of five."""
 
 
 def _on_common_rails(topology: Topology, blocks: Sequence[FreeBlock], world: int) -> Iterator[list[FreeBlock]]:
@@ -214,7 +213,7 @@ def _on_common_rails(topology: Topology, blocks: Sequence[FreeBlock], world: int
 
 
 _RAIL_SETS = 16
-"""Sets of indices that are tried on rails, those of the most free GPUs first."""
+"""Number of sets of indices to try on rails, those with the most free GPUs first."""
 
 
 def _nested(sizes: Sequence[int]) -> tuple[int, ...]:
@@ -263,19 +262,19 @@ def _selections(blocks: Sequence[FreeBlock], world: int, sizes: Sequence[int]) -
 
 
 def _which(selection: Sequence[FreeBlock], world: int) -> tuple[tuple[int, int], ...]:
-    """Return what tells selections apart: how many GPUs of each block, and for few ranks the first of them too. Of
-    many ranks, selections with the same numbers are taken for one: each takes long to price."""
+    """Return a key of a selection: the number of GPUs in each block, and for few ranks also the first of them. For
+    many ranks, selections with equal numbers count as one, because each takes long to price."""
     few = world <= descent.RANKS
     return tuple((int(block.gpus[0]) if few else 0, len(block.gpus)) for block in selection)
 
 
 _UNDER = 256
-"""The largest multiple of GPUs that is tried under a switch."""
+"""The largest multiple of GPUs to try under a switch."""
 
 
 def _in_multiples(blocks: Sequence[FreeBlock], near: int, far: int) -> list[FreeBlock]:
-    """A multiple of `near` GPUs of every block, and a multiple of `far`, which `near` divides, under each switch
-    above: what is over is left out of the blocks that have fewest."""
+    """Return a multiple of `near` GPUs of every block, and of `far` (a multiple of `near`) under each switch above;
+    the excess is left out of the blocks with the fewest GPUs."""
     under: dict[tuple[int, ...], list[FreeBlock]] = {}
     for block in blocks:
         kept = len(block.gpus) // near * near
@@ -330,7 +329,8 @@ def bound_s(job: PlacedJob, topology: Topology, free: Ints, busy: Ints) -> float
 
 
 def _most_together(job: PlacedJob, axis: str, counts: Ints) -> int:
-    """The largest smallest part that an axis can have in blocks with these numbers of free GPUs."""
+    """Return the largest size that the smallest part of an axis can have in blocks with these numbers of free
+    GPUs."""
     world, size = job.strategy.world, int(job.groups[axis].shape[1])
     chain = {"pp": job.strategy.pp, "ring": job.strategy.ring}.get(axis, size)
     if np.sum(counts // chain) * chain >= world:
@@ -339,17 +339,17 @@ def _most_together(job: PlacedJob, axis: str, counts: Ints) -> int:
 
 
 def _room(counts: Ints, size: int, part: int) -> int:
-    """The most ranks that blocks with so many free GPUs hold, if every group of `size` has at least `part` ranks in
-    each block that it is in: then it has all of them there, or `part` to `size - part`, and k such parts are k x part
-    to k x (size - part) ranks."""
+    """Return the most ranks that blocks with these free GPUs hold if every group of `size` has at least `part` ranks
+    in each block that it touches. A group then has all of its ranks there, or `part` to `size - part`; k such parts
+    are k x part to k x (size - part) ranks."""
     if part >= size:
         return int(np.sum(counts // size) * size)
     return int(np.minimum(counts, counts // part * (size - part)).sum())
 
 
 def _joint_parts(job: PlacedJob, counts: Ints) -> Iterator[dict[str, int]]:
-    """Yield the parts that tp, data and pp can have at once in blocks with these numbers of free GPUs: of data the
-    most for each of the others."""
+    """Yield the parts that tp, data and pp can have together in blocks with these numbers of free GPUs: the largest
+    of data for each of the others."""
     tp, data = (job.groups[axis].shape[1] if axis in job.groups else 1 for axis in ("tp", "data"))
     for stages, own in product({1, job.strategy.pp}, _parts_of(tp)):
         capacity = _capacity(counts, tp, own, job.strategy.world)
@@ -359,8 +359,8 @@ def _joint_parts(job: PlacedJob, counts: Ints) -> Iterator[dict[str, int]]:
 
 
 def _capacity(counts: Ints, size: int, part: int, world: int) -> int:
-    """The largest n such that blocks with at least n free GPUs hold the world, with parts of groups of `size` no
-    smaller than `part`; 0 if there is none."""
+    """Return the largest n such that blocks with at least n free GPUs hold all ranks, with parts of groups of `size`
+    no smaller than `part`; 0 if there is none."""
     for n in sorted({*counts.tolist()}, reverse=True):
         if (enough := counts[counts >= n]).sum() >= world and _room(enough, size, part) >= world:
             return int(n)
@@ -368,12 +368,12 @@ def _capacity(counts: Ints, size: int, part: int, world: int) -> int:
 
 
 def _parts_of(size: int) -> list[int]:
-    """The sizes that the smallest part of a group can have: all of it, or at most half."""
+    """Return the sizes that the smallest part of a group can have: all of the group, or at most half."""
     return [*range(1, size // 2 + 1), size]
 
 
 def _best_shares(job: PlacedJob, topology: Topology, free: Ints, busy: Ints) -> Floats:
-    """The rate of each tier that a placement can at best have, (tiers, 1): with an even share of every uplink."""
+    """Return the best rate of each tier under any placement, (tiers, 1): an even share of every uplink."""
     tiers, factors = job.cluster.tiers, np.ones((len(job.cluster.tiers), 1))
     for i, tier in enumerate(tiers):
         uplink = tier.uplink_bandwidth_bytes_per_s_per_direction

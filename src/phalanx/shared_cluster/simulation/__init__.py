@@ -1,1 +1,1 @@
-"""Jobs on a shared cluster: arrivals from a trace, GPUs of nodes, a scheduling policy, and what comes of it."""
+"""The simulation of a shared cluster: jobs of a trace, GPUs of nodes, and a scheduling policy."""

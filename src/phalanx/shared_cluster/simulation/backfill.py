@@ -1,4 +1,4 @@
-"""Who of the waiting jobs starts now: in order, passing those that cannot, or behind a reservation.
+"""Which waiting jobs start now: in order, past jobs that cannot start, or behind a reservation.
 
 EASY backfilling (Lifka 1995): the first waiting job has a reservation, the earliest time at which its GPUs are free
 by the planned ends of those that run. Others pass it if they end before then, or on GPUs that it leaves over.
@@ -32,16 +32,15 @@ def start_if_able(cluster: ClusterState, number: int) -> bool:
 
 
 def in_order(cluster: ClusterState, passing: bool) -> None:
-    """Start jobs in their order. Where one cannot start, nobody passes it, or (`passing`) only jobs of other
-    widths: those of its own width cannot start either."""
+    """Start jobs in their order. No job passes one that cannot start; with `passing`, jobs of other widths do."""
     for number in _merged(cluster):
         if not start_if_able(cluster, number) and not passing:
             return
 
 
 def _merged(cluster: ClusterState) -> Iterator[int]:
-    """Yield the first waiting job again and again; a width whose first job did not start is left out from then
-    on. Elastic jobs may differ: then their width stays in."""
+    """Yield the first waiting job repeatedly, skipping widths whose first job did not start, unless elastic jobs of
+    one width may differ."""
     closed: set[int] = set()
     while True:
         best: tuple[Key, int] | None = None
@@ -80,7 +79,7 @@ def _reserve(cluster: ClusterState, head: int) -> None:
 
 
 def _backfill(cluster: ClusterState, head: int) -> None:
-    """Start jobs behind the first that end before its reservation, or leave what is reserved."""
+    """Start jobs behind the first if they end before its reservation or leave the reserved GPUs free."""
     reservation = cluster.reservation
     assert reservation is not None
     for width in sorted(cluster.waiting):
@@ -109,7 +108,7 @@ def _backfill(cluster: ClusterState, head: int) -> None:
 
 
 def _beside(cluster: ClusterState, job: TraceJob) -> Chosen:
-    """Nodes for a job that ends after the reservation."""
+    """Return nodes for a job that ends after the reservation."""
     reservation = cluster.reservation
     assert reservation is not None
     if reservation.anywhere is not None:

@@ -1,4 +1,4 @@
-"""The state of a simulation: who waits, who runs on which GPUs, and what is due; jobs start and leave here.
+"""The state of a simulation: waiting and running jobs, their GPUs, and pending events.
 
 A job runs at a speed: 1 on the GPUs that it asks for, placed well; less where its placement or its width is worse.
 What it has done is kept when it leaves.
@@ -23,7 +23,7 @@ SpeedOf = Callable[[TraceJob, HeldGpus], float]
 Chosen = list[tuple[int, int]]
 """GPUs that a gang may get: (node, number)."""
 END, DEMOTE, RESERVED = 0, 2, 3
-"""Kinds of events, in the order in which those of one time are handled; arrivals come after ends."""
+"""Kinds of events, in the order in which events of one time are handled; arrivals follow ends."""
 
 
 @dataclass(slots=True)
@@ -37,10 +37,10 @@ class ActiveJob:
     attained: float = 0.0
     """GPU-seconds of service so far."""
     version: int = 0
-    """Changes whenever the job's events become void."""
+    """A number that changes whenever the job's pending events become invalid."""
     speed: float = 1.0
     end: float = 0.0
-    """When it ends, if nobody stops it."""
+    """When it ends unless it is stopped."""
     planned_end: float = 0.0
     """When it ends by its limit."""
     held: HeldGpus = ()
@@ -82,7 +82,7 @@ class ClusterState:
         """Running jobs that can run on fewer GPUs."""
 
     def first(self) -> int | None:
-        """The waiting job that comes first."""
+        """Return the first waiting job."""
         if self.timelines is not None:
             return min(self.promises, default=None)
         best: tuple[Key, int] | None = None
@@ -100,12 +100,12 @@ class ClusterState:
         insort(self.waiting.setdefault(self.jobs[number].gpus, []), (self.key(number), number))
 
     def unwait(self, number: int) -> None:
-        """Take a job out of its queue, before what orders it changes."""
+        """Take a job out of its queue, before its sort key changes."""
         own = self.waiting[self.jobs[number].gpus]
         del own[bisect_left(own, (self.key(number), number))]
 
     def speed(self, number: int, chosen: Chosen) -> float:
-        """Speed on GPUs that are about to be taken, for their placement alone."""
+        """Return a job's speed on GPUs about to be taken, by their placement alone."""
         job = self.jobs[number]
         if self.speed_of is None or not job.plan:
             return 1.0

@@ -14,7 +14,7 @@ from phalanx.shared_cluster.simulation.policy import DEPTH
 
 
 def promise(cluster: ClusterState, number: int) -> None:
-    """Start a job now, or reserve the earliest time at which it fits between all that is reserved."""
+    """Start a job now, or reserve the earliest time at which it fits between all reservations."""
     assert cluster.timelines is not None
     job = cluster.jobs[number]
     if not cluster.promises:

@@ -1,4 +1,4 @@
-"""Elastic width: jobs that can run on fewer GPUs start narrower, give up GPUs for who waits, and widen again.
+"""Elastic width: jobs that can run on fewer GPUs start narrower, release GPUs to waiting jobs, and widen again.
 
 Every change of width of a running job costs it `restart_s`.
 """
@@ -23,9 +23,9 @@ def narrower(cluster: ClusterState, number: int) -> tuple[Chosen, float]:
 
 
 def shrink_for(cluster: ClusterState, number: int) -> tuple[Chosen, float]:
-    """Let running elastic jobs give up GPUs so that a waiting job can start; return its nodes and speed, none if
-    that does not suffice. The job gets the widest of its widths that can start, from as few others as possible:
-    first those that submitted last."""
+    """Shrink running elastic jobs so that a waiting job can start; return its nodes and speed, or none if that does
+    not suffice. The job gets the widest of its widths that can start, from as few others as possible, the last
+    submitted first."""
     job = cluster.jobs[number]
     others = sorted((n for n in cluster.shrinkable if _worth_shrinking(cluster, number, n)), reverse=True)[
         :MOST_SHRUNK
@@ -40,8 +40,8 @@ def shrink_for(cluster: ClusterState, number: int) -> tuple[Chosen, float]:
 
 
 def _worth_shrinking(cluster: ClusterState, number: int, other: int) -> bool:
-    """Whether a running job gives up GPUs for a waiting one: not if it has a higher priority, or ends before it
-    would have started again."""
+    """Whether a running job releases GPUs to a waiting one: not if it has a higher priority, or would end before it
+    could restart."""
     job, state = cluster.jobs[other], cluster.running[other]
     return job.priority <= cluster.jobs[number].priority and state.end - cluster.now > cluster.policy.restart_s
 

@@ -1,4 +1,4 @@
-"""The event engine: jobs arrive, wait, run on GPUs of nodes, end; a policy says who starts when and where.
+"""The event engine: jobs arrive, wait, run on GPUs and end; a policy decides which starts when and where.
 
 Events at one time are handled in the order: ends, arrivals, changes of queue, reserved starts; then waiting jobs are
 scheduled. What a job has done is kept when it is stopped; it loses `restart_s`.

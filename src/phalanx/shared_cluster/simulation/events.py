@@ -1,4 +1,4 @@
-"""What is due at a moment: jobs end, change their queue, start where they were promised to."""
+"""Pending events: jobs end, change their queue, or start at a reserved time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from phalanx.shared_cluster.simulation.cluster_state import DEMOTE, END, Cluster
 
 
 def handle(cluster: ClusterState, last: int) -> None:
-    """Handle the events of this moment up to a kind."""
+    """Handle the events of the present time, up to a kind."""
     while cluster.events and cluster.events[0][0] == cluster.now and cluster.events[0][1] <= last:
         _, kind, number, version = heapq.heappop(cluster.events)
         job = cluster.active.get(number)

@@ -1,4 +1,4 @@
-"""What happened to the jobs of a trace: who ran where from when to when, and what was lost."""
+"""The history of a simulation: where each job ran and when, and what was lost."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class JobRun:
 
 @dataclass
 class JobHistory:
-    """What happened to the jobs of a trace. Lists have an element for each job, in the order of the trace."""
+    """The history of a simulation. Lists have an element for each job, in the order of the trace."""
 
     jobs: Sequence[TraceJob]
     nodes: Nodes
     policy: SchedulingPolicy
     finish: list[float]
     waited: list[float]
-    """Seconds in which a job was neither running nor done."""
+    """Seconds that each job waited, whether before or between its runs."""
     preempted: list[int]
-    """How often a job was stopped for another."""
+    """How often each job was preempted."""
     resized: list[int]
-    """How often a running job changed its width."""
+    """How often each running job changed its width."""
     runs: list[JobRun] = field(default_factory=list)
     fragmented: float = 0.0
     """GPU-seconds for which the first waiting job's GPUs were free, but not in the shape that it needs."""

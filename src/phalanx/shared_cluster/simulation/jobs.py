@@ -10,18 +10,18 @@ class TraceJob:
     """A gang of GPUs for a time: it starts with all of them or not at all."""
 
     row: int
-    """Line of the trace that it is from."""
+    """Line of the trace."""
     submit: float
     """Seconds since the first submission."""
     duration: float
-    """Seconds that it runs on `gpus` GPUs placed well."""
+    """Seconds of the job on `gpus` well-placed GPUs."""
     gpus: int
     limit: float = 0.0
-    """Seconds after which it would be killed, by which schedulers plan; at least the duration, 0: the duration."""
+    """Seconds after which it would be killed, which schedulers plan with; at least the duration. 0: the duration."""
     widths: tuple[tuple[int, float], ...] = ()
     """(GPUs, speed over that on `gpus`) at which an elastic job can also run, ascending; speed 1 is full speed."""
     plan: str = ""
-    """Its plan.json, if its speed follows from its placement."""
+    """The plan.json from which its speed under a placement follows; None: placement does not matter."""
     priority: int = 0
     """A job of higher priority comes before all of lower ones, whatever the policy."""
     tokens: float = field(default=0.0)
@@ -29,5 +29,5 @@ class TraceJob:
 
     @property
     def planned(self) -> float:
-        """Seconds by which a scheduler plans: at least one, for a reservation of no time is none."""
+        """Seconds that a scheduler plans with: at least one, because a reservation cannot be empty."""
         return max(self.limit or self.duration, 1.0)

@@ -1,4 +1,4 @@
-"""The GPUs of a cluster's nodes: which are free, and which a gang gets.
+"""The GPUs of a cluster's nodes: the free ones, and those that a gang gets.
 
 A gang that fits a node gets GPUs of one node; a wider one gets entire nodes and, for what is left, a part of one
 more, as pods and tasks ask for them. `scatter` takes any free GPUs, as a scheduler that only counts does.
@@ -23,7 +23,7 @@ HeldGpus = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class GangShape:
-    """What a gang needs: `entire` full nodes, and `part` GPUs of one more."""
+    """The GPUs that a gang needs: `entire` full nodes, and `part` GPUs of one more."""
 
     entire: int
     part: int
@@ -48,7 +48,7 @@ class Nodes:
             self._by_free[n].append(node)
 
     def shape(self, gpus: int) -> GangShape:
-        """Return the shape of a gang of so many GPUs."""
+        """Return the shape of a gang of `gpus` GPUs."""
         if gpus <= self.largest:
             return GangShape(0, gpus)
         return GangShape(*divmod(gpus, self.largest))
@@ -145,7 +145,7 @@ class Nodes:
         return tuple(held)
 
     def retake(self, held: HeldGpus) -> None:
-        """Take the same GPUs again that a gang has just given back."""
+        """Take the GPUs that a gang has just released again."""
         for node, bits in held:
             self._set(node, self._bits[node] & ~bits)
 

@@ -1,4 +1,4 @@
-"""What a policy did to the jobs of a trace, in distributions."""
+"""The figures of a simulated policy, as distributions."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ class PolicyOutcome:
     policy: str
     jobs: int
     queue: Distribution
-    """Waiting, from the submission on."""
+    """Seconds of waiting after submission."""
     completion: Distribution
-    """From submission to end."""
+    """Seconds from submission to end."""
     makespan: float
     gpu_use: float
-    """Share of all GPUs' time until the makespan in which they were held."""
+    """Share of all GPU time until the makespan in which GPUs were held."""
     fragmented: float
-    """While the first waiting job's GPUs were free, but not in the shape that it needs."""
+    """GPU-seconds during which the first waiting job had enough free GPUs, but not in the shape that it needs."""
     placement: float
-    """What jobs took longer than on their best placement."""
+    """GPU-seconds that jobs took longer than on their best placement."""
     preemptions: int
     resizes: int
     """How often running jobs changed their width."""
     tokens_per_s: float
-    """Over the makespan, of jobs with a plan."""
+    """Tokens per second over the makespan, of jobs with a plan."""
 
 
 def outcome(history: JobHistory) -> PolicyOutcome:

@@ -19,10 +19,10 @@ POLICIES = ("fifo", "easy", "conservative", "smallest", "las")
 THRESHOLD = 3600.0 * 8
 """GPU-seconds of service after which a job goes to the second queue of `las`."""
 DEPTH = 100
-"""Jobs of one width that a pass of backfilling looks at."""
+"""Jobs of one width that a backfilling pass considers."""
 
 MOST_SHRUNK = 8
-"""Jobs that give up GPUs for one other, at most."""
+"""The most jobs that release GPUs to one other job."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class SchedulingPolicy:
     rule: str = "best-fit"
     """Which GPUs a gang gets: RULES in nodes.py."""
     elastic: bool = False
-    """Whether elastic jobs start narrower than they ask for when that lets them start at once, give up GPUs when that
-    lets the first waiting job start, and widen when nobody waits."""
+    """Whether elastic jobs start narrower if that lets them start at once, release GPUs if that lets the first
+    waiting job start, and widen when no job waits."""
     restart_s: float = 60.0
     """Seconds that a job loses when it is stopped and starts again, or changes its width."""
     preempt: bool = False

@@ -123,7 +123,7 @@ def _nvlink_tiers(topology: GpuTopology, rate: float, source: str) -> list[Tier]
 
 
 def _bridge(topology: GpuTopology) -> int:
-    """The largest number of GPUs in a row that are below one host bridge each, equal for all bridges."""
+    """Return the largest number of consecutive GPUs under each host bridge, equal for all bridges."""
     count = len(topology.links)
     for size in (n for n in range(count, 0, -1) if count % n == 0):
         blocks = [range(start, start + size) for start in range(0, count, size)]

@@ -1,4 +1,4 @@
-"""What `phalanx cluster read` does: tell what wrote a file of a cluster's topology, and describe that cluster."""
+"""Reading the topology of a cluster: which tool wrote a file, and the cluster that it describes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def described(
 
 
 def summary(content: SwitchTree | GpuTopology) -> Iterator[str]:
-    """Yield what a file says, in words."""
+    """Yield a summary of a topology in words."""
     if isinstance(content, GpuTopology):
         kinds = sorted({link for row in content.links for link in row} - {"X"})
         yield f"a host of {len(content.links)} GPUs, which reach each other by {', '.join(kinds) or 'nothing'}"

@@ -44,7 +44,7 @@ PARAMETERS = {
 NAMES = {"bert": "BERT base", "cifar10": "ResNet-18", "imagenet": "ResNet-50", "yolov3": "YOLOv3"}
 PAIRS = (("2", "11"), ("4", "22"), ("8", "44"))
 _FIT = ("bert", "11")
-"""Of which the rate of a machine's port is taken where it is not believed."""
+"""The model and placement from which a machine's port rate is fitted where its published rate is doubtful."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def step_s(one: float, parameters: float, placement: str, on: Machine) -> float:
 
 
 def ratios(machine: str, steps: Mapping[tuple[str, str], Steps], on: Machine) -> Iterator[Ratio]:
-    """Yield what a machine's rows measured, beside what its links predict."""
+    """Yield the measured and predicted ratios of a machine."""
     for model, parameters in PARAMETERS.items():
         own = steps[machine, model]
         for near, far in PAIRS:
@@ -98,7 +98,7 @@ def ratios(machine: str, steps: Mapping[tuple[str, str], Steps], on: Machine) ->
 
 
 def port_of(machine: str, steps: Mapping[tuple[str, str], Steps], on: Machine) -> Machine:
-    """Return a machine with the rate of its port that one model on one placement shows, over all batches."""
+    """Return a machine with its port rate fitted to one model on one placement, over all batches."""
     model, placement = _FIT
     own, p = steps[machine, model], sum(map(int, placement))
     n = 2 * 4 * PARAMETERS[model] * (p - 1) / p
@@ -109,8 +109,8 @@ def port_of(machine: str, steps: Mapping[tuple[str, str], Steps], on: Machine) -
 
 
 def scores() -> list[tuple[Machine, list[Ratio]]]:
-    """Return each machine with its ratios; the cloud's once more at the rate that one placement of one model shows,
-    without these rows."""
+    """Return each machine with its ratios; the cloud's a second time, with its port rate fitted to one placement of
+    one model and without those rows."""
     steps = load()
     rows = [(on, list(ratios(name, steps, on))) for name, on in MACHINES.items()]
     known = port_of("aws", steps, MACHINES["aws"])

@@ -30,14 +30,14 @@ class CaseStudy:
     used: str
     """The strategy that was used; "" if its layout is not published."""
     stack: str
-    """The software stack of the time."""
+    """The software stack that prices it."""
     measured_s: float | None
     """Published step time, seconds; None if there is none for this hardware and number format."""
     source: str
     note: str = ""
-    """What is not published, or differs here."""
+    """What is unpublished, or differs here."""
     gpu_hours: float | None = None
-    """As published, of all `tokens`."""
+    """Published GPU-hours of all `tokens`."""
     tokens: float | None = None
 
 

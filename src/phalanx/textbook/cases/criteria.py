@@ -1,4 +1,4 @@
-"""When an axis of parallelism pays, as criteria in numbers: what the rules of thumb leave out.
+"""Criteria in numbers for when an axis of parallelism pays, which rules of thumb leave out.
 
 T tokens of a rank and micro-batch, h the model's width, s the sequence, M micro-batches, P ranks of the axis. A ridge
 is a chip's FLOP/s over the bytes/s of its memory, or of the link in one direction (`phalanx roofline`). Derivations:
@@ -25,7 +25,7 @@ class Criterion:
     holds: str
     """The criterion, in numbers."""
     lints: tuple[str, ...]
-    """What `phalanx lint` says where it is not met."""
+    """The lints of `phalanx lint` for jobs that do not meet it."""
 
 
 CRITERIA = (

@@ -1,4 +1,4 @@
-"""Rules of thumb, tested: each leaf of the usual decision trees on the GPUs it is stated for, against a search."""
+"""Rules of thumb, tested: each leaf of the usual decision tree on the GPUs that it names, compared with a search."""
 
 from __future__ import annotations
 

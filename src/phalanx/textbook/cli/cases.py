@@ -1,4 +1,4 @@
-"""`phalanx learn cases`: published trainings beside what a search chooses, and the tree of decisions."""
+"""`phalanx learn cases`: published trainings compared with the choice of a search, and the tree of decisions."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from phalanx.spec.strategy.compressors import PLACE_BYTES, Codes, Compression, S
 _RANKS = (2, 4, 8, 16, 32, 64, 128, 256)
 _SIDE = 4096
 _MATRIX = Parameter("blocks.0.attention.q.weight", (_SIDE, _SIDE), "column", "blocks.0")
-"""What PowerSGD factors here: of other shapes it saves other shares."""
+"""The matrix that PowerSGD factors here; its saving depends on the shape."""
 
 
 def compression() -> Picture:

@@ -49,7 +49,7 @@ _PALETTE = tuple(
 def data_parallel_step(
     model: str = "llama3-8b", cluster: str = "dgx-h100", gpus: int = 16, seq: int = 2048
 ) -> Picture:
-    """Draw the step of DDP: buckets travel while the backward pass goes on."""
+    """Draw the step of DDP: buckets are reduced during the backward pass."""
     ways = (("400", "buckets of 400 MiB: reduced as they fill"), ("100000", "one bucket: reduced at the end"))
     steps = [_step(model, cluster, gpus, seq, f"dp={gpus},zero=0,bucket={bucket}")[0] for bucket, _ in ways]
     end = max(t.end for of in steps for t in of)

@@ -1,4 +1,4 @@
-"""How large models became, and what size buys: parameters by date of release, and the loss by the scaling law."""
+"""The growth of models: parameters by date of release, and the loss that the scaling law gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Pictures of layers over ranks: how matrices are cut, what sp cuts by tokens, what tensor parallelism costs."""
+"""Pictures of layers over ranks: how matrices are cut, what sp splits by tokens, and the cost of tensor
+parallelism."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def _span(box: ParameterBox, dim: int) -> str:
 
 
 def partition(model: str = "llama3-8b", ranks: int = 4) -> Picture:
-    """Draw what each tp rank holds of a column- and a row-parallel matrix, of the MLP and of attention."""
+    """Draw the parts of a column- and a row-parallel matrix, of the MLP and of attention that each tp rank holds."""
     spec, _ = model_named(model)
     if ranks not in (2, 4):
         raise InputError("--ranks", ranks, "does not fit the page", "use 2 or 4")

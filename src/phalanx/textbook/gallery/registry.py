@@ -1,4 +1,4 @@
-"""Every picture by name: what it shows, the function that draws it, and the command whose own `--plot` it is."""
+"""Every picture by name: what it shows, the function that draws it, and the command that draws it with `--plot`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class PictureEntry:
     what: str
     draw: Callable[..., Picture]
     instead: str = ""
-    """The command that draws the same of the user's own question, without `phalanx`."""
+    """The command that draws the same for the user's own question, without `phalanx`."""
 
 
 PICTURES: dict[str, PictureEntry] = {
@@ -95,9 +95,9 @@ def options_of(name: str) -> list[str]:
 
 
 OPTIONS = ("model", "cluster", "gpus", "batch", "seq", "ranks", "params")
-"""What `phalanx learn draw` passes on."""
+"""The options that `phalanx learn draw` passes to pictures."""
 _MOST = {"seq": 999_999, "ranks": 10**7, "gpus": 10**7, "batch": 10**9}
-"""What is drawn at most."""
+"""The largest values that are drawn."""
 
 
 def picture(name: str, given: Mapping[str, Any] | None = None) -> Picture:
