@@ -224,9 +224,12 @@ def test_a_program_is_compared_with_a_plan() -> None:
         (["--ranks", "99", "--", "train.py"], "is no rank"),
         (
             ["--ranks", "all", "--world", "1000000000", "--", "train.py"],
-            "--world = 1000000000: is more than 10,000,000",
+            "world = 1000000000: is no number of ranks, from 1 to 10,000,000",
         ),
-        (["--node", "1000000000", "--", "train.py"], "--node = 1000000000: is more than 10,000,000 ranks"),
+        (
+            ["--node", "1000000000", "--", "train.py"],
+            "ranks_per_node = 1000000000: is no number of ranks, from 1 to 10,000,000",
+        ),
         (["--mesh", "pp=3", "--", "train.py"], "has 3 ranks"),
         (["--", "torchrun", "train.py"], "starts many processes"),
         (

@@ -39,6 +39,7 @@ from torch.nn.parallel import DistributedDataParallel
 from phalanx.observation.program.processes import Processes
 from phalanx.observation.recorder.step import StepRecord, StepRecorder
 from phalanx.observation.recorder.summary import GroupNames, summarise
+from phalanx.observation.request import ObservationRequest
 from phalanx.schedule.observation import RankObservation
 from support.rank_pool import importing_as_here
 
@@ -404,7 +405,7 @@ def recorded(name: str) -> RankObservation:
 def observed(name: str, rank: int, world: int) -> RankObservation:
     """Observe a program without content."""
     function, options, _ = PROGRAMS[name]
-    with Processes(lambda: function(**options), world, 8, {}) as processes:
+    with Processes(lambda: function(**options), ObservationRequest(world)) as processes:
         return processes.observe(rank)
 
 

@@ -9,15 +9,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import phalanx
+from phalanx.observation.request import ObservationRequest
 from phalanx.schedule.observation import Observation
 from phalanx.schedule.observation_file import from_json
 from phalanx.spec.errors import InputError
-from phalanx.spec.strategy.spec import MOST_RANKS
 
 _PYTHONS = ("python", "python3")
 
@@ -72,69 +72,35 @@ def program(words: Sequence[str]) -> Program:
     return Program(python, rest[0], "", tuple(rest[1:]))
 
 
-def world_of(ranks: int, per_node: int) -> int:
-    """Return a world's number of ranks. Raises InputError for numbers that no world, or node of it, has."""
-    for option, number in (("--world", ranks), ("--node", per_node)):
-        if number < 1:
-            raise InputError(option, number, "is no number of ranks")
-        if number > MOST_RANKS:
-            raise InputError(option, number, f"is more than {MOST_RANKS:,} ranks")
-    return ranks
-
-
-def axes_of(line: str | None, world: int) -> dict[str, int]:
-    """Read named axes such as "pp=8,dp=8,tp=8", outermost first. Raises InputError."""
+def request(
+    world: int, ranks: str, mesh: str | None, per_node: int, step: int, every_micro_batch: bool
+) -> ObservationRequest:
+    """Read a request: `ranks` is `classes`, `all` or a list such as "0,8"; `mesh` is a list of named axes such as
+    "pp=8,dp=8,tp=8", outermost first. Raises InputError."""
     axes: dict[str, int] = {}
-    for part in (line or "").split(",") if line else ():
+    for part in mesh.split(",") if mesh else ():
         name, equals, size = part.partition("=")
-        if not equals or not re.fullmatch("[0-9]{1,9}", size) or not name or int(size) < 1:
-            raise InputError("--mesh", line, "is no list of axes", "write it as pp=8,dp=8,tp=8, outermost first")
+        if not equals or not re.fullmatch("[0-9]{1,9}", size) or not name:
+            raise InputError("mesh", mesh, "is no list of axes", "write it as pp=8,dp=8,tp=8, outermost first")
         axes[name.strip()] = int(size)
-    product = 1
-    for n in axes.values():
-        product *= n
-    if axes and product != world:
-        raise InputError("--mesh", line, f"has {product} ranks", f"--world is {world}")
-    return axes
-
-
-def ranks_of(line: str, world: int) -> str | list[int]:
-    """Read `classes`, `all` or a list of ranks such as "0,8". Raises InputError."""
-    if line in ("classes", "all"):
-        return line
+    everything = ObservationRequest(world, per_node, axes, None, step, every_micro_batch)
+    if ranks == "classes":
+        return everything
     try:
-        ranks = list(dict.fromkeys(int(part) for part in line.split(",")))
+        numbers = range(world) if ranks == "all" else dict.fromkeys(int(part) for part in ranks.split(","))
     except ValueError:
-        raise InputError("--ranks", line, "is neither `classes`, `all` nor a list of ranks such as 0,8") from None
-    wrong = next((r for r in ranks if not 0 <= r < world), None)
-    if wrong is not None:
-        raise InputError("--ranks", wrong, "is no rank", f"the world has ranks 0 to {world - 1}")
-    return ranks
+        raise InputError("ranks", ranks, "is neither `classes`, `all` nor a list of ranks such as 0,8") from None
+    return replace(everything, ranks=tuple(numbers))
 
 
-def observe(
-    target: Program,
-    world: int,
-    ranks: str | list[int],
-    axes: dict[str, int],
-    per_node: int,
-    step: int = 2,
-    every_micro_batch: bool = False,
-) -> Observation:
+def observe(target: Program, question: ObservationRequest) -> Observation:
     """Observe a program; its output goes to stderr. Raises InputError if it cannot be observed."""
-    if step < 1:
-        raise InputError("--step", step, "is no step", "2 is the first without lazy initialisation")
     reads, writes = os.pipe()
     task = {
         "script": target.script,
         "module": target.module,
         "arguments": target.arguments,
-        "world": world,
-        "ranks": ranks,
-        "per_node": per_node,
-        "axes": axes,
-        "step": step,
-        "every_micro_batch": every_micro_batch,
+        "request": asdict(question),
         "parent": os.getpid(),
         "result": writes,
     }

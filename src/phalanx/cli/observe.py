@@ -52,15 +52,14 @@ def observe(
         require_torch()
         require_writable("--out", out)
         require_writable("--report", report)
-        from phalanx.answers.observe import axes_of, program, ranks_of, world_of
         from phalanx.answers.observe import observe as run
+        from phalanx.answers.observe import program, request
         from phalanx.report.observe import tables
         from phalanx.schedule.observation_file import to_json
         from phalanx.spec.files.plan import write_json
 
         target = program(command)
-        world = world_of(world, node)
-        result = run(target, world, ranks_of(ranks, world), axes_of(mesh, world), node, step, every_micro_batch)
+        result = run(target, request(world, ranks, mesh, node, step, every_micro_batch))
         if out is not None:
             write_json(out, to_json(result))
         if report is not None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.distributed.device_mesh import init_device_mesh
 
 from phalanx.observation.program.processes import observe_program
+from phalanx.observation.request import ObservationRequest
 from phalanx.schedule.observation import Observation
 from phalanx.spec.errors import InputError
-from phalanx.spec.strategy.spec import MOST_RANKS
 
 
 def observe(
@@ -35,37 +34,25 @@ def observe(
     Raises Unobservable if no step was taken, or an operation has no meaning on fake tensors; InputError for an
     invalid world, a mesh of another size, and ranks outside the world.
     """
-    axes = dict(mesh or {})
-    _require_world(world, ranks_per_node, axes, ranks)
+    if isinstance(ranks, str):
+        raise InputError("ranks", ranks, "is no list of ranks", "None observes one of each class")
+    request = ObservationRequest(
+        world,
+        ranks_per_node,
+        dict(mesh or {}),
+        None if ranks is None else tuple(ranks),
+        every_micro_batch=every_micro_batch,
+    )
     wants_mesh = bool(inspect.signature(step).parameters)
 
     def program() -> None:
         arguments: tuple[Any, ...] = ()
         if wants_mesh:
-            shape = tuple(axes.values()) or (world,)
-            arguments = (init_device_mesh("cuda", shape, mesh_dim_names=tuple(axes) or ("world",)),)
+            shape = tuple(request.axes.values()) or (world,)
+            arguments = (init_device_mesh("cuda", shape, mesh_dim_names=tuple(request.axes) or ("world",)),)
         one = step(*arguments)
         if callable(one):
             for _ in range(3):
                 one()
 
-    name = getattr(step, "__qualname__", repr(step))
-    return observe_program(name, program, world, ranks_per_node, axes, ranks, every_micro_batch=every_micro_batch)
-
-
-def _require_world(world: int, per_node: int, axes: Mapping[str, int], ranks: Sequence[int] | None) -> None:
-    sizes: dict[str, object] = {
-        "world": world,
-        "ranks_per_node": per_node,
-        **{f"mesh[{axis!r}]": size for axis, size in axes.items()},
-    }
-    for name, size in sizes.items():
-        if type(size) is not int or not 1 <= size <= MOST_RANKS:
-            raise InputError(name, size, f"is no number of ranks, from 1 to {MOST_RANKS:,}")
-    if axes and math.prod(axes.values()) != world:
-        raise InputError("mesh", axes, f"has {math.prod(axes.values()):,} ranks", f"world is {world:,}")
-    if ranks is not None and (isinstance(ranks, str) or not ranks):
-        raise InputError("ranks", ranks, "is no list of ranks", "None observes one of each class")
-    for rank in ranks or ():
-        if type(rank) is not int or rank not in range(world):
-            raise InputError("ranks", rank, "is no rank", f"the world has ranks 0 to {world - 1:,}")
+    return observe_program(getattr(step, "__qualname__", repr(step)), program, request)

@@ -7,12 +7,13 @@ did: an object gathered from all is this rank's, n times.
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 from unittest.mock import patch
 
 import torch
@@ -67,17 +68,26 @@ def process_group(rank: int = 0, world: int = 1) -> Iterator[None]:
                 dist.destroy_process_group()
 
 
+class Post(Protocol):
+    """Carries objects between observed ranks."""
+
+    def send(self, to: int, objects: list[Any]) -> None:
+        """Send objects to a rank."""
+
+    def receive(self, sender: int) -> list[Any]:
+        """Wait for the next objects from a rank."""
+
+
 @contextmanager
 def one_rank(
     rank: int,
     world: int,
     per_node: int,
     note: Callable[[str], None],
-    send_object: Callable[[int, list[Any]], None] | None = None,
-    receive_object: Callable[[int], list[Any]] | None = None,
+    post: Post | None = None,
 ) -> Iterator[None]:
     """Make this process a rank of a world with `per_node` ranks on each node. `note` receives a line about each call
-    that is answered or skipped; `send_object` and `receive_object` carry objects to and from other observed ranks."""
+    that is answered or skipped; `post` carries objects to and from other observed ranks."""
     local = rank % per_node
     environment = {
         "RANK": rank,
@@ -96,8 +106,8 @@ def one_rank(
         stack.enter_context(patch.dict(os.environ, {k: str(v) for k, v in environment.items()}))
         stack.enter_context(process_group(rank, world))
         answers = _answers(rank, world, note)
-        if send_object is not None and receive_object is not None:
-            answers |= _messages(send_object, receive_object)
+        if post is not None:
+            answers |= _messages(post)
         for name, function in answers.items():
             for module in (dist, distributed_c10d, device_mesh):
                 if hasattr(module, name):
@@ -133,6 +143,7 @@ def _answers(rank: int, world: int, note: Callable[[str], None]) -> dict[str, Ca
     requested = "nccl"
     helper = distributed_c10d._new_process_group_helper
     backend_of = distributed_c10d.get_backend
+    initialise = distributed_c10d.init_process_group
 
     def known(call: str, backend: object) -> set[str]:
         """Return the backends in a request. Raises InputError for one that is not torch's."""
@@ -145,16 +156,10 @@ def _answers(rank: int, world: int, note: Callable[[str], None]) -> dict[str, Ca
             )
         return names
 
-    def init_process_group(
-        backend: str | None = None,
-        init_method: str | None = None,
-        timeout: object = None,
-        world_size: int = -1,
-        rank: int = -1,
-        *args: object,
-        **kwargs: object,
-    ) -> None:
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
         nonlocal requested
+        given = inspect.signature(initialise).bind(*args, **kwargs).arguments
+        backend, world_size = given.get("backend"), given.get("world_size", -1)
         names = known("init_process_group", backend)
         if world_size not in (-1, world):
             raise InputError(
@@ -207,34 +212,24 @@ def _answers(rank: int, world: int, note: Callable[[str], None]) -> dict[str, Ca
     }
 
 
-def _messages(
-    send_object: Callable[[int, list[Any]], None], receive_object: Callable[[int], list[Any]]
-) -> dict[str, Callable[..., Any]]:
+def _messages(post: Post) -> dict[str, Callable[..., Any]]:
     """Return the replacements of functions that send objects from rank to rank."""
 
-    def global_rank(rank: int | None, group: Any, in_group: int | None) -> int:
-        return dist.get_global_rank(group or dist.group.WORLD, in_group) if rank is None else rank  # type: ignore
+    def other_end(function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        given = inspect.signature(function).bind(*args, **kwargs).arguments
+        if (rank := given.get(name)) is not None:
+            return int(rank)
+        group: Any = given.get("group") or dist.GroupMember.WORLD
+        return dist.get_global_rank(group, given[f"group_{name}"])
 
-    def send_object_list(
-        object_list: list[Any],
-        dst: int | None = None,
-        group: Any = None,
-        device: object = None,
-        group_dst: int | None = None,
-        use_batch: bool = False,
-    ) -> None:
-        send_object(global_rank(dst, group, group_dst), list(object_list))
+    send, receive = dist.send_object_list, dist.recv_object_list
 
-    def recv_object_list(
-        object_list: list[Any],
-        src: int | None = None,
-        group: Any = None,
-        device: object = None,
-        group_src: int | None = None,
-        use_batch: bool = False,
-    ) -> int:
-        sender = global_rank(src, group, group_src)
-        object_list[:] = receive_object(sender)
+    def send_object_list(object_list: list[Any], *args: Any, **kwargs: Any) -> None:
+        post.send(other_end(send, "dst", (object_list, *args), kwargs), list(object_list))
+
+    def recv_object_list(object_list: list[Any], *args: Any, **kwargs: Any) -> int:
+        sender = other_end(receive, "src", (object_list, *args), kwargs)
+        object_list[:] = post.receive(sender)
         return sender
 
     return {"send_object_list": send_object_list, "recv_object_list": recv_object_list}

@@ -17,8 +17,8 @@ import signal
 import sys
 import traceback
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -37,12 +37,13 @@ from phalanx.observation.rank_classes import (
     work,
 )
 from phalanx.observation.recorder.places import raised
+from phalanx.observation.request import ObservationRequest
 from phalanx.observation.unobservable import Unobservable, Unsteady, engine_has_run
 from phalanx.schedule.observation import Observation, RankObservation
 from phalanx.spec.errors import InputError
 
 
-class Post:
+class PipePost:
     """A rank's side of the exchange of objects. The rank pauses at `until`, until it receives a later place."""
 
     def __init__(self, pipe: Connection, until: int) -> None:
@@ -74,12 +75,9 @@ class Processes:
     """Observes ranks of one program. `device` and `axes` are those that its ranks reported so far."""
 
     program: Callable[[], object]
-    world: int
-    per_node: int
-    axes: dict[str, int]
-    step: int = 2
-    every_micro_batch: bool = False
+    request: ObservationRequest
     device: str = "cpu"
+    axes: dict[str, int] = field(init=False)
     _pipes: dict[int, Connection] = field(default_factory=dict)
     _children: dict[int, int] = field(default_factory=dict)
     _done: dict[int, RankObservation] = field(default_factory=dict)
@@ -89,6 +87,9 @@ class Processes:
     """How far ranks may go."""
     _reached: dict[tuple[int, int], tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     """By rank and place: the hash of what the rank did until there, and its peers."""
+
+    def __post_init__(self) -> None:
+        self.axes = dict(self.request.axes)
 
     def __enter__(self) -> Processes:
         return self
@@ -111,7 +112,7 @@ class Processes:
             ours.close()
             end_with_parent(parent)
             try:
-                theirs.send(("done", *self._observe(rank, Post(theirs, until))))
+                theirs.send(("done", *self._observe(rank, PipePost(theirs, until))))
             except Unsteady:
                 theirs.send(("unsteady", rank, None))
             except KeyboardInterrupt:
@@ -124,20 +125,10 @@ class Processes:
         theirs.close()
         self._pipes[rank], self._children[rank] = ours, child
 
-    def _observe(self, rank: int, post: Post) -> tuple[str, Any]:
+    def _observe(self, rank: int, post: PipePost) -> tuple[str, Any]:
         try:
-            return "", observe_rank(
-                self.program,
-                rank,
-                self.world,
-                self.per_node,
-                self.axes,
-                self.step,
-                post.send,
-                post.receive,
-                post.reached,
-                self.every_micro_batch,
-            )
+            request = replace(self.request, axes=self.axes)
+            return "", observe_rank(self.program, rank, request, post)
         except (Unobservable, InputError) as error:
             return str(error), None
         except Exception as error:
@@ -219,23 +210,17 @@ class Processes:
         return os.waitpid(self._children.pop(rank), 0)[1]
 
 
-def observe_program(
-    name: str,
-    program: Callable[[], object],
-    world: int,
-    per_node: int,
-    axes: dict[str, int],
-    ranks: Sequence[int] | None = None,
-    step: int = 2,
-    every_micro_batch: bool = False,
-) -> Observation:
+def observe_program(name: str, program: Callable[[], object], request: ObservationRequest) -> Observation:
     """Observe some ranks of a program, or one of each class. Raises Unobservable.
 
     Where a pipeline's micro-batches do not represent those that were not executed, a second attempt executes all.
     """
     try:
-        with Processes(program, world, per_node, dict(axes), step, every_micro_batch) as p:
-            seen = observe_classes(p, world) if ranks is None else tuple(p.observe(rank) for rank in ranks)
-            return Observation(name, world, p.axes, p.device, torch.__version__, seen)
+        with Processes(program, request) as p:
+            if request.ranks is None:
+                seen = observe_classes(p, request.world)
+            else:
+                seen = tuple(map(p.observe, request.ranks))
+            return Observation(name, request.world, p.axes, p.device, torch.__version__, seen)
     except Unsteady:
-        return observe_program(name, program, world, per_node, axes, ranks, step, every_micro_batch=True)
+        return observe_program(name, program, replace(request, every_micro_batch=True))

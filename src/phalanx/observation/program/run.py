@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Protocol
 from unittest.mock import patch
 
 import torch.utils
@@ -24,12 +24,13 @@ from torch._subclasses.fake_tensor import (
 from phalanx.observation.fake.host_access import answered
 from phalanx.observation.fake.recorder import FakeStepRecorder
 from phalanx.observation.fake.uncompiled import uncompiled
-from phalanx.observation.fake.world import fake_gpus, frozen_objects, one_rank
+from phalanx.observation.fake.world import Post, fake_gpus, frozen_objects, one_rank
 from phalanx.observation.program.pipelines import repeated_micro_batches
 from phalanx.observation.rank_classes import SECOND_MICRO_BATCH, WANTED_STEP
 from phalanx.observation.recorder.places import OUTSIDE_PHALANX, raised, shortened
 from phalanx.observation.recorder.step import StepRecord
 from phalanx.observation.recorder.summary import GroupNames, summarise
+from phalanx.observation.request import ObservationRequest
 from phalanx.observation.unobservable import Unobservable
 from phalanx.schedule.observation import RankObservation, Site
 
@@ -38,30 +39,27 @@ class _Enough(BaseException):
     """Ends the program once the wanted step is recorded. Not an Exception, so that programs do not catch it."""
 
 
+class Peers(Post, Protocol):
+    """The other observed ranks: processes.py."""
+
+    def reached(self, place: int, so_far: RankObservation) -> None:
+        """Report what this rank did until it reached a place, and wait until it may continue."""
+
+
 def observe_rank(
-    program: Callable[[], object],
-    rank: int,
-    world: int,
-    per_node: int = 8,
-    axes: Mapping[str, int] | None = None,
-    wanted: int = 2,
-    send_object: Callable[[int, list[Any]], None] | None = None,
-    receive_object: Callable[[int], list[Any]] | None = None,
-    reached: Callable[[int, RankObservation], None] = lambda place, so_far: None,
-    every_micro_batch: bool = False,
+    program: Callable[[], object], rank: int, request: ObservationRequest, peers: Peers | None = None
 ) -> tuple[RankObservation, str, dict[str, int]]:
-    """Run `program` as one rank until step `wanted` has ended; return the record of that step, or of the latest one
-    if the program ends before, the type of device that it computes on, and the mesh axes that it named.
+    """Run `program` as one rank until the requested step has ended; return the record of that step, or of the latest
+    one if the program ends before, the type of device that it computes on, and the mesh axes that it named.
 
-    `send_object(to, objects)` and `receive_object(sender)` carry objects between observed ranks. `reached` is called
-    with the record of step `wanted` - 1 when its second micro-batch begins and when it ends; it may wait.
-
-    Raises Unobservable where no step was taken, or where an operation has no meaning on fake tensors; and Unsteady,
-    unless `every_micro_batch` of a pipeline is executed, where one does not represent others.
+    `peers` hears of the step before when its second micro-batch begins and when it ends. Raises Unobservable where no
+    step was taken, or where an operation has no meaning on fake tensors; and Unsteady, unless every micro-batch of a
+    pipeline is executed, where one does not represent others.
     """
+    wanted = request.step
     notes: dict[str, None] = {}
     results: list[RankObservation] = []
-    names = GroupNames(world, axes)
+    names = GroupNames(request.world, request.axes)
 
     def note(text: str) -> None:
         notes[text] = None
@@ -71,27 +69,27 @@ def observe_rank(
         results.append(summarise(recorder, step, names))
         if step.number >= wanted:
             raise _Enough
-        if step.number == wanted - 1:
-            reached(WANTED_STEP, results[-1])
+        if step.number == wanted - 1 and peers is not None:
+            peers.reached(WANTED_STEP, results[-1])
 
     def second_micro_batch() -> None:
-        if recorder.step.number == wanted - 1:
+        if recorder.step.number == wanted - 1 and peers is not None:
             names.read_meshes()
-            reached(SECOND_MICRO_BATCH, summarise(recorder, recorder.step, names))
+            peers.reached(SECOND_MICRO_BATCH, summarise(recorder, recorder.step, names))
 
     recorder = FakeStepRecorder(FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False), ended)
     recorder.position.second = second_micro_batch
     how = "ended"
     with ExitStack() as stack:
         stack.enter_context(frozen_objects())
-        stack.enter_context(one_rank(rank, world, per_node, note, send_object, receive_object))
-        gpus = stack.enter_context(fake_gpus(per_node, lambda: note("device cuda: redirected to a fake GPU")))
+        stack.enter_context(one_rank(rank, request.world, request.per_node, note, peers))
+        gpus = stack.enter_context(fake_gpus(request.per_node, lambda: note("device cuda: redirected to a fake GPU")))
         stack.enter_context(answered(recorder.answer, note))
         stack.enter_context(uncompiled(note))
         gpus.waits, gpus.live = recorder.waited, lambda: recorder.live["gpu"]
         # Torch keeps weak references to fake tensors, for which Module.to() would refuse to move parameters.
         stack.enter_context(patch.object(torch.utils, "weakref", SimpleNamespace(getweakrefs=lambda _: [])))
-        if not every_micro_batch:
+        if not request.every_micro_batch:
             stack.enter_context(repeated_micro_batches(recorder, note))
         stack.enter_context(recorder.fake)
         stack.enter_context(recorder.recording())

@@ -1,6 +1,6 @@
-"""Observe a user's script in a process of its own. The argument is JSON {"script", "module", "arguments", "world",
-"ranks", "per_node", "axes", "step", "every_micro_batch", "parent", "result"}; `parent` is the process that started
-this one, and `result` the open file that receives the observation, as JSON.
+"""Observe a user's script in a process of its own. The argument is JSON {"script", "module", "arguments", "request",
+"parent", "result"}; `request` has the fields of ObservationRequest, `parent` is the process that started this one,
+and `result` the open file that receives the observation, as JSON.
 
 The process imports torch once and forks for every rank (processes.py). The script's output goes to stderr.
 """
@@ -16,6 +16,7 @@ import traceback
 from pathlib import Path
 
 from phalanx.observation.program.parent import end_with_parent
+from phalanx.observation.request import ObservationRequest
 from phalanx.schedule.observation_file import to_json
 
 
@@ -44,19 +45,9 @@ def main() -> None:
                 raise
             raise Unobservable(str(error)) from error  # of the module itself, before any of its lines
 
-    ranks = {"classes": None, "all": range(task["world"])}.get(str(task["ranks"]), task["ranks"])
     try:
-        observation = observe_program(
-            " ".join([script or f"-m {module}", *arguments]),
-            program,
-            task["world"],
-            task["per_node"],
-            task["axes"],
-            ranks,
-            task["step"],
-            task["every_micro_batch"],
-        )
-        content = to_json(observation)
+        name = " ".join([script or f"-m {module}", *arguments])
+        content = to_json(observe_program(name, program, ObservationRequest(**task["request"])))
     except Unobservable as error:
         content = {"error": str(error)}
     except KeyboardInterrupt:

@@ -7,6 +7,7 @@ Source of the schemas: torch 2.13, torch/csrc/distributed/c10d/Ops.cpp (c10d) an
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,42 +44,28 @@ class Collective:
         return tuple(dist.get_process_group_ranks(self.group))
 
 
-# name: (operation, index of the argument that counts, index of the group)
+_SUFFIXES = re.compile("^_|_$|_coalesced|_base|_into_tensor|_tensor|_out|_single|_any_source")
+"""Parts of names that say how buffers are passed."""
+# name without these parts: (operation, index of the argument that counts, index of the group)
 _C10D = {
-    "allreduce_": ("all_reduce", 0, 1),
-    "allreduce_coalesced_": ("all_reduce", 0, 1),
-    "broadcast_": ("broadcast", 0, 1),
-    "reduce_": ("reduce", 0, 1),
-    "allgather_": ("all_gather", 0, 2),
-    "allgather_coalesced_": ("all_gather", 0, 2),
-    "_allgather_base_": ("all_gather", 0, 2),
-    "allgather_into_tensor_coalesced_": ("all_gather", 0, 2),
-    "reduce_scatter_": ("reduce_scatter", 1, 2),
-    "_reduce_scatter_base_": ("reduce_scatter", 1, 2),
-    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1, 2),
-    "alltoall_": ("all_to_all", 1, 2),
-    "alltoall_base_": ("all_to_all", 1, 2),
-    "gather_": ("gather", 1, 2),
-    "scatter_": ("scatter", 0, 2),
+    "allreduce": ("all_reduce", 0, 1),
+    "broadcast": ("broadcast", 0, 1),
+    "reduce": ("reduce", 0, 1),
+    "allgather": ("all_gather", 0, 2),
+    "reduce_scatter": ("reduce_scatter", 1, 2),
+    "alltoall": ("all_to_all", 1, 2),
+    "gather": ("gather", 1, 2),
+    "scatter": ("scatter", 0, 2),
     "send": ("send", 0, 1),
-    "recv_": ("recv", 0, 1),
-    "recv_any_source_": ("recv", 0, 1),
+    "recv": ("recv", 0, 1),
 }
-# name: (operation, whether the argument's bytes count once for each rank of the group)
+# name without these parts: (operation, whether the argument's bytes count once for each rank of the group)
 _FUNCTIONAL = {
     "all_reduce": ("all_reduce", False),
-    "all_reduce_": ("all_reduce", False),
-    "all_reduce_coalesced": ("all_reduce", False),
-    "all_reduce_coalesced_": ("all_reduce", False),
     "broadcast": ("broadcast", False),
-    "broadcast_": ("broadcast", False),
-    "all_gather_into_tensor": ("all_gather", True),
-    "all_gather_into_tensor_out": ("all_gather", True),
-    "all_gather_into_tensor_coalesced": ("all_gather", True),
-    "reduce_scatter_tensor": ("reduce_scatter", False),
-    "reduce_scatter_tensor_out": ("reduce_scatter", False),
-    "reduce_scatter_tensor_coalesced": ("reduce_scatter", False),
-    "all_to_all_single": ("all_to_all", False),
+    "all_gather": ("all_gather", True),
+    "reduce_scatter": ("reduce_scatter", False),
+    "all_to_all": ("all_to_all", False),
     "shard_dim_alltoall": ("all_to_all", False),
 }
 
@@ -86,10 +73,11 @@ _FUNCTIONAL = {
 def read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Collective, ...]:
     """Return the collectives that a call of an operation in NAMESPACES issues: none for waits and barriers."""
     name = func._schema.name.split("::")[1]
+    plain = _SUFFIXES.sub("", name)
     if func.namespace == "c10d":
-        if name not in _C10D:
+        if plain not in _C10D:
             return ()
-        op, counts, at = _C10D[name]
+        op, counts, at = _C10D[plain]
         group = _group(args[at])
         peer = None
         if name in ("send", "recv_"):
@@ -106,9 +94,9 @@ def read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Coll
         group = _group(given["group_name"])
         peer = dist.get_global_rank(group, given["dst" if name == "isend" else "src"])
         return (Collective(name[1:], group, (given["tensor"],), peer),)
-    if name not in _FUNCTIONAL:
+    if plain not in _FUNCTIONAL:
         return ()
-    op, gathered = _FUNCTIONAL[name]
+    op, gathered = _FUNCTIONAL[plain]
     group = _group(given["group_name"])
     buffers = tuple(tensors(given["input"] if "input" in given else given["inputs"]))
     return (Collective(op, group, buffers * (group.size() if gathered else 1)),)

@@ -94,22 +94,27 @@ class Position:
             register_optimizer_step_post_hook(self._optimized),
         ]
 
+    def _during(self, owner: Any, name: str, attribute: str, value_of: Callable[..., Any]) -> Any:
+        """Return a patch of a function of `owner` that sets an attribute of this position while it runs."""
+        run = getattr(owner, name)
+
+        def runs(*args: Any, **kwargs: Any) -> Any:
+            before = getattr(self, attribute)
+            setattr(self, attribute, value_of(*args))
+            try:
+                return run(*args, **kwargs)
+            finally:
+                setattr(self, attribute, before)
+
+        return patch.object(owner, name, runs)
+
     @contextmanager
     def parts_of_backward(self) -> Iterator[None]:
         """Distinguish the passes of torch's zero-bubble schedules: I computes gradients of inputs, W of weights
         (torch.distributed.pipelining.stage calls both)."""
 
         def part(phase: Phase, name: str) -> Any:
-            run = getattr(pipeline_stage, name)
-
-            def runs(*args: Any, **kwargs: Any) -> Any:
-                before, self._part = self._part, phase
-                try:
-                    return run(*args, **kwargs)
-                finally:
-                    self._part = before
-
-            return patch.object(pipeline_stage, name, runs)
+            return self._during(pipeline_stage, name, "_part", lambda *args: phase)
 
         with part("I", "stage_backward_input"), part("W", "stage_backward_weight"):
             yield
@@ -141,16 +146,7 @@ class Position:
         """Attribute prefetched gathers and delayed reductions of fully_shard to the right module."""
 
         def owned(name: str) -> Any:
-            run = getattr(FSDPParamGroup, name)
-
-            def runs(group: FSDPParamGroup, *args: Any, **kwargs: Any) -> None:
-                before, self._served = self._served, group.modules[0]
-                try:
-                    run(group, *args, **kwargs)
-                finally:
-                    self._served = before
-
-            return patch.object(FSDPParamGroup, name, runs)
+            return self._during(FSDPParamGroup, name, "_served", lambda group, *args: group.modules[0])
 
         with owned("unshard"), owned("post_backward"):
             yield
