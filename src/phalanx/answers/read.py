@@ -22,14 +22,13 @@ from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.number_formats import PRECISIONS
+from phalanx.spec.number_formats import PRECISIONS, SHORT_NAMES
 from phalanx.spec.optimizers import Optimizer
 from phalanx.spec.strategy.spec import FIELDS, Strategy, format_field
 from phalanx.spec.strategy.stack_options import StackOptions
 
 _FRAMEWORKS = {framework.reads: framework for framework in FRAMEWORKS.values() if framework.reads}
 _RECOMPUTED = {"none", "selective", "full"}
-_COMPUTE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _CONFLICTS = ("both-halves", "two-engines", "types-disagree", "batches-disagree")
 """Lints of settings that contradict each other, of which a price would have to choose one."""
 _UNPRICED = ("bucket", "prefetch", "grad_sync", "reshard")
@@ -150,7 +149,7 @@ def options_of(c: Configuration, s: Strategy) -> StackOptions:
 def job_of(c: Configuration, batch: int, seq: int) -> Job:
     """Return the job of a configuration: what it says of optimizer, clipping and types, else a Job's defaults.
     Raises InputError."""
-    compute = _COMPUTE.get(str(c.job.get("compute") or c.layout.precision), "bfloat16")
+    compute = SHORT_NAMES.get(str(c.job.get("compute") or c.layout.precision), "bfloat16")
     job = Job(batch, seq, Precision(compute))  # type: ignore[arg-type]
     if "optimizer" in c.job:
         job = replace(job, optimizer=Optimizer(**c.job["optimizer"]))

@@ -19,11 +19,11 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.number_formats import PRECISIONS
+from phalanx.spec.number_formats import COMPUTED, PRECISIONS
 from phalanx.spec.strategy.spec import FIELDS, Strategy
 from phalanx.spec.strategy.stack_options import StackOptions, StackProducts
 
-_COMPUTE = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_COMPUTE = {f.name: f.title for f in COMPUTED if f.bits < 64}
 PRODUCTS = {word: f.name for word, f in PRECISIONS.items() if f.narrow}
 """Number format of products by the precision of a plan."""
 

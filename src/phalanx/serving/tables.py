@@ -10,6 +10,7 @@ from phalanx.planning.tables.table import Sheet, columns
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
 from phalanx.serving.cost.step import BYTES
+from phalanx.serving.simulation.engines import MULTIPLIED_AS
 from phalanx.spec.model.spec import ModelSpec
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -136,7 +137,7 @@ def intensity(price: ServingPrice, seq: int) -> Sheet:
 def _peaks(price: ServingPrice) -> tuple[float, float, float]:
     """(FLOP/s of products with the weights' type, FLOP/s in 16 bits, bytes/s), by datasheet."""
     s = system_of(price.cluster)
-    peak = {"bf16": s.peak_bf16, "int4": s.peak_bf16, "fp8": s.peak_fp8, "nvfp4": s.peak_fp4}[price.weights]
+    peak = {"half": s.peak_bf16, "fp8": s.peak_fp8, "fp4": s.peak_fp4}[MULTIPLIED_AS[price.weights].peak or "half"]
     return float(peak), float(s.peak_bf16), price.cluster.device.memory_bandwidth_bytes_per_s
 
 

@@ -228,6 +228,8 @@ _ROWS = (
 NUMBER_FORMATS: dict[str, NumberFormat] = {row.name: row for row in _ROWS}
 COMPUTED = tuple(sorted((row for row in _ROWS if row.computes), key=lambda row: row.bits))
 """What a job can compute in, narrow types first."""
+SHORT_NAMES: dict[str, str] = {row.title: row.name for row in COMPUTED}
+"""Types that a job computes in by the names that configurations use: bf16, fp16, fp32, fp64."""
 MULTIPLIED = tuple(row for row in _ROWS if row.multiplies)
 """What our runtime multiplies in blocks of models that compute in another type."""
 PRECISIONS: dict[str, NumberFormat] = {row.word: row for row in _ROWS if row.word}

@@ -11,11 +11,11 @@ from phalanx.observation.trainer.generation import ProvedStage, verify_generatio
 from phalanx.planning.question import model_named, require_counts
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files.job_file import build
-from phalanx.spec.job import DType
+from phalanx.spec.job import DType, compute_type
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.number_formats import SHORT_NAMES
 from phalanx.spec.strategy.spec import Strategy, parse
 
-_TYPES: dict[str, DType] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 _CHUNK, _PAGE = 512, 16  # as of `phalanx generate`
 _MOST_SLOTS = 4096
 
@@ -55,9 +55,9 @@ def prove(
         raise InputError("--seq", context, f"is longer than the model's context, {spec.max_seq}", "use less")
     if slots > _MOST_SLOTS:
         raise InputError("--batch", slots, "is too many requests for one replica", f"at most {_MOST_SLOTS}")
-    if precision is not None and precision not in _TYPES:
-        raise InputError("--precision", precision, "is no type to generate in", nearest(precision, _TYPES))
-    dtype = _TYPES[precision or "bf16"]
+    if precision is not None and precision not in SHORT_NAMES:
+        raise InputError("--precision", precision, "is no type to generate in", nearest(precision, SHORT_NAMES))
+    dtype = compute_type(SHORT_NAMES[precision or "bf16"], "precision")
     strategy = build(Strategy, parse(line), "strategy") if line else Strategy()
     stages = verify_generation(
         spec,

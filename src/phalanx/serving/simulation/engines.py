@@ -45,9 +45,13 @@ ENGINES = {
 }
 """Every serving engine that Phalanx knows."""
 
-_MULTIPLIED = {"bf16": "bfloat16", "fp8": "float8", "int4": "bfloat16", "nvfp4": "nvfp4"}
-NEEDS = {weights: NUMBER_FORMATS[name].generations for weights, name in _MULTIPLIED.items()}
-"""Generations of chips that compute with a type of weights (int4 is unpacked to 16 bits)."""
+MULTIPLIED_AS = {
+    weights: NUMBER_FORMATS[name]
+    for weights, name in (("bf16", "bfloat16"), ("fp8", "float8"), ("int4", "bfloat16"), ("nvfp4", "nvfp4"))
+}
+"""The format in which products take each type of weights: int4 is unpacked to 16 bits before."""
+NEEDS = {weights: f.generations for weights, f in MULTIPLIED_AS.items()}
+"""Generations of chips whose tensor cores take a type of weights."""
 
 
 def engine(name: str) -> EngineRow:
