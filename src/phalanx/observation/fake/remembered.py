@@ -34,6 +34,13 @@ _NAMESPACES = ("aten", "_c10d_functional")
 _MOST = 100_000
 
 
+def fake_mode(**options: Any) -> FakeTensorMode:
+    """Return a mode that makes fake tensors, without torch's cache: recipes take its place."""
+    mode = FakeTensorMode(**options)
+    mode.cache_enabled = False
+    return mode
+
+
 class Result(NamedTuple):
     """One result. `argument`: index, in the flat list of tensors, of the one that it is or shares a storage with."""
 

@@ -17,12 +17,12 @@ import torch.utils
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensorMode,
     UnsupportedOperatorException,
 )
 
 from phalanx.observation.fake.host_access import answered
 from phalanx.observation.fake.recorder import FakeStepRecorder
+from phalanx.observation.fake.remembered import fake_mode
 from phalanx.observation.fake.uncompiled import uncompiled
 from phalanx.observation.fake.world import Post, fake_gpus, frozen_objects, one_rank
 from phalanx.observation.program.pipelines import repeated_micro_batches
@@ -77,7 +77,7 @@ def observe_rank(
             names.read_meshes()
             peers.reached(SECOND_MICRO_BATCH, summarise(recorder, recorder.step, names))
 
-    recorder = FakeStepRecorder(FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False), ended)
+    recorder = FakeStepRecorder(fake_mode(allow_non_fake_inputs=True, allow_fallback_kernels=False), ended)
     recorder.position.second = second_micro_batch
     how = "ended"
     with ExitStack() as stack:

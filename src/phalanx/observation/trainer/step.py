@@ -25,7 +25,6 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
-    FakeTensorMode,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -33,7 +32,7 @@ from phalanx.observation.diff import RecordedMemory
 from phalanx.observation.fake import gpu_rules
 from phalanx.observation.fake.device import NAME, register
 from phalanx.observation.fake.gpu_rules import AgainstTheRules
-from phalanx.observation.fake.remembered import Remembered
+from phalanx.observation.fake.remembered import Remembered, fake_mode
 from phalanx.observation.fake.world import fake_gpus, frozen_objects, process_group
 from phalanx.observation.recorder.collective_ops import NAMESPACES
 from phalanx.observation.recorder.nested import tensors
@@ -279,7 +278,7 @@ def fake_tensors(first: int, waits: Callable[[], None] | None = None) -> Iterato
             stack.enter_context(patch.object(torch, "Generator", _HostGenerator))
             stack.enter_context(fake_gpus(1))
         try:
-            stack.enter_context(FakeTensorMode())
+            stack.enter_context(fake_mode())
             yield
         except _VALUES as error:
             line = _line(raised(error, OUTSIDE_OBSERVATION))
