@@ -36,6 +36,7 @@ Table = Mapping[str, Any]
 _ABOUT = ("title", "repository", "commit", "position", "parent", "like", "modules", "needs")
 _STACK = frozenset((*_ABOUT, "strategy", "options", "rules", "priced", "constants", "policy"))
 _ENTRY = frozenset(("key", "words", "written", "values", "note", "in_code", "source"))
+_PRICED = ("zero", "zero_in_pipeline", "schedules", "ulysses", "without")
 _RULE = frozenset(("when", "reason", "remedy", "source"))
 _LATER = {"sp": "sp=1", "cp": "cp>1", "recompute": "recompute=selective*"}
 """Ideas younger than some stacks, and the strategies that use them: sequence parallelism and selective recomputation
@@ -117,7 +118,7 @@ def _build(name: str, tables: Mapping[str, tuple[_Folder, Table]], built: dict[s
         strategy=_entries(name, folder, table.get("strategy", {}), like.strategy if like else {}, same),
         options=_entries(name, folder, table.get("options", {}), like.options if like else {}, same),
         rules=tuple(r for group in rules.values() for r in group),
-        priced=_limits(_inherited(name, "priced", tables)),
+        priced=_limits(name, _inherited(name, "priced", tables)),
         modules=tuple(table.get("modules", like.modules if like else ())),
         needs=tuple(table.get("needs", like.needs if like else ())),
         constants={**(parent.constants if parent else {}), **_numbers(table.get("constants", {}))},
@@ -200,18 +201,20 @@ def _inherited(name: str, part: str, tables: Mapping[str, tuple[_Folder, Table]]
     return {**above, **table.get(part, {})}
 
 
-def _limits(priced: Table) -> tuple[Rule, ...]:
-    """Return what constants do not price as rules."""
-    _require_known("priced", priced, ("zero", "zero_in_pipeline", "schedules", "ulysses", "without"))
+def _limits(name: str, priced: Table) -> tuple[Rule, ...]:
+    """Return what a stack's constants do not price as rules."""
+    _require_known(name, priced, _PRICED)
+    if missing := [part for part in _PRICED if part not in priced]:
+        raise ValueError(f"{name}: its constants have no {', '.join(missing)}")
 
     def listed(values: Iterable[Any]) -> str:
         return ", ".join(map(str, values))
 
-    rules = [_limit(f"{_LATER[name]}", "is newer than the stack", "leave it out") for name in priced["without"]]
+    rules = [_limit(_LATER[idea], "is newer than the stack", "leave it out") for idea in priced["without"]]
     names = priced["schedules"]
     unknown = [name for name in names if name not in SCHEDULES]
     if unknown:
-        raise ValueError(f"priced: {listed(unknown)} are no schedules")
+        raise ValueError(f"{name}: {listed(unknown)} are no schedules")
     if names:
         reason = f"is not in the stack, which has {listed(names)}"
         rules.append(_limit(f"schedule not in ({listed(names)}), pp>1", reason, "use one of these, or pp=1"))
