@@ -140,6 +140,16 @@ class Keys:
                 return value
         return default
 
+    def configuration(
+        self, kind: str, stack: str, layout: Layout, table: KeyTable | None = None, **stated: Any
+    ) -> Configuration:
+        """Return what was read, with what became of the other keys by the framework's table. `stated`: further fields
+        of Configuration."""
+        table = table or self.table
+        assert table is not None
+        quiet, open_, unknown = self.rest(table)
+        return Configuration(kind, stack, layout, self.understood, quiet, open_, unknown, **stated)
+
     def rest(self, table: KeyTable) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
         """Return the keys that no reader took: without effect, not modelled, unknown with the nearest name."""
         quiet: list[str] = []

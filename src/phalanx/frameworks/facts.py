@@ -5,7 +5,7 @@
     [stacks.NAME]                title, repository, commit: a documented release; `position`: its place in lists
         parent                   the stack whose constants, policy and limits it has where it states none
         like                     the stack whose facts it shares: a fact that is a string is the same at another line
-        modules, needs           see Stack
+        modules, needs, runs     see Stack
     [stacks.NAME.strategy]       field = { key, words, written, values, note, in_code, source } (Entry), or false
     [stacks.NAME.options]        the same of options
     [stacks.NAME.rules.ID]       when (one condition or several), reason, remedy, source (Rule)
@@ -34,7 +34,7 @@ from phalanx.spec.strategy.stack_options import DEFAULTS, OPTION_FIELDS
 
 Table = Mapping[str, Any]
 _ABOUT = ("title", "repository", "commit", "position", "parent", "like", "modules", "needs")
-_STACK = frozenset((*_ABOUT, "strategy", "options", "rules", "priced", "constants", "policy"))
+_STACK = frozenset((*_ABOUT, "strategy", "options", "rules", "priced", "constants", "policy", "runs"))
 _ENTRY = frozenset(("key", "words", "written", "values", "note", "in_code", "source"))
 _PRICED = ("zero", "zero_in_pipeline", "schedules", "ulysses", "without")
 _RULE = frozenset(("when", "reason", "remedy", "source"))
@@ -123,6 +123,7 @@ def _build(name: str, tables: Mapping[str, tuple[_Folder, Table]], built: dict[s
         needs=tuple(table.get("needs", like.needs if like else ())),
         constants={**(parent.constants if parent else {}), **_numbers(table.get("constants", {}))},
         policy=_policy(table, parent, tables, built),
+        runs=tuple({column: tuple(each) for column, each in run.items()} for run in table.get("runs", ())),
         lineage=(name, *(parent.lineage if parent else ())),
     )
     return built[name]

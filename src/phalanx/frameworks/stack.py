@@ -129,6 +129,8 @@ class Stack:
     """Constants that are known from its code, its ancestors' included (cost/analytic/profile.py)."""
     policy: Mapping[str, float] = field(default_factory=dict)
     """When it reduces and gathers, by field of Policy that differs from the default (cost/ledger/policy.py)."""
+    runs: tuple[Mapping[str, tuple[str, ...]], ...] = ()
+    """Published runs that it ran, each by patterns of what their table says of them (validate/stacks.py)."""
     lineage: tuple[str, ...] = ()
     """Its own name and those of its ancestors, nearest first."""
 

@@ -11,7 +11,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from phalanx.frameworks.program import Blank
 from phalanx.frameworks.subject import Subject
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.families import complete, family_of
@@ -132,13 +131,4 @@ def _require_whole(x: Subject, config: dict[str, Any]) -> None:
             raise InputError(f"model.{name}", getattr(x.model, name), reason, "use another family")
 
 
-def blanks(x: Subject) -> tuple[Blank, ...]:
-    """Return what a plan cannot know."""
-    t = x.plan.train
-    return (
-        Blank("DATA_PATH", "Training data: a dataset that datasets.load_dataset reads, with a column `text`."),
-        Blank("TOKENIZER", f"A Hugging Face tokenizer, of {x.model.vocab:,} tokens at most."),
-        Blank("CHECKPOINTS", "Folder for checkpoints, on a file system that all nodes see."),
-        Blank("LR", "Peak learning rate.", *((f"{t.scaled_lr(x.job.global_batch):g}",) if x.trained else ())),
-        Blank("TRAIN_ITERS", "Optimizer steps.", *((str(t.steps),) if x.trained else ())),
-    )
+DATA = "a dataset that datasets.load_dataset reads, with a column `text`"

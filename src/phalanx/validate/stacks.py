@@ -7,7 +7,9 @@ stack, compiled or eager.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from phalanx.frameworks.registry import STACKS
 from phalanx.validate.models import Unspecified
@@ -75,51 +77,47 @@ def _months(name: str) -> float | None:
 
 def _profile_name(row: Row) -> str | None:
     """Name a row's stack and release, whether known or not; None for a framework that is not known."""
-    framework, version, options = row["framework"], row["framework_version"], row["options"]
-    if row.family == "vtrain":
-        return "vtrain" if row.group in _REPEATED_NOTHING else "megatron-2022"
-    if framework == "nanotron":
-        faulty = "after_pp_fix=False" in row["notes"] and (row.count("pp") or 1) > 1
-        return "nanotron-early" if faulty else "nanotron"
-    if framework.startswith("llm-foundry"):
-        return "llm-foundry-pure" if "PURE" in row["sharding"] else "llm-foundry"
-    if framework.startswith("torchtitan"):
-        if "torch.compile" not in options:
-            return "torchtitan-eager"
-        if "fp8 all-gather" in options:
-            return "torchtitan-narrow-gather"
-        if "vanilla TP" in options:
-            return "torchtitan-vanilla-tp"
-        return "torchtitan-2025-06" if version >= "2025-06" else "torchtitan-compiled"
-    if framework.startswith(("Megatron-DeepSpeed", "Megatron+DeepSpeed")):
-        late = "megatron-deepspeed-2022-bf16" if row["precision"] == "bf16" else "megatron-deepspeed-2022"
-        return "megatron-deepspeed-2021" if "2021" in version else late
-    if framework == "Megatron-LM" and re.match(r"(2021|v1|v2)", version):
-        return "megatron-2020" if version.startswith("v1") else "megatron-2021"
-    if framework == "Megatron-LM" and "2021" in version:
-        return "megatron-2021"
-    if framework in ("MaxText", "PAX"):
-        return framework.lower()
-    if framework == "Megatron-Bridge":
-        release = re.search(r"\d\d\.\d\d(?:\.\d+)?", version)
-        return f"megatron-bridge-{release.group() if release else version}"
-    if framework == "NeMo Megatron":
-        return "nemo-23.05"
-    if framework == "NeMo":
-        release = re.search(r"(\d\d\.\d\d)", version)
-        return f"nemo-{release.group(1)}" if release else "nemo-24.11"
-    if row.family == "simumax-b200":
-        return "simumax-b200"
     if row.group == "megatron-ci-golden/small":
         # The tests' names say how attention runs. Without Transformer Engine, and in deterministic runs that do not
         # resume, it is not fused and writes its scores; with context parallelism it always is flash attention.
         name = row["model"]
         plain = "te" not in name.split("_") and not row.moe
-        unfused = plain or ("deterministic" in options and "resume" not in name)
+        unfused = plain or ("deterministic" in row["options"] and "resume" not in name)
         return "megatron-core-unfused" if unfused and (row.count("cp") or 1) == 1 else "megatron-core-dropout"
-    if framework.startswith(("Megatron-LM", "Megatron-Core")):
-        return "megatron-core"
-    return None
+    ran = [(stack, run) for stack in STACKS.values() for run in stack.runs if _is_of(row, run)]
+    if not ran:
+        return None
+    # A source says more than a framework, and more patterns say more than fewer.
+    stack, run = max(ran, key=lambda item: ("source_family" in item[1], sum(map(len, item[1].values()))))
+    if "release" not in run:
+        return stack.name
+    prefix, newest = run["release"]
+    return prefix + (_release(row["framework_version"])[: len(newest) or None] or newest or row["framework_version"])
+
+
+def _is_of(row: Row, run: Mapping[str, Sequence[str]]) -> bool:
+    """Whether a row is of the runs that patterns describe: `column` or `not_column` with what its cell is like;
+    `since`, the earliest version; `several`, an axis of several ranks. `release`: how the stacks of its releases are
+    called, and the release where the version is none, as long as its framework counts releases."""
+    tests: dict[str, Callable[[str], bool]] = {
+        "since": lambda earliest: row["framework_version"] >= earliest,
+        "several": lambda axis: (row.count(axis) or 1) > 1,
+        "release": lambda _: True,
+    }
+
+    def holds(column: str, wanted: str) -> bool:
+        if column in tests:
+            return tests[column](wanted)
+        name = column.removeprefix("not_")
+        return fnmatchcase(row[name], wanted) is (name == column)
+
+    return all(holds(column, wanted) for column, each in run.items() for wanted in each)
+
+
+def _release(version: str) -> str:
+    """Return the release in a version, such as 25.09 or 25.09.01; "" where there is none."""
+    found = re.search(r"\d\d\.\d\d(?:\.\d+)?", version)
+    return found.group() if found else ""
 
 
 def number_format(row: Row) -> str:

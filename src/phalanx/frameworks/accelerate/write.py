@@ -6,6 +6,7 @@ from typing import Any
 
 from phalanx.frameworks import reasons
 from phalanx.frameworks import trainer_script as trainer
+from phalanx.frameworks.blanks import blanks
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.program import Group, Program, group
 from phalanx.frameworks.subject import Subject
@@ -45,7 +46,7 @@ def program(x: Subject) -> Program:
         x.stack.title,
         parts,
         _LAUNCH,
-        blanks=trainer.blanks(x),
+        blanks=blanks(x, trainer.DATA),
         files={
             "accelerate.yaml": document(parts, "accelerate launch --config_file accelerate.yaml"),
             **trainer.files(x, given, from_first_rank=s.level.gradients),

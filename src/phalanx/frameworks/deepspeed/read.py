@@ -154,16 +154,12 @@ def read(config: Config, world: int | None = None) -> Configuration:
         recompute=recompute,
         offload=where,
     )
-    quiet, open_, unknown = keys.rest(key_table("megatron" if neox else "deepspeed"))
-    return Configuration(
+    return keys.configuration(
         "deepspeed",
         "deepspeed",
         layout,
-        keys.understood,
-        quiet,
-        open_,
-        unknown,
-        model,
+        key_table("megatron" if neox else "deepspeed"),
+        model=model,
         options=options,
         fields=fields,
         job=job | {"compute": type_},

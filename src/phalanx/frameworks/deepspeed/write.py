@@ -8,6 +8,7 @@ from typing import Any
 
 from phalanx.frameworks import reasons
 from phalanx.frameworks import trainer_script as trainer
+from phalanx.frameworks.blanks import blanks
 from phalanx.frameworks.deepspeed.read import GRADIENT_BYTES, KEYS
 from phalanx.frameworks.program import Group, Program, group
 from phalanx.frameworks.script import TORCHRUN, comment
@@ -59,7 +60,7 @@ def program(x: Subject) -> Program:
         x.stack.title,
         parts,
         f"# ds_config.json:\n{why}exec {TORCHRUN} \\\n  train.py",
-        blanks=trainer.blanks(x),
+        blanks=blanks(x, trainer.DATA),
         files={"ds_config.json": json.dumps(config, indent=2) + "\n", **trainer.files(x, given, more)},
     )
 

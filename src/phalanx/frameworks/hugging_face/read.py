@@ -97,17 +97,12 @@ def read(config: Config, world: int | None = None) -> Configuration:
         offload=offload,
     )
     name = str(keys.take(f"{at}model_name_or_path", "model", "") or "")
-    quiet, open_, unknown = keys.rest(key_table("hugging_face"))
-    return Configuration(
+    return keys.configuration(
         "hf",
         stack,
         layout,
-        keys.understood,
-        quiet,
-        open_,
-        unknown,
-        {},
-        name,
+        key_table("hugging_face"),
+        model_name=name,
         options=options,
         fields=fields,
         job=job | {"compute": type_ or "fp32"},

@@ -88,17 +88,11 @@ def read(config: Config, world: int | None = None) -> Configuration:
     name = str(keys.take("model_name", "model", "") or "")
     spec, why = _model(keys, seq)
     options, job = _options(keys, cp), _job(keys)
-    quiet, unmodelled, unknown = keys.rest(KEYS)
-    return Configuration(
+    return keys.configuration(
         "maxtext",
         "maxtext",
         layout,
-        keys.understood,
-        quiet,
-        unmodelled,
-        unknown,
-        {},
-        name,
+        model_name=name,
         spec=spec,
         open_model=why,
         options=options,

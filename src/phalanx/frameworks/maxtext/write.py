@@ -6,8 +6,9 @@ import math
 from typing import Any
 
 from phalanx.frameworks import reasons
+from phalanx.frameworks.blanks import blanks
 from phalanx.frameworks.keys import key_table
-from phalanx.frameworks.program import Blank, Group, Program, Variable, group
+from phalanx.frameworks.program import Group, Program, Variable, group
 from phalanx.frameworks.subject import Subject
 from phalanx.frameworks.yaml import document
 from phalanx.spec.errors import InputError
@@ -28,21 +29,21 @@ _START = (
 def program(x: Subject) -> Program:
     """Return a plan as config.yml. Raises InputError for what MaxText has no key or no model for."""
     _require_expressible(x)
-    t = x.plan.train
-    blanks = (
-        Blank("DATA_PATH", "Training data: files that Hugging Face's datasets reads, such as /data/*.parquet."),
-        Blank("TOKENIZER", f"A Hugging Face tokenizer, of {x.model.vocab:,} tokens at most."),
-        Blank("CHECKPOINTS", "Folder for checkpoints and logs, on a file system that all nodes see."),
-        Blank("LR", "Peak learning rate.", *((f"{t.scaled_lr(x.job.global_batch):g}",) if x.trained else ())),
-        Blank("TRAIN_ITERS", "Optimizer steps.", *((str(t.steps),) if x.trained else ())),
-    )
+    data = "files that Hugging Face's datasets reads, such as /data/*.parquet"
     variables: tuple[Variable, ...] = ()
     if x.options.document:
         why = "Mean tokens of a document, which the price assumes and no key states; phalanx read takes it."
         variables = (Variable("PHALANX_ASSUMES", f"document={x.options.document}", why),)
     parts = groups(x)
     head = f"{x.stack.title}: python3 -m maxtext.trainers.pre_train.train config.yml. train.sh adds the blanks."
-    return Program(x.stack.title, parts, _START, variables, blanks, {"config.yml": document(parts, head)})
+    return Program(
+        x.stack.title,
+        parts,
+        _START,
+        variables,
+        blanks(x, data, folder="checkpoints and logs"),
+        {"config.yml": document(parts, head)},
+    )
 
 
 def _require_expressible(x: Subject) -> None:

@@ -161,21 +161,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     stack = "megatron-fsdp" if custom or fsdp2 else "megatron-core"
     model = {name: value for name, value in model.items() if value is not None}
     fields, job = beyond.fields(flag, 2 if narrow else 4), beyond.job(flag) | {"compute": named}
-    quiet, open_, unknown = keys.rest(KEYS)
-    return Configuration(
-        "megatron",
-        stack,
-        layout,
-        keys.understood,
-        quiet,
-        open_,
-        unknown,
-        model,
-        spec=spec,
-        open_model=why,
-        options=extra,
-        fields=fields,
-        job=job,
+    return keys.configuration(
+        "megatron", stack, layout, KEYS, model=model, spec=spec, open_model=why, options=extra, fields=fields, job=job
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from phalanx.frameworks import blanks as common
 from phalanx.frameworks import reasons
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron import layout
@@ -274,16 +275,8 @@ def _run() -> tuple[Setting, ...]:
 
 def blanks(x: Subject) -> tuple[Blank, ...]:
     """Return what a plan cannot know."""
-    t = x.plan.train
-    return (
-        Blank("MEGATRON", "The folder of Megatron-LM."),
-        Blank("DATA_PATH", "Training data: the common name of the .bin and .idx that tools/preprocess_data.py made."),
-        Blank("TOKENIZER", f"A Hugging Face tokenizer, of {x.model.vocab:,} tokens at most."),
-        Blank("CHECKPOINTS", "Folder for checkpoints, on a file system that all nodes see."),
-        Blank("LR", "Peak learning rate.", *((f"{t.scaled_lr(x.job.global_batch):g}",) if x.trained else ())),
-        Blank("MIN_LR", "Learning rate at the end of its decay.", x.final_lr),
-        Blank("TRAIN_ITERS", "Optimizer steps.", *((str(t.steps),) if x.trained else ())),
-    )
+    data = "the common name of the .bin and .idx that tools/preprocess_data.py made"
+    return (Blank("MEGATRON", "The folder of Megatron-LM."), *common.blanks(x, data, final=True))
 
 
 def variables(x: Subject) -> tuple[Variable, ...]:

@@ -110,7 +110,6 @@ def read(config: Config, world: int | None = None) -> Configuration:
         )
     }
     sizes = {name: value for name, value in model.items() if value is not None}
-    quiet, open_, unknown = keys.rest(key_table("megatron_bridge"))
-    return Configuration(
-        "nemo", "megatron-bridge", layout, keys.understood, quiet, open_, unknown, sizes, options=options
+    return keys.configuration(
+        "nemo", "megatron-bridge", layout, key_table("megatron_bridge"), model=sizes, options=options
     )

@@ -44,16 +44,11 @@ def read(config: Config, world: int | None = None) -> Configuration:
     sizes = dict(model) if isinstance(model, dict) else {}
     spec, why = _model(sizes)
     options, fields, job = _options(keys), _fields(keys), _job(keys)
-    quiet, open_, unknown = keys.rest(KEYS)
-    return Configuration(
+    return keys.configuration(
         "nanotron",
         "nanotron",
         layout,
-        keys.understood,
-        quiet,
-        open_,
-        unknown,
-        sizes,
+        model=sizes,
         spec=spec,
         open_model=why,
         options=options,

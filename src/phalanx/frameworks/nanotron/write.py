@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from phalanx.frameworks import reasons
+from phalanx.frameworks.blanks import blanks
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.program import Blank, Group, Program, Variable, group
 from phalanx.frameworks.script import TORCHRUN
@@ -25,17 +26,7 @@ def program(x: Subject) -> Program:
         raise InputError("strategy.tp", x.s.tp, reason, f"use tp={x.model.kv_heads} or less")
     if x.compute == "fp16":
         raise InputError("job.precision.compute", "float16", "nanotron has no loss scale", "use bfloat16")
-    t = x.plan.train
-    trained = (f"{t.scaled_lr(x.job.global_batch):g}", str(t.steps)) if x.trained else ()
-    blanks = (
-        Blank("NANOTRON", "The folder of nanotron."),
-        Blank("DATA_PATH", "Training data: a folder of tokens that tools/preprocess_data.py made."),
-        Blank("TOKENIZER", f"A Hugging Face tokenizer, of {x.model.vocab:,} tokens at most."),
-        Blank("CHECKPOINTS", "Folder for checkpoints, on a file system that all nodes see."),
-        Blank("LR", "Peak learning rate.", *trained[:1]),
-        Blank("MIN_LR", "Learning rate at the end of its decay.", x.final_lr),
-        Blank("TRAIN_ITERS", "Optimizer steps.", *trained[1:]),
-    )
+    data = "a folder of tokens that tools/preprocess_data.py made"
     variables: tuple[Variable, ...] = ()
     if x.s.tp > 1:
         why = "One hardware queue, so that collectives start before the products that hide them."
@@ -50,7 +41,14 @@ def program(x: Subject) -> Program:
         f'exec {TORCHRUN} \\\n  "$NANOTRON/run_train.py" --config-file "${{TMPDIR:-/tmp}}/nanotron-config.yaml"'
     )
     head = f"{x.stack.title}: run_train.py --config-file. train.sh fills in the blanks."
-    return Program(x.stack.title, parts, start, variables, blanks, {"config.yaml": document(parts, head)})
+    return Program(
+        x.stack.title,
+        parts,
+        start,
+        variables,
+        (Blank("NANOTRON", "The folder of nanotron."), *blanks(x, data, final=True)),
+        {"config.yaml": document(parts, head)},
+    )
 
 
 def _require_model(m: ModelSpec) -> None:

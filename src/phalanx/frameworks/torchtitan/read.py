@@ -92,21 +92,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     spec, inside = _model(keys)
     options = _options(keys, bool(offload)) | inside
     job, fields = _job(keys), _pieces(keys, micro, pp or 1) | _every(keys, mode)
-    quiet, open_, unknown = keys.rest(KEYS)
-    return Configuration(
-        "torchtitan",
-        "torchtitan",
-        layout,
-        keys.understood,
-        quiet,
-        open_,
-        unknown,
-        {},
-        name,
-        spec=spec,
-        options=options,
-        fields=fields,
-        job=job,
+    return keys.configuration(
+        "torchtitan", "torchtitan", layout, model_name=name, spec=spec, options=options, fields=fields, job=job
     )
 
 

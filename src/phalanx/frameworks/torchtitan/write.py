@@ -8,8 +8,9 @@ from textwrap import indent
 from typing import Any
 
 from phalanx.frameworks import reasons
+from phalanx.frameworks.blanks import blanks
 from phalanx.frameworks.keys import key_table
-from phalanx.frameworks.program import Blank, Group, Program, Variable, group
+from phalanx.frameworks.program import Group, Program, Variable, group
 from phalanx.frameworks.script import TORCHRUN, comment
 from phalanx.frameworks.subject import Subject
 from phalanx.frameworks.torchtitan.models import FLAVORS
@@ -25,14 +26,7 @@ _CONVERTERS = {
 def program(x: Subject) -> Program:
     """Return a plan as phalanx_plan.py. Raises InputError for what torchtitan has no key or no model for."""
     _require_expressible(x)
-    t = x.plan.train
-    blanks = (
-        Blank("DATA_PATH", "Training data: the name of a dataset that torchtitan knows, such as c4."),
-        Blank("TOKENIZER", f"A folder with a Hugging Face tokenizer, of {x.model.vocab:,} tokens at most."),
-        Blank("CHECKPOINTS", "Folder for checkpoints, on a file system that all nodes see."),
-        Blank("LR", "Peak learning rate.", *((f"{t.scaled_lr(x.job.global_batch):g}",) if x.trained else ())),
-        Blank("TRAIN_ITERS", "Optimizer steps.", *((str(t.steps),) if x.trained else ())),
-    )
+    data = "the name of a dataset that torchtitan knows, such as c4"
     why = "Segments that grow, so that unequal micro-batches do not fragment memory."
     parts = groups(x)
     return Program(
@@ -41,7 +35,7 @@ def program(x: Subject) -> Program:
         f'export PYTHONPATH="$PWD:${{PYTHONPATH:-}}"\nexec {TORCHRUN} \\\n'
         "  -m torchtitan.train --module phalanx_plan --config plan",
         (Variable("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", why),),
-        blanks,
+        blanks(x, data, "A folder with a Hugging Face tokenizer"),
         {"phalanx_plan.py": _module(x, parts)},
     )
 

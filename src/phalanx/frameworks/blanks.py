@@ -1,0 +1,27 @@
+"""What no plan can know of a run: its data, its folders, and lr and steps where the plan has none."""
+
+from __future__ import annotations
+
+from phalanx.frameworks.program import Blank
+from phalanx.frameworks.subject import Subject
+
+
+def blanks(
+    x: Subject,
+    data: str,
+    tokenizer: str = "A Hugging Face tokenizer",
+    folder: str = "checkpoints",
+    final: bool = False,
+) -> tuple[Blank, ...]:
+    """Return the blanks of train.sh. `data`: what form it has; `final`: with the learning rate after its decay."""
+    t = x.plan.train
+    known = (f"{t.scaled_lr(x.job.global_batch):g}", str(t.steps)) if x.trained else ()
+    end = (Blank("MIN_LR", "Learning rate at the end of its decay.", x.final_lr),) if final else ()
+    return (
+        Blank("DATA_PATH", f"Training data: {data}."),
+        Blank("TOKENIZER", f"{tokenizer}, of {x.model.vocab:,} tokens at most."),
+        Blank("CHECKPOINTS", f"Folder for {folder}, on a file system that all nodes see."),
+        Blank("LR", "Peak learning rate.", *known[:1]),
+        *end,
+        Blank("TRAIN_ITERS", "Optimizer steps.", *known[1:]),
+    )
