@@ -156,7 +156,7 @@ def test_the_report_prices_the_step_on_the_measured_cluster() -> None:
     assert "swiglu in float32: off by 1.0e+00, more than 1e-04" in report
 
 
-def test_what_has_no_time_is_left_for_the_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_without_time_are_left_for_the_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = _part("functions", "open('ran', 'a').write('x'); import sys; open(sys.argv[1], 'w').write('[]')")
     _given(monkeypatch, 1, first, _part("steps ours", "print('[]')"))
     monkeypatch.setattr(examination, "WHOLE_S", 1)

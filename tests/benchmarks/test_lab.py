@@ -226,7 +226,7 @@ with Lab(2) as made:
 """
 
 
-def test_what_is_left_of_a_killed_lab_goes_when_the_next_one_starts(hosts: Hosts) -> None:
+def test_the_next_lab_removes_leftovers_of_a_killed_one(hosts: Hosts) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True)
     name = done.stdout.strip()
     assert name in lab._names()
@@ -259,7 +259,7 @@ def test_a_lab_that_is_stopped_leaves_nothing(hosts: Hosts, number: signal.Signa
     process.stdout.close()
 
 
-def test_a_host_that_is_told_to_end_does_so_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminated_host_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     logs: list[Path] = []
 
     def told(words: list[str]) -> None:
@@ -301,7 +301,7 @@ def test_the_lab_starts_torchrun_on_every_host_and_counts(hosts: Hosts, tmp_path
         (("--hosts", "0", "--", "true"), "--hosts = 0: must be 1 to 100"),
     ],
 )
-def test_mistakes_are_said_before_a_lab_is_made(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+def test_mistakes_are_reported_before_a_lab_is_built(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
     assert command(tmp_path, *words) == (2, "", f"error: {said}\n")
 
 
@@ -331,11 +331,11 @@ def test_rates() -> None:
         (["python3", "-c", "pass"], ["--no-python", "python3", "-c", "pass"]),
     ],
 )
-def test_what_torchrun_is_told(command: list[str], words: list[str]) -> None:
+def test_words_for_torchrun(command: list[str], words: list[str]) -> None:
     assert lab.torchrun_words(command) == words
 
 
-def test_where_there_can_be_no_lab_one_line_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_line_says_why_there_can_be_no_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab, "_PATH", str(tmp_path))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert command(tmp_path, "--", "x.py") == (

@@ -41,7 +41,7 @@ def test_published_models(name: str, strategy: Strategy, layers: int | None) -> 
         assert stage.steps[0].cache == 2 * each * blocks * pages * 64
 
 
-def test_what_is_not_as_predicted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_from_the_prediction_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Replica, "share", lambda self, chosen, first, total: [0] * total)
     model = replace(model_named("llama3-8b")[0], layers=2)
     (stage,) = verify_generation(model, Strategy(tp=2), "bfloat16", 2, 100, 64, 16)

@@ -53,7 +53,7 @@ def _equal(name: str, recorded: RankObservation | str, observed: RankObservation
     assert observed.backward_starts == recorded.backward_starts, name
 
 
-def test_observed_is_recorded() -> None:
+def test_observed_steps_equal_recorded_ones() -> None:
     for name, pairs in both(SAMPLE, 2, [1]).items():
         for recorded, observed in pairs:
             _equal(name, recorded, observed)
@@ -62,7 +62,7 @@ def test_observed_is_recorded() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_every_program_observed_is_recorded(name: str, world: int) -> None:
+def test_every_observed_step_equals_its_recorded_one(name: str, world: int) -> None:
     if world in PROGRAMS[name][2]:
         for recorded, observed in both([name], world, list(range(world)))[name]:
             _equal(name, recorded, observed)
@@ -289,7 +289,7 @@ def test_an_extension_for_cuda_is_refused_with_its_line(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("call", sampled(['init_process_group("mine")', 'new_group([0], backend="mine")'], (1,)))
-def test_a_backend_of_ones_own_is_refused_with_its_line(tmp_path: Path, call: str) -> None:
+def test_a_custom_backend_is_refused_with_its_line(tmp_path: Path, call: str) -> None:
     (tmp_path / "own.py").write_text(f"import torch.distributed as dist\ndist.{call}\n")
     code, _, err = phalanx(tmp_path, "observe", "--world", "2", "--ranks", "0", "--", "own.py")
     assert code == 2
@@ -300,7 +300,7 @@ def test_a_backend_of_ones_own_is_refused_with_its_line(tmp_path: Path, call: st
     )
 
 
-def test_torch_is_left_as_it_was() -> None:
+def test_observing_leaves_torch_unchanged() -> None:
     assert not torch.distributed.is_initialized()
     assert not torch.cuda.is_available()
 
@@ -373,7 +373,7 @@ def _kept_for_backward(reshard: bool) -> Observation:
 
 
 @pytest.mark.parametrize("reshard", [True, False])
-def test_what_the_backward_pass_keeps(reshard: bool) -> None:
+def test_holders_at_the_start_of_backward_passes(reshard: bool) -> None:
     """By kind and unit as each backward pass begins; a part of the model that is called by itself is of its
     micro-batch."""
     rank = in_fresh_process(_kept_for_backward, reshard).ranks[0]
@@ -391,7 +391,7 @@ def test_what_the_backward_pass_keeps(reshard: bool) -> None:
     assert rank.fullest_backward_start in rank.backward_starts[3:]
 
 
-def test_a_process_that_has_differentiated_is_told_so() -> None:
+def test_a_process_that_ran_a_backward_pass_is_refused() -> None:
     """torch's autograd engine knows the devices of its first backward pass only."""
     with pytest.raises(Unobservable, match="before any backward pass"):
         in_fresh_process(_after_a_backward_pass)

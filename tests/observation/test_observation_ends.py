@@ -46,7 +46,7 @@ def test_ctrl_c_while_torch_is_imported(tmp_path: Path) -> None:
     assert process.returncode == -signal.SIGINT  # for which the command says that it was interrupted
 
 
-def test_a_process_whose_parent_has_gone_does_not_begin(tmp_path: Path) -> None:
+def test_a_process_whose_parent_died_does_not_start(tmp_path: Path) -> None:
     process = _importing(tmp_path, os.getppid())
     assert process.communicate(timeout=60) == ("", "")
     assert process.returncode == 1

@@ -74,7 +74,7 @@ def _described(out: Any, args: tuple[Any, ...]) -> Any:
     )
 
 
-def test_what_is_remembered_is_what_torch_returns() -> None:
+def test_remembered_results_equal_those_of_torch() -> None:
     with FakeTensorMode() as fake:
         remembered = Remembered(fake)
         remembered.recipes.clear()  # of other steps in this process
@@ -236,7 +236,7 @@ NOT_REPEATED = {"a last loss of its own", "resharded by fully_shard"}
         for name in CASES
     ],
 )
-def test_repeated_micro_batches_are_those_that_were_not_run(name: str) -> None:
+def test_repeated_micro_batches_equal_executed_ones_of_a_program(name: str) -> None:
     """Event by event, and all else but the note; one that turns out to differ is found, and all are run."""
     in_full, quick = in_fresh_process(_with_and_without, *CASES[name])
     assert [any("repeated" in note for note in r.notes) for r in quick.ranks] == [name not in NOT_REPEATED] * len(

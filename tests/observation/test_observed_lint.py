@@ -197,7 +197,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_bad_program_and_its_mended_twin(name: str) -> None:
+def test_each_lint_finds_the_mistake_and_not_the_fixed_program(name: str) -> None:
     program, mistake, mark = CASES[name]
     mended = findings(observed(program))
     bad = lint(observed(program, mistake), cluster_named("dgx-h100")(WORLD)) + lint(observed(program, mistake))
@@ -270,7 +270,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert "--batch" in err
 
 
-def test_what_would_be_better(tmp_path: Path) -> None:
+def test_improve_names_a_faster_strategy_of_the_program(tmp_path: Path) -> None:
     """plan --from: the program's lints with their costs, and with a model the best strategy of its ranks."""
     (tmp_path / "observed.json").write_text(json.dumps(to_json(observed("replicated", ("no_sync", False)))))
     words = ("plan", "--from", "observed.json", "--cluster", "dgx-h100", "--json")

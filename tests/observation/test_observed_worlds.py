@@ -26,7 +26,7 @@ from phalanx.spec.errors import InputError
         ({"world": 4, "ranks_per_node": 0}, "ranks_per_node = 0: is no number of ranks"),
     ],
 )
-def test_a_function_is_asked_for_a_world_that_is_none(options: dict[str, Any], message: str) -> None:
+def test_an_invalid_world_mesh_or_rank_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         phalanx_observe(lambda: None, **options)
 

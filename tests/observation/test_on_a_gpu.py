@@ -179,7 +179,7 @@ def test_what_breaks_a_rule_is_named_with_its_line(examined: dict[str, Any], i: 
     assert examined["on the host"][i] == ("" if _right_on_the_host(expected) else None)
 
 
-def test_tensors_of_two_places_are_found_while_the_model_is_made(examined: dict[str, Any]) -> None:
+def test_mixed_devices_are_found_while_the_model_is_built(examined: dict[str, Any]) -> None:
     on_gpu, on_host = examined["made"]
     assert "aten.index.Tensor mixes tensors on the GPU and on cpu, at " in on_gpu
     assert on_host == ""
@@ -201,7 +201,7 @@ def test_the_waits_of_a_cut_accumulation_are_those_of_the_whole(examined: dict[s
         assert waits[place] == 2 * global_batch // 2  # once in each of two layers, micro-batch by micro-batch
 
 
-def test_a_stated_wait_of_a_dense_step_is_not_proved(examined: dict[str, Any]) -> None:
+def test_a_wait_in_a_dense_step_is_not_proved(examined: dict[str, Any]) -> None:
     (said,) = examined["stated"]
     assert said.startswith("waits of the host for the GPU in a step: predicted at most 0, recorded 4 (at ")
 

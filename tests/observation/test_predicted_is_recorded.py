@@ -48,7 +48,7 @@ def test_one_process(examples: int) -> None:
     equal()
 
 
-def test_what_a_compiler_s_cache_holds_has_no_memory() -> None:
+def test_tensors_in_a_compilers_cache_have_no_memory() -> None:
     before = Tracker(Recorder()).live
     with FakeTensorMode():
         cached = torch.empty(1000)

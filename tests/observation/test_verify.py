@@ -61,7 +61,7 @@ FEW = Job(global_batch=8, seq=32)
 
 
 @examples(2, 60)
-def test_worlds_that_are_not_here(examples: int) -> None:
+def test_drawn_strategies_of_large_worlds_are_proved(examples: int) -> None:
     @settings(max_examples=examples)
     @given(st.sampled_from([8, 64, 1000]).flatmap(lambda ranks: cases(ranks, small=False, compressed=ranks < 100)))
     def proved(case: tuple[ModelSpec, Job, Strategy]) -> None:
@@ -84,7 +84,7 @@ def test_worlds_that_are_not_here(examples: int) -> None:
         (1, 5),
     ),
 )
-def test_a_cut_accumulation_is_the_whole_one(strategy: str) -> None:
+def test_repeated_micro_batches_equal_executed_ones(strategy: str) -> None:
     s = _strategy(strategy)
     job = replace(JOB, global_batch=s.dp * 6)
     cut = record_step(MODEL, job, s, 1)
@@ -101,7 +101,7 @@ def test_a_cut_accumulation_is_the_whole_one(strategy: str) -> None:
 
 
 @examples(2, 20)
-def test_the_quick_way_is_torchs_own(examples: int) -> None:
+def test_remembered_results_change_no_record(examples: int) -> None:
     @settings(max_examples=examples)
     @given(case=st.sampled_from([1, 4]).flatmap(lambda ranks: cases(ranks, small=False, compressed=True)))
     def equal(case: tuple[ModelSpec, Job, Strategy]) -> None:
@@ -113,7 +113,7 @@ def test_the_quick_way_is_torchs_own(examples: int) -> None:
     equal()
 
 
-def test_a_rank_of_padding_alone_takes_its_step() -> None:
+def test_ranks_that_hold_only_padding_are_a_class() -> None:
     """Of 1,000 ranks most hold nothing: the optimizer has no parameters there."""
     first, last = verify(MODEL, replace(JOB, global_batch=4000), Strategy(dp=4000, zero=3))
     assert (first.ranks.rank, last.ranks.rank) == (0, 3999)
@@ -133,10 +133,15 @@ def _strategy(line: str) -> Strategy:
     return found
 
 
-def _broken(strategy: str, target: Any, name: str, change: Callable[[Any], Any]) -> Verified:
-    """What a verification says when a method is replaced by what `change` makes of it."""
+def _replace(patch: pytest.MonkeyPatch, target: Any, name: str, fault: Callable[..., Any]) -> None:
+    original = getattr(target, name)
+    patch.setattr(target, name, lambda self, *args, **kwargs: fault(original, self, *args, **kwargs))
+
+
+def _broken(strategy: str, target: Any, name: str, fault: Callable[..., Any]) -> Verified:
+    """Verify with a method replaced by `fault`, which takes the original before its arguments."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(target, name, change(getattr(target, name)))
+        _replace(patch, target, name, fault)
         found = verify(MODEL, JOB, _strategy(strategy))[0]
     assert not found.proved
     return found
@@ -149,15 +154,12 @@ def test_too_many_blocks_are_refused_before_any_runs() -> None:
 
 
 def test_a_bucket_too_many_is_named() -> None:
-    def change(original: Any) -> Any:
-        def finish(self: Any) -> None:
-            b = self.buckets[0]
-            self.comm.all_reduce(b.sent, b.axis, unit=b.name, phase="B", micro_batch=self._micro_batch)
-            original(self)
+    def finish(original: Any, self: Any) -> None:
+        b = self.buckets[0]
+        self.comm.all_reduce(b.sent, b.axis, unit=b.name, phase="B", micro_batch=self._micro_batch)
+        original(self)
 
-        return finish
-
-    found = _broken("dp=64,bucket=0.1", engine.DataParallel, "finish", change)
+    found = _broken("dp=64,bucket=0.1", engine.DataParallel, "finish", finish)
     (difference,) = found.differences
     assert difference.aspect == "collectives over dp_replicate"
     assert "one too many is issued" in difference.cause
@@ -166,18 +168,15 @@ def test_a_bucket_too_many_is_named() -> None:
 
 
 def test_a_unit_that_is_gathered_twice_is_named() -> None:
-    def change(original: Any) -> Any:
-        def start(self: Any, name: str, phase: Any) -> None:
-            original(self, name, phase)
-            unit = self.units[name]
-            if name == "blocks.1" and phase == "B" and not unit.gathered and self._micro_batch == 1:
-                own = unit.flat.own(unit.memory)
-                more = {"unit": name, "phase": phase, "micro_batch": self._micro_batch}
-                self.comm.all_gather(unit.memory, own, "dp_shard", **more)
+    def start(original: Any, self: Any, name: str, phase: Any) -> None:
+        original(self, name, phase)
+        unit = self.units[name]
+        if name == "blocks.1" and phase == "B" and not unit.gathered and self._micro_batch == 1:
+            own = unit.flat.own(unit.memory)
+            more = {"unit": name, "phase": phase, "micro_batch": self._micro_batch}
+            self.comm.all_gather(unit.memory, own, "dp_shard", **more)
 
-        return start
-
-    found = _broken("dp=64,zero=3", zero3.Gathered, "start", change)
+    found = _broken("dp=64,zero=3", zero3.Gathered, "start", start)
     (difference,) = found.differences
     assert difference.aspect == "collectives over dp_shard"
     assert "all_gather blocks.1 over dp_shard (64 ranks) micro-batch 1" in difference.recorded
@@ -185,16 +184,13 @@ def test_a_unit_that_is_gathered_twice_is_named() -> None:
 
 
 def test_a_bucket_that_is_forgotten_is_named() -> None:
-    def change(original: Any) -> Any:
-        def issue(self: Any) -> None:
-            if self._next == 1:
-                self._next += 1
-            else:
-                original(self)
+    def issue(original: Any, self: Any) -> None:
+        if self._next == 1:
+            self._next += 1
+        else:
+            original(self)
 
-        return issue
-
-    found = _broken("dp=64,bucket=0.1", engine.DataParallel, "_issue", change)
+    found = _broken("dp=64,bucket=0.1", engine.DataParallel, "_issue", issue)
     assert "bucket.1" in str(found.differences[0])
     assert "one is missing" in str(found.differences[0])
 
@@ -202,16 +198,13 @@ def test_a_bucket_that_is_forgotten_is_named() -> None:
 def test_memory_that_stays_is_named() -> None:
     kept: list[torch.Tensor] = []
 
-    def change(original: Any) -> Any:
-        def ends(self: Any, name: str, out: Any) -> None:
-            original(self, name, out)
-            if name == "blocks.1":
-                kept.append(out.detach().clone())
-                kept.append(torch.empty(2**16))
+    def ends(original: Any, self: Any, name: str, out: Any) -> None:
+        original(self, name, out)
+        if name == "blocks.1":
+            kept.append(out.detach().clone())
+            kept.append(torch.empty(2**16))
 
-        return ends
-
-    found = _broken("dp=64,zero=3", zero3.Gathered, "forward_ends", change)
+    found = _broken("dp=64,zero=3", zero3.Gathered, "forward_ends", ends)
     kept.clear()
     assert [d.aspect for d in found.differences] == ["live bytes before forward blocks.2 of micro-batch 0"]
 
@@ -224,43 +217,34 @@ def test_tensors_of_the_caller_do_not_count() -> None:
 
 
 def test_other_flops_are_named() -> None:
-    def change(original: Any) -> Any:
-        def passes(self: Any, batches: Any, seed: float) -> Any:
-            torch.empty(8, 8) @ torch.empty(8, 8)
-            result = original(self, batches, seed)
-            torch.empty(8, 8) @ torch.empty(8, 8)
-            return result
+    def passes(original: Any, self: Any, batches: Any, seed: float) -> Any:
+        torch.empty(8, 8) @ torch.empty(8, 8)
+        result = original(self, batches, seed)
+        torch.empty(8, 8) @ torch.empty(8, 8)
+        return result
 
-        return passes
-
-    found = _broken("dp=64", training_step.Training, "_passes", change)
+    found = _broken("dp=64", training_step.Training, "_passes", passes)
     assert [d.aspect for d in found.differences] == ["FLOPs of B embed"]
     assert found.differences[0].recorded == f"{2 * 8**3:,}"
 
 
-def test_a_call_past_comm_fails_the_run_and_says_where() -> None:
-    def change(original: Any) -> Any:
-        def finish(self: Any) -> None:
-            dist.all_reduce(self.buckets[0].shard)
-            original(self)
+def test_a_collective_that_bypasses_comm_is_named_with_its_line() -> None:
+    def finish(original: Any, self: Any) -> None:
+        dist.all_reduce(self.buckets[0].shard)
+        original(self)
 
-        return finish
-
-    found = _broken("dp=64", engine.DataParallel, "finish", change)
+    found = _broken("dp=64", engine.DataParallel, "finish", finish)
     assert "c10d.allreduce_.default bypasses comm, at " in found.failed
     assert "test_verify.py" in found.failed
     assert "(finish)" in found.failed
 
 
-def test_a_look_at_what_a_tensor_holds_fails_the_run_and_says_where() -> None:
-    def change(original: Any) -> Any:
-        def square(self: Any) -> Any:
-            found = original(self)
-            return found * float(found)
+def test_reading_a_value_fails_the_step_and_names_the_line() -> None:
+    def square(original: Any, self: Any) -> Any:
+        found = original(self)
+        return found * float(found)
 
-        return square
-
-    found = _broken("dp=64", engine.DataParallel, "norm_square", change)
+    found = _broken("dp=64", engine.DataParallel, "norm_square", square)
     assert "reads the value of a tensor, at " in found.failed
     assert "(square)" in found.failed
 
@@ -347,7 +331,7 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
         assert len(err.strip().splitlines()) == 1
 
 
-def test_a_pass_stands_for_others_only_where_the_one_before_did_the_same() -> None:
+def test_a_record_represents_later_passes_only_after_two_equal_ones() -> None:
     sent = Event("collective", "all_reduce", "B", axis="tp", group_size=2, bytes=64)
     passes = [PassRecord((sent.at("block", m), *[sent] * (m == 2)), (0, 0), 0) for m in range(4)]
     steady = SteadyState[PassRecord](PassRecord.same)
@@ -403,19 +387,16 @@ def test_precision_of_the_state_is_that_of_the_job() -> None:
 def test_memory_outside_of_the_passes_is_seen(strategy: str, name: str, what: str) -> None:
     kept: list[torch.Tensor] = []
 
-    def change(original: Any) -> Any:
-        def more(self: Any) -> None:
-            original(self)
-            (kept if name == "updated" else []).append(torch.empty(2**16))
-
-        return more
+    def more(original: Any, self: Any) -> None:
+        original(self)
+        (kept if name == "updated" else []).append(torch.empty(2**16))
 
     with pytest.MonkeyPatch.context() as patch:
         training = training_step.Training.__init__
 
         def begin(self: Any, *args: Any, **more: Any) -> None:
             training(self, *args, **more)
-            patch.setattr(engine.DataParallel, name, change(getattr(engine.DataParallel, name)))
+            _replace(patch, engine.DataParallel, name, more)
 
         patch.setattr(training_step.Training, "__init__", begin)
         found = verify(MODEL, JOB, _strategy(strategy))[0]
@@ -425,58 +406,46 @@ def test_memory_outside_of_the_passes_is_seen(strategy: str, name: str, what: st
 def test_the_order_over_all_axes_is_compared() -> None:
     """Replicas reduced before the bucket's own reduction: each axis for itself is in order."""
 
-    def change(original: Any) -> Any:
-        def issue(self: Any) -> None:
-            original(self)
-            if self._next == len(self.buckets) and self._last:
-                self.comm.recorder.events[-2:] = reversed(self.comm.recorder.events[-2:])
+    def issue(original: Any, self: Any) -> None:
+        original(self)
+        if self._next == len(self.buckets) and self._last:
+            self.comm.recorder.events[-2:] = reversed(self.comm.recorder.events[-2:])
 
-        return issue
-
-    found = _broken("dp=64,zero=2,shard=8,bucket=0.1", engine.DataParallel, "_issue", change)
+    found = _broken("dp=64,zero=2,shard=8,bucket=0.1", engine.DataParallel, "_issue", issue)
     assert [d.aspect for d in found.differences] == ["order"]
 
 
-def test_a_collective_that_nobody_waits_for_is_named() -> None:
-    def change(original: Any) -> Any:
-        def complete(self: Any, b: Any) -> None:
-            if b.name == "bucket.1":
-                b.handle = None
-            else:
-                original(self, b)
+def test_a_collective_without_a_wait_is_named() -> None:
+    def complete(original: Any, self: Any, b: Any) -> None:
+        if b.name == "bucket.1":
+            b.handle = None
+        else:
+            original(self, b)
 
-        return complete
-
-    found = _broken("dp=64,bucket=0.1", engine.DataParallel, "_complete", change)
+    found = _broken("dp=64,bucket=0.1", engine.DataParallel, "_complete", complete)
     assert [str(d) for d in found.differences] == [
         "waits: predicted for every collective, recorded none for all_reduce of bucket.1 over dp_replicate"
     ]
 
 
 @pytest.mark.parametrize("call", ["barrier", "broadcast", "gather_objects"])
-def test_what_is_not_recorded_is_no_part_of_a_step(call: str) -> None:
-    def change(original: Any) -> Any:
-        def finish(self: Any) -> None:
-            arguments = {"barrier": (), "broadcast": (torch.empty(1), "world"), "gather_objects": (1, "world")}
-            getattr(self.comm, call)(*arguments[call])
-            original(self)
+def test_calls_that_are_not_recorded_are_refused_inside_a_step(call: str) -> None:
+    def finish(original: Any, self: Any) -> None:
+        arguments = {"barrier": (), "broadcast": (torch.empty(1), "world"), "gather_objects": (1, "world")}
+        getattr(self.comm, call)(*arguments[call])
+        original(self)
 
-        return finish
-
-    found = _broken("dp=64", engine.DataParallel, "finish", change)
+    found = _broken("dp=64", engine.DataParallel, "finish", finish)
     assert call in found.failed
     assert "is issued inside a step but not recorded" in found.failed
 
 
-def test_an_error_in_the_step_is_said_with_its_place() -> None:
-    def change(original: Any) -> Any:
-        def finish(self: Any) -> None:
-            torch.empty(2, 3) @ torch.empty(2, 3)
-            original(self)
+def test_an_error_in_the_step_is_named_with_its_line() -> None:
+    def finish(original: Any, self: Any) -> None:
+        torch.empty(2, 3) @ torch.empty(2, 3)
+        original(self)
 
-        return finish
-
-    found = _broken("dp=64", engine.DataParallel, "finish", change)
+    found = _broken("dp=64", engine.DataParallel, "finish", finish)
     assert "RuntimeError" in found.failed
     assert "(finish)" in found.failed
 
@@ -521,7 +490,7 @@ def _about_a_small_model(here: Path) -> list[str]:
     return ["--model", "config.json", "--cluster", "dgx-h100", "--gpus", "8", "--batch", "8", "--seq", "256"]
 
 
-def test_options_ask_what_a_job_file_asks(tmp_path: Path) -> None:
+def test_options_replace_a_job_file(tmp_path: Path) -> None:
     """Without a file verify takes the options of predict; GPUs fill dp."""
     asked = _about_a_small_model(tmp_path)
     code, out, err = phalanx(tmp_path, "verify", *asked, "--strategy", "tp=4,zero=1", "--json")
