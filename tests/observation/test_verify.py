@@ -387,7 +387,7 @@ def test_precision_of_the_state_is_that_of_the_job() -> None:
 def test_memory_outside_of_the_passes_is_seen(strategy: str, name: str, what: str) -> None:
     kept: list[torch.Tensor] = []
 
-    def more(original: Any, self: Any) -> None:
+    def allocating(original: Any, self: Any) -> None:
         original(self)
         (kept if name == "updated" else []).append(torch.empty(2**16))
 
@@ -396,7 +396,7 @@ def test_memory_outside_of_the_passes_is_seen(strategy: str, name: str, what: st
 
         def begin(self: Any, *args: Any, **more: Any) -> None:
             training(self, *args, **more)
-            _replace(patch, engine.DataParallel, name, more)
+            _replace(patch, engine.DataParallel, name, allocating)
 
         patch.setattr(training_step.Training, "__init__", begin)
         found = verify(MODEL, JOB, _strategy(strategy))[0]
