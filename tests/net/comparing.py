@@ -60,6 +60,7 @@ def masked(question: str, found: Answer) -> Answer:
 
 def differences(question: str, old: Answer, new: Answer) -> list[str]:
     """Return a line for each difference that no table explains."""
+    old = masked(question, old)
     if old["code"] != new["code"]:
         if _excused(question, "code"):
             return []
@@ -86,6 +87,8 @@ def _unequal(question: str, old: dict[str, Any], new: dict[str, Any]) -> list[st
             path, hits = re.subn(entry["old"], entry["new"], path)
             times *= entry.get("times", 1.0) if hits else 1.0
         if value == MASKED or _excused(question, before) or (path.endswith("[]") and path not in new):
+            continue
+        if value is None and path not in new:
             continue
         if path not in new:
             lines.append(f"{before}{'' if path == before else f' (now {path})'}: {value!r} before, now missing")

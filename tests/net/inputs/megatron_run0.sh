@@ -1,0 +1,33 @@
+torchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py \
+  --tiktoken-pattern 'v2' \
+  --use-mcore-models \
+  --auto-detect-ckpt-format \
+  --max-tokens-to-oom '3600000' \
+  --inference-max-seq-length '4096' \
+  --attention-backend 'flash' \
+  --use-checkpoint-args \
+  --micro-batch-size '1' \
+  --no-load-optim \
+  --no-use-tokenizer-model-from-checkpoint-args \
+  --distributed-backend 'nccl' \
+  --transformer-impl 'transformer_engine' \
+  --tensor-model-parallel-size '4' \
+  --pipeline-model-parallel-size '1' \
+  --deterministic-mode \
+  --bf16 \
+  --num-layers '24' \
+  --hidden-size '1152' \
+  --num-attention-heads '16' \
+  --max-position-embeddings '1024' \
+  --seq-length '1024' \
+  --temperature '1.0' \
+  --return-log-probs \
+  --num-tokens-to-generate '30' \
+  --inference-dynamic-batching-buffer-size-gb '20' \
+  --inference-dynamic-batching-sampling-backend 'flashinfer' \
+  --inference-ckpt-non-strict \
+  --output-path '${INFERENCE_OUTPUT_PATH}' \
+  --prompts 'Time travel to 2008, and go to a bar or a club or one of the myriad disco-basements on the Lower East Side that does not quite know which of those it is. Dance awkwardly in a room full of other glittered-up nerds, and wait for something to happen, buoyed on the feeling that this is the big swollen heart of life, that this is New York like the movies.' \
+  --incoming-requests-per-sec '-1' \
+  --inference-repeat-n '8' \
+  --inference-logging-step-interval '1'

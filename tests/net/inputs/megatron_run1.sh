@@ -1,0 +1,31 @@
+torchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py \
+  --num-layers '12' \
+  --hidden-size '512' \
+  --num-attention-heads '8' \
+  --micro-batch-size '4' \
+  --global-batch-size '32' \
+  --seq-length '1024' \
+  --max-position-embeddings '1024' \
+  --distributed-backend 'nccl' \
+  --weight-decay '0.01' \
+  --clip-grad '1.0' \
+  --transformer-impl 'transformer_engine' \
+  --tensor-model-parallel-size '2' \
+  --pipeline-model-parallel-size '1' \
+  --expert-model-parallel-size '2' \
+  --disable-bias-linear \
+  --sequence-parallel \
+  --num-experts '8' \
+  --moe-router-load-balancing-type 'aux_loss' \
+  --moe-router-topk '2' \
+  --moe-aux-loss-coeff '0.01' \
+  --deterministic-mode \
+  --no-gradient-accumulation-fusion \
+  --moe-grouped-gemm \
+  --attention-softmax-in-fp32 \
+  --use-mcore-models \
+  --bf16 \
+  --attention-backend 'unfused' \
+  --no-bias-gelu-fusion \
+  --async-save \
+  --use-persistent-ckpt-worker

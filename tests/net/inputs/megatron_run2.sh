@@ -1,0 +1,48 @@
+torchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py \
+  --tiktoken-pattern 'v2' \
+  --use-mcore-models \
+  --auto-detect-ckpt-format \
+  --max-tokens-to-oom '3600000' \
+  --inference-max-seq-length '1024' \
+  --attention-backend 'flash' \
+  --micro-batch-size '1' \
+  --no-load-optim \
+  --no-use-tokenizer-model-from-checkpoint-args \
+  --distributed-backend 'nccl' \
+  --transformer-impl 'transformer_engine' \
+  --tensor-model-parallel-size '1' \
+  --pipeline-model-parallel-size '1' \
+  --bf16 \
+  --num-layers '24' \
+  --hidden-size '1152' \
+  --num-attention-heads '16' \
+  --max-position-embeddings '1024' \
+  --seq-length '1024' \
+  --no-create-attention-mask-in-dataloader \
+  --straggler-minmax-count '16' \
+  --empty-unused-memory-level '2' \
+  --seed '42' \
+  --calculate-per-token-loss \
+  --rl-use-sequence-packing \
+  --rl-sequence-packing-algo 'fifo' \
+  --rl-offload-optimizer-during-inference \
+  --cuda-graph-impl 'local' \
+  --global-batch-size '16' \
+  --grpo-group-size '2' \
+  --grpo-prompts-per-step '8' \
+  --grpo-iterations '1' \
+  --grpo-clamp-eps-lower '0.2' \
+  --grpo-clamp-eps-upper '0.2' \
+  --grpo-kl-beta '0.0' \
+  --grpo-entropy-term-weight '0.0' \
+  --langrl-env-config 'tests/functional_tests/test_cases/gpt/gpt_grpo_tp1tp2_pp1_dp8_583m_throughputtest/env_config.yaml' \
+  --rl-partial-rollouts \
+  --rl-generation-lag '0' \
+  --clip-grad '1.0' \
+  --use-checkpoint-args \
+  --perform-rl-step \
+  --train-samples '48828125' \
+  --finetune \
+  --inference-logging-step-interval '1' \
+  --rl-inference-tensor-model-parallel-size '2' \
+  --refit-method 'gloo'

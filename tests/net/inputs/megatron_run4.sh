@@ -1,0 +1,29 @@
+torchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py \
+  --num-layers '12' \
+  --hidden-size '512' \
+  --num-attention-heads '8' \
+  --micro-batch-size '4' \
+  --global-batch-size '32' \
+  --seq-length '1024' \
+  --max-position-embeddings '1024' \
+  --distributed-backend 'nccl' \
+  --weight-decay '0.01' \
+  --clip-grad '1.0' \
+  --transformer-impl 'local' \
+  --tensor-model-parallel-size '4' \
+  --pipeline-model-parallel-size '2' \
+  --expert-model-parallel-size '2' \
+  --expert-tensor-parallel-size '2' \
+  --sequence-parallel \
+  --num-experts '4' \
+  --moe-router-load-balancing-type 'sinkhorn' \
+  --moe-router-topk '1' \
+  --deterministic-mode \
+  --no-gradient-accumulation-fusion \
+  --use-mcore-models \
+  --bf16 \
+  --attention-backend 'unfused' \
+  --disable-bias-linear \
+  --no-bias-gelu-fusion \
+  --async-save \
+  --use-persistent-ckpt-worker

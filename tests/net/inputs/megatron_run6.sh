@@ -1,0 +1,25 @@
+torchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py \
+  --num-layers '12' \
+  --hidden-size '512' \
+  --num-attention-heads '8' \
+  --micro-batch-size '4' \
+  --global-batch-size '32' \
+  --seq-length '1024' \
+  --max-position-embeddings '1024' \
+  --distributed-backend 'nccl' \
+  --weight-decay '0.01' \
+  --clip-grad '1.0' \
+  --transformer-impl 'transformer_engine' \
+  --tensor-model-parallel-size '2' \
+  --pipeline-model-parallel-size '1' \
+  --context-parallel-size '2' \
+  --sequence-parallel \
+  --hidden-dropout '0.0' \
+  --attention-dropout '0.0' \
+  --no-gradient-accumulation-fusion \
+  --attention-softmax-in-fp32 \
+  --use-mcore-models \
+  --bf16 \
+  --attention-backend 'flash' \
+  --async-save \
+  --use-persistent-ckpt-worker

@@ -1,0 +1,52 @@
+torchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py \
+  --distributed-timeout-minutes '60' \
+  --pipeline-model-parallel-size '4' \
+  --tensor-model-parallel-size '2' \
+  --expert-tensor-parallel-size '1' \
+  --num-layers-per-virtual-pipeline-stage '1' \
+  --use-distributed-optimizer \
+  --overlap-grad-reduce \
+  --overlap-param-gather \
+  --use-mcore-models \
+  --sequence-parallel \
+  --use-flash-attn \
+  --disable-bias-linear \
+  --micro-batch-size '1' \
+  --global-batch-size '256' \
+  --train-samples '51200' \
+  --transformer-impl 'transformer_engine' \
+  --no-mmap-bin-files \
+  --num-workers '6' \
+  --untie-embeddings-and-output-weights \
+  --position-embedding-type 'rope' \
+  --no-rope-fusion \
+  --rotary-percent '1.0' \
+  --normalization 'RMSNorm' \
+  --swiglu \
+  --num-layers '32' \
+  --hidden-size '4096' \
+  --ffn-hidden-size '14336' \
+  --num-attention-heads '32' \
+  --group-query-attention \
+  --num-query-groups '8' \
+  --seq-length '4096' \
+  --max-position-embeddings '4096' \
+  --make-vocab-size-divisible-by '128' \
+  --attention-dropout '0.0' \
+  --hidden-dropout '0.0' \
+  --clip-grad '1.0' \
+  --weight-decay '0.1' \
+  --adam-beta1 '0.9' \
+  --adam-beta2 '0.95' \
+  --expert-model-parallel-size '8' \
+  --num-experts '8' \
+  --moe-router-load-balancing-type 'aux_loss' \
+  --moe-router-topk '2' \
+  --moe-grouped-gemm \
+  --moe-aux-loss-coeff '0.01' \
+  --moe-token-dispatcher-type 'alltoall' \
+  --finetune \
+  --auto-detect-ckpt-format \
+  --no-ckpt-fully-parallel-save \
+  --init-method-std '0.008' \
+  --bf16
