@@ -27,7 +27,7 @@ _MATTERS = (
 MOST = 10**12
 """The largest count that is one: products of a few stay finite."""
 _LOOKED_UP, _LONGEST = 100, 80
-"""Unknown keys of which the nearest name is looked for, and characters of the longest: each is held against all of a
+"""Unknown keys of which the nearest name is looked for, and characters of the longest: each is compared with all of a
 framework's."""
 
 _ENVIRONMENT = ("NCCL_", "CUDA_", "NVTE_", "TORCH_NCCL", "UCX_", "FSDP_", "PYTORCH_")
@@ -93,9 +93,9 @@ class Configuration:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Fields of StackOptions that the file sets."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of Strategy that the file sets and a Layout has not."""
+    """Fields of Strategy that the file sets and a Layout does not have."""
     job: Mapping[str, Any] = field(default_factory=dict)
-    """What the file says of the job beside its layout: optimizer (fields of Optimizer), clip, compute (bf16, ...)."""
+    """What the file says of the job besides layout: optimizer (fields of Optimizer), clip, compute (bf16, ...)."""
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def _plain(name: str) -> str:
 
 
 def _at(config: Any, parts: list[str]) -> tuple[Any, str | None]:
-    """Return the value at a path and the path as it is written, or (None, None)."""
+    """Return the value at a path and the path in the file's spelling, or (None, None)."""
     written = []
     for part in parts:
         if not isinstance(config, Mapping):

@@ -1,6 +1,6 @@
 """What every framework can do, read from the facts.toml of its folder into Stacks.
 
-    [framework]                  what `read` and `export` call it, and what its files are told by (Framework, Clue)
+    [framework]                  what `read` and `export` call it, and how its files are recognized (framework.py)
     [files]                      abbreviations of paths: `arguments:446` is a line of the file that `arguments` names
     [stacks.NAME]                title, repository, commit: a documented release; `position`: its place in lists
         parent                   the stack whose constants, policy and limits it has where it states none

@@ -55,7 +55,7 @@ def read(paths: Sequence[Path], kind: str | None = None, world: int | None = Non
 
 
 def _folder(path: Path, kind: str | None, world: int | None) -> tuple[Configuration, Config]:
-    """Read a folder with a program: its configuration, with the model and the sequence length of files beside it."""
+    """Read a folder with a program: its configuration, with the model and the sequence length of other files."""
     framework, config = folder.tables(path, document, kind_of)
     if kind not in (None, framework.reads):
         raise InputError("--kind", kind, f"{path} holds a configuration of {framework.reads}", "leave it out")

@@ -1,4 +1,4 @@
-"""What a framework is called and what its files are told by: the [framework] table of its folder's facts.toml."""
+"""Names of a framework and how its files are recognized: the [framework] table of its folder's facts.toml."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Clue:
     arguments: bool = False
     """Whether it is about the arguments of a command line, and not about tables."""
     keys: tuple[str, ...] = ()
-    """Keys, `least` of which are there."""
+    """Keys, at least `least` of them present."""
     least: int = 1
     starts: tuple[str, ...] = ()
-    """Beginnings of keys, one of which is there."""
+    """Beginnings of keys, at least one of them present."""
     ends: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     inside: str = ""

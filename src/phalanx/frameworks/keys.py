@@ -88,7 +88,7 @@ class KeyTable:
         return tuple(dict.fromkeys(value for key in self.keys if key.field == name for value in key.words.values()))
 
     def value(self, name: str, word: object) -> Any:
-        """Return the value of a field that a word of its key means, in any case; None for a word that it has not."""
+        """Return the value of a field that a word of its key means, in any case; None for an unknown word."""
         words = {text.lower(): value for key in self.keys if key.field == name for text, value in key.words.items()}
         return words.get(str(word).lower())
 

@@ -1,4 +1,4 @@
-"""Lints of all frameworks: those of their folders, and those about any of them.
+"""Lints of all frameworks: from their folders, and common ones.
 
 A corrected twin of every case yields nothing (tests/frameworks/test_read.py).
 """

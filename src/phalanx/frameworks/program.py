@@ -63,7 +63,7 @@ class Program:
     variables: tuple[Variable, ...] = ()
     blanks: tuple[Blank, ...] = ()
     files: dict[str, str] = field(default_factory=dict)
-    """Files beside train.sh, by name."""
+    """Files next to train.sh, by name."""
     arguments: bool = False
     """Whether the settings are arguments in train.sh (else they stand in one of the files)."""
     notes: tuple[str, ...] = ()

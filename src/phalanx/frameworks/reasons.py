@@ -1,4 +1,4 @@
-"""Why a plan is as it is: a sentence or two per group of settings, with the plan's own figures."""
+"""The reasons for a plan: a sentence or two per group of settings, with the plan's own figures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def usable(x: Subject) -> float:
 
 
 def tensor(x: Subject) -> str:
-    """Say why tensor parallelism is as wide as it is."""
+    """Say why tensor parallelism has its degree."""
     s = x.s
     if s.tp == 1:
         return "No tensor parallelism: every GPU has whole matrices."

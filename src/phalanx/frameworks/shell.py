@@ -348,11 +348,11 @@ def _flags(words: list[str]) -> dict[str, Any]:
             result[name] = _value(value) if equals else True
             name = "" if equals else name
         elif name:
-            held = result[name]
-            if isinstance(held, list):
-                held.append(_value(word))
+            earlier = result[name]
+            if isinstance(earlier, list):
+                earlier.append(_value(word))
             else:
-                result[name] = _value(word) if held is True else [held, _value(word)]
+                result[name] = _value(word) if earlier is True else [earlier, _value(word)]
         elif re.match(r"^[A-Za-z_][\w.]*=", word):
             key, _, value = word.partition("=")
             result[key] = _value(value)
@@ -360,7 +360,7 @@ def _flags(words: list[str]) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    """Return a number or truth value that a word stands for, else the word."""
+    """Return the number or truth value that a word spells, else the word."""
     if re.fullmatch(r"-?\d+", text):
         return int(text)
     if re.fullmatch(r"-?\d+\.?\d*(?:[eE][-+]?\d+)?", text):

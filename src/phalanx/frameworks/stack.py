@@ -36,8 +36,8 @@ DERIVED = (
     "counted_blocks",
     "middle_blocks",
 )
-"""Names that rules may read beside the fields: products of fields (replicas: dp x cp; cp_chunks: 2 cp; chunks:
-pp x virtual; tp_ulysses: tp x ulysses; middle_chunks: those of ranks whose blocks are not given), the job's
+"""Names that rules may read besides the fields: products of fields (replicas: dp x cp; cp_chunks: 2 cp; chunks:
+pp x virtual; tp_ulysses: tp x ulysses; middle_chunks: chunks of ranks whose blocks are not given), the job's
 micro-batches of a step, the GPUs of a node, blocks with embedding and head where these count as such, and blocks of
 the middle ranks."""
 OF_MODEL = ("blocks", "heads", "kv_heads", "experts", "top_k", "seq", "batch", "tied", "dense_blocks")
@@ -132,7 +132,7 @@ class Stack:
     runs: tuple[Mapping[str, tuple[str, ...]], ...] = ()
     """Published runs that it ran, each by patterns of what their table says of them (validate/stacks.py)."""
     lineage: tuple[str, ...] = ()
-    """Its own name and those of its ancestors, nearest first."""
+    """Its own name and its ancestors' names, nearest first."""
 
     def __post_init__(self) -> None:
         missing = [name for name in FIELDS if name not in self.strategy]

@@ -133,8 +133,8 @@ _OF_STAGES = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "
 
 
 def _blocks(plan: Plan) -> tuple[int, ...]:
-    """Return the blocks of each chunk: as the strategy lists them, else as the plan was priced with; of a plan that
-    nobody priced, the same for all where they divide evenly."""
+    """Return the blocks of each chunk: as the strategy lists them, else as the plan was priced with; without a
+    price, the same for all where they divide evenly."""
     s, layers = plan.strategy, plan.model.layers
     chunks = len(rank_of(s))
     planned = (plan.choices.get("chunks") or {}).get("blocks") if s.layers == "auto" else None

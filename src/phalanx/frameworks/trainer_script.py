@@ -100,7 +100,7 @@ def files(x: Subject, given: dict[str, Any], more: str = "", from_first_rank: bo
     """Return train.py, its arguments and config.json. `more`: lines that add to the arguments; `from_first_rank`:
     whether other ranks than the first build the model without weights.
 
-    Raises InputError for a model that transformers has not."""
+    Raises InputError for a model that transformers does not have."""
     config = to_hugging_face(x.model)
     _require_whole(x, config)
     return {

@@ -1,7 +1,7 @@
 """YAML of others as plain tables: no tag is followed, and an alias cannot make a small file large.
 
-Aliases let a few lines stand for more values than memory holds (each line ten times the line before it), or for a
-table that holds itself. So the document is composed first, and what its nodes stand for is counted, each as often as
+Aliases let a few lines represent more values than memory holds (each line ten times the line before it), or for a
+table that holds itself. So the document is composed first, and the values of its nodes are counted, each as often as
 it is referred to, before any value is made (yaml.org/spec/1.1, 3.2.1: node graph).
 """
 
@@ -13,7 +13,7 @@ import yaml  # type: ignore[import-untyped]
 
 LARGEST = 2**18
 """Characters of the longest document: PyYAML reads some 50 KB a second."""
-_MOST = 100_000  # values that a document stands for
+_MOST = 100_000  # values of a document
 _PLAIN = "tag:yaml.org,2002:"
 
 
@@ -34,7 +34,7 @@ def parse(text: str) -> Any:
 
 
 def _values(loader: Any, node: Any, counted: dict[int, int]) -> int:
-    """Count the values that a node stands for; 0 in `counted` marks one that is being counted."""
+    """Count the values that a node represents; 0 in `counted` marks one that is being counted."""
     known = counted.get(id(node))
     if known == 0:
         raise ValueError("a table in it holds itself")

@@ -116,8 +116,8 @@ def _is_of(row: Row, run: Mapping[str, Sequence[str]]) -> bool:
 
 def _release(version: str) -> str:
     """Return the release in a version, such as 25.09 or 25.09.01; "" where there is none."""
-    found = re.search(r"\d\d\.\d\d(?:\.\d+)?", version)
-    return found.group() if found else ""
+    release = re.search(r"\d\d\.\d\d(?:\.\d+)?", version)
+    return release.group() if release else ""
 
 
 def number_format(row: Row) -> str:

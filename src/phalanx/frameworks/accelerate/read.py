@@ -61,7 +61,7 @@ def sharding(keys: Keys, table: str = "fsdp_config") -> tuple[int | None, dict[s
 
 
 def _trainer(keys: Keys) -> tuple[int | None, int | None, dict[str, Any], dict[str, Any]]:
-    """Return (micro-batch, accumulation, job, fields of Strategy) of TrainingArguments beside accelerate's file."""
+    """Return (micro-batch, accumulation, job, fields of Strategy) of TrainingArguments next to accelerate's file."""
     job = arguments_job(keys, "")
     micro = count(keys.take("per_device_train_batch_size", "strategy.micro_batch"))
     steps = count(keys.take("gradient_accumulation_steps", "accumulation"))
@@ -162,11 +162,11 @@ def read(config: Config, world: int | None = None) -> Configuration:
     )
     name = str(keys.take("base_model", "model", "") or "")
     quiet, open_, unknown = keys.rest(key_table("accelerate"))
-    theirs = part.rest(key_table("hugging_face"))
-    beside = "training_arguments."
-    keys.understood |= {beside + k: v for k, v in part.understood.items()}
-    quiet, open_ = (*quiet, *(beside + k for k in theirs[0])), (*open_, *(beside + k for k in theirs[1]))
-    unknown |= {beside + k: v for k, v in theirs[2].items()}
+    others = part.rest(key_table("hugging_face"))
+    table = "training_arguments."
+    keys.understood |= {table + k: v for k, v in part.understood.items()}
+    quiet, open_ = (*quiet, *(table + k for k in others[0])), (*open_, *(table + k for k in others[1]))
+    unknown |= {table + k: v for k, v in others[2].items()}
     return Configuration(
         "accelerate",
         stack,

@@ -23,10 +23,10 @@ def _types_disagree(c: Config, x: Configuration) -> Found:
     if not isinstance(inner, Mapping):
         return
     for name in ("fp16", "bf16"):
-        table, own = inner.get(name), truth(arg(c, name))
+        table, argument = inner.get(name), truth(arg(c, name))
         enabled = truth(table.get("enabled")) if isinstance(table, Mapping) else None
-        if own is not None and enabled is not None and own != enabled:
-            yield f"deepspeed.{name}.enabled", f"is {enabled}, and TrainingArguments have {name}={own}", '"auto"'
+        if argument is not None and enabled is not None and argument != enabled:
+            yield f"deepspeed.{name}.enabled", f"is {enabled}, and TrainingArguments have {name}={argument}", '"auto"'
 
 
 def _batches_disagree(c: Config, x: Configuration) -> Found:
@@ -43,7 +43,7 @@ def _batches_disagree(c: Config, x: Configuration) -> Found:
 
 def _both_engines(c: Config, x: Configuration) -> Found:
     if c.get("fsdp") and c.get("deepspeed"):
-        yield "fsdp", "is asked for beside deepspeed, and only one of them can shard", "one of the two"
+        yield "fsdp", "is requested together with deepspeed, and only one of them can shard", "one of the two"
 
 
 def _both_halves(c: Config, x: Configuration) -> Found:

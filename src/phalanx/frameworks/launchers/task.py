@@ -26,7 +26,7 @@ class Task:
     """The fewest leaf switches that the nodes can be under; 0 where the cluster does not say."""
     blanks: tuple[Blank, ...] = ()
     files: dict[str, str] = field(default_factory=dict)
-    """Files that every node needs beside each other, by name: train.sh among them."""
+    """Files that every node needs in one folder, by name: train.sh among them."""
 
 
 def task(x: Subject, p: Program, files: dict[str, str]) -> Task:

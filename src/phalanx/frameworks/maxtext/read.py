@@ -213,8 +213,8 @@ def _scaling(keys: Keys) -> RopeScaling | None:
 
 
 def _experts(keys: Keys, latent: bool) -> Experts | None:
-    held = count(keys.take(KEYS["model.experts.count"], "model.experts"))
-    if held is None or held == 1:
+    number_of = count(keys.take(KEYS["model.experts.count"], "model.experts"))
+    if number_of is None or number_of == 1:
         return None
 
     def of(name: str, default: Any = None) -> Any:
@@ -225,14 +225,14 @@ def _experts(keys: Keys, latent: bool) -> Experts | None:
     loss = number(of(KEYS["model.experts.balance_loss"]), 0.0)
     if not latent:
         of("norm_topk_prob")
-        return Experts(held, top, ffn, normalized=True, balance_loss=loss)
+        return Experts(number_of, top, ffn, normalized=True, balance_loss=loss)
     groups = count(of("n_routing_groups")) or 1
     best = count(of("topk_routing_group")) or 1
     learned = truth(of("routed_bias"))
     rate = number(of("routed_bias_update_rate"), 0.0)
     sigmoid = of("routed_score_func") == "sigmoid"
     return Experts(
-        held,
+        number_of,
         top,
         ffn,
         shared_ffn=ffn * (count(of("shared_experts")) or 0),

@@ -36,7 +36,7 @@ def read(layout: str, where: str = "--pipeline-model-parallel-layout") -> tuple[
 
 
 def _repeated(text: str, what: str) -> str:
-    """Write out `what` as often as the `*n` behind it says; the text as it is where that is too long for a layout."""
+    """Write out `what` as often as the `*n` after it says; the text itself where that is too long for a layout."""
     pattern = what + r"\*([0-9]{1,5})"
     if len(text) + sum(len(m[1]) * int(m[2]) for m in re.finditer(pattern, text)) > _LONGEST:
         return text

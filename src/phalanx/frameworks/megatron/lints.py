@@ -22,7 +22,7 @@ def _queues(c: Config) -> int | None:
 
 
 def unknown_flag(c: Config, x: Configuration) -> Found:
-    """A flag that Megatron-LM has not, one letter or two from one that it has: forks have flags of their own."""
+    """An unknown flag, one letter or two from one that Megatron-LM has: forks have flags of their own."""
     for key, near in x.unknown.items():
         name, other = (text.rpartition(".")[2].lstrip("-").replace("_", "-") for text in (key, near))
         if x.kind == "megatron" and key.startswith("args.") and SequenceMatcher(None, name, other).ratio() > _ALIKE:
@@ -223,7 +223,7 @@ def ends_without_pipeline(c: Config, x: Configuration) -> Found:
 
 
 def experts_on_one_queue(c: Config, x: Configuration) -> Found:
-    """All-to-alls that one hardware queue keeps from running beside compute."""
+    """All-to-alls that one hardware queue keeps from overlapping compute."""
     if x.kind == "megatron" and truth(arg(c, "overlap_moe_expert_parallel_comm")) and _queues(c) == 1:
         yield (
             "CUDA_DEVICE_MAX_CONNECTIONS",

@@ -147,8 +147,8 @@ def _latent(flag: Flag) -> Latent | None:
 
 def _experts(flag: Flag, layers: int | None) -> tuple[Experts | None, tuple[int, ...] | None]:
     """Return the mixture of experts, and the dense blocks (None: they cannot be read)."""
-    held = count(flag("num_experts", "model.experts"))
-    if held is None:
+    number_of = count(flag("num_experts", "model.experts"))
+    if number_of is None:
         return None, ()
 
     def of(name: str, default: Any = None) -> Any:
@@ -168,7 +168,7 @@ def _experts(flag: Flag, layers: int | None) -> tuple[Experts | None, tuple[int,
     try:
         return (
             Experts(
-                count=held,
+                count=number_of,
                 top_k=top,
                 ffn=count(of("ffn_hidden_size")) or count(flag("ffn_hidden_size", "model.ffn")) or 1,
                 shared_ffn=count(of("shared_expert_intermediate_size")) or 0,

@@ -37,7 +37,7 @@ def options(flag: Flag, experts: bool, cp: int | None) -> dict[str, Any]:
 
 
 def _first(value: Any) -> Any:
-    """Context parallelism may name a kind for each block; the first stands for all."""
+    """Context parallelism may name a kind for each block; the first is taken for all."""
     return value[0] if isinstance(value, list) and value else value
 
 
@@ -89,7 +89,7 @@ def _dispatch(flag: Flag) -> dict[str, Any]:
 
 
 def fields(flag: Flag, gradient_bytes: int) -> dict[str, Any]:
-    """Return fields of Strategy that a Layout has not: the mesh's order and the size of buckets, MiB."""
+    """Return fields of Strategy that a Layout does not have: the mesh's order and the size of buckets, MiB."""
     result: dict[str, Any] = {}
     if truth(flag("use_tp_pp_dp_mapping", "strategy.order")):
         result["order"] = "dp/pp/cp/tp"

@@ -290,7 +290,7 @@ def variables(x: Subject) -> tuple[Variable, ...]:
         )
         result.append(Variable("CUDA_DEVICE_MAX_CONNECTIONS", "1", why))
     if x.stack.name == "megatron-fsdp":
-        why = "Several hardware queues: FSDP's gathers run beside products (Megatron-LM stops where it is 1)."
+        why = "Several hardware queues: FSDP's gathers overlap products (Megatron-LM stops where it is 1)."
         result.append(Variable("CUDA_DEVICE_MAX_CONNECTIONS", "8", why))
     if x.options.document:
         why = "Mean tokens of a document, which the price assumes and no argument states; phalanx read takes it."

@@ -1,5 +1,5 @@
 """Megatron-Bridge's ConfigContainer as YAML (src/megatron/bridge/training/config.py): sections `model`, `ddp`, ...,
-each key of which is a flag of Megatron-LM (frameworks/megatron_bridge/keys.py). It is read as these flags."""
+each key of which is a flag of Megatron-LM (flags.toml). It is read as these flags."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LAYOUT, _VIRTUAL = "pipeline-model-parallel-layout", "num-virtual-stages-per-pi
 
 
 def is_container(config: Config) -> bool:
-    """Whether tables are a ConfigContainer's: a model with Megatron's degrees beside other sections of it."""
+    """Whether tables are a ConfigContainer's: a model with Megatron's degrees, and other sections of one."""
     model = config.get("model")
     sections = {"ddp", "dist", "mixed_precision", "optimizer", "train"} & set(config)
     return isinstance(model, Mapping) and "tensor_model_parallel_size" in model and len(sections) > 1

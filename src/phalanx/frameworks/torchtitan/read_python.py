@@ -62,8 +62,8 @@ def _modules(module: ast.Module, path: Path) -> dict[str, str]:
     result: dict[str, str] = {}
     for line in module.body:
         if isinstance(line, ast.ImportFrom):
-            own = path.absolute().parent.name if line.level else ""
-            source = (line.module or own).rpartition(".")[2]
+            package = path.absolute().parent.name if line.level else ""
+            source = (line.module or package).rpartition(".")[2]
             result |= {a.asname or a.name: source for a in line.names}
     return result
 
