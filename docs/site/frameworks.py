@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from phalanx.frameworks.registry import ROWS
+from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.frameworks.stack import Entry, Stack
 from phalanx.spec.strategy.stack_options import OPTION_FIELDS
 
@@ -18,11 +18,11 @@ it refuses. [Frameworks](stacks.md) says how to search within them."""
 def page() -> str:
     """Return the page as Markdown."""
     options = [
-        f"| `{name}` | {', '.join(row.name for row in ROWS.values() if name in row.options)} |"
+        f"| `{name}` | {', '.join(row.name for row in DOCUMENTED.values() if name in row.options)} |"
         for name in OPTION_FIELDS
     ]
     sections = [ABOUT, "\n".join(["## Options, and which frameworks have them", "", "| | |", "|---|---|", *options])]
-    return "\n\n".join([*sections, *(_section(row) for row in ROWS.values())]) + "\n"
+    return "\n\n".join([*sections, *(_section(row) for row in DOCUMENTED.values())]) + "\n"
 
 
 def _section(row: Stack) -> str:

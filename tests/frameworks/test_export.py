@@ -13,7 +13,7 @@ from support.exports import draw
 from phalanx.answers.export import TARGETS, Export, export, write
 from phalanx.frameworks.launchers.registry import LAUNCHERS
 from phalanx.frameworks.megatron import layout
-from phalanx.frameworks.registry import ROWS
+from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.frameworks.subject import subject
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan
@@ -24,7 +24,7 @@ from phalanx.spec.strategy.spec import Strategy
 def _plan(stack: str, **strategy: object) -> Plan:
     """Return a plan of Llama 3 8B under a stack with a strategy of these fields."""
     rng = random.Random(1)
-    drawn = draw.plan(ROWS[stack], rng, ("llama3-8b",), options=False)
+    drawn = draw.plan(DOCUMENTED[stack], rng, ("llama3-8b",), options=False)
     s = Strategy(**strategy)  # type: ignore[arg-type]
     return replace(drawn, strategy=s, job=replace(drawn.job, global_batch=4 * s.dp * s.micro_batch, seq=4096))
 
@@ -73,8 +73,8 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
 def test_a_strategy_in_canonical_form_stays_so(to: str, stack: str) -> None:
     rng = random.Random(f"{to} {stack}")
     for _ in range(20):
-        x = subject(draw.plan(ROWS[stack], rng), ROWS[stack])
-        assert subject(replace(x.plan, strategy=x.s), ROWS[stack]).s == x.s
+        x = subject(draw.plan(DOCUMENTED[stack], rng), DOCUMENTED[stack])
+        assert subject(replace(x.plan, strategy=x.s), DOCUMENTED[stack]).s == x.s
 
 
 def test_the_end_of_the_decay_leaves_with_a_plan_that_says_how_to_train() -> None:

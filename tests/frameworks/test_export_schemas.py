@@ -21,7 +21,7 @@ from phalanx.answers.export import TARGETS
 from phalanx.frameworks.launchers import jobset, pytorchjob, skypilot, trainjob
 from phalanx.frameworks.launchers.task import Task
 from phalanx.frameworks.program import Blank
-from phalanx.frameworks.registry import ROWS
+from phalanx.frameworks.registry import DOCUMENTED
 
 _STACKS = json.loads((Path(__file__).parent / "stack_schemas.json").read_text())
 _LAUNCHERS = json.loads((Path(__file__).parent / "launcher_schemas.json").read_text())
@@ -40,7 +40,7 @@ def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 def test_drawn_exports_have_keys_and_choices_that_the_framework_has(to: str, stack: str) -> None:
     schema = _STACKS[stack if stack in _STACKS else to]
     flags, keys = set(schema["flags"].split()), set(schema["keys"].split())
-    _, subjects, _ = cases(to, ROWS[stack], 6, 2)
+    _, subjects, _ = cases(to, DOCUMENTED[stack], 6, 2)
     for x in subjects:
         for group in TARGETS[to].program(x).groups:
             for setting in group.settings:

@@ -17,7 +17,7 @@ from support.in_process_cli import phalanx
 from phalanx.answers.improve import Improvement, improve
 from phalanx.answers.question import Asked, read
 from phalanx.answers.read import read as configuration
-from phalanx.frameworks.registry import ROWS
+from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.report.improve import changes
 from phalanx.spec.errors import InputError
 
@@ -88,7 +88,7 @@ def test_each_change_is_priced_alone_and_together(tmp_path: Path) -> None:
         about = ("llama3-70b", "dgx-h100", 64, 512, 8192, str(c.together.strategy))
         q = read(Asked(None, *about, options=c.together.options))
         assert q.subject.priced.seconds == pytest.approx(c.together.seconds, rel=1e-9)
-    assert ROWS["megatron-core"].refusal(x.better.strategy, x.better.options) is None
+    assert DOCUMENTED["megatron-core"].refusal(x.better.strategy, x.better.options) is None
 
 
 def test_the_best_has_nothing_to_change(tmp_path: Path) -> None:

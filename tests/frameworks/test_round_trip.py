@@ -20,7 +20,7 @@ from support.exports.same import canonical
 
 from phalanx.answers.export import TARGETS, export, write
 from phalanx.answers.read import job_of, model_of, options_of, read, strategy_of
-from phalanx.frameworks.registry import ROWS
+from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.frameworks.subject import subject
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan
@@ -48,7 +48,7 @@ MODELS = {
 def drawn(to: str, stack: str, rng: random.Random) -> Plan:
     """Return a plan of this stack that the framework can express, with a job of its own."""
     while True:
-        plan = draw.plan(ROWS[stack], rng, MODELS.get(to, tuple(PRESETS)))
+        plan = draw.plan(DOCUMENTED[stack], rng, MODELS.get(to, tuple(PRESETS)))
         a = Optimizer(betas=(0.9, rng.choice((0.95, 0.98))), weight_decay=rng.choice((0.0, 0.1)))
         job = replace(plan.job, precision=Precision("bfloat16"), optimizer=a, clip=rng.choice((0.5, 1.0)))
         plan = replace(plan, job=job)
@@ -91,7 +91,7 @@ def held(to: str, stack: str, seed: int) -> None:
     assert layout.global_batch is not None
     assert layout.seq is not None
     s = strategy_of(c, layout.world)
-    assert (s, options_of(c, s)) == canonical(plan, to, ROWS[stack])
+    assert (s, options_of(c, s)) == canonical(plan, to, DOCUMENTED[stack])
     assert job_of(c, layout.global_batch, layout.seq) == plan.job
-    assert unnamed(model_of(c, None)[0], to) == unnamed(subject(plan, ROWS[stack]).model, to)
+    assert unnamed(model_of(c, None)[0], to) == unnamed(subject(plan, DOCUMENTED[stack]).model, to)
     assert not c.unknown

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.frameworks.registry import ROWS, stack_named
+from phalanx.frameworks.registry import DOCUMENTED, stack_named
 from phalanx.frameworks.stack import WORDS
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy import where
 from phalanx.spec.strategy.spec import FIELDS, Strategy
 from phalanx.spec.strategy.stack_options import OPTION_FIELDS, StackOptions, parse
 
-ALL = pytest.mark.parametrize("stack", ROWS.values(), ids=ROWS)
+ALL = pytest.mark.parametrize("stack", DOCUMENTED.values(), ids=DOCUMENTED)
 
 
 @ALL
@@ -28,7 +28,7 @@ def test_every_fact_has_a_line_of_a_file_at_a_commit(stack):
 
 
 def test_a_row_that_misses_a_fact_is_refused():
-    row = ROWS["megatron-core"]
+    row = DOCUMENTED["megatron-core"]
     without = {name: entry for name, entry in row.strategy.items() if name != "tp"}
     with pytest.raises(ValueError, match="says nothing about tp"):
         replace(row, strategy=without)

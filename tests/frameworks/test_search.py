@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from phalanx.answers.question import Asked, read
 from phalanx.cli.app import app
-from phalanx.frameworks.registry import ROWS, facts
+from phalanx.frameworks.registry import DOCUMENTED, facts
 from phalanx.frameworks.stack import of_strategy
 from phalanx.planning.question import cluster_named, model_named, pricing_by_gpus
 from phalanx.planning.search import condition_cost, planner, space
@@ -41,7 +41,7 @@ def pricing(stack: str, model: str = "llama3-8b", gpus: int = 16, line: str = ""
     return replace(found, wanted=wanted, extra=options)
 
 
-@pytest.mark.parametrize("stack", ROWS)
+@pytest.mark.parametrize("stack", DOCUMENTED)
 @pytest.mark.parametrize("model", ["llama3-8b", "mixtral-8x7b"])
 @examples(60, 2000)
 def test_nothing_is_offered_that_the_stack_refuses(stack: str, model: str, examples: int) -> None:
@@ -50,7 +50,7 @@ def test_nothing_is_offered_that_the_stack_refuses(stack: str, model: str, examp
     chosen = np.random.default_rng(7).integers(0, len(rows), examples)
     for s in rows.take(chosen).strategies():
         about = facts(p.model, p.job, s)
-        assert ROWS[stack].refusal(s, p.extra, about) is None, s
+        assert DOCUMENTED[stack].refusal(s, p.extra, about) is None, s
         assert p.options.allows(s, s.accumulation(p.job))
 
 
@@ -64,7 +64,7 @@ def test_what_is_left_out_is_refused(stack: str) -> None:
     offered = set(space.everything(p.model, p.job, 8, p.options).strategies())
     for i in np.random.default_rng(3).integers(0, len(everything), 400):
         s = everything.strategy(int(i))
-        refused = ROWS[stack].refusal(s, None, facts(p.model, p.job, s)) is not None
+        refused = DOCUMENTED[stack].refusal(s, None, facts(p.model, p.job, s)) is not None
         assert refused == (s not in offered), s
 
 
@@ -321,7 +321,7 @@ def test_options_are_in_the_plan_and_old_plans_are_read(tmp_path: Path) -> None:
 def test_stacks_side_by_side_are_what_each_finds_alone() -> None:
     asked = pricing("megatron-core", line="tp<=2, zero<=1, pp<=2")
     found = {f.name: f for f in compare(lambda name: replace(asked, stack=name), 16)}
-    assert set(found) == set(ROWS)
+    assert set(found) == set(DOCUMENTED)
     for name in ("megatron-core", "megatron-core-0.14", "megatron-bridge", "fsdp2"):
         alone = best_on(replace(asked, stack=name), 16)
         assert alone is not None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.in_process_cli import phalanx
 
-from phalanx.frameworks.registry import ROWS
+from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.planning.explain import explanation, operators
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.explain.lint import LINTS, lint
@@ -247,7 +247,7 @@ def test_no_remedy_is_what_the_stack_refuses(stack: str, line: str) -> None:
     model, strategy = model_named("llama3-8b")[0], make_strategy(line)
     assert strategy is not None
     x = AnalyticSubject(pricing_by_gpus(model, cluster_named("dgx-h100"), 512, 512, stack), strategy, 64)
-    row = ROWS[stack]
+    row = DOCUMENTED[stack]
     for found in lint(x):
         for name, value in re.findall(r"\b(order|zero)=([\w/]+)", found.remedy):
             entry = row.strategy[name]

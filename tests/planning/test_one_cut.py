@@ -12,7 +12,7 @@ import pytest
 
 from phalanx.answers.priced_plan import plan_of
 from phalanx.answers.question import Asked, read
-from phalanx.frameworks.registry import ROWS
+from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.frameworks.subject import subject
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.search import space
@@ -23,7 +23,7 @@ from phalanx.schedule.pipeline.given_layout import equal_blocks, listed
 from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.strategy.spec import Strategy
 
-PIPELINED = tuple(name for name, row in ROWS.items() if row.strategy["pp"].values is None)
+PIPELINED = tuple(name for name, row in DOCUMENTED.items() if row.strategy["pp"].values is None)
 MODELS = ("llama3-8b", "llama3-70b", "llama3-405b", "mixtral-8x7b", "deepseek-v3")
 
 
@@ -115,4 +115,4 @@ def test_an_export_has_the_blocks_that_its_plan_was_priced_with() -> None:
     x = AnalyticSubject(lambda _: pricing("megatron-core", "llama3-8b", 64, 8192), s, 64)
     plan = plan_of(x.pricing, x.priced, x.run, x.mfu, "dgx-h100", "bf16")
     assert plan.strategy.layers == "auto"
-    assert subject(plan, ROWS["megatron-core"]).s.layers == listed(x.run.blocks) == "17/15"
+    assert subject(plan, DOCUMENTED["megatron-core"]).s.layers == listed(x.run.blocks) == "17/15"

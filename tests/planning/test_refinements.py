@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from phalanx.answers.question import Asked, read
-from phalanx.frameworks.registry import ROWS, facts
+from phalanx.frameworks.registry import DOCUMENTED, facts
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.neighbours import neighbours
@@ -64,7 +64,7 @@ def test_ends_counted_as_blocks_let_a_faster_strategy_fit() -> None:
     assert a.lengths.equal_seconds is None
     x = AnalyticSubject(lambda _: a.pricing, replace(s, layers="/".join(["2"] * 62 + ["1"] * 2)), 256)
     assert not x.priced.fits
-    row = ROWS["megatron-core"]
+    row = DOCUMENTED["megatron-core"]
     assert row.refusal(s, a.pricing.extra, facts(a.pricing.model, a.pricing.job, s)) is None
 
 
@@ -110,7 +110,7 @@ def test_narrower_number_types(stack: str, where: str) -> None:
         assert x.priced.fits
         assert o.gain == pytest.approx(1 - o.seconds / a.best.seconds)
         assert o.gain >= 0.002
-        assert ROWS[stack].refusal(o.strategy, extra, facts(there.model, there.job, o.strategy)) is None
+        assert DOCUMENTED[stack].refusal(o.strategy, extra, facts(there.model, there.job, o.strategy)) is None
     assert [o.seconds for o in a.types] == sorted(o.seconds for o in a.types)
 
 

@@ -15,7 +15,7 @@ from support.rank_pool import Pool
 from torch import Tensor
 
 from phalanx.cost.step.predict import predict
-from phalanx.frameworks.registry import ROWS
+from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.frameworks.subject import subject
 from phalanx.runtime.autograd import narrow_blocks, narrow_product
 from phalanx.runtime.comm.communicator import Comm
@@ -232,6 +232,6 @@ def test_an_export_multiplies_what_the_job_does_or_is_refused(
     plan = Plan(model, preset("dgx-b200", 1), job, s, Train(), {}, {})
     if expected is None:
         with pytest.raises(InputError, match="products"):
-            subject(plan, ROWS[stack])
+            subject(plan, DOCUMENTED[stack])
     else:
-        assert subject(plan, ROWS[stack]).options.products == expected
+        assert subject(plan, DOCUMENTED[stack]).options.products == expected

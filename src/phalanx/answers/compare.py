@@ -16,7 +16,7 @@ from typing import Any
 from phalanx.answers.export import TARGETS
 from phalanx.answers.question import Asked, Question, read
 from phalanx.answers.read import is_configuration
-from phalanx.frameworks.registry import ROWS
+from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.frameworks.subject import subject
 from phalanx.planning.explain.exact import ExactExplanation
 from phalanx.spec.errors import InputError
@@ -112,7 +112,7 @@ def _settings(q: Question, s: Strategy) -> dict[str, str]:
     options = q.plan.options if q.plan is not None else p.extra
     plan = Plan(p.model, p.cluster, p.job, s, Train(), choices, {}, options)
     try:
-        program = target.program(subject(plan, ROWS[q.stack]))
+        program = target.program(subject(plan, DOCUMENTED[q.stack]))
     except InputError:
         return plain
     return {x.key: str(x.value) for g in program.groups for x in g.settings}

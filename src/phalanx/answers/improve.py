@@ -18,7 +18,7 @@ from typing import Any
 from phalanx.answers.file_settings import Edit, FileSettings, State
 from phalanx.answers.question import Question
 from phalanx.answers.read import Reading
-from phalanx.frameworks.registry import ROWS, facts
+from phalanx.frameworks.registry import DOCUMENTED, facts
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.planner import answer
@@ -97,7 +97,7 @@ def improve(reading: Reading, q: Question, headroom: float, cluster: str) -> Imp
     options = _as_in_file(prices, s, searched.pricing.extra, own)
     settings = FileSettings(reading, q)
     better = _needed(prices, now, _written(prices, settings, now, prices.of(s, options)))
-    refusal = ROWS[q.stack].refusal(q.strategy, own, facts(q.pricing.model, q.pricing.job, q.strategy))
+    refusal = DOCUMENTED[q.stack].refusal(q.strategy, own, facts(q.pricing.model, q.pricing.job, q.strategy))
     refused = "" if refusal is None else f"{refusal.field} = {refusal.value} {refusal.reason} ({refusal.source})"
     if now.fits and not refused and better.seconds > (1 - _WORTH) * now.seconds:
         return Improvement(now, now, (), None, searched.evaluated, searched.seconds)
@@ -136,7 +136,7 @@ class _Prices:
             raise price_or_error
         if legal:
             p = self.q.pricing
-            refusal = ROWS[self.q.stack].refusal(s, options, facts(p.model, p.job, s))
+            refusal = DOCUMENTED[self.q.stack].refusal(s, options, facts(p.model, p.job, s))
             if refusal is not None:
                 raise refusal.error(self.q.stack)
         return price_or_error

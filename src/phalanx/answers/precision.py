@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from phalanx.cost.analytic.chips import chip_name
-from phalanx.frameworks.registry import ROWS
+from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -55,7 +55,7 @@ def in_precision(pricing: Pricing, precision: str) -> Pricing:
 
 def require_precision(stack: str, precision: str) -> None:
     """Require of a search that the stack's row has the products of a precision. Raises InputError."""
-    row, products = ROWS.get(stack), products_in(precision)
+    row, products = DOCUMENTED.get(stack), products_in(precision)
     entry = row.options.get("products") if row else None
     if row is None or entry is None or entry.allows(products):
         return
@@ -67,6 +67,6 @@ def require_precision(stack: str, precision: str) -> None:
 def with_products(options: StackOptions, precision: str, stack: str) -> StackOptions:
     """Return the options with the narrow products of a precision, where the stack's row says which ones it has."""
     products = products_in(precision)
-    if products == "bfloat16" or options.products != "auto" or "products" not in ROWS[stack].options:
+    if products == "bfloat16" or options.products != "auto" or "products" not in DOCUMENTED[stack].options:
         return options
     return StackOptions(**options.changed() | {"products": products})

@@ -29,7 +29,7 @@ from phalanx.answers.precision import (
 )
 from phalanx.answers.release import release_named
 from phalanx.cost.analytic.estimate import Estimate, estimate, require_modelled
-from phalanx.frameworks.registry import ROWS, facts
+from phalanx.frameworks.registry import DOCUMENTED, facts
 from phalanx.planning import question as names
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.explain.exact import ExactSubject, subject_of_plan
@@ -159,7 +159,7 @@ class Question:
     @cached_property
     def refused(self) -> str:
         """Why the stack's row refuses the strategy that is priced, in one line; "" if it runs it or has no row."""
-        row, s = ROWS.get(self.stack), self.strategy
+        row, s = DOCUMENTED.get(self.stack), self.strategy
         if row is None or s is None or self.exact is not None:
             return ""
         p = self.pricing
@@ -302,10 +302,10 @@ def _require_options(stack: str, options: StackOptions, field: str = "--where") 
     """Require that a stack has the options that are set. Raises InputError."""
     if not options.changed():
         return
-    if stack not in ROWS:
+    if stack not in DOCUMENTED:
         reason = f"{stack} has no row that says which options it has"
-        raise InputError(field, str(options), reason, f"use a stack that has: {', '.join(ROWS)}")
-    row = ROWS[stack]
+        raise InputError(field, str(options), reason, f"use a stack that has: {', '.join(DOCUMENTED)}")
+    row = DOCUMENTED[stack]
     for name, value in options.changed().items():
         entry = row.options.get(name)
         if entry is None or not entry.allows(value):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from phalanx.frameworks.registry import FRAMEWORKS, ROWS, STACKS
+from phalanx.frameworks.registry import DOCUMENTED, FRAMEWORKS, STACKS
 
 _AS_SAID = {said: name for framework in FRAMEWORKS.values() for said, name in framework.said.items()}
 """What people call frameworks -> the stack that is meant."""
@@ -18,21 +18,21 @@ def release_named(name: str) -> tuple[str, str]:
     another form, or of no framework that is known, is returned as it is: whoever looks it up says what is near."""
     asked = re.fullmatch(r"([a-z][a-z-]*?)[-_ ]?v?([0-9]{1,9}(?:\.[0-9]{1,9})*)", name)
     if name in _AS_SAID:
-        row = ROWS[_AS_SAID[name]]
+        row = DOCUMENTED[_AS_SAID[name]]
         return row.name, f"{name} is taken for {row.name} ({row.title})"
-    if name in ROWS or name in STACKS or asked is None:
+    if name in DOCUMENTED or name in STACKS or asked is None:
         return name, ""
     releases = {
         known: of
         for framework in {asked[1], _AS_SAID.get(asked[1], asked[1])}
-        for known in (*ROWS, *STACKS)
+        for known in (*DOCUMENTED, *STACKS)
         if (of := _release(known, framework)) is not None
     }
     if not releases:
         return name, ""
     wanted = _number(asked[2])
     nearest = min(releases, key=lambda known: (abs(_number(releases[known]) - wanted), -_number(releases[known])))
-    title = f" ({ROWS[nearest].title})" if nearest in ROWS else ""
+    title = f" ({DOCUMENTED[nearest].title})" if nearest in DOCUMENTED else ""
     return nearest, f"{name} is not known: {nearest}{title}, the nearest release, is taken"
 
 
@@ -41,9 +41,9 @@ def _release(known: str, framework: str) -> str | None:
     inside = re.fullmatch(rf"{re.escape(framework)}-(\d+(?:\.\d+)*)", known)
     if inside is not None:
         return inside[1]
-    if known != framework or known not in ROWS:
+    if known != framework or known not in DOCUMENTED:
         return None
-    titled = re.search(r"\d+(?:\.\d+)+", ROWS[known].title)
+    titled = re.search(r"\d+(?:\.\d+)+", DOCUMENTED[known].title)
     return titled[0] if titled else None
 
 

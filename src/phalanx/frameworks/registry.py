@@ -16,15 +16,15 @@ from phalanx.spec.strategy.stack_options import StackOptions
 STACKS, FRAMEWORKS = load(Path(__file__).parent)
 """Every stack that has a price: documented ones, and releases that are known by their published runs; and every
 framework by its folder."""
-ROWS: dict[str, Stack] = {name: stack for name, stack in STACKS.items() if stack.documented}
+DOCUMENTED: dict[str, Stack] = {name: stack for name, stack in STACKS.items() if stack.documented}
 """The stacks whose source says what they run and refuse."""
 
 
 def stack_named(name: str) -> Stack:
     """Return a documented stack. Raises InputError for an unknown name."""
-    if name not in ROWS:
-        raise InputError("--stack", name, "is not a stack that Phalanx knows", nearest(name, ROWS))
-    return ROWS[name]
+    if name not in DOCUMENTED:
+        raise InputError("--stack", name, "is not a stack that Phalanx knows", nearest(name, DOCUMENTED))
+    return DOCUMENTED[name]
 
 
 def priced_stack(name: str) -> Stack:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.answers.export import TARGETS
-from phalanx.frameworks.registry import ROWS
+from phalanx.frameworks.registry import DOCUMENTED
 from support.exports.cases import cases
 
 HERE = Path(__file__).parent
@@ -129,7 +129,7 @@ def _imports(to: str, sources: Path | None) -> dict[str, str]:
 
 def _check(to: str, stack: str, python: Path, count: int, seed: int, environment: dict[str, str]) -> int:
     target = ENVIRONMENTS[to].target or to
-    drawn, subjects, refused = cases(target, ROWS[stack], count, seed)
+    drawn, subjects, refused = cases(target, DOCUMENTED[stack], count, seed)
     text = "\n".join(map(json.dumps, drawn))
     run = subprocess.run(
         [python, HERE / f"in_{target}.py"], input=text, capture_output=True, text=True, env=environment

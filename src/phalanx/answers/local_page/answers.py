@@ -21,7 +21,7 @@ from typing import Any
 
 from phalanx.answers.priced_plan import plan_of
 from phalanx.answers.question import Asked, read
-from phalanx.frameworks.registry import ROWS
+from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.search.planner import Answer, answer
 from phalanx.planning.search.why_not import TERM_NAMES
@@ -34,7 +34,7 @@ from phalanx.spec.files.plan import to_dict
 from phalanx.spec.model.presets import PRESETS as MODELS
 from phalanx.spec.strategy.spec import Strategy
 
-NAMES = {"model": sorted(MODELS), "cluster": sorted(CLUSTERS), "stack": list(ROWS)}
+NAMES = {"model": sorted(MODELS), "cluster": sorted(CLUSTERS), "stack": list(DOCUMENTED)}
 """What a page may ask about: no file is read for it."""
 
 

@@ -24,7 +24,7 @@ from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank
 from phalanx.cost.ledger.rank_layout import FORMAT_INDEX, Layout, under_any_cut
 from phalanx.cost.ledger.recomputed import recomputed
 from phalanx.frameworks import recomputation as kinds
-from phalanx.frameworks.registry import ROWS, facts, priced_stack
+from phalanx.frameworks.registry import DOCUMENTED, facts, priced_stack
 from phalanx.frameworks.stack import Stack, counted
 from phalanx.planning.search import HEADROOM
 from phalanx.planning.search.limits import Limits
@@ -111,7 +111,7 @@ class Pricing:
     @property
     def row(self) -> Stack | None:
         """The row that says what the stack refuses; None for constants without one (older releases, any stack)."""
-        return None if self.free else ROWS.get(self.stack)
+        return None if self.free else DOCUMENTED.get(self.stack)
 
     @property
     def lists_blocks(self) -> bool:

@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import active_children, get_all_start_methods, get_context
 
-from phalanx.frameworks.registry import ROWS
+from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.frameworks.stack import Stack
 from phalanx.planning.search import space
 from phalanx.planning.search.branch_and_bound import Exploration
@@ -43,19 +43,19 @@ class OfStack:
     @property
     def row(self) -> Stack:
         """What the stack can do."""
-        return ROWS[self.name]
+        return DOCUMENTED[self.name]
 
 
 def compare(pricing: Callable[[str], Pricing], gpus: int) -> list[OfStack]:
     """Return every stack's best strategy on so many GPUs, the fastest first. `pricing`: the question under a
     stack."""
     groups: list[list[str]] = []
-    for name, row in ROWS.items():
-        same = next((g for g in groups if _alike(ROWS[g[0]], row)), None)
+    for name, row in DOCUMENTED.items():
+        same = next((g for g in groups if _alike(DOCUMENTED[g[0]], row)), None)
         groups.append([name]) if same is None else same.append(name)
     questions = [[replace(pricing(name), stack=name) for name in group] for group in groups]
     answers_by_stack = [answer for answers in _each(questions, gpus) for answer in answers]
-    return sorted(answers_by_stack, key=lambda f: (f.seconds, list(ROWS).index(f.name)))
+    return sorted(answers_by_stack, key=lambda f: (f.seconds, list(DOCUMENTED).index(f.name)))
 
 
 def _each(questions: list[list[Pricing]], gpus: int) -> Iterator[list[OfStack]]:
@@ -112,7 +112,7 @@ def _alike(one: Stack, other: Stack) -> bool:
 
 def _of(group: list[Pricing], gpus: int) -> list[OfStack]:
     """Search once for rows that are alike, and set each one's options."""
-    rows = [ROWS[p.stack] for p in group]
+    rows = [DOCUMENTED[p.stack] for p in group]
     lacking = [_lacking(row, p) for row, p in zip(rows, group, strict=True)]
     first = next((p for p, reason in zip(group, lacking, strict=True) if not reason), None)
     try:
