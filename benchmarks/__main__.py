@@ -57,7 +57,7 @@ def bench_help() -> Iterator[Result]:
 
 def bench_ui() -> Iterator[Result]:
     """An answer of `phalanx ui`, warm, after a batch or a condition was changed for llama3-70b on 64 GPUs."""
-    from phalanx.answers.local_page.answers import Planner
+    from phalanx.report.local_page.answers import Planner
 
     question = {"model": "llama3-70b", "cluster": "dgx-h100", "stack": "megatron-core", "gpus": 64, "seq": 4096}
     question |= {"batch": 512, "headroom": 0.05, "where": ""}

@@ -79,7 +79,7 @@ def bytes_per_s(rate: str) -> float:
     """Parse a rate as `tc` writes it, such as 1gbit or 500mbit (powers of 1000). Raises InputError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)bit", rate.strip().lower())
     if match is None or not float(match[1]):
-        raise InputError("--rate", rate, "is not a rate", "write 1gbit or 500mbit")
+        raise InputError("rate", rate, "is not a rate", "write 1gbit or 500mbit")
     return float(match[1]) * _UNITS[match[2]] / 8
 
 
@@ -135,7 +135,7 @@ class Lab:
 
     def __init__(self, hosts: int, rate_bytes_per_s: float | None = None) -> None:
         if not 1 <= hosts <= 100:
-            raise InputError("--hosts", hosts, "must be 1 to 100")
+            raise InputError("hosts", hosts, "must be 1 to 100")
         self.hosts, self.rate = hosts, rate_bytes_per_s
         self._name = f"{_PREFIX}{_me()}-{_next_number()}"
         self._children: list[subprocess.Popen[Any]] = []

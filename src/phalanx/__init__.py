@@ -1,25 +1,90 @@
-"""Phalanx plans, proves, runs and measures the parallel training of large models."""
+"""Phalanx plans, proves, runs and measures the parallel training of large models.
+
+    import phalanx
+
+    plan = phalanx.plan(model="llama3-70b", cluster="dgx-h100", gpus=64, batch=512, seq=8192)
+    plan.strategy, plan.best.step_time_s, plan.best.mfu
+    plan.save("plan.json")                                  # what phalanx train, verify and export read
+    phalanx.explain("plan.json").plot()                     # in a notebook
+    plan.to_pandas()
+
+Functions take names or objects (ModelSpec, ClusterSpec, Strategy) and return frozen dataclasses whose fields name
+their units, the same that the commands print with --json. What is wrong with the arguments raises InputError, a
+ValueError that names the field and its remedy. Each name is loaded when it is first used; only
+`train`, `parallelize`, `verify` and `observe` need torch.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from phalanx.answers.collectives import collectives as collectives
+    from phalanx.answers.collectives import prove as prove
+    from phalanx.answers.compare import compare as compare
+    from phalanx.answers.explanation import explain as explain
+    from phalanx.answers.export import export as export
+    from phalanx.answers.findings import lint as lint
+    from phalanx.answers.model_plan import Wishes as Wishes
+    from phalanx.answers.model_plan import plan as plan
+    from phalanx.answers.prediction import predict as predict
+    from phalanx.answers.query import Query as Query
+    from phalanx.answers.read import read as read
+    from phalanx.answers.tables import memory as memory
+    from phalanx.answers.tables import roofline as roofline
+    from phalanx.answers.tables import scaling as scaling
+    from phalanx.answers.tables import traffic as traffic
+    from phalanx.answers.train import train as train
+    from phalanx.answers.verify import verify as verify
     from phalanx.observation.observe import observe as observe
     from phalanx.runtime.any_module.parallelize import parallelize as parallelize
+    from phalanx.spec.cluster.spec import ClusterSpec as ClusterSpec
+    from phalanx.spec.errors import InputError as InputError
+    from phalanx.spec.files.plan import Plan as Plan
+    from phalanx.spec.job import Job as Job
+    from phalanx.spec.model.spec import ModelSpec as ModelSpec
+    from phalanx.spec.strategy.spec import Strategy as Strategy
 
 __version__ = "0.1.0"
 
+_FACE = {
+    "ClusterSpec": "spec.cluster.spec",
+    "InputError": "spec.errors",
+    "Job": "spec.job",
+    "ModelSpec": "spec.model.spec",
+    "Plan": "spec.files.plan",
+    "Query": "answers.query",
+    "Strategy": "spec.strategy.spec",
+    "Wishes": "answers.model_plan",
+    "collectives": "answers.collectives",
+    "compare": "answers.compare",
+    "explain": "answers.explanation",
+    "export": "answers.export",
+    "lint": "answers.findings",
+    "memory": "answers.tables",
+    "observe": "observation.observe",
+    "parallelize": "runtime.any_module.parallelize",
+    "plan": "answers.model_plan",
+    "predict": "answers.prediction",
+    "prove": "answers.collectives",
+    "read": "answers.read",
+    "roofline": "answers.tables",
+    "scaling": "answers.tables",
+    "traffic": "answers.tables",
+    "train": "answers.train",
+    "verify": "answers.verify",
+}
+"""The public names, and the modules that have them."""
+
+__all__ = ["__version__", *sorted(_FACE)]
+
 
 def __getattr__(name: str) -> Any:
-    """`phalanx.api`, loaded when it is asked for; `phalanx.parallelize` and `phalanx.observe`, which need torch."""
-    if name == "api":
-        return import_module("phalanx.api")
-    if name == "parallelize":
-        from phalanx.runtime.any_module.parallelize import parallelize
+    if name not in _FACE:
+        raise AttributeError(f"module 'phalanx' has no attribute {name!r}")
+    value = getattr(import_module(f"phalanx.{_FACE[name]}"), name)
+    globals()[name] = value
+    return value
 
-        return parallelize
-    if name == "observe":
-        from phalanx.observation.observe import observe
 
-        return observe
-    raise AttributeError(f"module 'phalanx' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return __all__

@@ -131,7 +131,7 @@ def _few_families_and_an_interruption() -> None:
     from phalanx.answers import sweep
 
     lines = ["dp=2,zero=1,micro_batch=4", "tp=5", "micro_batch=8", "dp=2,zero=3,micro_batch=4"]
-    train, begun = sweep.train, []
+    train, begun = sweep.run_training, []
 
     def interrupted(job: Any, *rest: Any) -> Any:
         begun.append(job)
@@ -139,7 +139,7 @@ def _few_families_and_an_interruption() -> None:
             raise KeyboardInterrupt
         return train(job, *rest)
 
-    sweep.families, sweep.train = lambda *_: iter(lines), interrupted  # type: ignore[assignment]
+    sweep.families, sweep.run_training = lambda *_: iter(lines), interrupted  # type: ignore[assignment]
 
 
 def test_a_sweep_trains_every_family_and_says_what_it_leaves_out(here: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_sweep_trains_every_family_and_says_what_it_leaves_out(here: Path) -> 
     assert code == 130, err
     assert err.endswith("interrupted after 1 run\n")
     assert "left out: tp=5: strategy.tp = 5" in err
-    (row,) = json.loads(out)[0]["rows"]
+    (row,) = json.loads(out)["tables"][0]["rows"]
     assert row["strategy"] == "dp=2,zero=1,micro_batch=4"
     assert abs(row["memory_off"]) < 0.03
     assert not (here / "runs" / "job-sweep").exists()

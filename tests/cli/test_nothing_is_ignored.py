@@ -37,26 +37,12 @@ _VALUES = {
 """Values of options that other forms read; of the others their default, or 1."""
 
 _FORMS = {
-    "comm of parameters": (["comm", "--params", "7B"], {"params", "rate", "beside", "top_k"}),
-    "comm of a strategy": (["comm", *_JOB, "--strategy", "tp=2"], {"stack", "precision", "options"}),
-    "memory of parameters": (["memory", "--params", "7B"], {"params", "policy", "card"}),
-    "memory of a strategy": (["memory", *_JOB, "--strategy", "tp=2"], {"stack", "precision", "options"}),
-    "roofline of parameters": (["roofline", "--params", "7B"], {"params", "cluster", "seq"}),
-    "roofline of systems": (["roofline"], {"model", "params"}),
-    "scaling of parameters": (["scaling", "--params", "7B", "--tokens", "1T"], {"params", "tokens", "rate", "gpus"}),
-    "scaling of a model": (["scaling", *_JOB], {"devices", "profile"}),
     "plan of all stacks": (
         ["plan", *_JOB, "--stack", "all"],
-        {"source", "strategy", "precision", "where", "headroom"},
+        {"strategy", "precision", "where", "headroom", "out", "front", "more"},
     ),
-    "plan of a job": (["plan", "job.toml"], {"source", "strategy", "overrides", "choices", "out"}),
-    "plan from a file": (
-        ["plan", "--from", "run.sh", "--cluster", "dgx-h100"],
-        {"source", "model", "gpus", "batch", "seq", "strategy", "stack", "precision", "where", "headroom", "out"},
-    ),
-    "measure of a machine": (["measure"], {"ranks", "dtype", "threads", "quick", "out", "nccl_tests", "source"}),
-    "measure of nccl-tests": (["measure", "--nccl-tests", "log.txt"], {"preset", "op", "out", "source"}),
-    "measure of a file": (["measure", "--from", "gpu.json"], {"out"}),
+    "measure of a machine": (["measure"], {"ranks", "dtype", "threads", "quick", "out", "nccl_tests"}),
+    "measure of nccl-tests": (["measure", "--nccl-tests", "log.txt"], {"preset", "op", "out"}),
     "mesh of groups": ([*_MESH, "--groups", "tp"], set()),
     "mesh of a rank": ([*_MESH, "--rank", "3"], {"groups"}),
     "mesh as JSON": ([*_MESH, "--json"], {"groups", "rank"}),
@@ -83,14 +69,14 @@ _FORMS = {
             "out",
         },
     ),
-    "verify of a plan": (["verify", "plan.json"], {"device", "report"}),
+    "verify of a plan": (["verify", "plan.json"], {"device"}),
     "verify of a job": (
         ["verify", "job.toml"],
-        {"strategy", "cluster", "overrides", "device", "report"},  # --gpus goes with --strategy
+        {"strategy", "cluster", "overrides", "device"},  # --gpus goes with --strategy
     ),
     "verify of a configuration": (
         ["verify", "run.sh"],
-        {"strategy", "model", "cluster", "gpus", "batch", "seq", "precision", "device", "report"},
+        {"strategy", "model", "cluster", "gpus", "batch", "seq", "precision", "device"},
     ),
     "validate of kernels": (["validate", "--kernels"], set()),
     "cluster simulate that stops no job": (
@@ -98,7 +84,7 @@ _FORMS = {
         {"nodes", "leaf", "oversubscription", "placement", "elastic", "preempt", "skip_bad"},
     ),
 }
-_OF_OUTPUT = {"as_json", "as_csv", "plot", "help"}
+_OF_OUTPUT = {"as_json", "as_csv", "json", "csv", "plot", "report", "help"}
 
 
 @pytest.mark.parametrize("form", _FORMS)
@@ -109,6 +95,7 @@ def test_what_a_form_does_not_read_is_refused(tmp_path: Path, form: str) -> None
     command = COMMAND
     for word in words:
         command = getattr(command, "commands", {}).get(word, command)
+    command = getattr(command, "commands", {}).get("model", command)  # the form that --model means
     tried = 0
     for option in command.params:
         name = str(option.name)
@@ -153,3 +140,18 @@ def test_a_number_beside_a_configuration_is_not_taken_for_none(tmp_path: Path, o
     for words in forms:
         code, _, err = phalanx(tmp_path, *words, option, value)
         assert (code, err) == (2, f"error: {option} = {value}: must be at least 1\n"), words
+
+
+@pytest.mark.parametrize("name", ["plan", "memory", "comm", "roofline", "scaling"])
+def test_a_form_has_no_option_of_another(tmp_path: Path, name: str) -> None:
+    """An option that one form has and another has not is refused by the other as one that it does not know."""
+    forms = COMMAND.commands[name].commands
+    options = {form: {o for p in forms[form].params for o in p.opts if o.startswith("--")} for form in forms}
+    tried = 0
+    for form, has in options.items():
+        for option in sorted(set().union(*options.values()) - has):
+            code, out, err = phalanx(tmp_path, name, form, option, "1")
+            assert (code, out) == (2, ""), (form, option)
+            assert err.startswith(f"error: {option}: no such option"), (form, option, err)
+            tried += 1
+    assert tried

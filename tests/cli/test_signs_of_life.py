@@ -8,7 +8,7 @@ import pytest
 
 from phalanx.cli import terminal
 from phalanx.cli.terminal import announce, exit_on_error
-from phalanx.report.progress import progress_line
+from phalanx.progress import progress_line
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,8 @@ import pytest
 from support.browser import CHROMIUM, Browser, chromium
 from support.in_process_cli import phalanx
 
-from phalanx.answers.local_page.answers import Met, answered
-from phalanx.answers.local_page.server import LocalServer
+from phalanx.report.local_page.answers import Met, answered
+from phalanx.report.local_page.server import LocalServer
 from phalanx.spec.errors import InputError
 
 QUESTION = {
@@ -234,7 +234,7 @@ def test_strangers_are_refused(server: LocalServer) -> None:
     [
         ("model", "lama3-8b", "did you mean llama3-8b"),
         ("gpus", True, "is not a whole number"),
-        ("gpus", -8, "--gpus"),
+        ("gpus", -8, "gpus = -8"),
         ("batch", 7.5, "is not a whole number"),
         ("headroom", 1, "is not a share of the memory"),
         ("headroom", float("nan"), "is not a share of the memory"),

@@ -8,7 +8,7 @@ import pytest
 
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.streams import Timed, exposed, gathered_bytes, timed
-from phalanx.planning.question import model_named
+from phalanx.planning.lookup import model_named
 from phalanx.schedule.event import Event
 from phalanx.schedule.layout import Layout
 from phalanx.spec.files.job_file import make_strategy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shlex
 import tempfile
@@ -11,14 +10,14 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from support.in_process_cli import phalanx
 
 from phalanx.answers.improve import Improvement, improve
-from phalanx.answers.question import Asked, read
+from phalanx.answers.query import Configured, Query
+from phalanx.answers.question import read, resolve
 from phalanx.answers.read import read as configuration
 from phalanx.frameworks.registry import DOCUMENTED
-from phalanx.report.improve import changes
+from phalanx.report.improve import view
 from phalanx.spec.errors import InputError
 
 LLAMA = """torchrun --nnodes 8 --nproc_per_node 8 pretrain_gpt.py --num-layers 80 --hidden-size 8192
@@ -41,7 +40,7 @@ def script(folder: Path, words: str) -> Path:
 def improved(words: str) -> Improvement:
     with tempfile.TemporaryDirectory() as folder:
         path = script(Path(folder), words)
-        return improve(configuration([path]), read(Asked(path, cluster="dgx-h100")), 0.05, "dgx-h100")
+        return improve(configuration([path]), read(Query(path, cluster="dgx-h100")), 0.05, "dgx-h100")
 
 
 def applied(words: str, changes: list[tuple[str, str, str]]) -> str:
@@ -64,36 +63,36 @@ def applied(words: str, changes: list[tuple[str, str, str]]) -> str:
 def test_the_file_with_its_settings_changed_is_the_better_plan(tmp_path: Path) -> None:
     """A user edits the printed settings into the script: reading it gives the better strategy and its price."""
     x = improved(SLOW)
-    assert x.better.seconds < 0.9 * x.now.seconds
+    assert x.better.step_time_s < 0.9 * x.now.step_time_s
     assert x.better.fits
-    edits = [(e.key, e.old, e.new) for c in x.changes for e in c.edits]
-    asked = Asked(script(tmp_path, applied(SLOW, edits)), cluster="dgx-h100")
+    edits = [(e.key, e.old, e.new) for c in x.changes for e in c.settings]
+    asked = Query(script(tmp_path, applied(SLOW, edits)), cluster="dgx-h100")
     again = read(asked)
     assert again.strategy is not None
     assert replace(again.strategy, layers="auto") == x.better.strategy
     assert again.pricing.extra == x.better.options
-    assert again.subject.priced.seconds == pytest.approx(x.better.seconds, rel=0.002)
+    assert again.subject.priced.seconds == pytest.approx(x.better.step_time_s, rel=0.002)
 
 
 def test_each_change_is_priced_alone_and_together(tmp_path: Path) -> None:
     x = improved(SLOW)
     assert x.changes[-1].together == x.better
-    times = [x.now.seconds, *(c.together.seconds for c in x.changes)]
+    times = [x.now.step_time_s, *(c.together.step_time_s for c in x.changes)]
     assert times == sorted(times, reverse=True), "each change brings something"
     first = x.changes[0]
     assert first.alone is not None
-    assert first.alone.seconds == first.together.seconds
+    assert first.alone.step_time_s == first.together.step_time_s
     assert first.fields == {"recompute": ("full", "none")}
     for c in x.changes:
         about = ("llama3-70b", "dgx-h100", 64, 512, 8192, str(c.together.strategy))
-        q = read(Asked(None, *about, options=c.together.options))
-        assert q.subject.priced.seconds == pytest.approx(c.together.seconds, rel=1e-9)
+        q = resolve(Query(None, *about), Configured(c.together.options))
+        assert q.subject.priced.seconds == pytest.approx(c.together.step_time_s, rel=1e-9)
     assert DOCUMENTED["megatron-core"].refusal(x.better.strategy, x.better.options) is None
 
 
 def test_the_best_has_nothing_to_change(tmp_path: Path) -> None:
     x = improved(SLOW)
-    edits = [(e.key, e.old, e.new) for c in x.changes for e in c.edits]
+    edits = [(e.key, e.old, e.new) for c in x.changes for e in c.settings]
     best = improved(applied(SLOW, edits))
     assert best.changes == ()
     assert best.plan is None
@@ -114,13 +113,9 @@ def test_plan_from_writes_the_plan_and_prints_the_settings(tmp_path: Path) -> No
 
 
 def test_the_settings_are_a_table() -> None:
-    x = improved(SLOW)
-    screen = Console(width=100, file=io.StringIO())
-    screen.print(changes(x.now, x.changes))
-    assert isinstance(screen.file, io.StringIO)
-    out = screen.file.getvalue()
-    assert "--recompute-granularity" in out
-    assert "leave out" in out
+    (sheet,) = view(improved(SLOW)).sheets
+    assert "--recompute-granularity" in sheet.as_csv()
+    assert "leave out" in sheet.as_csv()
 
 
 def test_conditions_hold_and_other_spellings_are_kept(tmp_path: Path) -> None:
@@ -166,7 +161,7 @@ def test_options_of_a_file_are_priced(tmp_path: Path) -> None:
         code, out, err = phalanx(tmp_path, "predict", "run.sh", "--cluster", "dgx-h100", "--json")
         assert code == 0, err
         found = json.loads(out)
-        return found["step_time_s"], found["memory_bytes"]["reserved"]
+        return found["step_time_s"], found["memory_bytes"]
 
     plain = predicted()
     moments = predicted("--use-precision-aware-optimizer", "--exp-avg-dtype bf16", "--exp-avg-sq-dtype bf16")
@@ -186,7 +181,7 @@ def test_options_of_a_file_are_priced(tmp_path: Path) -> None:
         (("plan", "--from", "run.sh"), "--cluster: is missing"),
         (("plan", "--from", "none.sh", "--cluster", "dgx-h100"), "no such file"),
         (("plan", "--from", "run.sh", "--cluster", "dgx-h100", "--stack", "maxtext"), "is a configuration of"),
-        (("plan", "--from", "run.sh", "--cluster", "dgx-h100", "--tokens", "1B"), "does not go with --from"),
+        (("plan", "--from", "run.sh", "--cluster", "dgx-h100", "--tokens", "1B"), "--tokens: no such option"),
         (("plan", "--from", "notes.txt", "--cluster", "dgx-h100"), "is no configuration"),
         (("read", "run.sh", "--batch", "8"), "is for the plan that --out writes"),
     ],
@@ -208,4 +203,4 @@ def test_what_the_stack_refuses_is_said(tmp_path: Path) -> None:
 
 def test_ranks_that_do_not_divide_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="multiple of 32"):
-        read(Asked(script(tmp_path, SLOW), cluster="dgx-h100", gpus=48))
+        read(Query(script(tmp_path, SLOW), cluster="dgx-h100", gpus=48))

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from phalanx.cli.app import app
 from phalanx.infer.replica import Replica
 from phalanx.observation.trainer.generation import verify_generation
-from phalanx.planning.question import model_named
+from phalanx.planning.lookup import model_named
 from phalanx.spec.strategy.spec import Strategy
 
 LAYOUTS = [

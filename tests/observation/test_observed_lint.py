@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from phalanx.observation.observe import observe
 from phalanx.planning.explain.observed_lint import LINTS, ProgramFinding, lint
-from phalanx.planning.question import cluster_named
+from phalanx.planning.lookup import cluster_named
 from phalanx.schedule.observation import Observation
 from phalanx.schedule.observation_file import from_json, to_json
 

@@ -2,8 +2,6 @@
 named with its line."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -234,25 +232,3 @@ def test_the_command(tmp_path: Path) -> None:
     assert "waits of the host for the GPU in a step: 0" in out
     assert wrong == 2
     assert "is neither cpu nor cuda" in err
-
-
-_ALONE = """
-import sys
-from phalanx.observation.trainer.verify import verify
-from phalanx.spec.files.job_file import build
-from phalanx.spec.job import Job, Precision
-from phalanx.spec.model.families import complete
-from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.strategy.spec import Strategy
-
-assert "torch._dynamo" not in sys.modules
-model = build(ModelSpec, complete({sizes}), "model")
-(found,) = verify(model, Job(4, 8, Precision("bfloat16")), Strategy(micro_batch=4), on_gpu=True)
-assert found.proved, found.failed
-"""
-
-
-def test_a_process_that_has_not_imported_torchs_compiler_proves_a_step() -> None:
-    """torch imports its compiler during the step, and looks up every function of the fake GPU by name."""
-    done = subprocess.run([sys.executable, "-c", _ALONE.format(sizes=SIZES)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

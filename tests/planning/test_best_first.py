@@ -173,8 +173,9 @@ def test_a_plan_of_a_job_is_the_job_with_its_strategy(here):
 def test_a_plan_of_a_job_is_explained_by_its_exact_price(here):
     assert phalanx(here, "plan", "job.toml", "--strategy", "dp=2,micro_batch=1")[0] == 0
     found = json.loads(phalanx(here, "explain", "plan.json", "--json")[1])
-    assert sum(found["terms_s"].values()) == pytest.approx(found["step_time_s"])
-    assert sum(found["memory_terms"].values()) == found["memory_bytes"]
+    predicted = found["prediction"]
+    assert sum(predicted["terms_s"].values()) == pytest.approx(predicted["step_time_s"])
+    assert sum(predicted["memory_terms"].values()) == predicted["memory_bytes"]
     assert {"pp 1 -> 2", "micro_batch 1 -> 2", "zero 0 -> 1"} <= {n["change"] for n in found["neighbours"]}
     times = [n["step_time_s"] for n in found["neighbours"]]
     assert times == sorted(times)

@@ -11,7 +11,7 @@ import pytest
 from support.in_process_cli import phalanx
 
 from phalanx.planning.explain.decision_tree import Facts, facts, leaves, sentence, walk
-from phalanx.planning.question import model_named
+from phalanx.planning.lookup import model_named
 from phalanx.report.pictures.files import text
 from phalanx.spec.cluster.presets import preset
 from phalanx.textbook.gallery.choosing import decisions

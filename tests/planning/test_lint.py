@@ -15,7 +15,7 @@ from phalanx.planning.explain import explanation, operators
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.explain.lint import LINTS, lint
 from phalanx.planning.explain.traffic import flows
-from phalanx.planning.question import cluster_named, model_named, pricing_by_gpus
+from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
 from phalanx.planning.search import strategy_columns
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.spec.files.job_file import make_strategy
@@ -188,10 +188,11 @@ def test_explain_and_lint_read_a_plan(tmp_path):
     code, out, _ = phalanx(tmp_path, "explain", "plan.json", "--json")
     found = json.loads(out)
     assert code == 0
-    assert found["levers"]
+    assert found["losses"]
     assert found["neighbours"]
     assert {t["name"] for t in found["targets"]} >= {"MFU", "bubble", "exposed communication"}
-    assert sum(found["terms_s"].values()) == pytest.approx(found["step_time_s"], rel=1e-6)
+    predicted = found["prediction"]
+    assert sum(predicted["terms_s"].values()) == pytest.approx(predicted["step_time_s"], rel=1e-6)
     code, out, _ = phalanx(tmp_path, "explain", "plan.json")
     assert "why not its neighbours" in out
     code, out, _ = phalanx(tmp_path, "lint", "plan.json", "--strategy", "dp=8,zero=3", "--json")

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from phalanx.answers.priced_plan import plan_of
-from phalanx.answers.question import Asked, read
+from phalanx.answers.query import Query
+from phalanx.answers.question import read
 from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.frameworks.subject import subject
 from phalanx.planning.explain.analytic import AnalyticSubject
@@ -29,7 +30,7 @@ MODELS = ("llama3-8b", "llama3-70b", "llama3-405b", "mixtral-8x7b", "deepseek-v3
 
 @cache
 def pricing(stack: str, model: str, gpus: int, seq: int, precision: str = "bf16") -> Pricing:
-    return read(Asked(None, model, "dgx-h100", gpus, 512, seq, None, stack, precision), True).pricing
+    return read(Query(None, model, "dgx-h100", gpus, 512, seq, None, stack, precision), True).pricing
 
 
 def drawn(stack: str, seed: int, count: int) -> tuple[Pricing, list[Strategy]]:
@@ -100,7 +101,7 @@ def test_equal_chunks_stand_in_where_balanced_ones_do_not_fit() -> None:
 def test_recomputation_that_makes_room_for_balanced_chunks_is_found() -> None:
     """Llama 3 8B on 8 H100: with two stages equal chunks fit, and are slower than tp=2; balanced ones fit where the
     norms are recomputed, and are faster."""
-    p = read(Asked(None, "llama3-8b", "dgx-h100", 8, 64, 8192, None, "megatron-core", "bf16"), True).pricing
+    p = read(Query(None, "llama3-8b", "dgx-h100", 8, 64, 8192, None, "megatron-core", "bf16"), True).pricing
     stages = Strategy(dp=4, zero=1, pp=2, virtual=8, schedule="interleaved")
     others = [stages, Strategy(dp=4, zero=1, tp=2, sp=True)]
     (tight, run), (wide, _), (balanced, _) = refined(p, [*others, replace(stages, recompute="selective:layernorm")])

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from support.sizes import examples
 
 from phalanx.frameworks.registry import STACKS
-from phalanx.planning.question import cluster_named, model_named
+from phalanx.planning.lookup import cluster_named, model_named
 from phalanx.planning.search import space, strategy_columns
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.refine import RefinedPrices

@@ -10,7 +10,7 @@ import pytest
 from support.in_process_cli import phalanx
 
 from phalanx.planning.explain.analytic import AnalyticSubject
-from phalanx.planning.question import cluster_named, model_named, pricing_by_gpus
+from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
 from phalanx.planning.search import refine, space, why_not
 from phalanx.planning.search.neighbours import neighbours
 from phalanx.planning.search.planner import answer
@@ -42,7 +42,7 @@ def gpt3() -> tuple[dict, Path, str]:
 def test_the_answer_has_the_stated_keys(gpt3):
     found, _, _ = gpt3
     assert found["strategies_evaluated"] > 1e7
-    assert found["seconds"] > 0
+    assert found["search_s"] > 0
     assert {"strategy", "step_time_s"} <= set(found["best"])
     assert len(found["alternatives"]) == 9
     assert all(a["step_time_s"] >= found["best"]["step_time_s"] for a in found["alternatives"])
@@ -183,7 +183,7 @@ def test_nothing_that_is_shown_beats_the_best():
     ("changes", "said"),
     [
         ({"--gpus": "8"}, "48 of them would do"),
-        ({"--gpus": "1021"}, "no split of 1021 ranks divides global_batch = 1536 and the model's sizes; use 1020,"),
+        ({"--gpus": "1021"}, "no split of 1021 ranks divides global_batch = 1536 and the model's sizes"),
         ({"--model": "gpt4"}, "did you mean gpt2"),
         ({"--cluster": "dgx-a10"}, "did you mean dgx-a100"),
         ({"--seq": "4096"}, "longer than model.max_seq = 2048"),
@@ -196,7 +196,7 @@ def test_nothing_that_is_shown_beats_the_best():
         ({"--cluster": "local"}, "plan a job on it with phalanx plan JOB.toml"),
         ({"--price": "-2", "--tokens": "300B"}, "--price = -2.0: is not a price"),
         ({"--price": "nan", "--tokens": "300B"}, "is not a price"),
-        ({"--price": "2"}, "say how long it is, e.g. --tokens 300B"),
+        ({"--price": "2"}, "say how long it is, e.g. 300B"),
         ({"--objective": "days"}, "--tokens: is missing"),
         ({"--objective": "money", "--tokens": "300B"}, "--price: is missing"),
         ({"--stack": "megatron-cor"}, "did you mean"),

@@ -8,7 +8,8 @@ from functools import cache
 
 import pytest
 
-from phalanx.answers.question import Asked, read
+from phalanx.answers.query import Query
+from phalanx.answers.question import read
 from phalanx.frameworks.registry import DOCUMENTED, facts
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.search.column_pricing import Pricing
@@ -22,8 +23,8 @@ from phalanx.spec.strategy.stack_options import StackOptions
 
 @cache
 def asked(model: str, gpus: int, stack: str, where: str = "", precision: str = "bf16") -> Callable[[int], Pricing]:
-    about = Asked(
-        None, model, "dgx-h100", gpus, 512 if gpus == 256 else 256, 8192, None, stack, precision, where or None
+    about = Query(
+        None, model, "dgx-h100", gpus, 512 if gpus == 256 else 256, 8192, None, stack, precision, where=where or None
     )
     return read(about, True).pricing_on
 
@@ -50,8 +51,8 @@ def test_the_plan_has_the_chunks_that_were_priced() -> None:
 def test_the_slowest_rank_never_waits_for_less_than_nothing() -> None:
     """Where it never waits, the makespan is its work, summed in another order: a plan with less was refused."""
     line = "dp=48,zero=1,shard=16,pp=2,virtual=17,schedule=interleaved,micro_batch=4,order=dp/pp/cp/tp"
-    about = Asked(None, "llama2-7b", "dgx-h200", 96, 384, 4096, line, "megatron-core", "fp8")
-    assert read(replace(about, setting="cross_entropy=fused")).subject.run.bubble == 0
+    about = Query(None, "llama2-7b", "dgx-h200", 96, 384, 4096, line, "megatron-core", "fp8")
+    assert read(replace(about, options="cross_entropy=fused")).subject.run.bubble == 0
 
 
 def test_ends_counted_as_blocks_let_a_faster_strategy_fit() -> None:
@@ -138,7 +139,7 @@ def test_neighbours_give_up_the_exchange_of_heads() -> None:
 
 def test_comparing_stacks_is_no_worse_than_planning_for_one() -> None:
     """With overlapped experts the fastest strategy by the formulas no longer fits; the next fastest do."""
-    p = read(Asked(None, "mixtral-8x7b", "dgx-a100", 64, 128, 8192, None, "megatron-core", "bf16", None), True)
+    p = read(Query(None, "mixtral-8x7b", "dgx-a100", 64, 128, 8192, None, "megatron-core", "bf16"), True)
     alone = answer(lambda n: replace(p.pricing_on(n), headroom=0.05), 64)
     assert alone.pricing.extra.overlap_experts == "on"
     compared = best_on(replace(p.pricing_on(64), headroom=0.05), 64)

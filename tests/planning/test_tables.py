@@ -15,7 +15,7 @@ import pytest
 from support.in_process_cli import phalanx
 
 from phalanx.planning.explain.regimes import regime
-from phalanx.planning.question import cluster_named, model_named, pricing_by_gpus
+from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
 from phalanx.planning.search.limits import conditions
 from phalanx.planning.tables import switch_levels, textbook
 from phalanx.planning.tables.roofline import level_of, levels_of, ridges
@@ -216,7 +216,7 @@ def test_each_table_prints_as_text_json_and_csv(tmp_path, words):
     code, out, err = phalanx(tmp_path, *words)
     assert code == 0, err
     assert "─" in out
-    sheets = json.loads(phalanx(tmp_path, *words, "--json")[1])
+    sheets = json.loads(phalanx(tmp_path, *words, "--json")[1])["tables"]
     text = phalanx(tmp_path, *words, "--csv")[1]
     read = [list(csv.DictReader(io.StringIO(part))) for part in text.split("\n\n")]
     assert [len(part) for part in read] == [len(sheet["rows"]) for sheet in sheets]
@@ -254,8 +254,8 @@ def test_tables_are_drawn(tmp_path):
     ("words", "said"),
     [
         (("memory", "--params", "7B", "--plot", "no/where.svg"), "make its folder first"),
-        (("scaling", "--plot", "no/where.svg"), "make its folder first"),
-        (("memory",), "give either a model or --params"),
+        (("scaling", "--params", "7B", "--tokens", "1T", "--plot", "no/where.svg"), "make its folder first"),
+        (("memory", "--seq", "8"), "--model, --cluster"),
         (("memory", "--model", "gpt2", "--seq", "0"), "--seq = 0: must be positive"),
         (("memory", "--model", "gpt2", "--micro-batch", "-1"), "--micro-batch = -1: must be positive"),
         (("memory", "--params", "7B", "--card", "0"), "--card = 0.0: must be positive"),

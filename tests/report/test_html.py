@@ -202,7 +202,7 @@ def test_of_a_thousand_ranks_each_stage_is_drawn_and_who_is_slow_is_named() -> N
         (("report", "runs/broken"), "line 1 of metrics.jsonl is of no run of this version"),
         (("report", "runs/one", "--out", "no/where.html"), "make its folder first"),
         (("plan", *QUESTION, "--report", "no/where.html"), "make its folder first"),
-        (("plan", "job.toml", "--report", "x.html"), "--report = 'x.html': belongs to a plan of a --model"),
+        (("plan", "job.toml", "--report", "x.html"), "--report: no such option"),
     ],
 )
 def test_what_cannot_be_shown_is_said(here: Path, words: tuple[str, ...], said: str) -> None:

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from phalanx.cost.step.expand import expand
-from phalanx.planning.question import model_named
+from phalanx.planning.lookup import model_named
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report import plots
 from phalanx.report.pictures import bars, files, lines

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.sizes import examples
 
-from phalanx.planning.question import model_named
+from phalanx.planning.lookup import model_named
 from phalanx.serving import plan_file as serving
 from phalanx.serving.answer import launch, manifest
 from phalanx.serving.launch.arguments import published, refused

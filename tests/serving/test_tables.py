@@ -13,7 +13,7 @@ from support.in_process_cli import phalanx
 def _rows(here: Path, *words: str) -> list[list[dict[str, Any]]]:
     code, out, err = phalanx(here, "serve", *words, "--json")
     assert code == 0, err
-    return [sheet["rows"] for sheet in json.loads(out)]
+    return [sheet["rows"] for sheet in json.loads(out)["tables"]]
 
 
 def test_the_cache_by_type_with_and_without_shared_heads(tmp_path: Path) -> None:
@@ -80,7 +80,9 @@ def test_bad_input_is_one_line(tmp_path: Path, words: tuple[str, ...], message: 
 
 
 def test_the_ridge_of_decoding_is_the_datasheets(tmp_path: Path) -> None:
-    note = json.loads(phalanx(tmp_path, "serve", "roofline", "--model", "llama3-70b", "--json")[1])[0]["note"]
+    note = json.loads(phalanx(tmp_path, "serve", "roofline", "--model", "llama3-70b", "--json")[1])["tables"][0][
+        "note"
+    ]
     assert "the chip's ridge is 295 FLOP per byte" in note
     assert "bound by memory at 295 tokens a step" in note
     assert "Attention is bound by memory at any batch: 8 of 295" in note

@@ -18,7 +18,7 @@ from support.sizes import drawn
 from phalanx.cost.analytic.estimate import estimate
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.explain.lint import lint
-from phalanx.planning.question import model_named
+from phalanx.planning.lookup import model_named
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.priced import price
 from phalanx.planning.search.refine import refined

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 from support.sizes import sampled
 
-from phalanx.planning.question import cluster_named, model_named, pricing_by_gpus
+from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
 from phalanx.planning.search.priced import PricedStrategy, price
 from phalanx.planning.tables import textbook
 from phalanx.spec.files.job_file import make_strategy
@@ -87,10 +87,10 @@ def test_overheads_beside_two_seconds() -> None:
 def test_beside_says_both_shares_and_what_overlap_is_worth() -> None:
     """G17, G18: 5.6 s beside 10 and 3 s; 200 ms beside 1 s."""
     for seconds, share in ((10, 0.359), (3, 0.651)):
-        (row,) = textbook.beside(70e9, (10**6,), 50e9, seconds).rows
+        (row,) = textbook.step_share(70e9, (10**6,), 50e9, seconds).rows
         assert row[1] == pytest.approx(5.6, rel=1e-4)
         assert row[3] == pytest.approx(share, abs=5e-4)
-    (row,) = textbook.beside(2.5e9, (2,), 25e9, 1.0).rows
+    (row,) = textbook.step_share(2.5e9, (2,), 25e9, 1.0).rows
     assert row[1:] == pytest.approx((0.2, 0.2, 1 / 6, 1.2, 1.0, 1.2))
 
 
@@ -147,7 +147,9 @@ def test_three_jobs_hit_three_bottlenecks() -> None:
 def test_fewer_bits_mend_a_compute_bound_job(make: ModuleType) -> None:
     (row,) = (row for row in make.rows() if row.id == "T38")
     commands = (row.command, row.command.replace("fp8", "bf16"))
-    fewer, usual = (float(re.findall(r"matmul ([\d.]+) s", make.printed(command))[0]) for command in commands)
+    fewer, usual = (
+        float(re.findall(r"matrix products +([\d.]+) s", make.printed(command))[0]) for command in commands
+    )
     assert fewer < 0.7 * usual
 
 

@@ -23,7 +23,6 @@ from phalanx.spec.files.job_file import build, make_strategy
 from phalanx.spec.job import Job, Precision, Products
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.number_formats import NUMBER_FORMATS
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.training.compiled_blocks import compile_blocks, require_compilable, uncompiled
@@ -100,16 +99,14 @@ def test_other_shapes_are_compiled_anew() -> None:
         assert math.isfinite(training.step([torch.zeros(1, seq + 1, dtype=torch.int64)], 1e-3).loss)
 
 
-@pytest.mark.parametrize(
-    "products", ["float8", *(pytest.param(k, marks=pytest.mark.long) for k in ("float8-row", "mxfp8", "nvfp4"))]
-)
+@pytest.mark.parametrize("products", ["float8", pytest.param("float8-row", marks=pytest.mark.long)])
 def test_products_of_8_bit_floats_are_compiled_too(products: Products) -> None:
     """Norms round differently in a graph, by some 0.4 % of a gradient in bf16; 8-bit products enlarge that to 1.6 %,
     and differ from bf16 by 8 % and more."""
     model, s = _model(ffn=32, layers=3), Strategy(micro_batch=2)
     precision = Precision("bfloat16", products=products)
     largest, losses, graphs = errors(ALONE, model, s, precision, steps=1)
-    assert largest < {8: 0.03, 4: 0.1}[NUMBER_FORMATS[products].bits]
+    assert largest < 0.03
     assert losses == pytest.approx([0], abs=1e-4)
     assert graphs == 1
     (eight, _), (plain, _) = (_gradients(ALONE, model, s, False, p, 1) for p in (precision, Precision("bfloat16")))

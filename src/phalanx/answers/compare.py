@@ -8,13 +8,16 @@ side's stack; where it has no export, or the stack refuses the strategy, the fie
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
+from phalanx.answers.answer import Answer, flat
+from phalanx.answers.encode import plain
 from phalanx.answers.export import TARGETS
-from phalanx.answers.question import Asked, Question, read
+from phalanx.answers.query import Query, QueryFields, query_of
+from phalanx.answers.question import Question, read
 from phalanx.answers.read import is_configuration
 from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.frameworks.subject import subject
@@ -27,8 +30,8 @@ from phalanx.spec.strategy.spec import Strategy, format_field
 
 
 @dataclass(frozen=True)
-class Side:
-    """One of those that are compared."""
+class ComparedPlan:
+    """One side of a comparison."""
 
     name: str
     strategy: Strategy
@@ -36,41 +39,73 @@ class Side:
     gpus: int
     tokens: int
     """Of a step."""
-    seconds: float
-    terms: dict[str, float]
-    bytes_: float
-    usable: float
-    memory_terms: dict[str, float]
-    settings: dict[str, str]
+    step_time_s: float
+    terms_s: Mapping[str, float]
+    memory_bytes: float
+    usable_bytes: float
+    memory_terms: Mapping[str, float]
+    settings: Mapping[str, str]
     """What it is written as: flags or keys of its stack, or fields of the strategy."""
 
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest rank has the memory."""
+        return self.memory_bytes <= self.usable_bytes
 
-def sides(names: Sequence[str], asked: Asked) -> list[Side]:
-    """Price plans and configurations (files or folders) and strategies (lines). `asked`: what options say. Raises
+
+@dataclass(frozen=True)
+class Comparison(Answer):
+    """Two or three plans, configurations or strategies, priced, and the settings in which they differ."""
+
+    sides: tuple[ComparedPlan, ...]
+    settings_that_differ: Mapping[str, tuple[str, ...]]
+    """By setting its value on each side, "" where a side has none."""
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a row for each side."""
+        return [flat({**plain(side), "settings": {}}) for side in self.sides]
+
+
+def compare(*sides: str, **fields: Unpack[QueryFields]) -> Comparison:
+    """Compare two or three plans and configurations (files or folders) or strategies (lines such as tp=8,zero=1).
+
+    A strategy is that of the first plan's question, or of the model, cluster and numbers in `fields`. Raises
+    InputError."""
+    return comparison_of(sides, query_of(None, fields))
+
+
+def comparison_of(names: Sequence[str], query: Query) -> Comparison:
+    """Price the sides and find the settings that differ. Raises InputError."""
+    compared = sides(names, query)
+    return Comparison(tuple(compared), dict(differing([side.settings for side in compared])))
+
+
+def sides(names: Sequence[str], query: Query) -> list[ComparedPlan]:
+    """Price plans and configurations (files or folders) and strategies (lines). `query`: what else is given. Raises
     InputError."""
     if not 2 <= len(names) <= 3:
         raise InputError("compare", len(names), "is not two or three things", "name two or three plans or strategies")
     files = [name for name in names if _is_file(name)]
     foreign = {name for name in files if is_configuration(Path(name))}
     planned = [name for name in files if name not in foreign]
-    on = asked.cluster or (_cluster_of(Path(planned[0])) if planned and foreign else None)
+    on = query.cluster or (_cluster_of(Path(planned[0])) if planned and foreign else None)
 
     def question(name: str, strategy: str | None = None) -> Question:
-        given = replace(asked, source=Path(name), strategy=strategy)
+        given = replace(query, source=Path(name), strategy=strategy)
         if name in foreign:
             return read(replace(given, cluster=on))
         return read(replace(given, cluster=None, batch=None, seq=None, model=None) if foreign else given)
 
     result = []
     for name in names:
-        of_file = question(name) if name in files else question(files[0], name) if _has_base(files, asked) else None
-        result.append(_side(name, of_file or read(replace(asked, strategy=name))))
+        of_file = question(name) if name in files else question(files[0], name) if _has_base(files, query) else None
+        result.append(_side(name, of_file or read(replace(query, strategy=name))))
     return result
 
 
-def _has_base(files: Sequence[str], asked: Asked) -> bool:
+def _has_base(files: Sequence[str], query: Query) -> bool:
     """Whether a strategy's line is about the first file, rather than about what options name."""
-    return bool(files) and (asked.model is None or is_configuration(Path(files[0])))
+    return bool(files) and (query.model is None or is_configuration(Path(files[0])))
 
 
 def _cluster_of(path: Path) -> str | None:
@@ -85,7 +120,7 @@ def _is_file(name: str) -> bool:
     return "=" not in name or os.path.exists(name)
 
 
-def _side(name: str, q: Question) -> Side:
+def _side(name: str, q: Question) -> ComparedPlan:
     s = q.strategy
     assert s is not None
     if q.exact is not None:
@@ -98,7 +133,7 @@ def _side(name: str, q: Question) -> Side:
         job, seconds, terms, held = q.pricing.job, p.seconds, p.terms, p.memory_terms
         bytes_, usable = p.bytes_, float(p.usable)
     tokens = job.global_batch * job.seq
-    return Side(name, s, q.stack, s.world, tokens, seconds, terms, bytes_, usable, held, _settings(q, s))
+    return ComparedPlan(name, s, q.stack, s.world, tokens, seconds, terms, bytes_, usable, held, _settings(q, s))
 
 
 def _settings(q: Question, s: Strategy) -> dict[str, str]:
@@ -118,8 +153,8 @@ def _settings(q: Question, s: Strategy) -> dict[str, str]:
     return {x.key: str(x.value) for g in program.groups for x in g.settings}
 
 
-def differing(values: Sequence[dict[str, str]]) -> list[tuple[str, list[str]]]:
+def differing(values: Sequence[Mapping[str, str]]) -> list[tuple[str, tuple[str, ...]]]:
     """Return the settings that are not the same on all sides: (name, value on each side, "" where it has none)."""
     names = dict.fromkeys(name for side in values for name in side)
-    rows = [(name, [side.get(name, "") for side in values]) for name in names]
+    rows = [(name, tuple(side.get(name, "") for side in values)) for name in names]
     return [row for row in rows if len(set(row[1])) > 1]

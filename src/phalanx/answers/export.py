@@ -14,6 +14,7 @@ from phalanx.frameworks.registry import FRAMEWORKS, stack_named
 from phalanx.frameworks.script import train_sh
 from phalanx.frameworks.subject import Subject, subject
 from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.files import plan as plans
 from phalanx.spec.files.plan import Plan, write_text
 
 
@@ -37,10 +38,26 @@ class Export:
     files: dict[str, str]
 
 
-def export(plan: Plan, to: str, by: str = "torchrun") -> Export:
-    """Write a plan for a framework and a launcher. Raises InputError for what either cannot express."""
+def export(plan: str | Path | Plan, to: str, launcher: str = "torchrun", out: str | Path | None = None) -> Export:
+    """Write a plan as another framework's configuration, with what starts it.
+
+    `plan`: a plan.json, a run's folder, or a Plan; `to`: megatron, torchtitan, deepspeed, ...; `out`: a folder, empty
+    or not there yet, for the files. Raises InputError for what framework or launcher cannot express."""
+    saved = plan if isinstance(plan, Plan) else _read(Path(plan))
+    result = exported(saved, to, launcher)
+    if out is not None:
+        write(result, Path(out))
+    return result
+
+
+def _read(path: Path) -> Plan:
+    return plans.read(path / "plan.json" if path.is_dir() else path)
+
+
+def exported(plan: Plan, to: str, by: str = "torchrun") -> Export:
+    """Return a plan's files for a framework and a launcher. Raises InputError for what either cannot express."""
     if to not in TARGETS:
-        raise InputError("--to", to, "is not a framework that Phalanx writes", nearest(to, TARGETS))
+        raise InputError("to", to, "is not a framework that Phalanx writes", nearest(to, TARGETS))
     target, start = TARGETS[to], launcher(by)
     own = str(plan.choices.get("stack", ""))
     x = subject(plan, stack_named(own if own in target.stacks else target.stacks[0]))
@@ -64,13 +81,11 @@ def why_not_exported(plan: Plan, stack: str) -> str:
 def write(e: Export, folder: Path) -> list[Path]:
     """Write an export's files into a folder, which must not hold other ones. Raises InputError."""
     if folder.exists() and not folder.is_dir():
-        raise InputError("--out", str(folder), "is a file", "name a folder")
+        raise InputError("out", str(folder), "is a file", "name a folder")
     there = sorted(p.name for p in folder.iterdir()) if folder.exists() else []
     others = [name for name in there if name not in e.files]
     if others:
-        raise InputError(
-            "--out", str(folder), f"already holds {', '.join(others[:3])}", "name an empty or new folder"
-        )
+        raise InputError("out", str(folder), f"already holds {', '.join(others[:3])}", "name an empty or new folder")
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, text in e.files.items():

@@ -13,7 +13,6 @@ from phalanx.infer.sampling import Sampling
 from phalanx.infer.text import Question, answer, question
 from phalanx.infer.worker import as_rank, over_ranks, printed
 from phalanx.measure.this_machine import rank_memory_bytes
-from phalanx.report.style import counted
 from phalanx.runtime.process.environment import World
 from phalanx.schedule.generation.policy import BatchingPolicy
 from phalanx.schedule.generation.scheduler import enough_pages
@@ -48,7 +47,7 @@ def generate(
         require_local(strategy.world, "strategy")
     elif world.size != strategy.world:
         reason = f"takes {strategy.world} ranks, torchrun or srun started {world.size}"
-        raise InputError("--strategy", str(strategy), reason, "start as many, or change the degrees")
+        raise InputError("strategy", str(strategy), reason, "start as many, or change the degrees")
     asked = question(run, prompts, how, strategy, policy, precision)
     pages, most = _cache(asked)
     if world is not None and world.size > 1:
@@ -75,8 +74,8 @@ def _cache(asked: Question) -> tuple[int, int]:
     pages = max(enough_pages(asked.requests[i :: strategy.dp], policy) for i in range(strategy.dp)) + spare
     most = max(cache_bytes(v.local, pages * policy.page, DTYPE_BYTES[asked.dtype]) for v in layout.stage_views())
     if most > (has := rank_memory_bytes()):
-        field, value = ("--page", policy.page) if policy.pages is None else ("--pages", policy.pages)
-        reason = f"{counted(pages, 'page')} of {policy.page:,} tokens would take {most:,} bytes of {has:,}"
+        field, value = ("page", policy.page) if policy.pages is None else ("pages", policy.pages)
+        reason = f"{pages:,} page{'s' * (pages != 1)} of {policy.page:,} tokens would take {most:,} bytes of {has:,}"
         raise InputError(field, value, reason, "use less")
     return pages, most
 
@@ -85,13 +84,13 @@ def _lines(file: Path) -> list[str]:
     """Read a file of prompts, one on each line. Raises InputError."""
     try:
         if not file.exists():
-            raise InputError("--prompts", str(file), "no such file", "one prompt on each line")
+            raise InputError("prompts", str(file), "no such file", "one prompt on each line")
         if not file.is_file() or file.stat().st_size > _LARGEST:
-            raise InputError("--prompts", str(file), "is no text file of 64 MiB at most", "one prompt on each line")
+            raise InputError("prompts", str(file), "is no text file of 64 MiB at most", "one prompt on each line")
         lines = file.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError("--prompts", str(file), f"cannot be read as text ({error})") from None
+        raise InputError("prompts", str(file), f"cannot be read as text ({error})") from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
-            raise InputError("--prompts", str(file), f"line {number} is empty", "every line is a prompt")
+            raise InputError("prompts", str(file), f"line {number} is empty", "every line is a prompt")
     return lines

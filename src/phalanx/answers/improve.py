@@ -10,18 +10,25 @@ number type stay as the file has them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 
+from phalanx.answers.answer import Answer
+from phalanx.answers.encode import DRAWN
 from phalanx.answers.file_settings import Edit, FileSettings, State
-from phalanx.answers.question import Question
-from phalanx.answers.read import Reading
+from phalanx.answers.priced_plan import plan_of
+from phalanx.answers.query import Query
+from phalanx.answers.question import Premises, Question, fixed, read
+from phalanx.answers.read import Reading, is_configuration
+from phalanx.answers.read import read as configuration
 from phalanx.frameworks.registry import DOCUMENTED, facts
 from phalanx.planning.explain.analytic import AnalyticSubject
+from phalanx.planning.search import HEADROOM
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.planner import answer
+from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.strategy.spec import Strategy, format_field
@@ -50,69 +57,101 @@ _WORTH = 0.002
 
 
 @dataclass(frozen=True)
+class PricedState:
+    """A configuration's strategy with its price."""
+
+    strategy: Strategy
+    options: StackOptions
+    step_time_s: float
+    memory_bytes: float
+    fits: bool
+    mfu: float
+
+
+@dataclass(frozen=True)
 class Change:
     """Fields that change together, the settings that write them, and what they bring."""
 
-    fields: dict[str, tuple[str, str]]
+    fields: Mapping[str, tuple[str, str]]
     """Field -> (as the file has it, as it should be)."""
-    edits: tuple[Edit, ...]
-    alone: State | None
+    settings: tuple[Edit, ...]
+    alone: PricedState | None
     """The file with this change alone; None where that is no legal strategy."""
-    reason: str
+    alone_refused: str
     """Why it is none."""
-    together: State
+    together: PricedState
     """With all changes up to this one."""
 
 
 @dataclass(frozen=True)
-class Improvement:
+class Improvement(Answer):
     """A configuration's price, a better one's, and the changes between them; without changes it is the best."""
 
-    now: State
-    better: State
+    question: Premises
+    now: PricedState
+    refused: str
+    """Why the stack's facts refuse what the file has; "" if they do not."""
+    better: PricedState | None
     changes: tuple[Change, ...]
-    plan: Plan | None
+    strategies_evaluated: int
+    search_s: float
+    notes: tuple[str, ...]
+    plan: Plan | None = field(default=None, repr=False, compare=False, metadata=DRAWN)
     """Of the better one; None where there is none."""
-    evaluated: int
-    seconds: float
-    """Time of the search."""
-    refused: str = ""
-    """Why the stack's row refuses what the file has; "" if it does not."""
 
 
-def improve(reading: Reading, q: Question, headroom: float, cluster: str) -> Improvement:
+def improvement_of(source: Path, query: Query, headroom: float = HEADROOM) -> Improvement:
+    """Find what to change in another framework's configuration. Raises InputError."""
+    if source.exists() and not is_configuration(source):
+        configuration([source])  # says why it cannot be read
+        raise InputError("from", str(source), "is no configuration of a known framework", "phalanx read says which")
+    reading = configuration([source], None, query.gpus)
+    stack = reading.configuration.stack
+    if query.stack not in (None, stack):
+        remedy = f"plan a model for {query.stack} instead"
+        raise InputError("stack", query.stack, f"{source} is a configuration of {stack}", remedy)
+    limits = ", ".join(filter(None, (fixed(query.strategy), query.where))) or None
+    question = read(replace(query, source=source, strategy=None, stack=None, where=limits))
+    return improve(reading, question, headroom, query.cluster or "")
+
+
+def improve(reading: Reading, q: Question, headroom: float, cluster: str | ClusterSpec) -> Improvement:
     """Search the strategies of a configuration's stack and return what to change. Raises InputError."""
     assert q.strategy is not None
-    own = q.pricing.extra
+    in_file = q.pricing.extra
     wanted = q.pricing.wanted
 
     def pricing(count: int) -> Pricing:  # what a search may set is left to it
-        free = StackOptions(**{n: v for n, v in own.changed().items() if n not in _FREE})
+        free = StackOptions(**{n: v for n, v in in_file.changed().items() if n not in _FREE})
         return replace(q.pricing_on(count), extra=free, headroom=headroom, wanted=wanted)
 
     prices = _Prices(q, pricing)
-    now = prices.of(q.strategy, own)
+    now = prices.of(q.strategy, in_file)
     searched = answer(pricing, q.gpus)
     s = searched.best.strategy
-    options = _as_in_file(prices, s, searched.pricing.extra, own)
+    options = _as_in_file(prices, s, searched.pricing.extra, in_file)
     settings = FileSettings(reading, q)
     better = _needed(prices, now, _written(prices, settings, now, prices.of(s, options)))
-    refusal = DOCUMENTED[q.stack].refusal(q.strategy, own, facts(q.pricing.model, q.pricing.job, q.strategy))
+    refusal = DOCUMENTED[q.stack].refusal(q.strategy, in_file, facts(q.pricing.model, q.pricing.job, q.strategy))
     refused = "" if refusal is None else f"{refusal.field} = {refusal.value} {refusal.reason} ({refusal.source})"
+    result = Improvement(q.premises, _state(now), refused, None, (), searched.evaluated, searched.seconds, q.notes)
     if now.fits and not refused and better.seconds > (1 - _WORTH) * now.seconds:
-        return Improvement(now, now, (), None, searched.evaluated, searched.seconds)
+        return result
     steps = _steps(prices, now, better)
     changes, before = [], now
     for names, alone, reason, after in steps:
         changed = {n: (_value(before, n), _value(after, n)) for n in names if _value(before, n) != _value(after, n)}
-        changes.append(Change(changed, settings.edits(before, after, changed), alone, reason, after))
+        edits = settings.edits(before, after, changed)
+        changes.append(Change(changed, edits, None if alone is None else _state(alone), reason, _state(after)))
         before = after
-    from phalanx.answers.priced_plan import plan_of
-
     best = replace(searched.pricing, extra=better.options)
     x = AnalyticSubject(lambda _: best, better.strategy, q.gpus)
     plan = plan_of(best, x.priced, x.run, x.mfu, cluster, q.precision)
-    return Improvement(now, better, tuple(changes), plan, searched.evaluated, searched.seconds, refused)
+    return replace(result, better=_state(better), changes=tuple(changes), plan=plan)
+
+
+def _state(s: State) -> PricedState:
+    return PricedState(s.strategy, s.options, s.seconds, s.bytes_, s.fits, s.mfu)
 
 
 class _Prices:
@@ -258,36 +297,3 @@ def _with(prices: _Prices, state: State, better: State, names: tuple[str, ...]) 
         table["layers"] = "auto"
     clean = StackOptions(**{n: v for n, v in options.items() if v != DEFAULTS[n]})
     return prices.of(Strategy(**table), clean, legal=True)
-
-
-def as_json(x: Improvement) -> dict[str, Any]:
-    """Return the result as `phalanx plan --from --json` prints it."""
-
-    def state(s: State | None) -> dict[str, Any] | None:
-        if s is None:
-            return None
-        return {
-            "strategy": str(s.strategy),
-            "options": s.options.changed(),
-            "step_time_s": s.seconds,
-            "memory_bytes": int(s.bytes_),
-            "fits": s.fits,
-            "mfu": s.mfu,
-        }
-
-    return {
-        "now": state(x.now) | {"refused": x.refused or None},  # type: ignore[operator]
-        "better": state(x.better) if x.changes else None,
-        "changes": [
-            {
-                "fields": {name: list(pair) for name, pair in c.fields.items()},
-                "settings": [asdict(e) for e in c.edits],
-                "alone": state(c.alone),
-                "alone_refused": c.reason or None,
-                "together": state(c.together),
-            }
-            for c in x.changes
-        ],
-        "strategies_evaluated": x.evaluated,
-        "seconds": x.seconds,
-    }

@@ -30,13 +30,13 @@ def local_collectives(
     Raises InputError.
     """
     if ranks < 2:
-        raise InputError("--ranks", ranks, "is too few to communicate", "use 2 or more")
+        raise InputError("ranks", ranks, "is too few to communicate", "use 2 or more")
     require_local(ranks)
     cluster = local_cluster(ranks, "float32", 1, announce=announce)
     fits = tuple(cluster.fits(op, ranks))
     if not fits:
         ops = sorted({f.op for f in cluster.collectives})
-        raise InputError("--op", op, "is not measured between local ranks", nearest(op, ops))
+        raise InputError("op", op, "is not measured between local ranks", nearest(op, ops))
     return fits, transport.choose(fits)
 
 
@@ -45,11 +45,11 @@ def measure(ranks: int | None, dtype: str, threads: int, quick: bool, announce: 
 
     `quick`: in few rounds, less exactly. Raises InputError, RankFailure.
     """
-    compute = compute_type(dtype, "--dtype")
+    compute = compute_type(dtype, "dtype")
     count = ranks if ranks is not None else default_ranks()
     if count < 1 or threads < 1:
-        raise InputError("--ranks" if count < 1 else "--threads", min(count, threads), "must be at least 1")
-    require_local(count, "--ranks")
+        raise InputError("ranks" if count < 1 else "threads", min(count, threads), "must be at least 1")
+    require_local(count, "ranks")
     return local_cluster(count, compute, threads, anew=True, quick=quick, announce=announce)
 
 
@@ -64,7 +64,7 @@ def measure_ranks(world: World, dtype: str, threads: int) -> ClusterSpec | None:
     from phalanx.runtime.process import world as worlds
     from phalanx.runtime.process.rank import named
 
-    compute = compute_type(dtype, "--dtype")
+    compute = compute_type(dtype, "dtype")
     torch.set_num_threads(threads)
     with named(world):
         worlds.join(world, 600)
@@ -82,5 +82,5 @@ def from_nccl_tests(files: Sequence[Path], preset: str, op: str) -> ClusterSpec:
 
     fits = []
     for file in files:
-        fits.append(read(read_text(file, "--nccl-tests"), str(file), op))
+        fits.append(read(read_text(file, "nccl_tests"), str(file), op))
     return replace(clusters.preset(preset, max(fit.hosts for fit in fits)), collectives=tuple(fits))

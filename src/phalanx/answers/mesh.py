@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from phalanx.planning.lookup import cluster_named
 from phalanx.planning.placement import Placement, in_order
-from phalanx.planning.question import cluster_named
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import ClusterSpec, Device, Tier
 from phalanx.spec.errors import InputError
@@ -30,13 +30,13 @@ def placement(source: Path | None, line: str | None, cluster: str | None) -> Pla
         file = job_file.load(source)
         strategy = strategy or file.strategy
         if strategy is None:
-            raise InputError("--strategy", None, f'{source} has strategy = "auto"', "name one, such as dp=2,tp=4")
+            raise InputError("strategy", None, f'{source} has strategy = "auto"', "name one, such as dp=2,tp=4")
         described = _cluster_of(file.cluster, strategy)
     elif source is not None:
         plan = plans.read(source / "plan.json" if source.is_dir() else source)
         strategy, described = strategy or plan.strategy, plan.cluster
     if strategy is None:
-        raise InputError("--strategy", None, "is missing", "name one, such as dp=2,tp=4, or a plan.json")
+        raise InputError("strategy", None, "is missing", "name one, such as dp=2,tp=4, or a plan.json")
     if cluster or described is None:
         described = cluster_named(cluster or DEFAULT_CLUSTER)(strategy.world)
     return in_order(strategy, described)

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import phalanx
 from phalanx.observation.request import ObservationRequest
 from phalanx.schedule.observation import Observation
 from phalanx.schedule.observation_file import from_json
@@ -104,7 +103,7 @@ def observe(target: Program, question: ObservationRequest) -> Observation:
         "parent": os.getpid(),
         "result": writes,
     }
-    source = str(Path(phalanx.__file__).parent.parent)
+    source = str(Path(__file__).parents[2])
     path = os.pathsep.join(p for p in (os.environ.get("PYTHONPATH"), _needed(target.python, source)) if p)
     command = [target.python, "-m", "phalanx.observation.program.worker", json.dumps(task)]
     child = subprocess.Popen(

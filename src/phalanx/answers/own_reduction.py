@@ -35,9 +35,9 @@ class Reduced:
 def run(op: str, algorithm: str, function: str, ranks: int, tiers: tuple[int, ...]) -> Reduced:
     """Prove and run a reduction over local ranks. Raises InputError, Unproved, RankFailure."""
     if op not in OPS:
-        raise InputError("--op", op, "does not reduce", f"use {', '.join(OPS)}")
+        raise InputError("op", op, "does not reduce", f"use {', '.join(OPS)}")
     if not 1 <= ranks <= MOST_RANKS:
-        raise InputError("--ranks", ranks, "cannot be run here", f"use 1 to {MOST_RANKS}")
+        raise InputError("ranks", ranks, "cannot be run here", f"use 1 to {MOST_RANKS}")
     combine = named(function)
     needed = needs(build(op, algorithm, ranks, ranks, tiers=tiers))
     examine(lambda a, b: _as_array(combine, a, b), needed)
@@ -58,7 +58,7 @@ def _as_array(combine: Combine, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     try:
         result = combine(torch.from_numpy(a.copy()), torch.from_numpy(b.copy()))
     except Exception as error:  # the user's function, which may raise anything
-        raise InputError("--with", None, f"the function fails on two tensors: {error}") from None
+        raise InputError("with", None, f"the function fails on two tensors: {error}") from None
     if not isinstance(result, torch.Tensor) or result.shape != a.shape or result.dtype != torch.int64:
-        raise InputError("--with", None, "the function must return a tensor like those it gets")
+        raise InputError("with", None, "the function must return a tensor like those it gets")
     return result.numpy()

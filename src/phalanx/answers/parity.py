@@ -30,11 +30,11 @@ def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> dict[st
     from phalanx.runtime.process.launch import launch
 
     if dtype not in BOUNDS:
-        raise InputError("--dtype", dtype, "parity has no bound for it", f"use {' or '.join(BOUNDS)}")
+        raise InputError("dtype", dtype, "parity has no bound for it", f"use {' or '.join(BOUNDS)}")
     if steps < 1:
-        raise InputError("--steps", steps, "must be at least 1")
+        raise InputError("steps", steps, "must be at least 1")
     if steps > _MOST_STEPS:
-        raise InputError("--steps", steps, f"must be at most {_MOST_STEPS:,}: every step runs twice")
+        raise InputError("steps", steps, f"must be at most {_MOST_STEPS:,}: every step runs twice")
     if file.strategy is None:
         raise InputError("strategy", "auto", "parity examines one strategy", "name it, e.g. --strategy dp=2")
     models.require_runnable(file.model)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from phalanx.answers.answer import Answer
+from phalanx.answers.encode import DRAWN, plain
 from phalanx.answers.this_machine import Announce, require_local
 from phalanx.measure.this_machine import default_ranks, local_cluster
 from phalanx.planning.auto import stage_split, transport
@@ -40,6 +43,75 @@ class Decision:
     chosen: Candidate
     candidates: tuple[Candidate, ...]
     searched: SearchResult | None = None
+
+
+@dataclass(frozen=True)
+class JobCandidate:
+    """A strategy of a job, priced exactly."""
+
+    strategy: Strategy
+    """As it was asked for: bucket and chunks may be `auto`."""
+    micro_batches: int
+    step_time_s: float
+    tokens_per_s: float
+    exposed_communication_s: float
+    bubble_share: float
+    memory_bytes: int
+    rejected: str
+    """Why it cannot be run; "" if it can."""
+
+
+@dataclass(frozen=True)
+class JobPlan(Answer):
+    """The fastest strategy of a job on its cluster, and what it was chosen from."""
+
+    best: Mapping[str, Any]
+    """Its strategy, and the prediction that the plan holds."""
+    strategies_evaluated: int
+    strategies_priced_one_by_one: int
+    exhaustive: bool
+    """Whether no strategy that was not priced promises to be faster."""
+    worlds: tuple[int, ...]
+    """Numbers of ranks that were searched; () where the job names its strategy."""
+    bucket: Mapping[str, Any] | None
+    chunks: Mapping[str, Any] | None
+    collectives: tuple[Mapping[str, Any], ...]
+    alternatives: tuple[JobCandidate, ...]
+    """Fastest first, the best among them."""
+    plan: Plan = field(repr=False, compare=False, metadata=DRAWN)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a row for each candidate."""
+        return [plain(c) for c in self.alternatives]
+
+
+def job_plan(d: Decision) -> JobPlan:
+    """Return a decision as the answer of `phalanx plan JOB.toml`."""
+    search, job = d.searched, d.plan.job
+    return JobPlan(
+        best={"strategy": d.chosen.as_requested, **d.plan.prediction},
+        strategies_evaluated=search.legal if search else 1,
+        strategies_priced_one_by_one=len(d.candidates),
+        exhaustive=search.exhaustive if search else True,
+        worlds=tuple(search.worlds) if search else (),
+        bucket=d.plan.choices["bucket"],
+        chunks=d.plan.choices["chunks"],
+        collectives=tuple(d.plan.choices["collectives"]),
+        alternatives=tuple(
+            JobCandidate(
+                strategy=c.as_requested,
+                micro_batches=c.strategy.accumulation(job),
+                step_time_s=float(c.prediction.step_time_s),
+                tokens_per_s=float(job.global_batch * job.seq / c.prediction.step_time_s),
+                exposed_communication_s=float(c.prediction.exposed_communication_s),
+                bubble_share=float(c.prediction.bubble_fraction),
+                memory_bytes=int(c.prediction.memory_bytes),
+                rejected=c.reason,
+            )
+            for c in d.candidates
+        ),
+        plan=d.plan,
+    )
 
 
 def resolve_cluster(file: JobFile, world: World | None, announce: Announce) -> ClusterSpec:

@@ -22,17 +22,17 @@ def precision_on(name: str | None, cluster: ClusterSpec) -> str:
     if name is None:
         return "bf16" if "bfloat16" in cluster.device.dense_flops_per_s else "fp16"
     if name not in PRECISIONS:
-        raise InputError("--precision", name, "is not modelled", nearest(name, PRECISIONS))
+        raise InputError("precision", name, "is not modelled", nearest(name, PRECISIONS))
     asked = PRECISIONS[name]
     if name == "bf16" and "bfloat16" not in cluster.device.dense_flops_per_s:
-        raise InputError("--precision", name, f"is a type that {cluster.device.name} lacks", "use fp16")
+        raise InputError("precision", name, f"is a type that {cluster.device.name} lacks", "use fp16")
     if asked.narrow:
         chip = CHIPS[chip_name(cluster.device.name)]
         if not chip.has(asked):
             have = [word for word, f in PRECISIONS.items() if chip.has(f)]
             have = [word for word in have if word != "fp16" or "bf16" not in have]
             raise InputError(
-                "--precision", name, f"is a type that {cluster.device.name} lacks", f"use {' or '.join(have)}"
+                "precision", name, f"is a type that {cluster.device.name} lacks", f"use {' or '.join(have)}"
             )
     return name
 
@@ -61,7 +61,7 @@ def require_precision(stack: str, precision: str) -> None:
         return
     have = [name for name, f in PRECISIONS.items() if name != "fp16" and entry.allows(f.name)]
     reason = f"{row.title} does not have products={products} ({entry.source})"
-    raise InputError("--precision", precision, reason, f"use {' or '.join(have)}")
+    raise InputError("precision", precision, reason, f"use {' or '.join(have)}")
 
 
 def with_products(options: StackOptions, precision: str, stack: str) -> StackOptions:

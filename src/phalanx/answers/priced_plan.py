@@ -4,37 +4,38 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from phalanx.answers.question import Asked, read
+from phalanx.answers.query import Query
+from phalanx.answers.question import resolve
+from phalanx.answers.read import Reading, query_by
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.priced import PricedStrategy
 from phalanx.planning.search.refine import PipelineRun
+from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import ClusterChoice
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import Train
 
-if TYPE_CHECKING:
-    from phalanx.answers.read import Reading
 
-
-def plan_of_configuration(reading: Reading, path: Path, asked: Asked) -> tuple[Plan, tuple[str, ...]]:
+def plan_of_configuration(reading: Reading, path: Path, query: Query) -> tuple[Plan, tuple[str, ...]]:
     """Return a configuration that was read as a plan, priced on a cluster, with notes for the user. Raises
-    InputError for what it leaves open and `asked` does not say."""
-    from phalanx.answers.read import asked_by
-
-    if asked.cluster is None:
-        raise InputError("--cluster", None, "is missing: a plan is for one", "e.g. dgx-h100")
-    q = read(asked_by(path, asked, reading))
+    InputError for what it leaves open and the query does not say."""
+    if query.cluster is None:
+        raise InputError("cluster", None, "is missing: a plan is for one", "e.g. dgx-h100")
+    q = resolve(*query_by(path, query, reading))
     x = q.subject
-    return plan_of(q.pricing, x.priced, x.run, x.mfu, asked.cluster, q.precision), q.notes
+    return plan_of(q.pricing, x.priced, x.run, x.mfu, query.cluster, q.precision), q.notes
 
 
-def plan_of(p: Pricing, priced: PricedStrategy, run: PipelineRun, mfu: float, cluster: str, precision: str) -> Plan:
-    """Return a priced strategy as a plan. `cluster`: its name or TOML file, as a user gave it."""
-    from_file = cluster.lower().endswith(".toml")
-    chosen = ClusterChoice(file=cluster) if from_file else ClusterChoice(preset=cluster, nodes=p.cluster.nodes)
+def plan_of(
+    p: Pricing, priced: PricedStrategy, run: PipelineRun, mfu: float, cluster: str | ClusterSpec, precision: str
+) -> Plan:
+    """Return a priced strategy as a plan. `cluster`: as a user gave it."""
+    name = cluster if isinstance(cluster, str) else cluster.name
+    from_file = name.lower().endswith(".toml")
+    chosen = ClusterChoice(file=name) if from_file else ClusterChoice(preset=name, nodes=p.cluster.nodes)
     choices: dict[str, Any] = {
         "stack": p.stack,
         "precision": precision,

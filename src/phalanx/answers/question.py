@@ -1,15 +1,15 @@
 """One question, read once for every command: model, cluster, GPUs, job, strategy, software stack and precision.
 
-`predict`, `explain`, `lint`, `comm`, `memory`, `roofline`, `plan` and `verify` give what stands on their command line
-as an `Asked` and get a `Question`. So one argument means one thing, and each output can say what it is about:
+Commands and functions give a `Query` and get a `Question`. So one argument means one thing, and each output can say
+what it is about:
 
-    gpus        of --gpus, or the ranks of the plan
+    gpus        as given, or the ranks of the plan
     dp          as the strategy's line has it; else what tp, pp and cp leave of the GPUs
-    stack       --stack; else the plan's own; else Megatron-Core
-    precision   --precision; else the plan's; else bf16, or fp16 where the device has no bf16
+    stack       as given; else the plan's own; else Megatron-Core
+    precision   as given; else the plan's; else bf16, or fp16 where the device has no bf16
 
-A plan of our own runtime (`phalanx plan JOB.toml`) is priced exactly, as that runtime runs it, unless --stack names
-another. What a command cannot honour it refuses.
+A plan of our own runtime (`phalanx plan JOB.toml`) is priced exactly, as that runtime runs it, unless a stack is
+named. What cannot be honoured is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from phalanx.answers.precision import (
     OF_COMPUTE,
@@ -27,10 +26,11 @@ from phalanx.answers.precision import (
     require_precision,
     with_products,
 )
+from phalanx.answers.query import Configured, Query
 from phalanx.answers.release import release_named
 from phalanx.cost.analytic.estimate import Estimate, estimate, require_modelled
 from phalanx.frameworks.registry import DOCUMENTED, facts
-from phalanx.planning import question as names
+from phalanx.planning import lookup
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.explain.exact import ExactSubject, subject_of_plan
 from phalanx.planning.search.column_pricing import Pricing
@@ -40,7 +40,6 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.job_file import build, make_strategy
 from phalanx.spec.files.plan import Plan
-from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.number_formats import PRECISIONS
 from phalanx.spec.strategy import spec as strategies
@@ -53,31 +52,21 @@ OWN_STACK = "phalanx"
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What stands on a command line; None where nothing does."""
+class Premises:
+    """What an answer is about: the question as it was understood."""
 
-    source: Path | None = None
-    """A plan.json or a run's folder, in place of a model, a cluster, a batch and a sequence length."""
-    model: str | ModelSpec | None = None
-    cluster: str | None = None
-    gpus: int | None = None
-    batch: int | None = None
-    seq: int | None = None
-    strategy: str | None = None
-    """One line, such as tp=8,zero=1."""
-    stack: str | None = None
-    precision: str | None = None
-    where: str | None = None
-    """Conditions on the strategies of a search, and options of the stack (plan/search/limits.py)."""
-    compared: bool = False
-    """Whether it is asked of all stacks, of which some may not have an option."""
-    options: StackOptions = AS_RELEASED
-    """Options that a configuration sets; those of `where` and `setting` come on top."""
-    setting: str | None = None
-    """A line of options, such as loss_as_layer=1."""
-    job: Job | None = None
-    """Optimizer and clipping of a configuration."""
-    notes: tuple[str, ...] = ()
+    about: str
+    cluster: str
+    gpus: int
+    global_batch: int
+    seq: int
+    strategy: Strategy | None
+    dp_rule: str
+    stack: str
+    precision: str
+    options: StackOptions
+    refused: str = ""
+    """Why the stack does not run the strategy; "" where it does, or has no row of facts."""
 
 
 @dataclass(frozen=True)
@@ -167,103 +156,102 @@ class Question:
         refusal = row.refusal(s, options, facts(p.model, p.job, s))
         return "" if refusal is None else str(refusal.error(row.name))
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the key `question` of every command's JSON."""
+    @property
+    def premises(self) -> Premises:
+        """What the answer is about, for every output."""
         job = self.exact.job if self.exact else self.pricing.job
         cluster = self.exact.cluster if self.exact else self.pricing.cluster
-        return {
-            "about": self.about,
-            "cluster": cluster.name,
-            "gpus": self.gpus,
-            "global_batch": job.global_batch,
-            "seq": job.seq,
-            "strategy": None if self.strategy is None else str(self.strategy),
-            "dp_rule": self.dp_rule,
-            "stack": self.stack,
-            "precision": self.precision,
-            "options": {} if self.exact else self.pricing.extra.changed(),
-            **({"refused": self.refused} if self.refused else {}),
-        }
+        return Premises(
+            about=self.about,
+            cluster=cluster.name,
+            gpus=self.gpus,
+            global_batch=job.global_batch,
+            seq=job.seq,
+            strategy=self.strategy,
+            dp_rule=self.dp_rule,
+            stack=self.stack,
+            precision=self.precision,
+            options=AS_RELEASED if self.exact else self.pricing.extra,
+            refused=self.refused,
+        )
 
 
-def read(asked: Asked, searched: bool = False) -> Question:
-    """Read a question from options or a plan; `searched`: its strategy is to be found. Raises InputError."""
-    if asked.stack is not None:
-        stack, note = release_named(asked.stack)
-        asked = replace(asked, stack=stack, notes=(*asked.notes, *([note] if note else [])))
-    if asked.source is None:
-        return _of_options(asked, searched)
+def read(query: Query, searched: bool = False, any_stack: bool = False) -> Question:
+    """Resolve a query. `searched`: its strategy is to be found; `any_stack`: it is asked of all stacks, of which some
+    may not have an option. Raises InputError."""
+    notes: tuple[str, ...] = ()
+    if query.stack is not None:
+        stack, note = release_named(query.stack)
+        query, notes = replace(query, stack=stack), (note,) if note else ()
+    if query.source is None:
+        return resolve(query, Configured(job=query.job, notes=notes), searched, any_stack)
     from phalanx.answers import read as configurations
 
-    if configurations.is_configuration(asked.source):
-        about = _of_options(configurations.asked_by(asked.source, asked), searched)
-        return replace(about, about=str(asked.source))
-    return _of_plan(asked)
+    path = Path(query.source)
+    if configurations.is_configuration(path):
+        asked, configured = configurations.query_by(path, query)
+        configured = replace(configured, notes=(*notes, *configured.notes))
+        return replace(resolve(asked, configured, searched, any_stack), about=str(path))
+    return _of_plan(query, path, notes)
 
 
-def _of_options(asked: Asked, searched: bool) -> Question:
-    """Read model, cluster and numbers that options name."""
-    given = {
-        "--model": asked.model,
-        "--cluster": asked.cluster,
-        "--gpus": asked.gpus,
-        "--batch": asked.batch,
-        "--seq": asked.seq,
-    }
+def resolve(query: Query, configured: Configured, searched: bool = False, any_stack: bool = False) -> Question:
+    """Resolve a query that names model, cluster and numbers. Raises InputError."""
+    given = {name: getattr(query, name) for name in ("model", "cluster", "gpus", "batch", "seq")}
     missing = ", ".join(name for name, value in given.items() if value is None)
     if missing:
         file = "a job file" if searched else "a plan.json"
         raise InputError(missing, None, "is missing", f"name {file}, or all of {', '.join(given)}")
-    gpus, stack = asked.gpus or 0, asked.stack or DEFAULT_STACK
-    names.require_counts(("--gpus", gpus))
-    spec = asked.model
-    model, notes = (spec, []) if isinstance(spec, ModelSpec) else names.model_named(str(spec))
-    on = names.cluster_named(str(asked.cluster))
-    precision = precision_on(asked.precision, on(gpus))
-    larger = names.pricing_by_gpus(model, on, asked.batch or 0, asked.seq or 0, stack)
+    gpus, stack = query.gpus or 0, query.stack or DEFAULT_STACK
+    lookup.require_counts(("gpus", gpus))
+    spec = query.model
+    model, notes = (spec, []) if isinstance(spec, ModelSpec) else lookup.model_named(str(spec))
+    on = lookup.cluster_on(query.cluster)
+    precision = precision_on(query.precision, on(gpus))
+    larger = lookup.pricing_by_gpus(model, on, query.batch or 0, query.seq or 0, stack)
 
-    wanted, options = conditions(asked.where) if asked.where else ((), AS_RELEASED)
-    if not asked.compared:
+    wanted, options = conditions(query.where) if query.where else ((), AS_RELEASED)
+    if not any_stack:
         _require_options(stack, options)
         if searched:
             require_precision(stack, precision)
-    own = options_in(asked.setting, stack)
-    options = StackOptions(**asked.options.changed() | options.changed() | own.changed())
+    set_by_line = options_in(query.options, stack)
+    options = StackOptions(**configured.options.changed() | options.changed() | set_by_line.changed())
 
     def pricing_on(count: int) -> Pricing:
         pricing = replace(in_precision(larger(count), precision), wanted=wanted, extra=options)
-        if asked.job is None:
+        if configured.job is None:
             return pricing
-        job = replace(pricing.job, optimizer=asked.job.optimizer, clip=asked.job.clip)
+        job = replace(pricing.job, optimizer=configured.job.optimizer, clip=configured.job.clip)
         return replace(pricing, job=job)
 
-    strategy, rule = (None, "dp searched") if searched else strategy_on(asked.strategy or "", gpus)
+    strategy, rule = (None, "dp searched") if searched else strategy_on(query.strategy or "", gpus)
     if strategy is not None:
         pricing = pricing_on(gpus)
         check(strategy, model, pricing.job, None)
-    return Question(str(asked.model), pricing_on, gpus, strategy, rule, stack, precision, (*asked.notes, *notes))
+    about = f"{model.family} of {model.parameter_count:,}" if spec is model else str(query.model)
+    return Question(about, pricing_on, gpus, strategy, rule, stack, precision, (*configured.notes, *notes))
 
 
-def _of_plan(asked: Asked) -> Question:
-    """Read a plan.json or a run's folder, whose strategy, GPUs, stack and precision options may replace."""
-    assert asked.source is not None
-    saved = plans.read(asked.source / "plan.json" if asked.source.is_dir() else asked.source)
-    others = {"--model": asked.model, "--cluster": asked.cluster, "--batch": asked.batch, "--seq": asked.seq}
-    for name, value in others.items():
-        if value is not None:
-            raise InputError(name, value, "is already set by the plan.json", "leave it out, or make a new plan")
-    if asked.gpus is not None:
-        names.require_counts(("--gpus", asked.gpus))
-    gpus = asked.gpus or saved.strategy.world
-    strategy, rule = strategy_on(asked.strategy, gpus) if asked.strategy else _planned(saved.strategy, gpus)
-    about, own = str(asked.source), str(saved.choices.get("stack", OWN_STACK))
-    if own == OWN_STACK and "stack" not in saved.choices and asked.stack is None:
-        if asked.precision is not None:
-            remedy = "leave it out, or name a --stack"
-            raise InputError("--precision", asked.precision, "is the job's in a plan of our own runtime", remedy)
-        if asked.setting is not None:
-            raise InputError("--options", asked.setting, "are of a stack, and this price is exact", "name a --stack")
-        exact = subject_of_plan(saved, strategy if asked.strategy else None, asked.gpus)
+def _of_plan(query: Query, path: Path, notes: tuple[str, ...]) -> Question:
+    """Resolve a plan.json or a run's folder, whose strategy, GPUs, stack and precision the query may replace."""
+    saved = plans.read(path / "plan.json" if path.is_dir() else path)
+    for name in ("model", "cluster", "batch", "seq"):
+        if getattr(query, name) is not None:
+            remedy = "leave it out, or make a new plan"
+            raise InputError(name, getattr(query, name), "is already set by the plan.json", remedy)
+    if query.gpus is not None:
+        lookup.require_counts(("gpus", query.gpus))
+    gpus = query.gpus or saved.strategy.world
+    strategy, rule = strategy_on(query.strategy, gpus) if query.strategy else _planned(saved.strategy, gpus)
+    about, planned_stack = str(path), str(saved.choices.get("stack", OWN_STACK))
+    if planned_stack == OWN_STACK and "stack" not in saved.choices and query.stack is None:
+        if query.precision is not None:
+            remedy = "leave it out, or name a stack"
+            raise InputError("precision", query.precision, "is the job's in a plan of our own runtime", remedy)
+        if query.options is not None:
+            raise InputError("options", query.options, "are of a stack, and this price is exact", "name a stack")
+        exact = subject_of_plan(saved, strategy if query.strategy else None, query.gpus)
         compute = saved.job.precision.compute
 
         def unpriced(count: int) -> Pricing:
@@ -272,21 +260,21 @@ def _of_plan(asked: Asked) -> Question:
         return Question(
             about, unpriced, gpus, exact.strategy, rule, OWN_STACK, OF_COMPUTE.get(compute, compute), (), saved, exact
         )
-    stack = asked.stack or own
-    larger = names.pricing_of_plan(saved, stack)
-    precision = asked.precision or saved.choices.get("precision") or OF_COMPUTE.get(saved.job.precision.compute)
+    stack = query.stack or planned_stack
+    larger = lookup.pricing_of_plan(saved, stack)
+    precision = query.precision or saved.choices.get("precision") or OF_COMPUTE.get(saved.job.precision.compute)
     if precision is None:
-        remedy = f"name one with --precision: {', '.join(PRECISIONS)}"
+        remedy = f"name a precision: {', '.join(PRECISIONS)}"
         raise InputError("job.precision.compute", saved.job.precision.compute, f"has no price under {stack}", remedy)
     precision = precision_on(str(precision), saved.cluster)
 
-    extra = StackOptions(**saved.options.changed() | options_in(asked.setting, stack).changed())
+    extra = StackOptions(**saved.options.changed() | options_in(query.options, stack).changed())
 
     def pricing_on(count: int) -> Pricing:
         return replace(in_precision(larger(count), precision), extra=extra)
 
     check(strategy, saved.model, saved.job, None)
-    return Question(about, pricing_on, gpus, strategy, rule, stack, precision, asked.notes, saved)
+    return Question(about, pricing_on, gpus, strategy, rule, stack, precision, notes, saved)
 
 
 def options_in(line: str | None, stack: str) -> StackOptions:
@@ -294,11 +282,11 @@ def options_in(line: str | None, stack: str) -> StackOptions:
     if line is None:
         return AS_RELEASED
     options = build(StackOptions, parse_options(line), "options")
-    _require_options(stack, options, "--options")
+    _require_options(stack, options, "options")
     return options
 
 
-def _require_options(stack: str, options: StackOptions, field: str = "--where") -> None:
+def _require_options(stack: str, options: StackOptions, field: str = "where") -> None:
     """Require that a stack has the options that are set. Raises InputError."""
     if not options.changed():
         return
@@ -318,8 +306,10 @@ def _planned(strategy: Strategy, gpus: int) -> tuple[Strategy, str]:
     return strategy, f"dp={strategy.dp} of the plan{_idle(strategy, gpus)}"
 
 
-def strategy_on(line: str, gpus: int) -> tuple[Strategy, str]:
+def strategy_on(line: str | Strategy, gpus: int) -> tuple[Strategy, str]:
     """Return the strategy of a line on so many GPUs, and where its dp is from. Raises InputError."""
+    if isinstance(line, Strategy):
+        return _planned(line, gpus)
     table = strategies.parse(line)
     if "dp" in table:
         chosen = make_strategy(table)
@@ -338,23 +328,30 @@ def strategy_on(line: str, gpus: int) -> tuple[Strategy, str]:
     return chosen, f"dp={chosen.dp} fills {gpus} GPUs" + (f" over {split}" if split else "")
 
 
-def fixed(line: str | None) -> str:
+def search_of(query: Query, any_stack: bool = False) -> Question:
+    """Resolve a query whose strategy is searched: the fields that its strategy names become conditions. Raises
+    InputError."""
+    limits = ", ".join(filter(None, (fixed(query.strategy), query.where))) or None
+    return read(replace(query, strategy=None, where=limits), searched=True, any_stack=any_stack)
+
+
+def fixed(line: str | Strategy | None) -> str:
     """Return the conditions that fix the fields of a strategy's line in a search; `pp=*` leaves one open. Raises
     InputError."""
-    table = strategies.parse(line or "")
+    table = strategies.parse(str(line or ""))
     return ", ".join(f"{name}={strategies.format_field(value)}" for name, value in table.items() if value != "*")
 
 
-def as_given(error: InputError, line: str | None, options: str | None = None) -> InputError:
-    """Return an error about a search's conditions as one about the options that they were given by: those that
-    `fixed` made of a strategy's line are not from `--where`, which names options of the stack too, as `--options`."""
-    if error.field == "--options" and not options:
-        return InputError("--where", error.value, error.reason, error.remedy)
-    if error.field != "--where":
+def as_given(error: InputError, query: Query) -> InputError:
+    """Return an error about a search's conditions as one about the fields that they were given by: `conditions_of`
+    joins those of `strategy` and `where`, and `where` names options of the stack too, as `options` does."""
+    if error.field == "options" and not query.options:
+        return InputError("where", error.value, error.reason, error.remedy)
+    if error.field != "where":
         return error
-    of_line, about = fixed(line).split(", "), str(error.value).split(", ")
+    of_line, about = fixed(query.strategy).split(", "), str(error.value).split(", ")
     count = sum(condition in of_line for condition in about)
-    name = "--strategy" if count == len(about) else "--strategy and --where" if count else "--where"
+    name = "strategy" if count == len(about) else "strategy, where" if count else "where"
     return InputError(name, error.value, error.reason, error.remedy)
 
 

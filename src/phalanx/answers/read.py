@@ -9,13 +9,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from phalanx.answers.answer import Answer
+from phalanx.answers.encode import plain
+from phalanx.answers.query import Configured, Query
 from phalanx.frameworks import files
 from phalanx.frameworks.configuration import Config, Configuration, Layout, count, shown
 from phalanx.frameworks.folder import FILES
 from phalanx.frameworks.lints import lint
 from phalanx.frameworks.mistakes import Mistake
 from phalanx.frameworks.registry import FRAMEWORKS
-from phalanx.planning import question as names
+from phalanx.planning import lookup as names
 from phalanx.planning.explain.lint import Finding
 from phalanx.schedule.pipeline.given_layout import equal_blocks, listed
 from phalanx.schedule.pipeline.stages import rank_of
@@ -36,7 +39,7 @@ _OF_STAGES = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "
 
 
 @dataclass(frozen=True)
-class Reading:
+class Reading(Answer):
     """A configuration that was read, with its mistakes and what was assumed where it leaves something open."""
 
     configuration: Configuration
@@ -44,32 +47,36 @@ class Reading:
     notes: tuple[str, ...]
     config: Config
     """The tables as the file has them."""
+    title: str = ""
+    """The files that were read."""
 
     @property
     def layout(self) -> Layout:
         """What the file fixes."""
         return self.configuration.layout
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the JSON of `phalanx read`; null: left open by the file."""
-        c, s = self.configuration, self.layout
-        fields = asdict(s)
-        job = {name: fields.pop(name) for name in ("global_batch", "seq", "precision")}
-        return {
-            "kind": c.kind,
-            "stack": c.stack,
-            "world": fields.pop("world"),
-            "strategy": fields | dict(c.fields),
-            "options": dict(c.options),
-            "job": job | _plain(c.job),
-            "model": c.sizes or c.model_name or None,
-            "understood": {shown(key): meaning for key, meaning in c.understood.items()},
-            "without_effect": [shown(key) for key in c.without_effect],
-            "not_modelled": [shown(key) for key in c.not_modelled],
-            "unknown": {shown(key): near for key, near in c.unknown.items()},
-            "lints": [asdict(m) for m in self.mistakes],
-            "notes": list(self.notes),
-        }
+
+@plain.register
+def _(value: Reading) -> dict[str, Any]:
+    """What a file leaves open is None."""
+    c, s = value.configuration, value.layout
+    fields = asdict(s)
+    job = {name: fields.pop(name) for name in ("global_batch", "seq", "precision")}
+    return {
+        "kind": c.kind,
+        "stack": c.stack,
+        "world": fields.pop("world"),
+        "strategy": fields | dict(c.fields),
+        "options": dict(c.options),
+        "job": job | _plain(c.job),
+        "model": c.sizes or c.model_name or None,
+        "understood": {shown(key): meaning for key, meaning in c.understood.items()},
+        "without_effect": [shown(key) for key in c.without_effect],
+        "not_modelled": [shown(key) for key in c.not_modelled],
+        "unknown": {shown(key): near for key, near in c.unknown.items()},
+        "lints": [asdict(m) for m in value.mistakes],
+        "notes": list(value.notes),
+    }
 
 
 def _plain(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,13 +87,14 @@ def _plain(job: Mapping[str, Any]) -> dict[str, Any]:
 def read(paths: Sequence[Path], kind: str | None = None, gpus: int | None = None) -> Reading:
     """Read a configuration; `gpus`: its ranks, where it leaves them open. Raises InputError."""
     if gpus is not None:
-        names.require_counts(("--gpus", gpus))
+        names.require_counts(("gpus", gpus))
     configuration, config = files.read(paths, kind, gpus)
     stated = configuration.layout.world
     if gpus is not None and stated is not None and stated != gpus:
         configuration = files.READERS[configuration.kind](config, gpus)
     job_of(configuration, 1, 1)  # refuses an optimizer out of range, as every command does that prices it
-    return Reading(configuration, tuple(lint(config, configuration)), _notes(configuration, config), config)
+    mistakes = tuple(lint(config, configuration))
+    return Reading(configuration, mistakes, _notes(configuration, config), config, " ".join(map(str, paths)))
 
 
 def _notes(c: Configuration, config: Config) -> tuple[str, ...]:
@@ -110,7 +118,7 @@ def strategy_of(c: Configuration, gpus: int) -> Strategy:
     tp, pp, cp = s.tp or 1, s.pp or 1, s.cp or 1
     if gpus % (tp * pp * cp):
         reason = f"tp {tp} x pp {pp} x cp {cp} does not divide {gpus} ranks"
-        raise InputError("--gpus", gpus, reason, f"use a multiple of {tp * pp * cp}")
+        raise InputError("gpus", gpus, reason, f"use a multiple of {tp * pp * cp}")
     dp = gpus // (tp * pp * cp)
     zero = s.zero if s.zero is not None else _FRAMEWORKS[c.kind].zero or 0
     shard = s.shard if s.shard and zero and dp % s.shard == 0 and s.shard < dp else None
@@ -168,10 +176,10 @@ def model_of(c: Configuration, named: str | None) -> tuple[ModelSpec, list[str]]
     if missing or c.open_model:
         named_only = f"the file names {c.model_name} and leaves its sizes open" if c.model_name else ""
         reason = c.open_model or named_only or f"the file leaves {', '.join(missing)} open"
-        raise InputError("--model", None, reason, "name a preset or a config.json")
+        raise InputError("model", None, reason, "name a preset or a config.json")
     if experts := sizes.get("num_experts"):
         reason = f"the file has {experts} experts, and sizes alone do not make a mixture of experts"
-        raise InputError("--model", None, reason, "name a preset or a config.json")
+        raise InputError("model", None, reason, "name a preset or a config.json")
     sizes = {"model_type": "llama", "intermediate_size": 4 * int(sizes["hidden_size"]), **sizes}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
@@ -210,7 +218,7 @@ def is_configuration(path: Path) -> bool:
 def gpus_of(reading: Reading, gpus: int | None, path: Path) -> int:
     """Return how many ranks a configuration is asked for. Raises InputError where it leaves them open."""
     if gpus is None and reading.layout.world is None:
-        raise InputError("--gpus", None, f"is missing: {path} leaves the number of ranks open", "say how many")
+        raise InputError("gpus", None, f"is missing: {path} leaves the number of ranks open", "say how many")
     return gpus or reading.layout.world or 1
 
 
@@ -233,10 +241,10 @@ def _dealt_out(s: Strategy, c: Configuration, model: ModelSpec, options: StackOp
     return replace(s, layers=listed(equal_blocks(model.layers, chunks)))
 
 
-def asked_by(path: Path, asked: Any, reading: Reading | None = None) -> Any:
-    """Return the question that a configuration asks: an `Asked` with the file's model, job, strategy, options, stack
-    and precision, where its options do not say otherwise. `reading`: the file, read. Raises InputError."""
-    given = (("--gpus", asked.gpus), ("--batch", asked.batch), ("--seq", asked.seq))
+def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[Query, Configured]:
+    """Return the query that a configuration makes: with the file's model, strategy, stack and precision where `asked`
+    leaves them open, and what else it sets. `reading`: the file, read. Raises InputError."""
+    given = (("gpus", asked.gpus), ("batch", asked.batch), ("seq", asked.seq))
     names.require_counts(*((name, number) for name, number in given if number is not None))
     reading = reading or read([path], None, asked.gpus)
     c, s = reading.configuration, reading.layout
@@ -246,14 +254,13 @@ def asked_by(path: Path, asked: Any, reading: Reading | None = None) -> Any:
     gpus = gpus_of(reading, asked.gpus, path)
     strategy = strategy_of(c, gpus)
     if asked.batch is None and c.kind == "megatron" and s.global_batch is None:
-        raise InputError(
-            "--batch", None, f"is missing: {path} leaves the global batch open", "say how many sequences"
-        )
+        raise InputError("batch", None, f"is missing: {path} leaves the global batch open", "say how many sequences")
     batch = asked.batch or s.global_batch or (s.micro_batch or 1) * (s.accumulation or 1) * strategy.dp
     if asked.seq is None and s.seq is None:
-        raise InputError("--seq", None, f"is missing: {path} leaves the sequence length open", "say how long")
+        raise InputError("seq", None, f"is missing: {path} leaves the sequence length open", "say how long")
     seq = asked.seq or s.seq or 1
-    model, notes = (asked.model, []) if asked.model is not None else model_of(c, None)
+    named = asked.model
+    model, notes = (named, []) if isinstance(named, ModelSpec) else model_of(c, named)
     options = options_of(c, strategy)
     strategy = _dealt_out(strategy, c, model, options)
     strategy, unpriced = _priceable(strategy)
@@ -262,7 +269,7 @@ def asked_by(path: Path, asked: Any, reading: Reading | None = None) -> Any:
     own = c.job.get("compute") if options.products != "auto" else s.precision
     if own is not None and own not in PRECISIONS:
         notes = [*notes, f"products in {own} are priced as the device's 16-bit ones"]
-    return replace(
+    query = replace(
         asked,
         source=None,
         model=model,
@@ -272,7 +279,5 @@ def asked_by(path: Path, asked: Any, reading: Reading | None = None) -> Any:
         strategy=asked.strategy or str(strategy),
         stack=asked.stack or c.stack,
         precision=asked.precision or (str(own) if own in PRECISIONS else None),
-        options=options,
-        job=job_of(c, batch, seq),
-        notes=(*asked.notes, *reading.notes, *notes),
     )
+    return query, Configured(options, asked.job or job_of(c, batch, seq), (*reading.notes, *notes))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from phalanx.answers.this_machine import Announce, require_local
-from phalanx.answers.train import prepare_data, train
+from phalanx.answers.train import prepare_data, run_training
 from phalanx.measure.this_machine import default_ranks
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.runs.folder import RUNS
@@ -91,7 +91,7 @@ def sweep(file: JobFile, steps: int, announce: Announce) -> Sweep:
         brief = replace(file.train, name=name, steps=steps, warmup=0, eval_batches=1, eval_every=0, save_every=0)
         job = replace(file, strategy=s, train=replace(brief, check_sync=0, sample_tokens=0))
         try:
-            outcome = train(job, False, None, lambda _: None, (lambda _: None) if runs else announce)
+            outcome = run_training(job, False, None, lambda _: None, (lambda _: None) if runs else announce)
         except InputError as error:  # it does not fit
             refused.append((str(s), str(error)))
             continue

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phalanx.answers.measured import MeasuredQuantity
 from phalanx.answers.plan import Decision, decide
 from phalanx.answers.this_machine import Announce, require_this_machine
 from phalanx.cost.step.expand import expand
 from phalanx.observation.diff import differences
-from phalanx.report.train import Comparison
 from phalanx.runs.folder import RUNS, open_run
 from phalanx.runs.initial_weights import companion_files, start_from_weights
-from phalanx.runs.resume import resume_point, was_started_by, with_world
+from phalanx.runs.resume import resume_point, resumed, was_started_by, with_world
 from phalanx.runtime.process.cache import cache_folder
 from phalanx.schedule.event import Event
 from phalanx.schedule.layout import Layout
@@ -47,7 +47,7 @@ class Outcome:
     folder: Path
     recorded: dict[str, Any]
     unigram_entropy: float
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[MeasuredQuantity, ...]
     differences: tuple[str, ...]
     routed: bool = False
 
@@ -67,6 +67,31 @@ def prepare_data(file: JobFile, announce: Announce) -> TokenSet:
 
 
 def train(
+    job: str | Path | JobFile | None = None,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+    max_restarts: int = 0,
+    announce: Announce = lambda _: None,
+) -> Outcome:
+    """Plan a job, train it on ranks of this machine, and compare the run with its plan.
+
+    `job`: a job file or a plan of one; with `resume` the run to continue, None for the one that was active last.
+    `overrides`: fields of the job, such as "job.seq=128" or "strategy=dp=2". `max_restarts`: after failures. Needs
+    torch. Raises InputError, RankFailure."""
+    if isinstance(job, JobFile):
+        file = job
+    elif resume:
+        file = resumed(None if job is None else Path(job), list(overrides))
+    elif job is None:
+        raise InputError("job", None, "is missing", "name a job file or a plan, or resume a run")
+    else:
+        file = plan.job_of(Path(job), list(overrides))
+    result = run_training(file, resume, None, lambda _: None, announce, max_restarts)
+    assert result is not None
+    return result
+
+
+def run_training(
     file: JobFile,
     resume: bool,
     world: World | None,
@@ -210,14 +235,14 @@ def outcome(folder: Path, unigram_entropy: float) -> Outcome:
         if event.axis:
             measured_bytes[event.axis] = measured_bytes.get(event.axis, 0) + event.bytes
     rows = [
-        Comparison("step time (median)", predicted["step_time_s"], recorded["step_time_s"], "s"),
+        MeasuredQuantity("step time (median)", predicted["step_time_s"], recorded["step_time_s"], "s"),
         *(
-            Comparison(
+            MeasuredQuantity(
                 f"bytes over {axis}", predicted["bytes_per_axis"].get(axis, 0), measured_bytes.get(axis, 0), "bytes"
             )
             for axis in dict.fromkeys((*predicted["bytes_per_axis"], *measured_bytes))
         ),
-        Comparison("peak memory", predicted["memory_bytes"], recorded["memory_bytes"], "memory"),
+        MeasuredQuantity("peak memory", predicted["memory_bytes"], recorded["memory_bytes"], "memory"),
     ]
     program = expand(Layout(saved.model, saved.job, saved.strategy).stage_view())
     differing = tuple(map(str, differences(program.events, events)))

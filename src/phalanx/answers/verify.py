@@ -10,19 +10,23 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
+from phalanx.answers.answer import Answer
+from phalanx.answers.encode import plain
 from phalanx.answers.plan import decide, with_strategy
-from phalanx.answers.question import OWN_STACK, Asked, read, strategy_on
-from phalanx.answers.read import asked_by, is_configuration
+from phalanx.answers.query import Query, QueryFields, Source, query_of
+from phalanx.answers.question import OWN_STACK, read, strategy_on
+from phalanx.answers.read import is_configuration, query_by
 from phalanx.answers.this_machine import Announce
 from phalanx.cost.step.expand import expand
 from phalanx.observation.diff import Difference, slack
-from phalanx.observation.trainer.verify import Verified, verify
+from phalanx.observation.trainer.verify import Verified
+from phalanx.observation.trainer.verify import verify as verify_classes
 from phalanx.planning.auto.bucket_size import has_buckets
 from phalanx.planning.auto.transport import allowed
 from phalanx.planning.explain.program_traffic import differing_axes
-from phalanx.planning.question import cluster_named, model_named
+from phalanx.planning.lookup import cluster_on, model_named
 from phalanx.planning.search.best_first import price
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.schedule.event import Event
@@ -65,7 +69,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Verification:
+class Verification(Answer):
     """The result for each class of ranks; `stale` are figures of a plan that its terms do not give."""
 
     target: Target
@@ -75,41 +79,43 @@ class Verification:
 
     @property
     def proved(self) -> bool:
+        """Whether every class of ranks does what its plan says, and the plan is what its terms give."""
         return all(v.proved for v in self.classes) and not self.stale
 
 
-def target(asked: Asked, overrides: Sequence[str], announce: Announce) -> Target:
+def target(query: Query, overrides: Sequence[str], announce: Announce) -> Target:
     """Read what is to be verified from a plan.json, a run's folder, a job file or options. Raises InputError.
 
     Strategy, cluster, number of GPUs and `overrides` replace those of a job file.
     """
-    path, strategy, cluster = asked.source, asked.strategy, asked.cluster
+    path = None if query.source is None else Path(query.source)
+    strategy, cluster = query.strategy, query.cluster
     if path is None:
-        return _of_options(asked, overrides)
+        return _of_options(query, overrides)
     if is_configuration(path):
         if overrides:
-            raise InputError("--set", overrides[0], "is about a job file", "leave it out, or name a job file")
-        return _of_configuration(path, asked)
-    for name, value in (("--model", asked.model), ("--batch", asked.batch), ("--seq", asked.seq)):
+            raise InputError("set", overrides[0], "is about a job file", "leave it out, or name a job file")
+        return _of_configuration(path, query)
+    for name, value in (("model", query.model), ("batch", query.batch), ("seq", query.seq)):
         if value is not None:
             raise InputError(name, value, f"is already set by {path}", "leave it out; --set changes a job's fields")
-    if asked.precision is not None:
-        raise InputError("--precision", asked.precision, f"is already set by {path}", "leave it out")
+    if query.precision is not None:
+        raise InputError("precision", query.precision, f"is already set by {path}", "leave it out")
     if path.is_dir() or path.suffix.lower() == ".json":
-        others = {"--strategy": strategy, "--cluster": cluster, "--gpus": asked.gpus, "--set": overrides}
+        others = {"strategy": strategy, "cluster": cluster, "gpus": query.gpus, "set": overrides}
         for name, given in others.items():
             if given:
                 raise InputError(name, str(given), "a plan is verified as it is", "give the job file instead")
         return _of_plan(path)
-    if asked.gpus is not None and strategy is None:
-        raise InputError("--gpus", asked.gpus, "fills the dp of a --strategy, and there is none", "leave it out")
-    if strategy is not None and asked.gpus is not None:
-        chosen, rule = strategy_on(strategy, asked.gpus)
+    if query.gpus is not None and strategy is None:
+        raise InputError("gpus", query.gpus, "fills the dp of a --strategy, and there is none", "leave it out")
+    if strategy is not None and query.gpus is not None:
+        chosen, rule = strategy_on(strategy, query.gpus)
         announce(f"note: {rule}")
         strategy = str(chosen)
-    file = with_strategy(job_file.load(path, overrides), strategy)
+    file = with_strategy(job_file.load(path, overrides), None if strategy is None else str(strategy))
     if cluster is not None:
-        file = replace(file, cluster=_chosen(cluster))
+        file = replace(file, cluster=_chosen(str(cluster)))
     models.require_runnable(file.model)
     if file.strategy is None:
         return _decided(file, announce)
@@ -118,13 +124,13 @@ def target(asked: Asked, overrides: Sequence[str], announce: Announce) -> Target
     return _of_job(file, file.strategy)
 
 
-def _of_options(asked: Asked, overrides: Sequence[str]) -> Target:
+def _of_options(query: Query, overrides: Sequence[str]) -> Target:
     """Return what to verify for a model, a cluster and a strategy that options name; `overrides` set further fields
     of the job. Raises InputError."""
-    question = read(replace(asked, stack=OWN_STACK))
+    question = read(replace(query, stack=OWN_STACK))
     run = [word for word, f in PRECISIONS.items() if f.computes or f.multiplies]
     if question.precision not in run:
-        raise InputError("--precision", question.precision, "is not run by our runtime", f"use {', '.join(run)}")
+        raise InputError("precision", question.precision, "is not run by our runtime", f"use {', '.join(run)}")
     p, strategy = question.pricing, question.strategy
     assert strategy is not None
     models.require_runnable(p.model)
@@ -148,7 +154,7 @@ def _changed(job: Job, overrides: Sequence[str]) -> Job:
     for item in overrides:
         name = item.partition("=")[0].strip()
         if not name.startswith("job.") or name in ("job.global_batch", "job.seq"):
-            raise InputError("--set", item, "sets a field of a job file", "name a job file, or set the job's alone")
+            raise InputError("set", item, "sets a field of a job file", "name a job file, or set the job's alone")
     return job_file.build(Job, job_file.override(tables, overrides)["job"], "job")
 
 
@@ -157,23 +163,24 @@ def _given(table: dict[str, Any]) -> dict[str, Any]:
     return {k: _given(v) if isinstance(v, dict) else v for k, v in table.items() if v is not None}
 
 
-def _of_configuration(path: Path, asked: Asked) -> Target:
+def _of_configuration(path: Path, query: Query) -> Target:
     """Return what to verify for a configuration of another framework: our runtime's program of its strategy.
 
     Raises InputError for what our runtime has not."""
-    question = asked_by(path, asked)
-    stack, options = question.stack, question.options
-    strategy, _ = strategy_on(question.strategy, question.gpus)
-    model = question.model if isinstance(question.model, ModelSpec) else model_named(str(question.model))[0]
-    job = replace(question.job, precision=Precision("float16" if question.precision == "fp16" else "bfloat16"))
+    asked, configured = query_by(path, query)
+    gpus, stack, options = asked.gpus or 1, asked.stack, configured.options
+    strategy, _ = strategy_on(asked.strategy or "", gpus)
+    model = asked.model if isinstance(asked.model, ModelSpec) else model_named(str(asked.model))[0]
+    job = configured.job or Job(asked.batch or 1, asked.seq or 1)
+    job = replace(job, precision=Precision("float16" if asked.precision == "fp16" else "bfloat16"))
     models.require_runnable(model)
     require_runnable(strategy, job)
     check(strategy, model, job, None)
-    notes = list(question.notes)
+    notes = list(configured.notes)
     if options.changed():
         notes.append(f"options of {stack} are not verified, our runtime has none of them: {options}")
-    if asked.cluster is not None:
-        on = cluster_named(asked.cluster)(question.gpus)
+    if query.cluster is not None:
+        on = cluster_on(query.cluster)(gpus)
         priced = price(model, on, job, strategy)
         strategy = priced.strategy
         notes += [f"on {on.name} this strategy is rejected: {priced.reason}"] if priced.reason else []
@@ -186,7 +193,7 @@ def _of_configuration(path: Path, asked: Asked) -> Target:
 def run(target: Target, announce: Announce, on_gpu: bool = False) -> Verification:
     """Run the step of one rank of each class, on the host or on the fake GPU, and compare it with the plan."""
     world = target.strategy.world
-    classes = verify(
+    classes = verify_classes(
         target.model,
         target.job,
         target.strategy,
@@ -237,7 +244,7 @@ def _of_plan(path: Path) -> Target:
     measured, notes = _measured(path.with_name("recorded.json"))
     if "stack" not in plan.prediction:
         return Target(plan.model, plan.job, plan.strategy, measured, notes, plan.prediction)
-    question = read(Asked(path))
+    question = read(Query(path))
     about = (
         f"our own runtime's program of this strategy, and that it sends what the plan's price has {question.stack} "
         f"send; {question.stack}'s own program is not run"
@@ -299,8 +306,8 @@ def _large_enough(choice: ClusterChoice, strategy: Strategy) -> ClusterSpec:
     return clusters.preset(str(choice.preset), max(choice.nodes, nodes))
 
 
-def as_json(v: Verification) -> dict[str, Any]:
-    """Return the result as `phalanx verify --json` prints it."""
+@plain.register
+def _(v: Verification) -> dict[str, Any]:
     job, strategy = v.target.job, v.target.strategy
     return {
         "proved": v.proved,
@@ -315,6 +322,18 @@ def as_json(v: Verification) -> dict[str, Any]:
         "measured_peak_bytes": v.target.measured,
         "notes": list(v.target.notes),
     }
+
+
+def verify(
+    source: Source = None, overrides: Sequence[str] = (), device: str = "cpu", **fields: Unpack[QueryFields]
+) -> Verification:
+    """Run the real step of one rank of each class on tensors without content, and compare it with the plan.
+
+    `source`: a plan.json, a job file, a run's folder, another framework's configuration, or a Query; `overrides`: as
+    `train`'s, such as "job.seq=128"; `device`: "cuda" for a fake GPU. Needs torch. Raises InputError."""
+    if device not in ("cpu", "cuda"):
+        raise InputError("device", device, "is neither cpu nor cuda", "use cuda for a fake GPU")
+    return run(target(query_of(source, fields), overrides, lambda _: None), lambda _: None, device == "cuda")
 
 
 def _class_json(checked: Verified, on_gpu: bool) -> dict[str, Any]:

@@ -49,10 +49,10 @@ def import_weights(source: Path, name: str, announce: Announce) -> Path:
             "HF_DIR", str(source), "is not a folder", "name the folder that holds config.json and the weights"
         )
     name = name or source.resolve().name
-    require_folder_name("--name", name)
+    require_folder_name("name", name)
     folder, origin = RUNS / name, source.resolve()
     if folder.resolve() in (origin, *origin.parents):
-        raise InputError("--name", name, f"{folder} is where the weights are read from", "choose another")
+        raise InputError("name", name, f"{folder} is where the weights are read from", "choose another")
     spec, notes = job_file.make_model({"config": str(source.absolute() / "config.json")}, source)
     require_runnable(spec)
     with said_of("HF_DIR"):
@@ -62,10 +62,10 @@ def import_weights(source: Path, name: str, announce: Announce) -> Path:
         needed = sum(p.numel * weights.dtype(p.fqn).itemsize for p in parameters(spec))
         free = shutil.disk_usage(RUNS if RUNS.exists() else RUNS.absolute().parent).free
         if needed > free:
-            raise InputError("--name", name, f"needs {write_bytes(needed)}, the disk has {write_bytes(free)} free")
+            raise InputError("name", name, f"needs {write_bytes(needed)}, the disk has {write_bytes(free)} free")
         with ExitStack() as stack:
             try:
-                claim(folder, stack, "--name")
+                claim(folder, stack, "name")
                 part = folder.with_name(f".{name}.importing")
                 shutil.rmtree(part, ignore_errors=True)  # left by an import that was killed
                 stack.callback(shutil.rmtree, part, ignore_errors=True)
@@ -78,7 +78,7 @@ def import_weights(source: Path, name: str, announce: Announce) -> Path:
                 move_aside(folder)  # an old run of that name, only now that the new one is complete
                 os.replace(part, folder)
             except OSError as error:
-                raise InputError("--name", name, f"{folder} cannot be made ({error})") from None
+                raise InputError("name", name, f"{folder} cannot be made ({error})") from None
     return folder
 
 
@@ -115,7 +115,7 @@ def export_weights(
     from phalanx.runtime.comm.dtypes import DTYPE_NAMES, DTYPES
 
     if dtype and dtype not in TYPES:
-        raise InputError("--dtype", dtype, "is not a type for weights", f"use one of {', '.join(TYPES)}")
+        raise InputError("dtype", dtype, "is not a type for weights", f"use one of {', '.join(TYPES)}")
     files.require_place(out)
     spec = plan.model_of(run)
     weights = of_run(run, spec, step)

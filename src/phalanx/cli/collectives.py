@@ -96,7 +96,7 @@ def collectives_prove(
     as_json: Json = False,
 ) -> None:
     """Prove every algorithm: each rank ends with each contribution exactly once, and nothing deadlocks."""
-    from phalanx.report.progress import in_progress
+    from phalanx.progress import in_progress
     from phalanx.schedule.collectives.prove_all import count, sweep
     from phalanx.spec.errors import InputError
 
@@ -209,7 +209,7 @@ def collectives_table(
     from pathlib import Path
 
     with exit_on_error():
-        from phalanx.planning import question
+        from phalanx.planning import lookup as question
         from phalanx.planning.tables.collectives import compare
         from phalanx.spec.byte_sizes import parse_bytes
         from phalanx.spec.cluster import presets as clusters
@@ -222,10 +222,11 @@ def collectives_table(
                 "--plot", str(plot), "draws times over the size of a buffer", "name a preset and no barrier"
             )
         if symbols:
-            from phalanx.cli.tables import print_sheets
+            from phalanx.answers.tables import Tables
+            from phalanx.cli.output import Output
             from phalanx.planning.tables.collectives import formulas
 
-            print_sheets([formulas()], as_json, as_csv)
+            Output(as_json, as_csv).show(Tables(None, (formulas(),)))
             return
         if cluster == "local":
             _show_measured(op, int(parse_bytes(size)), ranks, as_json)

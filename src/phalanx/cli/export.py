@@ -38,11 +38,9 @@ def export(
     """
     with exit_on_error():
         from phalanx.answers.export import export as run
-        from phalanx.answers.export import write
-        from phalanx.spec.files import plan as plans
 
-        result = run(plans.read(plan / "plan.json" if plan.is_dir() else plan), to, launcher)
-        paths = write(result, out)
+        result = run(plan, to, launcher, out)
+        paths = [out / name for name in result.files]
         p = result.program
         blanks = [b.name for b in p.blanks if b.default == "FILL-IN"]
         if as_json:

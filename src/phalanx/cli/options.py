@@ -115,3 +115,31 @@ Plot = Annotated[
         "--plot", metavar="FILE.svg|html|png", help="Also draw it, as SVG, as a page, or as PNG by Chromium."
     ),
 ]
+
+Where = Annotated[
+    str | None,
+    typer.Option(
+        "--where",
+        metavar="CONDITIONS",
+        help="Conditions on the strategies, such as 'tp<=8, zero=1, schedule in (1f1b, interleaved)', and options of "
+        "the stack, such as 'first_moment=bfloat16'.",
+    ),
+]
+
+# What a parameter of type Query or Output becomes (command.py), by field.
+QUERY_OPTIONS = {
+    "source": Plan,
+    "model": Model,
+    "cluster": Cluster,
+    "gpus": Gpus,
+    "batch": Batch,
+    "seq": Seq,
+    "strategy": StrategyLine,
+    "stack": OptionalStack,
+    "precision": Precision,
+    "options": StackOptionsLine,
+    "where": Where,
+}
+OF_A_STRATEGY = tuple(name for name in QUERY_OPTIONS if name != "where")
+"""Fields of a question about one strategy."""
+OUTPUT_OPTIONS = {"json": Json, "csv": Csv, "plot": Plot, "report": Report}

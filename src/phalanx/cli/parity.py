@@ -7,9 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from phalanx.cli.options import Job, Json, Set, StrategyLine
-from phalanx.cli.show import (
-    show_notes,
-)
+from phalanx.cli.output import show_notes
 from phalanx.cli.terminal import FAILED, announce, exit_on_error, print_json, require_torch
 
 

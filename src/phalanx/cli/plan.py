@@ -1,52 +1,57 @@
 """`phalanx plan`: the fastest strategy of a job on its cluster, or of all legal ones for a model on any cluster.
 
 phalanx plan JOB.toml                                                  priced exactly, for our own runtime
-phalanx plan --model M --cluster C --gpus N --batch B --seq S          estimated, for any stack (plan_model.py)
-phalanx plan --from run.sh --cluster C                                 what to change in a configuration (improve.py)
+phalanx plan --model M --cluster C --gpus N --batch B --seq S          estimated, for any stack
+phalanx plan --from run.sh --cluster C                                 what to change in a configuration
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from phalanx.cli.options import (
-    Batch,
-    Cluster,
-    Gpus,
-    Json,
-    Model,
-    OptionalJob,
-    OptionalStack,
-    Precision,
-    Report,
-    Seq,
-    Set,
-    StackOptionsLine,
-    StrategyLine,
+from phalanx.answers.query import Query
+from phalanx.cli.command import command
+from phalanx.cli.forms import Form, forms, given
+from phalanx.cli.options import Job, Set, StrategyLine
+from phalanx.cli.output import Output, show_notes
+from phalanx.cli.terminal import announce, require_writable
+
+Out = Annotated[Path, typer.Option("--out", help="File to write the plan to.")]
+Headroom = Annotated[
+    float, typer.Option("--headroom", help="Share of a device's memory that a strategy must leave free.")
+]
+_HEADROOM = 0.05
+_OF_A_SEARCH = ("model", "cluster", "gpus", "batch", "seq", "strategy", "stack", "precision", "where")
+
+
+def _form(words: Sequence[str]) -> str:
+    if given(words, "--from"):
+        return "improve"
+    return "model" if given(words, "--model") else "job"
+
+
+plan = forms(
+    "Find the fastest strategy for a job on its cluster, or for a model on a cluster that need not exist here.",
+    {
+        "model": Form(
+            f"{__name__}:plan_model", "Of all legal strategies of a --model on a --cluster, for any stack."
+        ),
+        "job": Form(f"{__name__}:plan_job", "Of a JOB.toml on its own cluster, priced exactly for our runtime."),
+        "improve": Form(f"{__name__}:improve", "What to change in another framework's configuration (--from FILE)."),
+    },
+    _form,
 )
-from phalanx.cli.show import decision_json, show_choices, show_decision, show_notes
-from phalanx.cli.terminal import announce, exit_on_error, print_json, require_writable
-from phalanx.cli.unread import require_only
-from phalanx.planning.search import HEADROOM
 
 
-def plan(
-    line: typer.Context,
-    job: OptionalJob = None,
-    strategy: StrategyLine = None,
-    overrides: Set = None,
-    choices: Annotated[
-        bool, typer.Option("--choices", help="Show which transport and algorithm serve which collective.")
-    ] = False,
-    model: Model = None,
-    cluster: Cluster = None,
-    gpus: Gpus = None,
-    batch: Batch = None,
-    seq: Seq = None,
+@command
+def plan_model(
+    query: Annotated[Query, _OF_A_SEARCH, "options"],
+    output: Annotated[Output, "json", "csv", "report"],
     tokens: Annotated[
         str | None,
         typer.Option(
@@ -66,135 +71,124 @@ def plan(
             "GPUs, a quarter, ...), or memory (the most left free by strategies within 10 % of the fastest).",
         ),
     ] = "throughput",
-    stack: OptionalStack = None,
-    precision: Precision = None,
-    options: StackOptionsLine = None,
-    where: Annotated[
-        str | None,
-        typer.Option(
-            "--where",
-            metavar="CONDITIONS",
-            help="Conditions on the strategies, such as 'tp<=8, zero=1, schedule in (1f1b, interleaved)', and "
-            "options of the stack, such as 'first_moment=bfloat16'.",
-        ),
-    ] = None,
-    source: Annotated[
-        Path | None,
-        typer.Option(
-            "--from",
-            metavar="FILE",
-            help="Another framework's configuration (phalanx read): find what to change in it, and what each change "
-            "brings; or an observed.json.",
-        ),
-    ] = None,
-    headroom: Annotated[
-        float, typer.Option("--headroom", help="Share of a device's memory that a strategy must leave free.")
-    ] = HEADROOM,
     deadline: Annotated[
         float | None,
         typer.Option("--deadline", metavar="DAYS", help="Days that the --tokens may take at most."),
     ] = None,
+    headroom: Headroom = _HEADROOM,
     front: Annotated[
         bool,
         typer.Option(
             "--front", help="Find the whole Pareto front of time and memory, up to 1.5 times the shortest step."
         ),
     ] = False,
-    out: Annotated[Path, typer.Option("--out", help="File to write the plan to.")] = Path("plan.json"),
-    report: Report = None,
-    as_json: Json = False,
+    more: Annotated[
+        bool, typer.Option("--more", help="Show all tables: the best, each family, the front, the rejected ones.")
+    ] = False,
+    out: Out = Path("plan.json"),
 ) -> None:
-    """Find the fastest strategy for a job on its cluster, or for a model on a cluster that need not exist here.
+    """Find the fastest strategy for a model on a cluster that need not exist here; --stack all asks every stack.
 
-    Name a job file, or --model, --cluster, --gpus, --batch and --seq, or --from FILE and --cluster. The result is
-    written as a plan.
+    The result is written as a plan, which `train`, `verify`, `explain`, `lint` and `export` read.
     """
-    with exit_on_error():
-        from phalanx.spec.errors import InputError
+    from phalanx.answers.model_plan import Wishes, compare_stacks, model_plan
 
-        if source is not None:
-            from phalanx.cli.improve import improve
+    wishes = Wishes(objective, tokens, price, deadline, headroom, front)
+    if query.stack == "all":
+        _every_stack(query, wishes)
+        answer = compare_stacks(query, headroom)
+        output.show(answer)
+        announce(f"no plan is written; --stack {answer.stacks[0].stack} writes the fastest")
+        return
+    require_writable("--out", out)
+    found = model_plan(query, wishes, announce)
+    show_notes(found.notes)
+    found.save(out)
+    announce(f"plan: {out}")
+    from phalanx.answers.export import why_not_exported
 
-            of_from = (
-                "source",
-                "model",
-                "cluster",
-                "gpus",
-                "batch",
-                "seq",
-                "strategy",
-                "stack",
-                "precision",
-                "where",
-            )
-            require_only(line, *of_from, "headroom", "out", reason="does not go with --from")
-            improve(
-                source,
-                model,
-                cluster,
-                gpus,
-                batch,
-                seq,
-                strategy,
-                stack,
-                precision,
-                where,
-                headroom,
-                out,
-                as_json,
-            )
-            return
-        if model is not None:
-            from phalanx.answers.question import Asked, as_given, fixed, read
-            from phalanx.cli.plan_model import compare_stacks, plan_model
+    if refused := why_not_exported(found.plan, found.question.stack):
+        announce(f"phalanx export would not write it: {refused}")
+    output.show(found, more=more or front)
 
-            if job is not None:
-                raise InputError("--model", model, f"is that of {job}", "leave one of them out")
-            for name, value in (("--set", ", ".join(overrides or ())), ("--choices", choices)):
-                if value:
-                    remedy = "leave it out, or name a job file"
-                    raise InputError(name, None if value is True else value, "is about a job file", remedy)
-            limits = ", ".join(filter(None, (fixed(strategy), where))) or None
-            compared = stack == "all"
-            named = None if compared else stack
-            if compared and options:
-                raise InputError("--options", options, "is about one stack", "name it with --stack, or use --where")
-            about = Asked(None, model, cluster, gpus, batch, seq, None, named, precision, limits, compared)
-            try:
-                asked = read(replace(about, setting=options), True)
-                if compared:
-                    of_all = ("model", "cluster", "gpus", "batch", "seq", "strategy", "stack", "precision", "where")
-                    remedy = "name it with --stack, or leave this out"
-                    require_only(line, *of_all, "headroom", reason="is about one stack", remedy=remedy)
-                    fastest = compare_stacks(asked, headroom, as_json)
-                    announce(f"no plan is written; --stack {fastest} writes the fastest")
-                    return
-                plan_model(
-                    asked, str(cluster), tokens, price, objective, headroom, deadline, front, out, report, as_json
-                )
-            except InputError as error:
-                raise as_given(error, strategy, options) from None
-            return
-        remedy = "leave it out; --set changes fields of a job" if job else "name a --model"
-        of_a_job = ("job", "strategy", "overrides", "choices", "out")
-        require_only(line, *of_a_job, reason="belongs to a plan of a --model", remedy=remedy)
 
-        from phalanx.answers.plan import decide, with_strategy
-        from phalanx.spec.files import job_file
+def _every_stack(query: Query, wishes: object) -> None:
+    """Require that nothing is given that is about one stack. Raises InputError."""
+    from phalanx.answers.model_plan import Wishes
+    from phalanx.spec.errors import InputError
+
+    assert isinstance(wishes, Wishes)
+    if query.options:
+        raise InputError("options", query.options, "is about one stack", "name it, or set options with `where`")
+    for field in fields(Wishes):
+        if field.name != "headroom" and getattr(wishes, field.name) != field.default:
+            raise InputError(field.name, getattr(wishes, field.name), "is about one stack", "name it with --stack")
+
+
+@command
+def plan_job(
+    job: Job,
+    output: Annotated[Output, "json", "csv"],
+    strategy: StrategyLine = None,
+    overrides: Set = None,
+    choices: Annotated[
+        bool, typer.Option("--choices", help="Show which transport and algorithm serve which collective.")
+    ] = False,
+    out: Out = Path("plan.json"),
+) -> None:
+    """Find the fastest strategy for a job on its cluster, priced exactly as our own runtime runs it."""
+    from phalanx.answers.plan import decide, job_plan, with_strategy
+    from phalanx.spec.files import job_file
+    from phalanx.spec.files import plan as plans
+
+    require_writable("--out", out)
+    file = with_strategy(job_file.load(job, overrides or ()), strategy)
+    show_notes(file.notes)
+    decision = decide(file, announce=announce)
+    if not decision.chosen.reason:
+        plans.write(decision.plan, out)
+        announce(f"plan: {out}")
+    output.show(job_plan(decision), choices=choices)
+
+
+@command
+def improve(
+    query: Annotated[Query, _OF_A_SEARCH],
+    output: Annotated[Output, "json"],
+    source: Annotated[
+        Path,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            help="Another framework's configuration (phalanx read): find what to change in it, and what each change "
+            "brings; or an observed.json.",
+        ),
+    ],
+    headroom: Headroom = _HEADROOM,
+    out: Out = Path("plan.json"),
+) -> None:
+    """Find what to change in another framework's configuration, or in an observed program, and what each change
+    brings."""
+    from phalanx.answers import observed
+    from phalanx.answers.improve import improvement_of
+    from phalanx.answers.model_plan import Wishes
+    from phalanx.spec.errors import InputError
+
+    if query.cluster is None:
+        raise InputError("cluster", None, "is missing: what a change brings depends on it", "e.g. dgx-h100")
+    require_writable("--out", out)
+    if (seen := observed.observation_of(Query(source))) is not None:
+        found = observed.improve(seen, query, Wishes(headroom=headroom))
+        if found.better is not None:
+            found.better.save(out)
+            announce(f"plan: {out}")
+        output.show(found)
+        return
+    answer = improvement_of(source, query, headroom)
+    show_notes(answer.notes)
+    if answer.plan is not None:
         from phalanx.spec.files import plan as plans
 
-        if job is None:
-            raise InputError("JOB.toml", None, "is missing", "name a job file, or --model, --cluster, --gpus, ...")
-        require_writable("--out", out)
-        file = with_strategy(job_file.load(job, overrides or ()), strategy)
-        show_notes(file.notes)
-        decision = decide(file, announce=announce)
-        if not decision.chosen.reason:
-            plans.write(decision.plan, out)
-            announce(f"plan: {out}")
-        if as_json:
-            print_json(decision_json(decision))
-        else:
-            show_decision(decision, rows=10)
-            if choices:
-                show_choices(decision)
+        plans.write(answer.plan, out)
+        announce(f"plan: {out}")
+    output.show(answer)

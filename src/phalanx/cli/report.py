@@ -22,7 +22,7 @@ def report(
     A run that still trains can be looked at, too.
     """
     with exit_on_error():
-        from phalanx.answers.report import NAME, of_run
+        from phalanx.report.run_page import NAME, of_run
         from phalanx.spec.files.plan import write_text
 
         require_writable("--out", out)

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.options import Csv, Job, Json, Plot, Set
-from phalanx.cli.show import show_notes
-from phalanx.cli.tables import print_sheets
+from phalanx.cli.output import show_notes
 from phalanx.cli.terminal import FAILED, INTERRUPTED, announce, exit_on_error, require_drawing, require_torch
 
 
@@ -44,7 +43,10 @@ def sweep(
         for line, reason in swept.refused:
             announce(f"left out: {line}: {reason}")
         if swept.runs:
-            print_sheets([sheet(swept, steps)], as_json, as_csv, plot, of="sweep")
+            from phalanx.answers.tables import Tables
+            from phalanx.cli.output import Output
+
+            Output(as_json, as_csv, plot).show(Tables(None, (sheet(swept, steps),)), subject="sweep")
         if swept.interrupted:
             announce(f"interrupted after {counted(len(swept.runs), 'run')}")
             raise typer.Exit(INTERRUPTED)

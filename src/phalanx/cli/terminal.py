@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -21,6 +22,8 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from phalanx.spec.errors import InputError
 
 _SILENT_S = 10.0  # a command that says nothing for longer shows that it works
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -83,7 +86,7 @@ def exit_on_error(speaks: bool = False) -> Iterator[None]:
         with nullcontext() if speaks or os.environ.get("RANK", "0") != "0" else _signs_of_life():
             yield
     except InputError as error:
-        announce(f"error: {error}")
+        announce(f"error: {as_typed(error)}")
         raise typer.Exit(WRONG_INPUT) from None
     except KeyboardInterrupt:
         announce("interrupted")
@@ -99,6 +102,26 @@ def exit_on_error(speaks: bool = False) -> Iterator[None]:
             raise
         announce(f"error: {error}")
         raise typer.Exit(WRONG_INPUT if getattr(error, "wrong_input", False) else FAILED) from None
+
+
+def as_typed(error: InputError) -> InputError:
+    """Return an error with its field as the running command spells it: `micro_batch` becomes `--micro-batch`, where
+    the option was given or what it would say is missing."""
+    from phalanx.spec.errors import InputError
+
+    context = import_module(f"{typer.BadParameter.__module__.rpartition('.')[0]}.globals").get_current_context(True)
+    spelling = {}
+    for parameter in [] if context is None else context.command.params:
+        source = context.get_parameter_source(parameter.name)
+        if error.value is None or (source is not None and source.name == "COMMANDLINE"):
+            for option in parameter.opts:
+                if option.startswith("--"):
+                    spelling[option.lstrip("-").replace("-", "_")] = option
+    named = [_FIELD.sub(lambda m: spelling.get(m[0], m[0]), part) for part in error.field.split(", ")]
+    return InputError(", ".join(named), error.value, error.reason, error.remedy)
+
+
+_FIELD = re.compile(r"^[a-z_]+(?= |$)")
 
 
 def require_torch() -> None:

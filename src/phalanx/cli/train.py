@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from phalanx.cli.options import JobOrPlan, Json, Set, StrategyLine
+from phalanx.cli.output import show_notes
 from phalanx.cli.show import (
     outcome_json,
     show_batch,
     show_decision,
-    show_notes,
     show_outcome,
 )
 from phalanx.cli.terminal import DONE, FAILED, INTERRUPTED, announce, exit_on_error, print_json, require_torch
@@ -41,8 +41,8 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a job, or a plan of one, and compare the run with what the plan predicted."""
+    from phalanx.answers.train import run_training
     from phalanx.answers.train import sample as write_sample
-    from phalanx.answers.train import train as run_training
     from phalanx.spec.errors import InputError
     from phalanx.spec.files import plan as plans
 
@@ -106,7 +106,7 @@ def train(
 
 def _write_report(folder: Path) -> None:
     """Write the run's page into its folder; what keeps it from being written ends no run."""
-    from phalanx.answers.report import NAME, of_run
+    from phalanx.report.run_page import NAME, of_run
     from phalanx.spec.errors import InputError
     from phalanx.spec.files.plan import write_text
 

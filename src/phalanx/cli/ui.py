@@ -19,7 +19,7 @@ def ui(
     Open the address that is printed; only who knows it can ask. Ctrl-C ends it.
     """
     with exit_on_error(speaks=True):
-        from phalanx.answers.local_page.server import LocalServer
+        from phalanx.report.local_page.server import LocalServer
 
         server = LocalServer(port, runs)
         print(server.address, flush=True)

@@ -30,15 +30,15 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if self.tokens is not None and self.tokens < 1:
-            raise InputError("--tokens", self.tokens, "must be at least 1")
+            raise InputError("tokens", self.tokens, "must be at least 1")
         if self.top_k < 0:
-            raise InputError("--top-k", self.top_k, "must not be negative", "0 draws from all tokens")
+            raise InputError("top_k", self.top_k, "must not be negative", "0 draws from all tokens")
         if not 0 < self.top_p <= 1:
-            raise InputError("--top-p", self.top_p, "must be above 0, and 1 at most", "1 draws from all tokens")
+            raise InputError("top_p", self.top_p, "must be above 0, and 1 at most", "1 draws from all tokens")
         if not (self.temperature == 0 or 1e-3 <= self.temperature <= 1e3):
-            raise InputError("--temperature", self.temperature, "must be 0 (greedy) or between 0.001 and 1000")
+            raise InputError("temperature", self.temperature, "must be 0 (greedy) or between 0.001 and 1000")
         if not 0 <= self.seed < 2**63:
-            raise InputError("--seed", self.seed, "must be between 0 and 2^63 - 1")
+            raise InputError("seed", self.seed, "must be between 0 and 2^63 - 1")
 
 
 def choose(logits: npt.NDArray[np.float64], how: Sampling, request: int, place: int) -> int:

@@ -69,7 +69,7 @@ def question(
     weights = weights_of(folder, model)
     stops = _ends(folder) if how.stop else ()
     if not prompts:
-        raise InputError("--prompts", None, "has no prompt", "give one on each line")
+        raise InputError("prompts", None, "has no prompt", "give one on each line")
     requests = []
     for number, prompt in enumerate(prompts):
         ids = tuple(tokenizer.encode(prompt).ids)

@@ -37,10 +37,10 @@ def read(text: str, name: str, op: str = "") -> CollectiveFit:
     collective = _OPS.get(title[1], "") if title else op
     if not collective:
         problem = "phalanx has no such collective" if title else "does not say which collective it measured"
-        raise InputError("--nccl-tests", name, problem, f"give --op, one of {', '.join(_OPS.values())}")
+        raise InputError("nccl_tests", name, problem, f"give --op, one of {', '.join(_OPS.values())}")
     hosts = {int(rank): host for rank, host in _RANK.findall(text)}
     if len(hosts) < 2:
-        raise InputError("--nccl-tests", name, f"names {len(hosts)} ranks", "keep the lines that begin with # Rank")
+        raise InputError("nccl_tests", name, f"names {len(hosts)} ranks", "keep the lines that begin with # Rank")
     points: list[tuple[int, float]] = []
     for line in text.splitlines():
         words = line.split()
@@ -50,7 +50,7 @@ def read(text: str, name: str, op: str = "") -> CollectiveFit:
                 size, seconds = int(words[0]), float(words[-4]) * 1e-6
             except ValueError:
                 raise InputError(
-                    "--nccl-tests",
+                    "nccl_tests",
                     name,
                     f"{words[-4][:40]!r} is no time in µs",
                     "give the output as all_reduce_perf wrote it",
@@ -59,7 +59,7 @@ def read(text: str, name: str, op: str = "") -> CollectiveFit:
                 points.append((size, seconds))
     if len(points) < 2:
         raise InputError(
-            "--nccl-tests", name, f"has {len(points)} lines of times", "measure several sizes: -b 1K -e 1G"
+            "nccl_tests", name, f"has {len(points)} lines of times", "measure several sizes: -b 1K -e 1G"
         )
     sizes, seconds_ = zip(*sorted(dict(points).items()), strict=True)
     fit = robust_line(sizes, seconds_)

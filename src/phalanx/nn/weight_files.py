@@ -77,7 +77,7 @@ def of_run(run: Path, spec: ModelSpec, step: int | None = None) -> CheckpointWei
     if not done:
         raise InputError(RUN, str(run), store.none_intact(saved))
     if step is not None and step not in done:
-        raise InputError("--step", step, f"{run} has no such checkpoint", f"it has {', '.join(map(str, done))}")
+        raise InputError("step", step, f"{run} has no such checkpoint", f"it has {', '.join(map(str, done))}")
     if step is None:
         step = store.newest_good(saved)
     reader = Reader(saved, step)

@@ -47,7 +47,7 @@ def tokens(text: str, model: ModelSpec) -> float:
         return float(OPTIMAL * model.active_count)
     number = large_number(text)
     if number is None:
-        raise InputError("--tokens", text, "is not a number of tokens", "write 300B, 1.4T, 2e12, or optimal")
+        raise InputError("tokens", text, "is not a number of tokens", "write 300B, 1.4T, 2e12, or optimal")
     return number
 
 

@@ -1,93 +1,75 @@
-"""Plans and strategies beside each other: figures, time by term, memory by part, settings that differ."""
+"""Plans and strategies side by side: figures, time by term, memory by part, settings that differ."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from rich.table import Table
-
-from phalanx.report.style import seconds, size, table
+from phalanx.answers.compare import ComparedPlan, Comparison
+from phalanx.planning.tables.table import Column, Sheet, Unit, columns
+from phalanx.report.view import View
 
 _SMALL = 0.001
 """Terms below this share of every side are left out."""
-
-
-class Compared(Protocol):
-    """What a side of a comparison has (answers/compare.py)."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def terms(self) -> dict[str, float]: ...
-    @property
-    def bytes_(self) -> float: ...
-    @property
-    def usable(self) -> float: ...
-    @property
-    def memory_terms(self) -> dict[str, float]: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def gpus(self) -> int: ...
-    @property
-    def stack(self) -> str: ...
-
-
 LETTERS = "ABC"
 
 
-def legend(sides: Sequence[Compared]) -> list[str]:
+def view(c: Comparison) -> View:
+    """Show two or three sides; each difference is from the first."""
+    sheets = [
+        _figures(c.sides),
+        _terms("time by term", "s", [s.terms_s for s in c.sides], [s.step_time_s for s in c.sides], "step"),
+        _terms(
+            "memory by part", "bytes", [s.memory_terms for s in c.sides], [s.memory_bytes for s in c.sides], "in all"
+        ),
+    ]
+    if c.settings_that_differ:
+        letters = LETTERS[: len(c.sides)]
+        rows = [(name, *(v or "-" for v in values)) for name, values in c.settings_that_differ.items()]
+        sheets.append(Sheet("settings that differ", columns("", *letters), rows, charted=False))
+    closing = [] if c.settings_that_differ else ["no setting differs"]
+    return View([*legend(c.sides), *sheets, *closing], html=lambda: _page(c))
+
+
+def legend(sides: Sequence[ComparedPlan]) -> list[str]:
     """Say which letter is what."""
     return [f"{letter}: {side.name} ({side.stack})" for letter, side in zip(LETTERS, sides, strict=False)]
 
 
-def figures(sides: Sequence[Compared]) -> Table:
-    """Tabulate GPUs, tokens/s and whether it fits."""
-    grid = table("figures", "", *LETTERS[: len(sides)], left=("",))
-    grid.add_row("GPUs", *(f"{s.gpus:,}" for s in sides))
-    grid.add_row("tokens/s", *(f"{s.tokens / s.seconds:,.0f}" for s in sides))
-    grid.add_row("tokens/s per GPU", *(f"{s.tokens / s.seconds / s.gpus:,.0f}" for s in sides))
-    grid.add_row("fits", *("yes" if s.bytes_ <= s.usable else "no" for s in sides))
-    return grid
+def _figures(sides: Sequence[ComparedPlan]) -> Sheet:
+    rows: list[tuple[str, ...]] = [
+        ("GPUs", *(f"{s.gpus:,}" for s in sides)),
+        ("tokens/s", *(f"{s.tokens / s.step_time_s:,.0f}" for s in sides)),
+        ("tokens/s per GPU", *(f"{s.tokens / s.step_time_s / s.gpus:,.0f}" for s in sides)),
+        ("fits", *("yes" if s.fits else "no" for s in sides)),
+    ]
+    return Sheet("figures", columns("", *LETTERS[: len(sides)]), rows, charted=False)
 
 
-def time(sides: Sequence[Compared]) -> Table:
-    """Tabulate the step by term, with each side's difference from A."""
-    return _terms("time by term", [s.terms for s in sides], [s.seconds for s in sides], "step", seconds)
-
-
-def memory(sides: Sequence[Compared]) -> Table:
-    """Tabulate the fullest rank's memory by part, with each side's difference from A."""
-    return _terms("memory by part", [s.memory_terms for s in sides], [s.bytes_ for s in sides], "in all", size)
-
-
-def _terms(title: str, terms: list[dict[str, float]], totals: list[float], name: str, write: object) -> Table:
-    assert callable(write)
+def _terms(title: str, unit: Unit, terms: Sequence[Mapping[str, float]], totals: Sequence[float], name: str) -> Sheet:
+    """Tabulate terms of every side that matter on any, with the difference of each side from the first."""
     letters = LETTERS[: len(terms)]
-    grid = table(title, "", "A", *(c for x in letters[1:] for c in (x, f"{x} - A")), left=("",))
+    signed: Unit = "signed_s" if unit == "s" else "signed_bytes"
+    names = [Column(""), Column("A", unit)]
+    for letter in letters[1:]:
+        names += [Column(letter, unit), Column(f"{letter} - A", signed)]
 
-    def row(what: str, values: list[float]) -> None:
-        cells = [write(values[0])]
+    def row(label: str, values: Sequence[float]) -> tuple[Any, ...]:
+        cells: list[Any] = [values[0]]
         for value in values[1:]:
-            change = value - values[0]
-            same = abs(change) <= 1e-9 * max(value, values[0])
-            cells += [write(value), "" if same else f"{'+' if change > 0 else '-'}{write(abs(change))}"]
-        grid.add_row(what, *cells)
+            same = abs(value - values[0]) <= 1e-9 * max(value, values[0])
+            cells += [value, None if same else value - values[0]]
+        return (label, *cells)
 
+    rows = []
     for term in dict.fromkeys(t for side in terms for t in side):
         values = [side.get(term, 0.0) for side in terms]
         if any(v > _SMALL * total for v, total in zip(values, totals, strict=True)):
-            row(term, values)
-    row(name, totals)
-    return grid
+            rows.append(row(term, values))
+    return Sheet(title, tuple(names), [*rows, row(name, totals)], charted=False)
 
 
-def settings(rows: Sequence[tuple[str, list[str]]], count: int) -> Table:
-    """Tabulate settings that differ; - where a side has none."""
-    grid = table("settings that differ", "", *LETTERS[:count], left=("", *LETTERS[:count]))
-    for name, values in rows:
-        grid.add_row(name, *(v or "-" for v in values))
-    return grid
+def _page(c: Comparison) -> str:
+    from phalanx.report.html.comparison import report
+
+    return report(dict(zip(LETTERS, c.sides, strict=False)), legend(c.sides), c.settings_that_differ)

@@ -73,7 +73,7 @@ def picture(fits: Sequence[CollectiveFit]) -> Picture:
     """Draw a panel for every fit that has points: points, line and n*. Raises InputError if none has any."""
     panels = tuple(panel_of(fit) for fit in fits if len(fit.points) > 1)
     if not panels:
-        raise InputError("--plot", None, "has nothing to draw: no collective was measured at two sizes")
+        raise InputError("plot", None, "has nothing to draw: no collective was measured at two sizes")
     return Picture("Collectives as measured, and the lines fitted to them", panels, "`phalanx measure`")
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from phalanx.cost.pipeline_time import PricedSchedule
 from phalanx.cost.step.predict_pipeline import price_pipeline
 from phalanx.cost.step.terms import terms
-from phalanx.report.style import seconds, size
+from phalanx.planning.tables.table import Sheet, columns
 from phalanx.schedule.layout import Layout
 from phalanx.schedule.pipeline.sends import strip_sends
 from phalanx.spec.documents import read_json
@@ -109,21 +109,16 @@ def summary(priced: PricedSchedule) -> str:
     )
 
 
-def parts(chunks: Sequence[Mapping[str, Any]]) -> Table:
+def chunk_table(chunks: Sequence[Mapping[str, Any]]) -> Sheet:
     """Tabulate what each chunk holds and costs, from a plan's rows (ChunkShare in schedule/partition/balance.py)."""
-    table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("chunk", "rank"):
-        table.add_column(name, justify="right")
-    table.add_column("holds")
-    for name in ("micro-batch", "memory"):
-        table.add_column(name, justify="right")
+    rows = []
     for chunk in chunks:
         first, last = chunk["first"], chunk["last"]
         blocks = [] if first is None else [f"blocks {first} to {last}" if last > first else f"block {first}"]
         holds = ["embed"] * chunk["embed"] + blocks + ["head"] * chunk["head"]
-        memory = "" if chunk["bytes"] is None else size(chunk["bytes"])
-        table.add_row(str(chunk["chunk"]), str(chunk["rank"]), ", ".join(holds), seconds(chunk["seconds"]), memory)
-    return table
+        rows.append((chunk["chunk"], chunk["rank"], ", ".join(holds), chunk["seconds"], chunk["bytes"]))
+    names = columns(("chunk", "count"), ("rank", "count"), "holds", ("micro-batch", "s"), ("memory", "bytes"))
+    return Sheet("", names, rows)
 
 
 def compared(schedules: Sequence[PricedSchedule]) -> Table:

@@ -1,168 +1,196 @@
-"""The result of a search as tables: the best strategies, the best of each family, the front, the rejected ones."""
+"""The answer of a search: the choice, why, what limits it and what to run next; with `more`, all tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
 
-from rich import box
-from rich.table import Table
-
-from phalanx.planning.budget import Goal, shortened
+from phalanx.answers.model_plan import CostOfCondition, ModelPlan, PlannedStrategy
+from phalanx.planning.budget import shortened
 from phalanx.planning.explain import decision_tree
-from phalanx.planning.search.fewer_gpus import Offer
-from phalanx.planning.search.planner import Answer
-from phalanx.planning.search.refine import RankedStrategy
-from phalanx.report.style import between_fields, empty_table, seconds, size, table
-from phalanx.spec.job import Job
+from phalanx.planning.search.priced import COMMUNICATION
+from phalanx.planning.search.why_not import TERM_NAMES
+from phalanx.planning.tables.table import Sheet, columns
+from phalanx.report.predict import heading
+from phalanx.report.style import seconds, size
+from phalanx.report.view import View
 
-if TYPE_CHECKING:  # printing a table does not load the pricing code
-    from phalanx.planning.search.best_first import Candidate, SearchResult
-
-
-def ranked(rows: Sequence[RankedStrategy], title: str, a: Answer) -> Table:
-    """Tabulate strategies: step time, MFU, communication, bubble and memory.
-
-    The row of the best one gets an arrow and the figures of the plan, which lists the blocks of its chunks."""
-    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    left = ("family", "strategy")
-    for name in (*left, "step", "MFU", "comm.", "bubble", "memory"):
-        table.add_column(name, justify="left" if name in left else "right", overflow="fold")
-    for row in rows:
-        chosen = row.strategy == a.best.strategy
-        r = a.to_run if chosen else row
-        bubble = r.run.bubble / r.seconds
-        table.add_row(
-            ("→ " if chosen else "") + row.family,
-            between_fields(row.strategy),
-            seconds(r.seconds),
-            f"{r.mfu:.1%}",
-            f"{r.priced.communication:.0%}",
-            f"{bubble:.0%}",
-            size(r.priced.bytes_),
-        )
-    return table
+_REASONS = 4
+"""Rejected strategies that the short answer names."""
+_ALL_REASONS = 24
+_LARGEST = 6
+"""Terms of the step that the short answer names."""
 
 
-def number_types(a: Answer) -> Table:
-    """Tabulate the sets of narrower number types that would be faster."""
-    title = "narrower number types: faster, but other numbers; --where takes a line"
-    grid = table(title, "--where", "strategy", "step", "saves", "memory", left=("--where", "strategy"))
-    for o in a.types:
-        grid.add_row(o.where, between_fields(o.strategy, 40), seconds(o.seconds), f"{o.gain:.1%}", size(o.bytes_))
-    return grid
+def view(a: ModelPlan, more: bool = False) -> View:
+    """Show the choice and its reasons; `more`: the best strategies, families, front, formats and rejected ones."""
+    sheets = list(_tables(a)) if more else []
+    closing = [] if more else [_each_family(a), *_reasons(a), *_next(a)]
+    return View([heading(a.question), *lines(a), *sheets, *closing], html=lambda: _page(a))
 
 
-def rejected(a: Answer, most: int) -> Table:
-    """Tabulate at most `most` rejected strategies with the reasons."""
-    table = Table(title="why not", title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("family", "strategy", "reason"):
-        table.add_column(name, overflow="fold")
-    for r in a.rejected[:most]:
-        table.add_row(r.family, between_fields(r.priced.strategy, 40), r.reason)
-    return table
-
-
-def lines(a: Answer, goal: Goal | None = None) -> Iterable[str]:
+def lines(a: ModelPlan) -> Iterator[str]:
     """Yield lines on the result, the question and the search."""
-    p, best = a.pricing, a.to_run
-    s, job, step = a.best.strategy, p.job, best.seconds
-    rate, device, m = job.global_batch * job.seq / step, p.cluster.device, s.accumulation(job)
+    best = a.best
+    many = "es" if best.micro_batches > 1 else ""
     yield (
-        f"{s}: {rate:,.0f} tokens/s, {rate / s.world:,.0f} a GPU, MFU {best.mfu:.1%}; a step of {seconds(step)} in "
-        f"{m:,} micro-batch{'es' * (m > 1)} of {s.micro_batch}"
+        f"{a.search.best.strategy}: {best.tokens_per_s:,.0f} tokens/s, {best.tokens_per_s_per_gpu:,.0f} a GPU, "
+        f"MFU {best.mfu:.1%}; a step of {seconds(best.step_time_s)} in {best.micro_batches:,} micro-batch{many} of "
+        f"{best.strategy.micro_batch}"
     )
-    if p.extra.changed():
-        yield f"with options of the stack: {p.extra}"
-    if a.lengths:
-        chunks, against = a.lengths, "equal ones do not fit"
-        if chunks.equal_seconds == step:
-            against = "as equal as whole blocks allow"
-        elif chunks.equal_seconds is not None:
-            against = f"equal ones take {seconds(chunks.equal_seconds)}, {chunks.equal_seconds / step - 1:.1%} more"
-        yield f"its chunks, in order: {chunks}, which the plan lists; {against}"
-    free = f"{p.headroom:.0%} is left free (--headroom)"
-    yield f"memory {size(best.priced.bytes_)} of {size(p.allocatable)}; {free}"
-    if goal is None:
-        yield f"10^12 tokens take {1e12 / rate / 86_400:,.1f} days (--tokens asks for others)"
-    else:
-        hours, money = goal.gpu_hours(job, step), goal.money(job, step)
-        cost = "" if money is None else f", {money:,.0f} at {goal.price_per_gpu_hour:g} a GPU-hour"
-        days = goal.days(job, step)
-        steps = f"{shortened(goal.tokens)} tokens: {goal.steps(job):,.0f} steps"
-        yield f"{steps}, {days:,.1f} days, {hours:,.0f} GPU-hours{cost}"
+    if a.options.changed():
+        yield f"with options of the stack: {a.options}"
+    if a.chunks:
+        yield f"its chunks, in order: {'/'.join(map(str, a.chunks.blocks))}, which the plan lists; {_equal_chunks(a)}"
+    yield f"where the step goes: {', '.join(_largest(a))}"
+    yield f"memory {size(best.memory_bytes)} of {size(best.usable_bytes)}; {a.headroom:.0%} is left free (--headroom)"
+    yield _whole_training(a)
+    q = a.question
     yield (
-        f"{p.model.family} decoder, {p.model.parameter_count:,} parameters, on {a.gpus} x {device.name} of "
-        f"{p.cluster.name}; a step of {job.global_batch} x {job.seq} tokens"
+        f"{a.model.family} decoder, {a.model.parameter_count:,} parameters, on {a.gpus} x {a.device} of {q.cluster}; "
+        f"a step of {q.global_batch} x {q.seq} tokens"
     )
-    asked = decision_tree.facts(p.model, p.cluster, a.gpus, job.global_batch, job.seq)
-    yield f"the usual tree (learn cases --tree) says: {decision_tree.sentence(asked)}"
-    yield f"{a.evaluated:,} legal strategies in {a.seconds:.2f} s: {a.examined:,} priced one by one, others bounded"
-    if a.fewer:
-        few, fewer_step = a.fewer.gpus, seconds(a.fewer.seconds)
-        yield f"{few} GPUs would be as fast, with {a.fewer.strategy}: {fewer_step}; {a.gpus - few} could stay idle"
+    p = a.search.pricing
+    facts = decision_tree.facts(p.model, p.cluster, a.gpus, p.job.global_batch, p.job.seq)
+    yield f"the usual tree (learn cases --tree) says: {decision_tree.sentence(facts)}"
+    yield (
+        f"{a.strategies_evaluated:,} legal strategies in {a.search_s:.2f} s: {a.strategies_priced_one_by_one:,} "
+        "priced one by one, others bounded"
+    )
+    if few := a.fewer_gpus:
+        rest = f"{a.gpus - few.gpus} could stay idle"
+        yield f"{few.gpus} GPUs would be as fast, with {few.strategy}: {seconds(few.step_time_s)}; {rest}"
+    if a.conditions is not None:
+        yield from _costs(a.conditions, a.each_condition)
 
 
-def days_against_money(offered: Sequence[Offer], goal: Goal, job: Job) -> Table:
-    """Tabulate what fewer GPUs cost and how long they take; the number chosen gets an arrow."""
-    grid = table("days against money", "", "GPUs", "strategy", "days", "GPU-hours", "cost", left=("", "strategy"))
-    for o in offered:
-        there = replace(goal, gpus=o.gpus)
-        money = there.money(job, o.seconds)
-        grid.add_row(
-            "→" if o.gpus == goal.gpus else "",
-            f"{o.gpus:,}",
-            between_fields(o.strategy),
-            f"{there.days(job, o.seconds):,.1f}",
-            f"{there.gpu_hours(job, o.seconds):,.0f}",
-            "" if money is None else f"{money:,.0f}",
+def _equal_chunks(a: ModelPlan) -> str:
+    assert a.chunks is not None
+    step, equal = a.best.step_time_s, a.chunks.equal_step_time_s
+    if equal is None:
+        return "equal ones do not fit"
+    if equal == step:
+        return "as equal as whole blocks allow"
+    return f"equal ones take {seconds(equal)}, {equal / step - 1:.1%} more"
+
+
+def _largest(a: ModelPlan) -> Iterator[str]:
+    """Yield the largest terms of the step with their shares."""
+    ordered = sorted(a.best.terms_s.items(), key=lambda item: -item[1])
+    for name, value in ordered[:_LARGEST]:
+        if value > 0.005 * a.best.step_time_s:
+            yield f"{TERM_NAMES.get(name, name)} {value / a.best.step_time_s:.0%}"
+
+
+def _whole_training(a: ModelPlan) -> str:
+    t = a.best.training
+    if t is None or a.goal is None:
+        return f"10^12 tokens take {1e12 / a.best.tokens_per_s / 86_400:,.1f} days (--tokens asks for others)"
+    cost = "" if t.cost is None else f", {t.cost:,.0f} at {a.goal.price_per_gpu_hour:g} a GPU-hour"
+    return (
+        f"{shortened(t.tokens)} tokens: {t.steps:,.0f} steps, {t.days:,.1f} days, {t.gpu_hours:,.0f} GPU-hours{cost}"
+    )
+
+
+def _costs(whole: CostOfCondition, each: Sequence[CostOfCondition]) -> Iterable[str]:
+    """Yield a line on what all conditions cost, and one on what each costs on top of the others."""
+    if whole.cost is None or whole.step_time_s is None:
+        yield f"{whole.condition}: nothing fits without it either"
+        return
+    without = f"without it {whole.without} takes {seconds(whole.step_time_s)}"
+    yield f"{whole.condition} costs {whole.cost:.1%}: {without}"
+    known = [f"{c.condition} {c.cost:.1%}" for c in each if c.cost is not None]
+    left = [c.condition for c in each if c.cost is None]
+    if known:
+        more = f"; not searched for lack of time: {', '.join(left)}" if left else ""
+        yield f"each on top of the others: {', '.join(known)}{more}"
+
+
+def _each_family(a: ModelPlan) -> str:
+    steps = ", ".join(f"{name} {seconds(p.step_time_s)}" for name, p in a.families.items())
+    return f"the best of each family: {steps}"
+
+
+def _reasons(a: ModelPlan) -> Iterator[str]:
+    """Yield what limits the choice: its largest loss, and why its nearest alternatives are no better."""
+    losses = {
+        name: a.best.terms_s.get(name, 0.0) for name in (*COMMUNICATION, "bubble", "recompute", "head", "launch")
+    }
+    name, value = max(losses.items(), key=lambda item: item[1])
+    if value > 0.01 * a.best.step_time_s:
+        yield f"what limits it: {TERM_NAMES[name]}, {seconds(value)} of {seconds(a.best.step_time_s)}"
+    for r in a.rejected[:_REASONS]:
+        yield f"not {r.strategy}: {r.reason}"
+
+
+def _next(a: ModelPlan) -> Iterator[str]:
+    yield "next: phalanx explain plan.json; --more has the other tables, --report FILE.html a page"
+
+
+def _tables(a: ModelPlan) -> Iterator[Sheet]:
+    yield _ranked((a.best, *a.alternatives[:4]), "the best", a)
+    yield _families(a)
+    yield _ranked(a.front, "time against memory", a)
+    if a.number_formats:
+        names = columns("--where", ("strategy", "strategy"), ("step", "s"), ("saves", "share"), ("memory", "bytes"))
+        rows = [(o.where, o.strategy, o.step_time_s, o.gain, o.memory_bytes) for o in a.number_formats]
+        yield Sheet("narrower number formats: faster, but other numbers; --where takes a line", names, rows)
+    rejected = [(r.family, r.strategy, r.reason) for r in a.rejected[:_ALL_REASONS]]
+    yield Sheet("why not", columns("family", ("strategy", "strategy"), "reason"), rejected)
+    if a.offers:
+        yield _offers(a)
+
+
+def _families(a: ModelPlan) -> Sheet:
+    return _ranked(list(a.families.values()), "the best of each family", a)
+
+
+def _ranked(rows: Sequence[PlannedStrategy], title: str, a: ModelPlan) -> Sheet:
+    """Tabulate strategies; the row of the best one is marked and has the figures of the plan."""
+    names = columns(
+        "family",
+        ("strategy", "strategy"),
+        ("step", "s"),
+        ("MFU", "share"),
+        ("comm.", "share"),
+        ("bubble", "share"),
+        ("memory", "bytes"),
+    )
+    even = a.search.best.strategy
+    marked, cells = None, []
+    for place, row in enumerate(rows):
+        p = row
+        if row.strategy in (even, a.best.strategy):
+            marked, p = place, a.best
+        cells.append(
+            (
+                p.family,
+                even if p is a.best else p.strategy,
+                p.step_time_s,
+                p.mfu,
+                p.communication_share,
+                p.bubble_share,
+                p.memory_bytes,
+            )
         )
-    grid.caption = "fewer GPUs wait less and take longer; --deadline DAYS sets a limit"
-    return grid
+    return Sheet(title, names, cells, marked=marked, charted=False)
 
 
-def alternatives(candidates: Sequence[Candidate], chosen: Candidate, job: Job, rows: int) -> Table:
-    """Tabulate the `rows` fastest candidates and the fastest of each set of axes; the chosen one is marked."""
-    table = empty_table("strategies, predicted")
-    for name in ("", "strategy", "accum.", "step", "tokens/s", "exposed", "memory"):
-        table.add_column(name, justify="left" if name in ("", "strategy") else "right", no_wrap=True)
-    pipelined = any(c.strategy.pp > 1 for c in candidates)
-    if pipelined:
-        table.add_column("bubble", justify="right", no_wrap=True)
-    if any(c.reason for c in candidates):
-        table.add_column("rejected")
-    split = {id(c): tuple(getattr(c.strategy, axis) > 1 for axis in ("tp", "cp", "ep", "pp")) for c in candidates}
-    fastest_of_split = {split[id(c)]: c for c in reversed(candidates)}
-    shown = [c for i, c in enumerate(candidates) if i < rows or c is chosen or fastest_of_split[split[id(c)]] is c]
-    for c in shown:
-        p = c.prediction
-        exposed = p.exposed_communication_s
-        table.add_row(
-            "→" if c is chosen else "",
-            str(c.as_requested),
-            str(c.strategy.accumulation(job)),
-            seconds(p.step_time_s),
-            f"{job.global_batch * job.seq / p.step_time_s:,.0f}",
-            seconds(exposed) if exposed else "none",
-            size(p.memory_bytes),
-            *([f"{p.bubble_fraction:.0%}"] if pipelined else []),
-            *([c.reason] if c.reason else []),
-            style="bold" if c is chosen else ("dim" if c.reason else ""),
-        )
-    hidden = len(candidates) - len(shown)
-    table.caption = "exposed: communication that nothing hides" + (f"; {hidden} more not shown" if hidden else "")
-    table.caption_justify = "left"
-    return table
-
-
-def searched(result: SearchResult) -> str:
-    """Say in one line what was searched."""
-    *smaller, largest = result.worlds
-    over = " or ".join(filter(None, [", ".join(map(str, smaller)), str(largest)])) + (
-        " rank" if largest == 1 else " ranks"
+def _offers(a: ModelPlan) -> Sheet:
+    """Tabulate what fewer GPUs cost and how long they take."""
+    names = columns(
+        ("GPUs", "count"), ("strategy", "strategy"), ("days", "count"), ("GPU-hours", "count"), ("cost", "count")
     )
-    others = (
-        "no other promises to be faster" if result.exhaustive else "the others are slower, or do not fit, by estimate"
-    )
-    return f"{result.legal:,} legal strategies over {over}: {len(result.candidates)} priced one by one, {others}"
+    rows = [
+        (o.gpus, o.strategy, o.training.days, o.training.gpu_hours, o.training.cost)
+        for o in a.offers
+        if o.training is not None
+    ]
+    marked = next((place for place, row in enumerate(rows) if row[0] == a.gpus), None)
+    note = "fewer GPUs wait less and take longer; --deadline DAYS sets a limit"
+    return Sheet("days against money", names, rows, note, marked=marked)
+
+
+def _page(a: ModelPlan) -> str:
+    from phalanx.report.html.plan import report
+
+    return report(a, list(lines(a)))

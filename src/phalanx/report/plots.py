@@ -28,7 +28,7 @@ def picture(sheets: Iterable[Sheet], command: str) -> Picture:
     drawn = [sheet for sheet in sheets if sheet.charted]
     panels: list[Panel] = [panel for sheet in drawn for panel in (_curves(sheet) or _bars(sheet))]
     if not panels:
-        raise InputError("--plot", None, "has nothing to draw: no table of these has numbers in two rows")
+        raise InputError("plot", None, "has nothing to draw: no table of these has numbers in two rows")
     notes = "; ".join(dict.fromkeys(sheet.note for sheet in drawn if sheet.note))
     return Picture(drawn[0].title, tuple(panels), f"the tables of `phalanx {command}`", notes)
 

@@ -1,92 +1,127 @@
-"""One prediction: its figures, time and memory by term as bars, and each term with formula and numbers."""
+"""A prediction: its figures, where time and memory go, and each term with its formula and numbers."""
 
 from __future__ import annotations
 
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Callable, Iterator, Mapping
 
+from phalanx.answers.prediction import Prediction
+from phalanx.answers.question import Premises
 from phalanx.cost.analytic.compression import MOST, Payment
-from phalanx.cost.analytic.estimate import Estimate, compression_payment
 from phalanx.cost.analytic.step import FORMULAS
 from phalanx.planning.search import HEADROOM
-from phalanx.report.style import empty_table, seconds, size
+from phalanx.planning.search.why_not import TERM_NAMES
+from phalanx.planning.tables.table import Sheet, Unit, columns
+from phalanx.report.style import seconds, size
+from phalanx.report.view import View
 
-_SHOWN = 0.002
-"""Terms below this share are not drawn."""
+_SMALL = 0.001
+"""Terms below this share are left out of the tables."""
 
 
-def figures(e: Estimate, line: str) -> Table:
+def view(p: Prediction, explained: bool = False) -> View:
+    """Show a prediction; `explained`: with the formula and the numbers of each term."""
+    more = [formulas(p)] if explained else []
+    return View([heading(p.question), figures(p), time(p), memory(p), *more], html=lambda: _page(p))
+
+
+def heading(q: Premises) -> str:
+    """Return the line that every output begins with: whose step it is, in which numbers, and where dp is from."""
+    engine = "exactly, as our own runtime runs it" if q.stack == "phalanx" else "by fitted formulas"
+    options = f"; {q.options}" if q.options.changed() else ""
+    peak = " (MFU: of the peak in bf16)" if q.precision.startswith(("fp8", "fp4")) else ""
+    line = f"stack {q.stack}, priced {engine}; precision {q.precision}{peak}; {q.dp_rule}{options}"
+    return f"{line}\n{q.stack} does not run it: {q.refused}" if q.refused else line
+
+
+def figures(p: Prediction) -> Sheet:
     """Tabulate the main figures: step time, throughput, MFU, HFU, memory and compression."""
-    table = empty_table(line)
-    table.add_column("")
-    table.add_column("predicted", justify="right")
-    table.add_column("how it came about")
-    tokens, world = e.layout.step_tokens, e.layout.world
-    memory, usable = e.memory, float(e.allocatable_bytes)
-    six = 6 * e.active_params * tokens
-    table.add_row("step", seconds(float(e.seconds)), "estimated: the terms below, summed")
-    table.add_row("tokens/s per GPU", f"{tokens / e.seconds / world:,.0f}", f"{tokens:,.0f} tokens a step")
-    table.add_row("MFU", f"{e.mfu:.1%}", f"{e.model_flops:.3g} FLOP a step; 6N says {six:.3g}; peak of bf16")
-    table.add_row("HFU", f"{e.hfu:.1%}", "including what recomputation repeats")
-    share = float(memory.reserved) / usable
-    tight = f", tight: {share:.0%}" if share > 1 - HEADROOM else ""
-    fits = f"fits{tight}" if e.fits else "does not fit"
-    table.add_row("memory, peak", size(float(memory.peak)), "allocated, fullest rank, fullest instant")
-    table.add_row("memory, reserved", size(float(memory.reserved)), f"{fits}: {size(usable)} usable (estimated)")
-    if e.layout.compressed.bound:
-        table.add_row("compression", "a bound", "gradients decide what is sent; priced at the most, one in dp x cp")
-    if saved := compression_payment(e):
-        _add_payment(table, e, saved)
-    return table
+    q = p.question
+    title = f"{q.about} on {q.gpus} ranks of {q.cluster}: {p.strategy}"
+    return Sheet(title, columns("", "predicted", "how it came about"), list(_figures(p)))
 
 
-def _add_payment(table: Table, e: Estimate, saved: Payment) -> None:
-    """Add rows on what compression costs and saves in the gradient exchange, and up to how many ranks it pays."""
-    gain = saved.dense_s - saved.sent_s - saved.coding_s
-    parts = (
-        f"all-reduce {seconds(saved.dense_s)}; compressed {seconds(saved.sent_s)}, coding {seconds(saved.coding_s)}"
-    )
-    table.add_row("compression", f"{'saves' if gain > 0 else 'costs'} {seconds(abs(gain))}", f"alone, {parts}")
-    pays = "never" if saved.ranks is None else "with {} to {} ranks".format(*saved.ranks)
-    table.add_row("  pays", pays, f"with coding, of 2 to {MOST:,} ranks of this cluster")
-    if saved.by_bytes is not None:
-        c, g = e.layout.compressed, float(e.profile.gradient_bytes)
-        how = f"2 g / (v g + x) = 2 x {g:g} / ({c.values:g} x {g:g} + {c.beside:g}), g bytes of a gradient"
-        table.add_row("  by bytes alone", f"up to {saved.by_bytes:.4g} ranks", how)
+def _figures(p: Prediction) -> Iterator[tuple[str, str, str]]:
+    how = "estimated: the terms below, summed" if p.engine == "formulas" else p.origin
+    yield "step", seconds(p.step_time_s), how
+    yield "tokens/s per GPU", f"{p.tokens_per_s_per_gpu:,.0f}", f"{p.tokens_per_s * p.step_time_s:,.0f} tokens a step"
+    if p.mfu is not None:
+        how = f"{p.model_flops:.3g} FLOP a step; 6N says {p.six_n_flops:.3g}; peak of bf16"
+        yield "MFU", f"{p.mfu:.1%}", how
+        yield "HFU", f"{p.hfu:.1%}", "including what recomputation repeats"
+    share = p.memory_bytes / p.usable_bytes
+    tight = f", tight: {share:.0%}" if share > 1 - HEADROOM and p.engine == "formulas" else ""
+    fits = f"fits{tight}" if p.fits else "does not fit"
+    if p.memory_peak_bytes is not None:
+        yield "memory, peak", size(p.memory_peak_bytes), "allocated, fullest rank, fullest instant"
+    yield "memory, reserved", size(p.memory_bytes), f"{fits}: {size(p.usable_bytes)} usable"
+    if p.estimate is not None and p.estimate.layout.compressed.bound:
+        yield "compression", "a bound", "gradients decide what is sent; priced at the most, one in dp x cp"
+    if p.compression is not None and p.estimate is not None:
+        c, g = p.estimate.layout.compressed, float(p.estimate.profile.gradient_bytes)
+        formula = f"2 g / (v g + x) = 2 x {g:g} / ({c.values:g} x {g:g} + {c.beside:g}), g bytes of a gradient"
+        yield from _payment(p.compression, formula)
 
 
-def bars(e: Estimate, width: int) -> Text:
-    """Draw a bar per term, as long as its share: of the step time, then of peak memory."""
-    text = Text(no_wrap=True)
-    seconds_by_term = {name: float(value) for name, value in e.step.terms.items()}
-    memory = {name: float(value) for name, value in e.memory.terms.items()}
-    for terms, write, colour in ((seconds_by_term, seconds, "#56b4e9"), (memory, size, "#e69f00")):
-        total = sum(terms.values())
-        room = max(10, width - 34)
-        for name, value in sorted(terms.items(), key=lambda item: -item[1]):
-            if value < _SHOWN * total:
-                continue
-            text.append(f"{name:12} {write(value):>10} {value / total:5.0%} ")
-            text.append("█" * max(1, round(room * value / total)), colour)
-            text.append("\n")
-        text.append("\n")
-    text.rstrip()
-    return text
+def _payment(p: Payment, by_bytes: str) -> Iterator[tuple[str, str, str]]:
+    """Yield what compression costs and saves in the gradient exchange, and up to how many ranks it pays."""
+    gain = p.dense_s - p.sent_s - p.coding_s
+    parts = f"all-reduce {seconds(p.dense_s)}; compressed {seconds(p.sent_s)}, coding {seconds(p.coding_s)}"
+    yield "compression", f"{'saves' if gain > 0 else 'costs'} {seconds(abs(gain))}", f"alone, {parts}"
+    pays = "never" if p.ranks is None else "with {} to {} ranks".format(*p.ranks)
+    yield "  pays", pays, f"with coding, of 2 to {MOST:,} ranks of this cluster"
+    if p.by_bytes is not None:
+        yield "  by bytes alone", f"up to {p.by_bytes:.4g} ranks", by_bytes
 
 
-def explained(e: Estimate) -> Table:
+def time(p: Prediction) -> Sheet:
+    """Tabulate where the time of a step goes."""
+    names: Mapping[str, str] = TERM_NAMES if p.engine == "formulas" else {}
+    return shares("where the time goes", "of the step", p.terms_s, "s", lambda name: names.get(name, name))
+
+
+def memory(p: Prediction) -> Sheet:
+    """Tabulate where the memory of the fullest rank goes."""
+    title = f"where the memory goes: {size(p.memory_bytes)} of {size(p.usable_bytes)}, the fullest rank"
+    rest = max(p.memory_bytes - sum(p.memory_terms.values()), 0.0)
+    terms = {**p.memory_terms, "reserved by the allocator beyond these": rest}
+    return shares(title, "of it", terms, "bytes", str)
+
+
+def shares(title: str, share: str, terms: Mapping[str, float], unit: Unit, name: Callable[[str], str]) -> Sheet:
+    """Tabulate terms with their shares of the whole, the largest first."""
+    total = sum(terms.values())
+    ordered = sorted(terms.items(), key=lambda item: -item[1])
+    rows = [(name(term), value, value / total) for term, value in ordered if value > _SMALL * total]
+    return Sheet(title, columns("", ("takes", unit), (share, "share")), rows, bars=True)
+
+
+def formulas(p: Prediction) -> Sheet:
     """Tabulate each term's formula and the numbers that went into it."""
-    table = empty_table("terms of the step")
-    for name in ("term", "seconds", "formula", "with"):
-        table.add_column(name, justify="right" if name == "seconds" else "left", overflow="fold")
-    for name, value in e.step.terms.items():
-        inputs = e.step.of.get(name, {})
-        numbers = ", ".join(f"{k} = {_number(k, float(v))}" for k, v in inputs.items())
-        table.add_row(name, seconds(float(value)) if float(value) else "0", FORMULAS[name], numbers)
-    return table
+    rows = []
+    for name, value in p.terms_s.items():
+        numbers = ", ".join(f"{k} = {_number(k, v)}" for k, v in p.factors.get(name, {}).items())
+        rows.append((name, value, FORMULAS[name], numbers))
+    return Sheet("terms of the step", columns("term", ("seconds", "s"), "formula", "with"), rows)
 
 
 def _number(name: str, value: float) -> str:
     if name.endswith("_s"):
         return seconds(value) if value else "0"
     return f"{value:,.4g}"
+
+
+def _page(p: Prediction) -> str:
+    from phalanx.report.html.page import page
+    from phalanx.report.html.plan import memory as memory_section
+    from phalanx.report.html.plan import waterfall
+
+    sections = [
+        waterfall("Time of a step", dict(p.terms_s), TERM_NAMES),
+        memory_section(
+            "Memory by part",
+            {str(p.strategy): dict(p.memory_terms)},
+            ("usable", p.usable_bytes),
+            "of the fullest rank",
+        ),
+    ]
+    return page(str(p.strategy), "prediction", sections, {"terms_s": dict(p.terms_s)})

@@ -1,36 +1,38 @@
-"""Tables of a configuration that was read."""
+"""What a configuration fixes, what became of its keys, and its mistakes."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import Any
 
-from rich.table import Table
-
+from phalanx.answers.read import Reading
 from phalanx.frameworks.configuration import Configuration, shown
-from phalanx.report.style import table
+from phalanx.planning.tables.table import Sheet, columns
+from phalanx.report.view import View
 
 _SHOWN = 12
 """Keys of one kind that are listed by name; --json has all."""
 
 
-def layout(c: Configuration, title: str) -> Table:
-    """Return what the configuration fixes, and which key said it."""
+def view(r: Reading) -> View:
+    """Show the layout, the keys and the mistakes of a configuration."""
+    mistakes = [f"{m.name}: {m.key} {m.problem}; {m.mend} ({m.source})" for m in r.mistakes]
+    return View([_layout(r.configuration, r.title), _keys(r.configuration), *mistakes])
+
+
+def _layout(c: Configuration, title: str) -> Sheet:
+    """Tabulate what the configuration fixes, and which key said it."""
     by_field: dict[str, list[str]] = {}
     for key, meaning in c.understood.items():
         by_field.setdefault(meaning.rpartition(".")[2], []).append(shown(key))
-    result = table(
-        f"{title}: {c.kind}, priced as {c.stack}", "field", "value", "from", left=("field", "value", "from")
-    )
+    rows = []
     for name, value in {**_strategy(c), **c.options}.items():
         text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
-        result.add_row(name, text, ", ".join(by_field.get(name, ())) or "what follows, or the default")
+        rows.append((name, text, ", ".join(by_field.get(name, ())) or "what follows, or the default"))
     named = f", named {c.model_name}" if c.model_name else ""
-    said = (
-        f"{c.spec.family}, {c.spec.parameter_count:,} parameters" if c.spec else f"open{named}: name it with --model"
-    )
-    result.add_row("model", said, c.open_model)
-    return result
+    model = f"{c.spec.family}, {c.spec.parameter_count:,} parameters" if c.spec else f"open{named}: name it"
+    rows.append(("model", model, c.open_model))
+    return Sheet(f"{title}: {c.kind}, priced as {c.stack}", columns("field", "value", "from"), rows)
 
 
 def _strategy(c: Configuration) -> dict[str, Any]:
@@ -44,20 +46,19 @@ def _strategy(c: Configuration) -> dict[str, Any]:
     return fields | dict(c.fields)
 
 
-def keys(c: Configuration) -> Table:
-    """Return how many keys were understood, are without effect, are not modelled, and are unknown."""
-    result = table("its keys", "keys", "count", "which", left=("which",))
-
-    def listed(names: list[str]) -> str:
-        more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        return ", ".join(names[:_SHOWN]) + more
-
+def _keys(c: Configuration) -> Sheet:
+    """Tabulate how many keys were understood, are without effect, are not modelled, and are unknown."""
     unknown = [f"{shown(key)} (did you mean {near}?)" if near else shown(key) for key, near in c.unknown.items()]
-    for kind, names in (
-        ("understood", [shown(key) for key in c.understood]),
-        ("without effect", [shown(key) for key in c.without_effect]),
-        ("not modelled", [shown(key) for key in c.not_modelled]),
-        ("unknown", unknown),
-    ):
-        result.add_row(kind, str(len(names)), listed(names))
-    return result
+    kinds = {
+        "understood": [shown(key) for key in c.understood],
+        "without effect": [shown(key) for key in c.without_effect],
+        "not modelled": [shown(key) for key in c.not_modelled],
+        "unknown": unknown,
+    }
+    rows = [(kind, len(names), _listed(names)) for kind, names in kinds.items()]
+    return Sheet("its keys", columns("keys", ("count", "count"), "which"), rows)
+
+
+def _listed(names: list[str]) -> str:
+    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -3,52 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from rich.table import Table
-
-from phalanx.report.style import empty_table, seconds, size
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One quantity, predicted and measured."""
-
-    name: str
-    predicted: float
-    measured: float | None
-    """None if it was not measured."""
-    text: str
-    """How to write the values: "s", "memory" or "bytes"."""
-
-    @property
-    def error(self) -> float | None:
-        """Relative error of the prediction; None if nothing was measured."""
-        if self.measured is None:
-            return None
-        if self.measured == 0:
-            return 0.0 if self.predicted == 0 else float("inf")
-        return self.predicted / self.measured - 1
-
-    def write(self, value: float | None) -> str:
-        """Write a value of this quantity with its unit."""
-        if value is None:
-            return "not measured"
-        return {"s": seconds(value), "memory": size(value), "bytes": f"{value:,.0f} B"}[self.text]
+from phalanx.answers.measured import MeasuredQuantity
+from phalanx.planning.tables.table import Sheet, columns
+from phalanx.report.style import seconds, size
 
 
-def comparison(rows: Sequence[Comparison]) -> Table:
+def comparison(rows: Sequence[MeasuredQuantity]) -> Sheet:
     """Tabulate quantities, predicted against measured, with relative errors."""
-    table = empty_table("predicted against measured")
-    for name in ("", "predicted", "measured", "error"):
-        table.add_column(name, justify="left" if not name else "right")
+    cells = []
     for row in rows:
-        error = row.error
-        exact = row.text == "bytes" and error == 0
-        shown = "" if error is None else ("exact" if exact else f"{error:+.1%}")
-        table.add_row(row.name, row.write(row.predicted), row.write(row.measured), shown)
-    return table
+        exact = row.text == "bytes" and row.error == 0
+        error = "" if row.error is None else ("exact" if exact else f"{row.error:+.1%}")
+        cells.append((row.name, quantity(row, row.predicted), quantity(row, row.measured), error))
+    return Sheet("predicted against measured", columns("", "predicted", "measured", "error"), cells)
+
+
+def quantity(q: MeasuredQuantity, value: float | None) -> str:
+    """Write a value of a quantity with its unit."""
+    if value is None:
+        return "not measured"
+    return {"s": seconds(value), "memory": size(value), "bytes": f"{value:,.0f} B"}[q.text]
 
 
 def step_times(step_time_s: float, timeline: dict[str, Any], trace: str) -> str:

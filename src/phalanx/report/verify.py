@@ -1,50 +1,127 @@
-"""The result of a verification as tables: predicted beside recorded, and the first difference in its context."""
+"""A verification: predicted and recorded side by side for each class of ranks, and the first difference."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from rich import box
-from rich.table import Table
-
+from phalanx.answers.encode import plain
+from phalanx.answers.verify import Verification, collectives
+from phalanx.observation.diff import slack
+from phalanx.observation.trainer.verify import Verified
+from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report.style import size
+from phalanx.report.view import View
 
 
-def columns_of(*names: str) -> Table:
-    """Return an empty table with these columns, numbers to the right of the first."""
-    table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, name in enumerate(names):
-        table.add_column(name, justify="right" if i else "left", no_wrap=True)
-    return table
+def view(v: Verification) -> View:
+    """Show the result, class by class."""
+    return View(list(_parts(v)), html=lambda: _page(v))
 
 
-def traffic(totals: Mapping[tuple[str, str], tuple[int, int]]) -> Table:
-    """Tabulate a step's collectives on one rank, given as (operation, axis) -> (number, bytes)."""
-    table = columns_of("collectives of a step, predicted", "number", "bytes")
-    for (op, axis), (count, total) in totals.items():
-        table.add_row(f"{op} over {axis}", f"{count:,}", f"{total:,}")
-    return table
+def _parts(v: Verification) -> Iterator[str | Sheet]:
+    t, s = v.target, v.target.strategy
+    count = s.accumulation(t.job)
+    ranks = "1 rank," if s.world == 1 else f"{s.world} ranks, each"
+    batches = "1 micro-batch" if count == 1 else f"{count} micro-batches"
+    yield (
+        f"{t.model.family} decoder, {t.model.parameter_count:,} parameters; {s}: {ranks} {batches} of "
+        f"{s.micro_batch} x {t.job.seq} tokens in a step"
+    )
+    yield f"what is proved: {t.about}"
+    if v.on_gpu:
+        yield "on a fake GPU: its rules are checked, its kernels do not run"
+    for verified in v.classes:
+        yield from _class(v, verified)
+    for difference in v.stale:
+        yield f"NOT proved: {difference}"
+    if len(v.classes) > 1:
+        yield from _all(v)
 
 
-def memory(rows: Sequence[tuple[str, int, int | None, int | None]], measured: bool) -> Table:
+def _all(v: Verification) -> Iterator[str]:
+    """Yield what holds for all ranks together, where several steps were taken."""
+    seconds, failed = sum(c.seconds for c in v.classes), [c.ranks.rank for c in v.classes if not c.proved]
+    if failed:
+        ranks = f"rank{'s' * (len(failed) > 1)} {', '.join(map(str, failed))}"
+        yield f"\nNOT proved: {len(failed)} of {len(v.classes)} steps ({ranks})"
+    elif v.proved:
+        yield f"\nall {v.target.strategy.world:,} ranks proved by the steps of {len(v.classes)}, in {seconds:.1f} s"
+
+
+def _class(v: Verification, verified: Verified) -> Iterator[str | Sheet]:
+    """Yield the collectives, memory and verdict of one class of ranks."""
+    ranks, world = verified.ranks, v.target.strategy.world
+    covered = f"all {world} ranks" if ranks.count == world else f"{ranks.count}: {ranks.description}"
+    if world > 1:
+        yield f"\nrank {ranks.rank} represents {covered}"
+    if verified.failed:
+        yield f"NOT proved: {verified.failed}"
+        return
+    recorded, program = verified.recorded, verified.program
+    assert recorded is not None
+    count = v.target.strategy.accumulation(v.target.job)
+    if recorded.ran < count:
+        steady = recorded.ran - 2
+        yield f"micro-batch {steady} did what {steady - 1} did, and represents all up to {count - 2} of {count}"
+    if totals := collectives(program.events):
+        names = columns("collectives of a step, predicted", ("number", "count"), ("bytes", "count"))
+        yield Sheet("", names, [(f"{op} over {axis}", n, total) for (op, axis), (n, total) in totals.items()])
+    measured = v.target.measured
+    rows = [
+        ("before the step", program.state.total, recorded.memory.state, None),
+        ("peak", program.peak_bytes, recorded.memory.peak, measured),
+    ]
+    yield live_bytes(rows, measured is not None)
+    if v.on_gpu:
+        yield from _waits(recorded.waits, count)
+    yield from _verdict(verified, v.on_gpu)
+
+
+def live_bytes(rows: Sequence[tuple[str, int, int | None, int | None]], measured: bool) -> Sheet:
     """Tabulate live bytes from rows (name, predicted, recorded without content, measured or None)."""
-    table = columns_of("live bytes", "predicted", "recorded", *(["measured"] if measured else []))
-    for name, *values in rows:
-        table.add_row(name, *(_bytes(v) for v in (values if measured else values[:2])))
-    return table
-
-
-def context(around: Sequence[tuple[int, str, str]], number: int) -> Table:
-    """Tabulate (number, predicted, recorded) events around a difference, with event `number` marked."""
-    table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("")
-    table.add_column("predicted")
-    table.add_column("recorded")
-    for i, ours, theirs in around:
-        mark = "→" if i == number else ""
-        table.add_row(f"{mark}{i}", ours, theirs, style="bold" if mark else "")
-    return table
+    names = columns("live bytes", "predicted", "recorded", *(["measured"] if measured else []))
+    return Sheet("", names, [(name, *map(_bytes, values if measured else values[:2])) for name, *values in rows])
 
 
 def _bytes(value: int | None) -> str:
     return "" if value is None else f"{size(value)} ({value:,} B)"
+
+
+def _waits(waits: Mapping[str, int], micro_batches: int) -> Iterator[str]:
+    """Yield how often the host waits for the GPU in a step, and where."""
+    total = sum(waits.values())
+    yield f"waits of the host for the GPU in a step: {total:,}{'; by line:' if total else ''}"
+    for place, times in waits.items():
+        yield f"  {times:,} ({times / micro_batches:g} a micro-batch) at {place}"
+
+
+def _verdict(verified: Verified, on_gpu: bool) -> Iterator[str | Sheet]:
+    """Yield every difference with its surroundings, or what was proved."""
+    for d in verified.differences:
+        yield f"NOT proved: {d}"
+        if d.number is not None:
+            marked = next((place for place, (i, _, _) in enumerate(d.around) if i == d.number), None)
+            yield Sheet("", columns("event", "predicted", "recorded"), [*d.around], marked=marked)
+    if not verified.proved:
+        return
+    events = verified.program.events
+    sent, passes = sum(bool(e.axis) for e in events), sum(not e.axis for e in events)
+    flops = sum(e.flops for e in events if e.phase != "opt")
+    proved = (
+        f"proved in {verified.seconds:.1f} s: {sent:,} collectives and {passes:,} passes in order, {flops:,} FLOP by "
+        "unit"
+    )
+    if on_gpu:
+        yield (
+            f"{proved}; one device, no other waits, kernels and types that CUDA has, no buffer in flight used (live "
+            f"bytes off by {verified.deviation:,}, as its kernels need other scratch memory)"
+        )
+        return
+    allowed = f"{slack(verified.program):,} are allowed"
+    yield f"{proved}, live bytes throughout (off by {verified.deviation:,}; {allowed})"
+
+
+def _page(v: Verification) -> str:
+    from phalanx.report.html.proof import verification
+
+    return verification(plain(v))

@@ -109,7 +109,7 @@ def latest_run() -> Path:
         elif checkpoint is None and written(saved):
             damaged.append(path.parent)
     if not saved_at and damaged:
-        raise InputError("--resume", str(damaged[0]), none_intact(damaged[0] / "checkpoint"))
+        raise InputError("resume", str(damaged[0]), none_intact(damaged[0] / "checkpoint"))
     if not saved_at:
-        raise InputError("--resume", None, f"no run with a checkpoint in {RUNS}/", "name the job file to start one")
+        raise InputError("resume", None, f"no run with a checkpoint in {RUNS}/", "name the job file to start one")
     return max(saved_at, key=lambda p: saved_at[p])

@@ -32,7 +32,7 @@ def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:
     done = steps(folder / "checkpoint")
     if not (folder / "plan.json").exists() or not done:
         why = none_intact(folder / "checkpoint")
-        raise InputError("--resume", str(folder), why, "train it without --resume to begin it anew")
+        raise InputError("resume", str(folder), why, "train it without --resume to begin it anew")
     old = plan.read(folder / "plan.json")
     if file is None:
         file = plan.as_job(old, overrides)
@@ -40,7 +40,7 @@ def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:
     _same_run(file, old)
     # If the last checkpoint is damaged, the ranks set it aside, and an earlier one has steps left.
     if done[-1] >= file.train.steps and damage_or_unread(folder / "checkpoint", done[-1]) is None:
-        raise InputError("--resume", str(folder), f"is finished at step {done[-1]}", "raise train.steps to go on")
+        raise InputError("resume", str(folder), f"is finished at step {done[-1]}", "raise train.steps to go on")
     return file
 
 
@@ -49,7 +49,7 @@ def _in_its_place(path: Path, folder: Path) -> None:
     run = path.parent if path.name == "plan.json" else path
     if (run / "checkpoint").is_dir() and run.resolve() != folder.resolve():
         reason = f"is a copy of a run that is resumed from {folder}"
-        raise InputError("--resume", str(run), reason, f"move it to {folder} first, or name the job file")
+        raise InputError("resume", str(run), reason, f"move it to {folder} first, or name the job file")
 
 
 def resume_point(folder: Path) -> str:

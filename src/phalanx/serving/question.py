@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from phalanx.cost.analytic.chips import chip_name
-from phalanx.planning import question as questions
+from phalanx.planning import lookup as questions
 from phalanx.serving.cost.adapters import HOST_BYTES_PER_S, adapter_bytes
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
@@ -32,12 +32,12 @@ MODES = {"both": ("aggregated", "disaggregated"), "aggregated": ("aggregated",),
 def price_of(model: str, cluster: str, gpus: int, weights: str, cache: str) -> ServingPrice:
     """Return the price of serving a model on a cluster, under vLLM. Raises InputError."""
     spec, _ = questions.model_named(model)
-    questions.require_counts(("--gpus", gpus))
+    questions.require_counts(("gpus", gpus))
     described = questions.cluster_named(cluster)(gpus)
     chip = chip_name(described.device.name)
     require_types(weights, cache, CHIPS[chip].generation, chip)
     if cache not in ("bf16", "fp8"):
-        raise InputError("--kv", cache, "is not a type of cache that is priced", "bf16 or fp8")
+        raise InputError("kv", cache, "is not a type of cache that is priced", "bf16 or fp8")
     return ServingPrice(spec, described, "vllm", weights, cache)
 
 
@@ -69,7 +69,7 @@ def speculation(text: str | None) -> tuple[int, float]:
         drafted, accepted = 0, -1.0
     if not (1 <= drafted <= 64 and 0 <= accepted <= 1):
         reason = "is not drafted tokens (1 to 64) and the rate at which they are accepted (0 to 1)"
-        raise InputError("--speculate", text, reason, "write 3:0.7")
+        raise InputError("speculate", text, reason, "write 3:0.7")
     return drafted, accepted
 
 
@@ -83,7 +83,7 @@ def adapters(text: str | None) -> tuple[int, int]:
     except ValueError:
         used, held = 0, 0
     if not 1 <= held <= used <= 10**6:
-        raise InputError("--adapters", text, "is not adapters and how many of them a batch holds", "write 32:4")
+        raise InputError("adapters", text, "is not adapters and how many of them a batch holds", "write 32:4")
     return used, held
 
 
@@ -93,13 +93,13 @@ def layout(text: str) -> ServingLayout:
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
         if name not in degrees:
-            raise InputError("--layout", text, f"{name!r} is not a degree", nearest(name, degrees))
+            raise InputError("layout", text, f"{name!r} is not a degree", nearest(name, degrees))
         if not re.fullmatch("[0-9]{1,9}", value) or not 1 <= int(value) <= 10**6:
-            raise InputError("--layout", text, f"{name} must be a whole number, at least 1")
+            raise InputError("layout", text, f"{name} must be a whole number, at least 1")
         degrees[name] = int(value)
     width = degrees["tp"] * degrees["dp"]
     if width % degrees["ep"]:
-        raise InputError("--layout", text, f"ep = {degrees['ep']} does not divide tp x dp = {width}")
+        raise InputError("layout", text, f"ep = {degrees['ep']} does not divide tp x dp = {width}")
     return ServingLayout(degrees["tp"], degrees["pp"], degrees["dp"], width // degrees["ep"], degrees["ep"])
 
 
@@ -166,7 +166,7 @@ def _load(spec: ModelSpec, request: ServingRequest) -> _Load:
         named = f"--trace: the longest request has {load.longest:,} tokens"
     else:
         input, output = request.input, request.output
-        questions.require_counts(("--input", input), ("--output", output))
+        questions.require_counts(("input", input), ("output", output))
         spread = 1 if not request.variation else 4
         longest = min(spec.max_seq, spread * (input + output)) if input + output <= spec.max_seq else input + output
         load, named = _Load(input, output, longest), f"--input + --output = {longest:,} tokens"
@@ -197,7 +197,7 @@ def _weights(request: ServingRequest, generation: str, chip: str) -> tuple[str, 
     for each in types:
         require_types(each, request.cache, generation, chip)
     if request.cache not in ("bf16", "fp8"):
-        raise InputError("--kv", request.cache, "is not a type of cache that is priced", "bf16 or fp8")
+        raise InputError("kv", request.cache, "is not a type of cache that is priced", "bf16 or fp8")
     return types
 
 
@@ -210,7 +210,7 @@ def _fixed_layout(text: str | None, spec: ModelSpec, row: EngineRow, gpus: int) 
     if not reason and chosen.gpus > gpus:
         reason = f"takes {chosen.gpus} GPUs of {gpus}"
     if reason:
-        raise InputError("--layout", text, reason)
+        raise InputError("layout", text, reason)
     return chosen
 
 
@@ -221,31 +221,31 @@ def _require_known(request: ServingRequest) -> None:
         if word not in known:
             raise InputError(f"--{name}", word, "is not known", nearest(word, known))
     if request.percentile not in (50, 90, 99):
-        raise InputError("--percentile", request.percentile, "is not reported", "50, 90 or 99")
+        raise InputError("percentile", request.percentile, "is not reported", "50, 90 or 99")
     for name, value, high in (("reuse", request.reuse, 0.99), ("variation", request.variation, 3.0)):
         if not 0 <= value <= high:
             raise InputError(f"--{name}", value, f"must be from 0 to {high:g}")
     if request.rate is not None and not 1e-6 <= request.rate <= 1e6:
-        raise InputError("--rate", request.rate, "must be from 1e-6 to 1,000,000 requests per second")
+        raise InputError("rate", request.rate, "must be from 1e-6 to 1,000,000 requests per second")
     if request.price is not None and not 0 <= request.price < 1e6:
-        raise InputError("--price", request.price, "is not the price of a GPU-hour", "e.g. 2.5")
+        raise InputError("price", request.price, "is not the price of a GPU-hour", "e.g. 2.5")
     loads = [n for n in ("trace", "rate", "concurrency") if getattr(request, n)]
     if len(loads) > 1:
         raise InputError(f"--{loads[0]}", getattr(request, loads[0]), f"excludes --{loads[1]}", "choose one load")
     if request.concurrency is not None:
-        questions.require_counts(("--concurrency", request.concurrency))
+        questions.require_counts(("concurrency", request.concurrency))
     if request.chunk is not None:
-        questions.require_counts(("--chunk", request.chunk))
+        questions.require_counts(("chunk", request.chunk))
 
 
 def ask(request: ServingRequest) -> NamedQuestion:
     """Read a request as a question. Raises InputError."""
     gpus = request.gpus
     spec, named_notes = questions.model_named(request.model)
-    questions.require_counts(("--gpus", gpus))
+    questions.require_counts(("gpus", gpus))
     if gpus > MOST_GPUS:
         reason = f"is more than is searched, {MOST_GPUS:,}"
-        raise InputError("--gpus", gpus, reason, "plan a part of them: what serves more users is more of the same")
+        raise InputError("gpus", gpus, reason, "plan a part of them: what serves more users is more of the same")
     described = questions.cluster_named(request.cluster)(gpus)
     chip = chip_name(described.device.name)
     row = engine(request.engine)
@@ -264,8 +264,8 @@ def ask(request: ServingRequest) -> NamedQuestion:
         output=load.output,
         longest=load.longest,
         objective=cast(Objective, request.objective),
-        ttft_s=seconds("--ttft", request.ttft),
-        tpot_s=seconds("--tpot", request.tpot),
+        ttft_s=seconds("ttft", request.ttft),
+        tpot_s=seconds("tpot", request.tpot),
         percentile=request.percentile,
         weights=types,
         cache=request.cache,

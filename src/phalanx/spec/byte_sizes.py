@@ -9,7 +9,7 @@ from phalanx.spec.errors import InputError
 _SCALE = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
-def parse_bytes(text: str, field: str = "--bytes") -> float:
+def parse_bytes(text: str, field: str = "bytes") -> float:
     """Parse `4096`, `100MB`, `64KiB` or `1.5 GiB` into bytes. Raises InputError naming `field`; 0 is no size."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", text.strip(), re.IGNORECASE)
     if not match or not 0 < float(match[1]) < 1e18:

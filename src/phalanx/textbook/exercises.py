@@ -16,7 +16,7 @@ import numpy as np
 from phalanx.cost.collectives.closed_form import closed_form
 from phalanx.cost.pipeline_time import Costs, price
 from phalanx.planning.explain import decision_tree
-from phalanx.planning.question import model_named
+from phalanx.planning.lookup import model_named
 from phalanx.planning.tables import textbook
 from phalanx.schedule.collectives.proof import prove
 from phalanx.schedule.collectives.reduction import needs

@@ -85,7 +85,7 @@ def load(path: Path, needed: tuple[str, ...] = ("source_family", "gpu", "gpus", 
         columns = reader.fieldnames or []
     missing = [c for c in needed if c not in columns]
     if missing:
-        raise InputError("--runs", str(path), f"has no column {missing[0]}", f"columns: {FOLDER / 'README.md'}")
+        raise InputError("runs", str(path), f"has no column {missing[0]}", f"columns: {FOLDER / 'README.md'}")
     if not rows:
-        raise InputError("--runs", str(path), "has no rows below its header")
+        raise InputError("runs", str(path), "has no rows below its header")
     return rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from phalanx.planning.question import cluster_named, model_named
+from phalanx.planning.lookup import cluster_named, model_named
 from phalanx.serving.cost.adapters import adapter_bytes
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from phalanx.planning.question import cluster_named, model_named
+from phalanx.planning.lookup import cluster_named, model_named
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
 from phalanx.serving.search.copies import Copy

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.sizes import examples
 
-from phalanx.planning.question import cluster_named, model_named
+from phalanx.planning.lookup import cluster_named, model_named
 from phalanx.schedule.generation.policy import BatchingPolicy
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice

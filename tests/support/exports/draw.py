@@ -8,7 +8,7 @@ from typing import Any, get_args, get_type_hints
 
 from phalanx.frameworks.registry import facts
 from phalanx.frameworks.stack import Stack
-from phalanx.planning.question import cluster_named, model_named
+from phalanx.planning.lookup import cluster_named, model_named
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan

@@ -96,7 +96,7 @@ def _wrong_numbers(case: Case, out: str) -> str:
         total = sum(result["terms_s"].values())
         if result["step_time_s"] <= 0 or not math.isclose(total, result["step_time_s"], rel_tol=1e-6):
             return "step time is not the sum of its terms"
-        if result["fits"] != (result["memory_bytes"]["shown"] <= result["memory_bytes"]["usable"]):
+        if result["fits"] != (result["memory_bytes"] <= result["usable_bytes"]):
             return "fits contradicts memory"
     rows = (result.get("best"), *result.get("alternatives", ())) if case.words[0] == "plan" else ()
     if any(row["step_time_s"] <= 0 for row in rows if row is not None):

@@ -94,7 +94,7 @@ class Path:
         edges = boundaries(s)
         if s.ranks * len(edges) > _CELLS:
             raise InputError(
-                "--ranks", s.ranks, f"{s.algorithm} {s.op} has too many chunks to follow", "use fewer ranks"
+                "ranks", s.ranks, f"{s.algorithm} {s.op} has too many chunks to follow", "use fewer ranks"
             )
         self._shape, self._links = (s.ranks, max(1, len(edges) - 1)), links
         first = np.searchsorted(s.round, np.arange(s.rounds + 1)).tolist()

@@ -165,10 +165,10 @@ def _fitting(by_name: Mapping[str, Stored], path: Path, source: Source, fqn: str
 def require_place(folder: Path) -> None:
     """Require that `folder` can be written: it does not exist, or is empty. Raises InputError."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError("--out", str(folder), "exists and is not empty", "choose another folder")
+        raise InputError("out", str(folder), "exists and is not empty", "choose another folder")
     above = next(p for p in folder.absolute().parents if p.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise InputError("--out", str(folder), f"nothing can be written to {above}", "choose another folder")
+        raise InputError("out", str(folder), f"nothing can be written to {above}", "choose another folder")
 
 
 def write(
@@ -190,7 +190,7 @@ def write(
     needed, free = sum(t.bytes for t in tensors), shutil.disk_usage(folder.parent).free
     if needed > free:
         reason = f"needs {write_bytes(needed)}, the disk has {write_bytes(free)} free"
-        raise InputError("--out", str(folder), reason)
+        raise InputError("out", str(folder), reason)
     part = folder.with_name(f".{folder.name}.writing-{os.getpid()}")
     part.mkdir()
     try:
@@ -237,7 +237,7 @@ def _cast(value: Tensor, dtype: torch.dtype, tensor: str) -> Tensor:
     cast = value.to(dtype)
     if torch.finfo(value.dtype).max > torch.finfo(dtype).max and (lost := cast.isinf() & ~value.isinf()).any():
         largest = float(value[lost].abs().max())
-        raise InputError("--dtype", str(dtype).removeprefix("torch."), f"{tensor} has {largest:g}, which overflows")
+        raise InputError("dtype", str(dtype).removeprefix("torch."), f"{tensor} has {largest:g}, which overflows")
     return cast
 
 

@@ -63,12 +63,12 @@ class FakeGenerator(torch.Generator):
         return self
 
 
-def _always(value: Any) -> Any:
-    """Return a method that returns the value; None for calls that only change the state of a GPU.
+def _nothing(self: object, *args: object, **kwargs: object) -> None:
+    """Do nothing: the method of calls that change the state of a GPU."""
 
-    Each attribute needs a method of its own: torch's compiler has a rule for every name, and refuses to be imported
-    where two names with different rules are the same function.
-    """
+
+def _always(value: Any) -> Any:
+    """Return a method that returns the value."""
     return lambda self, *args, **kwargs: value
 
 
@@ -85,12 +85,11 @@ class FakeCuda:
         self.waits: Callable[[str], None] = lambda _: None
         self.live: Callable[[], int] = lambda: 0
 
-    init, _lazy_init, set_device, set_stream = (_always(None) for _ in range(4))
-    set_rng_state, set_rng_state_all, manual_seed, manual_seed_all, seed = (_always(None) for _ in range(5))
-    empty_cache, ipc_collect, set_per_process_memory_fraction = (_always(None) for _ in range(3))
-    reset_peak_memory_stats, reset_max_memory_allocated = (_always(None) for _ in range(2))
-    is_initialized, is_available, is_bf16_supported, can_device_access_peer = (_always(True) for _ in range(4))
-    _is_in_bad_fork, is_current_stream_capturing = (_always(False) for _ in range(2))
+    init = _lazy_init = set_device = set_stream = set_rng_state = set_rng_state_all = _nothing
+    manual_seed = manual_seed_all = seed = empty_cache = ipc_collect = set_per_process_memory_fraction = _nothing
+    reset_peak_memory_stats = reset_max_memory_allocated = _nothing
+    is_initialized = is_available = is_bf16_supported = can_device_access_peer = _always(True)
+    _is_in_bad_fork = is_current_stream_capturing = _always(False)
     current_device = _always(0)
     get_device_name = _always("NVIDIA H100 80GB HBM3")
     get_device_capability = _always((9, 0))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from phalanx.observation.parity.parity import gradient_errors, random_batches
-from phalanx.report.progress import in_progress
+from phalanx.progress import in_progress
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.data_parallel import logical_state
 from phalanx.spec.job import Job, Precision, Train

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from phalanx.nn.moe import MoE
 from phalanx.observation.parity.router_ties import first_flip
-from phalanx.report.progress import in_progress
+from phalanx.progress import in_progress
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import ALONE
 from phalanx.spec.job import Job, Precision, Train

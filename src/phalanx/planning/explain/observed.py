@@ -81,7 +81,7 @@ def read(path: Path) -> Observation | None:
 def priced(o: Observation, cluster: ClusterSpec) -> tuple[PricedRank, ...]:
     """Price every observed rank on a cluster. Raises InputError where it has fewer ranks than the program."""
     if cluster.ranks < o.world:
-        raise InputError("--cluster", cluster.name, f"has {cluster.ranks} ranks, the program {o.world}")
+        raise InputError("cluster", cluster.name, f"has {cluster.ranks} ranks, the program {o.world}")
     system = system_of(cluster)
     rate = float(np.asarray(system.peak_bf16 * system.gemm))
     result = []

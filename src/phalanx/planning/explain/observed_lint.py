@@ -111,7 +111,7 @@ def _price(o: Observed, n: int, system: System, stride: int | None = None) -> fl
 def lint(o: Observation, cluster: ClusterSpec | None = None) -> list[ProgramFinding]:
     """Return the findings of every lint, each once for all ranks. Raises InputError if the cluster is too small."""
     if cluster is not None and cluster.ranks < o.world:
-        raise InputError("--cluster", cluster.name, f"has {cluster.ranks} ranks, the program {o.world}")
+        raise InputError("cluster", cluster.name, f"has {cluster.ranks} ranks, the program {o.world}")
     results: dict[tuple[str, str], ProgramFinding] = {}
     for r in o.ranks:
         subject = LintedRank(r, cluster)

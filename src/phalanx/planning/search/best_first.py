@@ -145,7 +145,7 @@ def _cores(model: ModelSpec, job: Job, worlds: Sequence[int]) -> Strategies:
         try:
             parts.append(space.cores(model, job, ranks))
         except InputError as error:
-            if error.field != "--gpus":  # a fault of the job, whatever the world size
+            if error.field != "gpus":  # a fault of the job, whatever the world size
                 raise
     return strategy_columns.joined(parts) if parts else strategy_columns.of([])
 

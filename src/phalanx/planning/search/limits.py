@@ -181,7 +181,7 @@ class Limits:
 UNLIMITED = Limits()
 
 
-def conditions(line: str, field: str = "--where") -> tuple[tuple[Condition, ...], StackOptions]:
+def conditions(line: str, field: str = "where") -> tuple[tuple[Condition, ...], StackOptions]:
     """Parse a line of conditions: those on a strategy, and options of the stack, which `option=value` sets.
 
     Raises InputError for what is neither, and for fields that no search chooses."""

@@ -25,9 +25,9 @@ _NEAR = 64
 def nothing_legal(error: InputError, pricing: Pricing, gpus: int) -> InputError:
     """Return the error where no strategy is legal: `error`, or about the option of the stack that rules all out; an
     error about `--gpus` with the next smaller number that has a strategy."""
-    if error.field in ("--gpus", "--where"):
+    if error.field in ("gpus", "where"):
         error = _option_to_blame(error, pricing, gpus) or error
-    for n in range(gpus - 1, max(gpus - _NEAR, 0), -1) if error.field == "--gpus" else ():
+    for n in range(gpus - 1, max(gpus - _NEAR, 0), -1) if error.field == "gpus" else ():
         try:
             space.cores(pricing.model, pricing.job, n, pricing.options)
         except InputError:
@@ -53,10 +53,10 @@ def _option_to_blame(error: InputError, pricing: Pricing, gpus: int) -> InputErr
             continue
         s = explored.rows.strategy(int(explored.order[0]))
         refusal = row.refusal(s, asked, facts(pricing.model, pricing.job, s))
-        wanted = f" as {error.value!r} asks" if error.field == "--where" else ""
+        wanted = f" as {error.value!r} asks" if error.field == "where" else ""
         says = f"; to {s} it says: {refusal.reason} ({refusal.source})" if refusal else ""
         reason = f"leaves {row.title} no strategy over {gpus} ranks{wanted}{says}"
-        return InputError("--options", f"{name}={value}", reason, "leave it out")
+        return InputError("options", f"{name}={value}", reason, "leave it out")
     return None
 
 
@@ -93,7 +93,7 @@ def nothing_fits(
     enough = least_ranks(larger, gpus, pricing.cluster.ranks_per_node, options)
     device = f"{pricing.cluster.device.name}, {pricing.cluster.device.usable_bytes / GIB:.1f} GiB each"
     remedy = f"{enough} of them would do ({device})" if enough else "no number of them would do: shorten seq"
-    return InputError("--gpus", gpus, f"nothing fits{needs}", remedy)
+    return InputError("gpus", gpus, f"nothing fits{needs}", remedy)
 
 
 _MOST = 2**17

@@ -98,7 +98,7 @@ def _cores(model: ModelSpec, job: Job, ranks: int, ulysses: bool) -> Strategies:
     columns = {name: np.concatenate(pieces) if pieces else np.zeros(0, np.int64) for name, pieces in parts.items()}
     if not len(columns["dp"]):
         reason = f"no split of {ranks} ranks divides global_batch = {job.global_batch} and the model's sizes"
-        raise InputError("--gpus", ranks, reason, "use another number, or another batch")
+        raise InputError("gpus", ranks, reason, "use another number, or another batch")
     one = np.ones_like(columns["dp"])
     rest = {"ep": one, "etp": one, "shard": one, "virtual": one, "schedule": _DEFAULT * one}
     return Strategies(**columns, **rest, zero=0 * one, recompute=0 * one, order=0 * one)
@@ -118,10 +118,10 @@ def nothing_within(options: Options, ranks: int) -> InputError:
                 if not has:
                     legal = " or ".join(f"{name}={int(v) if isinstance(v, bool) else v}" for v in entry.values)
                     reason = f"{stack} does not have it ({entry.source})"
-                    return InputError("--where", condition.text, reason, f"use {legal or 'its default'}")
+                    return InputError("where", condition.text, reason, f"use {legal or 'its default'}")
     if wanted:
-        return InputError("--where", wanted, f"{stack} has no such strategy over {ranks} ranks", "loosen a condition")
-    return InputError("--gpus", ranks, f"{stack} has no strategy over so many", "use another number, or stack")
+        return InputError("where", wanted, f"{stack} has no such strategy over {ranks} ranks", "loosen a condition")
+    return InputError("gpus", ranks, f"{stack} has no strategy over so many", "use another number, or stack")
 
 
 def _holds(condition: Condition, name: str, value: Any) -> bool:

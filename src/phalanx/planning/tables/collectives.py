@@ -79,9 +79,9 @@ def compare(op: str, size_bytes: float, ranks: int, cluster: ClusterSpec) -> Com
 
     Raises InputError for an unknown collective or more ranks than the cluster has."""
     if op not in ALGORITHMS:
-        raise InputError("--op", op, "is not a collective", nearest(op, ALGORITHMS))
+        raise InputError("op", op, "is not a collective", nearest(op, ALGORITHMS))
     if not 1 <= ranks <= cluster.ranks:
-        raise InputError("--ranks", ranks, f"{cluster.name} has {cluster.ranks} ranks", "ask for as many or fewer")
+        raise InputError("ranks", ranks, f"{cluster.name} has {cluster.ranks} ranks", "ask for as many or fewer")
     if ranks > _FOLLOWED:
         return _by_formula(op, 0.0 if op == "barrier" else size_bytes, ranks, cluster)
     links = costs(cluster)

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Unit = Literal["", "bytes", "GB", "s", "share", "count", "rate"]
+Unit = Literal[
+    "", "strategy", "bytes", "GB", "s", "share", "change", "count", "number", "rate", "signed_s", "signed_bytes"
+]
 
 
 @dataclass(frozen=True)
@@ -17,13 +19,15 @@ class Column:
 
     name: str
     unit: Unit = ""
-    """bytes, GB (1e9 bytes), s, share (of one), count, rate (bytes/s); "" for words."""
+    """bytes, GB (1e9 bytes), s, share (of one), change (a share with its sign), count, number (of any size), rate
+    (bytes/s), signed_s and signed_bytes (differences); "" for words, strategy for the line of one."""
 
     @property
     def key(self) -> str:
         """The column's key in JSON and CSV."""
         word = self.name.lower().replace(" ", "_").replace("/", "_per_").replace("-", "_").replace(",", "")
-        return f"{word}_{self.unit}" if self.unit in ("bytes", "GB", "s") else word
+        unit = self.unit.removeprefix("signed_")
+        return f"{word}_{unit}" if unit in ("bytes", "GB", "s") else word
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,10 @@ class Sheet:
     """What they are counted in, where the columns have no unit."""
     charted: bool = True
     """Whether `--plot` draws it."""
+    marked: int | None = None
+    """The row that is the answer, which a terminal shows with an arrow."""
+    bars: bool = False
+    """Whether a terminal draws the last column, a share, as bars."""
     keys: int = 1
     """Columns that say what a row is about: repeated where a table is too wide for its terminal and is cut in two."""
 

@@ -98,11 +98,11 @@ def savings(ranks: Sequence[int], policy: int) -> Sheet:
     )
 
 
-def counted(text: str, field: str = "--params") -> float:
+def counted(text: str, field: str = "params") -> float:
     """Parse a number of parameters or tokens: `25M`, `7B`, `1.5T`, `2e12`. Raises InputError."""
     number = large_number(text)
     if number is None:
-        what = "tokens" if field == "--tokens" else "parameters"
+        what = "tokens" if field == "tokens" else "parameters"
         raise InputError(field, text, f"is not a number of {what}", "write 25M, 7B, 1.5T or 2e12")
     return number
 
@@ -110,7 +110,7 @@ def counted(text: str, field: str = "--params") -> float:
 def zero_bytes(params: float, zero: int, ranks: int, policy: int = 16) -> float:
     """Return the bytes of model state on a rank at a level of ZeRO. Raises InputError for an unknown policy."""
     if policy not in POLICIES:
-        raise InputError("--bytes-per-parameter", policy, "is not known", "use 12, 16, 18 or 20")
+        raise InputError("bytes_per_parameter", policy, "is not known", "use 12, 16, 18 or 20")
     weight, gradient, rest = POLICIES[policy].kinds
     kept: float = ZERO_LEVELS[zero].bytes_kept(rest, gradient, weight, ranks)
     return params * kept
@@ -205,15 +205,15 @@ def gradient_traffic(params: float, ranks: Sequence[int], rate: float) -> Sheet:
     )
 
 
-def beside(params: float, ranks: Sequence[int], rate: float, seconds: float) -> Sheet:
-    """Tabulate an all-reduce of gradients beside so many seconds of computing: with no overlap, and with full."""
+def step_share(params: float, ranks: Sequence[int], rate: float, seconds: float) -> Sheet:
+    """Tabulate the all-reduce of gradients of a step that computes for `seconds`: with no overlap, and with full."""
     rows = []
     for p in ranks:
         takes = 2 * params * _GRADIENT * (p - 1) / p / rate
         step, hidden = seconds + takes, max(seconds, takes)
         rows.append((p, takes, takes / seconds, takes / step, step, hidden, step / hidden))
     return Sheet(
-        f"the all-reduce beside {seconds:g} s of computing",
+        f"the all-reduce and {seconds:g} s of computing",
         columns(
             "P",
             ("takes", "s"),

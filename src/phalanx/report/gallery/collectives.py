@@ -9,7 +9,7 @@ import numpy as np
 
 from phalanx.cost.collectives.closed_form import best_segments, closed_form
 from phalanx.cost.collectives.critical_path import costs
-from phalanx.planning.question import cluster_named, require_counts
+from phalanx.planning.lookup import cluster_named, require_counts
 from phalanx.report.collectives import cells, sends
 from phalanx.report.pictures.figure import (
     Bar,
@@ -39,7 +39,7 @@ MOST_DRAWN = 8
 def rounds(schedule: Schedule) -> Picture:
     """Draw a schedule round by round. Raises InputError for more ranks than can be drawn."""
     if schedule.ranks > MOST_DRAWN:
-        raise InputError("--plot", None, f"draws at most {MOST_DRAWN} ranks", "leave it out, or ask for fewer ranks")
+        raise InputError("plot", None, f"draws at most {MOST_DRAWN} ranks", "leave it out, or ask for fewer ranks")
     symbolic = run(schedule)
     held: list[RoundState] = []
     needed = symbolic.positions(schedule.start).sum(axis=0)
@@ -71,9 +71,9 @@ def rounds(schedule: Schedule) -> Picture:
 
 def _all_reduce(algorithm: str) -> Callable[[int], Picture]:
     def draw(ranks: int = 4) -> Picture:
-        require_counts(("--ranks", ranks))
+        require_counts(("ranks", ranks))
         if ranks > MOST_DRAWN:
-            raise InputError("--ranks", ranks, "is too many to draw", f"use at most {MOST_DRAWN}")
+            raise InputError("ranks", ranks, "is too many to draw", f"use at most {MOST_DRAWN}")
         return rounds(build("all_reduce", algorithm, ranks, ranks, tiers=two_tiers(ranks)))
 
     return draw
@@ -148,7 +148,7 @@ def algorithms_over_size(op: str, ranks: int, cluster: str) -> Picture:
         if points:
             curves[algorithm] = points
     if not curves:
-        raise InputError("--plot", None, f"no algorithm of {op} has a formula for {ranks} ranks", "leave it out")
+        raise InputError("plot", None, f"no algorithm of {op} has a formula for {ranks} ranks", "leave it out")
     best = [(n, min(curves, key=lambda a: dict(curves[a]).get(n, float("inf")))) for n in sizes]
     changes = [
         (_crossing(curves[last], curves[algorithm], before, n), algorithm)
@@ -187,7 +187,7 @@ def _crossing(
 def root_bottleneck(ranks: int = 8) -> Picture:
     """Draw what each rank sends in an all-reduce through a root and over a ring, and how that grows."""
     if not 2 <= ranks <= 64:
-        raise InputError("--ranks", ranks, "cannot be drawn", "use 2 to 64")
+        raise InputError("ranks", ranks, "cannot be drawn", "use 2 to 64")
     panels = []
     for algorithm in ("naive", "ring"):
         schedule = build("all_reduce", algorithm, ranks, ranks)

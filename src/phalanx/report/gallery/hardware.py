@@ -9,7 +9,7 @@ import numpy as np
 from phalanx.cost.analytic.chips import chip_name, system_of
 from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.planning.explain.operators import Operator
-from phalanx.planning.question import cluster_named, require_counts
+from phalanx.planning.lookup import cluster_named, require_counts
 from phalanx.planning.tables.roofline import levels_of
 from phalanx.planning.tables.switch_levels import sheet as levels
 from phalanx.report.pictures.figure import (
@@ -289,9 +289,9 @@ def hierarchy(cluster: str = "dgx-h100", gpus: int = 256) -> Picture:
 
 def _cluster(name: str, gpus: int) -> ClusterSpec:
     """Return a cluster for so many GPUs, of whole nodes. Raises InputError."""
-    require_counts(("--gpus", gpus))
+    require_counts(("gpus", gpus))
     if gpus < 2:
-        raise InputError("--gpus", gpus, "has no links to draw", "ask for 2 or more")
+        raise InputError("gpus", gpus, "has no links to draw", "ask for 2 or more")
     return cluster_named(name)(gpus)
 
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from phalanx.planning.question import model_named, require_counts
+from phalanx.planning.lookup import model_named, require_counts
 from phalanx.planning.tables import textbook
 from phalanx.report.pictures.figure import Bar, Bars, Lines, Mark, Picture, PlotAxis, RuleLine, Series
 from phalanx.spec.cluster.chips import CHIPS
@@ -20,7 +20,7 @@ _SOURCE = "`phalanx memory`: bf16 weights, Adam's moments in fp32 (Rajbhandari e
 
 def parameter_bytes(params: str = "7B", ranks: int = 8, policy: int = 16) -> Picture:
     """Draw the bytes of a parameter by policy, and what each level of ZeRO leaves of them on a rank."""
-    require_counts(("--ranks", ranks))
+    require_counts(("ranks", ranks))
     count = textbook.counted(params)
     policies = [
         Bar(
@@ -68,7 +68,7 @@ _CARDS = (("A100 40 GB", "A100-40GB"), ("H100 80 GB", "H100"), ("H200 141 GB", "
 
 def memory_wall(ranks: int = 64) -> Picture:
     """Draw the memory of a model's state over its parameters, with lines for cards."""
-    require_counts(("--ranks", ranks))
+    require_counts(("ranks", ranks))
     sizes = np.geomspace(1e8, 2e12, 30).tolist()
     curves = (
         ("weights alone, 2 bytes", 2.0),
@@ -113,7 +113,7 @@ def activations(model: str = "gpt3-175b", seq: int | None = None, micro_batch: i
 
 def activations_of(spec: ModelSpec, name: str, micro_batch: int, seq: int) -> Picture:
     """Draw activations of a model's blocks over tp, sp and recomputation."""
-    require_counts(("--seq", seq), ("--micro-batch", micro_batch))
+    require_counts(("seq", seq), ("micro_batch", micro_batch))
     degrees = [t for t in (1, 2, 4, 8) if spec.heads % t == 0]
     panels = []
     for kind, what in (

@@ -24,7 +24,7 @@ def schedules(of: Sequence[tuple[str, PricedSchedule]], unit: str, source: str) 
     passes than a picture shows."""
     blocks = sum(len(own) for _, p in of for own in p.times)
     if blocks > _MOST_BLOCKS:
-        raise InputError("--plot", None, f"{blocks:,} passes are too many to draw", f"at most {_MOST_BLOCKS:,}")
+        raise InputError("plot", None, f"{blocks:,} passes are too many to draw", f"at most {_MOST_BLOCKS:,}")
     longest = max(p.makespan for _, p in of)
     panels = []
     for beside, p in of:
@@ -52,7 +52,7 @@ def schedules(of: Sequence[tuple[str, PricedSchedule]], unit: str, source: str) 
 def gallery(ranks: int = 4) -> Picture:
     """Draw the main schedules side by side, of twice as many micro-batches as ranks."""
     if not 1 <= ranks <= 16:
-        raise InputError("--ranks", ranks, "cannot be drawn", "use 1 to 16")
+        raise InputError("ranks", ranks, "cannot be drawn", "use 1 to 16")
     drawn = []
     for name in ("gpipe", "1f1b", "interleaved", "zb-h1"):
         schedule = build(name, ranks, 2 * ranks, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from phalanx.planning.question import cluster_named, model_named, pricing_by_gpus
+from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
 from phalanx.planning.search import HEADROOM
 from phalanx.planning.tables import scaling as tables
 from phalanx.planning.tables.table import Sheet
@@ -21,7 +21,7 @@ def scaling(
     """Draw strong and weak scaling, and what each cause takes away."""
     counts = tuple(n for n in (8, 16, 32, 64, 128, 256, 512, 1024) if n <= gpus)
     if not counts:
-        raise InputError("--gpus", gpus, "is less than one node of 8", "ask for 8 or more")
+        raise InputError("gpus", gpus, "is less than one node of 8", "ask for 8 or more")
     return scaling_of(
         _scaled(model, cluster, counts, batch, seq), f"{model} on {cluster}, {batch:,} x {seq:,} tokens"
     )
@@ -40,7 +40,7 @@ def scaling_of(sheets: Sequence[Sheet], question: str) -> Picture:
     for sheet, name in zip(sheets[:2], ("strong: one batch", "weak: the batch grows"), strict=False):
         rows = [r for r in sheet.records() if r["efficiency"] is not None]
         if not rows:
-            raise InputError("--plot", None, "has nothing to draw: no number of GPUs has a strategy that fits")
+            raise InputError("plot", None, "has nothing to draw: no number of GPUs has a strategy that fits")
         curves.append(Series(name, [(float(r["gpus"]), r["efficiency"]) for r in rows], dots=True))
         bars = []
         for r in rows:

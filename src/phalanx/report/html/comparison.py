@@ -2,50 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from phalanx.answers.compare import ComparedPlan
 from phalanx.planning.search.why_not import TERM_NAMES
-from phalanx.report.compare import LETTERS, Compared, legend
 from phalanx.report.html.page import Section, page
 from phalanx.report.html.plan import memory
 from phalanx.report.style import seconds
 
 
-def report(sides: Sequence[Compared], differing: Sequence[tuple[str, list[str]]]) -> str:
-    """Return the page of two or three sides and the settings that differ between them."""
-    letters = LETTERS[: len(sides)]
-    names = list(dict.fromkeys(name for side in sides for name in side.terms))
+def report(sides: Mapping[str, ComparedPlan], legend: Sequence[str], differing: Mapping[str, Sequence[str]]) -> str:
+    """Return the page of two or three sides, by letter, and the settings that differ between them."""
+    letters, sides_in_order = tuple(sides), list(sides.values())
+    names = list(dict.fromkeys(name for side in sides_in_order for name in side.terms_s))
     bars = [
         {
             "bar": letter,
             "part": TERM_NAMES.get(name, name),
-            "value": side.terms.get(name, 0.0),
-            "text": seconds(side.terms.get(name, 0.0)),
+            "value": side.terms_s.get(name, 0.0),
+            "text": seconds(side.terms_s.get(name, 0.0)),
         }
-        for letter, side in zip(letters, sides, strict=True)
+        for letter, side in sides.items()
         for name in names
-        if side.terms.get(name, 0.0) > 1e-3 * side.seconds
+        if side.terms_s.get(name, 0.0) > 1e-3 * side.step_time_s
     ]
     rows = [
-        (TERM_NAMES.get(name, name), *(seconds(side.terms.get(name, 0.0)) for side in sides)) for name in names
-    ] + [("the step", *(seconds(side.seconds) for side in sides))]
-    held = {letter: side.memory_terms for letter, side in zip(letters, sides, strict=True)}
-    usable = min(side.usable for side in sides)
+        (TERM_NAMES.get(name, name), *(seconds(side.terms_s.get(name, 0.0)) for side in sides_in_order))
+        for name in names
+    ] + [("the step", *(seconds(side.step_time_s) for side in sides_in_order))]
+    memory_terms = {letter: dict(side.memory_terms) for letter, side in sides.items()}
+    usable = min(side.usable_bytes for side in sides_in_order)
     sections = [
-        Section("What is compared", "text", text=(*legend(sides), *map(_rate, letters, sides))),
+        Section("What is compared", "text", text=(*legend, *map(_rate, letters, sides_in_order))),
         Section("Time by term", "stack", columns=("", *letters), rows=rows, chart={"unit": "seconds", "bars": bars}),
-        memory("Memory by part", held, ("usable", usable), "of the fullest rank"),
+        memory("Memory by part", memory_terms, ("usable", usable), "of the fullest rank"),
         Section(
             "Settings that differ",
             "table",
             columns=("setting", *letters),
-            rows=[(name, *values) for name, values in differing],
+            rows=[(name, *values) for name, values in differing.items()],
             text=() if differing else ("None.",),
         ),
     ]
-    return page(" against ".join(side.name for side in sides), "comparison", sections)
+    return page(" against ".join(side.name for side in sides_in_order), "comparison", sections)
 
 
-def _rate(letter: str, side: Compared) -> str:
-    rate = side.tokens / side.seconds
-    return f"{letter}: {rate:,.0f} tokens/s on {side.gpus:,} GPUs, a step of {seconds(side.seconds)}"
+def _rate(letter: str, side: ComparedPlan) -> str:
+    rate = side.tokens / side.step_time_s
+    return f"{letter}: {rate:,.0f} tokens/s on {side.gpus:,} GPUs, a step of {seconds(side.step_time_s)}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from phalanx.answers.model_plan import ModelPlan
 from phalanx.cost.analytic.memory import memory as memory_of
-from phalanx.planning.budget import Goal
 from phalanx.planning.explain import explanation, operators
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.placement import in_order
@@ -19,7 +20,6 @@ from phalanx.planning.search.why_not import TERM_NAMES
 from phalanx.report.gallery.mesh import nodes, one_of_each_stage
 from phalanx.report.html.page import Section, page
 from phalanx.report.pictures.files import svg
-from phalanx.report.plan import lines
 from phalanx.report.style import seconds, size
 from phalanx.spec.cluster.spec import GIB
 
@@ -32,28 +32,28 @@ _MOST_NODES = 32
 """Nodes that are all drawn; of more, one for each set of pipeline ranks that share a node."""
 
 
-def report(a: Answer, goal: Goal | None, x: AnalyticSubject) -> str:
-    """Return the page of a search's answer. `x`: its best strategy as a subject of explanations."""
-    return page(title(a), "plan", sections(a, goal, x), data(a))
+def report(plan: ModelPlan, lines: Sequence[str]) -> str:
+    """Return the page of a search's answer. `lines`: what a terminal says of the question and the search."""
+    return page(title(plan), "plan", sections(plan, lines), data(plan))
 
 
-def title(a: Answer) -> str:
+def title(plan: ModelPlan) -> str:
     """Return what the page is called."""
-    p = a.pricing
+    a, p = plan.search, plan.search.pricing
     return (
         f"{p.model.family} of {p.model.parameter_count / 1e9:.3g} B parameters on {a.gpus} GPUs of {p.cluster.name}"
     )
 
 
-def data(a: Answer) -> dict[str, Any]:
-    """Return what the page holds for scripts beside its charts."""
-    return {"strategy": str(a.best.strategy), "terms_s": a.to_run.priced.terms}
+def data(plan: ModelPlan) -> dict[str, Any]:
+    """Return what the page holds for scripts in addition to its charts."""
+    return {"strategy": str(plan.search.best.strategy), "terms_s": dict(plan.best.terms_s)}
 
 
-def sections(a: Answer, goal: Goal | None, x: AnalyticSubject) -> list[Section]:
+def sections(plan: ModelPlan, lines: Sequence[str]) -> list[Section]:
     """Return the sections of that page."""
-    best = a.to_run
-    _, *rest = lines(a, goal)
+    a, x, best = plan.search, plan.subject, plan.search.to_run
+    _, *rest = lines
     return [
         Section("The answer", "text", text=(_in_a_paragraph(a), *rest)),
         waterfall("Time of a step", best.priced.terms, TERM_NAMES),

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from phalanx.answers.measured import MeasuredQuantity
 from phalanx.report.html.page import Section, page
 from phalanx.report.style import BYTES, largest_unit, seconds, size
-from phalanx.report.train import Comparison
+from phalanx.report.train import quantity
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
@@ -26,7 +27,7 @@ def report(
     name: str,
     plan: Plan,
     steps: Sequence[Mapping[str, Any]],
-    compared: Sequence[Comparison],
+    compared: Sequence[MeasuredQuantity],
     trace: Sequence[Mapping[str, Any]],
 ) -> str:
     """Return the page of a run.
@@ -45,14 +46,16 @@ def report(
             "Predicted against measured",
             "table",
             columns=("", "predicted", "measured", "error"),
-            rows=[(row.name, row.write(row.predicted), row.write(row.measured), _error(row)) for row in compared],
+            rows=[
+                (row.name, quantity(row, row.predicted), quantity(row, row.measured), _error(row)) for row in compared
+            ],
         ),
         *_timeline(plan, trace),
     ]
     return page(f"Run {name}", "run", sections, {"strategy": str(plan.strategy), "prediction": dict(prediction)})
 
 
-def _error(row: Comparison) -> str:
+def _error(row: MeasuredQuantity) -> str:
     return "" if row.error is None else f"{row.error:+.1%}"
 
 

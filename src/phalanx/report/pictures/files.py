@@ -133,7 +133,7 @@ def size(drawn: str) -> tuple[float, float]:
 def require_browser(file: Path | None) -> None:
     """Require what draws a PNG, where one is asked for. Raises InputError."""
     if file is not None and file.suffix.lower() == ".png" and _browser() is None:
-        raise InputError("--plot", str(file), "needs Chromium, which is not installed", "name a .svg or .html file")
+        raise InputError("plot", str(file), "needs Chromium, which is not installed", "name a .svg or .html file")
 
 
 def _browser() -> str | None:
@@ -144,7 +144,7 @@ def png(drawn: str) -> bytes:
     """Return an SVG as PNG, twice as large as its units. Raises InputError without Chromium, or where it fails."""
     browser = _browser()
     if browser is None:
-        raise InputError("--plot", None, "a PNG needs Chromium, which is not installed", "name a .svg or .html file")
+        raise InputError("plot", None, "a PNG needs Chromium, which is not installed", "name a .svg or .html file")
     wide, high = size(drawn)
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "picture.html"), Path(folder, "picture.png")
@@ -159,5 +159,5 @@ def png(drawn: str) -> bytes:
         done = subprocess.run([browser, *options], capture_output=True, text=True, timeout=60, check=False)
         if not target.exists():
             reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1][:120]
-            raise InputError("--plot", None, f"{browser} drew no PNG: {reason}", "name a .svg or .html file")
+            raise InputError("plot", None, f"{browser} drew no PNG: {reason}", "name a .svg or .html file")
         return target.read_bytes()

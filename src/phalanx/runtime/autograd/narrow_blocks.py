@@ -29,8 +29,6 @@ _BOUNDS = (0.25, 0.75 - 2**-24, 1.25, 1.75 - 2**-23, 2.5, 3.5 - 2**-22, 5.0)
 """Up to which a number becomes each of the levels but the last; in the middle of two, that whose code is even."""
 _LEAST_SCALE = 2.0**-9
 """The smallest positive number in e4m3."""
-Blocks = tuple[Tensor, Tensor, Tensor]
-"""An operand: numbers, a scale of each block, a scale of all."""
 
 
 def power_of_two(most: float, largest: Tensor) -> Tensor:
@@ -39,14 +37,10 @@ def power_of_two(most: float, largest: Tensor) -> Tensor:
     return (most / largest.clamp_(min=SMALLEST)).view(torch.int32).bitwise_and_(_EXPONENT).view(torch.float32)
 
 
-def to_blocks(x: Tensor, name: str) -> Blocks:
+@torch.library.custom_op("phalanx::to_blocks", mutates_args=())
+def to_blocks(x: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:
     """Round x (rows, n), in any layout, to the format `name`: (numbers, in rows that zeros fill up to a multiple; a
     scale of each block; a scale of all, fp32). Values are numbers times both scales."""
-    numbers, scales, whole = torch.ops.phalanx.to_blocks(x, name)
-    return numbers, scales, whole
-
-
-def _to_blocks(x: Tensor, name: str) -> Blocks:
     operands = NUMBER_FORMATS[name]
     wide = nn.functional.pad(x.float(), (0, -x.shape[1] % operands.multiple))
     blocks = wide.view(len(x), -1, operands.values_per_scale)
@@ -68,7 +62,8 @@ def _to_blocks(x: Tensor, name: str) -> Blocks:
     )
 
 
-def _shapes_of_blocks(x: Tensor, name: str) -> Blocks:
+@to_blocks.register_fake
+def _(x: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:
     operands = NUMBER_FORMATS[name]
     n = x.shape[1] + -x.shape[1] % operands.multiple
     return (
@@ -95,14 +90,11 @@ def values(numbers: Tensor, scales: Tensor, whole: Tensor) -> Tensor:
     return blocks.flatten(1) * whole
 
 
-def block_product(a: Blocks, b: Blocks, out: Tensor) -> None:
-    """Write a bᵀ to `out`, (m, n), of a (m, k) and b (n, k)."""
-    torch.ops.phalanx.block_product(*a, *b, out)
-
-
-def _block_product(
+@torch.library.custom_op("phalanx::block_product", mutates_args=("out",))
+def block_product(
     a: Tensor, a_scales: Tensor, a_whole: Tensor, b: Tensor, b_scales: Tensor, b_whole: Tensor, out: Tensor
 ) -> None:
+    """Write a bᵀ to `out`, (m, n), of a (m, k) and b (n, k)."""
     if a.device.type == "cuda":
         torch._scaled_mm(a, b.t(), laid_out(a_scales), laid_out(b_scales), out_dtype=out.dtype, out=out)
         out.mul_(a_whole * b_whole)
@@ -110,7 +102,8 @@ def _block_product(
     out.copy_(values(a, a_scales, a_whole) @ values(b, b_scales, b_whole).t())
 
 
-def _require_shapes(
+@block_product.register_fake
+def _(
     a: Tensor, a_scales: Tensor, a_whole: Tensor, b: Tensor, b_scales: Tensor, b_whole: Tensor, out: Tensor
 ) -> None:
     # What the kernel reads by sizes alone: operands in rows.
@@ -118,20 +111,6 @@ def _require_shapes(
         raise ValueError(f"a product of {tuple(a.shape)} and {tuple(b.shape)} does not fit in {tuple(out.shape)}")
     if not (a.is_contiguous() and b.is_contiguous()):
         raise ValueError("operands of block products lie in rows, each contiguous")
-
-
-# Defined here rather than by torch.library.custom_op, which imports torch's compiler when it is first called.
-_LIBRARY = torch.library.Library("phalanx", "DEF")
-_LIBRARY.define("to_blocks(Tensor x, str name) -> (Tensor, Tensor, Tensor)")
-_LIBRARY.define(
-    "block_product(Tensor a, Tensor a_scales, Tensor a_whole, Tensor b, Tensor b_scales, Tensor b_whole, "
-    "Tensor(a!) out) -> ()"
-)
-for _device in ("CPU", "CUDA"):
-    _LIBRARY.impl("to_blocks", _to_blocks, _device)
-    _LIBRARY.impl("block_product", _block_product, _device)
-_LIBRARY.impl("to_blocks", _shapes_of_blocks, "Meta")
-_LIBRARY.impl("block_product", _require_shapes, "Meta")
 
 
 @register_flop_formula(torch.ops.phalanx.block_product, get_raw=True)

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from phalanx.runtime.autograd.narrow_blocks import Blocks, block_product, power_of_two, to_blocks
+from phalanx.runtime.autograd.narrow_blocks import block_product, power_of_two, to_blocks
 from phalanx.spec.number_formats import NumberFormat
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -163,7 +163,7 @@ def product(
             result = out
         else:
             result = left.numbers.new_empty(len(left.numbers), len(right.numbers), dtype=dtype)
-        block_product(_blocks(left), _blocks(right), result)
+        block_product(*left, *right, result)
         return out.add_(result) if out is not None and add else result
     narrow_a, of_a, _ = left
     narrow_b, of_b, _ = right
@@ -173,11 +173,6 @@ def product(
         result = multiply(narrow_a, narrow_b.t(), of_a, of_b.t())
         return result if out is None else out.add_(result)
     return multiply(narrow_a, narrow_b.t(), of_a, of_b.t(), out=out)
-
-
-def _blocks(x: Rounded) -> Blocks:
-    assert x.whole is not None
-    return x.numbers, x.back, x.whole
 
 
 def results(x: Tensor, weight: Operand, bias: Tensor | None, operands: NumberFormat | None) -> Tensor:

@@ -31,13 +31,13 @@ def named(text: str) -> Combine:
         return NAMED[text]
     module, colon, function = text.partition(":")
     if not colon:
-        raise InputError("--with", text, "is not a reduction", nearest(text, NAMED) or "or write MODULE:FUNCTION")
+        raise InputError("with", text, "is not a reduction", nearest(text, NAMED) or "or write MODULE:FUNCTION")
     if "" not in sys.path:
         sys.path.append("")  # last: no file of this folder stands in for an installed module
     try:
         combine = getattr(importlib.import_module(module), function)
     except Exception as error:  # the user's module, which may raise anything
-        raise InputError("--with", text, f"cannot be imported: {error}", "write MODULE:FUNCTION") from None
+        raise InputError("with", text, f"cannot be imported: {error}", "write MODULE:FUNCTION") from None
     if not callable(combine):
-        raise InputError("--with", text, "is not a function", "name a function of two tensors")
+        raise InputError("with", text, "is not a function", "name a function of two tensors")
     return combine  # type: ignore[no-any-return]

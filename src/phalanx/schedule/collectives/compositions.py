@@ -46,7 +46,7 @@ def composed(op: str, text: str, ranks: int, size: int, root: int = 0) -> Schedu
     name, _, algorithm = first.partition(":")
     if name == "dual" and not others:
         if op not in DUALS:
-            raise InputError("--as", text, f"{op} has no dual", f"use --op with one of {', '.join(DUALS)}")
+            raise InputError("as", text, f"{op} has no dual", f"use --op with one of {', '.join(DUALS)}")
         source = DUALS[op]
         algorithm = algorithm or ALGORITHMS[source][0]
         reduces = op in ("reduce", "reduce_scatter")
@@ -55,7 +55,7 @@ def composed(op: str, text: str, ranks: int, size: int, root: int = 0) -> Schedu
             prove(backwards)
         except Unproved as error:
             raise InputError(
-                "--as", text, f"{algorithm} {source} brings a piece to a rank twice, so that backwards {error}"
+                "as", text, f"{algorithm} {source} brings a piece to a rank twice, so that backwards {error}"
             ) from None
         return backwards
     known = COMPOSITIONS.get(op, ())
@@ -63,7 +63,7 @@ def composed(op: str, text: str, ranks: int, size: int, root: int = 0) -> Schedu
     if names not in known:
         ways = [*map("+".join, known), *(["dual"] if op in DUALS else [])]
         mend = nearest("+".join(names), ways) if ways else "leave --as out"
-        raise InputError("--as", text, f"does not make up {op}", mend)
+        raise InputError("as", text, f"does not make up {op}", mend)
     parts = []
     for part in (first, *others):
         name, _, algorithm = part.partition(":")

@@ -38,7 +38,7 @@ def fewest_messages(ranks: int) -> Bound:
 
     Raises InputError for more ranks than can be searched."""
     if not 2 <= ranks <= MOST_RANKS:
-        raise InputError("--ranks", ranks, "cannot be searched", f"use 2 to {MOST_RANKS}")
+        raise InputError("ranks", ranks, "cannot be searched", f"use 2 to {MOST_RANKS}")
     whole = (1 << ranks) - 1
     front = {_renamed(tuple(1 << r for r in range(ranks)))}
     seen, messages, end = set(front), 0, (whole,) * ranks

@@ -160,15 +160,15 @@ def _check(
     segments: int,
 ) -> None:
     if op not in ALGORITHMS:
-        raise InputError("--op", op, "is not a collective", nearest(op, ALGORITHMS))
+        raise InputError("op", op, "is not a collective", nearest(op, ALGORITHMS))
     if algorithm not in ALGORITHMS[op]:
         raise InputError("algorithm", algorithm, f"{op} has no such algorithm", nearest(algorithm, ALGORITHMS[op]))
     if ranks < 1 or size < 0 or not 0 <= root < ranks:
-        raise InputError("--ranks", ranks, "needs ranks >= 1, size >= 0 and a root among the ranks")
+        raise InputError("ranks", ranks, "needs ranks >= 1, size >= 0 and a root among the ranks")
     if segments < 1:
         raise InputError("segments", segments, "must be at least 1")
     if tiers is not None and (min(tiers, default=0) < 1 or int(np.prod(tiers)) != ranks):
-        raise InputError("--tiers", "x".join(map(str, tiers)), f"must have product {ranks}")
+        raise InputError("tiers", "x".join(map(str, tiers)), f"must have product {ranks}")
     if splits is None:
         if op == "all_to_all" and size % ranks:
             raise InputError(

@@ -40,7 +40,7 @@ class BatchingPolicy:
         for name in ("slots", "chunk", "page", "pages"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise InputError(f"--{name}", value, "must be at least 1")
+                raise InputError(name, value, "must be at least 1")
 
     def pages_of(self, tokens: int) -> int:
         """Pages that hold this many tokens."""

@@ -45,7 +45,7 @@ def enough_pages(requests: Iterable[Request], policy: BatchingPolicy) -> int:
     if most > policy.pages:
         reason = f"hold {policy.pages * policy.page} tokens, and a request's prompt and text need {most} pages"
         remedy = f"use {most} or more of {policy.page} tokens, or shorter texts"
-        raise InputError("--pages", policy.pages, reason, remedy)
+        raise InputError("pages", policy.pages, reason, remedy)
     return policy.pages
 
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.options import Csv, Json, Plot, Seq
-from phalanx.cli.tables import print_sheets
-from phalanx.cli.terminal import exit_on_error, require_drawing
+from phalanx.cli.command import command
+from phalanx.cli.options import Seq
+from phalanx.cli.output import Output
 from phalanx.serving.cli.options import Cluster, Model
 
 if TYPE_CHECKING:
@@ -16,82 +16,84 @@ if TYPE_CHECKING:
 
 _Gpus = Annotated[int, typer.Option("--gpus", help="Number of GPUs.")]
 _Weights = Annotated[str, typer.Option("--weights", metavar="bf16|fp8|int4|nvfp4", help="Type of the weights.")]
+Shown = Annotated[Output, "json", "csv", "plot", "report"]
 _Cache = Annotated[str, typer.Option("--kv", metavar="bf16|fp8", help="Type of the KV cache.")]
 
 
+@command
 def memory(
     model: Model,
+    output: Shown,
     cluster: Cluster = "dgx-h100",
     gpus: _Gpus = 16,
     seq: Seq = None,
     weights: _Weights = "bf16",
     kv: _Cache = "bf16",
-    plot: Plot = None,
-    as_json: Json = False,
-    as_csv: Csv = False,
 ) -> None:
     """Tabulate the KV cache of a model, and the requests that fit under each layout."""
-    with exit_on_error():
-        require_drawing(plot)
-        from phalanx.serving import tables
-        from phalanx.serving.cost.layout import ServingLayout
+    from phalanx.answers.tables import Tables
+    from phalanx.serving import tables
+    from phalanx.serving.cost.layout import ServingLayout
 
-        price, length, degrees = _priced(model, cluster, gpus, seq, weights, kv)
-        m = price.model
-        layouts = [ServingLayout(t, 1, 1, t, 1) for t in degrees]
-        layouts += [ServingLayout(1, p) for p in degrees[1:] if p <= m.layers]
-        if m.experts is not None:
-            layouts += [ServingLayout(1, 1, t, 1, t) for t in degrees[1:] if m.experts.count % t == 0]
-        print_sheets(
-            [tables.cache(m, length), tables.room(price, length, layouts)], as_json, as_csv, plot, of="memory"
-        )
+    price, length, degrees = _priced(model, cluster, gpus, seq, weights, kv)
+    m = price.model
+    layouts = [ServingLayout(t, 1, 1, t, 1) for t in degrees]
+    layouts += [ServingLayout(1, p) for p in degrees[1:] if p <= m.layers]
+    if m.experts is not None:
+        layouts += [ServingLayout(1, 1, t, 1, t) for t in degrees[1:] if m.experts.count % t == 0]
+    output.show(
+        Tables(
+            None,
+            (
+                tables.cache(m, length),
+                tables.room(price, length, layouts),
+            ),
+        ),
+        subject="memory",
+    )
 
 
+@command
 def comm(
     model: Model,
+    output: Shown,
     cluster: Cluster = "dgx-h100",
     gpus: _Gpus = 16,
     seq: Seq = None,
     weights: _Weights = "bf16",
     kv: _Cache = "bf16",
-    plot: Plot = None,
-    as_json: Json = False,
-    as_csv: Csv = False,
 ) -> None:
     """Tabulate what tensor parallelism sends per step of decoding, and when it or a pipeline pays."""
-    with exit_on_error():
-        require_drawing(plot)
-        from phalanx.serving import tables
+    from phalanx.answers.tables import Tables
+    from phalanx.serving import tables
 
-        price, length, degrees = _priced(model, cluster, gpus, seq, weights, kv)
-        sheets = [tables.tensor_or_pipeline(price, length, degrees)]
-        if degrees[1:]:
-            sheets = [
-                tables.collectives(price, degrees[1:]),
-                tables.tensor_pays(price, length, degrees),
-                *sheets,
-            ]
-        print_sheets(sheets, as_json, as_csv, plot, of="comm")
+    price, length, degrees = _priced(model, cluster, gpus, seq, weights, kv)
+    sheets = [tables.tensor_or_pipeline(price, length, degrees)]
+    if degrees[1:]:
+        sheets = [
+            tables.collectives(price, degrees[1:]),
+            tables.tensor_pays(price, length, degrees),
+            *sheets,
+        ]
+    output.show(Tables(None, tuple(sheets)), subject="comm")
 
 
+@command
 def roofline(
     model: Model,
+    output: Shown,
     cluster: Cluster = "dgx-h100",
     gpus: _Gpus = 16,
     seq: Seq = None,
     weights: _Weights = "bf16",
     kv: _Cache = "bf16",
-    plot: Plot = None,
-    as_json: Json = False,
-    as_csv: Csv = False,
 ) -> None:
     """Tabulate the intensity of decoding by batch, and whether memory or computing bounds it."""
-    with exit_on_error():
-        require_drawing(plot)
-        from phalanx.serving import tables
+    from phalanx.answers.tables import Tables
+    from phalanx.serving import tables
 
-        price, length, _ = _priced(model, cluster, gpus, seq, weights, kv)
-        print_sheets([tables.intensity(price, length)], as_json, as_csv, plot, of="roofline")
+    price, length, _ = _priced(model, cluster, gpus, seq, weights, kv)
+    output.show(Tables(None, (tables.intensity(price, length),)), subject="roofline")
 
 
 def _priced(
@@ -104,10 +106,10 @@ def _priced(
     from phalanx.spec.errors import InputError
 
     if seq is not None and not 1 <= seq <= 10**8:
-        raise InputError("--seq", seq, "must be at least 1")
+        raise InputError("seq", seq, "must be at least 1")
     price = price_of(model, cluster, gpus, weights, kv)
     m = price.model
     if (seq or 1) > m.max_seq:
-        raise InputError("--seq", seq, f"is longer than the model's context, {m.max_seq:,}")
+        raise InputError("seq", seq, f"is longer than the model's context, {m.max_seq:,}")
     degrees = [t for t in (1, 2, 4, 8, 16) if t <= gpus and m.heads % t == 0]
     return price, seq or min(m.max_seq, 4096), degrees

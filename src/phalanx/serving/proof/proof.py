@@ -8,7 +8,7 @@ from typing import Any
 from phalanx.answers.this_machine import Announce
 from phalanx.answers.verify import collectives
 from phalanx.observation.trainer.generation import ProvedStage, verify_generation
-from phalanx.planning.question import model_named, require_counts
+from phalanx.planning.lookup import model_named, require_counts
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import DType, compute_type
@@ -50,13 +50,13 @@ def prove(
     for note in notes:
         announce(f"note: {note}")
     context = min(4096, spec.max_seq) if context is None else context
-    require_counts(("--batch", slots), ("--seq", context))
+    require_counts(("batch", slots), ("seq", context))
     if context > spec.max_seq:
-        raise InputError("--seq", context, f"is longer than the model's context, {spec.max_seq}", "use less")
+        raise InputError("seq", context, f"is longer than the model's context, {spec.max_seq}", "use less")
     if slots > _MOST_SLOTS:
-        raise InputError("--batch", slots, "is too many requests for one replica", f"at most {_MOST_SLOTS}")
+        raise InputError("batch", slots, "is too many requests for one replica", f"at most {_MOST_SLOTS}")
     if precision is not None and precision not in SHORT_NAMES:
-        raise InputError("--precision", precision, "is no type to generate in", nearest(precision, SHORT_NAMES))
+        raise InputError("precision", precision, "is no type to generate in", nearest(precision, SHORT_NAMES))
     dtype = compute_type(SHORT_NAMES[precision or "bf16"], "precision")
     strategy = build(Strategy, parse(line), "strategy") if line else Strategy()
     stages = verify_generation(

@@ -304,7 +304,7 @@ def answer(search: Search) -> ServingAnswer:
     q = search.q
     everything = search.candidates()
     if not everything:
-        raise InputError("--gpus", q.gpus, *_why_none(search))
+        raise InputError("gpus", q.gpus, *_why_none(search))
     promising = [c for c in everything if search.keeps(c, _SLACK)]
     finalists = []
     for c in best_of_each(promising, search)[:_FINALISTS]:

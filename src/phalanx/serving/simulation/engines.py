@@ -57,7 +57,7 @@ NEEDS = {weights: f.generations for weights, f in MULTIPLIED_AS.items()}
 def engine(name: str) -> EngineRow:
     """Return the row of an engine. Raises InputError for an unknown name."""
     if name not in ENGINES:
-        raise InputError("--engine", name, "is not a serving engine that Phalanx knows", nearest(name, ENGINES))
+        raise InputError("engine", name, "is not a serving engine that Phalanx knows", nearest(name, ENGINES))
     return ENGINES[name]
 
 

@@ -43,7 +43,7 @@ def _read(rows: Iterator[list[str]], path: Path) -> Requests:
             places[column] = place
         elif column in ("arrival", "input", "output"):
             reason = f"has no column {' or '.join(names)}"
-            raise InputError("--trace", str(path), reason, "write arrival,input,output as its first line")
+            raise InputError("trace", str(path), reason, "write arrival,input,output as its first line")
     values: dict[str, list[float]] = {column: [] for column in places}
     for number, row in enumerate(rows, 2):
         if not any(cell.strip() for cell in row):
@@ -66,7 +66,7 @@ def _read(rows: Iterator[list[str]], path: Path) -> Requests:
                 raise InputError(where, text, "is before the row above", "sort the trace by time")
             values[column].append(value)
     if not values["arrival"]:
-        raise InputError("--trace", str(path), "has no requests")
+        raise InputError("trace", str(path), "has no requests")
     arrival = np.array(values["arrival"])
     if arrival[0] > 1e8:  # dates
         arrival = arrival - arrival[0]

@@ -66,7 +66,7 @@ def answer(
     here = replace(job, cluster=given.cluster)
     if job.strategy.world > len(given.free):
         raise InputError(
-            "--free",
+            "free",
             str(free),
             f"has {len(given.free)} free GPUs, but {job.strategy} has {job.strategy.world} ranks",
             f"plan for at most {len(given.free)} GPUs, or free more",
@@ -102,9 +102,9 @@ def launch_files(launcher: str, p: Placement) -> dict[str, str]:
         per_node = {len(ranks) for _, ranks in p.ranks_by_host()}
         if len(per_node) > 1:
             reason = f"its pods are equal, but nodes have {min(per_node)} to {max(per_node)} ranks"
-            raise InputError("--for", launcher, reason, "use --for slurm, which places ranks one by one")
+            raise InputError("for", launcher, reason, "use --for slurm, which places ranks one by one")
         name = "phalanx-job"
         flavor = kueue.resource_flavor(name, p.cluster.device.name)
         pods = kueue.job(name, p.world // (each := per_node.pop()), each, leaves)
         return {"kueue.yaml": documents(kueue.topology(name), flavor, pods)}
-    raise InputError("--for", launcher, "is not a launcher", nearest(launcher, LAUNCHERS))
+    raise InputError("for", launcher, "is not a launcher", nearest(launcher, LAUNCHERS))

@@ -46,32 +46,32 @@ def read(path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] |
     """
     content = read_json(path, "--free")
     if not isinstance(content, dict) or not isinstance(content.get("free"), dict):
-        raise InputError("--free", str(path), "has no table `free`", 'write {"free": {"node0": "0-7"}}')
+        raise InputError("free", str(path), "has no table `free`", 'write {"free": {"node0": "0-7"}}')
     for key in content:
         if key not in _KEYS:
-            raise InputError(f"--free {key}", None, "no such field", nearest(key, _KEYS))
+            raise InputError(f"free {key}", None, "no such field", nearest(key, _KEYS))
     if leaves is None and "leaves" in content:
         leaves = _leaves(content["leaves"])
     names = _names(content, cluster, leaves)
     if not names:
-        raise InputError("--free nodes", content.get("nodes"), "names no node", 'write "node[0-31]"')
+        raise InputError("free nodes", content.get("nodes"), "names no node", 'write "node[0-31]"')
     if len(set(names)) < len(names):
         twice = next(name for name, n in Counter(names).items() if n > 1)
-        raise InputError("--free nodes", twice, "is named twice")
+        raise InputError("free nodes", twice, "is named twice")
     if leaves is not None:
         under = {name: i for i, hosts in enumerate(leaves.values()) for name in hosts}
         missing = next((name for name in names if name not in under), None)
         if missing is not None:
-            raise InputError("--free leaves", missing, "is under no leaf")
+            raise InputError("free leaves", missing, "is under no leaf")
         over = content.get("oversubscription", 1.0)
         if not isinstance(over, int | float) or not 1 <= over <= 1e6:
-            raise InputError("--free oversubscription", over, "must be a number from 1 to 1,000,000")
+            raise InputError("free oversubscription", over, "must be a number from 1 to 1,000,000")
         wiring = content.get("wiring", "tree")
         if wiring not in get_args(Wiring):
-            raise InputError("--free wiring", wiring, "is not a wiring", nearest(str(wiring), get_args(Wiring)))
+            raise InputError("free wiring", wiring, "is not a wiring", nearest(str(wiring), get_args(Wiring)))
         cluster, topology = of_leaves(cluster, names, [under[name] for name in names], float(over), wiring)
     elif wired := next((key for key in ("oversubscription", "wiring") if key in content), None):
-        raise InputError(f"--free {wired}", content[wired], "needs leaves", 'add "leaves": {"leaf0": "node[0-15]"}')
+        raise InputError(f"free {wired}", content[wired], "needs leaves", 'add "leaves": {"leaf0": "node[0-15]"}')
     else:
         cluster = resized(cluster, len(names))
         topology = of_cluster(cluster, names)
@@ -81,7 +81,7 @@ def read(path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] |
         for host in expand(hosts, "--free free"):
             if host not in index:
                 raise InputError(
-                    "--free free", host, f"is not a node of the cluster, which has {len(index):,}", _mend(host, index)
+                    "free free", host, f"is not a node of the cluster, which has {len(index):,}", _mend(host, index)
                 )
             free |= {index[host] * cluster.ranks_per_node + i for i in _indices(gpus, host, cluster.ranks_per_node)}
     return FreeGpus(cluster, topology, np.array(sorted(free), dtype=np.int64))
@@ -103,7 +103,7 @@ def _names(content: dict[str, Any], cluster: ClusterSpec, leaves: Mapping[str, S
 
 def _leaves(table: Any) -> dict[str, list[str]]:
     if not isinstance(table, dict) or not table or not all(isinstance(hosts, str) for hosts in table.values()):
-        raise InputError("--free leaves", None, "is not a table of host lists", 'write {"leaf0": "node[0-15]"}')
+        raise InputError("free leaves", None, "is not a table of host lists", 'write {"leaf0": "node[0-15]"}')
     return {leaf: expand(hosts, "--free leaves") for leaf, hosts in table.items()}
 
 
@@ -117,11 +117,11 @@ def _indices(gpus: Any, host: str, node: int) -> list[int]:
     elif isinstance(gpus, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in gpus):
         indices = gpus
     else:
-        raise InputError(f"--free free.{host}", gpus, "does not list GPUs", 'write "0-3" or [0, 1, 2, 3]')
+        raise InputError(f"free free.{host}", gpus, "does not list GPUs", 'write "0-3" or [0, 1, 2, 3]')
     twice = next((i for i, n in Counter(indices).items() if n > 1), None)
     if twice is not None:
-        raise InputError(f"--free free.{host}", twice, "is listed twice")
+        raise InputError(f"free free.{host}", twice, "is listed twice")
     wrong = next((i for i in indices if not 0 <= i < node), None)
     if wrong is not None:
-        raise InputError(f"--free free.{host}", wrong, f"is not a GPU of a node, which has 0 to {node - 1}")
+        raise InputError(f"free free.{host}", wrong, f"is not a GPU of a node, which has 0 to {node - 1}")
     return indices

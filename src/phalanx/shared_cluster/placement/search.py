@@ -65,7 +65,7 @@ def place(
     free."""
     world, s = job.strategy.world, job.strategy
     if len(free) < world:
-        raise InputError("--free", len(free), f"{s} has {world} ranks, but {len(free)} GPUs are free")
+        raise InputError("free", len(free), f"{s} has {world} ranks, but {len(free)} GPUs are free")
     if busy is None:
         busy = np.setdiff1d(np.arange(topology.gpus), free)
 

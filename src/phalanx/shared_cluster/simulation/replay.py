@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from phalanx.planning.question import require_plausible
+from phalanx.planning.lookup import require_plausible
 from phalanx.planning.search.planner import best_on
 from phalanx.shared_cluster.placement.answer import job_of_plan
 from phalanx.shared_cluster.placement.price import PlacedJob
@@ -50,15 +50,15 @@ def cluster_of(text: str, nodes: int | None, leaf: int | None) -> SharedCluster:
     """Return the cluster that --cluster, --nodes and --leaf describe: a preset, a TOML file, or node counts and sizes
     such as 231x8,321x2. Raises InputError."""
     if leaf is not None and leaf < 1:
-        raise InputError("--leaf", leaf, "must be at least 1 node")
+        raise InputError("leaf", leaf, "must be at least 1 node")
     described: ClusterSpec | None = None
     if re.fullmatch(r"[0-9]{1,9}x[0-9]{1,9}(,[0-9]{1,9}x[0-9]{1,9})*", text):
         pairs = [tuple(map(int, part.split("x"))) for part in text.split(",")]
         if any(n < 1 or not 1 <= size <= 256 for n, size in pairs) or sum(n for n, _ in pairs) > 100_000:
-            raise InputError("--cluster", text, "needs 1 to 100,000 nodes of 1 to 256 GPUs")
+            raise InputError("cluster", text, "needs 1 to 100,000 nodes of 1 to 256 GPUs")
         sizes = tuple(size for n, size in pairs for _ in range(n))
         if nodes is not None:
-            raise InputError("--nodes", nodes, f"is already given by --cluster {text}", "leave it out")
+            raise InputError("nodes", nodes, f"is already given by --cluster {text}", "leave it out")
     else:
         if text.lower().endswith(".toml"):
             described = cluster_from_toml(Path(text))
@@ -66,10 +66,10 @@ def cluster_of(text: str, nodes: int | None, leaf: int | None) -> SharedCluster:
             described = resized(described, nodes) if nodes else described
         elif text in PRESETS:
             if nodes is None:
-                raise InputError("--nodes", None, "is missing", f"say how many nodes of {text} the cluster has")
+                raise InputError("nodes", None, "is missing", f"say how many nodes of {text} the cluster has")
             described = preset(text, nodes)
         else:
-            raise InputError("--cluster", text, "is not a cluster", f"{nearest(text, PRESETS)}, or write 60x8")
+            raise InputError("cluster", text, "is not a cluster", f"{nearest(text, PRESETS)}, or write 60x8")
         sizes = (described.ranks_per_node,) * described.nodes
     leaves = tuple(i // leaf for i in range(len(sizes))) if leaf else (0,) * len(sizes)
     return SharedCluster(sizes, leaves, described)
@@ -144,7 +144,7 @@ def read_trace(
     nodes = Nodes(shared.sizes, shared.leaf)
     if oversubscription > 1 and (shared.described is None or len(set(shared.leaf)) < 2):
         reason = "is of the uplinks of leaf switches, which this cluster has not"
-        raise InputError("--oversubscription", oversubscription, reason, "name a preset or a file, and --leaf")
+        raise InputError("oversubscription", oversubscription, reason, "name a preset or a file, and --leaf")
     if shared.described is None:
 
         def refuse(plan: str, fewest: int) -> PlanFacts:
@@ -172,20 +172,20 @@ def policies_of(
     """Return every policy with every placement rule. Raises InputError for a name that is neither."""
     for name in names:
         if name not in POLICIES:
-            raise InputError("--policy", name, "is not a policy", nearest(name, POLICIES))
+            raise InputError("policy", name, "is not a policy", nearest(name, POLICIES))
     for rule in rules:
         if rule not in RULES:
-            raise InputError("--placement", rule, "is not a placement rule", nearest(rule, RULES))
+            raise InputError("placement", rule, "is not a placement rule", nearest(rule, RULES))
     if elastic and "conservative" in names:
-        raise InputError("--elastic", None, "widths cannot change under reservations", "leave out conservative")
+        raise InputError("elastic", None, "widths cannot change under reservations", "leave out conservative")
     if "scatter" in rules and {"conservative", "las"} & set(names):
         raise InputError(
-            "--placement", "scatter", "is for fifo, easy and smallest", "use first-fit, best-fit or topology"
+            "placement", "scatter", "is for fifo, easy and smallest", "use first-fit, best-fit or topology"
         )
     if not 0 <= restart_s < float("inf"):
-        raise InputError("--restart-s", restart_s, "must be 0 or more seconds")
+        raise InputError("restart_s", restart_s, "must be 0 or more seconds")
     if preempt and "conservative" in names:
-        raise InputError("--preempt", None, "reservations cannot be kept", "leave out conservative")
+        raise InputError("preempt", None, "reservations cannot be kept", "leave out conservative")
     return [SchedulingPolicy(name, rule, elastic, restart_s, preempt) for name in names for rule in rules]
 
 
@@ -193,5 +193,5 @@ def run(trace: Trace, shared: SharedCluster, policy: SchedulingPolicy, speed_of:
     """Simulate a trace under a policy. Raises InputError for one that cannot run it."""
     if policy.name not in default_policies(trace, policy.elastic):
         reason = "reserves in the order of arrival, but jobs of the trace have priorities"
-        raise InputError("--policy", policy.name, reason, "use another policy")
+        raise InputError("policy", policy.name, reason, "use another policy")
     return simulate(trace.jobs, Nodes(shared.sizes, shared.leaf), policy, speed_of)

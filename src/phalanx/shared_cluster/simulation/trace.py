@@ -64,7 +64,7 @@ def _read(rows: csv.DictReader[str], path: Path, widest: int, plan_of: PlanReade
     by_plan = "plan" in names
     if (missing and not (by_plan and missing == ["gpus"])) or not {"duration", "end", "plan"} & set(names):
         need = "submit, gpus and duration (or timestamp, num_gpus; end; plan and steps)"
-        raise InputError("--trace", str(path), f"has columns {', '.join(names) or 'none'}", f"it needs {need}")
+        raise InputError("trace", str(path), f"has columns {', '.join(names) or 'none'}", f"it needs {need}")
     parsed: list[TraceJob] = []
     skipped: list[tuple[int, str]] = []
     for row in rows:
@@ -74,11 +74,11 @@ def _read(rows: csv.DictReader[str], path: Path, widest: int, plan_of: PlanReade
             if not skip_bad:
                 mend = f"{error.remedy}, or --skip-bad" if error.remedy else "fix the row, or --skip-bad"
                 raise InputError(
-                    f"--trace row {rows.line_num}: {error.field}", error.value, error.reason, mend
+                    f"trace row {rows.line_num}: {error.field}", error.value, error.reason, mend
                 ) from None
             skipped.append((rows.line_num, str(error)))
     if not parsed:
-        raise InputError("--trace", str(path), "has no job" + (" that can be used" if skipped else ""))
+        raise InputError("trace", str(path), "has no job" + (" that can be used" if skipped else ""))
     first = min(job.submit for job in parsed)
     jobs = sorted(
         (replace(j, submit=j.submit - first) for j in parsed),

@@ -34,7 +34,7 @@ def leaves_of(path: Path) -> dict[str, tuple[str, ...]]:
     """Read the hosts of each leaf switch. Raises InputError."""
     tree = read_topology(path, "--topology")
     if not isinstance(tree, SwitchTree):
-        raise InputError("--topology", str(path), "nvidia-smi knows one host, and no switches")
+        raise InputError("topology", str(path), "nvidia-smi knows one host, and no switches")
     return tree.leaves
 
 
@@ -50,10 +50,10 @@ def described(
     with a matrix of `device`s. Raises InputError."""
     if isinstance(content, GpuTopology):
         if device is None:
-            raise InputError("--device", None, "is missing: the matrix does not say which GPUs", "e.g. --device H100")
+            raise InputError("device", None, "is missing: the matrix does not say which GPUs", "e.g. --device H100")
         return nvidia_topo.cluster(content, device, nodes, port_gbit, name)
     if like is None:
-        raise InputError("--like", None, "is missing: switches do not say which nodes", "e.g. --like dgx-h100")
+        raise InputError("like", None, "is missing: switches do not say which nodes", "e.g. --like dgx-h100")
     hosts, of = content.hosts, {host: i for i, own in enumerate(content.leaves.values()) for host in own}
     return of_leaves(preset(like, len(hosts)), hosts, [of[host] for host in hosts], content.oversubscription)[0]
 

@@ -95,7 +95,7 @@ def override(tables: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
         target, equals, text = item.partition("=")
         *parents, last = target.strip().split(".")
         if not equals or (not parents and last != "strategy"):
-            raise InputError("--set", item, "is not of the form table.field=value", "e.g. strategy.dp=2")
+            raise InputError("set", item, "is not of the form table.field=value", "e.g. strategy.dp=2")
         table: Any = tables
         for name in parents:
             table = table.setdefault(name, {})
@@ -104,7 +104,7 @@ def override(tables: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
             elif isinstance(table, str) and name == "strategy":
                 table = tables["strategy"] = strategies.parse(table)
             if not isinstance(table, dict):
-                raise InputError("--set", item, f"{name!r} is not a table")
+                raise InputError("set", item, f"{name!r} is not a table")
         table[last] = text.strip() if not parents else _value(text.strip())
     return tables
 

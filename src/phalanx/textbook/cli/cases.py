@@ -17,7 +17,6 @@ from phalanx.cli.options import (
     Plot,
     Seq,
 )
-from phalanx.cli.tables import print_sheets
 from phalanx.cli.terminal import announce, exit_on_error, print_json, require_drawing
 
 
@@ -69,13 +68,16 @@ def cases(
         elif published:
             sheets = [studied.published()]
         else:
-            from phalanx.report.progress import in_progress
+            from phalanx.progress import in_progress
 
             results = in_progress(
                 map(studied.study, studied.CASES), "trainings studied", announce, len(studied.CASES)
             )
             sheets = [studied.sheet(list(results))]
-        print_sheets(sheets, as_json, as_csv)
+        from phalanx.answers.tables import Tables
+        from phalanx.cli.output import Output
+
+        Output(as_json, as_csv).show(Tables(None, tuple(sheets)))
 
 
 def _draw_tree(
@@ -88,7 +90,7 @@ def _draw_tree(
     as_json: bool,
 ) -> None:
     """Print the tree of decisions, with a job's path if one is given. Raises InputError for half a job."""
-    from phalanx.planning import question
+    from phalanx.planning import lookup as question
     from phalanx.planning.explain import decision_tree
     from phalanx.spec.errors import InputError
 

@@ -9,7 +9,7 @@ import numpy as np
 from phalanx.planning.explain import decision_tree
 from phalanx.planning.explain.decision_tree import Branch
 from phalanx.planning.explain.decision_tree import Node as Decision
-from phalanx.planning.question import cluster_named, model_named, require_counts
+from phalanx.planning.lookup import cluster_named, model_named, require_counts
 from phalanx.report.pictures.figure import (
     Arrow,
     Bar,
@@ -58,7 +58,7 @@ def tree(
     """Draw the tree, with the path of a job if a model is named."""
     if model is None:
         return decisions()
-    require_counts(("--gpus", gpus), ("--batch", batch), ("--seq", seq))
+    require_counts(("gpus", gpus), ("batch", batch), ("seq", seq))
     facts = decision_tree.facts(model_named(model)[0], cluster_named(cluster)(gpus), gpus, batch, seq)
     return decisions(decision_tree.walk(facts)[0], f"{model} on {gpus} GPUs of {cluster}")
 
@@ -68,7 +68,7 @@ def fragmentation(model: str = "llama3-8b", cluster: str = "dgx-h100") -> Pictur
     spec, _ = model_named(model)
     there = cluster_named(cluster)(64)
     if there.ranks_per_node != 8:
-        raise InputError("--cluster", cluster, "has no nodes of 8 GPUs, which are drawn", "name another")
+        raise InputError("cluster", cluster, "has no nodes of 8 GPUs, which are drawn", "name another")
     line = "dp=4,zero=1,tp=4,sp=1"
     s = make_strategy(line)
     assert s is not None

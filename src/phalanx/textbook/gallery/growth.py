@@ -7,7 +7,7 @@ from datetime import date
 
 import numpy as np
 
-from phalanx.planning.question import model_named
+from phalanx.planning.lookup import model_named
 from phalanx.report.pictures.figure import Lines, Mark, Picture, PlotAxis, Series
 from phalanx.textbook.gallery.scaling_law import LAW, loss
 

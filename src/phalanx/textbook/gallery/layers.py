@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from phalanx.planning.question import cluster_named, model_named, pricing_by_gpus, require_counts
+from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus, require_counts
 from phalanx.planning.search.priced import price
 from phalanx.report.pictures.figure import Arrow, Box, Diagram, Label, Lines, Picture, PlotAxis, RuleLine, Series
 from phalanx.schedule.layers.collectives import Core, communication
@@ -55,9 +55,9 @@ def partition(model: str = "llama3-8b", ranks: int = 4) -> Picture:
     """Draw the parts of a column- and a row-parallel matrix, of the MLP and of attention that each tp rank holds."""
     spec, _ = model_named(model)
     if ranks not in (2, 4):
-        raise InputError("--ranks", ranks, "does not fit the page", "use 2 or 4")
+        raise InputError("ranks", ranks, "does not fit the page", "use 2 or 4")
     if spec.experts is not None or spec.latent is not None:
-        raise InputError("--model", model, "has other matrices than this picture", "name a dense model")
+        raise InputError("model", model, "has other matrices than this picture", "name a dense model")
     require_split(spec, _tp(ranks))
     column, row = (_boxes(spec, ranks, f"blocks.0.mlp.{name}.weight") for name in ("up", "down"))
     cut: Items = []
@@ -99,13 +99,13 @@ def partition(model: str = "llama3-8b", ranks: int = 4) -> Picture:
 def sequence_parallel(model: str = "llama3-8b", ranks: int = 4, seq: int = 8192) -> Picture:
     """Draw what sequence parallelism cuts by tokens, and which collectives change between the two cuts."""
     spec, _ = model_named(model)
-    require_counts(("--seq", seq))
+    require_counts(("seq", seq))
     if spec.experts is not None or spec.residual != "serial":
         what = "experts" if spec.experts is not None else "attention and MLP side by side"
-        raise InputError("--model", model, f"has {what}, which sends otherwise than drawn", "name another")
+        raise InputError("model", model, f"has {what}, which sends otherwise than drawn", "name another")
     require_split(spec, _tp(ranks) if ranks in (2, 4) else _tp(1))
     if ranks not in (2, 4) or seq % ranks:
-        raise InputError("--ranks", ranks, "does not fit the page or the sequence", "use 2 or 4, a divisor of --seq")
+        raise InputError("ranks", ranks, "does not fit the page or the sequence", "use 2 or 4, a divisor of --seq")
     local = Split.of(spec, _tp(ranks)).local
     each = seq // ranks
     job = Job(1, seq, Precision("bfloat16"))
@@ -154,7 +154,7 @@ def tp_efficiency(model: str = "llama3-70b", seq: int = 4096) -> Picture:
     spec, _ = model_named(model)
     degrees = [t for t in (1, 2, 4, 8, 16, 32) if spec.heads % t == 0]
     if len(degrees) < 2:
-        raise InputError("--model", model, f"has {spec.heads} heads, which no degree divides", "name another")
+        raise InputError("model", model, f"has {spec.heads} heads, which no degree divides", "name another")
     curves = []
     for name, links in _LINKS:
         points = []

@@ -20,7 +20,7 @@ from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec
 
-_MOST = {"--gpus": 10**7, "--batch": 10**9}
+_MOST = {"gpus": 10**7, "batch": 10**9}
 """Upper limits: a larger number is a typing error, and enumerating its divisors would take minutes."""
 _PCIE = 64e9  # bytes/s, generation 5, 16 lanes
 _FASTEST_NIC = 100e9
@@ -48,20 +48,28 @@ def cluster_named(name: str) -> Callable[[int], ClusterSpec]:
     if name.lower().endswith(".toml"):
         cluster = cluster_from_toml(Path(name))
         require_plausible(cluster)
-
-        def of_file(gpus: int) -> ClusterSpec:
-            if gpus > cluster.ranks:
-                raise InputError(
-                    "--gpus", gpus, f"{cluster.name} has {cluster.ranks}", "ask for as many, or add nodes"
-                )
-            return cluster
-
-        return of_file
+        return lambda gpus: _with_gpus(cluster, gpus)
     if name == "local":
         remedy = "plan a job on it with phalanx plan JOB.toml, or name a cluster that phalanx clusters lists"
-        raise InputError("--cluster", name, "is this machine: the rates of its devices are not published", remedy)
+        raise InputError("cluster", name, "is this machine: the rates of its devices are not published", remedy)
     node = preset(name, 1).ranks_per_node
     return lambda gpus: preset(name, -(-gpus // node))
+
+
+def cluster_on(cluster: str | ClusterSpec | None) -> Callable[[int], ClusterSpec]:
+    """Return a function from a number of GPUs to the cluster: by name, or a ClusterSpec itself.
+
+    Raises InputError."""
+    if isinstance(cluster, ClusterSpec):
+        require_plausible(cluster)
+        return lambda gpus: _with_gpus(cluster, gpus)
+    return cluster_named(str(cluster))
+
+
+def _with_gpus(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
+    if gpus > cluster.ranks:
+        raise InputError("gpus", gpus, f"{cluster.name} has {cluster.ranks}", "ask for as many, or add nodes")
+    return cluster
 
 
 def pricing_by_gpus(
@@ -71,12 +79,12 @@ def pricing_by_gpus(
 
     `headroom` is for searches: the share of a device's memory that a strategy must leave free.
     Raises InputError for impossible counts, an unknown stack, or a device without published rates."""
-    require_counts(("--batch", batch), ("--seq", seq))
+    require_counts(("batch", batch), ("seq", seq))
     profile(stack)
     job = Job(batch, seq, Precision("bfloat16"))
 
     def larger(gpus: int) -> Pricing:
-        require_counts(("--gpus", gpus))
+        require_counts(("gpus", gpus))
         spec = cluster(gpus)
         system_of(spec)
         compute = "bfloat16" if "bfloat16" in spec.device.dense_flops_per_s else "float16"

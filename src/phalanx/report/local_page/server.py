@@ -21,10 +21,10 @@ from urllib.parse import unquote
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from phalanx.answers.export import TARGETS, export
-from phalanx.answers.local_page.answers import NAMES, Planner
-from phalanx.answers.report import of_run
 from phalanx.report.html.local_page import POLICY, local_page
 from phalanx.report.html.page import page_of
+from phalanx.report.local_page.answers import NAMES, Planner
+from phalanx.report.run_page import of_run
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import from_dict
 
@@ -51,7 +51,7 @@ class LocalServer(ThreadingHTTPServer):
             super().__init__(("127.0.0.1", port), _Handler)
         except OSError as error:
             raise InputError(
-                "--port", port, f"cannot be used ({(error.strerror or '').lower()})", "name another, or 0"
+                "port", port, f"cannot be used ({(error.strerror or '').lower()})", "name another, or 0"
             ) from None
         self.planner.warm()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NoReturn
 
+from phalanx.answers.measured import MeasuredQuantity
 from phalanx.report.html.run import report
-from phalanx.report.train import Comparison
 from phalanx.runs.folder import metrics
 from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError
@@ -69,7 +69,7 @@ def _damaged(folder: Path, why: str) -> NoReturn:
     raise InputError("RUN", str(folder / "trace.json"), f"is no timeline ({why})", "is the run still writing it?")
 
 
-def compared(predicted: dict[str, Any], recorded: Any) -> list[Comparison]:
+def compared(predicted: dict[str, Any], recorded: Any) -> list[MeasuredQuantity]:
     """Return a run's step time, memory and its parts beside their predictions; none before the run has recorded."""
     if not isinstance(recorded, dict):
         return []
@@ -81,7 +81,7 @@ def compared(predicted: dict[str, Any], recorded: Any) -> list[Comparison]:
         ("peak memory", "memory_bytes", recorded.get("memory_bytes"), "memory"),
     ]
     return [
-        Comparison(name, float(predicted[key]), _amount(measured), text)
+        MeasuredQuantity(name, float(predicted[key]), _amount(measured), text)
         for name, key, measured, text in rows
         if key in predicted
     ]

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from phalanx.api.results import Table, table
+from phalanx.answers.answer import Answer
+from phalanx.answers.tables import Tables
+from phalanx.planning.lookup import cluster_on
+from phalanx.planning.tables.collectives import compare
+from phalanx.planning.tables.table import Sheet, columns
 from phalanx.schedule.collectives import proof
 from phalanx.schedule.collectives.compositions import composed
 from phalanx.schedule.collectives.registry import build
+from phalanx.spec.byte_sizes import parse_bytes
+from phalanx.spec.cluster.spec import ClusterSpec
 
 
 @dataclass(frozen=True)
-class CollectiveProof:
+class CollectiveProof(Answer):
     """A proved collective: every rank ends with each contribution exactly once, and nothing deadlocks."""
 
     op: str
@@ -34,21 +40,16 @@ def prove(
     else:
         schedule = build(op, str(algorithm), ranks, ranks)
     cost = proof.prove(schedule)
-    return CollectiveProof(
-        op, schedule.algorithm, ranks, cost.rounds, cost.messages, cost.sent / max(1, schedule.size)
-    )
+    share = cost.sent / max(1, schedule.size)
+    return CollectiveProof(op, schedule.algorithm, ranks, cost.rounds, cost.messages, share)
 
 
-def table_of_collectives(
-    op: str = "all_reduce", size: str = "100MB", ranks: int = 8, cluster: str = "dgx-h100"
-) -> Table:
-    """Compare all algorithms of an operation on a cluster, as `phalanx collectives table` does. Raises InputError."""
-    from phalanx.planning import question
-    from phalanx.planning.tables.collectives import compare
-    from phalanx.planning.tables.table import Sheet, columns
-    from phalanx.spec.byte_sizes import parse_bytes
-
-    compared = compare(op, parse_bytes(size), ranks, question.cluster_named(cluster)(ranks))
+def collectives(
+    op: str = "all_reduce", size: str = "100MB", ranks: int = 8, cluster: str | ClusterSpec = "dgx-h100"
+) -> Tables:
+    """Compare all algorithms of an operation on a cluster: rounds, bytes, time, lower bound. Raises InputError."""
+    on = cluster_on(cluster)(ranks)
+    compared = compare(op, parse_bytes(size), ranks, on)
     rows = [(r.algorithm, r.rounds, r.sent_bytes, r.seconds, r.bound) for r in compared.rows]
     names = columns("algorithm", ("rounds", "count"), ("most sent", "bytes"), ("takes", "s"), ("bound", "s"))
-    return table(Sheet(f"{op} of {size} over {ranks} ranks of {cluster}", names, rows, "fastest first"))
+    return Tables(None, (Sheet(f"{op} of {size} over {ranks} ranks of {on.name}", names, rows, "fastest first"),))

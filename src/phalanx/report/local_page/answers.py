@@ -15,18 +15,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from threading import BoundedSemaphore, Lock
 from typing import Any
 
-from phalanx.answers.priced_plan import plan_of
-from phalanx.answers.question import Asked, read
+from phalanx.answers.model_plan import ModelPlan, Wishes, model_plan
+from phalanx.answers.query import Query
 from phalanx.frameworks.registry import DOCUMENTED
-from phalanx.planning.explain.analytic import AnalyticSubject
-from phalanx.planning.search.planner import Answer, answer
 from phalanx.planning.search.why_not import TERM_NAMES
 from phalanx.report.html.page import body, charts, contents
 from phalanx.report.html.plan import data, sections, title
+from phalanx.report.plan import lines
 from phalanx.report.style import seconds, size
 from phalanx.spec.cluster.presets import PRESETS as CLUSTERS
 from phalanx.spec.errors import InputError, nearest
@@ -187,51 +185,34 @@ def answered(
     limits = str(where).strip() or None if where else None
     about = {field: str(question[field]) for field in NAMES}
     gpus, batch, seq = (int(question[field]) for field in ("gpus", "batch", "seq"))
-    asked = read(
-        Asked(None, about["model"], about["cluster"], gpus, batch, seq, None, about["stack"], None, limits), True
-    )
-    result = answer(
-        lambda n: replace(asked.pricing_on(n), headroom=headroom),
-        gpus,
-        fewer=False,
-        watch=watch,
-        known=met.strategies,
-    )
-    met.add(result.first)
-    best = result.to_run
-    subject = AnalyticSubject(
-        lambda n: result.pricing if n == gpus else replace(asked.pricing_on(n), headroom=headroom),
-        best.strategy,
-        gpus,
-        headroom,
-        result.prices,
-    )
-    shown = sections(result, None, subject)
-    plan = plan_of(result.pricing, best.priced, best.run, best.mfu, about["cluster"], asked.precision)
+    query = Query(None, about["model"], about["cluster"], gpus, batch, seq, stack=about["stack"], where=limits)
+    found = model_plan(query, Wishes(headroom=headroom), watch=watch, known=met.strategies, fewer=False)
+    met.add(found.search.first)
+    shown = sections(found, list(lines(found)))
     return {
         "html": body(shown),
         "charts": charts(shown),
-        "figures": _figures(result, about),
-        "plan": json.dumps(to_dict(plan), indent=1) + "\n",
-        "report": {"title": title(result), "links": contents(shown), "data": data(result)},
+        "figures": _figures(found, about),
+        "plan": json.dumps(to_dict(found.plan), indent=1) + "\n",
+        "report": {"title": title(found), "links": contents(shown), "data": data(found)},
     }
 
 
-def _figures(a: Answer, about: Mapping[str, str]) -> dict[str, str]:
+def _figures(a: ModelPlan, about: Mapping[str, str]) -> dict[str, str]:
     """Return what two answers are compared by, as text."""
-    best, job = a.to_run, a.pricing.job
+    best, q = a.best, a.question
     terms = {
-        TERM_NAMES.get(name, name): seconds(t) for name, t in best.priced.terms.items() if t > 1e-3 * best.seconds
+        TERM_NAMES.get(name, name): seconds(t) for name, t in best.terms_s.items() if t > 1e-3 * best.step_time_s
     }
     return {
         **about,
         "GPUs": f"{a.gpus:,}",
-        "batch": f"{job.global_batch:,} x {job.seq:,} tokens",
-        "strategy": str(best.strategy),
-        "step": seconds(best.seconds),
-        "tokens/s": f"{job.global_batch * job.seq / best.seconds:,.0f}",
+        "batch": f"{q.global_batch:,} x {q.seq:,} tokens",
+        "strategy": str(a.search.best.strategy),
+        "step": seconds(best.step_time_s),
+        "tokens/s": f"{best.tokens_per_s:,.0f}",
         "MFU": f"{best.mfu:.1%}",
-        "memory": size(best.priced.bytes_),
+        "memory": size(best.memory_bytes),
         **terms,
     }
 

@@ -1,0 +1,53 @@
+"""Anti-patterns of a strategy and mistakes of a configuration, each with numbers and a remedy: `lint`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Unpack
+
+from phalanx.answers.answer import Answer
+from phalanx.answers.encode import plain
+from phalanx.answers.query import Query, QueryFields, Source, query_of
+from phalanx.answers.question import Premises, Question, read
+from phalanx.answers.read import findings_in, is_configuration
+from phalanx.planning.explain.lint import Finding
+from phalanx.planning.explain.lint import lint as findings_of
+from phalanx.spec.strategy.spec import Strategy
+
+
+@dataclass(frozen=True)
+class Findings(Answer):
+    """What is wrong; nothing is good news."""
+
+    question: Premises | None
+    """None where a configuration was read without a cluster to price it on."""
+    strategy: Strategy | None
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.findings)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a row for each finding."""
+        return [plain(f) for f in self.findings]
+
+
+def lint(source: Source = None, **fields: Unpack[QueryFields]) -> Findings:
+    """Find anti-patterns in a strategy, and mistakes in the configuration that it comes from.
+
+    A configuration without a cluster is looked at as a file alone. `source`: a plan.json, a run's folder, another
+    framework's configuration, or a Query. Raises InputError."""
+    return findings_about(query_of(source, fields))
+
+
+def findings_about(query: Query) -> Findings:
+    """Return the findings of a query. Raises InputError."""
+    path = None if query.source is None else Path(query.source)
+    mistakes = tuple(findings_in(path, query.gpus)) if path is not None else ()
+    if path is not None and query.cluster is None and is_configuration(path):
+        return Findings(None, None, mistakes)
+    question: Question = read(query)
+    subject = question.exact or question.lintable
+    return Findings(question.premises, subject.strategy, (*mistakes, *findings_of(subject)), question.notes)

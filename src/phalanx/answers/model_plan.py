@@ -1,0 +1,438 @@
+"""The fastest strategy for a model on a cluster under one stack, or under each: `plan` of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Unpack
+
+from phalanx.answers.answer import Answer, flat
+from phalanx.answers.encode import DRAWN, plain
+from phalanx.answers.prediction import ESTIMATED
+from phalanx.answers.priced_plan import plan_of
+from phalanx.answers.query import Query, QueryFields, Source, query_of
+from phalanx.answers.question import Premises, Question, as_given, search_of
+from phalanx.planning.budget import Goal
+from phalanx.planning.budget import tokens as token_count
+from phalanx.planning.explain.analytic import AnalyticSubject
+from phalanx.planning.search import HEADROOM
+from phalanx.planning.search.column_pricing import Pricing
+from phalanx.planning.search.condition_cost import ConditionCost, condition_costs
+from phalanx.planning.search.fewer_gpus import Offer, offers
+from phalanx.planning.search.planner import COST_OBJECTIVES, OBJECTIVES, Objective, answer
+from phalanx.planning.search.planner import Answer as SearchAnswer
+from phalanx.planning.search.refine import RankedStrategy
+from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.files import plan as plans
+from phalanx.spec.files.plan import Plan
+from phalanx.spec.job import Job
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.stack_options import StackOptions
+
+_OBJECTIVES = (*OBJECTIVES, *COST_OBJECTIVES, "days")
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a search optimises, and within which bounds."""
+
+    objective: str = "throughput"
+    """throughput or days (the shortest step); gpu-hours or money (also on half of the GPUs, a quarter, ...); memory
+    (the most left free by strategies within 10 % of the fastest)."""
+    tokens: str | None = None
+    """Tokens of the whole training, such as 300B; "optimal": 20 per active parameter."""
+    price: float | None = None
+    """Of a GPU-hour, in any currency."""
+    deadline: float | None = None
+    """Days that the tokens may take at most."""
+    headroom: float = HEADROOM
+    """Share of a device's memory that a strategy must leave free."""
+    front: bool = False
+    """Whether the whole Pareto front of time and memory is found."""
+
+    def __post_init__(self) -> None:
+        if self.objective not in _OBJECTIVES:
+            raise InputError("objective", self.objective, "is not an objective", nearest(self.objective, _OBJECTIVES))
+        for name in ("price", "deadline"):
+            if getattr(self, name) is not None and not self.tokens:
+                reason = f"is missing: {name} is about a whole training"
+                raise InputError("tokens", None, reason, "say how long it is, e.g. 300B")
+        if self.objective in (*COST_OBJECTIVES, "days") and not self.tokens:
+            reason = f"is missing: the objective {self.objective} is about a whole training"
+            raise InputError("tokens", None, reason, "say how long it is, e.g. 300B")
+        if self.objective == "money" and self.price is None:
+            raise InputError("price", None, "is missing", "say what a GPU-hour costs, e.g. 2.5")
+        if self.price is not None and not 0 <= self.price < float("inf"):
+            raise InputError("price", self.price, "is not a price", "say what a GPU-hour costs, e.g. 2.5")
+        if not 0 <= self.headroom < 1:
+            raise InputError(
+                "headroom", self.headroom, "is not a share of the memory", "write 0.05 to leave 5 % free"
+            )
+        if self.deadline is not None and not 0 < self.deadline < float("inf"):
+            raise InputError("deadline", self.deadline, "is not a number of days", "write 30")
+
+
+@dataclass(frozen=True)
+class TrainingCost:
+    """A whole training at the speed of a step."""
+
+    tokens: float
+    steps: float
+    days: float
+    gpu_hours: float
+    cost: float | None
+    """None without a price."""
+
+
+@dataclass(frozen=True)
+class PlannedStrategy:
+    """A strategy that a search priced with its pipeline timed action by action."""
+
+    strategy: Strategy
+    family: str
+    step_time_s: float
+    tokens_per_s: float
+    tokens_per_s_per_gpu: float
+    micro_batches: int
+    mfu: float
+    memory_bytes: float
+    """Reserved on the fullest rank."""
+    usable_bytes: float
+    communication_share: float
+    """Exposed communication, of the step."""
+    bubble_share: float
+    imbalance: float
+    """Excess of the slowest pipeline rank over the mean, as a share of the mean."""
+    terms_s: Mapping[str, float]
+    memory_terms: Mapping[str, float]
+    training: TrainingCost | None
+    origin: str = ESTIMATED
+
+
+@dataclass(frozen=True)
+class RejectedStrategy:
+    """A strategy and why it is not the best one."""
+
+    strategy: Strategy
+    family: str
+    reason: str
+    fits: bool
+    memory_bytes: float
+    step_time_s: float
+
+
+@dataclass(frozen=True)
+class NarrowerFormats:
+    """Narrower number formats that the stack has and that would be faster."""
+
+    where: str
+    """A line for `where`."""
+    options: Mapping[str, Any]
+    strategy: Strategy
+    step_time_s: float
+    gain: float
+    """Share of the step that is saved."""
+    memory_bytes: float
+
+
+@dataclass(frozen=True)
+class SmallerCluster:
+    """Fewer GPUs, with their best strategy."""
+
+    gpus: int
+    strategy: Strategy
+    step_time_s: float
+    training: TrainingCost | None = None
+
+
+@dataclass(frozen=True)
+class UnequalChunks:
+    """The blocks of the best strategy's chunks, where they are not equal."""
+
+    blocks: tuple[int, ...]
+    equal_step_time_s: float | None
+    """With equal chunks; None where those do not fit."""
+
+
+@dataclass(frozen=True)
+class CostOfCondition:
+    """What a condition costs: the step with it over the step without, minus 1; None where nothing fits without it
+    either, or it was not searched any more."""
+
+    condition: str
+    cost: float | None
+    without: Strategy | None
+    step_time_s: float | None
+
+
+@dataclass(frozen=True)
+class ModelPlan(Answer):
+    """The best strategies of a model on a cluster, and why the others are worse."""
+
+    question: Premises
+    model: ModelSpec
+    device: str
+    gpus: int
+    options: StackOptions
+    """Options of the stack with which its best strategies are faster."""
+    headroom: float
+    best: PlannedStrategy
+    """With the blocks of its chunks, as the plan has it."""
+    alternatives: tuple[PlannedStrategy, ...]
+    families: Mapping[str, PlannedStrategy]
+    """The fastest of each family of strategies of which any fits."""
+    front: tuple[PlannedStrategy, ...]
+    """Fastest first, each with less memory than all before it."""
+    rejected: tuple[RejectedStrategy, ...]
+    number_formats: tuple[NarrowerFormats, ...]
+    fewer_gpus: SmallerCluster | None
+    """A smaller number of GPUs that is as fast."""
+    offers: tuple[SmallerCluster, ...]
+    """Days against money, where the objective asks for it."""
+    chunks: UnequalChunks | None
+    conditions: CostOfCondition | None
+    """What all conditions cost together."""
+    each_condition: tuple[CostOfCondition, ...]
+    """What each costs on top of the others."""
+    strategies_evaluated: int
+    """Legal strategies."""
+    strategies_priced_one_by_one: int
+    search_s: float
+    notes: tuple[str, ...]
+    plan: Plan = field(repr=False, compare=False, metadata=DRAWN)
+    """What `save` writes: train, verify, explain, lint and export read it."""
+    search: SearchAnswer = field(repr=False, compare=False, metadata=DRAWN)
+    subject: AnalyticSubject = field(repr=False, compare=False, metadata=DRAWN)
+    goal: Goal | None = field(default=None, repr=False, compare=False, metadata=DRAWN)
+
+    @property
+    def strategy(self) -> Strategy:
+        """The best strategy."""
+        return self.best.strategy
+
+    @property
+    def ranked(self) -> tuple[PlannedStrategy, ...]:
+        """The best strategies, best first."""
+        return (self.best, *self.alternatives)
+
+    def save(self, file: str | Path = "plan.json") -> Path:
+        """Write the plan and return its path. Raises OSError."""
+        plans.write(self.plan, Path(file))
+        return Path(file)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a row for each ranked strategy."""
+        return [flat(plain(p)) for p in self.ranked]
+
+
+def plan(source: Source = None, wishes: Wishes = Wishes(), **fields: Unpack[QueryFields]) -> ModelPlan:
+    """Find the fastest strategy for a model on a cluster that need not exist here.
+
+        phalanx.plan(model="llama3-70b", cluster="dgx-h100", gpus=64, batch=512, seq=8192)
+
+    `strategy` holds fields to keep, such as tp=8,pp=*; `where` conditions, such as "tp<=8, zero=1". Raises
+    InputError, also if nothing fits: then it names the fewest GPUs that suffice."""
+    return model_plan(query_of(source, fields), wishes)
+
+
+def model_plan(
+    query: Query,
+    wishes: Wishes,
+    announce: Callable[[str], None] = lambda _: None,
+    watch: Callable[[int, int], None] | None = None,
+    known: Sequence[Strategy] = (),
+    fewer: bool = True,
+) -> ModelPlan:
+    """Search the strategies of a query. Raises InputError.
+
+    `announce` hears what is decided on the way, `watch` how many of the legal strategies were priced so far. `known`:
+    strategies that are likely among the best; the answer is the same. `fewer`: whether smaller numbers of GPUs are
+    tried too."""
+    try:
+        return _searched(query, wishes, announce, watch, known, fewer)
+    except InputError as error:
+        raise as_given(error, query) from None
+
+
+def _searched(
+    query: Query,
+    wishes: Wishes,
+    announce: Callable[[str], None],
+    watch: Callable[[int, int], None] | None,
+    known: Sequence[Strategy],
+    fewer: bool,
+) -> ModelPlan:
+    question = search_of(query)
+    gpus, goal, offered = _number_of_gpus(question, wishes, announce)
+
+    def pricing(count: int) -> Pricing:
+        return replace(question.pricing_on(count), headroom=wishes.headroom)
+
+    objective: Objective = "memory" if wishes.objective == "memory" else "throughput"
+    found = answer(pricing, gpus, objective, whole_front=wishes.front, fewer=fewer, watch=watch, known=known)
+    if goal is not None and wishes.deadline is not None:
+        _require_in_time(goal, found, wishes.deadline)
+    whole: ConditionCost | None = None
+    each: tuple[ConditionCost, ...] = ()
+    if found.pricing.wanted:
+        whole, each = condition_costs(pricing, gpus, found.best.seconds)
+    best, p = found.to_run, found.pricing
+
+    def planned(r: RankedStrategy) -> PlannedStrategy:
+        return _planned(r, found, goal)
+
+    return ModelPlan(
+        question=question.premises,
+        model=p.model,
+        device=p.cluster.device.name,
+        gpus=gpus,
+        options=p.extra,
+        headroom=p.headroom,
+        best=planned(best),
+        alternatives=tuple(map(planned, found.ranked[1:])),
+        families={r.family: planned(r) for r in found.families},
+        front=tuple(map(planned, found.front)),
+        rejected=tuple(
+            RejectedStrategy(r.priced.strategy, r.family, r.reason, r.priced.fits, r.priced.bytes_, r.priced.seconds)
+            for r in found.rejected
+        ),
+        number_formats=tuple(
+            NarrowerFormats(o.where, o.types, o.strategy, o.seconds, o.gain, o.bytes_) for o in found.types
+        ),
+        fewer_gpus=None
+        if found.fewer is None
+        else SmallerCluster(found.fewer.gpus, found.fewer.strategy, found.fewer.seconds),
+        offers=tuple(
+            SmallerCluster(o.gpus, o.strategy, o.seconds, _training(replace(goal, gpus=o.gpus), p.job, o.seconds))
+            for o in offered
+            if goal is not None
+        ),
+        chunks=None
+        if found.lengths is None
+        else UnequalChunks(tuple(found.lengths.blocks), found.lengths.equal_seconds),
+        conditions=None if whole is None else CostOfCondition(whole.text, whole.share, whole.without, whole.seconds),
+        each_condition=tuple(CostOfCondition(c.text, c.share, c.without, c.seconds) for c in each),
+        strategies_evaluated=found.evaluated,
+        strategies_priced_one_by_one=found.examined,
+        search_s=found.seconds,
+        notes=question.notes,
+        plan=plan_of(p, best.priced, best.run, best.mfu, query.cluster or "", question.precision),
+        search=found,
+        subject=AnalyticSubject(
+            lambda n: p if n == gpus else pricing(n), found.best.strategy, gpus, wishes.headroom, found.prices
+        ),
+        goal=goal,
+    )
+
+
+def _number_of_gpus(
+    question: Question, wishes: Wishes, announce: Callable[[str], None]
+) -> tuple[int, Goal | None, list[Offer]]:
+    """Return on how many GPUs to search, the whole training if there is one, and what fewer GPUs offer."""
+    if not wishes.tokens:
+        return question.gpus, None, []
+    gpus, job = question.gpus, question.pricing.job
+    goal = Goal(token_count(wishes.tokens, question.pricing.model), gpus, wishes.price)
+    if wishes.objective not in COST_OBJECTIVES:
+        return gpus, goal, []
+    offered = offers(lambda n: replace(question.pricing_on(n), headroom=wishes.headroom), gpus)
+    if offered:
+        in_time = [o for o in offered if wishes.deadline is None or goal.days(job, o.seconds) <= wishes.deadline]
+        cheapest = min(in_time or offered[:1], key=lambda o: o.gpu_seconds)
+        limit = "" if wishes.deadline is None else f" in {wishes.deadline:g} days"
+        among = f"of {question.gpus} and its halves{limit}"
+        days = goal.days(job, cheapest.seconds)
+        announce(f"{cheapest.gpus} GPUs take the fewest GPU-hours, {among}: {days:,.0f} days")
+        gpus = cheapest.gpus
+    return gpus, replace(goal, gpus=gpus), offered
+
+
+def _planned(r: RankedStrategy, found: SearchAnswer, goal: Goal | None) -> PlannedStrategy:
+    job = found.pricing.job
+    rate = job.global_batch * job.seq / r.seconds
+    return PlannedStrategy(
+        strategy=r.strategy,
+        family=r.family,
+        step_time_s=r.seconds,
+        tokens_per_s=rate,
+        tokens_per_s_per_gpu=rate / r.strategy.world,
+        micro_batches=r.strategy.accumulation(job),
+        mfu=r.mfu,
+        memory_bytes=r.priced.bytes_,
+        usable_bytes=found.pricing.allocatable,
+        communication_share=r.priced.communication,
+        bubble_share=r.run.bubble / r.seconds,
+        imbalance=r.run.imbalance,
+        terms_s=r.priced.terms,
+        memory_terms=r.priced.memory_terms,
+        training=None if goal is None else _training(goal, job, r.seconds),
+    )
+
+
+def _training(goal: Goal, job: Job, step_s: float) -> TrainingCost:
+    return TrainingCost(
+        goal.tokens, goal.steps(job), goal.days(job, step_s), goal.gpu_hours(job, step_s), goal.money(job, step_s)
+    )
+
+
+def _require_in_time(goal: Goal, found: SearchAnswer, deadline: float) -> None:
+    """Require that a training ends in time. Raises InputError."""
+    fastest = found.ranked[0]
+    days = goal.days(found.pricing.job, fastest.seconds)
+    if days > deadline:
+        reason = f"{goal.gpus} GPUs take {days:,.1f} days with {fastest.strategy}, the fastest"
+        raise InputError("deadline", deadline, reason, f"about {goal.gpus * days / deadline:,.0f} GPUs would do")
+
+
+@dataclass(frozen=True)
+class StackBest:
+    """A stack's best strategy; or why it has none."""
+
+    stack: str
+    title: str
+    strategy: Strategy | None
+    step_time_s: float | None
+    mfu: float | None
+    memory_bytes: float | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class StackComparison(Answer):
+    """The same question under every stack, the fastest first."""
+
+    question: Premises
+    stacks: tuple[StackBest, ...]
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a row for each stack."""
+        return [plain(s) for s in self.stacks]
+
+
+def compare_stacks(query: Query, headroom: float = HEADROOM) -> StackComparison:
+    """Search a query's strategies under every stack. Raises InputError if none has an answer."""
+    from phalanx.planning.search.compare_stacks import compare
+
+    question = search_of(replace(query, stack=None), any_stack=True)
+    base = replace(question.pricing, headroom=headroom)
+    compared = compare(lambda name: replace(base, stack=name), question.gpus)
+    if compared[0].best is None:
+        first = compared[0]
+        raise InputError("stack", "all", f"no stack has an answer: {first.row.name} {first.reason}")
+    return StackComparison(
+        replace(question.premises, stack="all"),
+        tuple(
+            StackBest(
+                f.row.name,
+                f.row.title,
+                None if f.best is None else f.best.strategy,
+                None if f.best is None else f.seconds,
+                None if f.best is None else f.mfu,
+                None if f.best is None else f.best.bytes_,
+                f.reason,
+            )
+            for f in compared
+        ),
+    )

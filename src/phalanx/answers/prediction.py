@@ -1,0 +1,141 @@
+"""How long a step of a strategy takes, how much memory it needs, and where both go: the question of `predict`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Unpack
+
+from phalanx.answers.answer import Answer
+from phalanx.answers.encode import DRAWN
+from phalanx.answers.query import QueryFields, Source, query_of
+from phalanx.answers.question import Premises, Question, read
+from phalanx.cost.analytic.compression import Payment
+from phalanx.cost.analytic.estimate import Estimate, compression_payment
+from phalanx.planning.explain.exact import ExactExplanation
+from phalanx.spec.strategy.spec import Strategy
+
+ESTIMATED = "estimated: formulas with constants fitted on published runs"
+EXACT = "exact: our own runtime's step, priced on the cluster's measured or published rates"
+
+
+@dataclass(frozen=True)
+class Prediction(Answer):
+    """A strategy's step time and memory."""
+
+    question: Premises
+    strategy: Strategy
+    """With the blocks of each chunk listed where they are not equal."""
+    engine: Literal["formulas", "exact"]
+    step_time_s: float
+    """The sum of `terms_s`."""
+    tokens_per_s: float
+    """Of all GPUs."""
+    tokens_per_s_per_gpu: float
+    memory_bytes: float
+    """Reserved on the fullest rank."""
+    usable_bytes: float
+    """Of a device."""
+    fits: bool
+    terms_s: Mapping[str, float]
+    memory_terms: Mapping[str, float]
+    """Bytes by what occupies them."""
+    mfu: float | None
+    """Model FLOP/s as a share of the bf16 peak. None, as the FLOPs and bytes that follow, where our own runtime is
+    priced exactly: there `memory_bytes` is the peak."""
+    hfu: float | None
+    """With recomputation counted."""
+    model_flops: float | None
+    """FLOPs of a step that the model needs, over all ranks."""
+    six_n_flops: float | None
+    """6 FLOPs per active parameter and token, for comparison."""
+    memory_steady_bytes: float | None
+    """Between two passes."""
+    memory_peak_bytes: float | None
+    """Allocated at the fullest instant; `memory_bytes` is what the allocator holds for it."""
+    memory_reported_bytes: float | None
+    """What the stack's own log reports."""
+    factors: Mapping[str, Mapping[str, float]]
+    """The numbers that went into each term's formula."""
+    compression: Payment | None
+    """What compressed gradients cost and save."""
+    bytes_per_axis: Mapping[str, int]
+    """Bytes that a rank of our own runtime hands to the transport, by mesh axis; {} where formulas price it."""
+    origin: str
+    estimate: Estimate | None = field(default=None, repr=False, compare=False, metadata=DRAWN)
+
+
+def predict(source: Source = None, **fields: Unpack[QueryFields]) -> Prediction:
+    """Predict a strategy's step time and memory, without running anything.
+
+        phalanx.predict(model="llama3-8b", cluster="dgx-h100", gpus=16, batch=64, seq=8192, strategy="tp=8,zero=1")
+        phalanx.predict("plan.json")
+
+    `source`: a plan.json, a run's folder, another framework's configuration, or a Query. Raises InputError."""
+    return prediction_of(read(query_of(source, fields)))
+
+
+def prediction_of(question: Question) -> Prediction:
+    """Price the strategy of a question. Raises InputError for what the stack's formulas do not model."""
+    return _exact(question) if question.exact is not None else _estimated(question)
+
+
+def _estimated(q: Question) -> Prediction:
+    e, memory = q.estimate, q.estimate.memory
+    tokens, seconds = e.layout.step_tokens, float(e.seconds)
+    return Prediction(
+        question=q.premises,
+        strategy=q.shown,
+        engine="formulas",
+        step_time_s=seconds,
+        tokens_per_s=float(tokens / e.seconds),
+        tokens_per_s_per_gpu=float(tokens / e.seconds / e.layout.world),
+        memory_bytes=float(memory.reserved),
+        usable_bytes=float(e.allocatable_bytes),
+        fits=bool(e.fits),
+        terms_s={name: float(value) for name, value in e.step.terms.items()},
+        memory_terms={name: float(value) for name, value in memory.terms.items()},
+        mfu=float(e.mfu),
+        hfu=float(e.hfu),
+        model_flops=float(e.model_flops),
+        six_n_flops=float(6 * e.active_params * tokens),
+        memory_steady_bytes=float(memory.steady),
+        memory_peak_bytes=float(memory.peak),
+        memory_reported_bytes=float(memory.shown),
+        factors={name: {k: float(v) for k, v in of.items()} for name, of in e.step.of.items()},
+        compression=compression_payment(e),
+        bytes_per_axis={},
+        origin=ESTIMATED,
+        estimate=e,
+    )
+
+
+def _exact(q: Question) -> Prediction:
+    assert q.exact is not None
+    exact = ExactExplanation(q.exact.chosen, (), q.exact.cluster.device.usable_bytes)
+    candidate, job = exact.chosen, q.exact.job
+    rate = job.global_batch * job.seq / candidate.seconds
+    return Prediction(
+        question=q.premises,
+        strategy=candidate.as_requested,
+        engine="exact",
+        step_time_s=candidate.seconds,
+        tokens_per_s=rate,
+        tokens_per_s_per_gpu=rate / q.exact.strategy.world,
+        memory_bytes=float(candidate.prediction.memory_bytes),
+        usable_bytes=float(exact.usable),
+        fits=not candidate.reason,
+        terms_s=exact.terms,
+        memory_terms=exact.memory_terms,
+        mfu=None,
+        hfu=None,
+        model_flops=None,
+        six_n_flops=None,
+        memory_steady_bytes=None,
+        memory_peak_bytes=None,
+        memory_reported_bytes=None,
+        factors={},
+        compression=None,
+        bytes_per_axis={axis: int(n) for axis, n in candidate.prediction.bytes_per_axis.items()},
+        origin=EXACT,
+    )

@@ -1,0 +1,87 @@
+"""The question that planning commands and functions share, as it is typed or called: names or objects, and numbers.
+
+    Query(model="llama3-70b", cluster="dgx-h100", gpus=64, batch=512, seq=8192, strategy="tp=8,zero=1")
+
+`question.read` resolves it: presets and files are loaded, what is missing or contradicts itself is an InputError.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
+
+if TYPE_CHECKING:
+    from phalanx.spec.cluster.spec import ClusterSpec
+    from phalanx.spec.job import Job
+    from phalanx.spec.model.spec import ModelSpec
+    from phalanx.spec.strategy.spec import Strategy
+
+
+@dataclass(frozen=True)
+class Query:
+    """A question about a training step; None where nothing is given."""
+
+    source: str | Path | None = None
+    """A plan.json, a run's folder or another framework's configuration, in place of model, cluster, batch and seq."""
+    model: str | ModelSpec | None = None
+    """A preset, a Hugging Face config.json, or a ModelSpec."""
+    cluster: str | ClusterSpec | None = None
+    """A preset, a TOML file, or a ClusterSpec."""
+    gpus: int | None = None
+    batch: int | None = None
+    """Global batch: sequences per step, over all GPUs."""
+    seq: int | None = None
+    """Tokens per sequence."""
+    strategy: str | Strategy | None = None
+    """One line, such as tp=8,zero=1; dp takes the GPUs that are left. In a search: fields to keep; `pp=*` is open."""
+    stack: str | None = None
+    """The software stack whose step is priced; by default that of the source, else megatron-core."""
+    precision: str | None = None
+    """Precision of matrix products: bf16, fp16, fp8, ...; by default the widest 16-bit type of the device."""
+    options: str | None = None
+    """Options of the stack, such as first_moment=bfloat16,loss_as_layer=1."""
+    where: str | None = None
+    """Conditions on the strategies of a search, such as "tp<=8, zero=1", and options of the stack."""
+    job: Job | None = None
+    """Optimizer and clipping, where they are not the defaults; its batch, length and types give way to the above."""
+
+
+@dataclass(frozen=True)
+class Configured:
+    """What another framework's configuration sets beyond the fields of a Query."""
+
+    options: StackOptions = AS_RELEASED
+    job: Job | None = None
+    """Its optimizer and clipping."""
+    notes: tuple[str, ...] = ()
+
+
+class QueryFields(TypedDict, total=False):
+    """The fields of a Query as keyword arguments: `phalanx.predict(model="llama3-8b", ...)`."""
+
+    model: str | ModelSpec | None
+    cluster: str | ClusterSpec | None
+    gpus: int | None
+    batch: int | None
+    seq: int | None
+    strategy: str | Strategy | None
+    stack: str | None
+    precision: str | None
+    options: str | None
+    where: str | None
+    job: Job | None
+
+
+Source = str | Path | Query | None
+
+
+def query_of(source: Source, fields: QueryFields) -> Query:
+    """Return the Query of a call: `source` may be one already, whose fields the keyword arguments replace."""
+    from dataclasses import replace
+
+    if isinstance(source, Query):
+        return replace(source, **fields)
+    return Query(source, **fields)

@@ -1,0 +1,42 @@
+"""The view of each answer, by its type. A view's module is imported when an answer of its type is shown."""
+
+from __future__ import annotations
+
+from html import escape
+from importlib import import_module
+from typing import Any
+
+from phalanx.report.view import View
+
+_VIEWS = {
+    "Comparison": "phalanx.report.compare",
+    "Explanation": "phalanx.report.explain",
+    "Findings": "phalanx.report.findings",
+    "Improvement": "phalanx.report.improve",
+    "JobPlan": "phalanx.report.job_plan",
+    "ModelPlan": "phalanx.report.plan",
+    "ObservedFindings": "phalanx.report.observed",
+    "ObservedImprovement": "phalanx.report.observed",
+    "ObservedPrice": "phalanx.report.observed",
+    "PlanDifferences": "phalanx.report.observed",
+    "Prediction": "phalanx.report.predict",
+    "Reading": "phalanx.report.read",
+    "StackComparison": "phalanx.report.stacks",
+    "Tables": "phalanx.report.tables",
+    "Verification": "phalanx.report.verify",
+}
+"""By the name of an answer's class the module whose `view` shows it."""
+
+
+def view_of(answer: Any, **details: Any) -> View:
+    """Return how people see an answer. `details`: what to show beyond the usual, such as more=True."""
+    view: View = import_module(_VIEWS[type(answer).__name__]).view(answer, **details)
+    return view
+
+
+def notebook_html(answer: Any) -> str:
+    """Return an answer's lines and tables as HTML."""
+    from phalanx.report.sheets import html_table
+
+    parts = view_of(answer).parts
+    return "".join(f"<p>{escape(p)}</p>" if isinstance(p, str) else html_table(p) for p in parts)
