@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.frameworks.keys import Key, key_table
+from phalanx.frameworks.keys import Key, KeyTable, key_table
 
 FRAMEWORKS = (
     "accelerate",
@@ -48,6 +48,17 @@ def test_a_value_without_a_word_is_refused_and_one_without_words_is_itself() -> 
         table.write({"strategy.schedule": "zb-v"})
     with pytest.raises(KeyError):
         table["strategy.ulysses"]
+
+
+def test_a_name_is_judged_by_its_row_before_its_list() -> None:
+    rows = (Key("model.dp", "strategy.dp"), Key("--seq-length", effect="memory", source="f.py:1"))
+    table = KeyTable(
+        rows, {"none": frozenset({"wandb", "seq_length"}), "": frozenset({"port"})}, frozenset({"no_wandb"})
+    )
+    assert [table.effect(name) for name in ("seq_length", "wandb", "no_wandb", "dp", "port", "other")] == [
+        *("memory", "none", "none", "", "", "")
+    ]
+    assert table.names == {"dp", "seq_length", "wandb", "port"}
 
 
 def test_an_effect_needs_a_source() -> None:

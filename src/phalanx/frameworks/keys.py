@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from phalanx.frameworks.registry import STACKS
+from phalanx.frameworks.stack import in_full
 
 Effect = Literal["layout", "time", "memory", "numbers", "none", "unmodelled", ""]
 """What a key changes of a step; `unmodelled`: it has an effect that no price knows; "": not judged yet."""
@@ -54,7 +55,7 @@ class KeyTable:
     """The keys of one framework."""
 
     keys: tuple[Key, ...]
-    by_effect: Mapping[str, frozenset[str]]
+    by_effect: Mapping[Effect, frozenset[str]]
     """Names of which nothing else is known, by effect."""
     forms: frozenset[str] = frozenset()
     """Other forms of names that its parser takes, such as no_NAME, without effect."""
@@ -70,13 +71,18 @@ class KeyTable:
     @cached_property
     def names(self) -> frozenset[str]:
         """Every name that the framework has, without the tables above it."""
-        return frozenset().union(*self.by_effect.values())
+        return frozenset(map(plain, (key.name for key in self.keys))).union(*self.by_effect.values())
 
-    def effect(self, name: str) -> str:
-        """Return what a name changes, "" where that is not known."""
-        if name in self.forms:
-            return "none"
-        return next((effect for effect, names in self.by_effect.items() if effect and name in names), "")
+    @cached_property
+    def _judged(self) -> dict[str, Effect]:
+        """The effect of every name that has one: a key's own, else that of the list it stands in."""
+        judged: dict[str, Effect] = dict.fromkeys(self.forms, "none")
+        judged |= {name: effect for effect, names in self.by_effect.items() for name in names}
+        return judged | {plain(key.name): key.effect for key in self.keys if key.effect}
+
+    def effect(self, name: str) -> Effect:
+        """Return what a name changes of a step, "" where it is not judged yet."""
+        return self._judged.get(name, "")
 
     def fields(self, table: str) -> dict[str, str]:
         """Return the keys of a table's fields, by field without the table."""
@@ -110,6 +116,11 @@ class KeyTable:
         raise KeyError(f"no key has a word for {name} = {value}")
 
 
+def plain(name: str) -> str:
+    """Return a key as the framework's source has it: without its table, without dashes."""
+    return name.rpartition(".")[2].lstrip("-").replace("-", "_")
+
+
 @cache
 def key_table(framework: str) -> KeyTable:
     """Return the keys of a framework by the name of its folder. Raises ValueError for a row with an unknown part."""
@@ -122,13 +133,18 @@ def key_table(framework: str) -> KeyTable:
         for table, entries in (("strategy", stack.strategy), ("options", stack.options)):
             for name, entry in entries.items():
                 if entry.key:
-                    add(Key(entry.key, f"{table}.{name}", entry.words, source=entry.source))
+                    effect: Any = entry.effect
+                    add(Key(entry.key, f"{table}.{name}", entry.words, effect, entry.source))
     path = _ROOT / framework / "keys.toml"
-    for name, row in (tomllib.loads(path.read_text()) if path.is_file() else {}).items():
+    document = tomllib.loads(path.read_text()) if path.is_file() else {}
+    files = document.pop("files", {})
+    for name, row in document.items():
         if unknown := sorted(set(row) - {"field", "words", "effect", "source"}):
             raise ValueError(f"{framework}: key {name} has {', '.join(unknown)}")
-        add(Key(name, **row))
+        add(Key(name, **row | {"source": in_full(row.get("source", ""), files)}))
     path = _ROOT / framework / "names.json"
     names = json.loads(path.read_text()) if path.is_file() else {}
-    by_effect = {effect: frozenset(names.get(effect, ())) for effect in get_args(Effect)}
+    by_effect: dict[Effect, frozenset[str]] = {
+        effect: frozenset(names.get(effect, ())) for effect in get_args(Effect)
+    }
     return KeyTable(tuple(keys.values()), by_effect, frozenset(names.get("forms", ())))

@@ -51,14 +51,15 @@ class Entry:
     `values`: the legal ones; a word may end in `*`; None: all that the field has. `key`: the flag or key that sets
     it, "" where several do or none does; `words`: the key's word -> the field's value, where they differ. `written`:
     the same for people, "" where the value is fixed. `source`: file:line at the stack's commit. `note`: what a reader
-    should know. `in_code`: it stands in a program's code, where no configuration sets it; a search leaves it to the
-    user."""
+    should know. `effect`: what the key changes of a step (Effect in keys.py). `in_code`: it stands in a program's
+    code, where no configuration sets it; a search leaves it to the user."""
 
     values: tuple[Any, ...] | None
     written: str
     source: str
     note: str = ""
     in_code: bool = False
+    effect: str = ""
     key: str = ""
     words: Mapping[str, Any] = field(default_factory=dict)
 
@@ -67,6 +68,12 @@ class Entry:
         if self.values is None or value is None or value in self.values:
             return True
         return isinstance(value, str) and any(isinstance(v, str) and fnmatchcase(value, v) for v in self.values)
+
+
+def in_full(source: str, files: Mapping[str, str]) -> str:
+    """Return a `file:line` with the path that its file abbreviates."""
+    file, _, line = source.rpartition(":")
+    return f"{files.get(file, file)}:{line}" if file else source
 
 
 @dataclass(frozen=True)
