@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from support.quick_runs import JOB
 from phalanx.report.html.page import Section, page
 from phalanx.report.html.proof import observation
 from phalanx.report.html.run import _timeline
+from phalanx.report.pictures.figure import Bar, Bars, Lane, LaneBlock, Timeline
 from phalanx.schedule.observation_file import from_json
 from phalanx.spec.strategy.spec import Strategy
 
@@ -118,12 +120,10 @@ def test_tables_are_drawn_with_what_adds_up(here: Path) -> None:
     page_ = (here / "memory.html").read_text()
     ids = re.findall(r' id="([^"]+)"', page_)
     assert len(ids) == len(set(ids))
-    assert page_.count("<svg") == 2  # the bytes of a parameter and the memory wall; the table itself is a chart
     charts = _checked(page_)["charts"]
-    assert [c["kind"] for c in charts] == ["lines", "stack"]
-    totals: dict[str, float] = {}
-    for bar in charts[1]["bars"]:
-        totals[bar["bar"]] = totals.get(bar["bar"], 0.0) + bar["value"]
+    assert page_.count("<svg") == len({c["id"] for c in charts})  # one for all panels of a section
+    (stacked,) = (c for c in charts if c.get("head", "").endswith("what adds up"))
+    totals = {bar["label"]: sum(value for _, value in bar["parts"]) for bar in stacked["bars"]}
     assert totals == {f"{n} bytes": n for n in (12, 16, 18, 20)}
 
 
@@ -139,38 +139,40 @@ def test_a_proof_shows_both_sides(here: Path) -> None:
 def test_an_observed_program_is_shown() -> None:
     text = observation(from_json(json.dumps(listings.observation())))
     data = _checked(text)
-    assert {c["kind"] for c in data["charts"]} == {"stack"}
+    assert {c["kind"] for c in data["charts"]} == {"bars"}
     assert "What could be better" in text
 
 
 def test_a_plan_adds_up(here: Path) -> None:
     data = _checked((here / "plan.html").read_text())
-    steps = data["charts"][0]["steps"]
-    shown = sum(step["value"] for step in steps[:-1])
-    assert shown == pytest.approx(steps[-1]["value"], rel=0.01)  # terms below a thousandth are not drawn
-    assert sum(data["terms_s"].values()) == pytest.approx(steps[-1]["value"])
-    held: dict[str, dict[str, float]] = {"memory-by-part": {}, "memory-by-pipeline-rank": {}}
-    for chart in data["charts"]:
-        for bar in chart["bars"] if chart["id"] in held else ():
-            totals = held[chart["id"]]
-            totals[bar["bar"]] = totals.get(bar["bar"], 0.0) + bar["value"]
-    by_rank = held["memory-by-pipeline-rank"]
+    *terms, step = data["charts"][0]["bars"]
+    at = 0.0
+    for bar in terms:
+        assert bar["start"] == pytest.approx(at)
+        at += bar["parts"][0][1]
+    assert at == pytest.approx(step["parts"][0][1], rel=0.01)  # terms below a thousandth are not drawn
+    assert sum(data["terms_s"].values()) == pytest.approx(step["parts"][0][1])
+    charts = {c["id"]: c for c in data["charts"]}
+    by_rank, by_part = (
+        {bar["label"]: sum(n for _, n in bar["parts"]) for bar in charts[name]["bars"]}
+        for name in ("memory-by-pipeline-rank", "memory-by-part")
+    )
     assert list(by_rank) == [f"rank {i}" for i in range(4)]
-    assert max(by_rank.values()) == pytest.approx(held["memory-by-part"]["chosen"], rel=0.01)
+    assert max(by_rank.values()) == pytest.approx(by_part["chosen"], rel=0.01)
     assert len(set(by_rank.values())) == 4  # fewer passes are in flight on each next rank
     pipeline = next(c for c in data["charts"] if c["kind"] == "timeline")
-    assert {row["row"] for row in pipeline["rows"]} == {f"rank {i}" for i in range(4)}
-    busy: dict[str, float] = {}
-    for row in sorted(pipeline["rows"], key=lambda row: row["start"]):
-        assert row["start"] >= busy.get(row["row"], 0.0) - 1e-9  # a rank does one thing at a time
-        busy[row["row"]] = row["end"]
+    assert [lane["name"] for lane in pipeline["lanes"]] == [f"rank {i}" for i in range(4)]
+    for lane in pipeline["lanes"]:
+        blocks = sorted(lane["blocks"], key=lambda block: block["start"])
+        for before, after in pairwise(blocks):
+            assert after["start"] >= before["end"] - 1e-9  # a rank does one thing at a time
     assert data["strategy"] == json.loads((here / "plan.json").read_text())["strategy"] or data["strategy"]
 
 
 def test_a_run_shows_the_predicted_step_over_the_measured(here: Path) -> None:
     data = _checked((here / "runs/one/report.html").read_text())
-    rows = data["charts"][-1]["rows"]
-    assert {row["row"] for row in rows} >= {"rank 0", "rank 0, communication"}
+    lanes = data["charts"][-1]["lanes"]
+    assert {lane["name"] for lane in lanes} >= {"rank 0", "rank 0, communication"}
     assert "9.000" not in (here / "runs/one/report.html").read_text().partition("Loss")[0]
 
 
@@ -192,7 +194,7 @@ def test_of_a_thousand_ranks_each_stage_is_drawn_and_who_is_slow_is_named() -> N
     assert (about["rank 512"][0], about["rank 700"][0], about["rank 0"][0]) == ("255", "1", "256")
     assert about["rank 0"][1] == "5.00 (+25%)"
     assert section.text == ("rank 700 computes longest: 9.00 ms, 5.00 ms in the median; 4.00 ms more in forward",)
-    assert {row["row"] for row in section.chart["rows"]} >= {"rank 700", "rank 700, predicted"}
+    assert {lane.name for lane in section.panels[0].lanes} >= {"rank 700", "rank 700, predicted"}
 
 
 @pytest.mark.parametrize(
@@ -217,18 +219,20 @@ def test_what_cannot_be_shown_is_said(here: Path, words: tuple[str, ...], said: 
 
 def test_a_users_text_runs_nothing() -> None:
     hostile = '</script><script>alert(1)</script><img src=x onerror="alert(1)">'
-    chart = {"unit": hostile, "steps": [{"name": hostile, "value": 1.0, "kind": "total", "text": hostile}]}
-    section = Section(hostile, "waterfall", hostile, (hostile,), (hostile,), [(hostile,)], chart)
+    bars = Bars(hostile, (Bar(hostile, [(hostile, 1.0)], hostile),), ((hostile, 0.5),), hostile)
+    blocks = [LaneBlock(0.0, 1.0, hostile, hostile, hostile)]
+    panels = (bars, Timeline(hostile, (Lane(hostile, blocks),)))
+    section = Section(hostile, hostile, (hostile,), (hostile,), [(hostile,)], panels)
     text = page(hostile, hostile, [section], {hostile: hostile})
     data = _checked(text)
     assert data["title"] == hostile  # as data it is whole
     assert "<img" not in text
-    assert text.count("<script") == 4  # the data and three of ours
+    assert text.count("<script") == 2  # the data, and what opens tables on paper
 
 
-_CUT_OFF = """[...document.querySelectorAll('figure[data-chart]')].flatMap((figure) => {
-  const room = figure.getBoundingClientRect();
-  return [...figure.querySelectorAll('svg text')].filter((text) => {
+_CUT_OFF = """[...document.querySelectorAll('figure.svg svg')].flatMap((svg) => {
+  const room = svg.getBoundingClientRect();
+  return [...svg.querySelectorAll('text')].filter((text) => {
     const own = text.getBoundingClientRect();
     return own.width && (own.left < room.left - 1 || own.right > room.right + 1);
   }).map((text) => text.textContent);
@@ -250,22 +254,18 @@ def test_a_browser_draws_every_chart_whole(here: Path, name: str, browser: Brows
     for width in (1200, 390):  # a desk and a phone
         tab.send("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         tab.wait(f"document.readyState === 'complete' && innerWidth === {width}")
-        tab.value("drawCharts()")
-        charts = "[...document.querySelectorAll('figure[data-chart]')]"
-        assert tab.value(f"{charts}.length > 0 && {charts}.every((f) => f.querySelector('svg'))")
+        assert tab.value("document.querySelectorAll('figure.svg svg').length > 0")
         assert tab.value(_CUT_OFF) == []
         assert tab.value("document.documentElement.scrollWidth <= innerWidth")
     assert browser.errors == []
 
 
-def test_on_paper_charts_take_its_width_and_the_numbers_are_open(here: Path, browser: Browser) -> None:
+def test_on_paper_the_numbers_are_open(here: Path, browser: Browser) -> None:
     tab = browser.tab((here / "plan.html").as_uri())
-    tab.wait("document.querySelector('figure[data-chart] svg')")
+    tab.wait("document.querySelector('figure.svg svg')")
     opened = "document.querySelectorAll('details[open]').length"
-    drawn = "[...document.querySelectorAll('figure[data-chart] svg')].filter((svg) => svg.clientHeight > 40)"
-    for event, wide, open_ in (("beforeprint", True, True), ("afterprint", False, False)):
+    for event, open_ in (("beforeprint", True), ("afterprint", False)):
         tab.value(f"dispatchEvent(new Event('{event}'))")
-        assert tab.value(f"{drawn}.every((svg) => svg.getAttribute('width') === '680')") is wide
         assert bool(tab.value(opened)) is open_
 
 
@@ -273,9 +273,9 @@ def test_a_plan_of_a_thousand_gpus_stays_small(here: Path) -> None:
     text = (here / "large.html").read_text()
     data = _checked(text)
     pipeline = next(c for c in data["charts"] if c["kind"] == "timeline")
-    drawn = list(dict.fromkeys(row["row"] for row in pipeline["rows"]))
+    drawn = [lane["name"] for lane in pipeline["lanes"]]
     assert (drawn[0], drawn[-1]) == ("rank 0", "rank 31")
-    assert len(pipeline["rows"]) <= 3000
+    assert sum(len(lane["blocks"]) for lane in pipeline["lanes"]) <= 3000
     assert f"on {len(drawn)} of 32 pipeline ranks" in text
     assert "... and 96 more nodes" in text  # 32 of 128 are drawn, one of each pipeline rank
     assert len(text) < 1_100_000

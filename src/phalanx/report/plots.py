@@ -26,11 +26,31 @@ def picture(sheets: Iterable[Sheet], command: str) -> Picture:
     """Return all panels as one picture; `command`: what prints the tables, without `phalanx`. Raises InputError if no
     table can be plotted."""
     drawn = [sheet for sheet in sheets if sheet.charted]
-    panels: list[Panel] = [panel for sheet in drawn for panel in (_curves(sheet) or _bars(sheet))]
+    panels: list[Panel] = [panel for sheet in drawn for panel in panels_of(sheet)]
     if not panels:
         raise InputError("plot", None, "has nothing to draw: no table of these has numbers in two rows")
     notes = "; ".join(dict.fromkeys(sheet.note for sheet in drawn if sheet.note))
     return Picture(drawn[0].title, tuple(panels), f"the tables of `phalanx {command}`", notes)
+
+
+def panels_of(sheet: Sheet) -> list[Panel]:
+    """Return the panels of one table: columns that add up as bars, then the others."""
+    stacked = [_stack(sheet)] if sheet.stacked else []
+    return [*stacked, *(_curves(sheet) or ([] if stacked else _bars(sheet)))] if sheet.charted else [*stacked]
+
+
+def _stack(sheet: Sheet) -> Panel:
+    """Return the columns that add up, a bar for each row."""
+    places = [i for i, c in enumerate(sheet.columns) if c.name in sheet.stacked]
+    first, unit = sheet.columns[0], sheet.columns[places[0]].unit
+    scaled, scale = _SCALED.get(unit, (sheet.stacked_unit, 1.0)) if unit != "bytes" else ("GiB", float(GIB))
+    bars = []
+    for row in sheet.rows:
+        numbers = [(i, row[i]) for i in places if isinstance(row[i], int | float)]
+        parts = [(sheet.columns[i].name, max(0.0, float(value)) / scale) for i, value in numbers]
+        total = sum(value for _, value in parts) * scale
+        bars.append(Bar(f"{written(row[0], first.unit)} {first.name}", parts, written(total, unit)))
+    return Bars(scaled, tuple(bars), head=f"{sheet.title}: what adds up")
 
 
 def _curves(sheet: Sheet) -> list[Panel]:
@@ -43,7 +63,7 @@ def _curves(sheet: Sheet) -> list[Panel]:
     for kind in dict.fromkeys(map(_kind, others)):
         series = []
         for place, column in enumerate(sheet.columns):
-            if place and column.unit and _kind(column) == kind:
+            if place and column.unit and _kind(column) == kind and column.name not in sheet.stacked:
                 points = [(float(row[0]), float(row[place])) for row in sheet.rows if row[place] and row[place] > 0]
                 if len(points) > 1:
                     series.append(Series(column.name, points, dots=True))

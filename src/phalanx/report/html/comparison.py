@@ -8,6 +8,7 @@ from phalanx.answers.compare import ComparedPlan
 from phalanx.planning.search.why_not import TERM_NAMES
 from phalanx.report.html.page import Section, page
 from phalanx.report.html.plan import memory
+from phalanx.report.pictures.figure import Bar, Bars
 from phalanx.report.style import seconds
 
 
@@ -16,15 +17,12 @@ def report(sides: Mapping[str, ComparedPlan], legend: Sequence[str], differing: 
     letters, sides_in_order = tuple(sides), list(sides.values())
     names = list(dict.fromkeys(name for side in sides_in_order for name in side.terms_s))
     bars = [
-        {
-            "bar": letter,
-            "part": TERM_NAMES.get(name, name),
-            "value": side.terms_s.get(name, 0.0),
-            "text": seconds(side.terms_s.get(name, 0.0)),
-        }
+        Bar(
+            letter,
+            [(TERM_NAMES.get(name, name), t) for name, t in side.terms_s.items() if t > 1e-3 * side.step_time_s],
+            seconds(side.step_time_s),
+        )
         for letter, side in sides.items()
-        for name in names
-        if side.terms_s.get(name, 0.0) > 1e-3 * side.step_time_s
     ]
     rows = [
         (TERM_NAMES.get(name, name), *(seconds(side.terms_s.get(name, 0.0)) for side in sides_in_order))
@@ -33,12 +31,11 @@ def report(sides: Mapping[str, ComparedPlan], legend: Sequence[str], differing: 
     memory_terms = {letter: dict(side.memory_terms) for letter, side in sides.items()}
     usable = min(side.usable_bytes for side in sides_in_order)
     sections = [
-        Section("What is compared", "text", text=(*legend, *map(_rate, letters, sides_in_order))),
-        Section("Time by term", "stack", columns=("", *letters), rows=rows, chart={"unit": "seconds", "bars": bars}),
+        Section("What is compared", text=(*legend, *map(_rate, letters, sides_in_order))),
+        Section("Time by term", columns=("", *letters), rows=rows, panels=(Bars("seconds", tuple(bars)),)),
         memory("Memory by part", memory_terms, ("usable", usable), "of the fullest rank"),
         Section(
             "Settings that differ",
-            "table",
             columns=("setting", *letters),
             rows=[(name, *values) for name, values in differing.items()],
             text=() if differing else ("None.",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from phalanx.report.html.page import asset, safe_json
+from phalanx.report.html.page import asset
 
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
@@ -55,7 +55,6 @@ def local_page(
         + "".join(f"<option>{escape(name)}</option>" for name in frameworks)
         + "</select>"
     )
-    scripts = "".join(f"<script>{asset(name)}</script>" for name in ("d3.min.js", "plot.umd.min.js"))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -74,6 +73,5 @@ def local_page(
         '<div id="trained" role="tabpanel" aria-labelledby="to-runs" hidden>'
         '<label>run<select id="runs"></select></label><p id="no-runs" class="note" hidden></p>'
         '<div id="run"></div></div>\n'
-        f'<script type="application/json" id="data">{safe_json({"charts": []})}</script>\n{scripts}'
         f"<script>{asset('report.js')}</script><script>{asset('local_page.js')}</script></body></html>\n"
     )

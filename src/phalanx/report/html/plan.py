@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,19 @@ from phalanx.planning.search.strategy_columns import of
 from phalanx.planning.search.why_not import TERM_NAMES
 from phalanx.report.gallery.mesh import nodes, one_of_each_stage
 from phalanx.report.html.page import Section, page
-from phalanx.report.pictures.files import svg
+from phalanx.report.pictures.figure import (
+    Bar,
+    Bars,
+    Lane,
+    LaneBlock,
+    Lines,
+    PlotAxis,
+    RuleLine,
+    Series,
+    Timeline,
+)
 from phalanx.report.style import seconds, size
+from phalanx.schedule.pipeline.actions import Action
 from phalanx.spec.cluster.spec import GIB
 
 _COMPUTING = ("matmul", "attention", "memory", "recompute", "launch", "optimizer", "other")
@@ -55,7 +66,7 @@ def sections(plan: ModelPlan, lines: Sequence[str]) -> list[Section]:
     a, x, best = plan.search, plan.subject, plan.search.to_run
     _, *rest = lines
     return [
-        Section("The answer", "text", text=(_in_a_paragraph(a), *rest)),
+        Section("The answer", text=(_in_a_paragraph(a), *rest)),
         waterfall("Time of a step", best.priced.terms, TERM_NAMES),
         _memory(a),
         *([_memory_by_rank(a)] if best.strategy.pp > 1 else []),
@@ -96,45 +107,31 @@ def waterfall(title: str, terms: dict[str, float], names: dict[str, str]) -> Sec
     order = [name for name in _COMPUTING if name in terms] + [name for name in terms if name not in _COMPUTING]
     shown = [name for name in order if abs(terms[name]) > 1e-3 * sum(terms.values())]
     total = sum(terms.values())
-    steps = [
-        {
-            "name": names.get(name, name),
-            "value": terms[name],
-            "text": seconds(terms[name]),
-            "kind": "computing" if name in _COMPUTING else "communication" if name in COMMUNICATION else "waiting",
-        }
-        for name in shown
-    ]
-    steps.append({"name": "the step", "value": total, "text": seconds(total), "kind": "total"})
-    rows = [(str(s["name"]), str(s["text"]), f"{float(s['value']) / total:.1%}") for s in steps]
+    bars, at = [], 0.0
+    for name in shown:
+        kind = "computing" if name in _COMPUTING else "communication" if name in COMMUNICATION else "waiting"
+        bars.append(Bar(names.get(name, name), [(kind, terms[name])], seconds(terms[name]), at))
+        at += terms[name]
+    bars.append(Bar("the step", [("total", total)], seconds(total)))
     return Section(
         title,
-        "waterfall",
         "from pure computing to the step; communication as far as nothing hides it",
         columns=("", "takes", "of the step"),
-        rows=rows,
-        chart={"unit": "seconds", "steps": steps},
+        rows=[(bar.label, bar.text, f"{bar.parts[0][1] / total:.1%}") for bar in bars],
+        panels=(Bars("seconds", tuple(bars)),),
     )
 
 
 def memory(title: str, bars: dict[str, dict[str, float]], limit: tuple[str, float], note: str) -> Section:
     """Draw memory by part, a bar for each strategy or rank, against a limit."""
-    chart = [
-        {"bar": bar, "part": part, "value": value / GIB, "text": size(value)}
-        for bar, parts in bars.items()
-        for part, value in parts.items()
-        if value > 1e-3 * limit[1]
-    ]
     rows = [(bar, part, size(value)) for bar, parts in bars.items() for part, value in parts.items() if value]
     name, most = limit
-    return Section(
-        title,
-        "stack",
-        note,
-        columns=("", "part", "takes"),
-        rows=rows,
-        chart={"unit": "GiB", "bars": chart, "limit": {"name": f"{name}: {size(most)}", "value": most / GIB}},
-    )
+    drawn = [
+        Bar(label, [(part, n / GIB) for part, n in parts.items() if n > 1e-3 * most], size(sum(parts.values())))
+        for label, parts in bars.items()
+    ]
+    panel = Bars("GiB", tuple(drawn), ((f"{name}: {size(most)}", most / GIB),))
+    return Section(title, note, columns=("", "part", "takes"), rows=rows, panels=(panel,))
 
 
 def _memory(a: Answer) -> Section:
@@ -161,7 +158,7 @@ def _memory_by_rank(a: Answer) -> Section:
 
 
 def _front(a: Answer) -> Section:
-    points, rows = [], []
+    curves, rows = [], []
     series: dict[str, tuple[RankedStrategy, ...]] = {
         "front of time and memory": a.front,
         "best of its family": a.families,
@@ -169,25 +166,31 @@ def _front(a: Answer) -> Section:
         "chosen": (a.best,),
     }
     for name, some in series.items():
-        for r in some:
-            label = f"{r.strategy}\n{seconds(r.seconds)}, {size(r.priced.bytes_)}, MFU {r.mfu:.1%}"
-            points.append({"x": r.seconds, "y": r.priced.bytes_ / GIB, "series": name, "label": label})
-            rows.append((name, str(r.strategy), seconds(r.seconds), size(r.priced.bytes_), f"{r.mfu:.1%}"))
+        points = [(r.seconds, r.priced.bytes_ / GIB) for r in some]
+        about = [f"{r.strategy}: {seconds(r.seconds)}, {size(r.priced.bytes_)}, MFU {r.mfu:.1%}" for r in some]
+        curves.append(Series(name, points, dots=True, line=False, about=about))
+        rows += [(name, str(r.strategy), seconds(r.seconds), size(r.priced.bytes_), f"{r.mfu:.1%}") for r in some]
     usable = a.pricing.cluster.device.usable_bytes
     return Section(
         "Time against memory",
-        "scatter",
         f"of what the search priced (phalanx plan --front: all); dashed: {size(usable)} usable; hover, or open the "
         "numbers, for strategies",
         columns=("", "strategy", "step", "memory", "MFU"),
         rows=rows,
-        chart={"x": "seconds a step", "y": "GiB", "points": points, "limit": {"value": usable / GIB}},
+        panels=(
+            Lines(
+                PlotAxis("seconds a step", "s"),
+                PlotAxis("GiB", "count"),
+                tuple(curve for curve in curves if curve.points),
+                rules=(RuleLine("y", usable / GIB, "usable"),),
+            ),
+        ),
     )
 
 
 def _neighbours(x: AnalyticSubject) -> Section:
     rows = [(what, seconds(p.seconds), size(p.bytes_), reason) for what, p, reason in explanation.why_not(x)]
-    return Section("Why not its neighbours", "table", columns=("change", "step", "memory", "why not"), rows=rows)
+    return Section("Why not its neighbours", columns=("change", "step", "memory", "why not"), rows=rows)
 
 
 def _layout(best: RankedStrategy, a: Answer) -> Section:
@@ -198,7 +201,7 @@ def _layout(best: RankedStrategy, a: Answer) -> Section:
     if len(placed.topology.hosts) > _MOST_NODES:
         drawn = one_of_each_stage(placed)[:_MOST_NODES]
         note += "; one node for each set of pipeline ranks that share one"
-    return Section("The layout", "svg", note, svg=svg(nodes(placed, axis, hosts=drawn)))
+    return Section("The layout", note, panels=nodes(placed, axis, hosts=drawn).panels)
 
 
 def _pipeline(best: RankedStrategy, a: Answer) -> Section:
@@ -208,31 +211,28 @@ def _pipeline(best: RankedStrategy, a: Answer) -> Section:
     drawn = min(m, max(least, _MOST_PASSES // per_micro_batch // s.pp * s.pp))
     priced = timeline(a.pricing, s, best.run.blocks, drawn)
     shown = _spread(s.pp, max(3, _MOST_DRAWN // max(map(len, priced.schedule.actions))))
-    rows = [
-        {
-            "row": f"rank {rank}",
-            "start": float(f"{start:.6g}"),
-            "end": float(f"{end:.6g}"),
-            "kind": _PASSES[action.kind],
-            "label": f"{_PASSES[action.kind]} of chunk {action.chunk}, micro-batch {action.micro_batch}",
-            "short": str(action.micro_batch),
-        }
-        for rank in shown
-        for action, (start, end) in zip(priced.schedule.actions[rank], priced.times[rank], strict=True)
-    ]
+    lanes = []
+    for rank in shown:
+        actions = zip(priced.schedule.actions[rank], priced.times[rank], strict=True)
+        lanes.append(Lane(f"rank {rank}", [_block(action, *times) for action, times in actions]))
     few = f"the first {drawn} of {m} micro-batches" if drawn < m else f"all {m} micro-batches"
     few += f" on {len(shown)} of {s.pp} pipeline ranks" if len(shown) < s.pp else ""
     return Section(
         "The pipeline over time",
-        "timeline",
         f"{few} of {s.schedule}, without messages between stages; a gap is bubble",
         columns=("rank", "blocks", "busy", "idle"),
         rows=[
             (str(rank), ", ".join(_blocks(best, rank)), seconds(busy), seconds(priced.makespan - busy))
             for rank, busy in enumerate(priced.work)
         ],
-        chart={"unit": "seconds", "rows": rows, "labelled": True},
+        panels=(Timeline("seconds", tuple(lanes)),),
     )
+
+
+def _block(action: Action, start: float, end: float) -> LaneBlock:
+    kind = _PASSES[action.kind]
+    about = f"{kind} of chunk {action.chunk}, micro-batch {action.micro_batch}"
+    return LaneBlock(float(f"{start:.6g}"), float(f"{end:.6g}"), str(action.micro_batch), kind, about)
 
 
 def _spread(count: int, most: int) -> list[int]:
@@ -257,22 +257,14 @@ def _roofline(x: AnalyticSubject) -> Section:
     peak, memory_rate = float(x.pricing.system.peak_bf16), float(x.pricing.system.memory_bytes_per_s)
     ridge = peak / memory_rate
     low, high = min(o.intensity for o in priced) / 2, max(*(o.intensity for o in priced), ridge) * 2
-    points = [
-        {
-            "x": o.intensity,
-            "y": o.flops / o.seconds / 1e12,
-            "series": f"bound by {o.bound}",
-            "label": f"{o.name}, {o.shape}: {o.flops / o.seconds / 1e12:.3g} TFLOP/s, {seconds(o.seconds)}",
-        }
-        for o in priced
-    ]
-    roofs = [
-        {"x1": low, "y1": low * memory_rate / 1e12, "x2": ridge, "y2": peak / 1e12},
-        {"x1": ridge, "y1": peak / 1e12, "x2": high, "y2": peak / 1e12},
-    ]
+    by_bound: dict[str, list[tuple[tuple[float, float], str]]] = {}
+    for o in priced:
+        rate = o.flops / o.seconds
+        about = f"{o.name}, {o.shape}: {rate / 1e12:.3g} TFLOP/s, {seconds(o.seconds)}"
+        by_bound.setdefault(f"bound by {o.bound}", []).append(((o.intensity, rate), about))
+    roof = Series("", [(low, low * memory_rate), (ridge, peak), (high, peak)], colour=5)
     return Section(
         "The compute roofline",
-        "scatter",
         f"operators of a block, forward; the ridge is at {ridge:,.0f} FLOP per byte of memory",
         columns=("operator", "size", "FLOP per byte", "TFLOP/s", "takes", "bound by"),
         rows=[
@@ -286,55 +278,50 @@ def _roofline(x: AnalyticSubject) -> Section:
             )
             for o in priced
         ],
-        chart={
-            "x": "FLOP per byte of memory",
-            "y": "TFLOP/s",
-            "log": True,
-            "points": points,
-            "roofs": roofs,
-        },
+        panels=(_under_roofs("FLOP per byte of memory", [roof], by_bound),),
     )
 
 
 def _axes(x: AnalyticSubject) -> Section:
     """Draw each axis under the roof of its links: at `intensity` FLOP for each byte sent, a link of `ridge` FLOP per
     byte lets a rank reach at most peak * min(1, intensity / ridge)."""
-    axes, peak = explanation.axes(x), float(x.pricing.system.peak_bf16) / 1e12
+    axes, peak = explanation.axes(x), float(x.pricing.system.peak_bf16)
     sending = [a for a in axes if a.sent and a.intensity > 0 and a.ridge > 0]
     rows = [
         (a.axis, a.tier, size(a.sent), f"{a.intensity:,.0f}", f"{a.ridge:,.0f}", a.regime, seconds(a.exposed_s))
         for a in axes
     ]
-    points = [
-        {
-            "x": a.intensity,
-            "y": peak * min(1.0, a.intensity / a.ridge),
-            "series": f"{a.axis}, over {a.tier}",
-            "label": f"{a.axis}: {size(a.sent)} over {a.tier}, {a.regime}; {seconds(a.exposed_s)} exposed",
-        }
-        for a in sending
-    ]
+    reached: dict[str, list[tuple[tuple[float, float], str]]] = {}
+    for a in sending:
+        about = f"{a.axis}: {size(a.sent)} over {a.tier}, {a.regime}; {seconds(a.exposed_s)} exposed"
+        point = (a.intensity, peak * min(1.0, a.intensity / a.ridge))
+        reached.setdefault(f"{a.axis}, over {a.tier}", []).append((point, about))
     ends = [value for a in sending for value in (a.intensity, a.ridge)]
-    roofs = []
-    for ridge in sorted({a.ridge for a in sending}):
-        low, high = min(ends) / 2, max(ends) * 2
-        roofs += [
-            {"x1": low, "y1": peak * low / ridge, "x2": ridge, "y2": peak},
-            {"x1": ridge, "y1": peak, "x2": high, "y2": peak},
-        ]
+    roofs = [
+        Series("", [(min(ends) / 2, peak * min(ends) / 2 / ridge), (ridge, peak), (max(ends) * 2, peak)], colour=5)
+        for ridge in sorted({a.ridge for a in sending})
+    ]
     return Section(
         "The communication roofline",
-        "scatter" if points else "table",
         "by axis, of one rank and step; a line for each kind of link; left of its ridge an axis sends longer than "
         "its rank computes, and overlap cannot hide it",
         columns=("axis", "links", "sent", "FLOP per byte", "ridge", "regime", "exposed"),
         rows=rows,
-        chart={"x": "FLOP per byte sent", "y": "TFLOP/s", "log": True, "points": points, "roofs": roofs}
-        if points
-        else {},
+        panels=(_under_roofs("FLOP per byte sent", roofs, reached),) if sending else (),
     )
+
+
+def _under_roofs(
+    x: str, roofs: Sequence[Series], reached: Mapping[str, Sequence[tuple[tuple[float, float], str]]]
+) -> Lines:
+    """Return a roofline: roofs, and points with what is said of each, by name of their series."""
+    series = []
+    for i, (name, pairs) in enumerate(reached.items()):
+        points, about = zip(*pairs, strict=True)
+        series.append(Series(name, points, dots=True, line=False, about=about, colour=i))
+    return Lines(PlotAxis(x, "count", log=True), PlotAxis("FLOP/s", "FLOP/s", log=True), (*roofs, *series))
 
 
 def _rejected(a: Answer) -> Section:
     rows = [(r.family, str(r.priced.strategy), r.reason) for r in a.rejected[:24]]
-    return Section("Rejected", "table", columns=("family", "strategy", "why not"), rows=rows)
+    return Section("Rejected", columns=("family", "strategy", "why not"), rows=rows)

@@ -9,6 +9,7 @@ from typing import Any
 from phalanx.planning.explain.observed_lint import lint
 from phalanx.report.html.page import Section, page
 from phalanx.report.observe import finding
+from phalanx.report.pictures.figure import Bar, Bars
 from phalanx.report.style import BYTES, FLOP, largest_unit, size
 from phalanx.schedule.observation import Observation, RankObservation, unit
 
@@ -22,7 +23,7 @@ def verification(v: Mapping[str, Any]) -> str:
         *v["notes"],
         *v["stale"],
     ]
-    sections = [Section("The verdict", "text", text=tuple(text))]
+    sections = [Section("The verdict", text=tuple(text))]
     for c in v["classes"]:
         sections += _class(c)
     return page(f"{v['strategy']}: {verdict}", "verification", sections, {"proved": v["proved"]})
@@ -48,8 +49,8 @@ def _class(c: Mapping[str, Any]) -> list[Section]:
     ]
     names = ("operation", "over", "predicted", "recorded", "bytes predicted", "bytes recorded")
     return [
-        Section(f"Collectives of {name}", "table", text=tuple(text), columns=names, rows=rows),
-        Section(f"Memory of rank {c['rank']}", "table", columns=("bytes", "predicted", "recorded"), rows=held),
+        Section(f"Collectives of {name}", text=tuple(text), columns=names, rows=rows),
+        Section(f"Memory of rank {c['rank']}", columns=("bytes", "predicted", "recorded"), rows=held),
     ]
 
 
@@ -59,8 +60,8 @@ def observation(o: Observation) -> str:
     about = f"{o.program}: {o.world:,} ranks{f' ({axes})' if axes else ''}, torch {o.torch}, device {o.device}"
     notes = tuple(dict.fromkeys(note for r in o.ranks for note in r.notes))
     sections = [
-        Section("The program", "text", text=(about, *notes)),
-        Section("What could be better", "text", text=tuple(map(finding, lint(o))) or ("Nothing was found.",)),
+        Section("The program", text=(about, *notes)),
+        Section("What could be better", text=tuple(map(finding, lint(o))) or ("Nothing was found.",)),
     ]
     for r in o.ranks:
         sections += _rank(r)
@@ -81,7 +82,10 @@ def _rank(r: RankObservation) -> list[Section]:
     for (phase, module), n in r.flops.items():
         flops[unit(module) or "(root)", "backward" if phase == "B" else "forward"] += n
     flop, scale = largest_unit(max(flops.values(), default=0), FLOP)
-    bars = [{"bar": module, "part": phase, "value": n / scale} for (module, phase), n in flops.items()]
+    by_module: dict[str, list[tuple[str, float]]] = {}
+    for (module, direction), n in flops.items():
+        by_module.setdefault(module, []).append((direction, n / scale))
+    bars = [Bar(name, parts, f"{sum(n for _, n in parts):.4g}") for name, parts in by_module.items()]
     kinds: Counter[str] = Counter()
     for h in r.holders:
         kinds[h.kind] += h.bytes
@@ -91,24 +95,22 @@ def _rank(r: RankObservation) -> list[Section]:
         before[h.kind] += h.bytes
     as_it_begins = f"as backward of micro-batch {start.micro_batches[0]} begins" if start else "as backward begins"
     byte, binary = largest_unit(sum(kinds.values()), BYTES)
-    held = [{"bar": name, "part": kind, "value": n / binary, "text": size(n)} for kind, n in kinds.items()]
+    held = Bar(name, [(kind, n / binary) for kind, n in kinds.items()], size(sum(kinds.values())))
     names = ("collective", "over", "count", "bytes each", "phase", "where")
     return [
-        Section(f"Collectives of {name}", "table", r.are or "", columns=names, rows=traffic),
+        Section(f"Collectives of {name}", r.are or "", columns=names, rows=traffic),
         Section(
             f"FLOPs of {name}",
-            "stack",
             columns=("unit", "pass", "FLOP"),
             rows=[(module, phase, f"{n:,}") for (module, phase), n in flops.items()],
-            chart={"unit": flop, "bars": bars} if bars else {},
+            panels=(Bars(flop, tuple(bars)),) if bars else (),
         ),
         Section(
             f"Memory of {name} at its peak",
-            "stack",
             f"{size(r.peak)} in the {r.peak_phase} pass of {unit(r.peak_module) or 'the root'}",
             columns=("held by", "bytes", as_it_begins),
             rows=[(kind, f"{kinds[kind]:,}", f"{before[kind]:,}") for kind, _ in (kinds | before).most_common()],
-            chart={"unit": byte, "bars": held} if held else {},
+            panels=(Bars(byte, (held,)),) if kinds else (),
         ),
         *_waits(r),
     ]
@@ -118,8 +120,4 @@ def _waits(r: RankObservation) -> list[Section]:
     if not r.synchronisations:
         return []
     rows = [(s.call, f"{s.count:,}", s.phase, f"{s.site} {s.module}".strip()) for s in r.synchronisations]
-    return [
-        Section(
-            f"Where the host of rank {r.rank} waits", "table", columns=("call", "count", "phase", "where"), rows=rows
-        )
-    ]
+    return [Section(f"Where the host of rank {r.rank} waits", columns=("call", "count", "phase", "where"), rows=rows)]

@@ -9,6 +9,7 @@ from typing import Any
 
 from phalanx.answers.measured import MeasuredQuantity
 from phalanx.report.html.page import Section, page
+from phalanx.report.pictures.figure import Lane, LaneBlock, Lines, PlotAxis, Series, Timeline
 from phalanx.report.style import BYTES, largest_unit, seconds, size
 from phalanx.report.train import quantity
 from phalanx.spec.files.plan import Plan
@@ -44,7 +45,6 @@ def report(
         _lines("Memory", f"{byte}, the fullest rank", {"peak": "mem"}, in_units, zero=True),
         Section(
             "Predicted against measured",
-            "table",
             columns=("", "predicted", "measured", "error"),
             rows=[
                 (row.name, quantity(row, row.predicted), quantity(row, row.measured), _error(row)) for row in compared
@@ -75,32 +75,31 @@ def _summary(name: str, plan: Plan, steps: Sequence[Mapping[str, Any]]) -> Secti
             text.append(f"{slow} of {len(times)} steps took over 1.5 times the median")
     else:
         text.append("no step has been written yet")
-    return Section("The run", "text", text=tuple(text))
+    return Section("The run", text=tuple(text))
 
 
 def _lines(
     title: str, unit: str, fields: Mapping[str, str], steps: Sequence[Mapping[str, Any]], zero: bool = False
 ) -> Section:
     every = max(1, len(steps) // _MOST_POINTS)
-    series = [
-        {
-            "name": name,
-            "points": [[row["step"], row[key]] for row in steps[::every] if isinstance(row.get(key), int | float)],
-        }
-        for name, key in fields.items()
-    ]
+    few = len(steps[::every]) < 100
+    series = []
+    for name, key in fields.items():
+        measured = [row for row in steps[::every] if isinstance(row.get(key), int | float)]
+        series.append(Series(name, [(float(row["step"]), float(row[key])) for row in measured], dots=few))
     rows = [
         (str(row["step"]), *(f"{row[key]:.4g}" for key in fields.values() if row.get(key) is not None))
         for row in steps[-10:]
     ]
-    chart = {"x": "step", "y": unit, "series": series, "zero": zero}
+    values = [y for one in series for _, y in one.points]
+    low = None if zero else min(values, default=0.0)
+    panel = Lines(PlotAxis("step", "count", low=1.0), PlotAxis(unit, "count", low=low), tuple(series))
     return Section(
         title,
-        "lines",
         "the numbers: of the last steps",
         columns=("step", *fields),
         rows=rows,
-        chart=chart if steps else {},
+        panels=(panel,) if values else (),
     )
 
 
@@ -115,21 +114,21 @@ def _timeline(plan: Plan, trace: Sequence[Mapping[str, Any]]) -> list[Section]:
         if e["pid"] in busy:
             busy[e["pid"]][_kind(e)] += float(e["dur"]) / 1e3
     classes = _classes(plan.strategy, busy)
-    predicted, rows = _predicted(plan.prediction), []
+    predicted, lanes = _predicted(plan.prediction), []
     begin = min(float(e["ts"]) for e in spans)
     of_rank: dict[int, list[Mapping[str, Any]]] = {pid: [] for pid in classes}
     for e in spans:
         of_rank.get(e["pid"], []).append(e)
-    for pid, own in of_rank.items():
-        at = 0.0
-        for kind, (what, took) in predicted.items():
-            row = f"{names[pid]}, predicted"
-            rows.append({"row": row, "start": at, "end": at + took, "kind": kind, "label": what})
+    for pid, events in of_rank.items():
+        at, expected = 0.0, []
+        for kind, (name, took) in predicted.items():
+            expected.append(LaneBlock(at, at + took, name, kind))
             at += took
-        for e in sorted(own, key=lambda e: e.get("cat") != "compute"):
-            start, took = (float(e["ts"]) - begin) / 1e3, float(e["dur"]) / 1e3
-            row = names[pid] if e.get("cat") == "compute" else f"{names[pid]}, communication"
-            rows.append({"row": row, "start": start, "end": start + took, "kind": _kind(e), "label": e["name"]})
+        lanes.append(Lane(f"{names[pid]}, predicted", expected))
+        compute = [_block(e, begin) for e in events if e.get("cat") == "compute"]
+        communication = [_block(e, begin) for e in events if e.get("cat") != "compute"]
+        lanes += [Lane(names[pid], compute)] if compute else []
+        lanes += [Lane(f"{names[pid]}, communication", communication)] if communication else []
     table = [("predicted", "", *(f"{predicted[k][1]:.2f}" if k in predicted else "0.00" for k in _KINDS))]
     for pid, stands_for in classes.items():
         cells = (_against(busy[pid][k], predicted[k][1] if k in predicted else 0.0, k) for k in _KINDS)
@@ -140,14 +139,18 @@ def _timeline(plan: Plan, trace: Sequence[Mapping[str, Any]]) -> list[Section]:
     return [
         Section(
             "The predicted step over the measured one",
-            "timeline",
             note,
             text=tuple(_slow(names, busy)),
             columns=("ms", "ranks", *_KINDS),
             rows=table,
-            chart={"unit": "milliseconds", "rows": rows},
+            panels=(Timeline("milliseconds", tuple(lanes)),),
         )
     ]
+
+
+def _block(e: Mapping[str, Any], begin: float) -> LaneBlock:
+    start = (float(e["ts"]) - begin) / 1e3
+    return LaneBlock(start, start + float(e["dur"]) / 1e3, str(e["name"]), _kind(e))
 
 
 def _kind(e: Mapping[str, Any]) -> str:

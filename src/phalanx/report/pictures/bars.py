@@ -6,7 +6,7 @@ from phalanx.report.pictures.figure import Bars, PlotAxis
 from phalanx.report.pictures.numbers import short, ticks
 from phalanx.report.pictures.scene import DASHES, EDGE, WIDE, Scene, width, wrap
 
-_HIGH, _STEP = 16, 22
+_HIGH, _STEP, _LONGEST = 16, 22, 48
 
 
 def places(panel: Bars) -> dict[str, int]:
@@ -18,15 +18,20 @@ def places(panel: Bars) -> dict[str, int]:
 
 
 def _longest(panel: Bars) -> float:
-    sums = [sum(value for _, value in bar.parts) for bar in panel.bars]
+    sums = [bar.start + sum(value for _, value in bar.parts) for bar in panel.bars]
     return max([*sums, *(value for _, value in panel.limits), 1e-30])
+
+
+def _short(label: str) -> str:
+    """Shorten a label to the room left of the bars."""
+    return label if len(label) <= _LONGEST else f"...{label[3 - _LONGEST :]}"
 
 
 def draw(scene: Scene, panel: Bars) -> None:
     """Draw the bars, their legend below."""
     scene.heading(panel.head)
     names = places(panel)
-    left = EDGE + 10 + max(width(bar.label) for bar in panel.bars)
+    left = EDGE + 10 + max(width(_short(bar.label)) for bar in panel.bars)
     room = WIDE - EDGE - left - 10 - max(width(bar.text, 11) for bar in panel.bars)
     scale = room / _longest(panel)
     top = scene.y
@@ -38,12 +43,19 @@ def draw(scene: Scene, panel: Bars) -> None:
             for line in wrap(bar.heading, WIDE - 2 * EDGE):
                 scene.text(EDGE, scene.y + 14, line, "m")
                 scene.y += 19
-        scene.text(left - 8, scene.y + 13, bar.label, anchor="end")
-        x = left
+        scene.text(left - 8, scene.y + 13, _short(bar.label), anchor="end")
+        x = left + bar.start * scale
         for name, value in bar.parts:
             if not value:
                 continue
-            scene.rect(x, scene.y + 1, value * scale, _HIGH, f"f{names[name] % 8} b", f"{bar.label}: {name}")
+            scene.rect(
+                x,
+                scene.y + 1,
+                value * scale,
+                _HIGH,
+                f"f{names[name] % 8} b",
+                f"{bar.label}: {name}, {short(value, 'count')}",
+            )
             x += value * scale
         ends.append((x + 6, scene.y + 13, bar.text))
         scene.y += _STEP
@@ -86,7 +98,7 @@ def text(panel: Bars) -> list[str]:
     lines = [panel.head] if panel.head else []
     for bar in panel.bars:
         lines += [bar.heading] if bar.heading else []
-        drawn, total = "", 0.0
+        drawn, total = " " * round(bar.start * scale), bar.start
         for name, value in bar.parts:
             total += value
             drawn += letters.get(name, "") * (round(total * scale) - len(drawn))

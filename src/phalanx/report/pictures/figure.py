@@ -41,6 +41,10 @@ class Series:
     dashed: bool = False
     dots: bool = False
     """Whether points are drawn: where they are the numbers, and the line only joins them."""
+    line: bool = True
+    """Whether a line joins the points."""
+    about: Sequence[str] = ()
+    """What is shown where each point is pointed at."""
     stairs: bool = False
     """Whether the value holds until the next point."""
     colour: int | None = None
@@ -88,6 +92,8 @@ class Bar:
     """(name of the part, its length in the panel's unit)."""
     text: str
     """What stands behind the bar: its number with the unit."""
+    start: float = 0.0
+    """Where the first part begins: in a waterfall, at the end of the bar above."""
     heading: str = ""
     """A line above this bar, where a group begins."""
 
@@ -113,7 +119,9 @@ class LaneBlock:
     end: float
     label: str
     kind: str
-    """Its colour's name in the legend; the first letter stands for it as text."""
+    """Its colour's name in the legend; as text its first letter."""
+    about: str = ""
+    """What is shown where it is pointed at; by default its label."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import textwrap
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
@@ -21,11 +22,21 @@ _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-sta
 
 def svg(picture: Picture) -> str:
     """Return a picture as SVG: no script, no font and nothing else from elsewhere."""
+    return _scene(picture.panels).svg(picture.title, picture.source, picture.note)
+
+
+def panels_svg(panels: Iterable[Panel], title: str) -> str:
+    """Return panels as SVG without title and source, for a page that has them."""
+    return _scene(panels, 4.0).bare_svg(title)
+
+
+def _scene(panels: Iterable[Panel], top: float = 0.0) -> Scene:
     scene = Scene()
-    for panel in picture.panels:
+    scene.y = top
+    for panel in panels:
         _draw(scene, panel)
         scene.y += 6
-    return scene.svg(picture.title, picture.source, picture.note)
+    return scene
 
 
 def _draw(scene: Scene, panel: Panel) -> None:

@@ -74,14 +74,15 @@ def draw(scene: Scene, panel: Lines) -> None:
     for i, s in enumerate(panel.series):
         colour = i % 8 if s.colour is None else s.colour
         shown = [at(x, y) for x, y in _stairs(s) if _within(x, panel.x, xs) and _within(y, panel.y, ys)]
-        if len(shown) > 1:
+        if s.line and len(shown) > 1:
             scene.path(shown, f"l{colour}", 2, DASHES[1] if s.dashed else "")
-        for a, b in pairwise(shown):
+        for a, b in pairwise(shown) if s.line else ():
             steps = max(1, round((abs(a[0] - b[0]) + abs(a[1] - b[1])) / 4))
             drawn += [(a[0] + (b[0] - a[0]) * k / steps, a[1] + (b[1] - a[1]) * k / steps) for k in range(steps + 1)]
-        for point in s.points if s.dots else ():
+        for k, point in enumerate(s.points if s.dots else ()):
             if _within(point[0], panel.x, xs) and _within(point[1], panel.y, ys):
-                scene.dot(*at(*point), f"d{colour}")
+                about = s.about[k] if s.about else ""
+                scene.dot(*at(*point), f"d{colour}", 3 if s.line else 4.5, about)
     apart = [f"outside, {_named(mark, panel)}" for mark in panel.marks if mark not in marks]
     for rule in rules:
         x, y = at(rule.value, ys[0])[0], at(xs[0], rule.value)[1]
@@ -113,7 +114,7 @@ def draw(scene: Scene, panel: Lines) -> None:
     if len(panel.series) > 1 or panel.series[0].name:
         scene.legend(
             [
-                (f"l{i % 8 if s.colour is None else s.colour}", DASHES[1] if s.dashed else "", s.name)
+                (_swatch(s, i % 8 if s.colour is None else s.colour), DASHES[1] if s.dashed else "", s.name)
                 for i, s in enumerate(panel.series)
                 if s.name
             ]
@@ -121,6 +122,10 @@ def draw(scene: Scene, panel: Lines) -> None:
     for line in wrap("Without room above: " + "; ".join(apart), WIDE - 2 * EDGE, 11) if apart else ():
         scene.text(EDGE, scene.y + 12, line, "m", 11)
         scene.y += 15
+
+
+def _swatch(s: Series, colour: int) -> str:
+    return f"l{colour}" if s.line else f"d{colour}"
 
 
 def _stairs(s: Series) -> list[tuple[float, float]]:
@@ -220,7 +225,7 @@ def text(panel: Lines) -> list[str]:
     for i, s in enumerate(panel.series):
         inside = [p for p in _stairs(s) if _within(p[0], panel.x, xs) and _within(p[1], panel.y, ys)]
         cells = [cell(*p) for p in inside]
-        for (r0, c0), (r1, c1) in zip(cells, cells[1:] or cells, strict=False):
+        for (r0, c0), (r1, c1) in zip(cells, cells[1:] or cells, strict=False) if s.line else ():
             steps = max(abs(r1 - r0), abs(c1 - c0), 1)
             for k in range(steps + 1):
                 grid[r0 + round((r1 - r0) * k / steps)][c0 + round((c1 - c0) * k / steps)] = _LETTERS[i]

@@ -161,9 +161,10 @@ class Scene:
         """Draw an SVG path."""
         self._parts.append(f'<path d="{d}" class="{kind}" stroke-width="1"/>')
 
-    def dot(self, x: float, y: float, kind: str, radius: float = 3) -> None:
-        """Draw a dot."""
-        self._parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" class="{kind}"/>')
+    def dot(self, x: float, y: float, kind: str, radius: float = 3, about: str = "") -> None:
+        """Draw a dot; `about` is shown where it is pointed at."""
+        shape = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" class="{kind}"'
+        self._parts.append(f"{shape}><title>{escape(about)}</title></circle>" if about else f"{shape}/>")
 
     def head(self, x: float, y: float, dx: float, dy: float, kind: str = "h", size: float = 6) -> None:
         """Draw an arrow's head at (x, y), pointing along (dx, dy), a unit vector."""
@@ -195,6 +196,10 @@ class Scene:
             self.text(x + 26, self.y, text)
             x += wide
         self.y += 8
+
+    def bare_svg(self, title: str) -> str:
+        """Return the SVG of what was drawn alone, for a page that says the rest."""
+        return framed(WIDE, self.y + 4, title, title, self._parts)
 
     def svg(self, title: str, source: str, note: str) -> str:
         """Return the SVG: the title above, note and source below what was drawn."""

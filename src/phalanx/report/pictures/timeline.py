@@ -34,8 +34,9 @@ def draw(scene: Scene, panel: Timeline) -> None:
         scene.path([(left, scene.y + _HIGH + 1), (left + room, scene.y + _HIGH + 1)], "g")
         for block in lane.blocks:
             x, w = left + block.start * scale, (block.end - block.start) * scale
-            about = f"{block.kind}: {block.label}, {block.start:.4g} to {block.end:.4g}"
-            scene.rect(x, scene.y, w, _HIGH, f"f{kinds[block.kind] % 8} b", about)
+            about = f"{block.about or f'{block.kind}: {block.label}'}, {block.start:.4g} to {block.end:.4g}"
+            edge = " b" if w > 3 else ""  # a narrow block would be all edge
+            scene.rect(x, scene.y, w, _HIGH, f"f{kinds[block.kind] % 8}{edge}", about)
             if width(block.label, 10) <= w - 2:
                 scene.text(x + w / 2, scene.y + 15, block.label, "on", 10, "middle")
         if lane.beside:

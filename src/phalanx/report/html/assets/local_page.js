@@ -77,8 +77,6 @@
     const open = [...$("main").querySelectorAll("details[open]")].map((d) => d.closest("section").id);
     $("main").innerHTML = answer.html; // escaped by the server, and no script in it runs
     for (const id of open) $(id)?.querySelector("details")?.setAttribute("open", "");
-    $("data").textContent = JSON.stringify({ charts: answer.charts });
-    drawCharts();
     $("figures").replaceChildren(...["strategy", "step", "tokens/s", "MFU", "memory"].map((name) => {
       const box = document.createElement("div"), dt = document.createElement("dt"), dd = document.createElement("dd");
       dt.textContent = name; dd.textContent = answer.figures[name];
@@ -153,7 +151,7 @@
     $("planned").hidden = runs;
     $("to-runs").setAttribute("aria-selected", runs);
     $("to-plan").setAttribute("aria-selected", !runs);
-    if (runs) look(); else drawCharts();
+    if (runs) look();
   };
   $("to-plan").addEventListener("click", () => choose(false));
   $("to-runs").addEventListener("click", () => choose(true));
