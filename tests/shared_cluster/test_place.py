@@ -228,7 +228,7 @@ def test_jobs_placed_one_after_the_other_on_rails_are_placed_as_alone():
     known = {}
     for line in ("tp=4,dp=4", "tp=2,pp=2,dp=4", "pp=4,dp=4"):
         job = _job(Strategy(**{k: int(v) for k, v in (part.split("=") for part in line.split(","))}), cluster)
-        alone, after = place(job, topology, free), place(job, topology, free, known=known)
+        alone, after = place(job, topology, free), place(job, topology, free, carvings=known)
         assert after.seconds == alone.seconds
         assert np.array_equal(after.placement.gpu, alone.placement.gpu)
     for (selected, _), gpus in known.items():

@@ -54,12 +54,12 @@ def _check(jobs, sizes, history, restarts=60.0):
     work = [0.0] * len(jobs)
     for run in history.runs:
         job = jobs[run.job]
-        width = sum(bits.bit_count() for _, bits in run.held)
+        width = sum(bits.bit_count() for _, bits in run.gpus)
         speeds = {job.gpus: 1.0, **dict(job.widths)}
         assert width in speeds
         assert run.start >= job.submit
         work[run.job] += (run.end - run.start) * speeds[width]
-        for node, bits in run.held:
+        for node, bits in run.gpus:
             assert 0 < bits < 1 << sizes[node]
             for gpu in range(sizes[node]):
                 if bits >> gpu & 1:
@@ -82,7 +82,7 @@ def test_gangs_start_whole_or_not_at_all_and_no_gpu_is_held_twice(trace, way):
     for run in history.runs:
         if way[1] != "scatter":  # one node, or entire nodes and a part of one more
             need = shape.shape(jobs[run.job].gpus)
-            parts = sorted((bits.bit_count() for _, bits in run.held), reverse=True)
+            parts = sorted((bits.bit_count() for _, bits in run.gpus), reverse=True)
             assert parts == [shape.largest] * need.entire + [need.part] * (need.part > 0)
     figures = outcome(history)
     assert 0 <= figures.gpu_use <= 1 + 1e-9

@@ -19,9 +19,9 @@ from phalanx.spec.errors import InputError
 _LAUNCH = {"vllm": vllm.launch, "sglang": sglang.launch, "trtllm": trtllm.launch}
 
 
-def decide(asked: NamedQuestion) -> tuple[ServingAnswer, list[ServingNeighbour]]:
+def decide(query: NamedQuestion) -> tuple[ServingAnswer, list[ServingNeighbour]]:
     """Search, and judge the neighbours of the best. Raises InputError."""
-    search = Search(asked.question, asked.layout)
+    search = Search(query.question, query.layout)
     answered = answer(search)
     return answered, neighbours(search, answered)
 
@@ -39,9 +39,9 @@ def cache_of(answered: ServingAnswer) -> tuple[float, int]:
     return per_token, group.count * (group.cache_tokens // (q.input + q.output))
 
 
-def as_plan(asked: NamedQuestion, c: ServingCandidate) -> ServingPlan:
+def as_plan(query: NamedQuestion, c: ServingCandidate) -> ServingPlan:
     """Return a candidate as the plan that serving.json holds."""
-    q = asked.question
+    q = query.question
     assert c.outcome is not None
     workers = tuple(
         Workers(
@@ -68,9 +68,9 @@ def as_plan(asked: NamedQuestion, c: ServingCandidate) -> ServingPlan:
     if q.price is not None:
         prediction["money_per_million_tokens"] = money(c, q.price)
     return ServingPlan(
-        model_name=asked.model_name,
+        model_name=query.model_name,
         model=q.model,
-        cluster=asked.cluster_name,
+        cluster=query.cluster_name,
         node_gpus=q.cluster.ranks_per_node,
         gpus=c.gpus,
         engine=q.engine.name,  # type: ignore[arg-type]
@@ -81,7 +81,7 @@ def as_plan(asked: NamedQuestion, c: ServingCandidate) -> ServingPlan:
         draft_tokens=q.draft_tokens,
         adapters=q.adapter_slots,
         workers=workers,
-        load=ServedLoad(q.input, q.output, 0 if q.open_load else c.users, q.rate, asked.trace, q.reuse),
+        load=ServedLoad(q.input, q.output, 0 if q.open_load else c.users, q.rate, query.trace, q.reuse),
         limits=LatencyLimits(q.ttft_s, q.tpot_s, q.percentile),  # type: ignore[arg-type]
         prediction=prediction,
     )

@@ -253,8 +253,8 @@ def ask(request: ServingRequest) -> NamedQuestion:
     types = _weights(request, CHIPS[chip].generation, chip)
     _require_known(request)
     drafted, accepted = speculation(request.speculate)
-    used, held = adapters(request.adapters)
-    chosen = _fixed_layout(request.layout, spec, row, gpus)
+    used, slots = adapters(request.adapters)
+    fixed = _fixed_layout(request.layout, spec, row, gpus)
     q = ServingQuestion(
         model=spec,
         cluster=described,
@@ -280,12 +280,12 @@ def ask(request: ServingRequest) -> NamedQuestion:
         draft_tokens=drafted,
         acceptance=accepted,
         adapters=used,
-        adapter_slots=held,
+        adapter_slots=slots,
         adapter_load_s=adapter_bytes(spec) / HOST_BYTES_PER_S,
         requests=request.requests or 0,
         seed=request.seed,
         price=request.price,
     )
     return NamedQuestion(
-        q, request.model, request.cluster, str(request.trace or ""), chosen, (*named_notes, *load.notes)
+        q, request.model, request.cluster, str(request.trace or ""), fixed, (*named_notes, *load.notes)
     )

@@ -127,7 +127,7 @@ def plan(
         from phalanx.serving.answer import as_plan, decide
         from phalanx.serving.question import ServingRequest, ask
 
-        asked = ask(
+        query = ask(
             ServingRequest(
                 model=model,
                 cluster=cluster,
@@ -156,14 +156,14 @@ def plan(
                 seed=seed,
             )
         )
-        for note in asked.notes:
+        for note in query.notes:
             announce(f"note: {note}")
-        answer, against = decide(asked)
-        chosen = as_plan(asked, answer.best)
+        answer, against = decide(query)
+        chosen = as_plan(query, answer.best)
         serving.write(chosen, out)
         announce(f"serving plan: {out}")
         if as_json:
-            document = _as_json(asked, answer, against)
+            document = _as_json(query, answer, against)
             print_json(document | {"launch": as_json_of(chosen, launch)} if launch else document)
             return
         _show(answer, against)
@@ -187,20 +187,20 @@ def _show(answer: ServingAnswer, against: list[ServingNeighbour]) -> None:
     out.print(why_not(against))
 
 
-def _as_json(asked: NamedQuestion, answer: ServingAnswer, against: list[ServingNeighbour]) -> dict[str, Any]:
+def _as_json(query: NamedQuestion, answer: ServingAnswer, against: list[ServingNeighbour]) -> dict[str, Any]:
     from phalanx.serving.answer import as_plan, cache_of
 
     q = answer.question
     per_token, fits = cache_of(answer)
 
     def one(c: ServingCandidate) -> dict[str, Any]:
-        plan = asdict(as_plan(asked, c))
+        plan = asdict(as_plan(query, c))
         kept = ("gpus", "weights", "cache", "workers", "load", "prediction")
         return {"title": c.title} | {key: plan[key] for key in kept}
 
     return {
-        "model": asked.model_name,
-        "cluster": asked.cluster_name,
+        "model": query.model_name,
+        "cluster": query.cluster_name,
         "engine": q.engine.name,
         "objective": q.objective,
         "limits": {"ttft_s": q.ttft_s, "tpot_s": q.tpot_s, "percentile": q.percentile},

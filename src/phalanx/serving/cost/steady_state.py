@@ -137,7 +137,7 @@ def disaggregated(
     (xp, before), (xd, after) = prefill, decode
     none = 0.0 * load.concurrency
     alone, chunks, _ = prompt_batch(xp, load, none, none)
-    own = chunks * _seconds(m, xp, chip, c, alone)
+    prompt_s = chunks * _seconds(m, xp, chip, c, alone)
     servers = before * xp.attention_dp
     waiting, total = none, load.concurrency
     room = slots(m, xd, load) * after
@@ -147,7 +147,7 @@ def disaggregated(
         each = np.maximum(batch / after, 1e-3)
         new = _seconds(m, xd, chip, c, StepLoad(none, none, none, each, each * (load.input + load.output / 2)))
         step = new
-        first = own * (1 + (total - 1) / total * waiting / servers)
+        first = prompt_s * (1 + (total - 1) / total * waiting / servers)
         rate = total / (first + load.output * step)
         waiting = 0.5 * (waiting + rate * first)
         batch = 0.5 * (batch + np.minimum(rate * load.output * step, room))
@@ -155,6 +155,11 @@ def disaggregated(
     waits = _waits(c, load)
     transfer = m.cache * m.attention_layers * xp.cache_bytes * load.input / chip.net_bytes_per_s
     ttft = (
-        c.first_s + c.token_s * load.input + first + transfer + c.first_steps * step + waits * total * own / servers
+        c.first_s
+        + c.token_s * load.input
+        + first
+        + transfer
+        + c.first_steps * step
+        + waits * total * prompt_s / servers
     )
     return step, ttft

@@ -19,20 +19,20 @@ _IMAGE = {"vllm": "vllm-runtime", "sglang": "sglang-runtime", "trtllm": "tensorr
 
 def worker_options(plan: ServingPlan, place: WorkerPlace) -> list[str]:
     """Return the options of a worker, `python3 -m dynamo.ENGINE`'s own and those that it hands to the engine."""
-    where, _ = weights_of(plan)
+    model_path, _ = weights_of(plan)
     w = place.workers
     if plan.engine == "sglang":
-        return ["--model-path", where, "--served-model-name", where, *sglang.options(plan, place)]
+        return ["--model-path", model_path, "--served-model-name", model_path, *sglang.options(plan, place)]
     mode = [] if w.role == "both" else ["--disaggregation-mode", w.role]
     if plan.engine == "vllm":
-        out = ["--model", where, *vllm.options(plan, place), *mode]
+        out = ["--model", model_path, *vllm.options(plan, place), *mode]
         if w.role != "both":
             role = "kv_producer" if w.role == "prefill" else "kv_consumer"
             connector = {"kv_connector": "NixlConnector", "kv_role": role}
             out += ["--kv-transfer-config", json.dumps(connector, separators=(",", ":"))]
         return out
     trtllm.require_possible(place)
-    out = ["--model-path", where, "--served-model-name", where, *mode]
+    out = ["--model-path", model_path, "--served-model-name", model_path, *mode]
     out += ["--tensor-parallel-size", str(w.tp * w.attention_dp), "--pipeline-parallel-size", str(w.pp)]
     out += ["--expert-parallel-size", str(w.moe_ep)] if w.moe_ep > 1 else []
     out += ["--enable-attention-dp"] if w.attention_dp > 1 else []

@@ -111,25 +111,25 @@ class Copy:
         """Return the steady state of `batch` requests in a closed loop on this copy, which prefills and decodes."""
         q, table = self.question, self.table(batch, step_tokens)
         prompt = q.input - int(q.input * q.reuse)
-        beside = batch - 1 if q.engine.mixed else 0
+        decoding = batch - 1 if q.engine.mixed else 0
         groups = self.layout.attention_dp
-        room = max(1, step_tokens * self.layout.pp - beside * (1 + q.draft_tokens) // groups)
+        room = max(1, step_tokens * self.layout.pp - decoding * (1 + q.draft_tokens) // groups)
         chunks = -(-prompt // room)
         pairs = prompt * (q.input - prompt + (prompt + 1) / 2) / chunks
-        context = int(beside * (q.input + q.output / 2))
+        context = int(decoding * (q.input + q.output / 2))
         # The prompts of one group are computed beside those of the others, as far as there are any.
-        others = min(groups, max(1, batch // 4))
-        step = table.mixed(-(-prompt // chunks) * others, pairs * others, beside, context, groups / others)
-        own = chunks * step
+        sharing = min(groups, max(1, batch // 4))
+        step = table.mixed(-(-prompt // chunks) * sharing, pairs * sharing, decoding, context, groups / sharing)
+        prompt_s = chunks * step
         # Beside a prompt the others decode: that step is theirs too.
-        computed = (own - chunks * table.decode(beside, context)[0] if beside else own) / others
+        computed = (prompt_s - chunks * table.decode(decoding, context)[0] if decoding else prompt_s) / sharing
         busy = max(computed, 0.0) + q.output * self.decode_s(batch, step_tokens) / batch
         share = min(max(computed, 0.0) / busy, 0.95) if batch > 1 else 0.0
         ttft = (
-            own
+            prompt_s
             + step * self._behind(-(-prompt // chunks), step_tokens)
             + (0.5 * step if batch > 1 else 0.0)
-            + own * share / (2 * (1 - share))
+            + prompt_s * share / (2 * (1 - share))
         )
         tpot = max(batch * busy - ttft, 0.0) / (q.output - 1) if q.output > 1 else 0.0
         return SteadyEstimate(ttft + self.way_s(tpot), tpot, q.output / busy)

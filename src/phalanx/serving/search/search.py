@@ -101,7 +101,7 @@ class Search:
         """Yield the candidates of a layout for an open load, with as many slots as fit. Their steady state is that of
         the smallest batch that keeps up with arrivals."""
         q, x = self.q, copy.layout
-        asked = q.offered * q.output
+        arriving = q.offered * q.output
         for chunk in q.chunks:
             able = [b for b in BATCHES if b <= copy.most and chunk * x.pp * x.attention_dp > b * (1 + q.draft_tokens)]
             if not able or (chunk > 2 * q.input and chunk > min(q.chunks)):
@@ -110,9 +110,9 @@ class Search:
             for batch in able:
                 s = copy.steady(batch, chunk)
                 self.evaluated += 1
-                if s.tokens_per_s * count >= asked:
+                if s.tokens_per_s * count >= arriving:
                     break
-            steady = replace(s, tokens_per_s=min(s.tokens_per_s * count, asked))
+            steady = replace(s, tokens_per_s=min(s.tokens_per_s * count, arriving))
             yield ServingCandidate(
                 copy.weights,
                 (WorkerGroup("both", x, count, able[-1], chunk, copy.cache_tokens),),
@@ -225,17 +225,17 @@ class Search:
 
     def refined(self, c: ServingCandidate) -> ServingCandidate | None:
         """Return a candidate, simulated, with the largest batch within the limits; None if no batch is."""
-        here = self.simulate(c)
+        best = self.simulate(c)
         if self.q.open_load or self.q.concurrency or len(c.groups) > 1 or self.q.objective == "latency":
-            return here if self.keeps(here) else self._smaller(c)
-        if not self.keeps(here):
+            return best if self.keeps(best) else self._smaller(c)
+        if not self.keeps(best):
             return self._smaller(c)
         while (larger := self._with_batch(c, 1)) is not None:
-            seen = self.simulate(larger)
-            if not self.keeps(seen) or self.score(seen) >= self.score(here):
+            simulated = self.simulate(larger)
+            if not self.keeps(simulated) or self.score(simulated) >= self.score(best):
                 break
-            c, here = larger, seen
-        return here
+            c, best = larger, simulated
+        return best
 
     def _smaller(self, c: ServingCandidate) -> ServingCandidate | None:
         for _ in range(6):

@@ -51,19 +51,19 @@ def _read(rows: Iterator[list[str]], path: Path) -> Requests:
         for column, place in places.items():
             text = row[place].strip() if place < len(row) else ""
             value = _number(text, column)
-            where = f"--trace {path.name}, row {number}, {header[place]}"
+            location = f"--trace {path.name}, row {number}, {header[place]}"
             if value is None:
                 raise InputError(
-                    where, text, "is not a number" if column != "arrival" else "is neither seconds nor a date"
+                    location, text, "is not a number" if column != "arrival" else "is neither seconds nor a date"
                 )
             least = 1 if column in ("input", "output") else -1e12 if column == "priority" else 0
             if not least <= value < 1e12:
                 reason = "must not be negative" if least == 0 and value < 0 else f"must be from {least:g} to 1e12"
-                raise InputError(where, text, reason)
+                raise InputError(location, text, reason)
             if column != "arrival" and value != int(value):
-                raise InputError(where, text, "is not a whole number")
+                raise InputError(location, text, "is not a whole number")
             if column == "arrival" and values[column] and value < values[column][-1]:
-                raise InputError(where, text, "is before the row above", "sort the trace by time")
+                raise InputError(location, text, "is before the row above", "sort the trace by time")
             values[column].append(value)
     if not values["arrival"]:
         raise InputError("trace", str(path), "has no requests")

@@ -47,10 +47,10 @@ def shape(cluster: ClusterSpec, topology: Topology, free: Ints, world: int) -> C
 
 
 def alternatives(
-    job: PlacedJob, topology: Topology, free: Ints, known: Carvings | None = None
+    job: PlacedJob, topology: Topology, free: Ints, carvings: Carvings | None = None
 ) -> list[PlacedAlternative]:
     """Return other strategies for a job's model and batch on so many of these GPUs, the fastest as placed first: the
-    best of the search, and the best of each family. `known`: as for `place`.
+    best of the search, and the best of each family. `carvings`: as for `place`.
 
     Raises InputError if no strategy is legal or fits.
     """
@@ -61,12 +61,12 @@ def alternatives(
         replace(job, strategy=ranked.strategy, options=searched.pricing.extra)
         for ranked in (*searched.ranked, *searched.families)
     ]
-    own = _unordered(job.strategy)
-    known = {} if known is None else known
+    unordered = _unordered(job.strategy)
+    carvings = {} if carvings is None else carvings
     placed = [
-        PlacedAlternative(other, place(other, topology, free, known=known))
+        PlacedAlternative(other, place(other, topology, free, carvings=carvings))
         for name, other in _distinct(others).items()
-        if name != own
+        if name != unordered
     ]
     return sorted(placed, key=lambda a: a.placed.seconds)
 

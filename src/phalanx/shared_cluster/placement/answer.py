@@ -62,27 +62,27 @@ def answer(
 ) -> PlaceAnswer:
     """Place a job on the GPUs that the file `free` names; `leaves`: the nodes of each leaf switch, in place of the
     file's; `search`: also look for better strategies there. Raises InputError."""
-    given = free_gpus.read(free, job.cluster, leaves)
-    here = replace(job, cluster=given.cluster)
-    if job.strategy.world > len(given.free):
+    available = free_gpus.read(free, job.cluster, leaves)
+    local = replace(job, cluster=available.cluster)
+    if job.strategy.world > len(available.free):
         raise InputError(
             "free",
             str(free),
-            f"has {len(given.free)} free GPUs, but {job.strategy} has {job.strategy.world} ranks",
-            f"plan for at most {len(given.free)} GPUs, or free more",
+            f"has {len(available.free)} free GPUs, but {job.strategy} has {job.strategy.world} ranks",
+            f"plan for at most {len(available.free)} GPUs, or free more",
         )
-    known: Carvings = {}
-    placed = place(here, given.topology, given.free, known=known)
-    everything = np.arange(given.topology.gpus)
-    empty = place(here, given.topology, everything)
+    carvings: Carvings = {}
+    placed = place(local, available.topology, available.free, carvings=carvings)
+    everything = np.arange(available.topology.gpus)
+    empty = place(local, available.topology, everything)
     others: tuple[PlacedAlternative, ...] = ()
     reason = ""
     if search:
         try:
-            others = tuple(alternatives(here, given.topology, given.free, known))
+            others = tuple(alternatives(local, available.topology, available.free, carvings))
         except InputError as error:
             reason = str(error)
-    return PlaceAnswer(here, given, placed, empty, others, reason)
+    return PlaceAnswer(local, available, placed, empty, others, reason)
 
 
 LAUNCHERS = ("slurm", "torchrun", "kueue")

@@ -58,10 +58,10 @@ class Placed:
 
 
 def place(
-    job: PlacedJob, topology: Topology, free: Ints, busy: Ints | None = None, known: Carvings | None = None
+    job: PlacedJob, topology: Topology, free: Ints, busy: Ints | None = None, carvings: Carvings | None = None
 ) -> Placed:
     """Place a job on the free GPUs of a topology. `busy`: GPUs in use by others, by default all that are not free;
-    `known`: a cache of carvings of the same free GPUs. Raises InputError if the job has more ranks than GPUs are
+    `carvings`: a cache of carvings of the same free GPUs. Raises InputError if the job has more ranks than GPUs are
     free."""
     world, s = job.strategy.world, job.strategy
     if len(free) < world:
@@ -81,7 +81,7 @@ def place(
         exact = True
     else:
         sets = list(_on_common_rails(topology, blocks, world)) if rails else []
-        candidates = _searched(job, blocks, sets, price, {} if known is None else known)
+        candidates = _searched(job, blocks, sets, price, {} if carvings is None else carvings)
         if world <= descent.RANKS:
             start = candidates[int(np.argmin(price(candidates)))]
             lower = descent.descended(start, np.setdiff1d(free, start), price)
@@ -150,7 +150,7 @@ def _searched(
     axes = [(name, size) for name, size in job.mesh.axes if size > 1]
     orders = list(permutations(range(len(axes))))
     selections = [*_selections(blocks, job.strategy.world, [size for _, size in axes]), *sets]
-    known: dict[tuple[int, int], tuple[Ints, float]] = {}
+    priced_pairs: dict[tuple[int, int], tuple[Ints, float]] = {}
 
     @cache
     def name(which: int) -> bytes:
@@ -174,23 +174,23 @@ def _searched(
 
     def carved(pairs: Iterable[tuple[int, int]]) -> None:
         """Carve and price (order, selection)."""
-        new = [pair for pair in dict.fromkeys(pairs) if pair not in known]
+        new = [pair for pair in dict.fromkeys(pairs) if pair not in priced_pairs]
         gpus = [placed(orders[order], which) for order, which in new]
         able = [k for k, each in enumerate(gpus) if each is not None]
         if able:
             prices = price(np.array([gpus[k] for k in able])).tolist()
-            known.update({new[k]: (gpus[k], seconds) for k, seconds in zip(able, prices, strict=True)})  # type: ignore[misc]
+            priced_pairs.update({new[k]: (gpus[k], seconds) for k, seconds in zip(able, prices, strict=True)})  # type: ignore[misc]
 
     def fastest(which: int, count: int) -> list[int]:
         """Return the fastest orders (0) or selections (1) priced so far."""
-        ranked = sorted(known, key=lambda pair: (known[pair][1], pair))
+        ranked = sorted(priced_pairs, key=lambda pair: (priced_pairs[pair][1], pair))
         return list(dict.fromkeys(pair[which] for pair in ranked))[:count]
 
     carved((order, 0) for order in range(len(orders)))
     promising = fastest(0, _ORDERS)
     carved((order, which) for order in promising[:_BEST] for which in range(len(selections)))
     carved((order, which) for which in fastest(1, _BEST) for order in promising)
-    distinct = {gpus.tobytes(): gpus for gpus, _ in known.values()}
+    distinct = {gpus.tobytes(): gpus for gpus, _ in priced_pairs.values()}
     return np.array(list(distinct.values()))
 
 
@@ -235,7 +235,7 @@ def _selections(blocks: Sequence[FreeBlock], world: int, sizes: Sequence[int]) -
     share of the fewest blocks that suffice and of one and two more."""
     yield list(blocks)
     units = sorted({a * b for a, b in product([1, *sizes], repeat=2)})
-    seen = {_which(blocks, world)}
+    yielded = {_which(blocks, world)}
     for depth in range(len(blocks[0].scopes) + 1):
         # Blocks of one tier, those with the most free GPUs first; their inner blocks likewise.
         members: dict[tuple[int, ...], list[FreeBlock]] = {}
@@ -246,18 +246,18 @@ def _selections(blocks: Sequence[FreeBlock], world: int, sizes: Sequence[int]) -
         counts = np.array([sum(len(block.gpus) for block in inner) for inner in tier])
         for cap in _caps(counts, world, units):
             selection = [kept for inner, n in zip(tier, cap.tolist(), strict=True) for kept in _first(inner, n)]
-            which = _which(selection, world)
-            if cap.sum() >= world and which not in seen:
-                seen.add(which)
+            key_of = _which(selection, world)
+            if cap.sum() >= world and key_of not in yielded:
+                yielded.add(key_of)
                 yield selection
     if len(blocks[0].scopes):
         inner = {n for size in sizes for n in _nested([size]) if n <= len(blocks[0].gpus)}
         for near, far in product(sorted(inner), [unit for unit in units if unit <= _UNDER]):
             if far > near and far % near == 0:
                 selection = _in_multiples(blocks, near, far)
-                which = _which(selection, world)
-                if sum(count for _, count in which) >= world and which not in seen:
-                    seen.add(which)
+                key_of = _which(selection, world)
+                if sum(count for _, count in key_of) >= world and key_of not in yielded:
+                    yielded.add(key_of)
                     yield selection
 
 

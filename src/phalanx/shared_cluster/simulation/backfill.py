@@ -17,17 +17,17 @@ from phalanx.shared_cluster.simulation.reservations import earliest
 
 def start_if_able(cluster: ClusterState, number: int) -> bool:
     """Start a waiting job if it can start now."""
-    chosen, speed = cluster.nodes.choose(cluster.jobs[number].gpus, cluster.policy.rule), 1.0
-    if not chosen and cluster.policy.elastic and cluster.jobs[number].widths:
-        chosen, speed = elastic.narrower(cluster, number)
-    if not chosen and stopping.may_stop_any(cluster, number):
-        chosen, speed = stopping.stop_for(cluster, number), 1.0
-    if not chosen and cluster.shrinkable:
-        chosen, speed = elastic.shrink_for(cluster, number)
-    if not chosen:
+    gpus, speed = cluster.nodes.choose(cluster.jobs[number].gpus, cluster.policy.rule), 1.0
+    if not gpus and cluster.policy.elastic and cluster.jobs[number].widths:
+        gpus, speed = elastic.narrower(cluster, number)
+    if not gpus and stopping.may_stop_any(cluster, number):
+        gpus, speed = stopping.stop_for(cluster, number), 1.0
+    if not gpus and cluster.shrinkable:
+        gpus, speed = elastic.shrink_for(cluster, number)
+    if not gpus:
         return False
     cluster.unwait(number)
-    cluster.start(number, chosen, speed)
+    cluster.start(number, gpus, speed)
     return True
 
 
@@ -71,7 +71,7 @@ def easy(cluster: ClusterState) -> None:
 
 def _reserve(cluster: ClusterState, head: int) -> None:
     if cluster.reserved_for != head:
-        ends = ((time, cluster.running[n].held) for time, n in cluster.ends)
+        ends = ((time, cluster.running[n].gpus) for time, n in cluster.ends)
         gpus = cluster.jobs[head].gpus
         cluster.reservation = earliest(cluster.nodes, gpus, cluster.policy.rule == "scatter", ends)
         cluster.reserved_for = head
@@ -83,28 +83,28 @@ def _backfill(cluster: ClusterState, head: int) -> None:
     reservation = cluster.reservation
     assert reservation is not None
     for width in sorted(cluster.waiting):
-        own, position, seen = cluster.waiting[width], 0, 0
-        beside = True  # whether jobs of this width may still find GPUs that are not reserved
-        while position < len(own) and seen < DEPTH:
-            chosen = cluster.nodes.choose(width, cluster.policy.rule)
-            if not chosen:
+        queue, position, seen = cluster.waiting[width], 0, 0
+        room = True  # whether jobs of this width may still find GPUs that are not reserved
+        while position < len(queue) and seen < DEPTH:
+            gpus = cluster.nodes.choose(width, cluster.policy.rule)
+            if not gpus:
                 break
-            number = own[position][1]
+            number = queue[position][1]
             job = cluster.jobs[number]
             seen += 1
-            speed = cluster.speed(number, chosen)
+            speed = cluster.speed(number, gpus)
             late = cluster.now + job.planned / speed > reservation.time
-            if late and beside and number != head:
-                chosen = _beside(cluster, job)
-                beside = bool(chosen)
-            if number == head or (late and not beside):
+            if late and room and number != head:
+                gpus = _beside(cluster, job)
+                room = bool(gpus)
+            if number == head or (late and not room):
                 position += 1
                 continue
             if late:
-                speed = cluster.speed(number, chosen)
-                reservation.use(chosen)
+                speed = cluster.speed(number, gpus)
+                reservation.use(gpus)
             cluster.unwait(number)
-            cluster.start(number, chosen, 1.0, speed)
+            cluster.start(number, gpus, 1.0, speed)
 
 
 def _beside(cluster: ClusterState, job: TraceJob) -> Chosen:

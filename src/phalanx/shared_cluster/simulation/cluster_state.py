@@ -43,7 +43,7 @@ class ActiveJob:
     """When it ends unless it is stopped."""
     planned_end: float = 0.0
     """When it ends by its limit."""
-    held: HeldGpus = ()
+    gpus: HeldGpus = ()
     width: int = 0
     """GPUs that it runs on."""
 
@@ -111,12 +111,12 @@ class ClusterState:
             return 1.0
         return self.speed_of(job, tuple((node, (1 << gpus) - 1) for node, gpus in chosen))
 
-    def start(self, number: int, chosen: Chosen, narrower: float, placed: float | None = None) -> None:
+    def start(self, number: int, nodes: Chosen, narrower: float, placed: float | None = None) -> None:
         """Start a job on (node, GPUs) at a speed of `narrower` times that of the placement."""
         state, job = self.active[number], self.jobs[number]
-        state.speed = narrower * (self.speed(number, chosen) if placed is None else placed)
-        state.width = sum(gpus for _, gpus in chosen)
-        state.held = self.nodes.take(chosen)
+        state.speed = narrower * (self.speed(number, nodes) if placed is None else placed)
+        state.width = sum(gpus for _, gpus in nodes)
+        state.gpus = self.nodes.take(nodes)
         self.history.waited[number] += self.now - state.since
         state.since = self.now
         state.end = self.now + state.left / state.speed
@@ -128,12 +128,12 @@ class ClusterState:
             self.shrinkable.add(number)
         heapq.heappush(self.events, (state.end, END, number, state.version))
         if self.timelines is not None:
-            self.timelines.change(chosen, self.now, state.planned_end, -1)
+            self.timelines.change(nodes, self.now, state.planned_end, -1)
         if self.policy.name == "easy":
             insort(self.ends, (state.planned_end, number))
         if self.policy.name == "las":
             if state.attained >= THRESHOLD:
-                self.count_second(state.held, 1)
+                self.count_second(state.gpus, 1)
             else:
                 at = self.now + (THRESHOLD - state.attained) / state.width
                 if at < state.end:
@@ -143,12 +143,12 @@ class ClusterState:
         """Take a job off its GPUs."""
         state = self.running[number]
         if self.policy.name == "las" and state.attained >= THRESHOLD:
-            self.count_second(state.held, -1)
+            self.count_second(state.gpus, -1)
         if self.policy.name == "easy":
             del self.ends[bisect_left(self.ends, (state.planned_end, number))]
         self.count_run(number)
         state.version += 1
-        self.nodes.give_back(state.held)
+        self.nodes.give_back(state.gpus)
         self.shrinkable.discard(number)
         del self.running[number]
 
@@ -159,7 +159,7 @@ class ClusterState:
         state.attained += ran * state.width
         # Rounding may leave a last fraction of a second undone.
         state.left = 0.0 if self.now >= state.end else max(0.0, state.left - ran * state.speed)
-        self.history.runs.append(JobRun(number, state.since, self.now, state.held))
+        self.history.runs.append(JobRun(number, state.since, self.now, state.gpus))
         narrower = dict(job.widths).get(state.width, 1.0) if state.width != job.gpus else 1.0
         self.history.placement += ran * state.width * (1 - state.speed / narrower)
         state.since = self.now

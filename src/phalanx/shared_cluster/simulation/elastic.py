@@ -46,39 +46,39 @@ def _worth_shrinking(cluster: ClusterState, number: int, other: int) -> bool:
     return job.priority <= cluster.jobs[number].priority and state.end - cluster.now > cluster.policy.restart_s
 
 
-def _shrunk(cluster: ClusterState, width: int, others: Sequence[int], narrowest: bool) -> Chosen:
+def _shrunk(cluster: ClusterState, width: int, shrinking: Sequence[int], narrowest: bool) -> Chosen:
     """Shrink all of these jobs, to their next or to their narrowest width, if `width` GPUs for another job are
     then free in the right shape; return its nodes, and none if they are not."""
     to: list[tuple[int, int, float]] = []
-    for other in others:
-        narrower = [w for w in cluster.jobs[other].widths if w[0] < cluster.running[other].width]
-        to.append((other, *(narrower[0] if narrowest else narrower[-1])))
+    for job in shrinking:
+        narrower = [w for w in cluster.jobs[job].widths if w[0] < cluster.running[job].width]
+        to.append((job, *(narrower[0] if narrowest else narrower[-1])))
     freed = sum(cluster.running[n].width - w for n, w, _ in to)
     if cluster.nodes.count + freed < width:
         return []
-    held = [cluster.running[n].held for n in others]
-    for own in held:
-        cluster.nodes.give_back(own)
+    before = [cluster.running[n].gpus for n in shrinking]
+    for gang in before:
+        cluster.nodes.give_back(gang)
     taken: list[HeldGpus] = []
     places: list[Chosen] = []
     for gpus in (width, *(w for _, w, _ in to)):
-        chosen = cluster.nodes.choose(gpus, cluster.policy.rule)
-        if not chosen:
+        nodes = cluster.nodes.choose(gpus, cluster.policy.rule)
+        if not nodes:
             break
-        places.append(chosen)
-        taken.append(cluster.nodes.take(chosen))
-    for own in taken:
-        cluster.nodes.give_back(own)
-    for own in held:
-        cluster.nodes.retake(own)
+        places.append(nodes)
+        taken.append(cluster.nodes.take(nodes))
+    for gang in taken:
+        cluster.nodes.give_back(gang)
+    for gang in before:
+        cluster.nodes.retake(gang)
     if len(places) <= len(to):
         return []
-    for other, _, _ in to:
-        cluster.leave(other)
-    for (other, _, speed), chosen in zip(to, places[1:], strict=True):
-        cluster.active[other].left += cluster.policy.restart_s
-        cluster.history.resized[other] += 1
-        cluster.start(other, chosen, speed)
+    for job, _, _ in to:
+        cluster.leave(job)
+    for (job, _, speed), nodes in zip(to, places[1:], strict=True):
+        cluster.active[job].left += cluster.policy.restart_s
+        cluster.history.resized[job] += 1
+        cluster.start(job, nodes, speed)
     return places[0]
 
 
@@ -94,9 +94,9 @@ def widen(cluster: ClusterState) -> None:
                 continue
             if (left * state.speed + cluster.policy.restart_s) / speed >= left:
                 continue  # it would lose more than it gains
-            cluster.nodes.give_back(state.held)
+            cluster.nodes.give_back(state.gpus)
             chosen = cluster.nodes.choose(width, cluster.policy.rule)
-            cluster.nodes.retake(state.held)
+            cluster.nodes.retake(state.gpus)
             if chosen:
                 cluster.leave(number)
                 state.left += cluster.policy.restart_s

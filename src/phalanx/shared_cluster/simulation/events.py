@@ -32,7 +32,7 @@ def _end(cluster: ClusterState, number: int) -> None:
     del cluster.active[number]
     cluster.history.finish[number] = cluster.now
     if cluster.timelines is not None and job.planned_end > cluster.now:
-        chosen = [(node, bits.bit_count()) for node, bits in job.held]
+        chosen = [(node, bits.bit_count()) for node, bits in job.gpus]
         cluster.timelines.change(chosen, cluster.now, job.planned_end, 1)
         cluster.early = True
     elif cluster.policy.elastic and not any(cluster.waiting.values()):

@@ -17,7 +17,7 @@ class JobRun:
     job: int
     start: float
     end: float
-    held: HeldGpus
+    gpus: HeldGpus
 
 
 @dataclass

@@ -132,7 +132,7 @@ class Nodes:
 
     def take(self, chosen: Iterable[tuple[int, int]]) -> HeldGpus:
         """Take GPUs of nodes for a gang, the lowest free ones of each."""
-        held: list[tuple[int, int]] = []
+        gang: list[tuple[int, int]] = []
         for node, gpus in chosen:
             bits, taken = self._bits[node], 0
             for _ in range(gpus):
@@ -140,9 +140,9 @@ class Nodes:
                 assert lowest, "a gang takes free GPUs only"
                 taken |= lowest
                 bits ^= lowest
-            held.append((node, taken))
+            gang.append((node, taken))
             self._set(node, bits)
-        return tuple(held)
+        return tuple(gang)
 
     def retake(self, held: HeldGpus) -> None:
         """Take the GPUs that a gang has just released again."""

@@ -49,7 +49,7 @@ def outcome(history: JobHistory) -> PolicyOutcome:
     """Return the figures of a simulation."""
     jobs = history.jobs
     submit = np.array([job.submit for job in jobs])
-    used = sum((run.end - run.start) * sum(bits.bit_count() for _, bits in run.held) for run in history.runs)
+    used = sum((run.end - run.start) * sum(bits.bit_count() for _, bits in run.gpus) for run in history.runs)
     span = max(history.makespan, 1e-9)
     return PolicyOutcome(
         policy=history.policy.title,
@@ -79,7 +79,7 @@ def use_over_time(history: JobHistory, columns: int) -> Floats:
     for run in history.runs:
         a, b = run.start / step, run.end / step
         i, j = min(int(a), columns), min(int(b), columns)
-        for node, bits in run.held:
+        for node, bits in run.gpus:
             gpus = bits.bit_count()
             rate[node, i] += gpus
             rate[node, j] -= gpus

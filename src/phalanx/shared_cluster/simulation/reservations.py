@@ -38,8 +38,8 @@ def earliest(nodes: Nodes, gpus: int, scatter: bool, ends: Iterable[tuple[float,
     """Return the reservation of a gang that cannot start now, from the planned ends of running jobs, ascending."""
     shape, free, count = nodes.shape(gpus), list(nodes.free), nodes.count
     full = {n for n, k in enumerate(free) if k == nodes.largest}
-    for time, held in ends:
-        for node, bits in held:
+    for time, gang in ends:
+        for node, bits in gang:
             back = bits.bit_count()
             free[node] += back
             count += back
@@ -49,7 +49,7 @@ def earliest(nodes: Nodes, gpus: int, scatter: bool, ends: Iterable[tuple[float,
             if count >= gpus:
                 return Reservation(time, anywhere=count - gpus)
             continue
-        reserved = _fits(shape, free, full, [node for node, _ in held])
+        reserved = _fits(shape, free, full, [node for node, _ in gang])
         if reserved:
             return Reservation(time, {node: free[node] - use for node, use in reserved})
     raise AssertionError("a gang that the empty cluster holds can start when all others have ended")

@@ -15,7 +15,7 @@ def demote(cluster: ClusterState, number: int) -> None:
     state = cluster.running[number]
     cluster.count_run(number)
     state.attained = THRESHOLD
-    cluster.count_second(state.held, 1)
+    cluster.count_second(state.gpus, 1)
 
 
 def _may_stop(cluster: ClusterState, number: int, other: int) -> bool:
@@ -37,32 +37,32 @@ def stop_for(cluster: ClusterState, number: int) -> Chosen:
         room = list(cluster.nodes.free)
         for other, state in cluster.running.items():
             if _may_stop(cluster, number, other):
-                for node, bits in state.held:
+                for node, bits in state.gpus:
                     room[node] += bits.bit_count()
     else:
         room = [free + second for free, second in zip(cluster.nodes.free, cluster.second, strict=True)]
     parts = [(largest, shape.entire), (shape.part, 1 if shape.part else 0)]
-    chosen: Chosen = []
+    nodes: Chosen = []
     for gpus, count in parts:
-        taken = {node for node, _ in chosen}
+        taken = {node for node, _ in nodes}
         # Where the fewest GPUs must be taken from others.
         fitting = sorted(
             (gpus - cluster.nodes.free[n], n) for n, k in enumerate(room) if k >= gpus and n not in taken
         )
         if len(fitting) < count:
             return []
-        chosen += [(n, gpus) for _, n in fitting[:count]]
-    for node, gpus in chosen:
+        nodes += [(n, gpus) for _, n in fitting[:count]]
+    for node, gpus in nodes:
         victims = [
             n
             for n, s in cluster.running.items()
-            if any(at == node for at, _ in s.held) and _may_stop(cluster, number, n)
+            if any(at == node for at, _ in s.gpus) and _may_stop(cluster, number, n)
         ]
         for victim in sorted(victims, key=lambda n: (cluster.jobs[n].priority, -cluster.jobs[n].submit)):
             if cluster.nodes.free[node] >= gpus:
                 break
             _stop(cluster, victim)
-    return chosen
+    return nodes
 
 
 def _stop(cluster: ClusterState, number: int) -> None:

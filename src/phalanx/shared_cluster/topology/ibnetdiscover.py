@@ -29,15 +29,15 @@ _LANE_GBIT |= {"NDR": 100.0, "XDR": 200.0}
 """Gb/s of data in one direction of one lane."""
 
 
-def read_topology(text: str, where: str) -> tuple[SwitchTree, float]:
-    """Return the tree of switches, and the bytes/s in one direction of the slowest host's link; `where` names the
+def read_topology(text: str, file: str) -> tuple[SwitchTree, float]:
+    """Return the tree of switches, and the bytes/s in one direction of the slowest host's link; `file` names the
     file in messages. Raises InputError."""
     hosts: dict[str, dict[str, float]] = {}  # host -> switch -> bytes/s
     peers: dict[str, dict[str, float]] = {}  # switch -> switch -> bytes/s
     switch = ""
     for number, line in enumerate(text.splitlines(), 1):
         if len(line) > _LONGEST:
-            raise InputError(f"{where} line {number}", None, f"has more than {_LONGEST:,} characters")
+            raise InputError(f"{file} line {number}", None, f"has more than {_LONGEST:,} characters")
         record = _SWITCH.match(line)
         if record:
             switch = record[1]
@@ -47,21 +47,21 @@ def read_topology(text: str, where: str) -> tuple[SwitchTree, float]:
         elif switch and line.startswith("["):
             port = _PORT.match(line)
             if port is None:
-                raise InputError(f"{where} line {number}", line.strip(), "is not a port of ibnetdiscover")
+                raise InputError(f"{file} line {number}", line.strip(), "is not a port of ibnetdiscover")
             peer, description, lanes, speed = port.groups()
             if speed not in _LANE_GBIT:
-                raise InputError(f"{where} line {number}", speed, "is not a speed of InfiniBand")
+                raise InputError(f"{file} line {number}", speed, "is not a speed of InfiniBand")
             rate = int(lanes) * _LANE_GBIT[speed] * 1e9 / 8
             if peer.startswith("S-"):
                 peers[switch][peer] = peers[switch].get(peer, 0.0) + rate
             elif (
                 peer.startswith("H-") and description.strip() and not description.startswith("Mellanox Technologies")
             ):
-                host = require_host_name(description.split()[0], f"{where} line {number}")
+                host = require_host_name(description.split()[0], f"{file} line {number}")
                 of = hosts.setdefault(host, {})
                 of[switch] = of.get(switch, 0.0) + rate
     if not hosts:
-        raise InputError(where, None, "has no switch with hosts", "write it with: ibnetdiscover > FILE")
+        raise InputError(file, None, "has no switch with hosts", "write it with: ibnetdiscover > FILE")
     return _tree(hosts, peers), min(rate for of in hosts.values() for rate in of.values())
 
 

@@ -38,18 +38,18 @@ class GpuTopology:
         return all(link.startswith("NV") for i, row in enumerate(self.links) for j, link in enumerate(row) if i != j)
 
 
-def read_matrix(text: str, where: str) -> GpuTopology:
-    """Read the output of `nvidia-smi topo -m`; `where` names it in messages. Raises InputError."""
+def read_matrix(text: str, file: str) -> GpuTopology:
+    """Read the output of `nvidia-smi topo -m`; `file` names it in messages. Raises InputError."""
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in text.splitlines()]
     head = next(
         (i for i, line in enumerate(lines) if re.match(r"\s*GPU0\b", line) and " X " not in f" {line} "), None
     )
     if head is None:
-        raise InputError(where, None, "has no line of GPU names", "write it with: nvidia-smi topo -m > FILE")
+        raise InputError(file, None, "has no line of GPU names", "write it with: nvidia-smi topo -m > FILE")
     names = re.findall(r"\b(?:GPU\d+|NIC\d+|mlx\w+)\b", lines[head])
     gpus = [name for name in names if name.startswith("GPU")]
     if len(gpus) > _MOST:
-        raise InputError(where, len(gpus), "is more GPUs than a host has", f"at most {_MOST} are read")
+        raise InputError(file, len(gpus), "is more GPUs than a host has", f"at most {_MOST} are read")
     by_name: dict[str, list[str]] = {}
     for line in lines[head + 1 :]:
         if words := line.split(maxsplit=len(gpus) + 1):
@@ -60,11 +60,11 @@ def read_matrix(text: str, where: str) -> GpuTopology:
         wrong = next((c for c in cells if not re.fullmatch(r"X|NV\d+|PIX|PXB|PHB|NODE|SYS", c)), None)
         if len(cells) < len(gpus) or wrong is not None or cells[i] != "X":
             raise InputError(
-                where, name, "has no complete row" if wrong is None else f"{wrong!r} is not a kind of link"
+                file, name, "has no complete row" if wrong is None else f"{wrong!r} is not a kind of link"
             )
         rows.append(tuple(cells))
     if any(rows[i][j] != rows[j][i] for i in range(len(rows)) for j in range(i)):
-        raise InputError(where, None, "is not symmetric: two GPUs reach each other in different ways")
+        raise InputError(file, None, "is not symmetric: two GPUs reach each other in different ways")
     return GpuTopology(tuple(rows), len(names) - len(gpus))
 
 

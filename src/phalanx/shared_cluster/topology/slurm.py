@@ -20,53 +20,53 @@ from phalanx.spec.errors import InputError
 _KEYS = ("switchname", "nodes", "switches", "linkspeed", "blockname", "blocksizes")
 
 
-def read_topology(text: str, where: str) -> SwitchTree:
-    """Read a topology.conf; `where` names it in messages. Raises InputError with the line."""
+def read_topology(text: str, file: str) -> SwitchTree:
+    """Read a topology.conf; `file` names it in messages. Raises InputError with the line."""
     leaves: dict[str, tuple[str, ...]] = {}
     above: dict[str, tuple[str, ...]] = {}
     lines = text.replace("\\\n", " ").splitlines()
     for number, line in enumerate(lines, 1):
-        fields = _fields(line.partition("#")[0], f"{where} line {number}")
+        fields = _fields(line.partition("#")[0], f"{file} line {number}")
         name = fields.get("switchname") or fields.get("blockname")
         if not name:
             if set(fields) - {"blocksizes"}:
-                raise InputError(f"{where} line {number}", line.strip(), "names no switch", "write SwitchName=...")
+                raise InputError(f"{file} line {number}", line.strip(), "names no switch", "write SwitchName=...")
             continue
         if name in leaves or name in above:
-            raise InputError(f"{where} line {number}", name, "is named twice")
+            raise InputError(f"{file} line {number}", name, "is named twice")
         if bool(fields.get("nodes")) == bool(fields.get("switches")):
-            raise InputError(f"{where} line {number}", name, "needs Nodes or Switches")
+            raise InputError(f"{file} line {number}", name, "needs Nodes or Switches")
         if "nodes" in fields:
-            leaves[name] = tuple(expand(fields["nodes"], f"{where} line {number}"))
+            leaves[name] = tuple(expand(fields["nodes"], f"{file} line {number}"))
         else:
-            above[name] = tuple(expand(fields["switches"], f"{where} line {number}"))
-    return checked(SwitchTree(leaves, above), where)
+            above[name] = tuple(expand(fields["switches"], f"{file} line {number}"))
+    return checked(SwitchTree(leaves, above), file)
 
 
-def _fields(line: str, where: str) -> dict[str, str]:
+def _fields(line: str, file: str) -> dict[str, str]:
     fields = {}
     for word in line.split():
         key, equals, value = word.partition("=")
         if not equals or key.lower() not in _KEYS:
-            raise InputError(where, word, "is not a field of topology.conf", "e.g. SwitchName=s0 Nodes=node[0-15]")
+            raise InputError(file, word, "is not a field of topology.conf", "e.g. SwitchName=s0 Nodes=node[0-15]")
         fields[key.lower()] = value
     return fields
 
 
-def checked(tree: SwitchTree, where: str) -> SwitchTree:
+def checked(tree: SwitchTree, file: str) -> SwitchTree:
     """Return a tree of which every host is under one leaf and every switch exists. Raises InputError."""
     if not tree.leaves:
-        raise InputError(where, None, "has no switch with nodes")
+        raise InputError(file, None, "has no switch with nodes")
     seen: dict[str, str] = {}
     for leaf, hosts in tree.leaves.items():
         for host in hosts:
             if host in seen:
-                raise InputError(where, host, f"is under {seen[host]} and {leaf}", "give every node one leaf")
+                raise InputError(file, host, f"is under {seen[host]} and {leaf}", "give every node one leaf")
             seen[host] = leaf
     for switch, below in tree.above.items():
         for child in below:
             if child not in tree.leaves and child not in tree.above:
-                raise InputError(where, child, f"is below {switch}, but is no switch of this file")
+                raise InputError(file, child, f"is below {switch}, but is no switch of this file")
     return tree
 
 

@@ -43,9 +43,9 @@ def draw(
             "ranks": ranks,
             "params": params,
         }
-        given = {key: value for key, value in options.items() if value is not None}
+        chosen_options = {key: value for key, value in options.items() if value is not None}
         if name is None:
-            for key, value in given.items():
+            for key, value in chosen_options.items():
                 raise InputError(
                     f"--{key}", value, "is an option of a picture", "name one, from this list without it"
                 )
@@ -63,7 +63,7 @@ def draw(
                 if yours:
                     print(f"    of yours: phalanx {yours}")
             return
-        drawn = picture(name, given)
+        drawn = picture(name, chosen_options)
         if plot is not None:
             write([drawn], plot)
             announce(f"wrote {plot}")

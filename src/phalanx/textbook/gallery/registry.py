@@ -100,16 +100,16 @@ _MOST = {"seq": 999_999, "ranks": 10**7, "gpus": 10**7, "batch": 10**9}
 """The largest values that are drawn."""
 
 
-def picture(name: str, given: Mapping[str, Any] | None = None) -> Picture:
+def picture(name: str, options: Mapping[str, Any] | None = None) -> Picture:
     """Draw a picture by name. Raises InputError for an unknown one, or for an option that it does not take."""
     if name not in PICTURES:
         raise InputError("picture", name, "is not known", nearest(name, PICTURES))
     takes = options_of(name)
-    for key in given or {}:
+    for key in options or {}:
         if f"--{key}" not in takes:
             reason = f"is nothing that {name} depends on"
-            raise InputError(f"--{key}", (given or {})[key], reason, f"it takes {', '.join(takes) or 'no options'}")
+            raise InputError(f"--{key}", (options or {})[key], reason, f"it takes {', '.join(takes) or 'no options'}")
     for key, most in _MOST.items():
-        if (given or {}).get(key, 0) > most:
-            raise InputError(f"--{key}", (given or {})[key], "is too much to draw", f"use at most {most:,}")
-    return PICTURES[name].draw(**(given or {}))
+        if (options or {}).get(key, 0) > most:
+            raise InputError(f"--{key}", (options or {})[key], "is too much to draw", f"use at most {most:,}")
+    return PICTURES[name].draw(**(options or {}))
