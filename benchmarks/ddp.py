@@ -23,6 +23,7 @@ from phalanx.runtime.process.environment import ALONE, external
 from phalanx.runtime.process.rank import run_rank
 from phalanx.spec.files import job_file
 from phalanx.spec.files.plan import write_json
+from phalanx.spec.model.spec import parameters
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.training.parallelize import make_optimizer
@@ -37,7 +38,7 @@ def _ddp_step(file: job_file.JobFile) -> Step:
     initialise(model, file.model, 0)
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
     own: dict[str, Tensor] = dict(model.named_parameters())
-    optimizer = make_optimizer(file.job.optimizer, own, {name for name, p in own.items() if p.ndim > 1})
+    optimizer = make_optimizer(file.job.optimizer, own, parameters(file.model))
     for group in optimizer.param_groups:
         group["lr"] = 1e-3
 

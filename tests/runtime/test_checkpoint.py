@@ -79,13 +79,13 @@ def test_a_run_goes_on_over_any_layout(pool: Pool, tmp_path_factory: pytest.Temp
         return pool.run(strategy.world, rank_cases.continue_run, SPEC, job, strategy, folder, steps, transport)[0]
 
     alone, folder = Strategy(micro_batch=6), tmp_path_factory.mktemp("whole")
-    curves = {name: run(name, alone, folder / name, (0, 6), "native") for name in ("adamw", "sgd")}
+    curves = {name: run(name, alone, folder / name, (0, 6), "native") for name in ("adamw", "sgd", "muon")}
 
     @settings(max_examples=examples)
     @given(
         st.tuples(layouts(), layouts(), layouts()),
         st.sampled_from(["native", "p2p", "shm"]),
-        st.sampled_from(["adamw", "sgd"]),
+        st.sampled_from(["adamw", "sgd", "muon"]),
     )
     def continues(given: tuple[Strategy, ...], transport: str, optimizer: str) -> None:
         folder = tmp_path_factory.mktemp("parts")

@@ -6,8 +6,8 @@ from itertools import product
 
 import numpy as np
 
+from phalanx.cost.analytic.profile import profile
 from phalanx.cost.hardware.columns import gather
-from phalanx.cost.ledger.policy import PHALANX
 from phalanx.cost.ledger.rank_layout import layout
 from phalanx.cost.ledger.sharding import sharding
 from phalanx.schedule.gradients.sharding import Sharding, sharding_of
@@ -25,7 +25,7 @@ def test_a_strategy_shards_as_its_column_under_our_policy() -> None:
         for shard in ((None, 2) if zero and dp > 1 else (None,))
     ]
     columns = gather([layout(s, Job(_MICRO_BATCHES * s.dp, 64), 4) for s in strategies])
-    how = sharding(columns, PHALANX)
+    how = sharding(columns, profile("phalanx").policy)
     for i, s in enumerate(strategies):
         one = sharding_of(s)
         for name in (*_FIELDS, "regathers"):

@@ -38,7 +38,7 @@ def questions(text: str) -> Iterator[int]:
                 yield node.lineno
         elif isinstance(node, ast.If | ast.IfExp | ast.While):
             asked = [node.test]
-        elif isinstance(node, ast.BoolOp):
+        elif isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):  # `or` gives what is left open a default
             asked = node.values
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             asked = [node.operand]
@@ -64,7 +64,9 @@ def test_a_question_by_number_is_found(line: str) -> None:
     assert list(questions(line)) == [1]
 
 
-@pytest.mark.parametrize("line", ["s.zero in levels", "zero=s.zero", "s.level.state", "s.zero is None"])
+@pytest.mark.parametrize(
+    "line", ["s.zero in levels", "zero=s.zero", "s.level.state", "s.zero is None", "s.zero or 0"]
+)
 def test_what_asks_no_number_is_left_alone(line: str) -> None:
     assert not list(questions(line))
 

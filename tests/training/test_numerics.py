@@ -303,7 +303,7 @@ def test_a_held_out_loss_that_is_not_finite_is_said_and_left_out(
     assert (len(lines), "eval_loss" in lines[-1], outcome.recorded["eval_loss"]) == (2, False, None)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
 def test_a_step_that_the_device_skips_leaves_no_trace(optimizer: Any) -> None:
     ways = []
     for late in (False, True):

@@ -20,6 +20,7 @@ from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.number_formats import COMPUTED, PRECISIONS
+from phalanx.spec.optimizers import Optimizer
 from phalanx.spec.strategy.spec import FIELDS, Strategy
 from phalanx.spec.strategy.stack_options import StackOptions, StackProducts
 
@@ -50,6 +51,11 @@ class Subject:
     @property
     def job(self) -> Job:
         return self.plan.job
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The job's optimizer, or the one that the options say."""
+        return replace(self.job.optimizer, name="muon") if self.options.optimizer == "muon" else self.job.optimizer
 
     @property
     def cluster(self) -> ClusterSpec:
@@ -103,7 +109,7 @@ def subject(plan: Plan, stack: Stack) -> Subject:
         remedy = f"use {', '.join(_COMPUTE)}"
         raise InputError("job.precision.compute", plan.job.precision.compute, "is no type of this export", remedy)
     precision = str(plan.choices.get("precision", compute))
-    options, operands = plan.options, plan.job.precision.operands
+    options, operands = plan.options.under(plan.job), plan.job.precision.operands
     products = PRODUCTS.get(precision, operands.name if operands else None)
     if products is not None:
         if options.products not in ("auto", products):

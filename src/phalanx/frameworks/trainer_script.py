@@ -65,7 +65,6 @@ def arguments(x: Subject, **more: Any) -> dict[str, Any]:
     if s.recompute not in ("none", "full", "uniform:1"):
         reason = "transformers recomputes every block or none"
         raise InputError("strategy.recompute", s.recompute, reason, "use full or none")
-    a.word("transformers", "a script of transformers")
     return {
         "per_device_train_batch_size": s.micro_batch,
         "gradient_accumulation_steps": x.micro_batches,

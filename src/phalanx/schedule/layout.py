@@ -14,6 +14,7 @@ from functools import cached_property
 
 from phalanx.schedule.event import Phase
 from phalanx.schedule.gradients.buckets import Bucket, buckets
+from phalanx.schedule.gradients.whole_matrices import Exchange, exchanges
 from phalanx.schedule.layers.context import Context
 from phalanx.schedule.layers.routing import Routed, routed
 from phalanx.schedule.layers.tensor import summed_elements
@@ -198,6 +199,14 @@ class RankView:
     def summed_elements(self) -> int:
         """Elements of the buffer in which tp ranks sum gradients of which each has a part."""
         return summed_elements(self.split, self.buckets, self.strategy)
+
+    @cached_property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """How its matrices come together for an update that needs them whole; seen from the rank that holds and owns
+        most, if it is not a certain one."""
+        rule = self.job.optimizer.row.matrices
+        found = exchanges(self.buckets, self.split, self.strategy, self.mesh, self.representative, rule)
+        return tuple(found if self.rank is not None else (x.fullest() for x in found))
 
     @cached_property
     def actions(self) -> tuple[Action, ...]:

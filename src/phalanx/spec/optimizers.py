@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from phalanx.spec.errors import InputError
 from phalanx.spec.ranges import Range, require_ranges
 
-OptimizerName = Literal["sgd", "adamw"]
+OptimizerName = Literal["sgd", "adamw", "muon"]
 """The names; OPTIMIZERS has a row for each."""
 Framework = Literal["megatron", "deepspeed", "torchtitan", "maxtext", "nanotron", "transformers", "torch"]
 """Who names an optimizer by a word of its own."""
@@ -30,14 +30,26 @@ class UpdateRule:
     moments: tuple[str, ...]
     """Tensors of state beside the master, of its type and shape, by torch's names."""
     needs_momentum: bool
-    """Whether they exist only where betas[0] is positive."""
+    """Whether they exist only where the momentum is positive."""
     counts_steps: bool
     """Whether each tensor has a count of its steps."""
-    whole: bool
-    """Whether the update of an element depends on others of its parameter, so that no shard can be updated alone."""
+    iterations: int
+    """Newton-Schulz iterations X <- a X + (b A + c A A) X, A = X Xᵀ, that orthogonalise a matrix: the update of an
+    element depends on all others, so that no shard can be updated alone. 0: by element."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether a parameter has to be whole for its update."""
+        return self.iterations > 0
+
+    def product_flops(self, rows: int, columns: int) -> int:
+        """Return the FLOPs of the products of an update of one matrix: with n its shorter side and w its longer one,
+        2 n² w for X Xᵀ, 2 n³ for A A and 2 n² w for the product with X, in every iteration."""
+        n, w = min(rows, columns), max(rows, columns)
+        return self.iterations * (4 * n * n * w + 2 * n**3)
 
     def held(self, momentum: float) -> tuple[str, ...]:
-        """Return the moments that there are with this betas[0]."""
+        """Return the moments that there are with this momentum."""
         return self.moments if momentum or not self.needs_momentum else ()
 
     def passes(self, momentum: float) -> int:
@@ -46,8 +58,9 @@ class UpdateRule:
         return 2 * (1 + len(self.held(momentum)))
 
 
-_ADAMW = UpdateRule(("exp_avg", "exp_avg_sq"), needs_momentum=False, counts_steps=True, whole=False)
-_SGD = UpdateRule(("momentum_buffer",), needs_momentum=True, counts_steps=False, whole=False)
+_ADAMW = UpdateRule(("exp_avg", "exp_avg_sq"), needs_momentum=False, counts_steps=True, iterations=0)
+_SGD = UpdateRule(("momentum_buffer",), needs_momentum=True, counts_steps=False, iterations=0)
+_MUON = UpdateRule(("momentum_buffer",), needs_momentum=False, counts_steps=False, iterations=5)
 
 
 @dataclass(frozen=True)
@@ -61,6 +74,8 @@ class OptimizerRow:
     """Of embeddings, head, norms, biases and routers."""
     reads: tuple[str, ...]
     """Fields of `Optimizer` that have an effect."""
+    momentum: float | None
+    """Decay of the momentum where a job says nothing of it; None: that of betas[0]."""
     words: Mapping[Framework, str | None]
     """What each framework calls it; None: an export there is refused."""
 
@@ -80,7 +95,8 @@ OPTIMIZERS: dict[OptimizerName, OptimizerRow] = {
         "SGD with momentum",
         matrices=_SGD,
         others=_SGD,
-        reads=("betas", "weight_decay"),
+        reads=("betas", "momentum", "weight_decay"),
+        momentum=None,
         words={
             "megatron": "sgd",
             "deepspeed": None,
@@ -96,6 +112,7 @@ OPTIMIZERS: dict[OptimizerName, OptimizerRow] = {
         matrices=_ADAMW,
         others=_ADAMW,
         reads=("betas", "eps", "weight_decay"),
+        momentum=None,
         words={
             "megatron": "adam",
             "deepspeed": "AdamW",
@@ -104,6 +121,22 @@ OPTIMIZERS: dict[OptimizerName, OptimizerRow] = {
             "nanotron": "adamW",
             "transformers": "adamw_torch",
             "torch": "AdamW",
+        },
+    ),
+    "muon": OptimizerRow(
+        "Muon (Jordan et al. 2024; step size of Liu et al. 2025), AdamW for what is no matrix of a hidden layer",
+        matrices=_MUON,
+        others=_ADAMW,
+        reads=("betas", "eps", "momentum", "weight_decay"),
+        momentum=0.95,
+        words={
+            "megatron": "muon",
+            "deepspeed": "Muon",
+            "torchtitan": None,
+            "maxtext": "muon",
+            "nanotron": None,
+            "transformers": None,
+            "torch": "Muon",
         },
     ),
 }
@@ -118,7 +151,9 @@ class Optimizer:
     name: OptimizerName = "adamw"
     """The update rule."""
     betas: tuple[_Decay, _Decay] = (0.9, 0.95)
-    """Decay of AdamW's two moments, each in [0, 1); SGD's momentum is the first."""
+    """Decay of AdamW's two moments, each in [0, 1)."""
+    momentum: _Decay | None = None
+    """Decay of the momentum of SGD and Muon. None: the first of `betas` for SGD, 0.95 for Muon."""
     eps: Annotated[float, Range(1e-30, 1)] = 1e-8
     """Added to the root of AdamW's second moment; positive."""
     weight_decay: Annotated[float, Range(0, 1e6)] = 0.1
@@ -133,9 +168,10 @@ class Optimizer:
         return OPTIMIZERS[self.name]
 
     @property
-    def momentum(self) -> float:
-        """Decay of the first moment."""
-        return self.betas[0]
+    def first_decay(self) -> float:
+        """Decay of the momentum, resolved."""
+        known = self.momentum if self.momentum is not None else self.row.momentum
+        return self.betas[0] if known is None else known
 
     def word(self, framework: Framework, title: str) -> str:
         """Return what a framework calls it. Raises InputError if it is not exported to `title`, the framework's

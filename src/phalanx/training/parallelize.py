@@ -14,8 +14,9 @@ start from.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
 from phalanx.runtime.data_parallel.engine import DataParallel
 from phalanx.runtime.data_parallel.shared_gradients import SharedGradients
+from phalanx.runtime.data_parallel.whole_matrices import WholeMatrices
 from phalanx.runtime.model_parallel.context import ContextParallel
 from phalanx.runtime.model_parallel.expert import ExpertParallel
 from phalanx.runtime.model_parallel.pipeline import Pipeline, RunChunk
@@ -42,7 +44,7 @@ from phalanx.schedule.layers.routing import depends_on_other_tokens
 from phalanx.schedule.layout import Layout, RankView
 from phalanx.schedule.pipeline.actions import PipelineSchedule, last_weight_grad_at, splits
 from phalanx.spec.job import Job
-from phalanx.spec.model.spec import ModelSpec, parameters
+from phalanx.spec.model.spec import ModelSpec, Parameter, parameters
 from phalanx.spec.optimizers import Optimizer
 from phalanx.spec.strategy.spec import Strategy
 
@@ -118,8 +120,9 @@ def parallelize_decoder(
 
     pipeline = make_pipeline(model, layers, schedule, engine, run)
 
-    matrices = {p.fqn for p in parameters(view.local) if len(p.shape) > 1}
-    optimizer = make_optimizer(job.optimizer, masters, matrices)
+    starts = {piece.parameter.fqn: piece.start for piece, _, _ in engine.pieces()} if sharding.state else {}
+    whole = WholeMatrices(view, comm, starts)
+    optimizer = make_optimizer(job.optimizer, masters, parameters(view.local), whole)
     return ParallelDecoder(layers, model, unsharded, masters, gradients, engine, copies, pipeline, optimizer)
 
 
@@ -218,21 +221,36 @@ def make_pipeline(
     )
 
 
-def make_optimizer(s: Optimizer, masters: dict[str, Tensor], decayed: Collection[str]) -> torch.optim.Optimizer:
-    """Make the optimizer of a job, which decays the weights in `decayed` only (matrices, embeddings).
+def make_optimizer(
+    s: Optimizer, masters: dict[str, Tensor], held: Sequence[Parameter], whole: WholeMatrices | None = None
+) -> torch.optim.Optimizer:
+    """Make the optimizer of a job over this rank's masters, of the parameters that it holds. Matrices and embeddings
+    decay, vectors do not. `whole`: for an optimizer that needs whole matrices.
 
     State is allocated here and not in the first step, so that a checkpoint can fill it and every step has the same
     memory. Gradients of another type than the masters' are cast at the update.
     """
-    matrices = [m for name, m in masters.items() if name in decayed]
-    vectors = [m for name, m in masters.items() if name not in decayed]
-    groups = [{"params": matrices, "weight_decay": s.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    groups = [g for g in groups if g["params"]] or groups[:1]  # at ZeRO-1 to 3 a rank may hold nothing but padding
-    optimizer, rule = KERNELS[s.name](groups, s), s.row.others
-    for master in masters.values():
-        state = optimizer.state[master]
-        if rule.counts_steps:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=master.device)
-        for name in rule.held(s.momentum):
-            state[name] = torch.zeros_like(master, requires_grad=False)
+    by_kind: dict[tuple[bool, bool], list[str]] = {}
+    for p in held:
+        if p.fqn in masters:
+            hidden = s.row.whole and p.matrices > 0
+            by_kind.setdefault((hidden, len(p.shape) > 1), []).append(p.fqn)
+    groups: list[dict[str, Any]] = [
+        {
+            "params": [masters[name] for name in names],
+            "fqns": names,
+            "matrices": hidden,
+            "weight_decay": s.weight_decay if decays else 0.0,
+        }
+        for (hidden, decays), names in by_kind.items()
+    ] or [{"params": [], "fqns": [], "matrices": False}]  # at ZeRO-1 to 3 a rank may hold nothing but padding
+    optimizer = KERNELS[s.name](groups, s, whole)
+    for group in groups:
+        rule = s.row.matrices if group["matrices"] else s.row.others
+        for master in group["params"]:
+            state = optimizer.state[master]
+            if rule.counts_steps:
+                state["step"] = torch.zeros((), dtype=torch.float32, device=master.device)
+            for name in rule.held(s.first_decay):
+                state[name] = torch.zeros_like(master, requires_grad=False)
     return optimizer

@@ -14,9 +14,8 @@ import numpy as np
 from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.analytic.compression import Payment, payment
 from phalanx.cost.analytic.memory import Memory, allocatable_bytes, memory
-from phalanx.cost.analytic.option_effects import effective, extended, laid_out, require_priced
-from phalanx.cost.analytic.precision import typed
-from phalanx.cost.analytic.profile import Profile, profile
+from phalanx.cost.analytic.option_effects import constants, extended, laid_out, require_priced
+from phalanx.cost.analytic.profile import Profile
 from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column, gather
 from phalanx.cost.hardware.system import System
@@ -131,8 +130,8 @@ def estimate(
     require_modelled(s, stack)
     require_priced(options, cluster.device.kind)
     how = laid_out_strategy(model, job, s, options, number_format)
-    size, by = shape(model), typed(profile(stack), job)
-    result = priced(extended(size, options), how, system_of(cluster), effective(by, size, options))
+    size = shape(model)
+    result = priced(extended(size, options), how, system_of(cluster), constants(stack, job, size, options))
     if splits_backward(s):
         _run_schedule(result.step, s, model)
     return result
@@ -165,8 +164,8 @@ def estimate_placed(
     given = {field.name: getattr(even, field.name) for field in fields(Layout)}
     given["compressed"] = compressed_gradients(model, s)
     how = PlacedLayout(**given | dict(distances))
-    size, by = shape(model), typed(profile(stack), job)
-    return priced(extended(size, options), how, system, effective(by, size, options))
+    size = shape(model)
+    return priced(extended(size, options), how, system, constants(stack, job, size, options))
 
 
 def _run_schedule(result: Step, s: Strategy, model: ModelSpec) -> None:
@@ -204,7 +203,8 @@ def estimate_all(
     for s in strategies:
         require_modelled(s, stack)
     columns = gather([laid_out_strategy(model, job, s) for s in strategies])
-    return priced(shape(model), columns, system_of(cluster), typed(profile(stack), job))
+    size = shape(model)
+    return priced(size, columns, system_of(cluster), constants(stack, job, size, AS_RELEASED))
 
 
 def priced(model: Shape, how: Layout, on: System, by: Profile) -> Estimate:

@@ -12,11 +12,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from phalanx.cost.analytic.precision import typed
 from phalanx.cost.analytic.profile import FIELDS, Profile, profile
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.rank_layout import FORMAT_INDEX, Layout
+from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.spec.errors import InputError
+from phalanx.spec.job import Job
 from phalanx.spec.number_formats import NUMBER_FORMATS
 from phalanx.spec.strategy.stack_options import StackOptions
 
@@ -32,8 +35,18 @@ _OVERLAPPED_STACK = "nemo-24.11"
 """The stack whose fitted overlap stands for userbuffers and async tensor parallelism: NVIDIA's recipes had it on."""
 
 
+def constants(stack: str, job: Job, model: Shape, options: StackOptions) -> Profile:
+    """Return a stack's constants under a job's number types and optimizer, and with its options. Raises InputError
+    for an optimizer that the stack does not have."""
+    under, row = options.under(job), DOCUMENTED.get(stack)
+    entry = row.options.get("optimizer") if row else None
+    if under is not options and row and not (entry and entry.allows(under.optimizer)):
+        raise InputError("job.optimizer.name", job.optimizer.name, f"is not in {row.title}", "use adamw")
+    return effective(typed(profile(stack), job), model, under)
+
+
 def effective(by: Profile, model: Shape, options: StackOptions) -> Profile:
-    """Return a stack's constants with its options."""
+    """Return constants with the options of their stack."""
     if not options.changed():
         return by
     new = _state(by, model, options)

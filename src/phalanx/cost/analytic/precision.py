@@ -2,7 +2,7 @@
 
 A parameter has a weight of w bytes, a gradient of a as it is accumulated and r as it is reduced (kept apart where
 they differ), a master of o where it is not the weight itself, and k moments of o: two of AdamW, one of SGD with
-momentum.
+momentum. Muon differs for matrices alone, as its stack option does (option_effects.py).
 
     level 0   w + o + k o + a + r      1   w + a + r kept, o + k o sharded      3   (o + k o + a) / shards
 
@@ -40,7 +40,7 @@ def _per_parameter(p: Precision, optimizer: Optimizer) -> _PerParameter:
     weight, gradient, sent, master = (
         float(DTYPE_BYTES[t]) for t in (p.compute, p.accumulate_dtype, p.reduce_dtype, p.master_dtype)
     )
-    moments = len(optimizer.row.others.held(optimizer.momentum))
+    moments = len(optimizer.row.others.held(optimizer.first_decay))
     return _PerParameter(
         weight, gradient, sent * (p.reduce_dtype != p.accumulate_dtype), master, moments * master, sent
     )

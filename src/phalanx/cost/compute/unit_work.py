@@ -250,15 +250,16 @@ def mask(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int, keys: int
     return _memory(tokens * (keys or seq) * (1 - _windowed(spec, seq)), e, 0) if unit == "blocks" else NO_WORK
 
 
-def optimizer(n: int, job: Job) -> Work:
+def optimizer(n: int, job: Job, matrices: int = 0, product_flops: int = 0) -> Work:
     """Return the work of the optimizer over n parameters of one rank: norm, clipping, update, cast to the compute
-    dtype."""
+    dtype. `matrices`: how many of them are in matrices of hidden layers; `product_flops`: of products with these."""
     master = DTYPE_BYTES[job.precision.master_dtype]
     accumulate = DTYPE_BYTES[job.precision.accumulate_dtype]
     # read and write of weights and moments; gradients: read for the norm, scaled, read for the update
-    update = job.optimizer.row.others.passes(job.optimizer.momentum) * master
+    row, momentum = job.optimizer.row, job.optimizer.first_decay
+    passes = (n - matrices) * row.others.passes(momentum) + matrices * row.matrices.passes(momentum)
     cast = DTYPE_BYTES[job.precision.compute] + master if job.precision.compute != job.precision.master_dtype else 0
-    return Work(traffic_bytes=n * (update + 4 * accumulate + cast), kernels=1)
+    return Work(product_flops, traffic_bytes=passes * master + n * (4 * accumulate + cast), kernels=1)
 
 
 def around_collective_seconds(work: Work, coding: Work, code: str, rates: KernelRates) -> Column:
@@ -271,5 +272,5 @@ def around_collective_seconds(work: Work, coding: Work, code: str, rates: Kernel
 
 
 def optimizer_seconds(work: Work, rates: KernelRates) -> float:
-    """Return seconds of the optimizer's work at the measured rate."""
-    return float(work.traffic_bytes * rates.optimizer_per_byte)
+    """Return seconds of the optimizer's work at the measured rate of updates, and of products."""
+    return float(work.traffic_bytes * rates.optimizer_per_byte + work.gemm_flops * rates.forward.per_gemm_flop)

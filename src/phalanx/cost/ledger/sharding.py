@@ -1,5 +1,5 @@
 """How columns of strategies shard under a stack's policy: the record of schedule/gradients/sharding.py, of which our
-own engine's is the one of `PHALANX`."""
+own engine has the one of the stack `phalanx`."""
 
 from __future__ import annotations
 

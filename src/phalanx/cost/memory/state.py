@@ -45,24 +45,27 @@ class State:
         return model + self.buffers + self.tables + self.batch + self.compression + self.cache
 
 
-def updated_elements(local: ModelSpec, s: Strategy) -> int:
-    """Return the elements that a rank updates, without padding, if shards are equal. `local`: what the rank holds.
-    Without ZeRO it updates all of them, also where quantised gradients are summed part by part."""
+def updated_elements(local: ModelSpec, s: Strategy, matrices: bool = False) -> int:
+    """Return the elements that a rank updates, without padding, if shards are equal; with `matrices`, those in
+    matrices of hidden layers. `local`: what the rank holds. Without ZeRO it updates all of them, also where quantised
+    gradients are summed part by part."""
+    held = [p for p in parameters(local) if p.matrices or not matrices]
+    total = sum(p.numel for p in held)
     if s.shards == 1:
-        return local.parameter_count
-    experts = sum(p.numel for p in parameters(local) if p.of_experts) if s.separate_experts else 0
-    return (local.parameter_count - experts) // layout(s)[0] + experts // layout(s, experts=True)[0]
+        return total
+    experts = sum(p.numel for p in held if p.of_experts) if s.separate_experts else 0
+    return (total - experts) // layout(s)[0] + experts // layout(s, experts=True)[0]
 
 
-def owned_elements(view: RankView, shard: tuple[int, int]) -> tuple[int, int]:
+def owned_elements(view: RankView, shard: tuple[int, int], matrices: bool = False) -> tuple[int, int]:
     """Return (elements, pieces of parameters) that the rank with this shard updates: its parts of the buckets,
-    without padding."""
+    without padding; with `matrices`, those in matrices of hidden layers."""
     s, elements, pieces = view.strategy, 0, 0
     for bucket in view.buckets:
         part = bucket.padded(s) // bucket.parts(s)
         first, start = shard[bucket.experts] * part, 0
         for p in bucket.parameters:
-            overlap = min(start + p.numel, first + part) - max(start, first)
+            overlap = min(start + p.numel, first + part) - max(start, first) if p.matrices or not matrices else 0
             elements, pieces = elements + max(0, overlap), pieces + (overlap > 0)
             start += p.numel
     return elements, pieces
@@ -82,12 +85,9 @@ def model_state(view: RankView) -> State:
     if c is not None:
         reduce = accumulate  # the compressor reads gradients in the accumulate dtype
     compute, separate_reduce_buffer = DTYPE_BYTES[p.compute], c is None and p.reduce_dtype != p.accumulate_dtype
-    rule = job.optimizer.row.others
-    moments = len(rule.held(job.optimizer.momentum))
     elements, pieces = shard_elements, len(parameters(local))
     if sharding.state and view.shard is not None:
         elements, pieces = owned_elements(view, view.shard)
-    counters = COUNT_BYTES * pieces * rule.counts_steps
     separate = job.documents == "separate"
     context, model = view.context, view.model
     rows = context.tokens if context.parallel and not separate else model.max_seq
@@ -111,13 +111,39 @@ def model_state(view: RankView) -> State:
         gradients=shard_elements * accumulate
         if sharding.reduces_each
         else gradients * (accumulate + reduce * separate_reduce_buffer),
-        optimizer=elements * moments * master + counters,
+        optimizer=_optimizer_bytes(view, elements, pieces),
         buffers=in_flight + partial_gradient_bytes(view),
         tables=rotary + mask + _expert_tables(view),
         batch=job.global_batch // s.dp * prod(context.shape(1, separate)) * 8,
         compression=compression.held_bytes(c, cut, s, accumulate) if c else 0,
         scratch=compression.scratch_bytes(c, cut, s, accumulate) if c else 0,
     )
+
+
+def _optimizer_bytes(view: RankView, elements: int, pieces: int) -> int:
+    """Return bytes of the optimizer's state of so many elements, in so many pieces of parameters."""
+    o, s, master = view.job.optimizer, view.strategy, DTYPE_BYTES[view.job.precision.master_dtype]
+    in_matrices = of_matrices = 0
+    if o.row.matrices != o.row.others:
+        if s.shards > 1 and view.shard is not None:
+            in_matrices, of_matrices = owned_elements(view, view.shard, matrices=True)
+        else:  # the shard with the most of all else
+            for b, size in zip(view.buckets, view.padded, strict=True):
+                parts = b.parts(s) if s.shards > 1 else 1
+                in_matrices += max(0, size // parts - (size - sum(p.numel for p in b.parameters if p.matrices)))
+            of_matrices = sum(p.matrices > 0 for p in parameters(view.local))
+    kinds = ((o.row.matrices, in_matrices, of_matrices), (o.row.others, elements - in_matrices, pieces - of_matrices))
+    moments = sum(n * len(rule.held(o.first_decay)) for rule, n, _ in kinds)
+    return moments * master + COUNT_BYTES * sum(count for rule, _, count in kinds if rule.counts_steps)
+
+
+def update_bytes(view: RankView, elements: int) -> int:
+    """Return the most bytes that the update of so many elements allocates: gradients cast to the masters' type, and
+    what one matrix takes that is orthogonalised."""
+    p = view.job.precision
+    compute, master = DTYPE_BYTES[p.compute], DTYPE_BYTES[p.master_dtype]
+    temporary = max((x.temporary_bytes(compute, master) for x in view.exchanges), default=0)
+    return cast_gradients(elements, view.job) + temporary
 
 
 def _narrow_bytes(view: RankView) -> int:

@@ -14,11 +14,11 @@ from typing import Literal
 
 from phalanx.cost.memory.footprint import documents
 from phalanx.cost.memory.state import (
-    cast_gradients,
     model_state,
     owned_elements,
     partial_gradient_bytes,
     tied_gradient_bytes,
+    update_bytes,
 )
 from phalanx.cost.step.bucket_order import BucketOrder
 from phalanx.cost.step.pass_terms import attention_core, boolean_mask_bytes
@@ -30,6 +30,7 @@ from phalanx.schedule.gradients.buckets import Bucket, of_chunks
 from phalanx.schedule.gradients.compression import Sent, bucket_collectives, replica_collectives
 from phalanx.schedule.gradients.narrow import IN_8_BITS, PARAMETERS, SCALES, gathered_narrow
 from phalanx.schedule.gradients.sharding import sharding_of
+from phalanx.schedule.gradients.whole_matrices import Exchange
 from phalanx.schedule.layers import collectives, context
 from phalanx.schedule.layout import RankView
 from phalanx.schedule.pipeline.actions import last_weight_grad_at
@@ -104,6 +105,8 @@ class _Expansion:
             event = self.terms["all_reduce", "metrics"].event
             log.add([replace(event, group_size=strategy.world, bytes=metrics(view.model, strategy) * 8)])
         log.compute(_update(self.terms["optimizer", ""], view))
+        for x in view.exchanges:
+            log.add(_exchanged(x, view))
         if self.sharding.updates_gather:
             for b in reversed(view.buckets):
                 log.add(self._sent("all_gather", PARAMETERS, b, None))
@@ -257,11 +260,19 @@ class EventLog:
         return tuple(self._events)
 
 
+def _exchanged(x: Exchange, view: RankView) -> Iterator[Event]:
+    """Yield the all-to-alls of an exchange of matrices: pieces to their owners, and back."""
+    dtype = view.job.precision.compute
+    event = Event("collective", "all_to_all", "opt", x.unit, x.axis, len(x.places), dtype=dtype)
+    for elements in (x.held_elements, x.owned_elements) if x.axis else ():
+        yield replace(event, bytes=elements * DTYPE_BYTES[dtype])
+
+
 def _update(term: Term, view: RankView) -> Event:
     """Return the optimizer's event, with the cast gradients of a certain rank's shard."""
     cast = term.alloc
     if view.strategy.shards > 1 and view.shard is not None:
-        cast = cast_gradients(owned_elements(view, view.shard)[0], view.job)
+        cast = update_bytes(view, owned_elements(view, view.shard)[0])
     return replace(term.event, alloc=cast, free=cast)
 
 

@@ -7,7 +7,7 @@ A collective is hidden by the passes that run while it may travel; what does not
     parameters gathered for every pass (ZeRO 3)              half by all forward, half by all backward passes
     parameters gathered once a step (ZeRO 3, reshard=step)   the first micro-batch's forward pass
     parameters gathered after the update (ZeRO 1, 2)         the next step's first forward pass
-    metrics, gradient norm, scales of 8-bit gathers          nothing
+    metrics, scales of 8-bit gathers, whole matrices         nothing
 
 Gathers and reductions of the backward pass share links, so their seconds add up before they are hidden.
 """
@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from phalanx.cost.step.term import Term
 from phalanx.schedule.gradients.narrow import SCALES
 from phalanx.schedule.gradients.sharding import sharding_of
+from phalanx.schedule.gradients.whole_matrices import MATRICES
 from phalanx.schedule.layout import Layout
 
 
@@ -36,7 +37,7 @@ def exposed_outside_layers(
             reduced += seconds
         elif term.event.phase == "F":
             gathered += seconds
-        elif term.event.unit.startswith(("metrics", SCALES)):
+        elif term.event.unit.startswith(("metrics", SCALES, MATRICES)):
             exposed += seconds
         else:
             updated += seconds

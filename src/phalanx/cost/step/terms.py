@@ -7,20 +7,21 @@ allocates and frees. The price sums terms (predict.py); `expand.expand` turns th
 from __future__ import annotations
 
 from phalanx.cost.compute import unit_work
-from phalanx.cost.memory.state import cast_gradients, updated_elements
+from phalanx.cost.memory.state import update_bytes, updated_elements
 from phalanx.cost.step.gradient_terms import data_parallel_terms
 from phalanx.cost.step.layer_terms import layer_terms, partial_gradients, pipeline_messages
 from phalanx.cost.step.pass_terms import pass_terms
 from phalanx.cost.step.term import Term
 from phalanx.schedule.event import Event
 from phalanx.schedule.layout import RankView
+from phalanx.spec.job import DTYPE_BYTES
 from phalanx.spec.model.spec import ModelSpec, expert_layers
 from phalanx.spec.strategy.spec import Strategy
 
 
 def terms(view: RankView) -> tuple[Term, ...]:
     """Return the terms of a rank's step: the passes of its units, communication inside their layers, the collectives
-    of gradients and parameters, the messages between pipeline ranks, metrics, and the optimizer."""
+    of gradients and parameters, the messages between pipeline ranks, metrics, the optimizer, and what it sends."""
     return (
         *pass_terms(view),
         *layer_terms(view),
@@ -29,6 +30,7 @@ def terms(view: RankView) -> tuple[Term, ...]:
         *pipeline_messages(view),
         _metrics(view),
         _optimizer(view),
+        *_matrices(view),
     )
 
 
@@ -47,7 +49,21 @@ def _metrics(view: RankView) -> Term:
 
 
 def _optimizer(view: RankView) -> Term:
-    elements = updated_elements(view.local, view.strategy)
-    cast = cast_gradients(elements, view.job)
+    elements, local, s = updated_elements(view.local, view.strategy), view.local, view.strategy
+    alloc = update_bytes(view, elements)
     event = Event("compute", "optimizer", "opt", dtype=view.job.precision.master_dtype)
-    return Term(event, count=1, work=unit_work.optimizer(elements, view.job), alloc=cast, free=cast)
+    work = unit_work.optimizer(elements, view.job)
+    if view.job.optimizer.row.whole:
+        flops = sum(x.most_flops for x in view.exchanges)  # the others wait for the rank that has most
+        work = unit_work.optimizer(elements, view.job, updated_elements(local, s, matrices=True), flops)
+    return Term(event, count=1, work=work, alloc=alloc, free=alloc)
+
+
+def _matrices(view: RankView) -> list[Term]:
+    """Return the terms of bringing whole matrices together for the update, and of sending the results back."""
+    dtype, terms = view.job.precision.compute, []
+    for x in view.exchanges:
+        if x.axis:
+            event = Event("collective", "all_to_all", "opt", x.unit, x.axis, dtype=dtype)
+            terms.append(Term(event, 2, bytes=(x.held_elements + x.owned_elements) * DTYPE_BYTES[dtype]))
+    return terms

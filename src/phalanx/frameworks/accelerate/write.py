@@ -34,6 +34,7 @@ def program(x: Subject) -> Program:
         raise InputError("strategy.cp", s.cp, reason, "use zero=3 and dp=2 or more")
     if o.reduce != "auto":
         raise InputError("options.reduce", o.reduce, "its YAML has no key for FSDP2's reduce_dtype", "leave it out")
+    x.optimizer.word("transformers", "a script of transformers")
     parts = groups(x)
     more: dict[str, Any] = {}
     if s.grad_sync == "micro":

@@ -67,7 +67,7 @@ def program(x: Subject) -> Program:
 
 def groups(x: Subject) -> tuple[Group, ...]:
     """Return all keys, group by group."""
-    s, o, a = x.s, x.options, x.job.optimizer
+    s, a = x.s, x.optimizer
     result = [
         group(
             "Batch",
@@ -87,15 +87,14 @@ def groups(x: Subject) -> tuple[Group, ...]:
         result.append(group("Tensor parallelism", reasons.tensor(x), {KEYS["strategy.tp"]: s.tp}))
     if s.cp > 1:
         result.append(group("Sequence parallelism", reasons.context(x), {KEYS["strategy.cp"]: s.cp}))
-    muon = o.optimizer == "muon"
     parameters = {"lr": "auto", "betas": list(a.betas), "eps": a.eps, "weight_decay": a.weight_decay}
-    if muon:
-        parameters = {"lr": "auto", "momentum": 0.95, "weight_decay": a.weight_decay}
+    if a.row.whole:
+        parameters = {"lr": "auto", "momentum": a.first_decay, "weight_decay": a.weight_decay}
     result.append(
         group(
             "Optimizer",
             "As the plan's job has it.",
-            {"optimizer.type": "Muon" if muon else a.word("deepspeed", "DeepSpeed"), "optimizer.params": parameters},
+            {"optimizer.type": a.word("deepspeed", "DeepSpeed"), "optimizer.params": parameters},
         )
     )
     return tuple(result)

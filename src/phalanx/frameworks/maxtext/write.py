@@ -288,10 +288,9 @@ def _types(x: Subject) -> dict[str, Any]:
 
 
 def _optimizer(x: Subject) -> dict[str, Any]:
-    a, t = x.job.optimizer, x.plan.train
-    muon = x.options.optimizer == "muon"
+    a, t = x.optimizer, x.plan.train
     table: dict[str, Any] = {
-        "opt_type": "muon" if muon else a.word("maxtext", "MaxText"),
+        "opt_type": a.word("maxtext", "MaxText"),
         KEYS["job.optimizer.betas.0"]: a.betas[0],
         KEYS["job.optimizer.betas.1"]: a.betas[1],
         KEYS["job.optimizer.eps"]: a.eps,
@@ -301,4 +300,4 @@ def _optimizer(x: Subject) -> dict[str, Any]:
         "learning_rate_final_fraction": x.final_lr_share,
         "warmup_steps_fraction": t.warmup / t.steps if x.trained and t.steps else 0.0,
     }
-    return table | ({"muon_weight_decay": a.weight_decay} if muon else {})
+    return table | ({"muon_weight_decay": a.weight_decay, "muon_beta": a.first_decay} if a.row.whole else {})

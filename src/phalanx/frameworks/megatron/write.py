@@ -237,15 +237,15 @@ def _needs_distributed(x: Subject) -> bool:
 
 
 def _optimizer(x: Subject) -> tuple[Setting, ...]:
-    a = x.job.optimizer
-    name = "muon" if x.options.optimizer == "muon" else a.word("megatron", x.stack.title)
+    a = x.optimizer
     adam = "eps" in a.row.reads
     return settings(
-        ("--optimizer", name),
+        ("--optimizer", a.word("megatron", x.stack.title)),
         (KEYS["job.optimizer.betas.0"], a.betas[0] if adam else None),
         (KEYS["job.optimizer.betas.1"], a.betas[1] if adam else None),
         (KEYS["job.optimizer.eps"], a.eps if adam else None),
-        ("--sgd-momentum", None if adam else a.betas[0]),
+        ("--sgd-momentum", None if adam else a.first_decay),
+        ("--muon-momentum", a.first_decay if a.row.whole else None),
         (KEYS["job.optimizer.weight_decay"], a.weight_decay),
         (KEYS["job.clip"], x.job.clip),
         ("--lr", "$LR"),

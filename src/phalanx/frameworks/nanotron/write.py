@@ -156,7 +156,7 @@ def _optimizer(x: Subject) -> dict[str, Any]:
     }
     return (
         KEYS.write(state)
-        | {"optimizer.optimizer_factory.name": a.word("nanotron", "nanotron")}
+        | {"optimizer.optimizer_factory.name": x.optimizer.word("nanotron", "nanotron")}
         | KEYS.write(adam)
         | {"optimizer.optimizer_factory.torch_adam_is_fused": True}
         | {f"optimizer.learning_rate_scheduler.{name}": value for name, value in schedule.items()}

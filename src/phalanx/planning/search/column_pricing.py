@@ -13,9 +13,8 @@ import numpy.typing as npt
 from phalanx.cost.analytic.block import block_kinds, least_block_kinds
 from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.analytic.memory import Memory, allocatable_bytes, memory
-from phalanx.cost.analytic.option_effects import effective, extended, laid_out
-from phalanx.cost.analytic.precision import typed
-from phalanx.cost.analytic.profile import Profile, profile
+from phalanx.cost.analytic.option_effects import constants, extended, laid_out
+from phalanx.cost.analytic.profile import Profile
 from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
@@ -83,7 +82,7 @@ class Pricing:
     @cached_property
     def profile(self) -> Profile:
         """Constants and policies of the software stack."""
-        return effective(typed(profile(self.stack), self.job), shape(self.model), self.extra)
+        return constants(self.stack, self.job, shape(self.model), self.extra)
 
     @cached_property
     def options(self) -> Options:

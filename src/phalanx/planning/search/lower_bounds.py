@@ -85,7 +85,7 @@ class Bounds:
 
     def _per_parameter(self, rows: Strategies, shards: Floats | Ints) -> Floats:
         p, optimizer = self._job.precision, self._job.optimizer
-        moments = len(optimizer.row.matrices.held(optimizer.momentum))
+        moments = len(optimizer.row.matrices.held(optimizer.first_decay))
         e, g, own = (DTYPE_BYTES[dtype] for dtype in (p.compute, p.accumulate_dtype, p.master_dtype))
         o = own * moments + (own if p.master_dtype != p.compute else 0)
         zero = np.where(rows.shards > 1, rows.zero, 0)

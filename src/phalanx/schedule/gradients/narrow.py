@@ -26,15 +26,12 @@ PARAMETERS, IN_8_BITS = "parameters", "8-bit parameters"
 """What terms call gathers in the compute type, and in 8 bits."""
 NUMBER_BYTES = 4
 """Of a magnitude or a parameter in the all-reduce: fp32, which has every number of the compute type."""
-_MATRICES = ("column", "row", "latent", "expert_column", "expert_row")
-"""Roles of what products read. A router stays in the compute type, as its products do."""
 
 
 def scales(p: Parameter) -> int:
-    """Return how many scales a parameter has in 8 bits: one, or one for each expert; 0: it keeps its type."""
-    if p.role not in _MATRICES:
-        return 0
-    return p.shape[0] if p.of_experts else 1
+    """Return how many scales a parameter has in 8 bits: one for each matrix that products read; 0: it keeps its type,
+    as a router does, whose products are of the compute type."""
+    return p.matrices
 
 
 def gathered_narrow(bucket: Bucket, precision: Precision) -> bool:

@@ -277,6 +277,14 @@ class Parameter:
         """Whether the first dimension counts experts."""
         return self.role.startswith("expert")
 
+    @property
+    def matrices(self) -> int:
+        """Matrices of a hidden layer in it, which its products read: one, or one for each expert; 0 of all else, such
+        as embeddings, head, norms, biases and routers."""
+        if self.role not in ("column", "row", "latent", "expert_column", "expert_row"):
+            return 0
+        return self.shape[0] if self.of_experts else 1
+
 
 def expert_layers(spec: ModelSpec) -> tuple[int, ...]:
     """The blocks of the full model, by number, that have experts in place of the MLP."""

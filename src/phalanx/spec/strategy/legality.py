@@ -184,6 +184,9 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
             "keeps residuals that differ between pipeline ranks, which checkpoints cannot store yet",
             "use pp=1, or leave it out",
         )
+    if job.optimizer.row.whole and p.compute == "float16":
+        reason = "sends directions in the compute type, and float16 has no room for their smallest numbers"
+        raise InputError("job.optimizer.name", job.optimizer.name, reason, "use bfloat16")
     strategy.recompute_of(0)  # refuses what other stacks recompute
     for name, runnable in _RUNNABLE.items():
         chosen = getattr(strategy, name)

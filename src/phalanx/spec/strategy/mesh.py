@@ -65,9 +65,9 @@ class Mesh:
         """All groups of an axis: an array of ranks, (groups, ranks per group), each group in ascending order, as
         torch.distributed numbers the ranks of a group whatever order it is given.
 
-        `axis` is a mesh axis, several joined by `+` (`dp_shard+cp`), `ring`, `ulysses`, `ep`, `etp`, `ep+etp`,
-        `edp` (replicas of the same experts), `tokens` (ranks that share sequences: cp and tp), `embed` (the first
-        and the last pipeline rank) or `world`.
+        `axis` is a mesh axis, several joined by `+` (`dp_shard+cp`), `ring`, `ulysses`, `ep`, `etp`, `edp` (replicas
+        of the same experts), `ep+etp`, `edp+etp`, `tokens` (ranks that share sequences: cp and tp), `embed` (the
+        first and the last pipeline rank) or `world`.
         """
         if axis not in self._groups:
             self._groups[axis] = self._groups_of(axis)
@@ -85,8 +85,8 @@ class Mesh:
             return self._ranks.reshape(1, -1)
         if axis in ("edp", "ep", "etp"):
             return _lines(self._experts, (("edp", "ep", "etp").index(axis) + 1,))
-        if axis == "ep+etp":
-            return _lines(self._experts, (2, 3))
+        if axis in ("ep+etp", "edp+etp"):
+            return _lines(self._experts, (2 if axis == "ep+etp" else 1, 3))
         if axis in ("ring", "ulysses"):
             return _lines(self._context, (("ring", "ulysses").index(axis) + 1,))
         names = [name for name, _ in self.axes]

@@ -12,10 +12,11 @@ is 1 < ulysses < cp).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
 from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.job import Job
 from phalanx.spec.ranges import Natural, Range, Share, require_ranges
 
 StackProducts = Literal["auto", "bfloat16", "float8-delayed", "float8", "float8-block", "mxfp8", "nvfp4"]
@@ -92,6 +93,13 @@ class StackOptions:
         """The one-line form: only what differs from the defaults; empty if nothing does."""
         changed = self.changed()
         return ",".join(f"{name}={_written(value)}" for name, value in changed.items())
+
+    def under(self, job: Job) -> StackOptions:
+        """Return the options with the optimizer of a job that needs whole matrices, where they leave it to the
+        job."""
+        if not job.optimizer.row.whole or self.optimizer != "auto":
+            return self
+        return replace(self, optimizer="muon")
 
     def changed(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, by name."""
