@@ -15,12 +15,14 @@ from phalanx.cost.step.terms import terms
 from phalanx.schedule.layout import Layout
 from phalanx.schedule.unit_classes import unit_class
 from phalanx.spec.cluster import presets as clusters
-from phalanx.spec.files.job_file import make_strategy
+from phalanx.spec.files.job_file import build, make_strategy
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.presets import preset
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
+
+_TIED = {"family": "llama", "vocab": 96, "hidden": 64, "heads": 1, "ffn": 64, "max_seq": 64, "tied": True}
 
 
 @drawn(15, 50, st.sampled_from([1, 2, 4]).flatmap(lambda ranks: cases(ranks, small=False, compressed=True)))
@@ -28,6 +30,15 @@ def test_sums_of_the_expansion_are_the_terms(case: tuple[ModelSpec, Job, Strateg
     model, job, strategy = case
     for place in range(strategy.pp):
         _sums_are_the_terms(model, job, strategy, place)
+
+
+@pytest.mark.parametrize("schedule", ["zb-v", "dualpipe-v"])
+@pytest.mark.parametrize("rest", ["zero=2", "zero=3", "zero=2,shard=1", "zero=2,grad_sync=step", "compression=int8"])
+def test_a_tied_embedding_is_reduced_with_both_ends_of_a_pipeline_in_a_v(schedule: str, rest: str) -> None:
+    strategy = make_strategy(f"dp=2,pp=2,schedule={schedule},{rest}")
+    assert strategy is not None
+    model = build(ModelSpec, complete({**_TIED, "layers": 4}), "model")
+    _sums_are_the_terms(model, Job(8, 32, Precision("float32")), strategy, 0)
 
 
 def _sums_are_the_terms(model: ModelSpec, job: Job, strategy: Strategy, place: int) -> None:

@@ -43,27 +43,31 @@ def _bucket_terms(view: RankView, cut: Sequence[Bucket], sizes: Sequence[int]) -
     s, p, m = view.strategy, view.job.precision, view.layout.micro_batches
     sharding, first = sharding_of(s), cut[0]
     axis, parts = first.axis(s), first.parts(s)
-    numel = sum(sizes)
+    filled = [_times_filled(view, b) if sharding.reduces_each else 1 for b in cut]
+    numel, reduced = sum(sizes), sum(size * n for size, n in zip(sizes, filled, strict=True))
 
-    def term(op: str, phase: Phase, unit: str, axis: str, dtype: DType, times: int = 1, part: int = 1) -> Term:
-        """A collective per bucket, of the bucket or one of its `part` equal parts, `times` times a step."""
+    def term(op: str, phase: Phase, unit: str, axis: str, dtype: DType, part: int = 1) -> Term:
+        """A collective per bucket and step, of the bucket or one of its `part` equal parts."""
         event = Event("collective", op, phase, first.kind(unit), axis, dtype=dtype)
-        return Term(event, count=len(cut) * times, bytes=numel // part * DTYPE_BYTES[dtype] * times)
+        return Term(event, count=len(cut), bytes=numel // part * DTYPE_BYTES[dtype])
 
     reductions = sharding.reductions(m)  # of each bucket in a step
     c = s.compressor
     if c is not None:
-        terms = _compressed_terms(c, s, p.accumulate_dtype, cut, reductions)
+        again = [b for b, n in zip(cut, filled, strict=True) for _ in range(n)]
+        terms = _compressed_terms(c, s, p.accumulate_dtype, cut, again, reductions)
     elif not sharding.state:
         terms = [term("all_reduce", "B", "gradients", axis, p.reduce_dtype)]
     else:
-        terms = [term("reduce_scatter", "B", "gradients", axis, p.reduce_dtype, reductions)]
+        event = term("reduce_scatter", "B", "gradients", axis, p.reduce_dtype).event
+        count, size = sum(filled) * reductions, reduced * DTYPE_BYTES[p.reduce_dtype] * reductions
+        terms = [Term(event, count=count, bytes=size)]
         if first.across(s):
             terms.append(term("all_reduce", "B", "shards", "dp_replicate", p.accumulate_dtype, part=parts))
     if sharding.reduces_each:  # gradients are copied into the reduction buffer, and the reduced shards accumulated
         compute, accumulate = DTYPE_BYTES[p.compute], DTYPE_BYTES[p.accumulate_dtype]
         reduce = accumulate if c else DTYPE_BYTES[p.reduce_dtype]
-        copies = Work(traffic_bytes=numel * reductions * (compute + reduce + 3 * accumulate / parts))
+        copies = Work(traffic_bytes=reduced * reductions * (compute + reduce + 3 * accumulate / parts))
         terms[0] = replace(terms[0], work=terms[0].work + copies)
     if sharding.updates_gather:
         terms.append(term("all_gather", "opt", PARAMETERS, axis, p.compute))
@@ -77,14 +81,23 @@ def _bucket_terms(view: RankView, cut: Sequence[Bucket], sizes: Sequence[int]) -
     return terms
 
 
+def _times_filled(view: RankView, bucket: Bucket) -> int:
+    """Return how many chunks of the rank fill a bucket in their backward passes of one micro-batch: two fill that of
+    a tied embedding, where the rank has both ends of a pipeline whose chunks lie in a V."""
+    if bucket.parameters[0].unit != "model":
+        return 1
+    return max(1, sum("embed" in units or "head" in units for units in view.chunks))
+
+
 def _compressed_terms(
-    c: Compression, s: Strategy, dtype: DType, cut: Sequence[Bucket], times_a_step: int
+    c: Compression, s: Strategy, dtype: DType, held: Sequence[Bucket], cut: Sequence[Bucket], times_a_step: int
 ) -> list[Term]:
-    """Return the terms of reducing compressed gradients: the first collective of every bucket, the second of every
-    bucket that has one, then the same for shards over their replicas. The first term carries the work of coding."""
+    """Return the terms of reducing compressed gradients of the buckets in `cut`: the first collective of every
+    bucket, the second of every bucket that has one, then the same for the shards of those `held` over their replicas.
+    The first term carries the work of coding."""
     terms: list[Term] = []
     bucket_sends = [bucket_collectives(c, b, s, dtype) for b in cut]
-    shard_sends = [replica_collectives(c, b, s) for b in cut]
+    shard_sends = [replica_collectives(c, b, s) for b in held]
     for unit, sends, times in (("gradients", bucket_sends, times_a_step), ("shards", shard_sends, 1)):
         kinds = {(i, x.op, x.axis, x.dtype, x.at_most) for of_bucket in sends for i, x in enumerate(of_bucket)}
         for i, op, axis, sent_dtype, at_most in sorted(kinds):
