@@ -5,7 +5,7 @@
     [stacks.NAME]                title, repository, commit: a documented release; `position`: its place in lists
         parent                   the stack whose constants, policy and limits it has where it states none
         like                     the stack whose facts it shares: a fact that is a string is the same at another line
-        modules, needs, runs     see Stack
+        modules, recipes, needs, runs: see Stack
     [stacks.NAME.strategy]       field = { key, words, written, values, note, effect, in_code, source }, or false
     [stacks.NAME.options]        the same of options
     [stacks.NAME.rules.ID]       when (one condition or several), reason, remedy, source (Rule)
@@ -33,7 +33,7 @@ from phalanx.spec.strategy.spec import FIELDS
 from phalanx.spec.strategy.stack_options import DEFAULTS, OPTION_FIELDS
 
 Table = Mapping[str, Any]
-_ABOUT = ("title", "repository", "commit", "position", "parent", "like", "modules", "needs")
+_ABOUT = ("title", "repository", "commit", "position", "parent", "like", "modules", "recipes", "needs")
 _STACK = frozenset((*_ABOUT, "strategy", "options", "rules", "priced", "constants", "policy", "runs"))
 _ENTRY = frozenset(("key", "words", "written", "values", "note", "effect", "in_code", "source"))
 _PRICED = ("zero", "zero_in_pipeline", "schedules", "ulysses", "without")
@@ -119,6 +119,7 @@ def _build(name: str, tables: Mapping[str, tuple[_Folder, Table]], built: dict[s
         rules=tuple(r for group in rules.values() for r in group),
         priced=_limits(name, _inherited(name, "priced", tables)),
         modules=tuple(table.get("modules", like.modules if like else ())),
+        recipes=tuple(table.get("recipes", like.recipes if like else ())),
         needs=tuple(table.get("needs", like.needs if like else ())),
         constants={**(parent.constants if parent else {}), **_numbers(table.get("constants", {}))},
         policy=_policy(table, parent, tables, built),

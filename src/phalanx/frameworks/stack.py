@@ -130,6 +130,8 @@ class Stack:
     """What its constants do not price."""
     modules: tuple[str, ...] = ()
     """Modules that it recomputes (`recompute=selective:...`)."""
+    recipes: tuple[str, ...] = ()
+    """Kinds of recomputation of its published recipes, which a search tries."""
     needs: tuple[str, ...] = ()
     """What a run of it needs besides its configuration, such as an environment variable."""
     constants: Mapping[str, float] = field(default_factory=dict)

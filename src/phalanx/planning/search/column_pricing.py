@@ -22,10 +22,9 @@ from phalanx.cost.ledger.model_shape import Shape, shape
 from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight, splits, v_shaped
 from phalanx.cost.ledger.rank_layout import FORMAT_INDEX, Layout, under_any_cut
 from phalanx.cost.ledger.recomputed import recomputed
-from phalanx.frameworks import recomputation as kinds
 from phalanx.frameworks.registry import DOCUMENTED, facts, priced_stack
 from phalanx.frameworks.stack import Stack, counted
-from phalanx.planning.search import HEADROOM
+from phalanx.planning.search import HEADROOM, recompute_kinds
 from phalanx.planning.search.limits import Limits
 from phalanx.planning.search.strategy_columns import ORDERS, SEARCHED, Ints, Options, Strategies, joined
 from phalanx.schedule.pipeline.given_layout import ends_of
@@ -94,11 +93,11 @@ class Pricing:
         row = self.row
         stack = priced_stack(self.stack).as_priced if row is None else row
         flash = bool(np.all(self.profile.flash)) and not np.any(self.profile.result_again)
-        kinds_ = kinds.searched(row, self.model, flash, bool(np.all(self.profile.per_op)))
+        kinds = recompute_kinds.searched(row, self.model, flash, bool(np.all(self.profile.per_op)))
         rates = {t.bandwidth_bytes_per_s_per_gpu_per_direction for t in self.cluster.tiers}
         return Options(
             schedules=stack.schedules,
-            recompute=tuple(kind for kind in kinds_ if stack.refusal(Strategy(recompute=kind)) is None),
+            recompute=tuple(kind for kind in kinds if stack.refusal(Strategy(recompute=kind)) is None),
             orders=SEARCHED if len(rates) > 1 and self.stack != "phalanx" else SEARCHED[:1],
             limits=Limits(stack, self.wanted, self._constants),
             extra=self.extra,
