@@ -94,16 +94,15 @@ def read(paths: Sequence[Path], kind: str | None = None, gpus: int | None = None
         configuration = files.READERS[configuration.kind](config, gpus)
     job_of(configuration, 1, 1)  # refuses an optimizer out of range, as every command does that prices it
     mistakes = tuple(lint(config, configuration))
-    return Reading(configuration, mistakes, _notes(configuration, config), config, " ".join(map(str, paths)))
+    return Reading(configuration, mistakes, _notes(configuration), config, " ".join(map(str, paths)))
 
 
-def _notes(c: Configuration, config: Config) -> tuple[str, ...]:
+def _notes(c: Configuration) -> tuple[str, ...]:
     s = c.layout
     notes = []
     if s.zero is None and (zero := _FRAMEWORKS[c.kind].zero) is not None:
         notes.append(f"zero is left open: {zero} is what {c.stack} does by itself")
-    if c.kind == "torchtitan" and "job" in config:
-        notes.append("it is of a torchtitan before 0.3: 0.3, the nearest release that is known, is taken")
+    notes += c.notes
     if s.world is None:
         notes.append("the number of ranks is left open: --gpus says it")
     if s.recompute not in (None, *_RECOMPUTED):

@@ -96,6 +96,8 @@ class Configuration:
     """Fields of Strategy that the file sets and a Layout does not have."""
     job: Mapping[str, Any] = field(default_factory=dict)
     """What the file says of the job besides layout: optimizer (fields of Optimizer), clip, compute (bf16, ...)."""
+    notes: tuple[str, ...] = ()
+    """What its reader assumes."""
 
     @property
     def sizes(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from phalanx.spec.files.job_file import make_model
 from phalanx.spec.model.spec import ModelSpec
 
 KEYS = key_table("torchtitan")
+_OLD = "it is of a torchtitan before 0.3: 0.3, the nearest release that is known, is taken"
 _RECOMPUTED = {"FullAC": "full", "SelectiveAC": "selective", "NoAC": "none"}
 
 
@@ -93,7 +94,15 @@ def read(config: Config, world: int | None = None) -> Configuration:
     options = _options(keys, bool(offload)) | inside
     job, fields = _job(keys), _pieces(keys, micro, pp or 1) | _every(keys, mode)
     return keys.configuration(
-        "torchtitan", "torchtitan", layout, model_name=name, spec=spec, options=options, fields=fields, job=job
+        "torchtitan",
+        "torchtitan",
+        layout,
+        model_name=name,
+        spec=spec,
+        options=options,
+        fields=fields,
+        job=job,
+        notes=(_OLD,) if "job" in config else (),
     )
 
 
