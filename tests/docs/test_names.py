@@ -24,9 +24,13 @@ def _wrong(words: list[str]) -> str | None:
     """Return what of a command does not exist."""
     command: Any = APP
     while words and (commands := getattr(command, "commands", None)):
-        name = words.pop(0).strip(".,")
-        if name not in commands:
+        name = words[0].strip(".,")
+        if name in commands:
+            words.pop(0)
+        elif (rule := getattr(command, "rule", None)) is None:
             return f"no command {name}"
+        else:
+            name = rule(words)  # the form that the words mean
         command = commands[name]
     options = {name for p in command.params for name in (*p.opts, *p.secondary_opts)} | {"--help"}
     given = [word.partition("=")[0].rstrip(".,") for word in words if re.match(r"--[a-z]", word)]
@@ -43,8 +47,8 @@ def test_every_command_of_a_page_exists(page: Path) -> None:
 
 def test_a_command_that_is_gone_is_found() -> None:
     assert _wrong(["plans", "job.toml"]) == "no command plans"
-    assert _wrong(["plan", "job.toml", "--stak", "all"]) == "no option --stak of plan"
-    assert _wrong(["plan", "job.toml", "--stack", "all"]) is None
+    assert _wrong(["plan", "job.toml", "--stak", "all"]) == "no option --stak of job"
+    assert _wrong(["plan", "--model", "gpt2", "--stack", "all"]) is None
 
 
 _FILE = re.compile(r"`([\w./-]+/[\w.-]+\.(?:py|toml|json|csv|md|slurm|sh)|[\w.-]+/(?:[\w.-]+/)+)`")

@@ -26,7 +26,6 @@ class Prediction(Answer):
     question: Premises
     strategy: Strategy
     """With the blocks of each chunk listed where they are not equal."""
-    engine: Literal["formulas", "exact"]
     step_time_s: float
     """The sum of `terms_s`."""
     tokens_per_s: float
@@ -64,6 +63,11 @@ class Prediction(Answer):
     origin: str
     estimate: Estimate | None = field(default=None, repr=False, compare=False, metadata=DRAWN)
 
+    @property
+    def engine(self) -> Literal["formulas", "exact"]:
+        """What priced it."""
+        return self.question.engine
+
 
 def predict(source: Source = None, **fields: Unpack[QueryFields]) -> Prediction:
     """Predict a strategy's step time and memory, without running anything.
@@ -86,7 +90,6 @@ def _estimated(q: Question) -> Prediction:
     return Prediction(
         question=q.premises,
         strategy=q.shown,
-        engine="formulas",
         step_time_s=seconds,
         tokens_per_s=float(tokens / e.seconds),
         tokens_per_s_per_gpu=float(tokens / e.seconds / e.layout.world),
@@ -118,7 +121,6 @@ def _exact(q: Question) -> Prediction:
     return Prediction(
         question=q.premises,
         strategy=candidate.as_requested,
-        engine="exact",
         step_time_s=candidate.seconds,
         tokens_per_s=rate,
         tokens_per_s_per_gpu=rate / q.exact.strategy.world,

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from phalanx.answers.precision import (
     OF_COMPUTE,
@@ -63,6 +64,8 @@ class Premises:
     strategy: Strategy | None
     dp_rule: str
     stack: str
+    engine: Literal["formulas", "exact"]
+    """What prices the step: the stack's fitted formulas, or exactly our own runtime's program."""
     precision: str
     options: StackOptions
     refused: str = ""
@@ -170,6 +173,7 @@ class Question:
             strategy=self.strategy,
             dp_rule=self.dp_rule,
             stack=self.stack,
+            engine="formulas" if self.exact is None else "exact",
             precision=self.precision,
             options=AS_RELEASED if self.exact else self.pricing.extra,
             refused=self.refused,

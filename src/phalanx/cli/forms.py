@@ -41,6 +41,8 @@ def forms(summary: str, table: Mapping[str, Form], rule: Rule, default: str = ""
             Entry(name, "Forms", form.function, form.help) for name, form in table.items()
         )
 
+        rule: ClassVar[Rule]
+
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             """Name the form before the words that follow."""
             if args and args[0] not in table and args[0] != "--help":
@@ -49,6 +51,7 @@ def forms(summary: str, table: Mapping[str, Form], rule: Rule, default: str = ""
                 args = [default]
             return list(super().parse_args(ctx, args))
 
+    Forms.rule = staticmethod(rule)
     app = typer.Typer(cls=Forms, help=summary, no_args_is_help=True, rich_markup_mode=None)
     app.callback()(lambda: None)
     return app

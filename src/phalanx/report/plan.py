@@ -40,7 +40,7 @@ def lines(a: ModelPlan) -> Iterator[str]:
     if a.options.changed():
         yield f"with options of the stack: {a.options}"
     if a.chunks:
-        yield f"its chunks, in order: {'/'.join(map(str, a.chunks.blocks))}, which the plan lists; {_equal_chunks(a)}"
+        yield f"its chunks, in order: {a.search.lengths}, which the plan lists; {_equal_chunks(a)}"
     yield f"where the step goes: {', '.join(_largest(a))}"
     yield f"memory {size(best.memory_bytes)} of {size(best.usable_bytes)}; {a.headroom:.0%} is left free (--headroom)"
     yield _whole_training(a)

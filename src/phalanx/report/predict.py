@@ -26,7 +26,7 @@ def view(p: Prediction, explained: bool = False) -> View:
 
 def heading(q: Premises) -> str:
     """Return the line that every output begins with: whose step it is, in which numbers, and where dp is from."""
-    engine = "exactly, as our own runtime runs it" if q.stack == "phalanx" else "by fitted formulas"
+    engine = "exactly, as our own runtime runs it" if q.engine == "exact" else "by fitted formulas"
     options = f"; {q.options}" if q.options.changed() else ""
     peak = " (MFU: of the peak in bf16)" if q.precision.startswith(("fp8", "fp4")) else ""
     line = f"stack {q.stack}, priced {engine}; precision {q.precision}{peak}; {q.dp_rule}{options}"
@@ -53,7 +53,8 @@ def _figures(p: Prediction) -> Iterator[tuple[str, str, str]]:
     fits = f"fits{tight}" if p.fits else "does not fit"
     if p.memory_peak_bytes is not None:
         yield "memory, peak", size(p.memory_peak_bytes), "allocated, fullest rank, fullest instant"
-    yield "memory, reserved", size(p.memory_bytes), f"{fits}: {size(p.usable_bytes)} usable"
+    origin = " (estimated)" if p.engine == "formulas" else ""
+    yield "memory, reserved", size(p.memory_bytes), f"{fits}: {size(p.usable_bytes)} usable{origin}"
     if p.estimate is not None and p.estimate.layout.compressed.bound:
         yield "compression", "a bound", "gradients decide what is sent; priced at the most, one in dp x cp"
     if p.compression is not None and p.estimate is not None:
