@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from phalanx.answers.verify import verify as verify
     from phalanx.observation.observe import observe as observe
     from phalanx.runtime.any_module.parallelize import parallelize as parallelize
+    from phalanx.serving.answer import serve_plan as serve_plan
     from phalanx.spec.cluster.spec import ClusterSpec as ClusterSpec
     from phalanx.spec.errors import InputError as InputError
     from phalanx.spec.files.plan import Plan as Plan
@@ -69,6 +70,7 @@ _FACE = {
     "read": "answers.read",
     "roofline": "answers.tables",
     "scaling": "answers.tables",
+    "serve_plan": "serving.answer",
     "traffic": "answers.tables",
     "train": "answers.train",
     "verify": "answers.verify",

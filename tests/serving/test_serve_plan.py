@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from support.in_process_cli import phalanx
 
+from phalanx import serve_plan
+from phalanx.serving import plan_file
+
 _ASK = ["--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "2", "--input", "1000", "--output", "100"]
 
 
@@ -126,3 +129,13 @@ def test_a_bad_trace_is_one_line(tmp_path: Path, row: str, message: str) -> None
     assert code == 2
     assert err.count("\n") == 1
     assert message in err
+
+
+def test_python_and_the_command_give_one_answer(tmp_path: Path) -> None:
+    words = ["serve", "plan", *_ASK, "--mode", "aggregated", "--requests", "200", "--json"]
+    printed = json.loads(phalanx(tmp_path, *words)[1])
+    fields = dict(zip((option.removeprefix("--") for option in _ASK[::2]), _ASK[1::2], strict=True))
+    numbers = {name: int(value) for name, value in fields.items() if value.isdigit()}
+    answer = serve_plan(**(fields | numbers), mode="aggregated", requests=200)
+    assert json.loads(json.dumps(answer.to_dict())) == printed
+    assert answer.plan == plan_file.read(tmp_path / "serving.json")

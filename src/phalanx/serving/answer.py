@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from phalanx.answers.answer import Answer
+from phalanx.answers.encode import DRAWN
 from phalanx.serving.cost.roofline import ServingPrice
 from phalanx.serving.launch import dynamo, sglang, trtllm, vllm
 from phalanx.serving.launch.arguments import refused
 from phalanx.serving.launch.launch import Launch
 from phalanx.serving.plan_file import LatencyLimits, ServedLoad, ServingPlan, Workers
-from phalanx.serving.question import NamedQuestion
+from phalanx.serving.question import NamedQuestion, ServingRequest, ask
 from phalanx.serving.search.neighbours import ServingNeighbour, neighbours
 from phalanx.serving.search.question import ServingCandidate
 from phalanx.serving.search.search import Search, ServingAnswer, answer
@@ -19,11 +22,100 @@ from phalanx.spec.errors import InputError
 _LAUNCH = {"vllm": vllm.launch, "sglang": sglang.launch, "trtllm": trtllm.launch}
 
 
-def decide(query: NamedQuestion) -> tuple[ServingAnswer, list[ServingNeighbour]]:
-    """Search, and judge the neighbours of the best. Raises InputError."""
+@dataclass(frozen=True)
+class Deployment:
+    """A deployment with its predicted performance, as an answer lists it."""
+
+    title: str
+    gpus: int
+    weights: str
+    cache: str
+    workers: tuple[Workers, ...]
+    load: ServedLoad
+    prediction: Mapping[str, Any]
+    """As in serving.json: quantiles in seconds, rates per second."""
+
+
+@dataclass(frozen=True)
+class RejectedNeighbour:
+    """A deployment one change away from the best."""
+
+    change: str
+    candidate: Deployment | None
+    """At its best within the limits; None if there is none."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class ServingPlanAnswer(Answer):
+    """The best deployment of a model on a cluster, and what it was compared with."""
+
+    model: str
+    cluster: str
+    engine: str
+    objective: str
+    limits: LatencyLimits
+    kv_bytes_per_token: float
+    """Of the whole model."""
+    requests_that_fit: int
+    """Whose caches fit at once."""
+    best: Deployment
+    alternatives: tuple[Deployment, ...]
+    """The best of each other family within the limits."""
+    front: tuple[Deployment, ...]
+    """Not beaten in both tokens/s per user and per GPU, whatever the limits."""
+    neighbours: tuple[RejectedNeighbour, ...]
+    cannot_serve: Mapping[str, str]
+    """Layouts that cannot serve, with the reason."""
+    evaluated: int
+    simulated: int
+    plan: ServingPlan = field(repr=False, metadata=DRAWN)
+    """What `phalanx serve launch` reads."""
+    search: ServingAnswer = field(repr=False, compare=False, metadata=DRAWN)
+    compared: tuple[ServingNeighbour, ...] = field(repr=False, compare=False, metadata=DRAWN)
+    notes: tuple[str, ...] = field(default=(), repr=False, metadata=DRAWN)
+
+
+def serve_plan(request: ServingRequest | None = None, **fields: Any) -> ServingPlanAnswer:
+    """Find how to serve a model: parallelism, replicas, batch and chunk, with the queue simulated.
+
+        phalanx.serve_plan(model="llama3-70b", cluster="dgx-h100", gpus=8, input=4000, output=500, ttft="1s")
+
+    `fields`: those of a ServingRequest, in place of one. Raises InputError."""
+    query = ask(request if request is not None else ServingRequest(**fields))
     search = Search(query.question, query.layout)
-    answered = answer(search)
-    return answered, neighbours(search, answered)
+    searched = answer(search)
+    against = neighbours(search, searched)
+    q = searched.question
+    per_token, fits = cache_of(searched)
+
+    def listed(c: ServingCandidate) -> Deployment:
+        plan = as_plan(query, c)
+        return Deployment(c.title, plan.gpus, plan.weights, plan.cache, plan.workers, plan.load, plan.prediction)
+
+    return ServingPlanAnswer(
+        model=query.model_name,
+        cluster=query.cluster_name,
+        engine=q.engine.name,
+        objective=q.objective,
+        limits=LatencyLimits(q.ttft_s, q.tpot_s, q.percentile),  # type: ignore[arg-type]
+        kv_bytes_per_token=per_token,
+        requests_that_fit=fits,
+        best=listed(searched.best),
+        alternatives=tuple(map(listed, searched.finalists[1:])),
+        front=tuple(map(listed, searched.front)),
+        neighbours=tuple(
+            RejectedNeighbour(n.change, None if n.candidate is None else listed(n.candidate), n.reason)
+            for n in against
+        ),
+        cannot_serve=searched.cannot,
+        evaluated=searched.evaluated,
+        simulated=searched.simulated,
+        plan=as_plan(query, searched.best),
+        search=searched,
+        compared=tuple(against),
+        notes=query.notes,
+    )
 
 
 def money(c: ServingCandidate, price: float) -> float:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,10 +14,7 @@ from phalanx.serving.cli.launch import as_json_of, require_starter, show
 from phalanx.serving.cli.options import Cluster, Model
 
 if TYPE_CHECKING:
-    from phalanx.serving.question import NamedQuestion
-    from phalanx.serving.search.neighbours import ServingNeighbour
-    from phalanx.serving.search.question import ServingCandidate
-    from phalanx.serving.search.search import ServingAnswer
+    from phalanx.serving.answer import ServingPlanAnswer
 
 
 def plan(
@@ -124,10 +120,10 @@ def plan(
             raise InputError(missing, None, "missing", "or give --trace in place of --input and --output")
         require_writable("--out", out)
 
-        from phalanx.serving.answer import as_plan, decide
-        from phalanx.serving.question import ServingRequest, ask
+        from phalanx.serving.answer import serve_plan
+        from phalanx.serving.question import ServingRequest
 
-        query = ask(
+        answer = serve_plan(
             ServingRequest(
                 model=model,
                 cluster=cluster,
@@ -156,68 +152,28 @@ def plan(
                 seed=seed,
             )
         )
-        for note in query.notes:
+        for note in answer.notes:
             announce(f"note: {note}")
-        answer, against = decide(query)
-        chosen = as_plan(query, answer.best)
-        serving.write(chosen, out)
+        serving.write(answer.plan, out)
         announce(f"serving plan: {out}")
         if as_json:
-            document = _as_json(query, answer, against)
-            print_json(document | {"launch": as_json_of(chosen, launch)} if launch else document)
+            print_json(answer.to_dict() | ({"launch": as_json_of(answer.plan, launch)} if launch else {}))
             return
-        _show(answer, against)
+        _show(answer)
         if launch:
-            show(chosen, launch)
+            show(answer.plan, launch)
 
 
-def _show(answer: ServingAnswer, against: list[ServingNeighbour]) -> None:
-    from phalanx.serving.answer import cache_of, money
-    from phalanx.serving.report import against as why_not
-    from phalanx.serving.report import lines, ranked, seen
+def _show(answer: ServingPlanAnswer) -> None:
+    from phalanx.serving.answer import money
+    from phalanx.serving.report import against, lines, ranked, seen
 
-    q, best, out = answer.question, answer.best, console()
-    per_token, fits = cache_of(answer)
+    search, out = answer.search, console()
+    q, best = search.question, search.best
     cost = None if q.price is None else money(best, q.price)
-    for line in lines(answer, per_token, fits, cost):
+    for line in lines(search, answer.kv_bytes_per_token, answer.requests_that_fit, cost):
         out.print(line, highlight=False, soft_wrap=True)
     out.print(seen(best))
-    out.print(ranked(answer.finalists[:8], q, "the best of each layout within the limits", best))
-    out.print(ranked(answer.front, q, "users against GPUs: the front, limits left aside", best))
-    out.print(why_not(against))
-
-
-def _as_json(query: NamedQuestion, answer: ServingAnswer, against: list[ServingNeighbour]) -> dict[str, Any]:
-    from phalanx.serving.answer import as_plan, cache_of
-
-    q = answer.question
-    per_token, fits = cache_of(answer)
-
-    def one(c: ServingCandidate) -> dict[str, Any]:
-        plan = asdict(as_plan(query, c))
-        kept = ("gpus", "weights", "cache", "workers", "load", "prediction")
-        return {"title": c.title} | {key: plan[key] for key in kept}
-
-    return {
-        "model": query.model_name,
-        "cluster": query.cluster_name,
-        "engine": q.engine.name,
-        "objective": q.objective,
-        "limits": {"ttft_s": q.ttft_s, "tpot_s": q.tpot_s, "percentile": q.percentile},
-        "kv_bytes_per_token": per_token,
-        "requests_that_fit": fits,
-        "best": one(answer.best),
-        "alternatives": [one(c) for c in answer.finalists[1:]],
-        "front": [one(c) for c in answer.front],
-        "neighbours": [
-            {
-                "change": n.change,
-                "candidate": None if n.candidate is None else one(n.candidate),
-                "reason": n.reason,
-            }
-            for n in against
-        ],
-        "cannot_serve": answer.cannot,
-        "evaluated": answer.evaluated,
-        "simulated": answer.simulated,
-    }
+    out.print(ranked(search.finalists[:8], q, "the best of each layout within the limits", best))
+    out.print(ranked(search.front, q, "users against GPUs: the front, whatever the limits", best))
+    out.print(against(answer.compared))
