@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import random
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.exports import draw
 
+from phalanx import frameworks
 from phalanx.frameworks import registry
 from phalanx.frameworks.facts import load
+from phalanx.frameworks.parts import lints_of, reader, writer
+from phalanx.frameworks.subject import subject
 
 FOLDERS = Path(registry.__file__).parent
 
@@ -36,11 +41,24 @@ def without(pattern: str) -> Callable[[str], str]:
 
 
 def test_one_folder_is_all_that_a_framework_needs(tmp_path: Path) -> None:
-    stacks, frameworks = load(folder(tmp_path))
+    stacks, by_folder = load(folder(tmp_path))
     assert stacks["newcomer"].documented
     assert stacks["newcomer"].lineage == ("newcomer", "eager", "any")
-    assert frameworks["newcomer"].stacks == ("newcomer",)
-    assert (frameworks["newcomer"].reads, frameworks["newcomer"].writes) == ("newcomer", "newcomer")
+    assert by_folder["newcomer"].stacks == ("newcomer",)
+    assert (by_folder["newcomer"].reads, by_folder["newcomer"].writes) == ("newcomer", "newcomer")
+
+
+def test_reader_writer_and_lints_are_found_by_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = folder(tmp_path)
+    for part in ("read", "write", "lints"):
+        shutil.copy(FOLDERS / "nanotron" / f"{part}.py", root / "newcomer")
+    monkeypatch.setattr(frameworks, "__path__", [*frameworks.__path__, str(root)])
+    stacks, by_folder = load(root)
+    newcomer = by_folder["newcomer"]
+    assert reader(newcomer)({"parallelism": {"dp": 2, "pp": 1, "tp": 4}}, None).layout.world == 8
+    assert {lint.name for lint in lints_of(newcomer)} == {"mesh-vs-world", "micro-batches-vs-pipeline"}
+    plan = draw.plan(registry.DOCUMENTED["nanotron"], random.Random(1), ("llama3-8b",), options=False)
+    assert "config.yaml" in writer(newcomer)(subject(plan, stacks["newcomer"])).files
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,9 @@ from __future__ import annotations
 import pytest
 
 from phalanx.frameworks.keys import Key, KeyTable, key_table
+from phalanx.frameworks.registry import FRAMEWORKS
 
-FRAMEWORKS = (
-    "accelerate",
-    "deepspeed",
-    "hugging_face",
-    "maxtext",
-    "megatron",
-    "megatron_bridge",
-    "nanotron",
-    "torchtitan",
-)
-ALL = pytest.mark.parametrize("framework", FRAMEWORKS)
+ALL = pytest.mark.parametrize("framework", [f.folder for f in FRAMEWORKS.values() if f.reads])
 
 
 @ALL
