@@ -1,2 +1,2 @@
-"""An examination of this machine's GPUs (`python -m benchmarks.gpu`): each part runs in a process of its own. Our
+"""An examination of this machine's GPUs (`python -m benchmarks.gpu`): each part runs in its own process. Our
 step next to plain PyTorch, operations compared with fp64, parity, generation; and steps on a fake GPU."""

@@ -35,7 +35,7 @@ VERSION = 1
 _ROOT = Path(__file__).parents[2]
 """The checkout, whose `benchmarks` the parts import."""
 _EXCEPTION = re.compile(r"[\w.]+(Error|Exception|Unsupported|Failure|Exit\w*): ")
-"""How the line of an exception begins, after which PyTorch may give advice on how to look further."""
+"""The beginning of an exception's line; PyTorch may append advice on further debugging."""
 _PARITY_JOB = """[model]
 family = "llama"
 vocab = 512
@@ -61,12 +61,13 @@ _EXPERTS = "[model.experts]\ncount = 4\ntop_k = 2\nffn = 32\n"
 _ALONE = ("dp=1", "dp=1,recompute=full")
 _OF_TWO = ("dp=2", "dp=2,zero=1", "dp=2,zero=2", "dp=2,zero=3", "dp=2,compression=int8", "tp=2", "tp=2,sp=1", "cp=2")
 WHOLE_S = 600
-"""Seconds of a call with one GPU, and twice that with more: what has not begun by then is left for the next call."""
+"""Seconds of a call with one GPU, and twice that with more. Parts that have not begun by then wait for the next
+call."""
 _LEAST_S = 15
-"""Seconds in which no part is worth starting."""
+"""With less than these seconds left, no part is started."""
 _TWO = (*_OF_TWO, "cp=2,ulysses=2", "pp=2", "pp=2,schedule=zb-v")
 _SHARED = ("dp=2,zero=3", "tp=2,sp=1", "cp=2", "pp=2,schedule=zb-v")
-"""Of two ranks that share one GPU, which send through the host: a few, as two GPUs examine more."""
+"""Strategies of two ranks that share one GPU and send through the host: a few, since two GPUs examine more."""
 
 _NATIVE = ("--set", "train.transport=native")
 """NCCL, or Gloo where ranks share a GPU: `auto` measures all transports first, for longer than a part may take."""
@@ -75,8 +76,8 @@ _EIGHT_BITS = ("float8", "float8-compiled", "float8-row", "float8-row-compiled")
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the examination: `words` run in a process for at most `limit_s` seconds. It writes its result to the
-    file that `{out}` stands for, or prints it as JSON if no word has that."""
+    """A part of the examination: the command `words` runs for at most `limit_s` seconds. It writes its result to the
+    file that replaces the word `{out}`, or without such a word prints it as JSON."""
 
     name: str
     words: tuple[str, ...]
@@ -93,7 +94,7 @@ def _module(name: str, *words: str) -> tuple[str, ...]:
 
 
 def parts(folder: Path, gpus: int) -> Iterator[Part]:
-    """Yield the parts for a machine with so many GPUs."""
+    """Yield the parts for a machine with `gpus` GPUs."""
     fake = Part("fake", _module("fake"), 300, on_gpu=False)
     if not gpus:
         yield fake
@@ -154,17 +155,17 @@ def examine(folder: Path, announce: Announce) -> dict[str, Any]:
 
 
 def _result(part: Part, folder: Path, announce: Announce, left_s: float) -> dict[str, Any]:
-    """Return the result of a part, of this call or of an earlier one, in the `left_s` seconds that are left."""
-    kept = folder / f"{part.name.replace(' ', '-').replace(',', '+')}.part.json"
-    if kept.exists():
+    """Return the result of a part, from this call or an earlier one. `left_s`: seconds until the call must end."""
+    complete = folder / f"{part.name.replace(' ', '-').replace(',', '+')}.part.json"
+    if complete.exists():
         announce(f"{part.name}: there already")
-        return dict(read_json(kept, "part"))
+        return dict(read_json(complete, "part"))
     if left_s < _LEAST_S < part.limit_s:
         announce(f"{part.name}: left for the next call")
         return {"state": "left for the next call", "result": None, "error": "the time is over", "seconds": 0.0}
     limit_s = min(part.limit_s, left_s)
     announce(f"{part.name}: up to {limit_s:.0f} s")
-    out = folder / f"{kept.stem}.out.json"
+    out = folder / f"{complete.stem}.out.json"
     begin = time.monotonic()
     words = [str(out) if word == "{out}" else word for word in part.words]
     result: dict[str, Any] = {"state": "done", "result": None, "error": None}
@@ -185,12 +186,12 @@ def _result(part: Part, folder: Path, announce: Announce, left_s: float) -> dict
     out.unlink(missing_ok=True)
     result["seconds"] = time.monotonic() - begin
     if result["state"] == "done":
-        write_json(kept, result)  # the others run again in the next call
+        write_json(complete, result)  # the others run again in the next call
     return result
 
 
 def _reason(text: str) -> str:
-    """Return what went wrong from what a process said: its exception's line, or else its last one."""
+    """Return the reason of a failure from the output of a process: its exception's line, or else its last line."""
     lines = text.splitlines() or ["no message"]
     return next((line for line in reversed(lines) if _EXCEPTION.match(line)), lines[-1])
 
@@ -225,12 +226,12 @@ def _fake_steps(content: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _examined(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield a line of a table for every family and precision of which steps were examined on a fake GPU."""
+    """Yield a row of the table of steps on a fake GPU for every family and precision."""
     kinds = [(row["family"], row["precision"]) for row in rows]
     for kind in dict.fromkeys(kinds):
-        those = [row for row, of in zip(rows, kinds, strict=True) if of == kind]
-        good, waits = sum(not row["failed"] for row in those), max(row["waits"] for row in those)
-        yield f"| {kind[0]} | {kind[1]} | {len(those)} | {good} | {waits} |"
+        steps = [row for row, its_kind in zip(rows, kinds, strict=True) if its_kind == kind]
+        good, waits = sum(not row["failed"] for row in steps), max(row["waits"] for row in steps)
+        yield f"| {kind[0]} | {kind[1]} | {len(steps)} | {good} | {waits} |"
 
 
 def as_text(content: dict[str, Any]) -> str:
@@ -280,7 +281,8 @@ def as_text(content: dict[str, Any]) -> str:
 
 
 def _step_row(row: dict[str, Any], cluster: ClusterSpec | None) -> str:
-    """Return a row of the steps' table. Our own step is predicted on the measured cluster; MFU is of its peak."""
+    """Return a row of the table of steps. Our step is predicted on the measured cluster; MFU is relative to its
+    peak."""
     if "left_out" in row:
         return f"| {row['size']} | {row['way']} | {row['left_out']} |" + " |" * 6
     own = row["way"].startswith("ours") and not row["way"].endswith("compiled")
@@ -295,7 +297,8 @@ def _step_row(row: dict[str, Any], cluster: ClusterSpec | None) -> str:
 
 
 def predicted_ms(name: str, cluster: ClusterSpec, way: str = "ours") -> str:
-    """Return the milliseconds predicted of our step of a size on a measured cluster; "" where it has no rates."""
+    """Return the predicted milliseconds of our step at a size on a measured cluster; "" if the cluster has no
+    rates."""
     (size,) = (size for size in (*SIZES, TINY) if size.name == name)
     try:
         one = Strategy(micro_batch=size.micro_batch)

@@ -1,7 +1,7 @@
 """The step of families x strategies on a fake GPU:  python -m benchmarks.gpu.fake OUT.json
 
-In bf16, and in 8 bits where these change what is computed or sent: alone, with scales of rows, under sequence
-parallelism, with a split backward pass, of experts, and gathered so by ZeRO 3 and sp.
+All in bf16, and some in 8 bits: on one rank, with a scale for each row, under sequence parallelism, with a split
+backward pass, with experts, and with 8-bit gathers of ZeRO 3 and sp.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ IN_8_BITS = (
     ("mixtral", "dp=4,ep=2,zero=3", "fp8, gathers too"),
     ("llama", "tp=2,sp=1,pp=2,schedule=zb-h1", "fp8, gathers too"),
 )
-"""(Family, strategy, precision) beside those in bf16."""
+"""(Family, strategy, precision) in addition to those in bf16."""
 
 
 def _cases() -> Iterator[tuple[str, str, str]]:

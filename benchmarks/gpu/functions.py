@@ -1,4 +1,4 @@
-"""Our operations on this machine's device, held against fp64 on the CPU:
+"""Our operations on this machine's device, compared with fp64 on the CPU:
 
     python -m benchmarks.gpu.functions OUT.json
 

@@ -1,7 +1,7 @@
-"""How fast this machine's GPU generates text:  python -m benchmarks.gpu.generation OUT.json [tiny]
+"""The speed at which this machine's GPU generates text:  python -m benchmarks.gpu.generation OUT.json [tiny]
 
-Models of drawn weights, 8 prompts at once: the first step computes all their tokens, every later one a token of each.
-One process, one GPU (or, of the tiny size, the CPU). A size whose weights and cache would not fit is left out.
+Models with random weights, 8 prompts at once: the first step computes all their tokens, each later one a token of
+each. One process, one GPU (or, of the tiny size, the CPU). A size whose weights and cache would not fit is left out.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ PROMPTS = 8
 
 
 class Repeated:
-    """Weights that repeat a drawn block: quick to make, and as quick to compute with as any."""
+    """Weights that repeat one random block: quick to make, and no quicker to compute with."""
 
     def __init__(self) -> None:
         self._block = torch.randn(2**20, generator=torch.Generator().manual_seed(0)) * 0.02
 
     def has(self, fqn: str) -> bool:
-        """Whether a tensor is there: every parameter is."""
+        """Whether a tensor exists: every parameter does."""
         return True
 
     def dtype(self, fqn: str) -> torch.dtype:

@@ -80,8 +80,8 @@ class Llama(nn.Module):
 def step(
     size: Size, batch: Tensor, compiled: bool, sharded: bool = False
 ) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Return a step of plain PyTorch on a batch (micro_batch, seq + 1), and what waits for it. `sharded`: under
-    FSDP2, over a group of this one process."""
+    """Return a step of plain PyTorch on a batch (micro_batch, seq + 1), and a function that waits for it. `sharded`:
+    under FSDP2, over a group of this one process."""
     with torch.device(batch.device):
         model = Llama(size.model)
     if compiled:

@@ -30,7 +30,7 @@ class Size:
 
 
 def products_of(way: str) -> Products:
-    """What blocks multiply in a way of taking steps, such as ours-float8-row-compiled."""
+    """Return the operands of products in a way of taking steps, such as ours-float8-row-compiled."""
     return "float8-row" if "float8-row" in way else "float8" if "float8" in way else "compute"
 
 

@@ -1,9 +1,9 @@
-"""Our training step on this machine's GPU, beside plain PyTorch: tokens/s, MFU, peak memory against the predicted.
+"""Our training step on this machine's GPU, next to plain PyTorch: tokens/s, MFU, measured and predicted peak memory.
 
     python -m benchmarks.gpu.steps ours|plain|compiled|fsdp OUT.json [tiny]
 
 `ours` may be followed by -float8 or -float8-row, and all of these by -compiled. One process, one GPU (or, of the tiny
-size, the CPU). A size that would not fit is left out with what it needs.
+size, the CPU). A size that would not fit is left out, with the memory that it needs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Step = Callable[[], object]
 def ours(
     size: Size, batch: Tensor, products: Products = "compute", compiled: bool = False
 ) -> tuple[Step, Callable[[], object]]:
-    """Return our step, and what waits for the last one."""
+    """Return our step, and a function that waits for the latest one."""
     strategy = Strategy(micro_batch=size.micro_batch)
     training = Training(size.model, size.of(products), strategy, Comm(ALONE, mesh(strategy)), seed=0)
     if compiled:

@@ -1,7 +1,7 @@
 """The lab: hosts with shaped links on one machine, made of network namespaces, veth pairs and `tc tbf`.
 
     host 0 [eth0] ---- [eth0] host 1        two hosts: one cable
-    host k [eth0] ---- [port k] switch      more: a bridge, in a namespace of its own
+    host k [eth0] ---- [port k] switch      more: a bridge, in its own namespace
 
 A host is a network namespace with a loopback and one interface, whose egress is shaped: what its ranks send to other
 hosts shares that rate and is counted there; traffic inside the host uses its loopback. The lab has no way out.
@@ -104,7 +104,7 @@ def unavailable() -> str:
 
 
 class LabError(RuntimeError):
-    """`ip` or `tc` failed; the message is its own."""
+    """A failure of `ip` or `tc`; the message is theirs."""
 
 
 def enter(namespace: str) -> None:
@@ -119,7 +119,7 @@ def enter(namespace: str) -> None:
 def _set_host_name(name: str) -> None:
     """Set the host name that this process and its children see."""
     if _libc.unshare(_CLONE_NEWUTS):
-        raise OSError(ctypes.get_errno(), "cannot get a host name of its own")
+        raise OSError(ctypes.get_errno(), "cannot set its host name")
     socket.sethostname(name)
 
 
@@ -225,7 +225,7 @@ class Lab:
         how["env"] = quiet | dict(how.get("env") or os.environ) | names
         inside = ["ip", "netns", "exec", self.namespace(host), *command]
         begin = partial(_begin, _host_name(self.namespace(host)))
-        # In a session of its own: Ctrl-C reaches the lab alone, which ends its hosts in order.
+        # In a new session: Ctrl-C reaches the lab alone, which ends its hosts in order.
         child = subprocess.Popen(inside, preexec_fn=begin, start_new_session=True, **how)
         self._children.append(child)
         return child
@@ -264,7 +264,7 @@ class Lab:
         return frozenset(self._gone)
 
     def close(self) -> None:
-        """End what runs in the lab and remove it. Does nothing the second time."""
+        """End all processes of the lab and remove it. Does nothing the second time."""
         _remove([name for name in _names() if name.startswith(f"{self._name}-")])
         for child in self._children:
             with suppress(subprocess.TimeoutExpired):
@@ -273,7 +273,7 @@ class Lab:
 
 
 def sweep() -> list[str]:
-    """Remove the namespaces of labs whose process is gone, with what runs in them; return their names."""
+    """Remove the namespaces of labs whose process is gone, with all processes in them; return their names."""
     orphans: dict[str, list[str]] = {}
     for name in _names():
         match = re.match(rf"{_PREFIX}(\d+)\.(\d+)-", name)
@@ -345,7 +345,7 @@ def _shaper(rate: float) -> list[str]:
 
 
 def _remove(names: Sequence[str], grace_s: float = _GRACE_S) -> None:
-    """End what runs in these namespaces, first by SIGTERM, and delete them."""
+    """End all processes in these namespaces, first by SIGTERM, and delete the namespaces."""
 
     def running() -> list[int]:
         return [pid for name in names for pid in _inside(name) if pid != os.getpid()]
