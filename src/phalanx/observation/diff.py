@@ -82,6 +82,13 @@ def differences(
 PASSES = "passes"
 
 
+def unawaited(names: Sequence[str]) -> Iterator[Difference]:
+    """Yield a difference if there are collectives that were never waited for."""
+    if names:
+        others = f", nor for {len(names) - 1} more" if len(names) > 1 else ""
+        yield Difference("waits", "for every collective", f"none for {names[0]}{others}")
+
+
 def _across_layers(e: Event) -> bool:
     return e.axis not in INSIDE
 

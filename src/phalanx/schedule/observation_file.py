@@ -41,25 +41,14 @@ def to_json(observation: Observation) -> dict[str, Any]:
 def _summary(r: RankObservation) -> dict[str, Any]:
     return {
         "collectives": [
-            {
-                "op": row.op,
-                "axis": row.axis,
-                "group_size": row.group_size,
-                "bytes": row.bytes,
-                "dtype": row.dtype,
-                "count": count,
-                "where": {"phase": row.phase, "module": row.module, "line": row.where},
-            }
+            dict(zip(row._fields[:5], row[:5], strict=True))
+            | {"count": count, "where": {"phase": row.phase, "module": row.module, "line": row.where}}
             for row, count in rows(r.events).items()
         ],
         "flops": [{"phase": phase, "module": module, "flops": n} for (phase, module), n in r.flops.items()],
         "peak_bytes": r.peak,
         "host_synchronisations": [
-            {
-                "call": s.call,
-                "count": s.count,
-                "where": {"phase": s.phase, "module": s.module, "line": str(s.site)},
-            }
+            {"call": s.call, "count": s.count, "where": {"phase": s.phase, "module": s.module, "line": str(s.site)}}
             for s in r.synchronisations
         ],
         "micro_batches": r.micro_batches,

@@ -18,7 +18,7 @@ from phalanx.cost.step.generation import generating, generation_step
 from phalanx.cost.step.program import StepProgram
 from phalanx.infer.generate import experts_span_replicas
 from phalanx.infer.replica import Replica
-from phalanx.observation.diff import Difference, differences, exactly
+from phalanx.observation.diff import Difference, differences, exactly, unawaited
 from phalanx.observation.rank_classes import RankClass
 from phalanx.observation.trainer.step import (
     HOST,
@@ -129,10 +129,8 @@ def _steps(view: RankView, named: dict[str, Batch], pages: int, page: int) -> li
                 replica.share((), 0, sampled)
             del logits
             differing = list(differences(program.events, comm.recorder.events, exactly))
-            unawaited = [handle.name for handle in comm.unawaited.values()]
+            differing += unawaited([handle.name for handle in comm.unawaited.values()])
             comm.unawaited.clear()
-            if unawaited:
-                differing.append(Difference("waits", "for every collective", f"none for {unawaited[0]}"))
             for aspect, ours, theirs in (
                 ("bytes of the KV cache", program.state.cache, replica.cache.nbytes),
                 ("live bytes when the step begins", program.state.total, tracked.start),

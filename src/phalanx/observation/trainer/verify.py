@@ -9,7 +9,15 @@ from dataclasses import dataclass
 
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.program import StepProgram
-from phalanx.observation.diff import PASSES, Difference, differences, exactly, largest_deviation, memory_differences
+from phalanx.observation.diff import (
+    PASSES,
+    Difference,
+    differences,
+    exactly,
+    largest_deviation,
+    memory_differences,
+    unawaited,
+)
 from phalanx.observation.rank_classes import RankClass, classes
 from phalanx.observation.trainer.step import HOST, RecordedStep, described, gpu_device, record_step
 from phalanx.observation.unobservable import Unobservable, engine_has_run
@@ -83,10 +91,8 @@ def _verified(view: RankView, ranks: RankClass, on_gpu: bool) -> Verified:
     if on_gpu and view.strategy.cp > 1:
         # Without a flash kernel for its type or mask, a ring computes its logits twice.
         results = [d for d in results if not d.aspect.startswith("FLOPs")]
-    if not results and recorded.unawaited:
-        first, *more = recorded.unawaited
-        others = f", nor for {len(more)} more" if more else ""
-        results.append(Difference("waits", "for every collective", f"none for {first}{others}"))
+    if not results:
+        results += unawaited(recorded.unawaited)
     if on_gpu:
         results += _waits(view, recorded)
     deviation = None
