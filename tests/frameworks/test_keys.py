@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.frameworks.keys import Key, KeyTable, key_table
+from phalanx.frameworks.keys import Key, KeyTable, key_table, optimizer_word
 from phalanx.frameworks.registry import FRAMEWORKS
+from phalanx.spec.errors import InputError
+from phalanx.spec.optimizers import OPTIMIZERS
 
 ALL = pytest.mark.parametrize("framework", [f.folder for f in FRAMEWORKS.values() if f.reads])
 
@@ -58,3 +60,18 @@ def test_an_effect_needs_a_source() -> None:
         Key("a", effect="layout")
     with pytest.raises(ValueError, match="'much' is not an effect"):
         Key("a", effect="much")  # type: ignore[arg-type]
+
+
+def test_an_optimizer_without_a_word_is_refused_with_those_that_have_one() -> None:
+    assert optimizer_word(key_table("megatron"), "adamw", "Megatron-LM") == "adam"
+    with pytest.raises(
+        InputError, match=r"job.optimizer.name = .sgd.*is not exported to DeepSpeed.*use adamw or muon"
+    ):
+        optimizer_word(key_table("deepspeed"), "sgd", "DeepSpeed")
+
+
+def test_every_optimizer_is_a_word_of_some_framework() -> None:
+    words = {
+        name for f in FRAMEWORKS.values() if f.writes for name in key_table(f.folder).values("job.optimizer.name")
+    }
+    assert words == set(OPTIMIZERS)

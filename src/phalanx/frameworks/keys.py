@@ -22,6 +22,7 @@ from typing import Any, Literal, get_args
 
 from phalanx.frameworks.registry import STACKS
 from phalanx.frameworks.stack import in_full
+from phalanx.spec.errors import InputError
 
 Effect = Literal["layout", "time", "memory", "numbers", "none", "unmodelled", ""]
 """What a key changes of a step; `unmodelled`: it has an effect that no price knows; "": not judged yet."""
@@ -119,6 +120,15 @@ class KeyTable:
 def plain(name: str) -> str:
     """Return a key as the framework's source has it: without its table, without dashes."""
     return name.rpartition(".")[2].lstrip("-").replace("-", "_")
+
+
+def optimizer_word(keys: KeyTable, name: str, title: str) -> str:
+    """Return what a framework calls an optimizer. Raises InputError if none is exported to `title` by that name."""
+    words = keys.values("job.optimizer.name")
+    if name not in words:
+        remedy = f"use {' or '.join(words)}"
+        raise InputError("job.optimizer.name", name, f"is not exported to {title}", remedy)
+    return str(keys.setting("job.optimizer.name", name)[1])
 
 
 @cache

@@ -6,17 +6,13 @@ be made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from phalanx.spec.errors import InputError
 from phalanx.spec.ranges import Range, require_ranges
 
 OptimizerName = Literal["sgd", "adamw", "muon"]
 """The names; OPTIMIZERS has a row for each."""
-Framework = Literal["megatron", "deepspeed", "torchtitan", "maxtext", "nanotron", "transformers", "torch"]
-"""Who names an optimizer by a word of its own."""
 
 
 COUNT_BYTES = 4
@@ -76,13 +72,8 @@ class OptimizerRow:
     """Fields of `Optimizer` that have an effect."""
     momentum: float | None
     """Decay of the momentum where a job says nothing of it; None: that of betas[0]."""
-    words: Mapping[Framework, str | None]
-    """What each framework calls it; None: an export there is refused."""
-
-    def __post_init__(self) -> None:
-        missing = set(Framework.__args__) - self.words.keys()  # type: ignore[attr-defined]
-        if missing:
-            raise TypeError(f"{self.title} has no word, nor None, for {', '.join(sorted(missing))}")
+    torch: str
+    """torch's class. What frameworks call it stands in their folders (frameworks/*/keys.toml, job.optimizer.name)."""
 
     @property
     def whole(self) -> bool:
@@ -97,15 +88,7 @@ OPTIMIZERS: dict[OptimizerName, OptimizerRow] = {
         others=_SGD,
         reads=("betas", "momentum", "weight_decay"),
         momentum=None,
-        words={
-            "megatron": "sgd",
-            "deepspeed": None,
-            "torchtitan": None,
-            "maxtext": None,
-            "nanotron": None,
-            "transformers": None,
-            "torch": "SGD",
-        },
+        torch="SGD",
     ),
     "adamw": OptimizerRow(
         "AdamW (Loshchilov & Hutter 2019)",
@@ -113,15 +96,7 @@ OPTIMIZERS: dict[OptimizerName, OptimizerRow] = {
         others=_ADAMW,
         reads=("betas", "eps", "weight_decay"),
         momentum=None,
-        words={
-            "megatron": "adam",
-            "deepspeed": "AdamW",
-            "torchtitan": "default_adamw",
-            "maxtext": "adamw",
-            "nanotron": "adamW",
-            "transformers": "adamw_torch",
-            "torch": "AdamW",
-        },
+        torch="AdamW",
     ),
     "muon": OptimizerRow(
         "Muon (Jordan et al. 2024; step size of Liu et al. 2025), AdamW for what is no matrix of a hidden layer",
@@ -129,15 +104,7 @@ OPTIMIZERS: dict[OptimizerName, OptimizerRow] = {
         others=_ADAMW,
         reads=("betas", "eps", "momentum", "weight_decay"),
         momentum=0.95,
-        words={
-            "megatron": "muon",
-            "deepspeed": "Muon",
-            "torchtitan": None,
-            "maxtext": "muon",
-            "nanotron": None,
-            "transformers": None,
-            "torch": "Muon",
-        },
+        torch="Muon",
     ),
 }
 
@@ -172,14 +139,3 @@ class Optimizer:
         """Decay of the momentum, resolved."""
         known = self.momentum if self.momentum is not None else self.row.momentum
         return self.betas[0] if known is None else known
-
-    def word(self, framework: Framework, title: str) -> str:
-        """Return what a framework calls it. Raises InputError if it is not exported to `title`, the framework's
-        name."""
-        word = self.row.words[framework]
-        if word is None:
-            named = [name for name, row in OPTIMIZERS.items() if row.words[framework] is not None]
-            raise InputError(
-                "job.optimizer.name", self.name, f"is not exported to {title}", f"use {' or '.join(named)}"
-            )
-        return word

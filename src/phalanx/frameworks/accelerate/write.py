@@ -7,7 +7,7 @@ from typing import Any
 from phalanx.frameworks import reasons
 from phalanx.frameworks import trainer_script as trainer
 from phalanx.frameworks.blanks import blanks
-from phalanx.frameworks.keys import key_table
+from phalanx.frameworks.keys import key_table, optimizer_word
 from phalanx.frameworks.program import Group, Program, group
 from phalanx.frameworks.subject import Subject
 from phalanx.frameworks.yaml import document
@@ -34,7 +34,7 @@ def program(x: Subject) -> Program:
         raise InputError("strategy.cp", s.cp, reason, "use zero=3 and dp=2 or more")
     if o.reduce != "auto":
         raise InputError("options.reduce", o.reduce, "its YAML has no key for FSDP2's reduce_dtype", "leave it out")
-    x.optimizer.word("transformers", "a script of transformers")
+    optimizer_word(key_table("hugging_face"), x.optimizer.name, "a script of transformers")
     parts = groups(x)
     more: dict[str, Any] = {}
     if s.grad_sync == "micro":

@@ -10,6 +10,7 @@ from phalanx.frameworks import reasons
 from phalanx.frameworks import trainer_script as trainer
 from phalanx.frameworks.blanks import blanks
 from phalanx.frameworks.deepspeed.read import GRADIENT_BYTES, KEYS
+from phalanx.frameworks.keys import optimizer_word
 from phalanx.frameworks.program import Group, Program, group
 from phalanx.frameworks.script import TORCHRUN, comment
 from phalanx.frameworks.subject import Subject
@@ -94,7 +95,7 @@ def groups(x: Subject) -> tuple[Group, ...]:
         group(
             "Optimizer",
             "As the plan's job has it.",
-            {"optimizer.type": a.word("deepspeed", "DeepSpeed"), "optimizer.params": parameters},
+            {KEYS["job.optimizer.name"]: optimizer_word(KEYS, a.name, "DeepSpeed"), "optimizer.params": parameters},
         )
     )
     return tuple(result)

@@ -146,7 +146,7 @@ def _options(keys: Keys, cp: int | None) -> dict[str, Any]:
         options["context"] = context
     if (tiles := count(keys.field("options.cross_entropy"))) is not None:
         options["cross_entropy"] = "linear" if tiles > 1 else "plain"
-    if keys.take("opt_type", "job.optimizer") == "muon":
+    if keys.take(KEYS["job.optimizer.name"], "job.optimizer") == "muon":
         options["optimizer"] = "muon"
     options["mtp"] = count(keys.field("options.mtp"))
     keys.take("packing", "options.document")

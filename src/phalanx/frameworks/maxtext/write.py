@@ -7,7 +7,7 @@ from typing import Any
 
 from phalanx.frameworks import reasons
 from phalanx.frameworks.blanks import blanks
-from phalanx.frameworks.keys import key_table
+from phalanx.frameworks.keys import key_table, optimizer_word
 from phalanx.frameworks.program import Group, Program, Variable, group
 from phalanx.frameworks.subject import Subject
 from phalanx.frameworks.yaml import document
@@ -290,7 +290,7 @@ def _types(x: Subject) -> dict[str, Any]:
 def _optimizer(x: Subject) -> dict[str, Any]:
     a, t = x.optimizer, x.plan.train
     table: dict[str, Any] = {
-        "opt_type": a.word("maxtext", "MaxText"),
+        KEYS["job.optimizer.name"]: optimizer_word(KEYS, a.name, "MaxText"),
         KEYS["job.optimizer.betas.0"]: a.betas[0],
         KEYS["job.optimizer.betas.1"]: a.betas[1],
         KEYS["job.optimizer.eps"]: a.eps,

@@ -7,7 +7,7 @@ from typing import Any
 
 from phalanx.frameworks import blanks as common
 from phalanx.frameworks import reasons
-from phalanx.frameworks.keys import key_table
+from phalanx.frameworks.keys import key_table, optimizer_word
 from phalanx.frameworks.megatron import layout
 from phalanx.frameworks.megatron.write_model import model_settings
 from phalanx.frameworks.program import Blank, Group, Program, Setting, Variable, settings
@@ -240,7 +240,7 @@ def _optimizer(x: Subject) -> tuple[Setting, ...]:
     a = x.optimizer
     adam = "eps" in a.row.reads
     return settings(
-        ("--optimizer", a.word("megatron", x.stack.title)),
+        ("--optimizer", optimizer_word(KEYS, a.name, x.stack.title)),
         (KEYS["job.optimizer.betas.0"], a.betas[0] if adam else None),
         (KEYS["job.optimizer.betas.1"], a.betas[1] if adam else None),
         (KEYS["job.optimizer.eps"], a.eps if adam else None),

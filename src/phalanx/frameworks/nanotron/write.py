@@ -6,7 +6,7 @@ from typing import Any
 
 from phalanx.frameworks import reasons
 from phalanx.frameworks.blanks import blanks
-from phalanx.frameworks.keys import key_table
+from phalanx.frameworks.keys import key_table, optimizer_word
 from phalanx.frameworks.program import Blank, Group, Program, Variable, group
 from phalanx.frameworks.script import TORCHRUN
 from phalanx.frameworks.subject import Subject
@@ -156,7 +156,7 @@ def _optimizer(x: Subject) -> dict[str, Any]:
     }
     return (
         KEYS.write(state)
-        | {"optimizer.optimizer_factory.name": x.optimizer.word("nanotron", "nanotron")}
+        | {KEYS["job.optimizer.name"]: optimizer_word(KEYS, x.optimizer.name, "nanotron")}
         | KEYS.write(adam)
         | {"optimizer.optimizer_factory.torch_adam_is_fused": True}
         | {f"optimizer.learning_rate_scheduler.{name}": value for name, value in schedule.items()}

@@ -9,7 +9,7 @@ from typing import Any
 
 from phalanx.frameworks import reasons
 from phalanx.frameworks.blanks import blanks
-from phalanx.frameworks.keys import key_table
+from phalanx.frameworks.keys import key_table, optimizer_word
 from phalanx.frameworks.program import Group, Program, Variable, group
 from phalanx.frameworks.script import TORCHRUN, comment
 from phalanx.frameworks.subject import Subject
@@ -153,7 +153,7 @@ def _module(x: Subject, parts: tuple[Group, ...]) -> str:
         converted = f", converters=[{name}.Config({first}model_compile_enabled=True)]"
         if "compile" not in [g.settings[0].key.split(".")[0] for g in parts]:
             sections += "        compile=CompileConfig(enable=True),\n"
-    word = a.word("torchtitan", "torchtitan")
+    word = optimizer_word(KEYS, a.name, "torchtitan")
     recompute = {"none": "None", "full": "FullAC.Config()", "selective": "SelectiveAC.Config()"}[x.s.recompute]
     return f'''"""{x.stack.title}: --module phalanx_plan --config plan. Written by phalanx export."""
 

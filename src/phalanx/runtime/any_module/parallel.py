@@ -33,7 +33,7 @@ from phalanx.spec.job import Precision
 from phalanx.spec.optimizers import OPTIMIZERS
 from phalanx.spec.strategy.spec import Strategy
 
-_WHOLE_TENSORS = {"LBFGS", "Adafactor", *(row.words["torch"] for row in OPTIMIZERS.values() if row.whole)}
+_WHOLE_TENSORS = {"LBFGS", "Adafactor", *(row.torch for row in OPTIMIZERS.values() if row.whole)}
 """Optimizers of torch whose update of an element depends on others, so that they need unsharded tensors."""
 
 
