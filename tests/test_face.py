@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from contextlib import chdir
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -15,8 +16,10 @@ import pytest
 from support.in_process_cli import phalanx as command
 
 import phalanx
+from phalanx import answers
 from phalanx.answers.query import Query, QueryFields
 from phalanx.planning.lookup import cluster_named, model_named
+from phalanx.report.views import _VIEWS
 
 QUESTION = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 16, "batch": 64, "seq": 8192}
 OPTIONS = [word for name, value in QUESTION.items() for word in (f"--{name}", str(value))]
@@ -48,11 +51,40 @@ def test_answers_are_those_of_the_commands(tmp_path: Path) -> None:
     line = "tp=8,zero=1"
     predicted = phalanx.predict(**QUESTION, strategy=line)
     assert predicted.to_dict() == json.loads(command(tmp_path, "predict", *OPTIONS, "--strategy", line, "--json")[1])
-    explained = phalanx.explain(**QUESTION, strategy=line)
-    assert explained.prediction.step_time_s == predicted.step_time_s
+    assert phalanx.explain(**QUESTION, strategy=line).prediction == predicted
     again = phalanx.predict(tmp_path / "plan.json")
     assert again.step_time_s == pytest.approx(found.best.step_time_s)
     assert phalanx.lint(tmp_path / "plan.json").findings == phalanx.lint(**QUESTION, strategy=found.strategy).findings
+
+
+@pytest.mark.parametrize("name", ["explain", "lint", "memory", "traffic", "roofline"])
+def test_an_answer_is_what_its_command_prints(name: str, tmp_path: Path) -> None:
+    answer = getattr(phalanx, name)(**QUESTION, strategy="tp=8,zero=1")
+    words = ("comm" if name == "traffic" else name, *OPTIONS, "--strategy", "tp=8,zero=1", "--json")
+    assert json.loads(json.dumps(answer.to_dict())) == json.loads(command(tmp_path, *words)[1])
+    assert answer._repr_html_().startswith("<")
+
+
+def test_a_comparison_is_what_its_command_prints(tmp_path: Path) -> None:
+    lines = ("tp=8,zero=1", "tp=4,zero=1")
+    sides = phalanx.compare(*lines, **QUESTION)
+    printed = json.loads(command(tmp_path, "compare", *lines, *OPTIONS, "--json")[1])
+    assert json.loads(json.dumps(sides.to_dict())) == printed
+    assert [row["step_time_s"] for row in sides.records()] == [side.step_time_s for side in sides.sides]
+
+
+def test_a_collective_is_proved_and_compared() -> None:
+    proof = phalanx.prove("all_reduce", "ring", ranks=8)
+    assert (proof.rounds, proof.sent_share) == (14, 1.75)
+    assert "14 rounds, 112 messages, at most 1.75 of the buffer" in proof._repr_html_()
+    table = phalanx.collectives("all_reduce", "100MB", ranks=64)
+    assert table.records()[0]["algorithm"] == "hierarchical"
+
+
+def test_every_answer_has_a_view() -> None:
+    for file in Path(answers.__path__[0]).glob("*.py"):
+        for name in re.findall(r"^class (\w+)\(Answer\)", file.read_text(), re.MULTILINE):
+            assert callable(import_module(_VIEWS[name]).view), name
 
 
 def test_objects_in_and_objects_out() -> None:
@@ -135,6 +167,8 @@ def test_a_notebook_runs(notebook: Path, tmp_path: Path) -> None:
         for cell in cells:
             lines = "".join(cell["source"])
             exec(compile(lines, notebook.name, "exec"), names)  # noqa: S102
+            last = eval(lines.splitlines()[-1], names)  # noqa: S307
+            assert not hasattr(last, "_repr_html_") or last._repr_html_()
 
 
 @pytest.mark.parametrize("name", ["plan_my_cluster", "price_my_config", "verify_before_you_pay"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.in_process_cli import COMMAND, phalanx
 
-_JOB = ["--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "32", "--batch", "128", "--seq", "4096"]
+_ASKED = ["--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "32", "--batch", "128", "--seq", "4096"]
 _SERVED = ["--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "8"]
 _MESH = ["mesh", "--strategy", "tp=8,dp=2", "--cluster", "dgx-h100"]
 _VALUES = {
@@ -18,7 +18,6 @@ _VALUES = {
     "seq": "2048",
     "strategy": "tp=2",
     "stack": "nemo-24.11",
-    "profile": "nemo-24.11",
     "precision": "bf16",
     "params": "7B",
     "tokens": "1T",
@@ -38,8 +37,8 @@ _VALUES = {
 
 _FORMS = {
     "plan of all stacks": (
-        ["plan", *_JOB, "--stack", "all"],
-        {"strategy", "precision", "where", "headroom", "out", "front", "more", "objective"},
+        ["plan", "model", *_ASKED, "--stack", "all"],
+        {"strategy", "precision", "where", "headroom", "report"},
     ),
     "measure of a machine": (["measure"], {"ranks", "dtype", "threads", "quick", "out", "nccl_tests"}),
     "measure of nccl-tests": (["measure", "--nccl-tests", "log.txt"], {"preset", "op", "out"}),
@@ -69,14 +68,14 @@ _FORMS = {
             "out",
         },
     ),
-    "verify of a plan": (["verify", "plan.json"], {"device"}),
+    "verify of a plan": (["verify", "plan.json"], {"device", "report"}),
     "verify of a job": (
         ["verify", "job.toml"],
-        {"strategy", "cluster", "overrides", "device"},  # --gpus goes with --strategy
+        {"strategy", "cluster", "overrides", "device", "report"},  # --gpus goes with --strategy
     ),
     "verify of a configuration": (
         ["verify", "run.sh"],
-        {"strategy", "model", "cluster", "gpus", "batch", "seq", "precision", "device"},
+        {"strategy", "model", "cluster", "gpus", "batch", "seq", "precision", "device", "report"},
     ),
     "validate of kernels": (["validate", "--kernels"], set()),
     "cluster simulate that stops no job": (
@@ -84,7 +83,7 @@ _FORMS = {
         {"nodes", "leaf", "oversubscription", "placement", "elastic", "preempt", "skip_bad"},
     ),
 }
-_OF_OUTPUT = {"as_json", "as_csv", "json", "csv", "plot", "report", "help"}
+_OF_OUTPUT = {"as_json", "json", "as_csv", "csv", "plot", "help"}
 
 
 @pytest.mark.parametrize("form", _FORMS)
@@ -95,7 +94,6 @@ def test_what_a_form_does_not_read_is_refused(tmp_path: Path, form: str) -> None
     command = COMMAND
     for word in words:
         command = getattr(command, "commands", {}).get(word, command)
-    command = getattr(command, "commands", {}).get("model", command)  # the form that --model means
     tried = 0
     for option in command.params:
         name = str(option.name)
@@ -106,17 +104,57 @@ def test_what_a_form_does_not_read_is_refused(tmp_path: Path, form: str) -> None
             given.append(_VALUES.get(name, str(option.default or 1)))
         code, _, err = phalanx(tmp_path, *words, *given)
         assert code == 2, given
-        # Another option that excludes this one, or that it needs.
-        against = tuple(f"error: {word}" for word in (*words, "--tokens") if word.startswith("--"))
-        assert err.startswith(f"error: {option.opts[0]}") or (
-            err.startswith(against) and given[0].lstrip("-") in err
-        ), (
+        against = tuple(f"error: {word}" for word in words if word.startswith("--"))  # which excludes the option
+        assert err.startswith(f"error: {option.opts[0]}") or (err.startswith(against) and given[0] in err), (
             given,
             err,
         )
         assert len(err.splitlines()) == 1, (given, err)
         tried += 1
     assert tried
+
+
+_MEANT = {
+    ("comm", "params"): ["--params", "7B"],
+    ("comm", "strategy"): [*_ASKED, "--strategy", "tp=2"],
+    ("memory", "params"): ["--params", "7B"],
+    ("memory", "model"): ["--model", "llama3-8b"],
+    ("memory", "strategy"): [*_ASKED, "--strategy", "tp=2"],
+    ("roofline", "params"): ["--params", "7B"],
+    ("roofline", "chips"): ["--csv"],
+    ("roofline", "strategy"): [*_ASKED, "--strategy", "tp=2"],
+    ("scaling", "params"): ["--params", "7B", "--tokens", "1T"],
+    ("scaling", "model"): _ASKED,
+    ("plan", "model"): _ASKED,
+    ("plan", "job"): ["job.toml"],
+    ("plan", "improve"): ["--from", "run.sh", "--cluster", "dgx-h100"],
+}
+"""Of each form words that mean it where no form is named."""
+
+
+def _options(command: str, form: str) -> set[str]:
+    return {name for p in COMMAND.commands[command].commands[form].params for name in p.opts if name[:2] == "--"}
+
+
+def test_every_form_is_meant_by_some_words() -> None:
+    grouped = {command for command, _ in _MEANT}
+    assert set(_MEANT) == {(command, form) for command in grouped for form in COMMAND.commands[command].commands}
+
+
+@pytest.mark.parametrize(("command", "form"), _MEANT)
+def test_an_option_of_another_form_is_refused_by_name(tmp_path: Path, command: str, form: str) -> None:
+    """The remedy says which form has it. Where no form is named the option may mean another one, which then refuses
+    the words of this one; chips has none of its own."""
+    others = {option for name in COMMAND.commands[command].commands for option in _options(command, name)}
+    assert others > _options(command, form)
+    for option in sorted(others - _options(command, form)):
+        code, out, err = phalanx(tmp_path, command, form, *_MEANT[command, form], option, "1")
+        assert (code, out, len(err.splitlines())) == (2, "", 1), option
+        assert err.startswith(f"error: {option}: no such option of "), err
+        assert f" {command} {form}; it is of " in err, err
+        if form != "chips":
+            code, out, err = phalanx(tmp_path, command, *_MEANT[command, form], option, "1")
+            assert (code, out, len(err.splitlines())) == (2, "", 1), option
 
 
 _RUN = """torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 \\
@@ -143,18 +181,3 @@ def test_a_number_beside_a_configuration_is_not_taken_for_none(tmp_path: Path, o
     for words in forms:
         code, _, err = phalanx(tmp_path, *words, option, value)
         assert (code, err) == (2, f"error: {option} = {value}: must be at least 1\n"), words
-
-
-@pytest.mark.parametrize("name", ["plan", "memory", "comm", "roofline", "scaling"])
-def test_a_form_has_no_option_of_another(tmp_path: Path, name: str) -> None:
-    """An option that one form has and another has not is refused by the other as one that it does not know."""
-    forms = COMMAND.commands[name].commands
-    options = {form: {o for p in forms[form].params for o in p.opts if o.startswith("--")} for form in forms}
-    tried = 0
-    for form, has in options.items():
-        for option in sorted(set().union(*options.values()) - has):
-            code, out, err = phalanx(tmp_path, name, form, option, "1")
-            assert (code, out) == (2, ""), (form, option)
-            assert err.startswith(f"error: {option}: no such option"), (form, option, err)
-            tried += 1
-    assert tried

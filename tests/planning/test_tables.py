@@ -280,3 +280,10 @@ def test_wrong_words_get_one_line(tmp_path, words, said):
     assert (code, out) == (2, "")
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_a_table_of_nothing_says_what_it_may_be_of(tmp_path):
+    for command in ("memory", "comm", "scaling", "plan"):
+        code, out, err = phalanx(tmp_path, command)
+        assert (code, out) == (2, "")
+        assert "--params" in err or "JOB.toml" in err

@@ -11,6 +11,7 @@ from phalanx.planning.tables.collectives import compare
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.schedule.collectives import proof
 from phalanx.schedule.collectives.compositions import composed
+from phalanx.schedule.collectives.ir import Schedule
 from phalanx.schedule.collectives.registry import build
 from phalanx.spec.byte_sizes import parse_bytes
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -39,9 +40,14 @@ def prove(
         schedule = composed(op, composition, ranks, ranks)
     else:
         schedule = build(op, str(algorithm), ranks, ranks)
+    return proof_of(schedule)
+
+
+def proof_of(schedule: Schedule) -> CollectiveProof:
+    """Prove a schedule. Raises Unproved with rank, chunk and round if it is wrong."""
     cost = proof.prove(schedule)
     share = cost.sent / max(1, schedule.size)
-    return CollectiveProof(op, schedule.algorithm, ranks, cost.rounds, cost.messages, share)
+    return CollectiveProof(schedule.op, schedule.algorithm, schedule.ranks, cost.rounds, cost.messages, share)
 
 
 def collectives(

@@ -47,12 +47,13 @@ def collectives_show(
 ) -> None:
     """Step through an algorithm: which rank sends which chunk to which, and what each rank then holds."""
     from phalanx.schedule.collectives.compositions import composed
-    from phalanx.schedule.collectives.proof import prove
     from phalanx.schedule.collectives.registry import ALGORITHMS, build, two_tiers
     from phalanx.spec.errors import InputError, nearest
 
     with exit_on_error():
-        from phalanx.report.collectives import MOST_DRAWN, rounds, steps
+        from phalanx.answers.collectives import proof_of
+        from phalanx.cli.output import show_view
+        from phalanx.report.collectives import MOST_DRAWN, rounds, steps, view
 
         require_drawing(plot)
         if ranks > MOST_DRAWN:
@@ -80,14 +81,7 @@ def collectives_show(
         for title, table in steps(schedule):
             out.print(title, highlight=False)
             out.print(table)
-        cost = prove(schedule)
-        most = cost.sent / max(1, schedule.size)
-        out.print(
-            f"proved: {schedule.op} by {schedule.algorithm}; {_counted(cost.rounds, 'round')}, "
-            f"{_counted(cost.messages, 'message')}, at most {most:.4g} of the buffer sent by a rank",
-            highlight=False,
-            soft_wrap=True,
-        )
+        show_view(view(proof_of(schedule)))
 
 
 @collectives.command("prove")
@@ -279,7 +273,3 @@ def _show_measured(op: str, size: int, ranks: int, as_json: bool) -> None:
     out.print("auto takes, by size of the buffer:", highlight=False)
     for line in choices(chosen):
         out.print(f"  {line}", highlight=False)
-
-
-def _counted(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"

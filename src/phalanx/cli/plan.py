@@ -8,7 +8,6 @@ phalanx plan --from run.sh --cluster C                                 what to c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +19,7 @@ from phalanx.cli.forms import Form, forms, given
 from phalanx.cli.options import Job, Set, StrategyLine
 from phalanx.cli.output import Output, show_notes
 from phalanx.cli.terminal import announce, require_writable
+from phalanx.cli.unread import require_only
 
 Out = Annotated[Path, typer.Option("--out", help="File to write the plan to.")]
 Headroom = Annotated[
@@ -50,6 +50,7 @@ plan = forms(
 
 @command
 def plan_model(
+    line: typer.Context,
     query: Annotated[Query, _OF_A_SEARCH, "options"],
     output: Annotated[Output, "json", "csv", "report"],
     tokens: Annotated[
@@ -93,14 +94,15 @@ def plan_model(
     """
     from phalanx.answers.model_plan import Wishes, compare_stacks, model_plan
 
-    wishes = Wishes(objective, tokens, price, deadline, headroom, front)
     if query.stack == "all":
-        _every_stack(query, wishes)
+        reason = "is about one stack, and --stack all compares steps alone"
+        require_only(line, *_OF_A_SEARCH, "headroom", "json", "csv", "report", reason=reason)
         answer = compare_stacks(query, headroom)
         output.show(answer)
         announce(f"no plan is written; --stack {answer.stacks[0].stack} writes the fastest")
         return
     require_writable("--out", out)
+    wishes = Wishes(objective, tokens, price, deadline, headroom, front)
     found = model_plan(query, wishes, announce)
     show_notes(found.notes)
     found.save(out)
@@ -110,19 +112,6 @@ def plan_model(
     if refused := why_not_exported(found.plan, found.question.stack):
         announce(f"phalanx export would not write it: {refused}")
     output.show(found, more=more or front)
-
-
-def _every_stack(query: Query, wishes: object) -> None:
-    """Require that nothing is given that is about one stack. Raises InputError."""
-    from phalanx.answers.model_plan import Wishes
-    from phalanx.spec.errors import InputError
-
-    assert isinstance(wishes, Wishes)
-    if query.options:
-        raise InputError("options", query.options, "is about one stack", "name it, or set options with `where`")
-    for field in fields(Wishes):
-        if field.name != "headroom" and getattr(wishes, field.name) != field.default:
-            raise InputError(field.name, getattr(wishes, field.name), "is about one stack", "name it with --stack")
 
 
 @command

@@ -49,6 +49,9 @@ def _one_line(error: Any, words: Sequence[str]) -> str:
     reason = str(error.message).removeprefix("Input ").rstrip(".")
     reason = reason[:1].lower() + reason[1:]
     if name == "NoSuchOption":
+        if others := _others_with(error.option_name, context):
+            reason = f"no such option of {context.command_path}"
+            return str(InputError(error.option_name, None, reason, f"it is of {' and '.join(others)}"))
         options = {"--help", *(option for p in context.command.params for option in p.opts)} if context else ()
         return str(InputError(error.option_name, None, "no such option", nearest(error.option_name, options)))
     if name == "BadOptionUsage":
@@ -61,6 +64,15 @@ def _one_line(error: Any, words: Sequence[str]) -> str:
         reason = "is missing" if name == "MissingParameter" else reason
         return str(InputError(field, _given(param.opts, words), reason, remedy))
     return str(InputError("command line", None, reason, remedy))
+
+
+def _others_with(option: str, context: Any) -> list[str]:
+    """Return the other forms of a command, or commands of its group, that have an option."""
+    group = context.parent if context else None
+    if group is None or group.parent is None:
+        return []
+    commands = group.command.commands.items()
+    return [f"{group.command_path} {name}" for name, c in commands if any(option in p.opts for p in c.params)]
 
 
 def _given(options: Sequence[str], words: Sequence[str]) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 from phalanx.report.view import View
 
 _VIEWS = {
+    "CollectiveProof": "phalanx.report.collectives",
     "Comparison": "phalanx.report.compare",
     "Explanation": "phalanx.report.explain",
     "Findings": "phalanx.report.findings",
