@@ -53,7 +53,8 @@ def collectives_show(
     with exit_on_error():
         from phalanx.answers.collectives import proof_of
         from phalanx.cli.output import show_view
-        from phalanx.report.collectives import MOST_DRAWN, rounds, steps, view
+        from phalanx.report.collective_proof import view
+        from phalanx.report.collectives import MOST_DRAWN, rounds, steps
 
         require_drawing(plot)
         if ranks > MOST_DRAWN:

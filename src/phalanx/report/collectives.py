@@ -9,22 +9,14 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from phalanx.answers.collectives import CollectiveProof
 from phalanx.planning.tables.collectives import Comparison
-from phalanx.report.style import counted, seconds
-from phalanx.report.view import View
+from phalanx.report.style import seconds
 from phalanx.schedule.collectives.ir import Ints, Schedule, atoms
 from phalanx.schedule.collectives.proof import Counts, Run, run
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.cluster.spec import CollectiveFit
 
 MOST_DRAWN = 26  # contributions are letters
-
-
-def view(p: CollectiveProof) -> View:
-    """Return what is proved, and what the algorithm sends."""
-    sent = f"{counted(p.rounds, 'round')}, {counted(p.messages, 'message')}"
-    return View([f"proved: {p.op} by {p.algorithm}; {sent}, at most {p.sent_share:.4g} of the buffer sent by a rank"])
 
 
 def steps(schedule: Schedule) -> Iterator[tuple[str, Table]]:

@@ -9,7 +9,7 @@ from typing import Any
 from phalanx.report.view import View
 
 _VIEWS = {
-    "CollectiveProof": "phalanx.report.collectives",
+    "CollectiveProof": "phalanx.report.collective_proof",
     "Comparison": "phalanx.report.compare",
     "Explanation": "phalanx.report.explain",
     "Findings": "phalanx.report.findings",
