@@ -96,7 +96,7 @@ def _extras() -> Iterator[Checked]:
     for package, what in (
         ("transformers", "Hugging Face models under `observe`, and as the reference of weights"),
         ("tensorboard", "train.tensorboard = true"),
-        ("pandas", "to_pandas() of phalanx.api's results"),
+        ("pandas", "to_pandas() of answers"),
     ):
         there = importlib.util.find_spec(package) is not None
         state = importlib.metadata.version(package) if there else "not installed (optional)"

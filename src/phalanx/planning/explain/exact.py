@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from phalanx.cost.collectives import measured
 from phalanx.cost.step.expand import expand
@@ -171,28 +170,3 @@ def explain_exactly(x: ExactSubject) -> ExactExplanation:
         neighbours_priced.append((what, price(x.model, x.cluster, x.job, other)))
     neighbours_priced.sort(key=lambda item: (bool(item[1].reason), item[1].seconds))
     return ExactExplanation(x.chosen, tuple(neighbours_priced), x.cluster.device.usable_bytes)
-
-
-def as_json(x: ExactExplanation) -> dict[str, Any]:
-    """Return what `phalanx explain --json` prints."""
-    c = x.chosen
-    return {
-        "strategy": str(c.as_requested),
-        "step_time_s": c.seconds,
-        "fits": not c.reason,
-        "memory_bytes": int(c.prediction.memory_bytes),
-        "usable_bytes": x.usable,
-        "terms_s": x.terms,
-        "memory_terms": x.memory_terms,
-        "bytes_per_axis": {axis: int(n) for axis, n in c.prediction.bytes_per_axis.items()},
-        "neighbours": [
-            {
-                "change": what,
-                "strategy": str(other.as_requested),
-                "step_time_s": other.seconds,
-                "memory_bytes": int(other.prediction.memory_bytes),
-                "rejected": other.reason,
-            }
-            for what, other in x.neighbours
-        ],
-    }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from phalanx.planning.explain import operators
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.explain.regimes import regime
 from phalanx.planning.explain.traffic import term_of
@@ -107,68 +106,3 @@ def why_not(x: AnalyticSubject) -> list[tuple[str, PricedStrategy, str]]:
         else:
             rows.append((what, p, reasons.why_not(p, x.priced, x.pricing_of_others)))
     return rows
-
-
-def as_json(x: AnalyticSubject) -> dict[str, object]:
-    """Return what `phalanx explain --json` prints."""
-    return {
-        "strategy": str(x.strategy),
-        "step_time_s": x.seconds,
-        "mfu": x.mfu,
-        "fits": x.priced.fits,
-        "memory_bytes": int(x.priced.bytes_),
-        "usable_bytes": x.memory[1],
-        "terms_s": x.priced.terms,
-        "memory_terms": x.priced.memory_terms,
-        "targets": [
-            {
-                "name": t.name,
-                "value": v,
-                "good": t.good,
-                "excellent": t.excellent,
-                "mark": t.mark(v),
-                "source": t.source,
-            }
-            for t, v in x.marks
-        ],
-        "communication": [
-            {
-                "axis": a.axis,
-                "tier": a.tier,
-                "sent_bytes": a.sent,
-                "flop_per_byte": a.intensity,
-                "ridge": a.ridge,
-                "regime": a.regime,
-                "exposed_s": a.exposed_s,
-                "critical_batch": a.critical_batch,
-            }
-            for a in axes(x)
-        ],
-        "operators": [
-            {"name": o.name, "flops": o.flops, "bytes": o.bytes_, "intensity": o.intensity, "bound": o.bound}
-            for o in operators.training(x.pricing, x.strategy)
-        ],
-        "ridge": operators.ridge(x.pricing),
-        "levers": [
-            {
-                "name": lever.name,
-                "seconds": lever.seconds,
-                "at_most": lever.at_most,
-                "change": lever.change,
-                "step_time_s": lever.priced.seconds if lever.priced else None,
-            }
-            for lever in levers(x)
-        ],
-        "order": order_costs(x),
-        "neighbours": [
-            {
-                "change": what,
-                "strategy": str(p.strategy),
-                "step_time_s": p.seconds,
-                "memory_bytes": int(p.bytes_),
-                "fits": p.fits,
-                "reason": reason,
-            }
-            for what, p, reason in why_not(x)
-        ],
-    }
