@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,10 @@ from support.sizes import examples, sampled
 from torch import nn
 
 import phalanx
+from phalanx.runtime.any_module.parallel import Parallel
+from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.spec.errors import InputError
+from phalanx.spec.strategy.spec import Strategy, parse
 
 
 def _equal(found: dict[str, Any], truth: dict[str, Any]) -> None:
@@ -400,3 +404,13 @@ def test_split_layers_go_on_over_any_layout(pool: Pool, tmp_path: Path, kind: st
         np.testing.assert_allclose(found["norms"], truth["norms"][2:], rtol=1e-9)
         for name, value in truth["state"].items():
             np.testing.assert_allclose(found["state"][name], value, rtol=1e-7, atol=1e-9, err_msg=f"{kind} {name}")
+
+
+@pytest.mark.parametrize("line", ["dp=2,zero=1", "tp=2"])
+@pytest.mark.parametrize("name", ["Muon", "Adafactor"])
+def test_an_optimizer_of_whole_tensors_is_refused_where_these_are_divided(line: str, name: str) -> None:
+    s = Strategy(**parse(line))
+    weight = torch.nn.Parameter(torch.zeros(2, 2))
+    model = SimpleNamespace(strategy=s, _engine=SimpleNamespace(sharding=sharding_of(s)), parameters=lambda: [weight])
+    with pytest.raises(InputError, match=rf"{name}.*looks at whole tensors, and (zero=1|tp=2) divides them"):
+        Parallel.attach(model, getattr(torch.optim, name)([weight]))  # type: ignore[arg-type]

@@ -8,6 +8,9 @@ group issue the same events with other peers. They differ in
     ring        key blocks before a rank's queries have other shapes than those after: first, last, and between
     pipeline    every stage has its own units and its own order of actions
 
+An optimizer that needs whole matrices sends other bytes from every rank, by the matrices that it owns: of a class the
+bytes of one rank are examined, and all are cut by the same function (schedule/gradients/whole_matrices.py).
+
 Of an unknown program the classes are found by following its messages (`observe_classes`). Ranks that send each other
 messages (pipelines, rings) may do different work; those of one group of collectives do the same, but for uneven
 shards. So rank 0 is observed, then every rank that it exchanges messages with, directly or through others; and the
