@@ -20,7 +20,7 @@ from support.in_process_cli import phalanx
 from phalanx.answers.read import read, strategy_of
 from phalanx.answers.release import release_named
 from phalanx.frameworks import files, shell
-from phalanx.frameworks.configuration import Configuration, Layout
+from phalanx.frameworks.configuration import Configuration, StatedLayout
 from phalanx.frameworks.lints import LINTS, lint
 from phalanx.spec.errors import InputError
 
@@ -32,7 +32,7 @@ def data() -> Any:
     return json.loads(lzma.decompress((Path(__file__).parent / "data" / "configurations.json.xz").read_bytes()))
 
 
-def fixed(s: Layout) -> dict[str, Any]:
+def fixed(s: StatedLayout) -> dict[str, Any]:
     """What a layout says, by the names of the expectations."""
     same = ("tp", "pp", "dp", "cp", "ep", "zero", "micro_batch", "global_batch", "precision", "recompute")
     offload = dict(s.offload) if s.offload else None

@@ -9,7 +9,7 @@ from pathlib import Path
 from phalanx.frameworks.launchers.registry import launcher
 from phalanx.frameworks.launchers.task import task
 from phalanx.frameworks.parts import writer
-from phalanx.frameworks.program import Program
+from phalanx.frameworks.program import TrainingProgram
 from phalanx.frameworks.registry import FRAMEWORKS, stack_named
 from phalanx.frameworks.script import train_sh
 from phalanx.frameworks.subject import Subject, subject
@@ -24,7 +24,7 @@ class Target:
 
     stacks: tuple[str, ...]
     """Stacks that it can be; the first where the plan is of none of them."""
-    program: Callable[[Subject], Program]
+    program: Callable[[Subject], TrainingProgram]
 
 
 TARGETS = {f.writes: Target(f.stacks, writer(f)) for f in FRAMEWORKS.values() if f.writes}
@@ -34,7 +34,7 @@ TARGETS = {f.writes: Target(f.stacks, writer(f)) for f in FRAMEWORKS.values() if
 class Export:
     """The files of an export by name, and what they are."""
 
-    program: Program
+    program: TrainingProgram
     files: dict[str, str]
 
 

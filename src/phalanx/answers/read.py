@@ -13,7 +13,7 @@ from phalanx.answers.answer import Answer
 from phalanx.answers.encode import plain
 from phalanx.answers.query import Configured, Query
 from phalanx.frameworks import files
-from phalanx.frameworks.configuration import Config, Configuration, Layout, count, shown
+from phalanx.frameworks.configuration import Config, Configuration, StatedLayout, count, shown
 from phalanx.frameworks.folder import FILES
 from phalanx.frameworks.lints import lint
 from phalanx.frameworks.mistakes import Mistake
@@ -51,7 +51,7 @@ class Reading(Answer):
     """The files that were read."""
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> StatedLayout:
         """What the file fixes."""
         return self.configuration.layout
 

@@ -35,7 +35,7 @@ _ENVIRONMENT = ("NCCL_", "CUDA_", "NVTE_", "TORCH_NCCL", "UCX_", "FSDP_", "PYTOR
 
 
 @dataclass(frozen=True)
-class Layout:
+class StatedLayout:
     """What a configuration fixes. None: left open. `dp`: replicas, sharded ones included. `accumulation`:
     micro-batches of a step. `offload`: where the optimizer's state and the parameters are, `none` or `cpu`."""
 
@@ -76,7 +76,7 @@ class Configuration:
 
     kind: str
     stack: str
-    layout: Layout
+    layout: StatedLayout
     understood: Mapping[str, str]
     """Key -> the field that it sets."""
     without_effect: tuple[str, ...]
@@ -93,7 +93,7 @@ class Configuration:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Fields of StackOptions that the file sets."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of Strategy that the file sets and a Layout does not have."""
+    """Fields of Strategy that the file sets and a StatedLayout does not have."""
     job: Mapping[str, Any] = field(default_factory=dict)
     """What the file says of the job besides layout: optimizer (fields of Optimizer), clip, compute (bf16, ...)."""
     notes: tuple[str, ...] = ()
@@ -143,7 +143,7 @@ class Keys:
         return default
 
     def configuration(
-        self, kind: str, stack: str, layout: Layout, table: KeyTable | None = None, **stated: Any
+        self, kind: str, stack: str, layout: StatedLayout, table: KeyTable | None = None, **stated: Any
     ) -> Configuration:
         """Return what was read, with what became of the other keys by the framework's table. `stated`: further fields
         of Configuration."""

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.frameworks.framework import Framework, framework_of
-from phalanx.frameworks.stack import WORDS, Entry, Rule, Stack, in_full
+from phalanx.frameworks.stack import WORDS, FieldFact, Rule, Stack, in_full
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.strategy.spec import FIELDS
 from phalanx.spec.strategy.stack_options import DEFAULTS, OPTION_FIELDS
@@ -129,7 +129,9 @@ def _build(name: str, tables: Mapping[str, tuple[_Folder, Table]], built: dict[s
     return built[name]
 
 
-def _entries(stack: str, folder: _Folder, table: Table, shared: Mapping[str, Entry], same: bool) -> dict[str, Entry]:
+def _entries(
+    stack: str, folder: _Folder, table: Table, shared: Mapping[str, FieldFact], same: bool
+) -> dict[str, FieldFact]:
     """Return the entries of a table, with those that it shares. `same`: of the same commit, so all stay."""
     result = {name: entry for name, entry in shared.items() if table.get(name, same) is not False}
     for name, fact in table.items():
@@ -145,7 +147,7 @@ def _entries(stack: str, folder: _Folder, table: Table, shared: Mapping[str, Ent
             continue
         _require_known(f"{stack}.{name}", fact, _ENTRY)
         key, words = fact.get("key", ""), fact.get("words", {})
-        result[name] = Entry(
+        result[name] = FieldFact(
             values=_legal(name, fact, words),
             written=fact.get("written", key),
             source=folder.source(fact.get("source", "")),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.frameworks.configuration import Config, Configuration, Keys, Layout
+from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout
 
 Found = Iterator[tuple[str, str, str]]
 """(key, problem, remedy) of each mistake."""
@@ -45,12 +45,12 @@ def arg(config: Config, name: str) -> Any:
     return Keys(arguments(config)).take(name, "")
 
 
-def inner_ranks(layout: Layout) -> int:
+def inner_ranks(layout: StatedLayout) -> int:
     """Return the ranks of a replica, axes that are left open counted as 1."""
     return (layout.tp or 1) * (layout.pp or 1) * (layout.cp or 1)
 
 
-def inner_axes(layout: Layout) -> str:
+def inner_axes(layout: StatedLayout) -> str:
     """Return the axes of a replica as text, such as "tp 2 x pp 4"."""
     degrees = {name: getattr(layout, name) for name in ("tp", "pp", "cp")}
     return " x ".join(f"{name} {n}" for name, n in degrees.items() if n and n > 1) or "1"

@@ -16,7 +16,7 @@ from typing import Any
 from phalanx.frameworks.configuration import Config, Configuration
 from phalanx.frameworks.framework import Framework
 from phalanx.frameworks.mistakes import Lint
-from phalanx.frameworks.program import Program
+from phalanx.frameworks.program import TrainingProgram
 from phalanx.frameworks.subject import Subject
 
 
@@ -30,11 +30,11 @@ def reader(framework: Framework) -> Callable[[Config, int | None], Configuration
     return read
 
 
-def writer(framework: Framework) -> Callable[[Subject], Program]:
+def writer(framework: Framework) -> Callable[[Subject], TrainingProgram]:
     """Return what writes a plan in the framework's words; it raises InputError for what has none."""
 
-    def program(subject: Subject) -> Program:
-        result: Program = _part(framework, "write").program(subject)
+    def program(subject: Subject) -> TrainingProgram:
+        result: TrainingProgram = _part(framework, "write").program(subject)
         return result
 
     return program

@@ -4,7 +4,7 @@ Setting    a flag or a key, with its value
 Group      settings that belong together, and why the plan has them
 Variable   an environment variable that the layout needs, and why
 Blank      what a plan cannot know, such as the data: a shell variable that must be filled in
-Program    all of these, the files that they make, and the command that one node runs
+TrainingProgram    all of these, the files that they make, and the command that one node runs
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Blank:
 
 
 @dataclass(frozen=True)
-class Program:
+class TrainingProgram:
     """A plan in a framework's words."""
 
     title: str

@@ -10,7 +10,7 @@ import shlex
 import textwrap
 from collections.abc import Iterable
 
-from phalanx.frameworks.program import FILL_IN, Group, Program, Setting
+from phalanx.frameworks.program import FILL_IN, Group, Setting, TrainingProgram
 
 _WIDTH = 100
 
@@ -42,7 +42,7 @@ def _array(groups: Iterable[Group]) -> str:
     return "".join((*lines, ")\n"))
 
 
-def train_sh(p: Program, per_node: int, nodes: int = 1) -> str:
+def train_sh(p: TrainingProgram, per_node: int, nodes: int = 1) -> str:
     """Write train.sh. `per_node`: ranks of a node."""
     first = "${MASTER_ADDR:-127.0.0.1}" if nodes == 1 else "${MASTER_ADDR:?is the address of the first node}"
     parts = [

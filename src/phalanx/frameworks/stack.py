@@ -1,9 +1,9 @@
 """One software stack: a framework at a release, as its folder's facts.toml describes it (facts.py).
 
-    Entry    one field: its legal values, how it is written, and where in the framework's source that stands
-    Rule     a combination that is refused: a condition (spec/strategy/where.py), the reason, the remedy, the source
+    FieldFact  one field: its legal values, how it is written, and where in the framework's source that stands
+    Rule       a combination that is refused: a condition (spec/strategy/where.py), the reason, the remedy, the source
 
-A documented stack has an Entry for every field of Strategy; an option without an Entry is one that it does not have.
+A documented stack has a FieldFact for every field of Strategy; an option without one is one that it does not have.
 Other stacks are releases that are known by their published runs alone: constants that price a step, and `priced`, the
 limits of what these were derived from.
 """
@@ -45,7 +45,7 @@ OF_MODEL = ("blocks", "heads", "kv_heads", "experts", "top_k", "seq", "batch", "
 
 
 @dataclass(frozen=True)
-class Entry:
+class FieldFact:
     """What a stack has of one field.
 
     `values`: the legal ones; a word may end in `*`; None: all that the field has. `key`: the flag or key that sets
@@ -121,10 +121,10 @@ class Stack:
     """For people: framework and release. "": known by its published runs alone."""
     repository: str = ""
     commit: str = ""
-    strategy: Mapping[str, Entry] = field(default_factory=dict)
-    """An Entry for every field of Strategy, where the stack is documented."""
-    options: Mapping[str, Entry] = field(default_factory=dict)
-    """An Entry for every option that it has."""
+    strategy: Mapping[str, FieldFact] = field(default_factory=dict)
+    """A FieldFact for every field of Strategy, where the stack is documented."""
+    options: Mapping[str, FieldFact] = field(default_factory=dict)
+    """A FieldFact for every option that it has."""
     rules: tuple[Rule, ...] = ()
     priced: tuple[Rule, ...] = ()
     """What its constants do not price."""
@@ -259,7 +259,7 @@ class Stack:
         return None
 
     def _remedy(
-        self, name: str, entry: Entry, s: Strategy, options: StackOptions, about: Mapping[str, Any] | None
+        self, name: str, entry: FieldFact, s: Strategy, options: StackOptions, about: Mapping[str, Any] | None
     ) -> str:
         """Return what to use in place of a field's value: what the stack has; of ZeRO's levels, which rules about
         pipelines leave fewer of, those that it runs with the rest of the strategy, if there are any."""
@@ -323,5 +323,5 @@ def _has_effect(name: str, s: Strategy) -> bool:
     return s.shards > 1 if name == "zero" else True
 
 
-def _choices(entry: Entry) -> str:
+def _choices(entry: FieldFact) -> str:
     return f"use {' or '.join(str(v) for v in entry.values)}" if entry.values else "leave it out"

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 from phalanx.answers.export import TARGETS
-from phalanx.frameworks.program import Program
+from phalanx.frameworks.program import TrainingProgram
 from phalanx.frameworks.script import words
 from phalanx.frameworks.stack import Stack
 from phalanx.frameworks.subject import Subject, subject
@@ -20,7 +20,7 @@ FILLED = {"LR": "0.0001", "MIN_LR": "0.00001", "TRAIN_ITERS": "100"}
 """Blanks that are numbers; others are filled with their own names."""
 
 
-def arguments(p: Program) -> list[str]:
+def arguments(p: TrainingProgram) -> list[str]:
     """Return the words of a command line as bash makes them, blanks filled in."""
     result: list[str] = []
     for g in p.groups:

@@ -9,7 +9,7 @@ from phalanx.frameworks.configuration import (
     Config,
     Configuration,
     Keys,
-    Layout,
+    StatedLayout,
     count,
     divided,
     number,
@@ -145,7 +145,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         options["context"] = "all_gather"
     replicas = divided(world, product(tp or 1, cp or 1)) if tp is not None and not axolotl else None
     shard = sizes["dp_shard"] if mesh else None
-    layout = Layout(
+    layout = StatedLayout(
         world=world,
         dp=replicas,
         tp=tp,

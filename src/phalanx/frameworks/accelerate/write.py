@@ -8,7 +8,7 @@ from phalanx.frameworks import reasons
 from phalanx.frameworks import trainer_script as trainer
 from phalanx.frameworks.blanks import blanks
 from phalanx.frameworks.keys import key_table, optimizer_word
-from phalanx.frameworks.program import Group, Program, group
+from phalanx.frameworks.program import Group, TrainingProgram, group
 from phalanx.frameworks.subject import Subject
 from phalanx.frameworks.yaml import document
 from phalanx.spec.errors import InputError
@@ -22,7 +22,7 @@ _LAUNCH = (
 )
 
 
-def program(x: Subject) -> Program:
+def program(x: Subject) -> TrainingProgram:
     """Return a plan as accelerate.yaml and train.py. Raises InputError for what accelerate has no key for."""
     s, o = x.s, x.options
     if s.tp > 1:
@@ -43,7 +43,7 @@ def program(x: Subject) -> Program:
     if s.level.gradients:
         given["gradient_checkpointing"] = False  # accelerate.yaml does it
     given["bf16"] = given["fp16"] = False
-    return Program(
+    return TrainingProgram(
         x.stack.title,
         parts,
         _LAUNCH,

@@ -8,7 +8,7 @@ from phalanx.frameworks.configuration import (
     Config,
     Configuration,
     Keys,
-    Layout,
+    StatedLayout,
     count,
     divided,
     number,
@@ -137,7 +137,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     if whole is None:
         whole = product(micro, steps, replicas)
     options, fields, job = beyond(keys)
-    layout = Layout(
+    layout = StatedLayout(
         world=world,
         shard=shard(keys),
         ulysses=cp,

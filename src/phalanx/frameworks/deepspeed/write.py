@@ -11,7 +11,7 @@ from phalanx.frameworks import trainer_script as trainer
 from phalanx.frameworks.blanks import blanks
 from phalanx.frameworks.deepspeed.read import GRADIENT_BYTES, KEYS
 from phalanx.frameworks.keys import optimizer_word
-from phalanx.frameworks.program import Group, Program, group
+from phalanx.frameworks.program import Group, TrainingProgram, group
 from phalanx.frameworks.script import TORCHRUN, comment
 from phalanx.frameworks.subject import Subject
 from phalanx.spec.errors import InputError
@@ -23,7 +23,7 @@ _IN_CODE = {
 }
 
 
-def program(x: Subject) -> Program:
+def program(x: Subject) -> TrainingProgram:
     """Return a plan as ds_config.json and train.py. Raises InputError for what stands in a model's code there."""
     s = x.s
     for name, reason in _IN_CODE.items():
@@ -57,7 +57,7 @@ def program(x: Subject) -> Program:
     given = trainer.arguments(x, deepspeed="ds_config.json")
     # JSON has no comments: the reasons stand where the file is used
     why = "".join(comment(f"{g.title}. {g.why}") for g in parts)
-    return Program(
+    return TrainingProgram(
         x.stack.title,
         parts,
         f"# ds_config.json:\n{why}exec {TORCHRUN} \\\n  train.py",

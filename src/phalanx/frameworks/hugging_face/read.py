@@ -10,7 +10,7 @@ from phalanx.frameworks.configuration import (
     Config,
     Configuration,
     Keys,
-    Layout,
+    StatedLayout,
     count,
     divided,
     product,
@@ -80,7 +80,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         elif not words and f"{at}fsdp_config" not in keys.understood:
             zero = None
     replicas = divided(world, tp * cp)
-    layout = Layout(
+    layout = StatedLayout(
         world=world,
         dp=replicas,
         tp=tp if tp > 1 else None,

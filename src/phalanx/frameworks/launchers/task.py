@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from phalanx.frameworks.program import Blank, Program
+from phalanx.frameworks.program import Blank, TrainingProgram
 from phalanx.frameworks.subject import Subject
 
 PORT = 29500
@@ -29,7 +29,7 @@ class Task:
     """Files that every node needs in one folder, by name: train.sh among them."""
 
 
-def task(x: Subject, p: Program, files: dict[str, str]) -> Task:
+def task(x: Subject, p: TrainingProgram, files: dict[str, str]) -> Task:
     """Return the job of a program."""
     name = f"{x.model.family.replace('_', '-')}-{x.s.world}"
     size = x.cluster.ranks_per_node

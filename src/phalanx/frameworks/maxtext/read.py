@@ -16,7 +16,7 @@ from phalanx.frameworks.configuration import (
     Config,
     Configuration,
     Keys,
-    Layout,
+    StatedLayout,
     count,
     divided,
     number,
@@ -67,7 +67,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     remat = keys.field("strategy.recompute")
     seq = count(keys.field("job.seq"))
     type_ = keys.word("job.precision")
-    layout = Layout(
+    layout = StatedLayout(
         world=world,
         dp=dp,
         tp=degrees["tp"],

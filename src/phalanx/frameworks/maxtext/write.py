@@ -8,7 +8,7 @@ from typing import Any
 from phalanx.frameworks import reasons
 from phalanx.frameworks.blanks import blanks
 from phalanx.frameworks.keys import key_table, optimizer_word
-from phalanx.frameworks.program import Group, Program, Variable, group
+from phalanx.frameworks.program import Group, TrainingProgram, Variable, group
 from phalanx.frameworks.subject import Subject
 from phalanx.frameworks.yaml import document
 from phalanx.spec.errors import InputError
@@ -26,7 +26,7 @@ _START = (
 )
 
 
-def program(x: Subject) -> Program:
+def program(x: Subject) -> TrainingProgram:
     """Return a plan as config.yml. Raises InputError for what MaxText has no key or no model for."""
     _require_expressible(x)
     data = "files that Hugging Face's datasets reads, such as /data/*.parquet"
@@ -36,7 +36,7 @@ def program(x: Subject) -> Program:
         variables = (Variable("PHALANX_ASSUMES", f"document={x.options.document}", why),)
     parts = groups(x)
     head = f"{x.stack.title}: python3 -m maxtext.trainers.pre_train.train config.yml. train.sh adds the blanks."
-    return Program(
+    return TrainingProgram(
         x.stack.title,
         parts,
         _START,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from phalanx.frameworks.configuration import Config, Configuration, Keys, Layout, count, divided, product, truth
+from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, count, divided, product, truth
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron import layout as pipelines
 from phalanx.frameworks.megatron import read_model as shaped
@@ -132,7 +132,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     narrow = "bfloat16" in (extra.get("gradients"), extra.get("reduce"))
     products = NUMBER_FORMATS.get(str(extra.get("products")))
     eight = products is not None and products.bits == 8
-    layout = Layout(
+    layout = StatedLayout(
         world=world,
         dp=dp,
         tp=tp,

@@ -89,7 +89,7 @@ def _dispatch(flag: Flag) -> dict[str, Any]:
 
 
 def fields(flag: Flag, gradient_bytes: int) -> dict[str, Any]:
-    """Return fields of Strategy that a Layout does not have: the mesh's order and the size of buckets, MiB."""
+    """Return fields of Strategy that a StatedLayout does not have: the mesh's order and the size of buckets, MiB."""
     result: dict[str, Any] = {}
     if truth(flag("use_tp_pp_dp_mapping", "strategy.order")):
         result["order"] = "dp/pp/cp/tp"

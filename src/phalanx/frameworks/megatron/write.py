@@ -10,7 +10,7 @@ from phalanx.frameworks import reasons
 from phalanx.frameworks.keys import key_table, optimizer_word
 from phalanx.frameworks.megatron import layout
 from phalanx.frameworks.megatron.write_model import model_settings
-from phalanx.frameworks.program import Blank, Group, Program, Setting, Variable, settings
+from phalanx.frameworks.program import Blank, Group, Setting, TrainingProgram, Variable, settings
 from phalanx.frameworks.script import TORCHRUN
 from phalanx.frameworks.subject import Subject
 from phalanx.spec.errors import InputError
@@ -19,9 +19,9 @@ from phalanx.spec.strategy import recompute as recomputation
 KEYS = key_table("megatron")
 
 
-def program(x: Subject) -> Program:
+def program(x: Subject) -> TrainingProgram:
     """Return a plan as Megatron-LM's arguments. Raises InputError for what has none."""
-    return Program(
+    return TrainingProgram(
         x.stack.title,
         groups(x),
         f'exec {TORCHRUN} \\\n  "$MEGATRON/pretrain_gpt.py" "${{ARGUMENTS[@]}}"',

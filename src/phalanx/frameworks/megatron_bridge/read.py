@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from phalanx.frameworks.configuration import Config, Configuration, Keys, Layout, count, divided, product, truth
+from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, count, divided, product, truth
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron import read_options as beyond
 from phalanx.frameworks.megatron_bridge import read_container as bridge
@@ -72,7 +72,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     distributed = truth(of("strategy.zero", "use_distributed_optimizer", "zero1"))
     dp = divided(world, product(tp or 1, pp or 1, cp or 1)) if tp or pp else None
     virtual = degree("strategy.virtual", "virtual_pipeline_model_parallel_size", "virtual_pipeline_parallel_size")
-    layout = Layout(
+    layout = StatedLayout(
         world=world,
         dp=dp,
         tp=tp,

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from phalanx.frameworks.megatron import write as megatron
 from phalanx.frameworks.megatron_bridge.flags import DTYPES, IMPLIED, INVERTED, KEYS, TARGETS
-from phalanx.frameworks.program import Blank, Group, Program, Setting
+from phalanx.frameworks.program import Blank, Group, Setting, TrainingProgram
 from phalanx.frameworks.script import TORCHRUN, comment
 from phalanx.frameworks.subject import Subject
 from phalanx.frameworks.yaml import scalar
@@ -21,7 +21,7 @@ _DTYPES = tuple(flag for flag in KEYS if flag.endswith("-dtype"))
 _NUMBERS = ("LR", "MIN_LR", "TRAIN_ITERS")
 
 
-def program(x: Subject) -> Program:
+def program(x: Subject) -> TrainingProgram:
     """Return a plan as config.yaml. Raises InputError for what Megatron-Bridge has no key for."""
     _require_expressible(x)
     parts = groups(x)
@@ -32,7 +32,7 @@ def program(x: Subject) -> Program:
         blanks += (
             Blank("PRETRAINED", "A checkpoint of Megatron-Bridge whose weights the adapters leave as they are."),
         )
-    return Program(
+    return TrainingProgram(
         x.stack.title, parts, f"exec {TORCHRUN} \\\n  pretrain_plan.py", megatron.variables(x), blanks, files
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from phalanx.frameworks.configuration import Config, Configuration, Keys, Layout, count, number, product
+from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, count, number, product
 from phalanx.frameworks.keys import key_table
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
@@ -23,7 +23,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     cp, ep = (count(keys.field(f"strategy.{name}", 1)) for name in ("cp", "ep"))
     micro, steps = count(keys.field("strategy.micro_batch")), count(keys.field("accumulation"))
     zero = keys.field("strategy.zero", 0)
-    layout = Layout(
+    layout = StatedLayout(
         world=world or product(dp, pp, tp, cp),
         dp=dp,
         tp=tp,

@@ -7,7 +7,7 @@ from typing import Any
 from phalanx.frameworks import reasons
 from phalanx.frameworks.blanks import blanks
 from phalanx.frameworks.keys import key_table, optimizer_word
-from phalanx.frameworks.program import Blank, Group, Program, Variable, group
+from phalanx.frameworks.program import Blank, Group, TrainingProgram, Variable, group
 from phalanx.frameworks.script import TORCHRUN
 from phalanx.frameworks.subject import Subject
 from phalanx.frameworks.yaml import Unquoted, document
@@ -18,7 +18,7 @@ KEYS = key_table("nanotron")
 _MODELS = {"llama": "is_llama_config", "mistral": "is_llama_config", "qwen2": "is_qwen2_config"}
 
 
-def program(x: Subject) -> Program:
+def program(x: Subject) -> TrainingProgram:
     """Return a plan as config.yaml. Raises InputError for what nanotron has no key or no model for."""
     _require_model(x.model)
     if x.model.kv_heads < x.s.tp:
@@ -41,7 +41,7 @@ def program(x: Subject) -> Program:
         f'exec {TORCHRUN} \\\n  "$NANOTRON/run_train.py" --config-file "${{TMPDIR:-/tmp}}/nanotron-config.yaml"'
     )
     head = f"{x.stack.title}: run_train.py --config-file. train.sh fills in the blanks."
-    return Program(
+    return TrainingProgram(
         x.stack.title,
         parts,
         start,

@@ -12,7 +12,7 @@ from phalanx.frameworks.configuration import (
     Config,
     Configuration,
     Keys,
-    Layout,
+    StatedLayout,
     count,
     divided,
     number,
@@ -68,7 +68,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     whole_model = shards == 1 and (cp or 1) == 1
     blocks = _blocks(keys.field("strategy.layers"))
     even, v_shaped = len(set(blocks)) <= 1, str(schedule).lower() in ("zbvzerobubble", "dualpipev")
-    layout = Layout(
+    layout = StatedLayout(
         world=world or product(tp, pp, cp, dp),
         dp=dp,
         tp=tp,

@@ -10,7 +10,7 @@ from typing import Any
 from phalanx.frameworks import reasons
 from phalanx.frameworks.blanks import blanks
 from phalanx.frameworks.keys import key_table, optimizer_word
-from phalanx.frameworks.program import Group, Program, Variable, group
+from phalanx.frameworks.program import Group, TrainingProgram, Variable, group
 from phalanx.frameworks.script import TORCHRUN, comment
 from phalanx.frameworks.subject import Subject
 from phalanx.frameworks.torchtitan.models import FLAVORS
@@ -23,13 +23,13 @@ _CONVERTERS = {
 }
 
 
-def program(x: Subject) -> Program:
+def program(x: Subject) -> TrainingProgram:
     """Return a plan as phalanx_plan.py. Raises InputError for what torchtitan has no key or no model for."""
     _require_expressible(x)
     data = "the name of a dataset that torchtitan knows, such as c4"
     why = "Segments that grow, so that unequal micro-batches do not fragment memory."
     parts = groups(x)
-    return Program(
+    return TrainingProgram(
         x.stack.title,
         parts,
         f'export PYTHONPATH="$PWD:${{PYTHONPATH:-}}"\nexec {TORCHRUN} \\\n'
