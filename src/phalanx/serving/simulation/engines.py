@@ -63,7 +63,7 @@ def engine(name: str) -> EngineRow:
 
 def require_types(weights: str, cache: str, generation: str, chip: str) -> None:
     """Require that a chip computes with these types. Raises InputError."""
-    for option, name in (("--weights", weights), ("--kv", cache)):
+    for option, name in (("weights", weights), ("kv", cache)):
         if name not in NEEDS:
             raise InputError(option, name, "is not a type that is priced", nearest(name, NEEDS))
         if generation not in NEEDS[name]:

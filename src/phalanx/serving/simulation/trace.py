@@ -30,8 +30,8 @@ _LARGEST = 2**28
 
 def read(path: Path) -> Requests:
     """Read a trace. Raises InputError that names the row and the column."""
-    with csv_of(path, "--trace"):
-        return _read(csv.reader(read_packed(path, "--trace", _LARGEST).splitlines()), path)
+    with csv_of(path, "trace"):
+        return _read(csv.reader(read_packed(path, "trace", _LARGEST).splitlines()), path)
 
 
 def _read(rows: Iterator[list[str]], path: Path) -> Requests:
@@ -51,7 +51,7 @@ def _read(rows: Iterator[list[str]], path: Path) -> Requests:
         for column, place in places.items():
             text = row[place].strip() if place < len(row) else ""
             value = _number(text, column)
-            location = f"--trace {path.name}, row {number}, {header[place]}"
+            location = f"trace {path.name}, row {number}, {header[place]}"
             if value is None:
                 raise InputError(
                     location, text, "is not a number" if column != "arrival" else "is neither seconds nor a date"

@@ -44,7 +44,7 @@ def read(path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] |
 
     `leaves`: the nodes of each leaf switch, in place of the file's. Raises InputError.
     """
-    content = read_json(path, "--free")
+    content = read_json(path, "free")
     if not isinstance(content, dict) or not isinstance(content.get("free"), dict):
         raise InputError("free", str(path), "has no table `free`", 'write {"free": {"node0": "0-7"}}')
     for key in content:
@@ -78,7 +78,7 @@ def read(path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] |
     index = {name: i for i, name in enumerate(topology.hosts)}
     free: set[int] = set()
     for hosts, gpus in content["free"].items():
-        for host in expand(hosts, "--free free"):
+        for host in expand(hosts, "free free"):
             if host not in index:
                 raise InputError(
                     "free free", host, f"is not a node of the cluster, which has {len(index):,}", _mend(host, index)
@@ -95,7 +95,7 @@ def _mend(host: str, known: Mapping[str, int]) -> str:
 
 def _names(content: dict[str, Any], cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] | None) -> list[str]:
     if "nodes" in content:
-        return expand(str(content["nodes"]), "--free nodes")
+        return expand(str(content["nodes"]), "free nodes")
     if leaves is not None:
         return [name for hosts in leaves.values() for name in hosts]
     return [f"node{i}" for i in range(cluster.nodes)]
@@ -104,7 +104,7 @@ def _names(content: dict[str, Any], cluster: ClusterSpec, leaves: Mapping[str, S
 def _leaves(table: Any) -> dict[str, list[str]]:
     if not isinstance(table, dict) or not table or not all(isinstance(hosts, str) for hosts in table.values()):
         raise InputError("free leaves", None, "is not a table of host lists", 'write {"leaf0": "node[0-15]"}')
-    return {leaf: expand(hosts, "--free leaves") for leaf, hosts in table.items()}
+    return {leaf: expand(hosts, "free leaves") for leaf, hosts in table.items()}
 
 
 def _indices(gpus: Any, host: str, node: int) -> list[int]:

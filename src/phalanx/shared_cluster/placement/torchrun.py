@@ -27,7 +27,7 @@ def commands(hosts: Sequence[str], gpus: Sequence[int]) -> str:
             if scattered is not None
             else f"nodes have {min(sizes)} to {max(sizes)} ranks"
         )
-        raise InputError("--for", "torchrun", reason, "use --for slurm, which places ranks one by one")
+        raise InputError("for", "torchrun", reason, "use --for slurm, which places ranks one by one")
     cases = "\n".join(
         f"  {shlex.quote(name)}) node={node} gpus={','.join(str(gpus[rank]) for rank in ranks[name])} ;;"
         for node, name in enumerate(names)

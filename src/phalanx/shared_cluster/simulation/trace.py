@@ -52,9 +52,9 @@ def read(path: Path, widest: int, plan_of: PlanReader, skip_bad: bool = False) -
 
     Raises InputError naming the first bad row, unless `skip_bad`; and for a file without a usable row.
     """
-    with csv_of(path, "--trace"):
+    with csv_of(path, "trace"):
         return _read(
-            csv.DictReader(read_packed(path, "--trace", _LARGEST).splitlines()), path, widest, plan_of, skip_bad
+            csv.DictReader(read_packed(path, "trace", _LARGEST).splitlines()), path, widest, plan_of, skip_bad
         )
 
 

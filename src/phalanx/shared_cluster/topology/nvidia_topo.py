@@ -71,11 +71,11 @@ def read_matrix(text: str, file: str) -> GpuTopology:
 def cluster(topology: GpuTopology, device: str, nodes: int, port_gbit: float | None, name: str) -> ClusterSpec:
     """Return a cluster of `nodes` such hosts, whose NICs have `port_gbit` Gb/s each. Raises InputError."""
     if device not in CHIPS:
-        raise InputError("--device", device, "is not a chip that Phalanx knows", nearest(device, CHIPS))
+        raise InputError("device", device, "is not a chip that Phalanx knows", nearest(device, CHIPS))
     if nodes > 1 and port_gbit is None:
-        raise InputError("--port-gbit", None, "is needed for several nodes", "say the Gb/s of a NIC, such as 400")
+        raise InputError("port_gbit", None, "is needed for several nodes", "say the Gb/s of a NIC, such as 400")
     if port_gbit is not None and not 0 < port_gbit <= 1e6:
-        raise InputError("--port-gbit", port_gbit, "is not the Gb/s of a NIC", "such as 400")
+        raise InputError("port_gbit", port_gbit, "is not the Gb/s of a NIC", "such as 400")
     chip, count = CHIPS[device], len(topology.links)
     said = "nvidia-smi topo -m; rate"
     tiers = _nvlink_tiers(topology, chip.link_bytes_per_s, f"{said} of {device}'s datasheet, one direction")

@@ -32,7 +32,7 @@ def read_topology(path: Path, field: str = "FILE") -> SwitchTree | GpuTopology:
 
 def leaves_of(path: Path) -> dict[str, tuple[str, ...]]:
     """Read the hosts of each leaf switch. Raises InputError."""
-    tree = read_topology(path, "--topology")
+    tree = read_topology(path, "topology")
     if not isinstance(tree, SwitchTree):
         raise InputError("topology", str(path), "nvidia-smi knows one host, and no switches")
     return tree.leaves
