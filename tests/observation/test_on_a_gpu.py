@@ -17,9 +17,11 @@ from support.in_process_cli import phalanx
 from support.sizes import examples
 from support.strategies import cases
 from torch import Tensor
+from torch._dynamo import trace_rules
 
 from phalanx.nn import functional
 from phalanx.observation.fake.gpu_rules import without_cuda
+from phalanx.observation.fake.world import fake_gpus
 from phalanx.observation.trainer.step import gpu_device, record_step
 from phalanx.observation.trainer.verify import verify
 from phalanx.observation.unobservable import Unobservable
@@ -204,6 +206,16 @@ def test_the_waits_of_a_cut_accumulation_are_those_of_the_whole(examined: dict[s
 def test_a_wait_in_a_dense_step_is_not_proved(examined: dict[str, Any]) -> None:
     (said,) = examined["stated"]
     assert said.startswith("waits of the host for the GPU in a step: predicted at most 0, recorded 4 (at ")
+
+
+def _rules_of_the_compiler() -> int:
+    with fake_gpus(1):
+        return len(trace_rules.get_torch_obj_rule_map.__wrapped__())
+
+
+def test_torchs_compiler_can_be_loaded_on_a_fake_gpu() -> None:
+    """It lists the functions of torch.cuda, and refuses one that has several names under different rules."""
+    assert in_fresh_process(_rules_of_the_compiler) > 1000
 
 
 def test_the_table_of_kernels_is_torchs_own() -> None:

@@ -63,10 +63,6 @@ class FakeGenerator(torch.Generator):
         return self
 
 
-def _nothing(self: object, *args: object, **kwargs: object) -> None:
-    """Do nothing: the method of calls that change the state of a GPU."""
-
-
 def _always(value: Any) -> Any:
     """Return a method that returns the value."""
     return lambda self, *args, **kwargs: value
@@ -85,15 +81,7 @@ class FakeCuda:
         self.waits: Callable[[str], None] = lambda _: None
         self.live: Callable[[], int] = lambda: 0
 
-    init = _lazy_init = set_device = set_stream = set_rng_state = set_rng_state_all = _nothing
-    manual_seed = manual_seed_all = seed = empty_cache = ipc_collect = set_per_process_memory_fraction = _nothing
-    reset_peak_memory_stats = reset_max_memory_allocated = _nothing
-    is_initialized = is_available = is_bf16_supported = can_device_access_peer = _always(True)
-    _is_in_bad_fork = is_current_stream_capturing = _always(False)
-    current_device = _always(0)
     get_device_name = _always("NVIDIA H100 80GB HBM3")
-    get_device_capability = _always((9, 0))
-    get_amp_supported_dtype = _always([torch.float16, torch.bfloat16])
 
     def device_count(self) -> int:
         return self.count
@@ -135,6 +123,24 @@ class FakeCuda:
             name=self.get_device_name(), major=9, minor=0, total_memory=MEMORY, multi_processor_count=132
         )
 
+
+_CONSTANT: dict[str, Any] = {
+    "is_initialized": True,
+    "is_available": True,
+    "is_bf16_supported": True,
+    "can_device_access_peer": True,
+    "_is_in_bad_fork": False,
+    "is_current_stream_capturing": False,
+    "current_device": 0,
+    "get_device_capability": (9, 0),
+    "get_amp_supported_dtype": [torch.float16, torch.bfloat16],
+    **dict.fromkeys(("init", "_lazy_init", "set_device", "set_stream", "set_rng_state", "set_rng_state_all")),
+    **dict.fromkeys(("manual_seed", "manual_seed_all", "seed", "empty_cache", "ipc_collect")),
+    **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated", "set_per_process_memory_fraction")),
+}
+"""Functions of torch.cuda with a constant result; those that change the state of a GPU return None."""
+for _name, _value in _CONSTANT.items():  # a function each: torch's compiler refuses one under several names
+    setattr(FakeCuda, _name, _always(_value))
 
 _module: FakeCuda | None = None
 
