@@ -14,7 +14,7 @@ from phalanx.frameworks.registry import DOCUMENTED, facts
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.neighbours import neighbours
-from phalanx.planning.search.planner import Answer, answer, best_on
+from phalanx.planning.search.planner import SearchAnswer, answer, best_on
 from phalanx.planning.search.stage_lengths import cuts_of
 from phalanx.schedule.pipeline import stages
 from phalanx.spec.strategy.spec import Strategy
@@ -30,7 +30,7 @@ def asked(model: str, gpus: int, stack: str, where: str = "", precision: str = "
 
 
 @cache
-def answered(model: str, gpus: int, stack: str, where: str = "") -> Answer:
+def answered(model: str, gpus: int, stack: str, where: str = "") -> SearchAnswer:
     return answer(lambda n: replace(asked(model, gpus, stack, where)(n), headroom=0.05), gpus)
 
 

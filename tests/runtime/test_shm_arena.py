@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.sizes import examples
 
-from phalanx.runtime.comm.shm_arena import Address, Arena, Neighbour
+from phalanx.runtime.comm.shm_arena import Address, Arena, ArenaNeighbour
 
 
 @examples(8, 100)
@@ -64,7 +64,7 @@ def test_a_neighbour_sees_and_writes_and_dies() -> None:
             "-c",
             "import sys, torch\n"
             "from phalanx.runtime.comm.shm_arena import *\n"
-            f"n = Neighbour(0, {arena.address!r})\n"
+            f"n = ArenaNeighbour(0, {arena.address!r})\n"
             f"n.tensor({offset}, 4, torch.float32).fill_(7)\n"
             "a = Arena(); a.buffer(1000, torch.float32)\n"
             "print(a.address.pid, a.address.fd, a.address.nonce, flush=True)\n"
@@ -77,7 +77,7 @@ def test_a_neighbour_sees_and_writes_and_dies() -> None:
     assert child.stdout is not None
     theirs = Address(*map(int, child.stdout.readline().split()))
     assert mine.tolist() == [7, 7, 7, 7]
-    neighbour = Neighbour(1, theirs)
+    neighbour = ArenaNeighbour(1, theirs)
     assert neighbour.alive()
     child.kill()
     child.wait()
@@ -88,6 +88,6 @@ def test_a_neighbour_sees_and_writes_and_dies() -> None:
 def test_a_stranger_is_not_mapped() -> None:
     arena = Arena()
     with pytest.raises(OSError, match="is not rank 3"):
-        Neighbour(3, Address(os.getpid(), arena.address.fd, 12345))
+        ArenaNeighbour(3, Address(os.getpid(), arena.address.fd, 12345))
     with pytest.raises(OSError, match="No such file"):
-        Neighbour(3, Address(os.getpid(), 9999, 1))
+        ArenaNeighbour(3, Address(os.getpid(), 9999, 1))

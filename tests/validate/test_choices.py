@@ -15,7 +15,7 @@ from phalanx.answers.choices import price_expert, question, score_recipe, score_
 from phalanx.cli.app import app
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.validate import records
-from phalanx.validate.choices import MANY, Sweep, differing, question_name, ran, recipes, sweeps
+from phalanx.validate.choices import MANY, PublishedSweep, differing, question_name, ran, recipes, sweeps
 from phalanx.validate.from_row import Case, cases
 from phalanx.validate.recipe_options import MODULES, OFFLOAD, SOME_BLOCKS, option, options_of
 
@@ -26,7 +26,7 @@ def usable() -> list[Case]:
 
 
 @pytest.fixture(scope="module")
-def questions(usable: list[Case]) -> list[Sweep]:
+def questions(usable: list[Case]) -> list[PublishedSweep]:
     return sweeps(usable)
 
 
@@ -41,7 +41,7 @@ _BOUNDS = {
 
 
 @pytest.mark.parametrize(("family", "links"), _BOUNDS)
-def test_the_choice_among_measured_strategies(questions: list[Sweep], family: str, links: str) -> None:
+def test_the_choice_among_measured_strategies(questions: list[PublishedSweep], family: str, links: str) -> None:
     scores = [score_sweep(s, links) for s in questions if s.family == family]
     rank_correlation, median, p90, out_of_memory = _BOUNDS[family, links]
     assert len(scores) >= 15
@@ -51,7 +51,7 @@ def test_the_choice_among_measured_strategies(questions: list[Sweep], family: st
     assert sum(s.chosen_out_of_memory for s in scores) <= out_of_memory
 
 
-def test_a_sweep_is_one_question(questions: list[Sweep]) -> None:
+def test_a_sweep_is_one_question(questions: list[PublishedSweep]) -> None:
     for s in questions:
         assert len({c.strategy for c in s.runs if ran(c)}) >= MANY
         for field in ("model", "job", "profile") if s.family == "vtrain" else ("model", "job"):
@@ -59,10 +59,10 @@ def test_a_sweep_is_one_question(questions: list[Sweep]) -> None:
         assert len({c.row["gpus"] for c in s.runs}) == 1
 
 
-def test_a_jobs_links_stand_in_for_those_of_jobs_that_measured_none(questions: list[Sweep]) -> None:
+def test_a_jobs_links_stand_in_for_those_of_jobs_that_measured_none(questions: list[PublishedSweep]) -> None:
     sweep = next(s for s in questions if s.family == "hf-ultrascale" and not all(ran(c) for c in s.runs))
     assert all(np.any(b.gather) for b in sweep.beside())
-    blind = Sweep(tuple(replace(c, row=_without_links(c.row)) for c in sweep.runs))
+    blind = PublishedSweep(tuple(replace(c, row=_without_links(c.row)) for c in sweep.runs))
     assert not any(np.any(b.gather) for b in blind.beside())
 
 
@@ -70,18 +70,18 @@ def _without_links(row: records.Row) -> records.Row:
     return records.Row({name: "" if name.startswith("busbw") else cell for name, cell in row.cells.items()})
 
 
-def test_regret_by_hand(questions: list[Sweep]) -> None:
+def test_regret_by_hand(questions: list[PublishedSweep]) -> None:
     """With the measured times reversed, the first predicted strategy is among the slowest."""
     sweep = next(s for s in questions if s.family == "vtrain" and score_sweep(s, "cluster").regret == 0)
     times = sorted({c.measured_s for c in sweep.runs})
     reverse = dict(zip(times, times[::-1], strict=True))
-    worst = Sweep(tuple(replace(c, measured_s=reverse[c.measured_s]) for c in sweep.runs))
+    worst = PublishedSweep(tuple(replace(c, measured_s=reverse[c.measured_s]) for c in sweep.runs))
     before, after = score_sweep(sweep, "cluster"), score_sweep(worst, "cluster")
     assert after.regret == pytest.approx(times[-1] / times[0] - 1)
     assert after.spearman == pytest.approx(-(before.spearman or 0))
 
 
-def test_a_chosen_strategy_that_ran_out_of_memory_counts(questions: list[Sweep]) -> None:
+def test_a_chosen_strategy_that_ran_out_of_memory_counts(questions: list[PublishedSweep]) -> None:
     sweep = next(s for s in questions if s.family == "hf-ultrascale")
     chosen = score_sweep(sweep, "cluster").chosen
     failed = records.Row({"status": "OOM"})
@@ -92,7 +92,7 @@ def test_a_chosen_strategy_that_ran_out_of_memory_counts(questions: list[Sweep])
         for c in sweep.runs
     )
     assert not score_sweep(sweep, "cluster").chosen_out_of_memory
-    assert score_sweep(Sweep(runs), "cluster").chosen_out_of_memory
+    assert score_sweep(PublishedSweep(runs), "cluster").chosen_out_of_memory
 
 
 def test_recipes_are_what_experts_tuned(usable: list[Case]) -> None:

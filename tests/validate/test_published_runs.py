@@ -8,16 +8,16 @@ import pytest
 
 from phalanx.validate import records
 from phalanx.validate.collectives import link_scores
-from phalanx.validate.prediction_error import Comparison, compare, scores
+from phalanx.validate.prediction_error import PredictionError, compare, scores
 
 
 @pytest.fixture(scope="module")
-def compared() -> Comparison:
+def compared() -> PredictionError:
     return compare(records.load(records.RUNS) + records.load(records.SMALL_RUNS))
 
 
 @pytest.fixture(scope="module")
-def told(compared: Comparison) -> dict[str, Any]:
+def told(compared: PredictionError) -> dict[str, Any]:
     return scores(compared) | {
         "collectives": link_scores(records.load(records.COLLECTIVES, ("hardware", "collective")))
     }

@@ -30,7 +30,16 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import StackOptions
 from phalanx.validate import left_out
-from phalanx.validate.choices import Sweep, by_strategy, differing, expert, question_name, ran, recipes, sweeps
+from phalanx.validate.choices import (
+    PublishedSweep,
+    by_strategy,
+    differing,
+    expert,
+    question_name,
+    ran,
+    recipes,
+    sweeps,
+)
 from phalanx.validate.from_row import Case, cases
 from phalanx.validate.prediction_error import kinds_of, priced
 from phalanx.validate.recipe_options import option, options_of, overlaps_experts
@@ -126,7 +135,7 @@ def score(rows: Sequence[Row], announce: Callable[[str], None] = lambda _: None)
     }
 
 
-def score_sweep(sweep: Sweep, links: str) -> SweepScore:
+def score_sweep(sweep: PublishedSweep, links: str) -> SweepScore:
     """Score the order of one question's strategies, with links as measured beside the runs or of the datasheets."""
     beside = sweep.beside() if links == "cluster" else [Benched()] * len(sweep.runs)
     predicted, (memory, _, room) = priced(sweep.runs, beside=beside)

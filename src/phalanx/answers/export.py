@@ -19,7 +19,7 @@ from phalanx.spec.files.plan import Plan, write_text
 
 
 @dataclass(frozen=True)
-class Target:
+class ExportTarget:
     """A framework that plans are written for."""
 
     stacks: tuple[str, ...]
@@ -27,7 +27,7 @@ class Target:
     program: Callable[[Subject], TrainingProgram]
 
 
-TARGETS = {f.writes: Target(f.stacks, writer(f)) for f in FRAMEWORKS.values() if f.writes}
+TARGETS = {f.writes: ExportTarget(f.stacks, writer(f)) for f in FRAMEWORKS.values() if f.writes}
 
 
 @dataclass(frozen=True)

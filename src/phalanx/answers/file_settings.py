@@ -25,7 +25,7 @@ from phalanx.spec.strategy.stack_options import StackOptions
 
 
 @dataclass(frozen=True)
-class State:
+class FileState:
     """A strategy with its options and price."""
 
     strategy: Strategy
@@ -60,7 +60,7 @@ class FileSettings:
         for path, value in _leaves(reading.config):
             self.own.setdefault(_plain(path), (shown(path), _text(value)))
 
-    def of(self, x: State) -> dict[str, str] | None:
+    def of(self, x: FileState) -> dict[str, str] | None:
         """Return every setting of a strategy; None where the stack has no export, or cannot express it."""
         if self.target is None:
             return None
@@ -76,7 +76,7 @@ class FileSettings:
         more = json.loads(given) if given and self.c.kind != "deepspeed" else {}  # which has its own of these
         return settings | {name: _text(value) for name, value in more.items() if name not in settings}
 
-    def edits(self, before: State, after: State, changed: Mapping[str, Any]) -> tuple[Edit, ...]:
+    def edits(self, before: FileState, after: FileState, changed: Mapping[str, Any]) -> tuple[Edit, ...]:
         """Return the settings that differ between two states; by fields where they cannot be written."""
         old, new = self.of(before), self.of(after)
         if new is None:

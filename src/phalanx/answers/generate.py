@@ -10,7 +10,7 @@ from phalanx.cost.memory.kv_cache import cache_bytes
 from phalanx.cost.step.generation import generating
 from phalanx.infer.generate import experts_span_replicas
 from phalanx.infer.sampling import Sampling
-from phalanx.infer.text import Question, answer, question
+from phalanx.infer.text import TextQuery, answer, question
 from phalanx.infer.worker import as_rank, over_ranks, printed
 from phalanx.measure.this_machine import rank_memory_bytes
 from phalanx.runtime.process.environment import World
@@ -65,7 +65,7 @@ def generate(
     }
 
 
-def _cache(asked: Question) -> tuple[int, int]:
+def _cache(asked: TextQuery) -> tuple[int, int]:
     """Return a replica's pages and the bytes that its largest rank caches. Raises InputError if these are more than
     the rank's device or, without a GPU, this machine has."""
     policy, strategy = asked.policy, asked.strategy

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from phalanx.answers.answer import Answer
 from phalanx.answers.encode import DRAWN
-from phalanx.answers.file_settings import Edit, FileSettings, State
+from phalanx.answers.file_settings import Edit, FileSettings, FileState
 from phalanx.answers.priced_plan import plan_of
 from phalanx.answers.query import Query
 from phalanx.answers.question import Premises, Question, fixed, read
@@ -150,7 +150,7 @@ def improve(reading: Reading, q: Question, headroom: float, cluster: str | Clust
     return replace(result, better=_state(better), changes=tuple(changes), plan=plan)
 
 
-def _state(s: State) -> PricedState:
+def _state(s: FileState) -> PricedState:
     return PricedState(s.strategy, s.options, s.seconds, s.bytes_, s.fits, s.mfu)
 
 
@@ -159,9 +159,9 @@ class _Prices:
 
     def __init__(self, q: Question, pricing: Callable[[int], Pricing]) -> None:
         self.q, self.pricing = q, pricing
-        self.known: dict[tuple[Strategy, StackOptions], State | InputError] = {}
+        self.known: dict[tuple[Strategy, StackOptions], FileState | InputError] = {}
 
-    def of(self, s: Strategy, options: StackOptions, legal: bool = False) -> State:
+    def of(self, s: Strategy, options: StackOptions, legal: bool = False) -> FileState:
         """Return the price. Raises InputError for a strategy that is not legal; with `legal`, also for one that the
         stack refuses."""
         price_or_error = self.known.get((s, options))
@@ -180,13 +180,13 @@ class _Prices:
                 raise refusal.error(self.q.stack)
         return price_or_error
 
-    def _priced(self, s: Strategy, options: StackOptions) -> State:
+    def _priced(self, s: Strategy, options: StackOptions) -> FileState:
         def on(count: int) -> Pricing:
             return replace(self.pricing(count), extra=options)
 
         x = AnalyticSubject(on, s, self.q.gpus)
         p = x.priced
-        return State(s, options, p.seconds, p.bytes_, p.fits, x.mfu, x.run.blocks)
+        return FileState(s, options, p.seconds, p.bytes_, p.fits, x.mfu, x.run.blocks)
 
 
 def _as_in_file(prices: _Prices, s: Strategy, searched_options: StackOptions, own: StackOptions) -> StackOptions:
@@ -204,7 +204,7 @@ def _as_in_file(prices: _Prices, s: Strategy, searched_options: StackOptions, ow
     return searched_options
 
 
-def _written(prices: _Prices, settings: FileSettings, now: State, better: State) -> State:
+def _written(prices: _Prices, settings: FileSettings, now: FileState, better: FileState) -> FileState:
     """Return a better state without options that stand in a program's code, where a configuration cannot set them."""
     if settings.of(now) is None:
         return better
@@ -215,7 +215,7 @@ def _written(prices: _Prices, settings: FileSettings, now: State, better: State)
     return better
 
 
-def _needed(prices: _Prices, now: State, better: State) -> State:
+def _needed(prices: _Prices, now: FileState, better: FileState) -> FileState:
     """Return a better state without the changes that bring less than is worth a line of configuration."""
     for names in GROUPS:
         if all(_value(now, n) == _value(better, n) for n in names):
@@ -229,12 +229,14 @@ def _needed(prices: _Prices, now: State, better: State) -> State:
     return better
 
 
-def _value(state: State, name: str) -> str:
+def _value(state: FileState, name: str) -> str:
     value = getattr(state.strategy, name) if hasattr(state.strategy, name) else getattr(state.options, name)
     return "all" if value is None else format_field(value)
 
 
-def _steps(prices: _Prices, now: State, better: State) -> Iterator[tuple[tuple[str, ...], State | None, str, State]]:
+def _steps(
+    prices: _Prices, now: FileState, better: FileState
+) -> Iterator[tuple[tuple[str, ...], FileState | None, str, FileState]]:
     """Yield (fields, price of them alone, why there is none, price together) from one state to the other, whichever
     brings most first; what is legal only together is one step."""
     left = [g for g in GROUPS if any(_value(now, n) != _value(better, n) for n in g)]
@@ -254,8 +256,12 @@ def _steps(prices: _Prices, now: State, better: State) -> Iterator[tuple[tuple[s
 
 
 def _best(
-    prices: _Prices, state: State, better: State, tried: Sequence[tuple[int, ...]], left: Sequence[tuple[str, ...]]
-) -> tuple[tuple[int, ...], State] | None:
+    prices: _Prices,
+    state: FileState,
+    better: FileState,
+    tried: Sequence[tuple[int, ...]],
+    left: Sequence[tuple[str, ...]],
+) -> tuple[tuple[int, ...], FileState] | None:
     """Return the groups of `left`, of those tried, that bring most, and what they give; None where none is legal."""
     candidates = []
     for chosen in tried:
@@ -267,14 +273,16 @@ def _best(
     return min(candidates, key=lambda f: f[:3])[2:] if candidates else None
 
 
-def _alone(prices: _Prices, now: State, better: State, names: tuple[str, ...]) -> tuple[State | None, str]:
+def _alone(
+    prices: _Prices, now: FileState, better: FileState, names: tuple[str, ...]
+) -> tuple[FileState | None, str]:
     try:
         return _with(prices, now, better, names), ""
     except InputError as error:
         return None, error.reason
 
 
-def _with(prices: _Prices, state: State, better: State, names: tuple[str, ...]) -> State:
+def _with(prices: _Prices, state: FileState, better: FileState, names: tuple[str, ...]) -> FileState:
     """Return a state with some fields of a better one; dp takes the ranks that are left. Raises InputError."""
     table = {f.name: getattr(state.strategy, f.name) for f in fields(Strategy)}
     options = state.options.changed()

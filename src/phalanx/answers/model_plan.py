@@ -20,8 +20,7 @@ from phalanx.planning.search import HEADROOM
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.condition_cost import ConditionCost, condition_costs
 from phalanx.planning.search.fewer_gpus import Offer, offers
-from phalanx.planning.search.planner import COST_OBJECTIVES, OBJECTIVES, Objective, answer
-from phalanx.planning.search.planner import Answer as SearchAnswer
+from phalanx.planning.search.planner import COST_OBJECTIVES, OBJECTIVES, Objective, SearchAnswer, answer
 from phalanx.planning.search.refine import RankedStrategy
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files import plan as plans

@@ -22,7 +22,7 @@ _PYTHONS = ("python", "python3")
 
 
 @dataclass(frozen=True)
-class Program:
+class ProgramCommand:
     """A user's program: the Python that runs it, its script or module, and its arguments."""
 
     python: str
@@ -35,7 +35,7 @@ class Program:
         return self.script or self.module
 
 
-def program(words: Sequence[str]) -> Program:
+def program(words: Sequence[str]) -> ProgramCommand:
     """Read a command line such as `python train.py ARGS`, `python -m module ARGS` or `train.py ARGS`.
 
     `python` and `python3` mean the Python that runs Phalanx; another is named by its path. Raises InputError.
@@ -61,14 +61,14 @@ def program(words: Sequence[str]) -> Program:
     if rest[0] == "-m":
         if len(rest) == 1:
             raise InputError("program", "-m", "names no module")
-        return Program(python, "", rest[1], tuple(rest[2:]))
+        return ProgramCommand(python, "", rest[1], tuple(rest[2:]))
     if rest[0].startswith("-"):
         raise InputError(
             "program", rest[0], "is an option of Python that is not supported", "name a script or -m MODULE"
         )
     if not Path(rest[0]).is_file():
         raise InputError("program", rest[0], "is no file")
-    return Program(python, rest[0], "", tuple(rest[1:]))
+    return ProgramCommand(python, rest[0], "", tuple(rest[1:]))
 
 
 def request(
@@ -92,7 +92,7 @@ def request(
     return replace(everything, ranks=tuple(numbers))
 
 
-def observe(target: Program, question: ObservationRequest) -> Observation:
+def observe(target: ProgramCommand, question: ObservationRequest) -> Observation:
     """Observe a program; its output goes to stderr. Raises InputError if it cannot be observed."""
     reads, writes = os.pipe()
     task = {

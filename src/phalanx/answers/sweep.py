@@ -35,7 +35,7 @@ class SweptRun:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class TrainingSweep:
     """All runs, and the families that this job and machine do not allow, with the reason."""
 
     runs: tuple[SweptRun, ...]
@@ -67,7 +67,7 @@ def families(file: JobFile, ranks: int) -> Iterator[str]:
         yield f"pp={ranks},schedule={name}{virtual},{few}"
 
 
-def sweep(file: JobFile, steps: int, announce: Announce) -> Sweep:
+def sweep(file: JobFile, steps: int, announce: Announce) -> TrainingSweep:
     """Train every family that is legal for some steps; an interruption ends with what was measured.
 
     Raises InputError, also if no family can be trained; RankFailure."""
@@ -97,12 +97,12 @@ def sweep(file: JobFile, steps: int, announce: Announce) -> Sweep:
             continue
         except KeyboardInterrupt:  # before its ranks had begun, or a second time
             shutil.rmtree(RUNS / name, ignore_errors=True)
-            return Sweep(tuple(runs), tuple(refused), True)
+            return TrainingSweep(tuple(runs), tuple(refused), True)
         assert outcome is not None
         shutil.rmtree(outcome.folder)
         figures = {c.name: c for c in outcome.comparisons}
         if outcome.recorded["interrupted"] or not figures:
-            return Sweep(tuple(runs), tuple(refused), True)
+            return TrainingSweep(tuple(runs), tuple(refused), True)
         step, memory = figures["step time (median)"], figures["peak memory"]
         assert memory.measured is not None
         assert step.measured is not None
@@ -111,10 +111,10 @@ def sweep(file: JobFile, steps: int, announce: Announce) -> Sweep:
     if not runs:
         line, reason = refused[0]
         raise InputError("job", file.train.name, f"allows none of {len(refused)} families; {line}: {reason}")
-    return Sweep(tuple(runs), tuple(refused))
+    return TrainingSweep(tuple(runs), tuple(refused))
 
 
-def sheet(swept: Sweep, steps: int) -> Sheet:
+def sheet(swept: TrainingSweep, steps: int) -> Sheet:
     """Tabulate predicted and measured time and memory of every run."""
     rows = [
         (

@@ -50,7 +50,7 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 @dataclass(frozen=True)
-class Target:
+class VerifiedJob:
     """What is to be verified.
 
     `about` says what is proved. `measured` is the peak memory in bytes that a run recorded, if there is one; `notes`
@@ -72,7 +72,7 @@ class Target:
 class Verification(Answer):
     """The result for each class of ranks; `stale` are figures of a plan that its terms do not give."""
 
-    target: Target
+    target: VerifiedJob
     classes: tuple[Verified, ...]
     stale: tuple[Difference, ...]
     on_gpu: bool = False
@@ -83,7 +83,7 @@ class Verification(Answer):
         return all(v.proved for v in self.classes) and not self.stale
 
 
-def target(query: Query, overrides: Sequence[str], announce: Announce) -> Target:
+def target(query: Query, overrides: Sequence[str], announce: Announce) -> VerifiedJob:
     """Read what is to be verified from a plan.json, a run's folder, a job file or options. Raises InputError.
 
     Strategy, cluster, number of GPUs and `overrides` replace those of a job file.
@@ -124,7 +124,7 @@ def target(query: Query, overrides: Sequence[str], announce: Announce) -> Target
     return _of_job(file, file.strategy)
 
 
-def _of_options(query: Query, overrides: Sequence[str]) -> Target:
+def _of_options(query: Query, overrides: Sequence[str]) -> VerifiedJob:
     """Return what to verify for a model, a cluster and a strategy that options name; `overrides` set further fields
     of the job. Raises InputError."""
     question = read(replace(query, stack=OWN_STACK))
@@ -145,7 +145,7 @@ def _of_options(query: Query, overrides: Sequence[str]) -> Target:
     notes = [*question.notes, question.dp_rule]
     if priced.reason:
         notes.append(f"on {p.cluster.name} this strategy is rejected: {priced.reason}")
-    return Target(p.model, job, priced.strategy, None, tuple(notes))
+    return VerifiedJob(p.model, job, priced.strategy, None, tuple(notes))
 
 
 def _changed(job: Job, overrides: Sequence[str]) -> Job:
@@ -163,7 +163,7 @@ def _given(table: dict[str, Any]) -> dict[str, Any]:
     return {k: _given(v) if isinstance(v, dict) else v for k, v in table.items() if v is not None}
 
 
-def _of_configuration(path: Path, query: Query) -> Target:
+def _of_configuration(path: Path, query: Query) -> VerifiedJob:
     """Return what to verify for a configuration of another framework: our runtime's program of its strategy.
 
     Raises InputError for what our runtime has not."""
@@ -187,10 +187,10 @@ def _of_configuration(path: Path, query: Query) -> Target:
     about = (
         f"our own runtime's program of this strategy; {stack}'s own program is not run (phalanx observe does that)"
     )
-    return Target(model, job, strategy, None, tuple(notes), None, about)
+    return VerifiedJob(model, job, strategy, None, tuple(notes), None, about)
 
 
-def run(target: Target, announce: Announce, on_gpu: bool = False) -> Verification:
+def run(target: VerifiedJob, announce: Announce, on_gpu: bool = False) -> Verification:
     """Run the step of one rank of each class, on the host or on the fake GPU, and compare it with the plan."""
     world = target.strategy.world
     classes = verify_classes(
@@ -203,7 +203,7 @@ def run(target: Target, announce: Announce, on_gpu: bool = False) -> Verificatio
     return Verification(target, classes, tuple(_stale(target)), on_gpu)
 
 
-def _stale(target: Target) -> Iterator[Difference]:
+def _stale(target: VerifiedJob) -> Iterator[Difference]:
     """Yield figures of a plan.json that differ from today's: it was edited, or another version wrote it."""
     if target.priced is not None:
         for axis, then, now in differing_axes(target.priced, target.strategy):
@@ -230,7 +230,7 @@ def _stale(target: Target) -> Iterator[Difference]:
             yield Difference(f"{name} of the plan", str(then), str(now), "made by another version, or edited")
 
 
-def _of_plan(path: Path) -> Target:
+def _of_plan(path: Path) -> VerifiedJob:
     """Return what to verify for a plan.json or a run's folder. Raises InputError."""
     path = path / "plan.json" if path.is_dir() else path
     plan = plans.read(path)
@@ -243,13 +243,13 @@ def _of_plan(path: Path) -> Target:
         )
     measured, notes = _measured(path.with_name("recorded.json"))
     if "stack" not in plan.prediction:
-        return Target(plan.model, plan.job, plan.strategy, measured, notes, plan.prediction)
+        return VerifiedJob(plan.model, plan.job, plan.strategy, measured, notes, plan.prediction)
     question = read(Query(path))
     about = (
         f"our own runtime's program of this strategy, and that it sends what the plan's price has {question.stack} "
         f"send; {question.stack}'s own program is not run"
     )
-    return Target(plan.model, plan.job, plan.strategy, measured, notes, plan.prediction, about, question.pricing)
+    return VerifiedJob(plan.model, plan.job, plan.strategy, measured, notes, plan.prediction, about, question.pricing)
 
 
 def _measured(record: Path) -> tuple[int | None, tuple[str, ...]]:
@@ -273,27 +273,27 @@ def _chosen(cluster: str) -> ClusterChoice:
     return ClusterChoice(preset=cluster)
 
 
-def _decided(file: JobFile, announce: Announce) -> Target:
+def _decided(file: JobFile, announce: Announce) -> VerifiedJob:
     """Return what to verify for a job whose strategy is "auto". Raises InputError."""
     decision = decide(file, announce=announce)
-    return Target(file.model, file.job, decision.plan.strategy, None, file.notes)
+    return VerifiedJob(file.model, file.job, decision.plan.strategy, None, file.notes)
 
 
-def _of_job(file: JobFile, strategy: Strategy) -> Target:
+def _of_job(file: JobFile, strategy: Strategy) -> VerifiedJob:
     """Return what to verify for a job with a strategy; the cluster decides the size of buckets."""
     notes = list(file.notes)
     if file.cluster.preset == "local":
         if has_buckets(strategy) and strategy.bucket == "auto":
             size = write_bytes(strategy.bucket_bytes)
             notes.append(f"buckets of {size}: this machine is not measured for that; name a cluster with --cluster")
-        return Target(file.model, file.job, strategy, None, tuple(notes))
+        return VerifiedJob(file.model, file.job, strategy, None, tuple(notes))
     cluster = allowed(_large_enough(file.cluster, strategy), file.train.transport)
     if cluster.nodes > file.cluster.nodes and file.cluster.nodes > 1:
         notes.append(f"{strategy.world} ranks take {cluster.nodes} nodes, not {file.cluster.nodes}")
     priced = price(file.model, cluster, file.job, strategy)
     if priced.reason:
         notes.append(f"on {cluster.name} this strategy is rejected: {priced.reason}")
-    return Target(file.model, file.job, priced.strategy, None, tuple(notes))
+    return VerifiedJob(file.model, file.job, priced.strategy, None, tuple(notes))
 
 
 def _large_enough(choice: ClusterChoice, strategy: Strategy) -> ClusterSpec:

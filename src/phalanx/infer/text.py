@@ -41,7 +41,7 @@ Piece = Callable[[int, str, bool], None]
 
 
 @dataclass(frozen=True)
-class Question:
+class TextQuery:
     """What to generate, checked: nothing of it is wrong."""
 
     folder: Path
@@ -60,7 +60,7 @@ def question(
     strategy: Strategy = Strategy(),  # noqa: B008 frozen
     policy: BatchingPolicy = BatchingPolicy(),  # noqa: B008 frozen
     precision: str | None = None,
-) -> Question:
+) -> TextQuery:
     """Read a folder's model and tokenizer, encode the prompts, and check that all can be generated. `precision`: the
     type to compute in; None: that of the weights. Raises InputError, CheckpointError."""
     model = model_of(folder)
@@ -80,10 +80,10 @@ def question(
     for i in range(strategy.dp):
         enough_pages(requests[i :: strategy.dp], policy)
     dtype = compute_type(precision, "--precision") if precision else DTYPE_NAMES[widest(weights, model)]
-    return Question(folder, model, compute_type(dtype, "--precision"), tuple(requests), how, policy, strategy)
+    return TextQuery(folder, model, compute_type(dtype, "--precision"), tuple(requests), how, policy, strategy)
 
 
-def answer(asked: Question, comm: Comm | None = None, piece: Piece = lambda request, text, last: None) -> list[str]:
+def answer(asked: TextQuery, comm: Comm | None = None, piece: Piece = lambda request, text, last: None) -> list[str]:
     """Generate, alone or all ranks of a world together; return each prompt with the text that continues it."""
     comm = comm or Comm(_Alone(0, 1, 0, 1), mesh(asked.strategy))
     weights = weights_of(asked.folder, asked.model)

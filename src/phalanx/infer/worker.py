@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from phalanx.infer.sampling import Sampling
-from phalanx.infer.text import Piece, Question, answer, question
+from phalanx.infer.text import Piece, TextQuery, answer, question
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
 from phalanx.runtime.process.environment import ALONE, World, external
@@ -24,7 +24,7 @@ from phalanx.spec.strategy.spec import Strategy
 _TIMEOUT_S = 300.0
 
 
-def over_ranks(asked: Question, prompts: list[str], stream: bool) -> list[str]:
+def over_ranks(asked: TextQuery, prompts: list[str], stream: bool) -> list[str]:
     """Answer a question on local ranks. With `stream`, rank 0 prints text as it comes. Raises RankFailure."""
     with private_folder() as (folder, _):
         file, out = folder / "question.json", folder / "texts.json"
@@ -38,7 +38,7 @@ def over_ranks(asked: Question, prompts: list[str], stream: bool) -> list[str]:
         return list(json.loads(out.read_text()))
 
 
-def as_rank(world: World, asked: Question, prompts: list[str], stream: bool) -> list[str]:
+def as_rank(world: World, asked: TextQuery, prompts: list[str], stream: bool) -> list[str]:
     """Answer a question as one rank of a world that torchrun or srun started. Raises RankFailure."""
     with named(world):
         worlds.join(world, _TIMEOUT_S)

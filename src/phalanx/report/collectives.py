@@ -9,7 +9,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from phalanx.planning.tables.collectives import Comparison
+from phalanx.planning.tables.collectives import AlgorithmComparison
 from phalanx.report.style import seconds
 from phalanx.schedule.collectives.ir import Ints, Schedule, atoms
 from phalanx.schedule.collectives.proof import Counts, Run, run
@@ -136,7 +136,7 @@ def _runs(members: list[int], name: Callable[[int], str], between: str) -> str:
     return between.join(parts) or "."
 
 
-def comparison(compared: Comparison, title: str) -> Table:
+def comparison(compared: AlgorithmComparison, title: str) -> Table:
     """Tabulate algorithms, fastest first.
 
     `x bound` is the time over the lower bound on these links, `m` the best number of segments."""
@@ -153,7 +153,7 @@ def comparison(compared: Comparison, title: str) -> Table:
     return table
 
 
-def winners(compared: Comparison) -> list[str]:
+def winners(compared: AlgorithmComparison) -> list[str]:
     """Return a line per range of sizes in which one algorithm is the fastest."""
     return [f"{_binary(low)} to {_binary(high)}: {name}" for low, high, name in compared.winners]
 
@@ -178,7 +178,7 @@ def choices(chosen: Sequence[Choice]) -> list[str]:
     return [f"from {_binary(c.from_bytes)}: {c.way} ({c.reason})" for c in chosen]
 
 
-def crossovers(compared: Comparison) -> list[str]:
+def crossovers(compared: AlgorithmComparison) -> list[str]:
     """Return a line per tier of links: the size at which a message's latency costs as much as its bytes."""
     return [f"crossover n* = alpha/beta: {c.tier} {_decimal(c.bytes)}" for c in compared.crossovers]
 

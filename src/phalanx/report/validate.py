@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from phalanx.report.style import empty_table
-from phalanx.validate.prediction_error import Comparison
+from phalanx.validate.prediction_error import PredictionError
 
 _PLACES = {
     "time": "step time",
@@ -49,7 +49,7 @@ def families(scores: Mapping[str, Any]) -> Table:
     return table
 
 
-def side_by_side(compared: Comparison) -> Table:
+def side_by_side(compared: PredictionError) -> Table:
     """Tabulate every run: published and predicted step time, and the error."""
     table = empty_table("step time, seconds")
     for name in ("model", "GPUs", "layout", "batch x seq", "number format", "published", "predicted", "error"):

@@ -23,7 +23,7 @@ _LAUNCH = {"vllm": vllm.launch, "sglang": sglang.launch, "trtllm": trtllm.launch
 
 
 @dataclass(frozen=True)
-class Deployment:
+class PlannedDeployment:
     """A deployment with its predicted performance, as an answer lists it."""
 
     title: str
@@ -41,7 +41,7 @@ class RejectedNeighbour:
     """A deployment one change away from the best."""
 
     change: str
-    candidate: Deployment | None
+    candidate: PlannedDeployment | None
     """At its best within the limits; None if there is none."""
     reason: str
 
@@ -59,10 +59,10 @@ class ServingPlanAnswer(Answer):
     """Of the whole model."""
     requests_that_fit: int
     """Whose caches fit at once."""
-    best: Deployment
-    alternatives: tuple[Deployment, ...]
+    best: PlannedDeployment
+    alternatives: tuple[PlannedDeployment, ...]
     """The best of each other family within the limits."""
-    front: tuple[Deployment, ...]
+    front: tuple[PlannedDeployment, ...]
     """Not beaten in both tokens/s per user and per GPU, whatever the limits."""
     neighbours: tuple[RejectedNeighbour, ...]
     cannot_serve: Mapping[str, str]
@@ -89,9 +89,11 @@ def serve_plan(request: ServingRequest | None = None, **fields: Any) -> ServingP
     q = searched.question
     per_token, fits = cache_of(searched)
 
-    def listed(c: ServingCandidate) -> Deployment:
+    def listed(c: ServingCandidate) -> PlannedDeployment:
         plan = as_plan(query, c)
-        return Deployment(c.title, plan.gpus, plan.weights, plan.cache, plan.workers, plan.load, plan.prediction)
+        return PlannedDeployment(
+            c.title, plan.gpus, plan.weights, plan.cache, plan.workers, plan.load, plan.prediction
+        )
 
     return ServingPlanAnswer(
         model=query.model_name,

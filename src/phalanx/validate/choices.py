@@ -35,7 +35,7 @@ _TUNED = ("NeMo", "Megatron")
 
 
 @dataclass(frozen=True)
-class Sweep:
+class PublishedSweep:
     """All runs of one question, out of memory ones included, of at least MANY strategies that were timed."""
 
     runs: tuple[Case, ...]
@@ -73,13 +73,13 @@ def question_name(case: Case) -> str:
     return f"{row['model']}, {where}, {row['gbs']} x {row['seq_len']} {row['precision']}"
 
 
-def sweeps(cases: Iterable[Case]) -> list[Sweep]:
+def sweeps(cases: Iterable[Case]) -> list[PublishedSweep]:
     """Group runs into sweeps."""
     questions: dict[Any, list[Case]] = defaultdict(list)
     for c in cases:
         questions[_question(c)].append(c)
     groups = (runs for runs in questions.values() if len({c.strategy for c in runs if ran(c)}) >= MANY)
-    return [Sweep(tuple(runs)) for runs in groups]
+    return [PublishedSweep(tuple(runs)) for runs in groups]
 
 
 def recipes(cases: Iterable[Case]) -> tuple[list[Case], list[tuple[Row, str]]]:
@@ -147,7 +147,7 @@ def differing(best: Strategy, other: Strategy) -> dict[str, tuple[Any, Any]]:
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def by_strategy(sweep: Sweep, values: Sequence[float]) -> dict[Strategy, float]:
+def by_strategy(sweep: PublishedSweep, values: Sequence[float]) -> dict[Strategy, float]:
     """Return the median of `values`, one per run, over the completed runs of each strategy."""
     groups: dict[Strategy, list[float]] = defaultdict(list)
     for c, value in zip(sweep.runs, values, strict=True):

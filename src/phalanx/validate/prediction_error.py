@@ -35,7 +35,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PredictionError:
     """All pairs, by quantity."""
 
     time: list[Pair]
@@ -56,7 +56,7 @@ class Comparison:
     """Seconds of a step as predicted by constants that were fitted without the row's family, by `id` of the row."""
     replaced: Counter[tuple[str, str, bool]]
     """Rows by (the stack that they name, the one that stands in for it, whether that is a generic one)."""
-    generic: Comparison | None = None
+    generic: PredictionError | None = None
     """The pairs of rows that a generic stack prices; they are in no other field."""
 
 
@@ -81,7 +81,7 @@ def priced(
     return np.asarray(predicted_step.seconds), (predicted_memory, np.asarray(systems.memory_bytes), room)
 
 
-def compare(rows: Sequence[Row], constants: Mapping[str, float] | None = None) -> Comparison:
+def compare(rows: Sequence[Row], constants: Mapping[str, float] | None = None) -> PredictionError:
     """Predict every row that is specified well enough, and pair the predictions with what was measured. Rows whose
     framework is not known are compared apart."""
     usable, skipped = cases(list(rows))
@@ -92,9 +92,9 @@ def compare(rows: Sequence[Row], constants: Mapping[str, float] | None = None) -
     return replace(known, skipped=skipped, predicted=len(usable), replaced=replaced, generic=apart)
 
 
-def _compared(usable: Sequence[Case], constants: Mapping[str, float] | None) -> Comparison:
+def _compared(usable: Sequence[Case], constants: Mapping[str, float] | None) -> PredictionError:
     if not usable:
-        return Comparison([], [], [], [], [], [], 0, {}, Counter())
+        return PredictionError([], [], [], [], [], [], 0, {}, Counter())
     seconds, (memory_of, card, room) = priced(usable, constants)
     time: list[Pair] = []
     allocated: list[Pair] = []
@@ -116,7 +116,7 @@ def _compared(usable: Sequence[Case], constants: Mapping[str, float] | None) -> 
             into.append(Pair(row, float(predicted), peak * GIB))
         if not ran or peak:
             fits.append((row, bool(memory_of.reserved[i] <= room[i]), ran, float(memory_of.reserved[i] / card[i])))
-    return Comparison(time, allocated, reserved, shown, fits, [], len(usable), _blind(usable), Counter())
+    return PredictionError(time, allocated, reserved, shown, fits, [], len(usable), _blind(usable), Counter())
 
 
 def _blind(usable: Sequence[Case]) -> dict[int, float]:
@@ -141,7 +141,7 @@ def memory_kind(row: Row) -> Kind:
     return "shown"
 
 
-def scores(c: Comparison) -> dict[str, Any]:
+def scores(c: PredictionError) -> dict[str, Any]:
     """Score a comparison, as `phalanx validate --json` prints it: overall, and by source family, source group and
     kind of run; with the reasons for which rows were skipped."""
     families = sorted(
@@ -189,7 +189,7 @@ def _one_of(name: str, group: Callable[[Row], str]) -> Callable[[Row], bool]:
     return lambda row: group(row) == name
 
 
-def _scored(c: Comparison, wanted: Callable[[Row], bool]) -> dict[str, Any]:
+def _scored(c: PredictionError, wanted: Callable[[Row], bool]) -> dict[str, Any]:
     out = {}
     for name, pairs in (
         ("time", c.time),

@@ -31,7 +31,7 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 @dataclass(frozen=True)
-class Prediction:
+class StepPrediction:
     """The price of one step on one rank: seconds, FLOPs, bytes.
 
     With a pipeline: the seconds of the rank that computes longest, the memory of the fullest rank, the bytes of the
@@ -54,13 +54,13 @@ class Prediction:
     """Share of all ranks' time, between the first and the last pass of a pipeline, in which they wait."""
 
 
-def predict(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> Prediction:
+def predict(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> StepPrediction:
     """Price one strategy. Raises InputError if the cluster has no rates for the job's compute dtype."""
     layout = Layout(spec, job, s)
     return _price_pipeline(layout, cluster) if s.pp > 1 else _price(layout.stage_view(), cluster)
 
 
-def _price(view: RankView, cluster: ClusterSpec) -> Prediction:
+def _price(view: RankView, cluster: ClusterSpec) -> StepPrediction:
     """Price one strategy without a pipeline."""
     s, rates = view.strategy, rates_of(view.layout, cluster)
     forward = backward = communication = optimizer = 0.0
@@ -101,7 +101,7 @@ def _price(view: RankView, cluster: ClusterSpec) -> Prediction:
         exposed = exposed_outside_layers(sent, view.layout, forward, backward)
     state = model_state(view).total
     peak = state + _peak(view, step_terms)
-    return Prediction(
+    return StepPrediction(
         step_time_s=forward + backward + optimizer + exposed + exposed_inside,
         forward_s=forward,
         backward_s=backward,
@@ -117,7 +117,7 @@ def _price(view: RankView, cluster: ClusterSpec) -> Prediction:
     )
 
 
-def _price_pipeline(layout: Layout, cluster: ClusterSpec) -> Prediction:
+def _price_pipeline(layout: Layout, cluster: ClusterSpec) -> StepPrediction:
     """Price one strategy with a pipeline: its schedule is run, and its memory read off the expanded steps."""
     views = layout.stage_views()
     terms_of = [terms(view) for view in views]
@@ -127,7 +127,7 @@ def _price_pipeline(layout: Layout, cluster: ClusterSpec) -> Prediction:
     fullest = max(steps, key=lambda step: step.peak_bytes)
     actions = zip(pipeline.priced.schedule.actions[busiest], pipeline.priced.times[busiest], strict=True)
     forward = sum(stop - start for action, (start, stop) in actions if action.kind == "F")
-    return Prediction(
+    return StepPrediction(
         step_time_s=pipeline.step_time_s,
         forward_s=forward,
         backward_s=pipeline.priced.work[busiest] - forward,

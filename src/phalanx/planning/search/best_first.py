@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from phalanx.cost.step.predict import Prediction, predict
+from phalanx.cost.step.predict import StepPrediction, predict
 from phalanx.planning.auto import stage_split
 from phalanx.planning.auto.bucket_size import resolve
 from phalanx.planning.search import branch_and_bound, space, strategy_columns
@@ -56,7 +56,7 @@ class Candidate:
 
     strategy: Strategy
     """With its bucket size and the blocks of its chunks resolved."""
-    prediction: Prediction
+    prediction: StepPrediction
     reason: str = ""
     """Why the strategy was rejected; "" if it fits."""
     bucket_reason: str = ""

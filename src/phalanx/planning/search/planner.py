@@ -59,7 +59,7 @@ class FewerGpus:
 
 
 @dataclass(frozen=True)
-class Answer:
+class SearchAnswer:
     """The result of a search for one model, job and number of GPUs."""
 
     prices: RefinedPrices
@@ -111,7 +111,7 @@ def answer(
     fewer: bool = True,
     watch: Callable[[int, int], None] | None = None,
     known: Sequence[Strategy] = (),
-) -> Answer:
+) -> SearchAnswer:
     """Find the best strategies on `gpus` GPUs.
 
     `larger` returns the same question on another number of GPUs. With `whole_front` no point of the front is missed;
@@ -155,7 +155,7 @@ def answer(
         ranked = sorted(near_best, key=lambda r: r.priced.bytes_)[:keep]
     types = narrower_types(prices, ranked) if objective == "throughput" else ()
     rejected = tuple(_rejected(prices, ranked[0], explored, {r.family for r in families}, options))
-    return Answer(
+    return SearchAnswer(
         prices=prices,
         gpus=gpus,
         ranked=tuple(ranked),

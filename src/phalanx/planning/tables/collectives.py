@@ -22,7 +22,7 @@ _SIZES = tuple(2.0**k for k in range(8, 33))  # 256 B .. 4 GiB
 
 
 @dataclass(frozen=True)
-class Row:
+class AlgorithmRow:
     """One algorithm at one size."""
 
     algorithm: str
@@ -46,10 +46,10 @@ class Crossover:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class AlgorithmComparison:
     """All algorithms of an operation on a cluster."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[AlgorithmRow, ...]
     """Fastest first."""
     winners: tuple[tuple[float, float, str], ...]
     """(from bytes, to bytes, fastest algorithm)."""
@@ -72,7 +72,7 @@ class _SizedSchedule:
         return self.path.seconds(n / self.elements)
 
 
-def compare(op: str, size_bytes: float, ranks: int, cluster: ClusterSpec) -> Comparison:
+def compare(op: str, size_bytes: float, ranks: int, cluster: ClusterSpec) -> AlgorithmComparison:
     """Price every algorithm of a collective of `size_bytes` over the first `ranks` ranks of a cluster.
 
     Beyond 256 ranks by the published formulas alone. A barrier ignores the size.
@@ -95,7 +95,7 @@ def compare(op: str, size_bytes: float, ranks: int, cluster: ClusterSpec) -> Com
     for algorithm in ALGORITHMS[op]:
         timed = priced(algorithm, n)
         formula = closed_form(op, algorithm, ranks, n, alpha, beta, links.gamma_s_per_byte, timed.segments)
-        row = Row(
+        row = AlgorithmRow(
             algorithm=algorithm,
             segments=timed.segments if (op, algorithm) in SEGMENTED else None,
             rounds=timed.schedule.rounds,
@@ -116,7 +116,7 @@ def compare(op: str, size_bytes: float, ranks: int, cluster: ClusterSpec) -> Com
         Crossover(t.name, t.latency_s * t.bandwidth_bytes_per_s_per_gpu_per_direction)
         for t in cluster.tiers[:tiers_used]
     ]
-    return Comparison(tuple(sorted(rows, key=lambda r: r.seconds)), tuple(winners), tuple(crossovers))
+    return AlgorithmComparison(tuple(sorted(rows, key=lambda r: r.seconds)), tuple(winners), tuple(crossovers))
 
 
 def formulas() -> Sheet:
@@ -133,7 +133,7 @@ def formulas() -> Sheet:
     )
 
 
-def _by_formula(op: str, n: float, ranks: int, cluster: ClusterSpec) -> Comparison:
+def _by_formula(op: str, n: float, ranks: int, cluster: ClusterSpec) -> AlgorithmComparison:
     """Price the algorithms by their published formulas, as if the slowest tier's links were between all ranks."""
     used = [t for i, t in enumerate(cluster.tiers) if i == 0 or cluster.tiers[i - 1].ranks < ranks]
     links = costs(cluster)
@@ -153,14 +153,14 @@ def _by_formula(op: str, n: float, ranks: int, cluster: ClusterSpec) -> Comparis
         # With α = 1 alone the formula counts messages, with β = 1 alone the bytes sent.
         rounds, sent = (closed_form(op, algorithm, ranks, n, a, b, 0.0, segments) or 0.0 for a, b in ((1, 0), (0, 1)))
         shown = segments if (op, algorithm) in SEGMENTED else None
-        rows.append(Row(algorithm, shown, round(rounds), sent, seconds, bound, seconds))
+        rows.append(AlgorithmRow(algorithm, shown, round(rounds), sent, seconds, bound, seconds))
     winners: list[tuple[float, float, str]] = []
     for size in _SIZES if op != "barrier" else ():
         best = min((row.algorithm for row in rows), key=lambda a: priced(a, size) or math.inf)
         low = winners.pop()[0] if winners and winners[-1][2] == best else size
         winners.append((low, size, best))
     crossovers = [Crossover(t.name, t.latency_s * t.bandwidth_bytes_per_s_per_gpu_per_direction) for t in used]
-    return Comparison(tuple(sorted(rows, key=lambda r: r.seconds)), tuple(winners), tuple(crossovers))
+    return AlgorithmComparison(tuple(sorted(rows, key=lambda r: r.seconds)), tuple(winners), tuple(crossovers))
 
 
 def _pricing(

@@ -12,7 +12,7 @@ from phalanx.cost.analytic.memory import memory as memory_of
 from phalanx.planning.explain import explanation, operators
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.placement import in_order
-from phalanx.planning.search.planner import Answer
+from phalanx.planning.search.planner import SearchAnswer
 from phalanx.planning.search.priced import COMMUNICATION, layout_of
 from phalanx.planning.search.refine import RankedStrategy, timeline
 from phalanx.planning.search.strategy_columns import of
@@ -80,7 +80,7 @@ def sections(plan: ModelPlan, lines: Sequence[str]) -> list[Section]:
     ]
 
 
-def _in_a_paragraph(a: Answer) -> str:
+def _in_a_paragraph(a: SearchAnswer) -> str:
     """Say what to run, how fast it is, what it holds, and what most of the rest of a step goes to."""
     best, p = a.to_run, a.pricing
     s, terms, step = a.best.strategy, best.priced.terms, best.seconds
@@ -134,7 +134,7 @@ def memory(title: str, bars: dict[str, dict[str, float]], limit: tuple[str, floa
     return Section(title, note, columns=("", "part", "takes"), rows=rows, panels=(panel,))
 
 
-def _memory(a: Answer) -> Section:
+def _memory(a: SearchAnswer) -> Section:
     bars = {"chosen": a.to_run.priced.memory_terms}
     bars |= {r.family: r.priced.memory_terms for r in a.families if r.strategy != a.best.strategy}
     note = (
@@ -143,7 +143,7 @@ def _memory(a: Answer) -> Section:
     return memory("Memory by part", bars, ("usable", float(a.pricing.cluster.device.usable_bytes)), note)
 
 
-def _memory_by_rank(a: Answer) -> Section:
+def _memory_by_rank(a: SearchAnswer) -> Section:
     s, p = a.best.strategy, a.pricing
     how = layout_of(p, [s], [a.to_run.run.blocks])
     held = memory_of(p.shape, how, p.profile, p.step(of([s])).ahead)
@@ -157,7 +157,7 @@ def _memory_by_rank(a: Answer) -> Section:
     return memory("Memory by pipeline rank", bars, ("usable", float(p.cluster.device.usable_bytes)), note)
 
 
-def _front(a: Answer) -> Section:
+def _front(a: SearchAnswer) -> Section:
     curves, rows = [], []
     series: dict[str, tuple[RankedStrategy, ...]] = {
         "front of time and memory": a.front,
@@ -193,7 +193,7 @@ def _neighbours(x: AnalyticSubject) -> Section:
     return Section("Why not its neighbours", columns=("change", "step", "memory", "why not"), rows=rows)
 
 
-def _layout(best: RankedStrategy, a: Answer) -> Section:
+def _layout(best: RankedStrategy, a: SearchAnswer) -> Section:
     placed = in_order(best.strategy, a.pricing.cluster)
     axis = next((name for name, count in reversed(placed.mesh.axes) if count > 1), placed.mesh.axes[-1][0])
     note = f"nodes, GPUs and ranks; colours: groups of {axis}. `phalanx mesh --rank R` outlines a rank's groups"
@@ -204,7 +204,7 @@ def _layout(best: RankedStrategy, a: Answer) -> Section:
     return Section("The layout", note, panels=nodes(placed, axis, hosts=drawn).panels)
 
 
-def _pipeline(best: RankedStrategy, a: Answer) -> Section:
+def _pipeline(best: RankedStrategy, a: SearchAnswer) -> Section:
     s, m = best.strategy, best.strategy.accumulation(a.pricing.job)
     per_micro_batch = 2 * s.pp * s.virtual
     least = 2 * s.pp if s.schedule == "interleaved" else s.pp
@@ -322,6 +322,6 @@ def _under_roofs(
     return Lines(PlotAxis(x, "count", log=True), PlotAxis("FLOP/s", "FLOP/s", log=True), (*roofs, *series))
 
 
-def _rejected(a: Answer) -> Section:
+def _rejected(a: SearchAnswer) -> Section:
     rows = [(r.family, str(r.priced.strategy), r.reason) for r in a.rejected[:24]]
     return Section("Rejected", columns=("family", "strategy", "why not"), rows=rows)

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phalanx.runtime.comm.shm_arena import Address, Arena, Neighbour
+from phalanx.runtime.comm.shm_arena import Address, Arena, ArenaNeighbour
 from phalanx.runtime.comm.shm_kernels import Source, Step, copy, copy_others, work
 from phalanx.runtime.comm.transport import Call, described
 from phalanx.runtime.process import world as worlds
@@ -56,7 +56,7 @@ class _Group:
     ranks: tuple[int, ...]
     me: int
     control: int  # word at which our control block begins
-    peers: list[tuple[int, Neighbour, int]]  # (index in the group, arena, word of its control block)
+    peers: list[tuple[int, ArenaNeighbour, int]]  # (index in the group, arena, word of its control block)
     issued: int = 0
     done: int = 0
     cached: dict[tuple[int, ...], list[Step]] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class Shm:
                 self.arena = Arena()
             except OSError as error:
                 self.reason = str(error)
-        self._neighbours: dict[int, Neighbour] = {}
+        self._neighbours: dict[int, ArenaNeighbour] = {}
         self._groups: dict[tuple[int, ...], _Group | None] = {}
         # In the order of issue over all groups: finished in any other order, two ranks could wait for each other.
         self._pending: deque[_Operation] = deque()
@@ -135,14 +135,14 @@ class Shm:
         group = worlds.group(ranks)
         address, control_block = self._control_block(len(ranks))
         blocks: list[tuple[Address | None, int]] = gather_objects((address, control_block), group)
-        peers: list[tuple[int, Neighbour, int]] = []
+        peers: list[tuple[int, ArenaNeighbour, int]] = []
         problem = f"rank {rank} has no shared memory ({self.reason})" if address is None else ""
         for i, (other, (where, control)) in enumerate(zip(ranks, blocks, strict=True)):
             if other == rank or where is None:
                 continue
             try:
                 if other not in self._neighbours:
-                    self._neighbours[other] = Neighbour(other, where)
+                    self._neighbours[other] = ArenaNeighbour(other, where)
                 peers.append((i, self._neighbours[other], control))
             except OSError as error:
                 problem = f"rank {rank} cannot map the memory of rank {other} ({error})"
@@ -267,7 +267,7 @@ class Shm:
         group.cached[tuple(key)] = steps
         return steps
 
-    def _wait_past(self, peer: Neighbour, word: int, number: int, call: Call) -> None:
+    def _wait_past(self, peer: ArenaNeighbour, word: int, number: int, call: Call) -> None:
         """Wait until a peer's counter exceeds `number`, spinning first, then sleeping between checks: the longer it
         has waited, the longer, so that it leaves the core to those that compute.
 
@@ -316,7 +316,7 @@ def _code(call: Call) -> int:
     return kind + 256 * _DTYPES[call.source.dtype]
 
 
-def _mismatch(call: Call, peer: Neighbour, at: int) -> str:
+def _mismatch(call: Call, peer: ArenaNeighbour, at: int) -> str:
     """Say that a peer issued another operation: the one whose entry begins at word `at`."""
     code, size = peer.words[at], peer.words[at + 1]
     op, reduction, dtype = list(_OPS)[code % 8 - 1], list(_REDUCTIONS)[code // 8 % 16], list(_DTYPES)[code // 256]

@@ -115,7 +115,7 @@ class Arena:
         return offset if 0 <= offset < self._top else None
 
 
-class Neighbour:
+class ArenaNeighbour:
     """The mapped arena of another rank of this host. Raises OSError if it cannot be mapped."""
 
     def __init__(self, rank: int, address: Address) -> None:

@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phalanx.runtime.comm.shm_arena import Neighbour
+from phalanx.runtime.comm.shm_arena import ArenaNeighbour
 from phalanx.runtime.comm.transport import Call
 from phalanx.schedule.event import Reduction
 
 Step = tuple[Callable[..., object], tuple[Any, ...]]
 """A function and its arguments."""
-Source = tuple[Neighbour, int, int]
+Source = tuple[ArenaNeighbour, int, int]
 """A peer's arena, its buffer's offset in it, and the word at which its entry in the control block begins."""
 
 _BLOCK = 1 << 18  # bytes

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.schedule.partition.leading import deal_after, leading
-from phalanx.schedule.partition.search import Measure, Question, Solution, deal, least_worst
+from phalanx.schedule.partition.search import Measure, PartitionQuestion, Solution, deal, least_worst
 from phalanx.spec.byte_sizes import write_bytes
 from phalanx.spec.errors import InputError
 
@@ -117,10 +117,10 @@ def partition(seconds: Units, rank_of: Sequence[int], limits: Limits | None = No
         most = [math.floor(min(most, sum(own))) for most, own in zip(limits.most, sizes, strict=True)]
         memory = _measure(sizes, most, rank_of)
     equal = all(len(set(units.blocks)) <= 1 for units in (seconds, *(limits.bytes if limits else ())))
-    question = Question(time, memory, tuple(rank_of), _least(rank_of))
+    question = PartitionQuestion(time, memory, tuple(rank_of), _least(rank_of))
     first = 0 if equal else leading(question)
 
-    def solve(question: Question) -> Solution | None:
+    def solve(question: PartitionQuestion) -> Solution | None:
         if equal:
             return deal(question)
         return deal_after(question, first) if first else least_worst(question)
@@ -129,7 +129,7 @@ def partition(seconds: Units, rank_of: Sequence[int], limits: Limits | None = No
     if best is None:
         assert limits is not None
         assert memory is not None
-        nearest = solve(Question(memory, None, question.rank_of, question.least))  # closest to the limits
+        nearest = solve(PartitionQuestion(memory, None, question.rank_of, question.least))  # closest to the limits
         assert nearest
         best = least_worst(question, nearest.blocks) if nearest.worst <= 0 and not equal and not first else None
         if best is None:

@@ -12,13 +12,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from phalanx.schedule.partition.search import Measure, Question, Solution, cuts_of, deal, value_of
+from phalanx.schedule.partition.search import Measure, PartitionQuestion, Solution, cuts_of, deal, value_of
 
 FEW = 6
 """The most blocks of the first kind: 64 ways to cut them."""
 
 
-def leading(question: Question) -> int:
+def leading(question: PartitionQuestion) -> int:
     """Return how many blocks are of the first kind, where all others cost the same on each rank; 0 where blocks are
     not of two such kinds, or too many are of the first."""
     each = [np.diff(m.prefix, axis=1) for m in question.measures]
@@ -29,7 +29,7 @@ def leading(question: Question) -> int:
     return 0
 
 
-def deal_after(question: Question, count: int) -> Solution | None:
+def deal_after(question: PartitionQuestion, count: int) -> Solution | None:
     """Return the best partition of blocks of which the first `count` are of one kind and all others of another; None
     if none meets the limits."""
     best: tuple[tuple[int, int, int], tuple[int, ...]] | None = None
@@ -42,7 +42,7 @@ def deal_after(question: Question, count: int) -> Solution | None:
     return None if best is None else Solution(best[1], best[0][1], best[0][1])
 
 
-def _ways(question: Question, count: int) -> Iterator[tuple[int, ...]]:
+def _ways(question: PartitionQuestion, count: int) -> Iterator[tuple[int, ...]]:
     """Yield the blocks of the first kind of each chunk, up to the last chunk that has any."""
 
     def ways(chunk: int, left: int) -> Iterator[tuple[int, ...]]:
@@ -55,7 +55,7 @@ def _ways(question: Question, count: int) -> Iterator[tuple[int, ...]]:
     return ways(0, count)
 
 
-def _others(question: Question, first: tuple[int, ...]) -> Question:
+def _others(question: PartitionQuestion, first: tuple[int, ...]) -> PartitionQuestion:
     """Return what remains to be dealt out: blocks of the second kind, to the chunks from the last of `first` on."""
     begin, count = len(first) - 1, sum(first)
     rank_of = question.rank_of

@@ -39,7 +39,7 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class Question:
+class PartitionQuestion:
     """Minimise the worst of target - base over ranks, such that no rank exceeds the base of `limit`. `least`: the
     fewest blocks of each chunk."""
 
@@ -77,7 +77,7 @@ class _TooMany(Exception):
     """The sweep has more partial partitions than ROOM."""
 
 
-def deal(question: Question) -> Solution | None:
+def deal(question: PartitionQuestion) -> Solution | None:
     """Partition blocks of equal cost: each in turn to the rank that is then the cheapest, which is optimal both for
     the worst rank and for the sum of squares; within a rank to its cheapest chunk. Returns None if they do not
     fit."""
@@ -123,7 +123,7 @@ def deal(question: Question) -> Solution | None:
     return Solution(tuple(counts), max(sums[0]), max(sums[0]))
 
 
-def least_worst(question: Question, begin: Sequence[int] | None = None) -> Solution | None:
+def least_worst(question: PartitionQuestion, begin: Sequence[int] | None = None) -> Solution | None:
     """Return the best partition found, starting from `begin` (blocks per chunk); None if no move meets the limits."""
     starts = [begin] if begin else [_even(question), _by_cost(question)]
     best = min((_improved(question, cuts_of(start)) for start in starts), key=lambda cuts: value_of(question, cuts))
@@ -162,7 +162,7 @@ def cuts_of(blocks: Sequence[int]) -> Ints:
     return np.concatenate([[0], np.cumsum(np.array(blocks, dtype=np.int64))])
 
 
-def _even(question: Question) -> list[int]:
+def _even(question: PartitionQuestion) -> list[int]:
     """Return the blocks per chunk that `deal` gives if every block has the mean cost."""
     length = question.length
     mean = question.target.prefix[:, -1:] // max(length, 1)
@@ -172,7 +172,7 @@ def _even(question: Question) -> list[int]:
     return list(result.blocks)
 
 
-def _by_cost(question: Question) -> list[int]:
+def _by_cost(question: PartitionQuestion) -> list[int]:
     """Return the blocks per chunk when each cut lies where the cumulated cost is closest to an even share."""
     at, length, left = 0, question.length, sum(question.least)
     prefix, extra = question.target.prefix[0], question.target.extra
@@ -188,7 +188,7 @@ def _by_cost(question: Question) -> list[int]:
     return counts
 
 
-def _bound(question: Question) -> int:
+def _bound(question: PartitionQuestion) -> int:
     """Return a lower bound of the worst rank: the mean, the most expensive block, or what a rank must hold at
     least."""
     target = question.target
@@ -204,7 +204,7 @@ def _bound(question: Question) -> int:
     return max(mean, int((each - target.base[:, None]).min(axis=0).max()), *forced)
 
 
-def _of_kinds(question: Question, low: int, high: int) -> int:
+def _of_kinds(question: PartitionQuestion, low: int, high: int) -> int:
     """Return a lower bound of the worst rank from the number of blocks of each kind."""
     each = np.diff(question.target.prefix, axis=1)
     if (each != each[0]).any():
@@ -214,7 +214,7 @@ def _of_kinds(question: Question, low: int, high: int) -> int:
     return packed_bound(each[0], taken, low, high)
 
 
-def _sums(question: Question, cuts: Ints) -> Ints:
+def _sums(question: PartitionQuestion, cuts: Ints) -> Ints:
     """Return the cost of each rank above its base, (measures, ranks)."""
     result = np.array([-m.base for m in question.measures])
     for row, m in zip(result, question.measures, strict=True):
@@ -228,14 +228,14 @@ def _squares(load: Ints) -> Ints:
     return (load >> 20) ** 2
 
 
-def value_of(question: Question, cuts: Ints) -> tuple[int, int, int]:
+def value_of(question: PartitionQuestion, cuts: Ints) -> tuple[int, int, int]:
     """Return (excess over the limits, worst rank, sum of squares): smaller is better, in this order."""
     sums = _sums(question, cuts)
     excess = int(np.maximum(sums[1:], 0).sum())
     return excess, int(sums[0].max()), int(_squares(sums[0]).sum())
 
 
-def _improved(question: Question, cuts: Ints) -> Ints:
+def _improved(question: PartitionQuestion, cuts: Ints) -> Ints:
     """Shift a run of neighbouring cuts by one block, the best such move each time, until none helps. Shifting a run
     moves a block between two chunks, however far apart."""
     ranks = np.array(question.rank_of)
@@ -274,7 +274,7 @@ def _improved(question: Question, cuts: Ints) -> Ints:
         value = best
 
 
-def _kicked(question: Question, cuts: Ints, bound: int) -> Ints:
+def _kicked(question: PartitionQuestion, cuts: Ints, bound: int) -> Ints:
     """Escape from a local optimum: move a few blocks at random, improve again, and keep the result if it is no worse.
     The seed is fixed."""
     draw, least = np.random.default_rng(0), np.array(question.least)
@@ -294,7 +294,7 @@ def _kicked(question: Question, cuts: Ints, bound: int) -> Ints:
     return cuts
 
 
-def _sweep(question: Question, worst: int, below: int | None = None) -> Ints | None:
+def _sweep(question: PartitionQuestion, worst: int, below: int | None = None) -> Ints | None:
     """Return the cuts of a partition with no rank above `worst`, or None. With `below`: of those whose sum of squares
     is below it, the one with the least."""
     measures = [question.target.plus(worst), *question.measures[1:]]
@@ -359,7 +359,7 @@ def _sweep(question: Question, worst: int, below: int | None = None) -> Ints | N
     return result
 
 
-def _range(question: Question, cuts: Ints, known: set[int], cut: int) -> tuple[Ints, Ints]:
+def _range(question: PartitionQuestion, cuts: Ints, known: set[int], cut: int) -> tuple[Ints, Ints]:
     """Return the range (inclusive) of a cut that leaves the chunks up to the next known cuts their fewest blocks."""
     before, after = max(c for c in known if c < cut), min(c for c in known if c > cut)
     return cuts[:, before] + sum(question.least[before:cut]), cuts[:, after] - sum(question.least[cut:after])
