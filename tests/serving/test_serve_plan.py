@@ -83,7 +83,7 @@ def test_a_trace_is_replayed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--input 9000", "--input + --output = 9,100 tokens: is longer than the model's context, 8,192"),
+        ("--input 9000", "--input, --output: a request of 9,100 tokens is longer than the model's context, 8,192"),
         ("--layout tp=64", "--layout = 'tp=64': tp = 64 is more than 32 heads"),
         ("--layout tp=3", "tp = 3 does not divide 32 heads"),
         ("--layout tp=1,ep=2", "ep = 2 does not divide tp x dp = 1"),
@@ -119,7 +119,7 @@ def test_bad_input_is_one_line(tmp_path: Path, words: str, message: str) -> None
         ("1,5,5\n0.5,5,5", "row 3, arrival = '0.5': is before the row above; sort the trace by time"),
         ("1,x,5", "row 2, input = 'x': is not a number"),
         ("nan,5,5", "row 2, arrival = 'nan': must be from 0 to 1e12"),
-        ("1,9000,5", "the longest request has 9,005 tokens: is longer than the model's context, 8,192"),
+        ("1,9000,5", "--trace: a request of 9,005 tokens is longer than the model's context, 8,192"),
         ("", "has no requests"),
     ],
 )

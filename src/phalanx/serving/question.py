@@ -159,20 +159,19 @@ class _Load:
 
 
 def _load(spec: ModelSpec, request: ServingRequest) -> _Load:
-    """Return the load of a trace, or of requests that --input and --output describe. Raises InputError for requests
-    that are longer than the model's context."""
+    """Return the load of a trace, or of requests of `input` and `output` tokens. Raises InputError for requests that
+    are longer than the model's context."""
     if request.trace:
-        load = _traced(request.trace, request.requests or MOST_REPLAYED)
-        named = f"--trace: the longest request has {load.longest:,} tokens"
+        load, fields = _traced(request.trace, request.requests or MOST_REPLAYED), "trace"
     else:
         input, output = request.input, request.output
         questions.require_counts(("input", input), ("output", output))
         spread = 1 if not request.variation else 4
         longest = min(spec.max_seq, spread * (input + output)) if input + output <= spec.max_seq else input + output
-        load, named = _Load(input, output, longest), f"--input + --output = {longest:,} tokens"
+        load, fields = _Load(input, output, longest), "input, output"
     if load.longest > spec.max_seq:
-        reason = f"is longer than the model's context, {spec.max_seq:,}"
-        raise InputError(named, None, reason, "shorten them, or choose a model with a longer context")
+        reason = f"a request of {load.longest:,} tokens is longer than the model's context, {spec.max_seq:,}"
+        raise InputError(fields, None, reason, "shorten it, or choose a model with a longer context")
     return load
 
 

@@ -359,16 +359,16 @@ def _nearest(search: Search, everything: list[ServingCandidate]) -> InputError:
         ("tpot", q.tpot_s, best.tpot_s(q.percentile)),
     ):
         if limit is not None:
-            limits.append(f"--{name}")
+            limits.append(name)
             if reached > limit:
                 missed.append(f"{name.upper()} {_time(reached)} of {_time(limit)}, {reached / limit:.2f} x")
     if not missed:
         missed.append(f"{best.outcome.requests_per_s if best.outcome else 0:.2f} of {q.offered:.3g} requests/s")
-        limits.append("--trace" if q.trace is not None else "--rate")
+        limits.append("trace" if q.trace is not None else "rate")
     users = "" if q.open_load else f" with {best.users} at once"
     reason = f"no layout keeps them for {q.percentile} % of requests; the nearest, {best.title}{users}: "
     reason += "; ".join(missed)
-    return InputError(" ".join(limits), None, reason, "relax it, add GPUs, or shorten the prompts")
+    return InputError(", ".join(limits), None, reason, "relax it, add GPUs, or shorten the prompts")
 
 
 def _time(seconds: float) -> str:
