@@ -282,7 +282,7 @@ def test_improve_names_a_faster_strategy_of_the_program(tmp_path: Path) -> None:
     assert found["better"] is None
     code, out, err = phalanx(tmp_path, *words, "--model", "llama3-8b", "--batch", "64", "--seq", "2048")
     assert code == 0, err
-    assert json.loads(out)["better"]["stack"] == "fsdp2"
+    assert json.loads(out)["better"]["question"]["stack"] == "fsdp2"
     plan = json.loads((tmp_path / "plan.json").read_text())
     world = 1
     for axis in ("pp", "dp", "cp", "tp"):
