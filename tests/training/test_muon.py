@@ -211,8 +211,9 @@ def test_a_stack_that_has_it_is_told_so() -> None:
     plan = Plan(model, preset("dgx-h100", 8), job, s, Train(), {}, {})
     assert DOCUMENTED["megatron-core"].options["optimizer"].allows("muon")
     lines = export(plan, "megatron").files["train.sh"]
-    assert "--optimizer muon" in lines
-    assert "--muon-momentum 0.9" in lines
+    for words in ("--optimizer muon", "--muon-momentum 0.9", "--muon-nesterov", "--muon-extra-scale-factor 0.2"):
+        assert words in lines
+    assert any("muon_momentum" in text for text in export(plan, "bridge").files.values())
     with pytest.raises(InputError, match="muon"):
         export(plan, "nanotron")
 

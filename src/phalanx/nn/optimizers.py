@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from phalanx.runtime.data_parallel.whole_matrices import WholeMatrices
-from phalanx.spec.optimizers import Optimizer, OptimizerName
+from phalanx.spec.optimizers import MUON_RMS, Optimizer, OptimizerName
 
 Groups = list[dict[str, Any]]
 """Groups of tensors: `params`, their names `fqns`, `weight_decay`, and whether they are `matrices` of hidden layers
@@ -49,8 +49,6 @@ class SGD(torch.optim.SGD):
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 """Coefficients of an iteration, whose slope at zero is as large as it can be (Jordan et al. 2024)."""
 _LEAST_NORM = 1e-7
-_RMS = 0.2
-"""Root mean square of an update of AdamW, which that of a matrix is scaled to (Liu et al. 2025, section 2.2)."""
 
 
 def orthogonalised(whole: list[Tensor], iterations: int) -> Tensor:
@@ -110,7 +108,7 @@ class Muon(AdamW):
 
         def apply(name: str, start: int, shape: tuple[int, int], result: Tensor) -> None:
             weight = self._tensors[name].view(-1)[start : start + result.numel()]
-            step = lr * _RMS * max(shape) ** 0.5
+            step = lr * MUON_RMS * max(shape) ** 0.5
             if skip is None:
                 weight.mul_(1 - decay).add_(result, alpha=-step)
             else:

@@ -54,6 +54,8 @@ class UpdateRule:
         return 2 * (1 + len(self.held(momentum)))
 
 
+MUON_RMS = 0.2
+"""Root mean square of an update of AdamW, which Muon scales its own to (Liu et al. 2025, section 2.2)."""
 _ADAMW = UpdateRule(("exp_avg", "exp_avg_sq"), needs_momentum=False, counts_steps=True, iterations=0)
 _SGD = UpdateRule(("momentum_buffer",), needs_momentum=True, counts_steps=False, iterations=0)
 _MUON = UpdateRule(("momentum_buffer",), needs_momentum=False, counts_steps=False, iterations=5)

@@ -14,6 +14,7 @@ from phalanx.frameworks.program import Blank, Group, Setting, TrainingProgram, V
 from phalanx.frameworks.script import TORCHRUN
 from phalanx.frameworks.subject import Subject
 from phalanx.spec.errors import InputError
+from phalanx.spec.optimizers import MUON_RMS
 from phalanx.spec.strategy import recompute as recomputation
 
 KEYS = key_table("megatron")
@@ -238,14 +239,18 @@ def _needs_distributed(x: Subject) -> bool:
 
 def _optimizer(x: Subject) -> tuple[Setting, ...]:
     a = x.optimizer
-    adam = "eps" in a.row.reads
+    adam, muon = "eps" in a.row.reads, a.row.whole
     return settings(
         ("--optimizer", optimizer_word(KEYS, a.name, x.stack.title)),
         (KEYS["job.optimizer.betas.0"], a.betas[0] if adam else None),
         (KEYS["job.optimizer.betas.1"], a.betas[1] if adam else None),
         (KEYS["job.optimizer.eps"], a.eps if adam else None),
         ("--sgd-momentum", None if adam else a.first_decay),
-        ("--muon-momentum", a.first_decay if a.row.whole else None),
+        ("--muon-momentum", a.first_decay if muon else None),
+        ("--muon-nesterov", muon),
+        ("--muon-scale-mode", "spectral" if muon else None),  # sqrt(max(rows, columns)), times what follows
+        ("--muon-extra-scale-factor", MUON_RMS if muon else None),
+        ("--muon-tp-mode", "distributed" if muon and x.s.tp > 1 else None),  # by itself each tp rank's part alone
         (KEYS["job.optimizer.weight_decay"], a.weight_decay),
         (KEYS["job.clip"], x.job.clip),
         ("--lr", "$LR"),
