@@ -92,7 +92,8 @@ def plan_model(
 
     The result is written as a plan, which `train`, `verify`, `explain`, `lint` and `export` read.
     """
-    from phalanx.answers.model_plan import Wishes, compare_stacks, model_plan
+    from phalanx.answers.model_plan import Wishes, model_plan
+    from phalanx.answers.stack_comparison import compare_stacks
 
     if query.stack == "all":
         reason = "is about one stack, and --stack all compares steps alone"

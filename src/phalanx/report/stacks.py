@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.answers.model_plan import StackComparison
+from phalanx.answers.stack_comparison import StackComparison
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report.view import View
 
