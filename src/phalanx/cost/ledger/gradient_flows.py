@@ -111,6 +111,8 @@ class _Group:
     narrow_units: Column
     numbers: Column
     """Reduced for that."""
+    twice: Column = 0.0
+    """Of `params`, those whose gradients two chunks of the rank reduce, each in its own backward pass."""
 
 
 def experts_apart(layout: Layout) -> Column:
@@ -138,7 +140,9 @@ def gradient_flows(
     blocks = narrow * (p.blocks + np.where(apart, 0.0, p.experts))
     numbers = numbers + np.where(apart, 0.0, of_experts)
     units, over = narrow * (held.dense + held.experts), (ranks, stride, how.shards, how.replicas, replica_stride)
-    groups = [_Group("dp", dense, p.kept, *over, p.units, p.kept_units, blocks, units, narrow * numbers)]
+    both_ends = (np.minimum(held.embed, held.head) > 0) & (np.asarray(shape.tied) > 0) & (np.asarray(layout.pp) > 1)
+    twice = both_ends * (np.asarray(layout.v_shaped) > 0) * _embedding(shape, layout)
+    groups = [_Group("dp", dense, p.kept, *over, p.units, p.kept_units, blocks, units, narrow * numbers, twice)]
     if np.any(p.experts):
         params, shards = np.where(apart, p.experts, 0.0), np.where(how.state, edp, 1.0)
         between = layout.edp_stride
@@ -179,6 +183,8 @@ def _of_group(g: _Group, m: Column, how: Sharding, types: Types, bucket_bytes: C
         "all_reduce", "gradients", g.params, types.gradient, g.ranks, g.stride, replications * ~how.state
     )
     scatter = flow("reduce_scatter", "gradients", g.params, types.gradient, g.shards, g.stride, reductions * sharded)
+    again = m * sharded * how.reduces_each
+    tied = flow("reduce_scatter", "gradients", g.twice, types.gradient, g.shards, g.stride, again, 1.0)
     across = flow(
         "all_reduce",
         "gradients of shards",
@@ -189,13 +195,13 @@ def _of_group(g: _Group, m: Column, how: Sharding, types: Types, bucket_bytes: C
         replications * how.state,
     )
     over = (types.parameter, g.shards, g.stride)
-    again = g.units - g.narrow_units - g.kept_units * how.regathers
-    gather = flow("all_gather", "parameters", g.params - g.narrow - kept, *over, gathers * sharded, again)
+    rest = g.units - g.narrow_units - g.kept_units * how.regathers
+    gather = flow("all_gather", "parameters", g.params - g.narrow - kept, *over, gathers * sharded, rest)
     once = flow("all_gather", "parameters of the head", kept, *over, m * sharded, g.kept_units)
     eight = flow("all_gather", "8-bit parameters", g.narrow, 1.0, *over[1:], gathers * sharded, g.narrow_units)
     size, one = g.numbers * NUMBER_BYTES, sharded * (np.asarray(g.numbers) > 0)
     scales = Flow(g.axis, "all_reduce", "scales", "rank", g.shards, g.stride, size, {"F": one})
-    return [f for f in (unsharded, scatter, across, gather, once, eight, scales) if np.any(f.count())]
+    return [f for f in (unsharded, scatter, tied, across, gather, once, eight, scales) if np.any(f.count())]
 
 
 def summed_copies(shape: Shape, layout: Layout, policy: Policy, how: Sharding, types: Types, held: Held) -> Flow:
@@ -219,9 +225,14 @@ def summed_copies(shape: Shape, layout: Layout, policy: Policy, how: Sharding, t
     return Flow("tp", "all_reduce", "copies", "rank", layout.tp, layout.tp_stride, size, {"B": count})
 
 
+def _embedding(shape: Shape, layout: Layout) -> Column:
+    """Return the elements of the token embedding that a rank of tp holds."""
+    return np.ceil(shape.vocab / layout.tp) * shape.hidden
+
+
 def tied_embedding(shape: Shape, layout: Layout, how: Sharding, types: Types) -> Flow:
     """Return the all-reduce of a tied embedding's gradient between the first and the last pipeline rank."""
-    size = np.ceil(shape.vocab / layout.tp) * shape.hidden / np.maximum(how.shards, 1) * types.accumulated
+    size = _embedding(shape, layout) / np.maximum(how.shards, 1) * types.accumulated
     count = 1.0 * ((np.asarray(shape.tied) > 0) & (np.asarray(layout.pp) > 1) & (np.asarray(layout.v_shaped) == 0))
     stride = layout.pp_stride * layout.pp / 2  # in a node wherever the whole pipeline is
     return Flow(
