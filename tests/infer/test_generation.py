@@ -178,5 +178,5 @@ def test_what_does_not_generate(model: ModelSpec, line: dict[str, Any], words: s
 
 
 def test_a_cache_that_fits_no_request() -> None:
-    with pytest.raises(InputError, match=r"--pages = 3: hold 12 tokens, and .* need 4 pages; use 4 or more"):
+    with pytest.raises(InputError, match=r"pages = 3: hold 12 tokens, and .* need 4 pages; use 4 or more"):
         Scheduler(REQUESTS, BatchingPolicy(page=4, pages=3))

@@ -170,7 +170,7 @@ def test_a_run_takes_the_tokenizer_of_its_weights_and_gives_back_what_lay_beside
 
     def train(*overrides: str) -> list[str]:
         said: list[str] = []
-        training.train(job_file.load(Path("job.toml"), overrides), False, None, lambda _: None, said.append)
+        training.run_training(job_file.load(Path("job.toml"), overrides), False, None, lambda _: None, said.append)
         return said
 
     def exported(run: str) -> dict[str, str]:

@@ -270,17 +270,17 @@ def _searched(
         return replace(question.pricing_on(count), headroom=wishes.headroom)
 
     objective: Objective = "memory" if wishes.objective == "memory" else "throughput"
-    found = answer(pricing, gpus, objective, whole_front=wishes.front, fewer=fewer, watch=watch, known=known)
+    result = answer(pricing, gpus, objective, whole_front=wishes.front, fewer=fewer, watch=watch, known=known)
     if goal is not None and wishes.deadline is not None:
-        _require_in_time(goal, found, wishes.deadline)
+        _require_in_time(goal, result, wishes.deadline)
     whole: ConditionCost | None = None
     each: tuple[ConditionCost, ...] = ()
-    if found.pricing.wanted:
-        whole, each = condition_costs(pricing, gpus, found.best.seconds)
-    best, p = found.to_run, found.pricing
+    if result.pricing.wanted:
+        whole, each = condition_costs(pricing, gpus, result.best.seconds)
+    best, p = result.to_run, result.pricing
 
     def planned(r: RankedStrategy) -> PlannedStrategy:
-        return _planned(r, found, goal)
+        return _planned(r, result, goal)
 
     return ModelPlan(
         question=question.premises,
@@ -290,37 +290,37 @@ def _searched(
         options=p.extra,
         headroom=p.headroom,
         best=planned(best),
-        alternatives=tuple(map(planned, found.ranked[1:])),
-        families={r.family: planned(r) for r in found.families},
-        front=tuple(map(planned, found.front)),
+        alternatives=tuple(map(planned, result.ranked[1:])),
+        families={r.family: planned(r) for r in result.families},
+        front=tuple(map(planned, result.front)),
         rejected=tuple(
             RejectedStrategy(r.priced.strategy, r.family, r.reason, r.priced.fits, r.priced.bytes_, r.priced.seconds)
-            for r in found.rejected
+            for r in result.rejected
         ),
         number_formats=tuple(
-            NarrowerFormats(o.where, o.types, o.strategy, o.seconds, o.gain, o.bytes_) for o in found.types
+            NarrowerFormats(o.where, o.types, o.strategy, o.seconds, o.gain, o.bytes_) for o in result.types
         ),
         fewer_gpus=None
-        if found.fewer is None
-        else SmallerCluster(found.fewer.gpus, found.fewer.strategy, found.fewer.seconds),
+        if result.fewer is None
+        else SmallerCluster(result.fewer.gpus, result.fewer.strategy, result.fewer.seconds),
         offers=tuple(
             SmallerCluster(o.gpus, o.strategy, o.seconds, _training(replace(goal, gpus=o.gpus), p.job, o.seconds))
             for o in offered
             if goal is not None
         ),
         chunks=None
-        if found.lengths is None
-        else UnequalChunks(tuple(found.lengths.blocks), found.lengths.equal_seconds),
+        if result.lengths is None
+        else UnequalChunks(tuple(result.lengths.blocks), result.lengths.equal_seconds),
         conditions=None if whole is None else CostOfCondition(whole.text, whole.share, whole.without, whole.seconds),
         each_condition=tuple(CostOfCondition(c.text, c.share, c.without, c.seconds) for c in each),
-        strategies_evaluated=found.evaluated,
-        strategies_priced_one_by_one=found.examined,
-        search_s=found.seconds,
+        strategies_evaluated=result.evaluated,
+        strategies_priced_one_by_one=result.examined,
+        search_s=result.seconds,
         notes=question.notes,
         plan=plan_of(p, best.priced, best.run, best.mfu, query.cluster or "", question.precision),
-        search=found,
+        search=result,
         subject=AnalyticSubject(
-            lambda n: p if n == gpus else pricing(n), found.best.strategy, gpus, wishes.headroom, found.prices
+            lambda n: p if n == gpus else pricing(n), result.best.strategy, gpus, wishes.headroom, result.prices
         ),
         goal=goal,
     )
@@ -348,8 +348,8 @@ def _number_of_gpus(
     return gpus, replace(goal, gpus=gpus), offered
 
 
-def _planned(r: RankedStrategy, found: SearchAnswer, goal: Goal | None) -> PlannedStrategy:
-    job = found.pricing.job
+def _planned(r: RankedStrategy, result: SearchAnswer, goal: Goal | None) -> PlannedStrategy:
+    job = result.pricing.job
     rate = job.global_batch * job.seq / r.seconds
     return PlannedStrategy(
         strategy=r.strategy,
@@ -360,7 +360,7 @@ def _planned(r: RankedStrategy, found: SearchAnswer, goal: Goal | None) -> Plann
         micro_batches=r.strategy.accumulation(job),
         mfu=r.mfu,
         memory_bytes=r.priced.bytes_,
-        usable_bytes=found.pricing.allocatable,
+        usable_bytes=result.pricing.allocatable,
         communication_share=r.priced.communication,
         bubble_share=r.run.bubble / r.seconds,
         imbalance=r.run.imbalance,
@@ -376,10 +376,10 @@ def _training(goal: Goal, job: Job, step_s: float) -> TrainingCost:
     )
 
 
-def _require_in_time(goal: Goal, found: SearchAnswer, deadline: float) -> None:
+def _require_in_time(goal: Goal, result: SearchAnswer, deadline: float) -> None:
     """Require that a training ends in time. Raises InputError."""
-    fastest = found.ranked[0]
-    days = goal.days(found.pricing.job, fastest.seconds)
+    fastest = result.ranked[0]
+    days = goal.days(result.pricing.job, fastest.seconds)
     if days > deadline:
         reason = f"{goal.gpus} GPUs take {days:,.1f} days with {fastest.strategy}, the fastest"
         raise InputError("deadline", deadline, reason, f"about {goal.gpus * days / deadline:,.0f} GPUs would do")

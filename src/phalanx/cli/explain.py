@@ -43,8 +43,8 @@ def lint(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output, "json
     from phalanx.answers.findings import findings_about
 
     seen = observed.observation_of(query)
-    found = findings_about(query) if seen is None else observed.findings(seen, query)
-    show_notes(found.notes)
-    output.show(found)
-    if found.findings:
+    findings = findings_about(query) if seen is None else observed.findings(seen, query)
+    show_notes(findings.notes)
+    output.show(findings)
+    if findings.findings:
         raise typer.Exit(FAILED)

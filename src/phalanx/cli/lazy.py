@@ -26,13 +26,13 @@ class Entry:
     def command(self) -> Any:
         """Import it, and make it with its options."""
         module, _, attribute = self.target.partition(":")
-        found: typer.Typer | Callable[..., Any] = getattr(import_module(module), attribute)
-        if isinstance(found, typer.Typer):
-            made: Any = typer.main.get_group(found)
-            made.name = self.name
-            return made
+        target: typer.Typer | Callable[..., Any] = getattr(import_module(module), attribute)
+        if isinstance(target, typer.Typer):
+            group: Any = typer.main.get_group(target)
+            group.name = self.name
+            return group
         alone = typer.Typer(add_completion=False)
-        alone.command(self.name)(found)
+        alone.command(self.name)(target)
         return typer.main.get_command(alone)
 
     def listed(self) -> TyperCommand:
@@ -47,10 +47,10 @@ class Loaded(MutableMapping[str, Any]):
         self._made: dict[str, Any] = {entry.name: entry for entry in entries}
 
     def __getitem__(self, name: str) -> Any:
-        found = self._made[name]
-        if isinstance(found, Entry):
-            self._made[name] = found = found.command()
-        return found
+        target = self._made[name]
+        if isinstance(target, Entry):
+            self._made[name] = target = target.command()
+        return target
 
     def __setitem__(self, name: str, command: Any) -> None:
         self._made[name] = command

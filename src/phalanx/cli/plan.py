@@ -104,15 +104,15 @@ def plan_model(
         return
     require_writable("--out", out)
     wishes = Wishes(objective, tokens, price, deadline, headroom, front)
-    found = model_plan(query, wishes, announce)
-    show_notes(found.notes)
-    found.save(out)
+    result = model_plan(query, wishes, announce)
+    show_notes(result.notes)
+    result.save(out)
     announce(f"plan: {out}")
     from phalanx.answers.export import why_not_exported
 
-    if refused := why_not_exported(found.plan, found.question.stack):
+    if refused := why_not_exported(result.plan, result.question.stack):
         announce(f"phalanx export would not write it: {refused}")
-    output.show(found, more=more or front)
+    output.show(result, more=more or front)
 
 
 @command
@@ -168,11 +168,11 @@ def improve(
         raise InputError("cluster", None, "is missing: what a change brings depends on it", "e.g. dgx-h100")
     require_writable("--out", out)
     if (seen := observed.observation_of(Query(source))) is not None:
-        found = observed.improve(seen, query, Wishes(headroom=headroom))
-        if found.better is not None:
-            found.better.save(out)
+        better = observed.improve(seen, query, Wishes(headroom=headroom))
+        if better.better is not None:
+            better.better.save(out)
             announce(f"plan: {out}")
-        output.show(found)
+        output.show(better)
         return
     answer = improvement_of(source, query, headroom)
     show_notes(answer.notes)

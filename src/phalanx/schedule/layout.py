@@ -205,8 +205,8 @@ class RankView:
         """How its matrices come together for an update that needs them whole; seen from the rank that holds and owns
         most, if it is not a certain one."""
         rule = self.job.optimizer.row.matrices
-        found = exchanges(self.buckets, self.split, self.strategy, self.mesh, self.representative, rule)
-        return tuple(found if self.rank is not None else (x.fullest() for x in found))
+        of_rank = exchanges(self.buckets, self.split, self.strategy, self.mesh, self.representative, rule)
+        return tuple(of_rank if self.rank is not None else (x.fullest() for x in of_rank))
 
     @cached_property
     def actions(self) -> tuple[Action, ...]:

@@ -186,15 +186,15 @@ def answered(
     about = {field: str(question[field]) for field in NAMES}
     gpus, batch, seq = (int(question[field]) for field in ("gpus", "batch", "seq"))
     query = Query(None, about["model"], about["cluster"], gpus, batch, seq, stack=about["stack"], where=limits)
-    found = model_plan(query, Wishes(headroom=headroom), watch=watch, known=met.strategies, fewer=False)
-    met.add(found.search.first)
-    shown = sections(found, list(lines(found)))
+    plan = model_plan(query, Wishes(headroom=headroom), watch=watch, known=met.strategies, fewer=False)
+    met.add(plan.search.first)
+    shown = sections(plan, list(lines(plan)))
     return {
         "html": body(shown),
         "charts": charts(shown),
-        "figures": _figures(found, about),
-        "plan": json.dumps(to_dict(found.plan), indent=1) + "\n",
-        "report": {"title": title(found), "links": contents(shown), "data": data(found)},
+        "figures": _figures(plan, about),
+        "plan": json.dumps(to_dict(plan.plan), indent=1) + "\n",
+        "report": {"title": title(plan), "links": contents(shown), "data": data(plan)},
     }
 
 
