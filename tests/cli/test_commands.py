@@ -150,7 +150,7 @@ def test_a_sweep_trains_every_family_and_says_what_it_leaves_out(here: Path) -> 
     lines = list(sweep.families(file, 2))
     assert {line.split("schedule=")[1].split(",")[0] for line in lines if "schedule=" in line} == set(SCHEDULES)
     assert {f"dp=2,zero={zero},micro_batch=4" for zero in range(4)} < set(lines)
-    words = ("sweep", "job.toml", "--steps", "3", "--json")
+    words = ("train", "sweep", "job.toml", "--steps", "3", "--json")
     code, out, err = forked(here, *words, before=_few_families_and_an_interruption)
     assert code == 130, err
     assert err.endswith("interrupted after 1 run\n")
@@ -159,7 +159,7 @@ def test_a_sweep_trains_every_family_and_says_what_it_leaves_out(here: Path) -> 
     assert row["strategy"] == "dp=2,zero=1,micro_batch=4"
     assert abs(row["memory_off"]) < 0.03
     assert not (here / "runs" / "job-sweep").exists()
-    code, _, err = phalanx(here, "sweep", "job.toml", "--set", "cluster.ranks=9999")
+    code, _, err = phalanx(here, "train", "sweep", "job.toml", "--set", "cluster.ranks=9999")
     assert code == 2
     assert err.startswith("error: cluster.ranks = 9999: is too many")
 
@@ -190,7 +190,7 @@ def test_a_sweep_of_nothing_is_refused(here: Path, monkeypatch: pytest.MonkeyPat
         ("train.weights=none", "error: train.weights = "),
         ("train.name=job", "error: job = 'job': allows none of 2 families; tp=5: strategy.tp = 5: "),
     ):
-        code, out, err = phalanx(here, "sweep", "job.toml", "--set", word, "--json")
+        code, out, err = phalanx(here, "train", "sweep", "job.toml", "--set", word, "--json")
         assert (code, out, err.count("\n")) == (2, "", 1), err
         assert err.startswith(said)
 
@@ -291,7 +291,7 @@ def test_a_run_whose_only_checkpoint_is_damaged_says_so(here: Path, tmp_path: Pa
     why = "holds no intact checkpoint: that of step 30 is damaged (rank-00001.safetensors is missing)"
     for words in (
         ("generate", "runs/whole"),
-        ("export-weights", "runs/whole", "--out", "hf"),
+        ("weights", "export", "runs/whole", "--out", "hf"),
         ("train", "--resume"),
         ("train", "job.toml", "--resume", "--set", "train.name=whole"),
     ):
@@ -497,7 +497,7 @@ WRONG = [
     (("trian",), "command = 'trian': no such command; did you mean train?"),
     (("pipeline", "show", "1f1b", "--ranks", "x"), "--ranks = 'x': should be a valid integer"),
     (("generate", "runs/job", "--tokens"), "--tokens: requires an argument"),
-    (("models", "llama3-8b", "gpt2"), "unexpected extra argument"),
+    (("presets", "models", "llama3-8b", "gpt2"), "unexpected extra argument"),
     (("plan", "job.toml", "--set", f"train.name={'x' * 5000}"), "train.name = 'xxx"),
     (
         ("plan", "job.toml", "--set", "cluster.nodes=99999999999999"),

@@ -73,7 +73,7 @@ def test_command_lines_are_valid_before_mistakes_are_made(work: Path, number: in
 def test_long_command_lines_are_valid_before_mistakes_are_made(with_run: Path, number: int) -> None:
     case = _valid(*SLOW[number])
     outcome = forked(case, with_run)
-    if case.words[0] == "sweep":
+    if case.words[:2] == ("train", "sweep"):
         assert "none.txt" in outcome.err
     else:
         assert verdict(case, outcome) == "done", outcome.err
@@ -98,7 +98,7 @@ def _valid(words: tuple[str, ...], options: Options) -> Case:
     ],
 )
 def test_the_rule_sees_what_breaks_it(code: int, out: str, err: str, expected: str) -> None:
-    assert verdict(Case("command line", ("scaling", "--json")), Outcome(code, out, err, 0.0)) == expected
+    assert verdict(Case("command line", ("tables", "scaling", "--json")), Outcome(code, out, err, 0.0)) == expected
 
 
 def test_options_of_a_program_are_not_the_command_s() -> None:
@@ -137,8 +137,8 @@ def test_extreme_numbers_keep_the_rule(with_run: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "scaling --params 7B --tokens 300B --tflops 1e-300 --gpus 64,128 --json",
-        f"scaling --params 7B --tokens 300B --tflops 150 --gpus {10**400} --json",
+        "tables scaling --params 7B --tokens 300B --tflops 1e-300 --gpus 64,128 --json",
+        f"tables scaling --params 7B --tokens 300B --tflops 150 --gpus {10**400} --json",
         "serve plan --model llama2-7b --cluster dgx-h100 --gpus 4 --input 1000 --output 100 --rate 1e-300",
         "parity job.toml --strategy dp=2 --steps 999999999999999999999 --json",
     ],

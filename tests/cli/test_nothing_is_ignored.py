@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.in_process_cli import COMMAND, phalanx
@@ -115,16 +116,16 @@ def test_what_a_form_does_not_read_is_refused(tmp_path: Path, form: str) -> None
 
 
 _MEANT = {
-    ("comm", "params"): ["--params", "7B"],
-    ("comm", "strategy"): [*_ASKED, "--strategy", "tp=2"],
-    ("memory", "params"): ["--params", "7B"],
-    ("memory", "model"): ["--model", "llama3-8b"],
-    ("memory", "strategy"): [*_ASKED, "--strategy", "tp=2"],
-    ("roofline", "params"): ["--params", "7B"],
-    ("roofline", "chips"): ["--csv"],
-    ("roofline", "strategy"): [*_ASKED, "--strategy", "tp=2"],
-    ("scaling", "params"): ["--params", "7B", "--tokens", "1T"],
-    ("scaling", "model"): _ASKED,
+    ("tables", "comm", "params"): ["--params", "7B"],
+    ("tables", "comm", "strategy"): [*_ASKED, "--strategy", "tp=2"],
+    ("tables", "memory", "params"): ["--params", "7B"],
+    ("tables", "memory", "model"): ["--model", "llama3-8b"],
+    ("tables", "memory", "strategy"): [*_ASKED, "--strategy", "tp=2"],
+    ("tables", "roofline", "params"): ["--params", "7B"],
+    ("tables", "roofline", "chips"): ["--csv"],
+    ("tables", "roofline", "strategy"): [*_ASKED, "--strategy", "tp=2"],
+    ("tables", "scaling", "params"): ["--params", "7B", "--tokens", "1T"],
+    ("tables", "scaling", "model"): _ASKED,
     ("plan", "model"): _ASKED,
     ("plan", "job"): ["job.toml"],
     ("plan", "improve"): ["--from", "run.sh", "--cluster", "dgx-h100"],
@@ -132,28 +133,36 @@ _MEANT = {
 """Of each form words that mean it where no form is named."""
 
 
-def _options(command: str, form: str) -> set[str]:
-    return {name for p in COMMAND.commands[command].commands[form].params for name in p.opts if name[:2] == "--"}
+def _forms(command: tuple[str, ...]) -> Any:
+    found = COMMAND
+    for word in command:
+        found = found.commands[word]
+    return found.commands
+
+
+def _options(command: tuple[str, ...], form: str) -> set[str]:
+    return {name for p in _forms(command)[form].params for name in p.opts if name[:2] == "--"}
 
 
 def test_every_form_is_meant_by_some_words() -> None:
-    grouped = {command for command, _ in _MEANT}
-    assert set(_MEANT) == {(command, form) for command in grouped for form in COMMAND.commands[command].commands}
+    grouped = {words[:-1] for words in _MEANT}
+    assert set(_MEANT) == {(*command, form) for command in grouped for form in _forms(command)}
 
 
-@pytest.mark.parametrize(("command", "form"), _MEANT)
-def test_an_option_of_another_form_is_refused_by_name(tmp_path: Path, command: str, form: str) -> None:
+@pytest.mark.parametrize("words", _MEANT)
+def test_an_option_of_another_form_is_refused_by_name(tmp_path: Path, words: tuple[str, ...]) -> None:
     """The remedy says which form has it. Where no form is named the option may mean another one, which then refuses
     the words of this one; chips has none of its own."""
-    others = {option for name in COMMAND.commands[command].commands for option in _options(command, name)}
+    command, form = words[:-1], words[-1]
+    others = {option for name in _forms(command) for option in _options(command, name)}
     assert others > _options(command, form)
     for option in sorted(others - _options(command, form)):
-        code, out, err = phalanx(tmp_path, command, form, *_MEANT[command, form], option, "1")
+        code, out, err = phalanx(tmp_path, *words, *_MEANT[words], option, "1")
         assert (code, out, len(err.splitlines())) == (2, "", 1), option
         assert err.startswith(f"error: {option}: no such option of "), err
-        assert f" {command} {form}; it is of " in err, err
+        assert f" {' '.join(words)}; it is of " in err, err
         if form != "chips":
-            code, out, err = phalanx(tmp_path, command, *_MEANT[command, form], option, "1")
+            code, out, err = phalanx(tmp_path, *command, *_MEANT[words], option, "1")
             assert (code, out, len(err.splitlines())) == (2, "", 1), option
 
 

@@ -36,7 +36,7 @@ def test_measuring_and_training(tmp_path: Path, ranks: int, monkeypatch: pytest.
         ("plan", "job.toml", "--out", "plan.json", "--set", "strategy=auto", *sets),
         ("plan", "job.toml", "--strategy", in_one, "--choices", *sets),
         ("explain", "plan.json"),
-        ("comm", "plan.json"),
+        ("tables", "comm", "plan.json"),
         ("verify", "job.toml", "--strategy", in_one, *sets),
         ("collectives", "table", "--cluster", "local", "--ranks", str(ranks), "--bytes", "1000"),
         ("mesh", "--strategy", in_one),
@@ -61,7 +61,10 @@ def test_every_family_every_pipeline_parity_and_text(
     (here / "text.txt").write_text(TEXT)
     sets = (f"cluster.ranks={ranks}", f"job.global_batch={2 * ranks}", "train.steps=4", "train.warmup=0")
     words = [word for item in (*sets, "train.sample_tokens=0") for word in ("--set", item)]
-    for line in (("measure", "--ranks", str(ranks), "--quick"), ("sweep", "job.toml", "--steps", "3", *words)):
+    for line in (
+        ("measure", "--ranks", str(ranks), "--quick"),
+        ("train", "sweep", "job.toml", "--steps", "3", *words),
+    ):
         code, _, err = phalanx(here, *line, instead=BRIEF)
         assert code == 0, f"{line}: {err}"
     line = ("parity", "job.toml", "--strategy", f"dp={ranks},zero=2", "--steps", "2", *words)

@@ -19,6 +19,10 @@ from phalanx.spec.files.plan import write_text
 _COMMANDS = ("predict", "explain", "lint", "comm", "memory", "roofline")
 
 
+def _words(command: str) -> tuple[str, ...]:
+    return ("tables", command) if command in ("comm", "memory", "roofline") else (command,)
+
+
 @st.composite
 def _questions(draw: st.DrawFn) -> list[str]:
     """Options of a question that several stacks can answer; dp is named or left to fill the GPUs."""
@@ -42,10 +46,10 @@ def _questions(draw: st.DrawFn) -> list[str]:
 def _answers(here: Path, asked: list[str]) -> dict[str, Any]:
     found = {}
     for command in _COMMANDS:
-        code, out, err = phalanx(here, command, *asked, "--json")
+        code, out, err = phalanx(here, *_words(command), *asked, "--json")
         assert code in (0, 1), (command, err)
         found[command] = json.loads(out)
-        text = phalanx(here, command, *asked)[1] if command in ("predict", "lint") else ""
+        text = phalanx(here, *_words(command), *asked)[1] if command in ("predict", "lint") else ""
         assert not text or text.startswith(f"stack {_question(found[command])['stack']}, ")
     return found
 
@@ -137,7 +141,9 @@ def _verify_agrees(here: Path, asked: list[str]) -> None:
     code, out, err = phalanx(here, "verify", *asked, "--json")
     assert code == 0, err
     verified = json.loads(out)
-    found = [json.loads(phalanx(here, c, *asked, "--stack", "phalanx", "--json")[1]) for c in ("predict", "comm")]
+    found = [
+        json.loads(phalanx(here, *_words(c), *asked, "--stack", "phalanx", "--json")[1]) for c in ("predict", "comm")
+    ]
     question = _question(found[0])
     assert question == _question(found[1])
     assert question["dp_rule"] in verified["notes"]
@@ -184,11 +190,13 @@ def test_dp_fills_the_gpus_or_says_why_not(tmp_path: Path) -> None:
         ("tp=8,dp=2", "64", "dp=2 as given (48 of 64 GPUs are idle)"),
     ):
         for command in _COMMANDS:
-            answer = json.loads(phalanx(tmp_path, command, *asked, "--gpus", gpus, "--strategy", line, "--json")[1])
+            answer = json.loads(
+                phalanx(tmp_path, *_words(command), *asked, "--gpus", gpus, "--strategy", line, "--json")[1]
+            )
             assert _question(answer)["dp_rule"] == rule
     for command in _COMMANDS:
         for line, reason in (("tp=3", "do not divide 64 GPUs"), ("tp=8,dp=16", "128 ranks, but there are 64")):
-            code, _, err = phalanx(tmp_path, command, *asked, "--gpus", "64", "--strategy", line)
+            code, _, err = phalanx(tmp_path, *_words(command), *asked, "--gpus", "64", "--strategy", line)
             assert code == 2
             assert reason in err
 
@@ -199,13 +207,15 @@ def test_a_plan_is_explained_as_it_was_priced(tmp_path: Path) -> None:
     more = ["--stack", "nemo-24.11", "--precision", "fp8"]
     code, _, err = phalanx(tmp_path, "plan", *asked, "--options", "first_moment=bfloat16", "--json")
     assert code == 0, err
-    answers = [json.loads(phalanx(tmp_path, c, "plan.json", "--json")[1]) for c in ("predict", "comm", "memory")]
+    answers = [
+        json.loads(phalanx(tmp_path, *_words(c), "plan.json", "--json")[1]) for c in ("predict", "comm", "memory")
+    ]
     assert all(_question(answer)["options"]["first_moment"] == "bfloat16" for answer in answers)
     code, out, err = phalanx(tmp_path, "plan", *asked, *more, "--json")
     assert code == 0, err
     best = json.loads(out)["best"]
     for command in ("predict", "explain"):
-        found = json.loads(phalanx(tmp_path, command, "plan.json", "--json")[1])
+        found = json.loads(phalanx(tmp_path, *_words(command), "plan.json", "--json")[1])
         predicted = found.get("prediction", found)
         assert predicted["step_time_s"] == pytest.approx(best["step_time_s"], rel=1e-9)
         assert (_question(found)["stack"], _question(found)["precision"]) == ("nemo-24.11", "fp8")

@@ -156,7 +156,7 @@ def test_an_observation_is_priced_and_compared(script: Path) -> None:
     assert sum(c["count"] for c in rank["collectives"]) == sum(c["count"] for c in observed["collectives"])
     assert {c["links"] for c in rank["collectives"]} != {"nvlink"}  # 64 ranks span nodes
     assert rank["all_hidden_s"] < rank["none_hidden_s"] == rank["compute_s"] + rank["communication_s"]
-    code, out, err = phalanx(script, "comm", "observed.json", "--cluster", "dgx-h100")
+    code, out, err = phalanx(script, "tables", "comm", "observed.json", "--cluster", "dgx-h100")
     assert code == 0, err
     assert "reduce_scatter" in out
     for words, message in (

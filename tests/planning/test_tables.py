@@ -188,15 +188,19 @@ _STRATEGY = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "-
 @pytest.mark.parametrize(
     "words",
     [
-        ("memory", "--model", "gpt3-175b"),
-        ("memory", "--params", "25M"),
-        ("comm", "--params", "7B"),
-        ("comm", *_STRATEGY, "--strategy", "dp=4,zero=1,tp=2,sp=1,pp=2"),
-        ("roofline",),
-        ("roofline", "--params", "7B", "--seq", "4096"),
-        ("scaling", "--params", "7B", "--tokens", "1T", "--gpus", "8,64"),
-        ("roofline", *_STRATEGY, "--strategy", "dp=16,zero=2"),
+        ("tables", "memory", "--model", "gpt3-175b"),
+        ("tables", "memory", "--params", "25M"),
+        ("tables", "comm", "--params", "7B"),
+        ("tables", "comm", *_STRATEGY, "--strategy", "dp=4,zero=1,tp=2,sp=1,pp=2"),
         (
+            "tables",
+            "roofline",
+        ),
+        ("tables", "roofline", "--params", "7B", "--seq", "4096"),
+        ("tables", "scaling", "--params", "7B", "--tokens", "1T", "--gpus", "8,64"),
+        ("tables", "roofline", *_STRATEGY, "--strategy", "dp=16,zero=2"),
+        (
+            "tables",
             "scaling",
             "--model",
             "gpt2",
@@ -224,7 +228,7 @@ def test_each_table_prints_as_text_json_and_csv(tmp_path, words):
 
 
 def test_tables_are_drawn(tmp_path):
-    words = ("memory", "--params", "7B", "--plot", "memory.svg")
+    words = ("tables", "memory", "--params", "7B", "--plot", "memory.svg")
     assert phalanx(tmp_path, *words)[0] == 0
     drawn = ElementTree.parse(tmp_path / "memory.svg").getroot()
     of_ranks = drawn.findall("{*}svg")[2]  # after the bytes of a parameter and the memory wall
@@ -238,13 +242,26 @@ def test_tables_are_drawn(tmp_path):
     steps = {(round(b[0] - a[0]), round(b[1] - a[1])) for a, b in itertools.pairwise(places)}
     assert len({x for x, _ in steps}) <= 2
     assert max(y for _, y in steps) - min(y for _, y in steps) <= 1
-    words = ("scaling", "--model", "gpt2", "--gpus", "2,4", "--batch", "8", "--seq", "64", "--plot", "s.svg")
+    words = (
+        "tables",
+        "scaling",
+        "--model",
+        "gpt2",
+        "--gpus",
+        "2,4",
+        "--batch",
+        "8",
+        "--seq",
+        "64",
+        "--plot",
+        "s.svg",
+    )
     assert phalanx(tmp_path, *words)[0] == 0
     text = (tmp_path / "s.svg").read_text()
     assert all(f">{name}</text>" in text for name in ("efficiency", "MFU", "communication", "strong: one batch"))
-    assert phalanx(tmp_path, "roofline", "--plot", "r.svg")[0] == 0
+    assert phalanx(tmp_path, "tables", "roofline", "--plot", "r.svg")[0] == 0
     assert "H100: 295" in (tmp_path / "r.svg").read_text()
-    line = ("comm", "--params", "7B", "--plot", "r.gif")
+    line = ("tables", "comm", "--params", "7B", "--plot", "r.gif")
     code, _, err = phalanx(tmp_path, *line)
     assert (code, err.count("\n")) == (2, 1)
     assert "name a .svg or .html or .png file" in err
@@ -253,25 +270,31 @@ def test_tables_are_drawn(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("memory", "--params", "7B", "--plot", "no/where.svg"), "make its folder first"),
-        (("scaling", "--params", "7B", "--tokens", "1T", "--plot", "no/where.svg"), "make its folder first"),
-        (("memory", "--seq", "8"), "--model, --cluster"),
-        (("memory", "--model", "gpt2", "--seq", "0"), "--seq = 0: must be positive"),
-        (("memory", "--model", "gpt2", "--micro-batch", "-1"), "--micro-batch = -1: must be positive"),
-        (("memory", "--params", "7B", "--card", "0"), "--card = 0.0: must be positive"),
-        (("comm", "--params", "7B", "--rate", "0"), "--rate = 0.0: must be positive"),
-        (("comm", "plan.json", "--batch", "8"), "--batch = 8: is already set by the plan.json"),
+        (("tables", "memory", "--params", "7B", "--plot", "no/where.svg"), "make its folder first"),
+        (
+            ("tables", "scaling", "--params", "7B", "--tokens", "1T", "--plot", "no/where.svg"),
+            "make its folder first",
+        ),
+        (("tables", "memory", "--seq", "8"), "--model, --cluster"),
+        (("tables", "memory", "--model", "gpt2", "--seq", "0"), "--seq = 0: must be positive"),
+        (("tables", "memory", "--model", "gpt2", "--micro-batch", "-1"), "--micro-batch = -1: must be positive"),
+        (("tables", "memory", "--params", "7B", "--card", "0"), "--card = 0.0: must be positive"),
+        (("tables", "comm", "--params", "7B", "--rate", "0"), "--rate = 0.0: must be positive"),
+        (("tables", "comm", "plan.json", "--batch", "8"), "--batch = 8: is already set by the plan.json"),
         (("explain", "plan.json", "--model", "gpt2"), "--model = 'gpt2': is already set by the plan.json"),
-        (("memory", "--params", "many"), "write 25M"),
-        (("memory", "--params", "7B", "--bytes-per-parameter", "14"), "use 12, 16, 18 or 20"),
-        (("scaling", "--model", "llama3-8b"), "--gpus"),
-        (("scaling", "--model", "llama3-8b", "--gpus", "x", "--batch", "8", "--seq", "64"), "not a list of numbers"),
-        (("comm", "--model", "llama3-8b"), "--cluster"),
-        (("scaling", "--params", "7B"), "--tokens: is missing"),
-        (("scaling", "--params", "7B", "--tokens", "all"), "'all': is not a number of tokens"),
-        (("scaling", "--params", "7B", "--tokens", "1T", "--tflops", "0"), "--tflops = 0"),
-        (("roofline", "--params", "7B", "--seq", "0"), "--seq = 0"),
-        (("roofline", "--params", "7B", "--cluster", "dgx-h10"), "did you mean dgx-h100"),
+        (("tables", "memory", "--params", "many"), "write 25M"),
+        (("tables", "memory", "--params", "7B", "--bytes-per-parameter", "14"), "use 12, 16, 18 or 20"),
+        (("tables", "scaling", "--model", "llama3-8b"), "--gpus"),
+        (
+            ("tables", "scaling", "--model", "llama3-8b", "--gpus", "x", "--batch", "8", "--seq", "64"),
+            "not a list of numbers",
+        ),
+        (("tables", "comm", "--model", "llama3-8b"), "--cluster"),
+        (("tables", "scaling", "--params", "7B"), "--tokens: is missing"),
+        (("tables", "scaling", "--params", "7B", "--tokens", "all"), "'all': is not a number of tokens"),
+        (("tables", "scaling", "--params", "7B", "--tokens", "1T", "--tflops", "0"), "--tflops = 0"),
+        (("tables", "roofline", "--params", "7B", "--seq", "0"), "--seq = 0"),
+        (("tables", "roofline", "--params", "7B", "--cluster", "dgx-h10"), "did you mean dgx-h100"),
     ],
 )
 def test_wrong_words_get_one_line(tmp_path, words, said):
@@ -283,7 +306,7 @@ def test_wrong_words_get_one_line(tmp_path, words, said):
 
 
 def test_a_table_of_nothing_says_what_it_may_be_of(tmp_path):
-    for command in ("memory", "comm", "scaling", "plan"):
-        code, out, err = phalanx(tmp_path, command)
+    for words in (("tables", "memory"), ("tables", "comm"), ("tables", "scaling"), ("plan",)):
+        code, out, err = phalanx(tmp_path, *words)
         assert (code, out) == (2, "")
         assert "--params" in err or "JOB.toml" in err

@@ -89,9 +89,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (run / "recorded.json").write_text(json.dumps({"step_time_s": 2.0, "memory_bytes": 2**30, "timeline": None}))
     assert phalanx(folder, "report", "runs/one")[0] == 0
     for name in ("memory", "comm"):
-        assert phalanx(folder, name, "--params", "7B", "--plot", f"{name}.html")[0] == 0
+        assert phalanx(folder, "tables", name, "--params", "7B", "--plot", f"{name}.html")[0] == 0
     small = ("--model", "gpt2", *QUESTION[2:4], "--gpus", "2,4", "--batch", "8", "--seq", "64")
-    assert phalanx(folder, "scaling", *small, "--plot", "scaling.html")[0] == 0
+    assert phalanx(folder, "tables", "scaling", *small, "--plot", "scaling.html")[0] == 0
     large = ("--model", "llama3-405b", "--cluster", "dgx-h100", "--gpus", "1024", "--batch", "1024", "--seq", "8192")
     strategy = ("--strategy", "dp=8,zero=1,tp=4,sp=1,pp=32,virtual=4,schedule=interleaved")
     assert phalanx(folder, "plan", *large, *strategy, "--out", "large.json", "--report", "large.html")[0] == 0

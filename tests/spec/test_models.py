@@ -209,19 +209,19 @@ def test_what_is_but_a_shape_is_refused_in_a_dense_model_too(field: dict[str, An
 
 
 def test_models_are_shown(tmp_path: Path) -> None:
-    shown = _phalanx("models").stdout
+    shown = _phalanx("presets", "models").stdout
     assert all(name in shown for name in PRESETS)
-    assert "671,026,404,352 parameters, 37,552,282,624 of them" in _phalanx("models", "deepseek-v3").stdout
+    assert "671,026,404,352 parameters, 37,552,282,624 of them" in _phalanx("presets", "models", "deepseek-v3").stdout
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"model_type": "gpt2", "vocab_size": 7, "n_embd": 4, "n_layer": 1, "n_head": 2}))
-    found = json.loads(_phalanx("models", str(config), "--json").stdout)
+    found = json.loads(_phalanx("presets", "models", str(config), "--json").stdout)
     assert found["parameters"] == found["active"] == sum(found["roles"].values())
     assert found["roles"]["embedding"] == 28
-    assert json.loads(_phalanx("models", str(tmp_path), "--json").stdout) == found
+    assert json.loads(_phalanx("presets", "models", str(tmp_path), "--json").stdout) == found
     (tmp_path / "empty").mkdir()
-    wrong = _phalanx("models", str(tmp_path / "empty"))
+    wrong = _phalanx("presets", "models", str(tmp_path / "empty"))
     assert (wrong.exit_code, "empty/config.json': no such file" in wrong.stderr) == (2, True)
-    wrong = _phalanx("models", "deepseek-v4")
+    wrong = _phalanx("presets", "models", "deepseek-v4")
     assert (wrong.exit_code, wrong.stderr.count("\n")) == (2, 1)
 
 

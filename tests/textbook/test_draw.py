@@ -67,11 +67,11 @@ def test_a_mistake_is_one_line(tmp_path: Path, words: tuple[str, ...], said: str
 
 
 _PLOTS = (
-    (("roofline",), "H100: 295"),
-    (("roofline", "--params", "7B"), "infiniband: 19,788"),
+    (("tables", "roofline"), "H100: 295"),
+    (("tables", "roofline", "--params", "7B"), "infiniband: 19,788"),
     (("learn", "cases", "--tree"), "Serving, not training?"),
-    (("clusters",), "TB/s of one GPU"),
-    (("clusters", "dgx-h100"), "bisection 6.4 TB/s"),
+    (("presets", "clusters"), "TB/s of one GPU"),
+    (("presets", "clusters", "dgx-h100"), "bisection 6.4 TB/s"),
     (("collectives", "show", "ring"), "round 6 of 6"),
     (("collectives", "show", "pairwise", "--op", "all_to_all"), "round 3 of 3"),
     (("collectives", "table", "--ranks", "64"), "rabenseifner from here"),

@@ -49,7 +49,9 @@ def test_every_golden_correction_and_mistake_has_its_row(make: ModuleType) -> No
 
 
 def test_a_row_that_does_not_hold_is_found(make: ModuleType) -> None:
-    row = make.Row("T0", "memory", "x", "y", "memory --params 7B", ("113.0",), "", "tests/textbook/test_rows.py::no")
+    row = make.Row(
+        "T0", "memory", "x", "y", "tables memory --params 7B", ("113.0",), "", "tests/textbook/test_rows.py::no"
+    )
     assert [line.partition(":")[0] for line in make.failures(row)] == ["T0", "T0"]
     assert make.failures(make.Row("T0", "memory", "x", "y")) == ["T0: neither a command nor a test holds it"]
 

@@ -1,5 +1,7 @@
-"""What `phalanx sweep` does: train a job for some steps under one strategy of every family, and hold each run against
-its plan. A strategy of a family is the plainest: all ranks on one axis, one micro-batch, or two for each stage."""
+"""Training of a job for some steps under one strategy of every family, and each run compared with its plan.
+
+A strategy of a family is the plainest: all ranks on one axis, one micro-batch, or two for each stage.
+"""
 
 from __future__ import annotations
 

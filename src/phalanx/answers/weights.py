@@ -1,4 +1,4 @@
-"""What `phalanx import` and `phalanx export-weights` do: Hugging Face weights into a run's folder, and back.
+"""What `phalanx weights import` and `phalanx weights export` do: Hugging Face weights into a run's folder, and back.
 
 runs/NAME/model.json                 the ModelSpec, where a trained run has plan.json
 runs/NAME/checkpoint/step-00000000   the parameters, in the type they were stored in

@@ -29,22 +29,12 @@ COMMANDS = (
     ),
     Entry("lint", _PLAN, "phalanx.cli.explain:lint", "Find anti-patterns in a strategy; exit code 1 if any."),
     Entry("compare", _PLAN, "phalanx.cli.compare:compare", "Compare plans, configurations or strategies."),
-    Entry("scaling", _PLAN, "phalanx.cli.scaling:scaling", "Tabulate strong and weak scaling."),
-    Entry("memory", _PLAN, "phalanx.cli.memory:memory", "Tabulate the memory of state and activations."),
-    Entry("comm", _PLAN, "phalanx.cli.comm:comm", "Tabulate what each mesh axis sends, and what is hidden."),
-    Entry(
-        "roofline", _PLAN, "phalanx.cli.roofline:roofline", "Tabulate ridge points and the intensity of operators."
-    ),
+    Entry("tables", _PLAN, "phalanx.cli.tables:tables", "Tabulate memory, communication, rooflines or scaling."),
     Entry("mesh", _PLAN, "phalanx.cli.mesh:mesh", "Show which rank is on which GPU, and who talks to whom."),
-    Entry("models", _PLAN, "phalanx.cli.models:models", "List the model presets, or show one model."),
+    Entry("presets", _PLAN, "phalanx.cli.presets:presets", "List the models and clusters that ship, or show one."),
     Entry("read", _PLAN, "phalanx.cli.read:read", "Read another framework's configuration."),
     Entry("export", _PLAN, "phalanx.cli.export:export", "Write a plan as another framework's configuration."),
-    Entry(
-        "verify",
-        _PROVE,
-        "phalanx.cli.verify:verify",
-        "Compare a real step, on fake tensors, with the plan.",
-    ),
+    Entry("verify", _PROVE, "phalanx.cli.verify:verify", "Compare a real step, on fake tensors, with the plan."),
     Entry("observe", _PROVE, "phalanx.cli.observe:observe", "Show what one step of any torch program does."),
     Entry("parity", _PROVE, "phalanx.cli.parity:parity", "Compare losses and gradients with those of one process."),
     Entry(
@@ -52,14 +42,11 @@ COMMANDS = (
     ),
     Entry("pipeline", _PROVE, "phalanx.cli.pipeline:pipeline", "Draw, compare and prove pipeline schedules."),
     Entry("train", _RUN, "phalanx.cli.train:train", "Train a job or a plan, and compare the run with the plan."),
-    Entry("sweep", _RUN, "phalanx.cli.sweep:sweep", "Train a few steps under one strategy of every family."),
     Entry(
         "generate", _RUN, "phalanx.cli.generate:generate", "Continue texts with a checkpoint or Hugging Face weights."
     ),
-    Entry("report", _RUN, "phalanx.cli.report:report", "Write a run's report as one HTML file."),
-    Entry("experts", _RUN, "phalanx.cli.experts:experts", "Show how a run's tokens were spread over its experts."),
-    Entry("import", _RUN, "phalanx.cli.weights:import_weights", "Import Hugging Face weights as a run."),
-    Entry("export-weights", _RUN, "phalanx.cli.weights:export_weights", "Export a checkpoint for transformers."),
+    Entry("report", _RUN, "phalanx.cli.report:report", "Write a run's report, or show the load of its experts."),
+    Entry("weights", _RUN, "phalanx.cli.weights:weights", "Import Hugging Face weights, or export a checkpoint."),
     Entry("ui", _RUN, "phalanx.cli.ui:ui", "Serve a page on this machine: plans that change, and runs."),
     Entry("measure", _MEASURE, "phalanx.cli.measure:measure", "Measure kernels, links and collectives here."),
     Entry(
@@ -74,7 +61,6 @@ COMMANDS = (
         "phalanx.shared_cluster.cli.group:cluster",
         "Place and simulate jobs of a shared cluster.",
     ),
-    Entry("clusters", _CLUSTERS, "phalanx.cli.clusters:clusters", "List the cluster presets, or show one."),
 )
 """The commands by panel. Those of the verticals are named here and not imported: a common room does not know them."""
 

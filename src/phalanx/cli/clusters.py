@@ -1,4 +1,4 @@
-"""`phalanx clusters`: the cluster presets, and the sources of their numbers."""
+"""`phalanx presets clusters`: the cluster presets, and the sources of their numbers."""
 
 from __future__ import annotations
 

@@ -188,9 +188,7 @@ def collectives_table(
     ranks: Annotated[int, typer.Option(help="Number of ranks in the group.")] = 8,
     cluster: Annotated[
         str,
-        typer.Option(
-            help="A preset (`phalanx clusters`), a cluster's TOML file, or local: ranks of this machine, as measured."
-        ),
+        typer.Option(help="A preset, a cluster's TOML file, or local: ranks of this machine, as measured."),
     ] = "dgx-h100",
     symbols: Annotated[
         bool, typer.Option("--symbols", help="Show the formulas of all algorithms instead, in symbols.")

@@ -1,4 +1,4 @@
-"""`phalanx comm`: what a strategy sends, and what an all-reduce of gradients costs."""
+"""`phalanx tables comm`: what a strategy sends, and what an all-reduce of gradients costs."""
 
 from __future__ import annotations
 

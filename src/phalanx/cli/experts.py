@@ -1,17 +1,12 @@
-"""`phalanx experts`: how a run's tokens were spread over its experts."""
+"""`phalanx report experts`: how a run's tokens were spread over its experts."""
 
 from __future__ import annotations
-
-import typer
 
 from phalanx.cli.options import Json, Plot, Run
 from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_drawing
 
-experts = typer.Typer(no_args_is_help=True, help="Show how a run's tokens were spread over its experts.")
 
-
-@experts.command()
-def show(run: Run, plot: Plot = None, as_json: Json = False) -> None:
+def experts(run: Run, plot: Plot = None, as_json: Json = False) -> None:
     """Show the busiest expert's load over the mean, layer by layer, in the course of a run."""
     from phalanx.report.experts import balance, busiest, picture, stretches
     from phalanx.runs.folder import metrics

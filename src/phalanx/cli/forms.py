@@ -31,27 +31,30 @@ Rule = Callable[[Sequence[str]], str]
 """Which form is meant by words that name none."""
 
 
-def forms(summary: str, table: Mapping[str, Form], rule: Rule, default: str = "") -> typer.Typer:
-    """Return a command with forms; `default`: the one that runs where no words follow, if any does."""
+def forms(summary: str, table: Mapping[str, Form], rule: Rule | None = None, default: str = "") -> typer.Typer:
+    """Return a command with forms; `default`: the one that runs where no words follow, if any does.
+
+    Without a rule it is a group of commands, of which one is always named.
+    """
 
     class Forms(LazyGroup):
         """A group whose subcommands are the forms."""
 
         entries: ClassVar[tuple[Entry, ...]] = tuple(
-            Entry(name, "Forms", form.function, form.help) for name, form in table.items()
+            Entry(name, "Forms" if rule else "Commands", form.function, form.help) for name, form in table.items()
         )
 
-        rule: ClassVar[Rule]
+        rule: ClassVar[Rule | None]
 
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             """Name the form before the words that follow."""
-            if args and args[0] not in table and args[0] != "--help":
+            if rule and args and args[0] not in table and args[0] != "--help":
                 args = [rule(args), *args]
             elif not args and default:
                 args = [default]
             return list(super().parse_args(ctx, args))
 
-    Forms.rule = staticmethod(rule)
+    Forms.rule = rule and staticmethod(rule)
     app = typer.Typer(cls=Forms, help=summary, no_args_is_help=True, rich_markup_mode=None)
     app.callback()(lambda: None)
     return app

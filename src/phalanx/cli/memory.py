@@ -1,4 +1,4 @@
-"""`phalanx memory`: bytes of a model, of its state and activations, and of a strategy."""
+"""`phalanx tables memory`: bytes of a model, of its state and activations, and of a strategy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`phalanx models`: the model presets, and the shape and parameters of one model."""
+"""`phalanx presets models`: the model presets, and the shape and parameters of one model."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ _MODEL = typer.Option(
 _CLUSTER = typer.Option(
     "--cluster",
     metavar="NAME|FILE.toml",
-    help="Cluster: a preset (`phalanx clusters`) or a TOML file.",
+    help="Cluster: a preset (`phalanx presets clusters`) or a TOML file.",
     autocompletion=clusters,
 )
 _GPUS = typer.Option("--gpus", help="Number of GPUs.")

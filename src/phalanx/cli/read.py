@@ -39,7 +39,7 @@ def read(
 ) -> None:
     """Read another framework's configuration: its layout, what became of every key, and its mistakes.
 
-    `predict`, `explain`, `lint`, `comm`, `roofline`, `memory`, `compare` and `verify` take such a file too, with
+    `predict`, `explain`, `lint`, `tables`, `compare` and `verify` take such a file too, with
     --cluster, and `plan --from` improves it. Nothing in it is run.
     """
     from phalanx.answers.read import read as run

@@ -1,4 +1,4 @@
-"""`phalanx report`: a run as one HTML file."""
+"""`phalanx report`: a run as one HTML file, and how its tokens were spread over its experts."""
 
 from __future__ import annotations
 
@@ -7,10 +7,20 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.forms import Form, forms
 from phalanx.cli.terminal import announce, exit_on_error, require_writable
 
+report = forms(
+    "Write a run's report as one HTML file, or show the load of its experts.",
+    {
+        "run": Form(f"{__name__}:of_run", "Loss, throughput, and the measured step under the predicted one."),
+        "experts": Form("phalanx.cli.experts:experts", "How a run's tokens were spread over its experts."),
+    },
+    lambda _: "run",
+)
 
-def report(
+
+def of_run(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, such as runs/quickstart.")],
     out: Annotated[
         Path | None,
@@ -22,11 +32,12 @@ def report(
     A run that still trains can be looked at, too.
     """
     with exit_on_error():
-        from phalanx.report.run_page import NAME, of_run
+        from phalanx.report.run_page import NAME
+        from phalanx.report.run_page import of_run as page
         from phalanx.spec.files.plan import write_text
 
         require_writable("--out", out)
-        text = of_run(run)
+        text = page(run)
         file = out or run / NAME
         require_writable("RUN", file)
         write_text(file, text)

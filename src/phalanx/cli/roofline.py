@@ -1,4 +1,4 @@
-"""`phalanx roofline`: what bounds a model, and what its communication is worth."""
+"""`phalanx tables roofline`: what bounds a model, and what its communication is worth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`phalanx scaling`: strong and weak scaling, batch, network, devices; and the days of a training."""
+"""`phalanx tables scaling`: strong and weak scaling, batch, network, devices; and the days of a training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`phalanx sweep`: every family of strategies trained for some steps, predicted and measured time and memory."""
+"""`phalanx train sweep`: every family of strategies trained for some steps, predicted and measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""`phalanx train`: plan a job, train it, and compare the run with its plan."""
+"""`phalanx train`: plan a job, train it, and compare the run with its plan.
+
+phalanx train JOB.toml          the job's strategy, or the best one
+phalanx train sweep JOB.toml    some steps under one strategy of every family
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from phalanx.cli.forms import Form, forms
 from phalanx.cli.options import JobOrPlan, Json, Set, StrategyLine
 from phalanx.cli.output import show_notes
 from phalanx.cli.show import (
@@ -23,7 +28,18 @@ if TYPE_CHECKING:
     from phalanx.answers.plan import Decision
 
 
-def train(
+train = forms(
+    "Train a job, or a plan of one, and compare the run with what the plan predicted.",
+    {
+        "job": Form(f"{__name__}:of_job", "A job, or a plan of one, to its last step."),
+        "sweep": Form("phalanx.cli.sweep:sweep", "A few steps under one strategy of every family."),
+    },
+    lambda _: "job",
+    default="job",
+)
+
+
+def of_job(
     job: JobOrPlan = None,
     strategy: StrategyLine = None,
     overrides: Set = None,

@@ -1,4 +1,4 @@
-"""`phalanx import` and `phalanx export-weights`: read and write Hugging Face weights."""
+"""`phalanx weights import` and `phalanx weights export`: read and write Hugging Face weights."""
 
 from __future__ import annotations
 
@@ -8,8 +8,17 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.forms import Form, forms
 from phalanx.cli.options import Json, Run
 from phalanx.cli.terminal import announce, exit_on_error, print_json, require_torch
+
+weights = forms(
+    "Import Hugging Face weights as a run, or export a checkpoint for transformers.",
+    {
+        "import": Form(f"{__name__}:import_weights", "Import Hugging Face weights as a run."),
+        "export": Form(f"{__name__}:export_weights", "Export a checkpoint for transformers."),
+    },
+)
 
 
 def import_weights(
@@ -20,12 +29,12 @@ def import_weights(
     name: Annotated[str, typer.Option(help="Name of the run; by default that of the folder.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Import Hugging Face weights as a run, for `generate`, `export-weights` and train.weights."""
+    """Import Hugging Face weights as a run, for `generate`, `weights export` and train.weights."""
     with exit_on_error():
         require_torch()
-        from phalanx.answers import weights
+        from phalanx.answers.weights import import_weights as run
 
-        folder = weights.import_weights(source, name, announce)
+        folder = run(source, name, announce)
         if as_json:
             print_json({"run": os.path.relpath(folder)})
         else:
@@ -45,10 +54,10 @@ def export_weights(
     """Export a checkpoint as a folder that Hugging Face's transformers loads."""
     with exit_on_error():
         require_torch()
-        from phalanx.answers import weights
+        from phalanx.answers.weights import export_weights as write
         from phalanx.spec.byte_sizes import parse_bytes
 
-        files = weights.export_weights(run, out, dtype, step, parse_bytes(shard_size, "--shard-size"), announce)
+        files = write(run, out, dtype, step, parse_bytes(shard_size, "--shard-size"), announce)
         if as_json:
             print_json({"folder": str(out), "files": [file.name for file in files]})
         else:

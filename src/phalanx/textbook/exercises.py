@@ -113,7 +113,7 @@ def _state(draw: random.Random) -> Exercise:
         "of state has a rank?",
         f"{held:.4g} GB: {('16 N', '4 N + 12 N / P', '2 N + 14 N / P', '16 N / P')[zero]}",
         held,
-        f"memory --params {billions}B",
+        f"tables memory --params {billions}B",
     )
 
 
@@ -126,7 +126,7 @@ def _cards(draw: random.Random) -> Exercise:
         f"How many cards of {card} GB hold the state of {billions} B parameters, 16 bytes each, before activations?",
         f"{count}: {16 * billions:,} GB over {card} GB, rounded up",
         count,
-        f"memory --params {billions}B --card {card}",
+        f"tables memory --params {billions}B --card {card}",
     )
 
 
@@ -140,7 +140,7 @@ def _activations(draw: random.Random) -> Exercise:
         "parallelism, attention's core repeated. How many GB of activations has a rank?",
         f"{held:.4g} GB: L s b h {'34 / t' if sp else '(10 + 24 / t)'}",
         held,
-        "memory --model gpt3-175b",
+        "tables memory --model gpt3-175b",
     )
 
 
@@ -189,7 +189,7 @@ def _critical(draw: random.Random) -> Exercise:
         "parallelism over many ranks compute as long as it sends (bf16 gradients)?",
         f"{tokens:,.0f}: 6 N T FLOP over 4 N bytes is 1.5 T, against peak over rate; whatever the model",
         tokens,
-        f"roofline --params 7B --cluster {name}",
+        f"tables roofline --params 7B --cluster {name}",
     )
 
 
@@ -266,7 +266,7 @@ def _level_of_zero(draw: random.Random) -> Exercise:
         "a card. Which level of ZeRO do you choose, and why not another?",
         f"{level}: state takes {held} GB at levels 0 to 3, and {room:.4g} are free; {why}",
         level,
-        f"memory --params {billions}B --card {card}",
+        f"tables memory --params {billions}B --card {card}",
     )
 
 

@@ -55,22 +55,70 @@ QUICK: tuple[tuple[tuple[str, ...], Options], ...] = (
     (("predict",), {**_ASKED, "--strategy": "tp=2,cp=2,zero=1,micro_batch=2", "--explain": None}),
     (("explain",), {**_ASKED, **_LINE, "--json": None}),
     (("lint",), {**_ASKED, **_LINE, "--json": None}),
-    (("comm",), {**_ASKED, **_LINE, "--json": None}),
-    (("comm",), {"--params": "7B", "--rate": "25", "--csv": None}),
-    (("roofline",), {**_ASKED, **_LINE, "--json": None}),
+    (
+        (
+            "tables",
+            "comm",
+        ),
+        {**_ASKED, **_LINE, "--json": None},
+    ),
+    (
+        (
+            "tables",
+            "comm",
+        ),
+        {"--params": "7B", "--rate": "25", "--csv": None},
+    ),
+    (
+        (
+            "tables",
+            "roofline",
+        ),
+        {**_ASKED, **_LINE, "--json": None},
+    ),
     (("learn", "draw", "moe-layer"), {"--model": "mixtral-8x7b", "--ranks": "4", "--seq": "2048"}),
     (("learn", "draw", "fsdp"), {"--model": "llama2-7b", "--cluster": "dgx-h100", "--gpus": "16", "--json": None}),
     (("learn", "draw", "parameter-bytes"), {"--params": "7B", "--ranks": "8", "--json": None}),
-    (("roofline",), {"--params": "7B", "--cluster": "dgx-a100", "--seq": "2048"}),
-    (("memory",), {"--model": "llama2-7b", "--card": "80", "--micro-batch": "1", "--seq": "2048", "--json": None}),
-    (("memory",), {"--params": "7B", "--bytes-per-parameter": "16", "--csv": None}),
-    (("scaling",), {"--params": "7B", "--tokens": "300B", "--tflops": "150", "--gpus": "64,128", "--json": None}),
+    (
+        (
+            "tables",
+            "roofline",
+        ),
+        {"--params": "7B", "--cluster": "dgx-a100", "--seq": "2048"},
+    ),
+    (
+        (
+            "tables",
+            "memory",
+        ),
+        {"--model": "llama2-7b", "--card": "80", "--micro-batch": "1", "--seq": "2048", "--json": None},
+    ),
+    (
+        (
+            "tables",
+            "memory",
+        ),
+        {"--params": "7B", "--bytes-per-parameter": "16", "--csv": None},
+    ),
+    (
+        (
+            "tables",
+            "scaling",
+        ),
+        {"--params": "7B", "--tokens": "300B", "--tflops": "150", "--gpus": "64,128", "--json": None},
+    ),
     (("serve", "memory"), {"--model": "llama2-7b", "--weights": "fp8", "--kv": "bf16", "--json": None}),
     (("serve", "roofline"), {"--model": "llama2-7b", "--cluster": "dgx-h100", "--seq": "2048"}),
     (("serve", "comm"), {"--model": "mixtral-8x7b", "--gpus": "8", "--seq": "2048", "--json": None}),
-    (("models",), {"--json": None}),
-    (("models", "llama3-8b"), {"--json": None}),
-    (("clusters", "dgx-h100"), {"--nodes": "4", "--json": None}),
+    (
+        (
+            "presets",
+            "models",
+        ),
+        {"--json": None},
+    ),
+    (("presets", "models", "llama3-8b"), {"--json": None}),
+    (("presets", "clusters", "dgx-h100"), {"--nodes": "4", "--json": None}),
     (("collectives", "show", "ring"), {"--op": "all_reduce", "--ranks": "4", "--root": "0"}),
     (("collectives", "show", "binomial"), {"--op": "broadcast", "--ranks": "5", "--root": "2"}),
     (
@@ -124,7 +172,7 @@ QUICK: tuple[tuple[tuple[str, ...], Options], ...] = (
     (("explain", "observed.json"), {"--cluster": "dgx-h100", "--json": None}),
     (("lint", "observed.json"), {"--cluster": "dgx-h100"}),
     (("serve", "launch", "serving.json"), {"--for": "engine", "--json": None}),
-    (("experts", "show", "runs/e"), {"--json": None}),
+    (("report", "experts", "runs/e"), {"--json": None}),
     (("report", "runs/e"), {"--out": "page.html"}),
     (("serve", "validate"), {"--runs": "served.csv", "--json": None}),
 )
@@ -159,7 +207,13 @@ SLOW: tuple[tuple[tuple[str, ...], Options], ...] = (
         ("serve", "plan"),
         {**_SERVED, "--variation": "0.5", "--adapters": "8:2", "--weights": "fp8", "--launch": "engine"},
     ),
-    (("scaling",), {"--model": "llama2-7b", "--gpus": "16,32", "--batch": "64", "--seq": "2048", "--json": None}),
+    (
+        (
+            "tables",
+            "scaling",
+        ),
+        {"--model": "llama2-7b", "--gpus": "16,32", "--batch": "64", "--seq": "2048", "--json": None},
+    ),
     (("train", "local.toml"), {"--strategy": "dp=2,zero=1", "--set": "train.steps=4", "--json": None}),
     (("train", "--resume"), {"--set": "train.steps=6", "--max-restarts": "1", "--json": None}),
     (("parity", "job.toml"), {"--strategy": "dp=2", "--steps": "1", "--dtype": "float64", "--json": None}),
@@ -167,8 +221,8 @@ SLOW: tuple[tuple[tuple[str, ...], Options], ...] = (
         ("generate", "runs/job"),
         {"--prompt": "the", "--tokens": "4", "--temperature": "0.8", "--top-k": "5", "--top-p": "0.9", "--page": "4"},
     ),
-    (("export-weights", "runs/job"), {"--out": "hf2", "--dtype": "float32", "--step": "5", "--shard-size": "1MB"}),
-    (("import", "hf"), {"--name": "imported", "--json": None}),
+    (("weights", "export", "runs/job"), {"--out": "hf2", "--dtype": "float32", "--step": "5", "--shard-size": "1MB"}),
+    (("weights", "import", "hf"), {"--name": "imported", "--json": None}),
     (
         ("learn", "cases"),
         {"--rules": None, "--json": None},
@@ -191,7 +245,7 @@ SLOW: tuple[tuple[tuple[str, ...], Options], ...] = (
         {"--world": "4", "--ranks": "0,1", "--mesh": "dp=4", "--node": "4", "--step": "2", "--json": None},
     ),
     # Valid but for its text: it trains every family, which is longer than a case may take.
-    (("sweep", "local.toml"), {"--steps": "3", "--set": "train.data=none.txt", "--json": None}),
+    (("train", "sweep", "local.toml"), {"--steps": "3", "--set": "train.data=none.txt", "--json": None}),
 )
 """Commands that search, or start ranks."""
 
@@ -356,14 +410,14 @@ def _readers(kind: str, pool_is_quick: bool) -> tuple[tuple[str, ...], ...]:
         "cluster file": (
             ("predict", "--model", "llama2-7b", *asked, *line, "--json"),
             ("explain", "--model", "llama2-7b", *asked, *line, "--json"),
-            ("comm", "--model", "llama2-7b", *asked, *line, "--json"),
+            ("tables", "comm", "--model", "llama2-7b", *asked, *line, "--json"),
             ("collectives", "table", "--cluster", "c.toml", "--ranks", "8", "--json"),
             ("plan", "job.toml", "--set", "cluster.file=c.toml", "--strategy", "dp=2", "--json"),
         ),
         "config.json": (
-            ("models", "config.json", "--json"),
+            ("presets", "models", "config.json", "--json"),
             ("predict", "--model", "config.json", *small, "--json"),
-            ("memory", "--model", "config.json", "--json"),
+            ("tables", "memory", "--model", "config.json", "--json"),
             ("lint", "--model", "config.json", *small, "--json"),
         ),
         "job file": (
@@ -374,7 +428,7 @@ def _readers(kind: str, pool_is_quick: bool) -> tuple[tuple[str, ...], ...]:
         "plan.json": (
             ("explain", "p.json", "--json"),
             ("lint", "p.json", "--json"),
-            ("comm", "p.json", "--json"),
+            ("tables", "comm", "p.json", "--json"),
             ("verify", "p.json", "--json"),
         ),
         "schedule": (
@@ -401,7 +455,7 @@ def _readers(kind: str, pool_is_quick: bool) -> tuple[tuple[str, ...], ...]:
         "observed.json": (
             ("explain", "o.json", "--cluster", "dgx-h100", "--json"),
             ("lint", "o.json", "--cluster", "dgx-h100", "--json"),
-            ("comm", "o.json", "--cluster", "dgx-h100"),
+            ("tables", "comm", "o.json", "--cluster", "dgx-h100"),
             ("compare", "o.json", "m.json", "--json"),
         ),
         "serving.json": (
@@ -410,8 +464,8 @@ def _readers(kind: str, pool_is_quick: bool) -> tuple[tuple[str, ...], ...]:
         ),
         "served runs": (("serve", "validate", "--runs", "v.csv", "--json"),),
         "metrics": (
-            ("experts", "show", "runs/f", "--json"),
-            ("experts", "show", "runs/f"),
+            ("report", "experts", "runs/f", "--json"),
+            ("report", "experts", "runs/f"),
             ("report", "runs/f", "--out", "page.html"),
         ),
         "timeline": (("report", "runs/g", "--out", "page.html"),),

@@ -59,7 +59,7 @@ def compute_roofline() -> Picture:
     return Picture(
         "Roofline of compute: from its ridge on, a chip computes as fast as it can",
         (panel,),
-        "datasheets of the chips (`phalanx roofline`), dense products of 16-bit numbers, no efficiencies",
+        "datasheets of the chips (`phalanx tables roofline`), dense products of 16-bit numbers, no efficiencies",
         "Left of its ridge (the dot, FLOP per byte) an operator waits for memory, right of it for tensor cores.",
     )
 
@@ -85,7 +85,7 @@ def job_roofline(cluster: ClusterSpec, question: str, operators: Sequence[Operat
                 height=340,
             ),
         ),
-        f"`phalanx roofline` of {question}; dots: FLOP over the seconds that fitted kernels take",
+        f"`phalanx tables roofline` of {question}; dots: FLOP over the seconds that fitted kernels take",
         "A dot far below the roof: small matrices, or kernels that do not fill the chip.",
     )
 
@@ -109,7 +109,7 @@ def comm_roofline(cluster: str = "dgx-h100", gpus: int = 64) -> Picture:
     return Picture(
         f"Roofline of communication on {spec.name}: a roof for each tier of links",
         (panel,),
-        f"`phalanx roofline` (peak, links in one direction, of datasheets); {short(peak, 'FLOP/s')} in bf16",
+        f"`phalanx tables roofline` (peak, links in one direction, of datasheets); {short(peak, 'FLOP/s')} in bf16",
         "Grey dots: data parallelism over the outermost links, by tokens on each rank: 6 N FLOP a token over 4 N "
         "bytes of gradients, 1.5 FLOP per byte for each token, whatever the model.",
     )
@@ -136,7 +136,7 @@ def staircase(cluster: str = "dgx-h100", gpus: int = 256) -> Picture:
     return Picture(
         f"Staircase of bandwidth on {spec.name}: each tier that a group leaves costs a step",
         (panel,),
-        "`phalanx clusters` (datasheets) and the fitted model of NCCL that `phalanx comm` prices with",
+        "`phalanx presets clusters` (datasheets) and the fitted model of NCCL that `phalanx tables comm` prices with",
         "busbw counts 2 n (P-1)/P bytes of a rank. Above the datasheet: switches that reduce, and ranks of a node "
         "which use their network ports side by side. Small buffers wait for latency.",
     )
@@ -177,7 +177,8 @@ def memory_hierarchy(cluster: str = "dgx-h100") -> Picture:
             ),
             Bars("GB/s of one GPU, links in one direction", tuple(bars), head="How fast it is"),
         ),
-        "`phalanx roofline` (sizes: whitepapers and drivers; rates: datasheets); reached: fitted on published runs",
+        "`phalanx tables roofline` (sizes: whitepapers and drivers; rates: datasheets); reached: fitted on published "
+        "runs",
         "Rates of registers, L1 and L2 are not in datasheets; kernels that stay there are bound by compute.",
     )
 
@@ -206,7 +207,8 @@ def bandwidths() -> Picture:
     return Picture(
         "Bandwidths of all presets",
         tuple(panels),
-        "`phalanx clusters`: datasheets and published descriptions; sources by `phalanx clusters NAME`",
+        "`phalanx presets clusters`: datasheets and published descriptions; sources by `phalanx presets "
+        "clusters NAME`",
         "Where the ranks of a node share a port, each has its part of it.",
     )
 
@@ -252,7 +254,7 @@ def switch_levels(cluster: str = "dgx-h100", gpus: int = 256) -> Picture:
     return Picture(
         f"Levels of switches of {spec.name} with {spec.ranks} GPUs",
         (Diagram(tuple(items)),),
-        f"`phalanx clusters {spec.name}`: datasheets, links in one direction",
+        f"`phalanx presets clusters {spec.name}`: datasheets, links in one direction",
         "A fat tree that is not oversubscribed (1) lets one half of the GPUs send to the other at full rate: the "
         "bisection. NVSwitch is such a level inside a node.",
     )
@@ -282,7 +284,7 @@ def hierarchy(cluster: str = "dgx-h100", gpus: int = 256) -> Picture:
     return Picture(
         f"The hierarchy of {spec.name}: {spec.ranks} GPUs, level in level",
         (Diagram(tuple(items)),),
-        f"`phalanx clusters {spec.name}`: datasheets in one direction; latencies are estimates",
+        f"`phalanx presets clusters {spec.name}`: datasheets in one direction; latencies are estimates",
         "From the inside out each level is larger, slower and further away: what talks most stays innermost.",
     )
 

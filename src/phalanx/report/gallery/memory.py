@@ -15,7 +15,7 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 _KINDS = ("weights", "gradients", "master copy", "two moments")
-_SOURCE = "`phalanx memory`: bf16 weights, Adam's moments in fp32 (Rajbhandari et al. 2020)"
+_SOURCE = "`phalanx tables memory`: bf16 weights, Adam's moments in fp32 (Rajbhandari et al. 2020)"
 
 
 def parameter_bytes(params: str = "7B", ranks: int = 8, policy: int = 16) -> Picture:
@@ -129,6 +129,6 @@ def activations_of(spec: ModelSpec, name: str, micro_batch: int, seq: int) -> Pi
     return Picture(
         f"Activations of {name}: {spec.layers} blocks, {micro_batch} x {seq:,} tokens",
         tuple(panels),
-        "`phalanx memory --model`: Korthikanti et al. 2022, table 2; without embeddings, logits and loss",
+        "`phalanx tables memory --model`: Korthikanti et al. 2022, table 2; without embeddings, logits and loss",
         "Each panel has its own scale. sp divides what tp alone leaves whole: norms and the residual stream.",
     )

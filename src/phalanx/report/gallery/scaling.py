@@ -75,6 +75,6 @@ def scaling_of(sheets: Sequence[Sheet], question: str) -> Picture:
     return Picture(
         f"Scaling of {question}",
         (plot, *panels, *extra),
-        "`phalanx scaling`: the best strategy of the search at each number of GPUs",
+        "`phalanx tables scaling`: the best strategy of the search at each number of GPUs",
         "Computing: smaller pieces, or more of them repeated, than in the first row.",
     )

@@ -22,7 +22,7 @@ Cluster = Annotated[
     typer.Option(
         "--cluster",
         metavar="NAME|FILE.toml",
-        help="Cluster: a preset (`phalanx clusters`) or a TOML file.",
+        help="Cluster: a preset (`phalanx presets clusters`) or a TOML file.",
         autocompletion=completion.clusters,
     ),
 ]

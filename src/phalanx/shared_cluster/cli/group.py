@@ -1,4 +1,4 @@
-"""The commands `phalanx cluster ...`. (`phalanx clusters` lists the cluster presets.)"""
+"""The commands `phalanx cluster ...`. (`phalanx presets clusters` lists the cluster presets.)"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from phalanx.shared_cluster.cli.simulate import simulate
 from phalanx.shared_cluster.cli.validate import validate
 
 cluster = typer.Typer(
-    help="Shared clusters: read their topology, place a job, simulate a queue; `phalanx clusters` lists the presets.",
+    help="Shared clusters: read their topology, place a job, simulate a queue.",
     no_args_is_help=True,
 )
 for _command in (simulate, place, read, validate):

@@ -121,11 +121,13 @@ def write_model(spec: ModelSpec, folder: Path) -> None:
 
 
 def model_of(folder: Path) -> ModelSpec:
-    """Read the model of a run's folder, or of a folder that `phalanx import` made. Raises InputError."""
+    """Read the model of a run's folder, or of a folder that `phalanx weights import` made. Raises InputError."""
     path = folder / "model.json"
     trained = (folder / "plan.json").exists()
     if not trained and not path.exists() and (folder / "config.json").exists():
-        raise InputError("RUN", str(folder), "is not a run", "phalanx import makes one from Hugging Face weights")
+        raise InputError(
+            "RUN", str(folder), "is not a run", "phalanx weights import makes one from Hugging Face weights"
+        )
     if trained or not path.exists():
         return read(folder / "plan.json").model
     content = read_json(path, "model")

@@ -248,7 +248,7 @@ def require_runnable(spec: ModelSpec) -> None:
     ):
         if unsupported:
             reason = f"{what}: its shape is known, its step is not priced or run yet"
-            raise InputError(f"model.{name}", None, reason, "use a dense model; phalanx models lists them")
+            raise InputError(f"model.{name}", None, reason, "use a dense model; phalanx presets models lists them")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Criteria in numbers for when an axis of parallelism pays, which rules of thumb leave out.
 
 T tokens of a rank and micro-batch, h the model's width, s the sequence, M micro-batches, P ranks of the axis. A ridge
-is a chip's FLOP/s over the bytes/s of its memory, or of the link in one direction (`phalanx roofline`). Derivations:
+is a chip's FLOP/s over the bytes/s of its memory, or of the link in one direction (`phalanx tables roofline`):
 
     tp    (T, h) by (h, h/tp) in 2 bytes: 2 T h h/tp FLOP over 2 (T h + h h/tp + T h/tp) bytes, h/(tp+1) for large T
     pp    (P-1)/(M+P-1) <= 1/5 if M >= 4 (P-1)
@@ -55,6 +55,7 @@ def sheet() -> Sheet:
         "criteria: when an axis pays",
         columns("axis", "asked for when", "pays if", "lint"),
         [(c.axis, c.pays, c.holds, ", ".join(c.lints)) for c in CRITERIA],
-        "T: tokens of a rank and micro-batch, h: width; ridges: `phalanx roofline`; lint: what says that it does not",
+        "T: tokens of a rank and micro-batch, h: width; ridges: `phalanx tables roofline`; "
+        "lint: what says that it does not",
         charted=False,
     )

@@ -43,7 +43,7 @@ def compression() -> Picture:
         "Compression of gradients: what it saves on the wire",
         (panel,),
         "the table of compressors that parses, sends and prices them (spec/strategy/compressors.py); top-k with the "
-        "int64 places of torch.topk: `phalanx comm --params N --top-k 0.01`",
+        "int64 places of torch.topk: `phalanx tables comm --params N --top-k 0.01`",
         f"What every rank chooses for itself travels by all-gather: top 1 % saves {own(2):.3g} times at 2 ranks and "
         f"{own(64):.3g} at 64 ({taught[2]:.3g} and {taught[64]:.3g} with places of {wide} bytes). PowerSGD of a "
         f"{_SIDE:,} x {_SIDE:,} matrix: {four:.0f} times less at rank 4, {thirty_two:.0f} at rank 32.",

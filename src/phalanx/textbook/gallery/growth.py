@@ -85,8 +85,8 @@ def growth() -> Picture:
     return Picture(
         "Growth of models, and what size buys: L(N)",
         (years, law),
-        "sizes: the presets of `phalanx models` where there is one, else (grey) as their papers say; days of papers "
-        "or announcements; the law: Hoffmann et al. 2022, equation 10",
+        "sizes: the presets of `phalanx presets models` where there is one, else (grey) as their papers say; days of "
+        "papers or announcements; the law: Hoffmann et al. 2022, equation 10",
         f"Each tenfold model takes {1 - 10**-LAW.alpha:.0%} off the part of the loss that size decides. By the older "
         f"law L ~ N^-{KAPLAN_N:g} (Kaplan et al. 2020), half of the loss takes {2 ** (1 / KAPLAN_N):,.0f} times the "
         "parameters.",

@@ -25,22 +25,22 @@ class PictureEntry:
 
 PICTURES: dict[str, PictureEntry] = {
     "roofline": PictureEntry(
-        "Roofs of four chips with their ridges", hardware.compute_roofline, "roofline PLAN.json --plot FILE"
+        "Roofs of four chips with their ridges", hardware.compute_roofline, "tables roofline PLAN.json --plot FILE"
     ),
     "comm-roofline": PictureEntry("FLOP/s over FLOP per byte sent, a roof for each tier", hardware.comm_roofline),
     "staircase": PictureEntry("Bandwidth over the size of a group, tier by tier", hardware.staircase),
     "memory-hierarchy": PictureEntry("Levels of memory: what they hold, what is reached", hardware.memory_hierarchy),
     "bandwidths": PictureEntry(
-        "Memory and links of all presets as bars", hardware.bandwidths, "clusters --plot FILE"
+        "Memory and links of all presets as bars", hardware.bandwidths, "presets clusters --plot FILE"
     ),
     "switches": PictureEntry(
-        "Levels of switches: fat tree, NVSwitch", hardware.switch_levels, "clusters NAME --plot FILE"
+        "Levels of switches: fat tree, NVSwitch", hardware.switch_levels, "presets clusters NAME --plot FILE"
     ),
     "hierarchy": PictureEntry("A cluster as levels inside levels", hardware.hierarchy),
     "parameter-bytes": PictureEntry("The bytes of a parameter, and what ZeRO leaves", memory.parameter_bytes),
     "memory-wall": PictureEntry("Memory over parameters, with lines for cards", memory.memory_wall),
     "activations": PictureEntry(
-        "Activations over tp, sp and recomputation", memory.activations, "memory --model M --plot FILE"
+        "Activations over tp, sp and recomputation", memory.activations, "tables memory --model M --plot FILE"
     ),
     **{
         f"{name}-all-reduce": PictureEntry(
@@ -61,13 +61,13 @@ PICTURES: dict[str, PictureEntry] = {
         "Shards inside nodes, copies across", data_parallel.hsdp, "mesh --strategy LINE --cluster C --plot FILE"
     ),
     "compression": PictureEntry(
-        "What compressed gradients save, over ranks", compression.compression, "comm --params N --top-k S"
+        "What compressed gradients save, over ranks", compression.compression, "tables comm --params N --top-k S"
     ),
     "partition": PictureEntry("Matrices cut by columns and rows, MLP, attention", layers.partition),
     "sequence-parallel": PictureEntry("What sp cuts by tokens, between which collectives", layers.sequence_parallel),
     "tp-efficiency": PictureEntry("Efficiency of tp over its degree, on each link", layers.tp_efficiency),
     "routing": PictureEntry(
-        "Tokens to experts: chosen, taken, dropped", experts.routing, "experts show RUN --plot FILE"
+        "Tokens to experts: chosen, taken, dropped", experts.routing, "report experts RUN --plot FILE"
     ),
     "moe-layer": PictureEntry("Dispatch and combine of a whole layer of experts", experts.moe_layer),
     "pipelines": PictureEntry("Pipeline schedules over time", pipelines.gallery, "pipeline show 1f1b --plot FILE"),
@@ -75,7 +75,7 @@ PICTURES: dict[str, PictureEntry] = {
         "The tree of decisions, a job's path marked", choosing.tree, "learn cases --tree --plot FILE"
     ),
     "scaling": PictureEntry(
-        "Scaling, and what each cause takes away", scaling.scaling, "scaling --model M ... --plot FILE"
+        "Scaling, and what each cause takes away", scaling.scaling, "tables scaling --model M ... --plot FILE"
     ),
     "fragmentation": PictureEntry(
         "The same job on whole nodes and on pieces",
