@@ -41,8 +41,6 @@ _FORMS = {
         ["plan", "model", *_ASKED, "--stack", "all"],
         {"strategy", "precision", "where", "headroom", "report"},
     ),
-    "measure of a machine": (["measure"], {"ranks", "dtype", "threads", "quick", "out", "nccl_tests"}),
-    "measure of nccl-tests": (["measure", "--nccl-tests", "log.txt"], {"preset", "op", "out"}),
     "mesh of groups": ([*_MESH, "--groups", "tp"], set()),
     "mesh of a rank": ([*_MESH, "--rank", "3"], {"groups"}),
     "mesh as JSON": ([*_MESH, "--json"], {"groups", "rank"}),
@@ -78,7 +76,6 @@ _FORMS = {
         ["verify", "run.sh"],
         {"strategy", "model", "cluster", "gpus", "batch", "seq", "precision", "device", "report"},
     ),
-    "validate of kernels": (["validate", "--kernels"], set()),
     "cluster simulate that stops no job": (
         ["cluster", "simulate", "--trace", "jobs.csv", "--cluster", "6x8", "--policy", "fifo", "--policy", "easy"],
         {"nodes", "leaf", "oversubscription", "placement", "elastic", "preempt", "skip_bad"},

@@ -163,7 +163,7 @@ def test_the_command(tmp_path: Path, usable: list[Case]) -> None:
         writer = csv.DictWriter(file, fieldnames=list(recipe.row.cells))
         writer.writeheader()
         writer.writerows(c.row.cells for c in (*runs, recipe))
-    done = CliRunner().invoke(app, ["validate", "--choices", "--runs", str(path), "--json"])
+    done = CliRunner().invoke(app, ["validate", "choices", "--runs", str(path), "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     wanted = {"n", "spearman_median", "regret_median", "regret_p90", "chosen_out_of_memory"}
@@ -171,7 +171,7 @@ def test_the_command(tmp_path: Path, usable: list[Case]) -> None:
     assert all(wanted <= set(part) for part in (found["sweeps"], *found["sweeps"]["links"].values()))
     assert {"n", "ratio_p10", "ratio_median", "said_to_fit"} <= set(found["recipes"]["dense"])
     assert (found["sweeps"]["n"], found["recipes"]["dense"]["n"], found["recipes"]["moe"]["n"]) == (1, 1, 0)
-    done = CliRunner().invoke(app, ["validate", "--choices", "--runs", str(path)])
+    done = CliRunner().invoke(app, ["validate", "choices", "--runs", str(path)])
     assert done.exit_code == 0
     assert "regret" in done.stdout
     assert "recipes that experts tuned" in done.stdout

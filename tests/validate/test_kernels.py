@@ -1,4 +1,4 @@
-"""`phalanx validate --kernels`: the kernel model beside kernels that were measured alone, and what must hold."""
+"""`phalanx validate kernels`: the kernel model beside kernels that were measured alone, and what must hold."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ def test_unknown_names_are_refused() -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    code, out, err = phalanx(tmp_path, "validate", "--kernels", "--json")
+    code, out, err = phalanx(tmp_path, "validate", "kernels", "--json")
     assert code == 0, err
     assert json.loads(out)["by_gpu"]["H200"]["left_out"]["n"] > 5000
-    assert phalanx(tmp_path, "validate", "--kernels", "--choices")[0] == 2
-    code, out, _ = phalanx(tmp_path, "validate", "--kernels")
+    assert phalanx(tmp_path, "validate", "kernels", "--runs", "x.csv")[0] == 2
+    code, out, _ = phalanx(tmp_path, "validate", "kernels")
     assert code == 0
     assert "all-reduce in a node" in out

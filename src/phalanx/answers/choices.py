@@ -99,7 +99,7 @@ class RecipeScore:
 
 
 def score(rows: Sequence[Row], announce: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """Score the choices on published rows, as `phalanx validate --choices --json` prints them. `announce` receives
+    """Score the choices on published rows, as `phalanx validate choices --json` prints them. `announce` receives
     lines of progress."""
     usable, skipped = cases(list(rows))
     questions = sweeps(usable)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from phalanx.answers.answer import Answer
+from phalanx.answers.encode import plain
 from phalanx.answers.this_machine import Announce, require_local
 from phalanx.measure.this_machine import default_ranks, local_cluster
 from phalanx.planning.auto import transport
@@ -19,6 +21,18 @@ from phalanx.spec.job import compute_type
 
 if TYPE_CHECKING:
     from phalanx.runtime.process.environment import World
+
+
+@dataclass(frozen=True)
+class Measurement(Answer):
+    """A cluster as it was measured."""
+
+    cluster: ClusterSpec
+
+
+@plain.register
+def _(value: Measurement) -> dict[str, Any]:
+    return asdict(value.cluster)
 
 
 def local_collectives(
@@ -82,5 +96,5 @@ def from_nccl_tests(files: Sequence[Path], preset: str, op: str) -> ClusterSpec:
 
     fits = []
     for file in files:
-        fits.append(read(read_text(file, "nccl_tests"), str(file), op))
+        fits.append(read(read_text(file, "FILE"), str(file), op))
     return replace(clusters.preset(preset, max(fit.hosts for fit in fits)), collectives=tuple(fits))

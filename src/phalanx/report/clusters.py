@@ -3,39 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from rich import box
-from rich.table import Table
+from phalanx.answers.presets import PresetClusters
+from phalanx.planning.tables.switch_levels import sheet as levels
+from phalanx.planning.tables.table import Sheet, columns
+from phalanx.report.view import View
+from phalanx.spec.cluster.spec import ClusterSpec
 
-from phalanx.report.style import size
-from phalanx.spec.cluster.spec import ClusterSpec, Tier
+if TYPE_CHECKING:
+    from phalanx.report.pictures.figure import Picture
 
 
-def table(clusters: Sequence[ClusterSpec]) -> Table:
+def view(a: PresetClusters) -> View:
+    """Show clusters; one alone with its levels of switches and the sources of its numbers."""
+    parts: list[str | Sheet] = [table(a.clusters)]
+    if a.alone:
+        parts += [levels(a.clusters[0]), *sources(a.clusters[0])]
+    return View(parts, "clusters", lambda: _pictures(a))
+
+
+def _pictures(a: PresetClusters) -> list[Picture]:
+    from phalanx.report.gallery.hardware import bandwidths, hierarchy, switch_levels
+
+    spec = a.clusters[0]
+    return [hierarchy(spec.name, spec.ranks), switch_levels(spec.name, spec.ranks)] if a.alone else [bandwidths()]
+
+
+def table(clusters: Sequence[ClusterSpec]) -> Sheet:
     """Tabulate clusters, with the tiers of each one below the other."""
-    grid = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("preset", "device", "usable", "TFLOP/s", "ranks", "GB/s per rank", "links"):
-        grid.add_column(name, justify="left" if name in ("preset", "device", "links") else "right", no_wrap=True)
+    rows = []
     for spec in clusters:
         device = spec.device
-        flops = device.dense_flops_per_s
-        half = flops.get("bfloat16")
-        peak = f"{half / 1e12:g}" if half else f"{flops['float16'] / 1e12:g} fp16"
+        half = device.dense_flops_per_s.get("bfloat16")
+        peak = f"{half / 1e12:g}" if half else f"{device.dense_flops_per_s['float16'] / 1e12:g} fp16"
         for i, tier in enumerate(spec.tiers):
-            about = (spec.name, device.name, size(device.usable_bytes), peak) if i == 0 else ("",) * 4
-            grid.add_row(*about, f"{tier.ranks:,}", _rate(tier), tier.name + _shared(tier))
-    grid.caption = "TFLOP/s: dense, bf16 unless marked fp16; GB/s in one direction; ranks: joined by these links"
-    grid.caption_justify = "left"
-    return grid
-
-
-def _rate(tier: Tier) -> str:
-    return f"{tier.bandwidth_bytes_per_s_per_gpu_per_direction / 1e9:g}"
-
-
-def _shared(tier: Tier) -> str:
-    uplink = tier.uplink_bandwidth_bytes_per_s_per_direction
-    return "" if uplink is None else f", {uplink / 1e9:g} shared"
+            about = (spec.name, device.name, device.usable_bytes, peak) if i == 0 else ("", "", None, "")
+            uplink = tier.uplink_bandwidth_bytes_per_s_per_direction
+            shared = "" if uplink is None else f", {uplink / 1e9:g} shared"
+            rate = tier.bandwidth_bytes_per_s_per_gpu_per_direction / 1e9
+            rows.append((*about, tier.ranks, rate, tier.name + shared))
+    names = columns(
+        *(
+            "preset",
+            "device",
+            ("usable", "bytes"),
+            "TFLOP/s",
+            ("ranks", "count"),
+            ("GB/s per rank", "number"),
+            "links",
+        )
+    )
+    note = "TFLOP/s: dense, bf16 unless marked fp16; GB/s in one direction; ranks: joined by these links"
+    return Sheet("", names, rows, note, charted=False)
 
 
 def sources(spec: ClusterSpec) -> Iterator[str]:

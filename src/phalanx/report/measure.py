@@ -4,46 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.table import Table
-
+from phalanx.answers.measure import Measurement
+from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report.pictures.figure import Lines, Picture, PlotAxis, RuleLine, Series
 from phalanx.report.pictures.files import panel_text
-from phalanx.report.style import empty_table, seconds, size
+from phalanx.report.style import seconds, size
+from phalanx.report.view import View
 from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit
 from phalanx.spec.errors import InputError
 
 
-def links(cluster: ClusterSpec) -> Table:
+def view(m: Measurement) -> View:
+    """Show kernels, collectives, links and figures of a cluster, and the all-reduce of its largest group."""
+    c = m.cluster
+    parts: list[str | Sheet] = [*rates(c), links(c)]
+    if c.figures:
+        parts.append(figures(c))
+    fits = [fit for fit in c.collectives if fit.op == "all_reduce" and len(fit.points) > 1]
+    if fits:
+        parts += plot(max(fits, key=lambda fit: (fit.group_size, fit.hosts, -float(fit.seconds(2**24)))))
+    return View(parts, "measure", lambda: [picture(c.collectives)])
+
+
+def links(cluster: ClusterSpec) -> Sheet:
     """Tabulate latency and bandwidth of each tier of links."""
-    table = empty_table("links, by messages between pairs of ranks")
-    for name in ("tier", "ranks", "alpha", "GB/s of a rank", "GB/s of a host", "n*"):
-        table.add_column(name, justify="left" if name == "tier" else "right")
+    rows = []
     for tier in cluster.tiers:
-        rate, uplink = (
-            tier.bandwidth_bytes_per_s_per_gpu_per_direction,
-            tier.uplink_bandwidth_bytes_per_s_per_direction,
-        )
-        shared = "each its own" if uplink is None else f"{uplink / 1e9:.4g}"
-        table.add_row(
-            tier.name,
-            f"{tier.ranks:,}",
-            seconds(tier.latency_s),
-            f"{rate / 1e9:.4g}",
-            shared,
-            size(tier.latency_s * rate),
-        )
-    return table
+        rate = tier.bandwidth_bytes_per_s_per_gpu_per_direction
+        uplink = tier.uplink_bandwidth_bytes_per_s_per_direction
+        rows.append((tier.name, tier.ranks, tier.latency_s, rate, uplink, tier.latency_s * rate))
+    names = columns(
+        *("tier", ("ranks", "count"), ("alpha", "s"), ("of a rank", "rate"), ("of a host", "rate"), ("n*", "bytes"))
+    )
+    note = "of a host: where its ranks share links"
+    return Sheet("links, by messages between pairs of ranks", names, rows, note, charted=False)
 
 
-def figures(cluster: ClusterSpec) -> Table:
+def figures(cluster: ClusterSpec) -> Sheet:
     """Tabulate matrix products, attention, memory, launches and γ: the best round and the middle 90 %."""
-    table = empty_table("a rank, while all others do the same")
-    for name in ("", "best", "5 % to 95 % of the rounds"):
-        table.add_column(name, justify="right" if name == "best" else "left")
+    rows = []
     for f in cluster.figures:
         low, high = (_written(x, f.unit) for x in (f.low, f.high))
-        table.add_row(f.name, _written(f.value, f.unit), f"{low} to {high}" + (f"; {f.note}" if f.note else ""))
-    return table
+        rows.append((f.name, _written(f.value, f.unit), f"{low} to {high}" + (f"; {f.note}" if f.note else "")))
+    names = columns("", "best", "5 % to 95 % of the rounds")
+    return Sheet("a rank, while all others do the same", names, rows, charted=False)
 
 
 def _written(value: float, unit: str) -> str:
@@ -96,55 +100,54 @@ def panel_of(fit: CollectiveFit) -> Lines:
     )
 
 
-def rates(cluster: ClusterSpec) -> list[Table]:
+def rates(cluster: ClusterSpec) -> list[Sheet]:
     """Tabulate the measured kernels and, if there are any, collectives of a cluster."""
-    kernels = empty_table(f"kernels of {cluster.device.name}; peak and matrix products in TFLOP/s")
-    for name in (
-        "type",
-        "at once",
-        "peak",
-        "forward",
-        "backward",
-        "bandwidth",
-        "per kernel",
-        "whole",
-        "fit error",
-    ):
-        kernels.add_column(name, justify="right")
-    for k in cluster.kernels:
-        kernels.add_row(
+    kernels = [
+        (
             k.dtype,
-            str(k.concurrent),
-            _tera(k.peak_flops_per_s),
-            _tera(1 / k.forward.per_gemm_flop) if k.forward.per_gemm_flop else "-",
-            _tera(1 / k.backward.per_gemm_flop) if k.backward.per_gemm_flop else "-",
-            f"{1e-9 / k.backward.per_byte:.1f} GB/s" if k.backward.per_byte else "-",
-            seconds(k.forward.per_kernel),
-            f"x {k.pass_slowdown:.2f}",
-            f"{k.fit_error:.0%}" + (" (not to be trusted)" if k.fit_error > 0.2 else ""),
+            k.concurrent,
+            k.peak_flops_per_s / 1e12,
+            1e-12 / k.forward.per_gemm_flop if k.forward.per_gemm_flop else None,
+            1e-12 / k.backward.per_gemm_flop if k.backward.per_gemm_flop else None,
+            1 / k.backward.per_byte if k.backward.per_byte else None,
+            k.forward.per_kernel,
+            k.pass_slowdown,
+            k.fit_error,
         )
-    links = empty_table(
-        "collectives: alpha + n beta for n bytes, n* = alpha / beta; a second: calls of the smallest size"
+        for k in cluster.kernels
+    ]
+    names = columns(
+        *("type", ("at once", "count"), ("peak", "number"), ("forward", "number"), ("backward", "number")),
+        *(("bandwidth", "rate"), ("per kernel", "s"), ("whole", "number"), ("fit error", "share")),
     )
-    for name in ("operation", "ranks", "over", "alpha", "a second", "ns/B", "n*", "16 MiB", "error"):
-        links.add_column(name, justify="left" if name in ("operation", "over") else "right", no_wrap=True)
-    for fit in cluster.collectives:
-        links.add_row(
+    title = f"kernels of {cluster.device.name}; peak and matrix products in TFLOP/s"
+    note = "a fit error above 20 % is not to be trusted; whole: a pass over the sum of its kernels"
+    tables = [Sheet(title, names, kernels, note, charted=False)]
+    if cluster.collectives:
+        tables.append(_collectives(cluster.collectives))
+    return tables
+
+
+def _collectives(fits: Sequence[CollectiveFit]) -> Sheet:
+    rows = [
+        (
             fit.op,
             f"{fit.group_size} on {fit.hosts} hosts" if fit.hosts > 1 else str(fit.group_size),
             fit.way,
-            seconds(fit.alpha_s),
-            f"{1 / fit.seconds(fit.points[0][0]):,.0f}" if fit.points else "-",
-            f"{fit.beta_s_per_byte * 1e9:.3f}",
-            size(fit.alpha_s / fit.beta_s_per_byte) if fit.beta_s_per_byte else "-",
-            seconds(fit.seconds(2**24)),
-            f"{fit.fit_error:.0%}" + ("!" if fit.fit_error > 0.2 else ""),
+            fit.alpha_s,
+            1 / float(fit.seconds(fit.points[0][0])) if fit.points else None,
+            fit.beta_s_per_byte * 1e9,
+            fit.alpha_s / fit.beta_s_per_byte if fit.beta_s_per_byte else None,
+            float(fit.seconds(2**24)),
+            fit.fit_error,
         )
-    if any(fit.fit_error > 0.2 for fit in cluster.collectives):
-        links.caption = "!: the line is not to be trusted; times between the measured sizes are"
-        links.caption_justify = "left"
-    return [kernels, links] if cluster.collectives else [kernels]
-
-
-def _tera(flops_per_s: float) -> str:
-    return f"{flops_per_s / 1e12:.3f}"
+        for fit in fits
+    ]
+    names = columns(
+        *("operation", "ranks", "over", ("alpha", "s"), ("a second", "count"), ("ns/B", "number")),
+        *(("n*", "bytes"), ("16 MiB", "s"), ("error", "share")),
+    )
+    title = "collectives: alpha + n beta for n bytes, n* = alpha / beta; a second: calls of the smallest size"
+    untrusted = any(fit.fit_error > 0.2 for fit in fits)
+    note = "of an error above 20 % the line is not to be trusted; times between the measured sizes are"
+    return Sheet(title, names, rows, note if untrusted else "", charted=False, keys=3)

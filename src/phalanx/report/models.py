@@ -2,58 +2,42 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from rich import box
-from rich.table import Table
-
-from phalanx.spec.model.spec import ModelSpec, parameters
-
-
-def by_role(model: ModelSpec) -> dict[str, int]:
-    """Count parameters by role, in the order in which a token meets them."""
-    count: Counter[str] = Counter()
-    for p in parameters(model):
-        count[p.role] += p.numel
-    return dict(count)
+from phalanx.answers.presets import ModelShape, PresetModels
+from phalanx.planning.tables.table import Sheet, columns
+from phalanx.report.view import View
+from phalanx.spec.model.spec import ModelSpec
 
 
-def presets(models: Mapping[str, ModelSpec]) -> Table:
+def view(a: PresetModels | ModelShape) -> View:
+    """Show the models that ship, or the shape and the parameters of one."""
+    if isinstance(a, PresetModels):
+        return View([presets(a.models)], "models")
+    rows = [(role, count, count / a.model.parameter_count) for role, count in a.roles.items()]
+    return View(
+        [shape(a.name, a.model), Sheet("", columns("role", ("parameters", "count"), ("share", "share")), rows)]
+    )
+
+
+def presets(models: Mapping[str, ModelSpec]) -> Sheet:
     """Tabulate models: parameters, active parameters, and the main sizes."""
-    table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("model", "family", "parameters", "active", "layers", "hidden", "heads", "ffn", "vocab", "max seq"):
-        table.add_column(name, justify="left" if name in ("model", "family") else "right", no_wrap=True)
+    rows = []
     for name, m in models.items():
         heads = str(m.heads) if m.heads == m.kv_heads else f"{m.heads}/{m.kv_heads}"
         ffn = str(m.ffn) if m.experts is None else f"{m.experts.top_k} of {m.experts.count} x {m.experts.ffn}"
-        active = "" if m.active_count == m.parameter_count else billions(m.active_count)
-        table.add_row(
-            name,
-            m.family,
-            billions(m.parameter_count),
-            active,
-            str(m.layers),
-            str(m.hidden),
-            heads,
-            ffn,
-            str(m.vocab),
-            str(m.max_seq),
+        active = None if m.active_count == m.parameter_count else billions(m.active_count)
+        rows.append(
+            (name, m.family, billions(m.parameter_count), active, m.layers, m.hidden, heads, ffn, m.vocab, m.max_seq)
         )
-    table.caption = "heads: of queries / of keys and values; active: parameters that one token meets"
-    return table
-
-
-def parts(model: ModelSpec) -> Table:
-    """Tabulate a model's parameters by role."""
-    table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("role", "parameters", "share"):
-        table.add_column(name, justify="left" if name == "role" else "right", no_wrap=True)
-    for role, count in by_role(model).items():
-        table.add_row(role, f"{count:,}", f"{count / model.parameter_count:.1%}")
-    return table
+    names = columns(
+        *("model", "family", "parameters", "active", ("layers", "count"), ("hidden", "count")),
+        *("heads", "ffn", ("vocab", "count"), ("max seq", "count")),
+    )
+    note = "heads: of queries / of keys and values; active: parameters that one token meets"
+    return Sheet("", names, rows, note, charted=False)
 
 
 def shape(name: str, model: ModelSpec) -> str:

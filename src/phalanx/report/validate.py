@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.table import Table
-
-from phalanx.report.style import empty_table
+from phalanx.answers.validate import PredictionScores
+from phalanx.planning.tables.table import Sheet, columns
+from phalanx.report.style import counted
+from phalanx.report.view import View
 from phalanx.validate.prediction_error import PredictionError
 
 _PLACES = {
@@ -18,62 +19,67 @@ _PLACES = {
 }
 
 
-def _percent(value: float | None, sign: bool = False) -> str:
-    return "" if value is None else f"{value:+.1f}" if sign else f"{value:.1f}"
+def view(a: PredictionScores) -> View:
+    """Show the errors by source family, whether runs fit, and what was left out."""
+    parts: list[str | Sheet] = [] if a.runs is None else [side_by_side(a.runs)]
+    if any(a.scores[key]["n"] for key in (*_PLACES, "fit")):
+        parts += [families(a.scores), *overall(a.scores)]
+    else:
+        parts.append("none of these rows can be predicted")
+    if a.scores["replaced_stacks"]:
+        parts.append(replaced_stacks(a.scores))
+    return View([*parts, reasons(a.scores)], "validate")
 
 
-def families(scores: Mapping[str, Any]) -> Table:
+def _share(percent: float | None) -> float | None:
+    return None if percent is None else percent / 100
+
+
+def families(scores: Mapping[str, Any]) -> Sheet:
     """Tabulate the error by source family and quantity; "left out": by constants that were fitted without the family.
     Rows priced by a generic stack are in a line of their own, not in `all`."""
-    table = empty_table("predicted against published runs: error in percent")
-    columns = ("family", "of", "runs", "mean", "median", "p90", "bias", "rank corr.")
-    for name in (*columns, "left out: mean", "median"):
-        table.add_column(name, justify="left" if name in ("family", "of") else "right", no_wrap=True)
-    parts = dict(scores["by_family"])
     kinds = [name.split("/")[0] for name in scores["by_kind"]]
     several = {name: of for name, of in scores["by_kind"].items() if kinds.count(name.split("/")[0]) > 1}
-    lines = [(name, of, _PLACES) for name, of in parts.items()]
+    lines = [(name, of, _PLACES) for name, of in scores["by_family"].items()]
     lines += [(name, of, {"time": _PLACES["time"]}) for name, of in several.items()]
     lines.sort(key=lambda line: line[0].split("/")[0])
     generic = [("generic stacks", scores["generic_stacks"], _PLACES)] if "generic_stacks" in scores else []
+    rows = []
     for family, scored, places in [*lines, ("all", scores, _PLACES), *generic]:
         for key, shown in places.items():
             e = scored[key]
             if e["n"]:
-                rho = "" if e["spearman"] is None else f"{e['spearman']:.3f}"
-                numbers = (_percent(e["mape"]), _percent(e["median"]), _percent(e["p90"]), _percent(e["bias"], True))
+                errors = (_share(e[name]) for name in ("mape", "median", "p90", "bias"))
                 blind = scored["time_left_out"] if key == "time" else {"mape": None, "median": None}
-                table.add_row(
-                    family, shown, str(e["n"]), *numbers, rho, _percent(blind["mape"]), _percent(blind["median"])
+                rows.append(
+                    (family, shown, e["n"], *errors, e["spearman"], *map(_share, (blind["mape"], blind["median"])))
                 )
-    return table
+    names = columns(
+        *("family", "of", ("runs", "count"), ("mean", "share"), ("median", "share"), ("p90", "share")),
+        *(("bias", "change"), ("rank corr.", "number"), ("left out: mean", "share"), ("left out: median", "share")),
+    )
+    return Sheet("error of predictions against published runs", names, rows, charted=False, keys=2)
 
 
-def side_by_side(compared: PredictionError) -> Table:
+def side_by_side(compared: PredictionError) -> Sheet:
     """Tabulate every run: published and predicted step time, and the error."""
-    table = empty_table("step time, seconds")
-    for name in ("model", "GPUs", "layout", "batch x seq", "number format", "published", "predicted", "error"):
-        left = ("model", "GPUs", "layout", "number format")
-        table.add_column(name, justify="left" if name in left else "right", no_wrap=name != "layout")
+    rows = []
     for prediction in compared.time:
         r = prediction.row
         degrees = {n: r[n] for n in ("tp", "cp", "pp", "vpp", "ep", "dp", "mbs") if r[n] not in ("", "1")}
         layout = " ".join(f"{n}={v}" for n, v in degrees.items())
         full = " full recompute" if r["act_ckpt"].startswith("full") else ""
-        table.add_row(
-            r["model"],
-            f"{r['gpus']} {r['gpu'].split('-')[0]}",
-            layout + full,
-            f"{r['gbs']} x {r['seq_len']}",
-            r["precision"],
-            f"{prediction.measured:.4g}",
-            f"{prediction.predicted:.4g}",
-            f"{100 * (prediction.predicted / prediction.measured - 1):+.1f} %",
-        )
-    return table
+        gpus = f"{r['gpus']} {r['gpu'].split('-')[0]}"
+        times = (prediction.measured, prediction.predicted, prediction.predicted / prediction.measured - 1)
+        rows.append((r["model"], gpus, layout + full, f"{r['gbs']} x {r['seq_len']}", r["precision"], *times))
+    names = columns(
+        *("model", "GPUs", "layout", "batch x seq", "number format", ("published", "number")),
+        *(("predicted", "number"), ("error", "change")),
+    )
+    return Sheet("step time, seconds", names, rows, charted=False)
 
 
-def overall(scores: Mapping[str, Any]) -> str:
+def overall(scores: Mapping[str, Any]) -> list[str]:
     """Summarise, in sentences, the predictions of whether runs fit and of collective times."""
     lines = []
     for key, where in (("fit", "of all"), ("fit_near", "of those predicted at half to twice the card")):
@@ -90,27 +96,20 @@ def overall(scores: Mapping[str, Any]) -> str:
                 lines.append(
                     f"{what}: time off by {e['median']:.1f} % in the median, {e['mape']:.1f} % on average ({e['n']})"
                 )
-    return "\n".join(lines)
+    return lines
 
 
-def replaced_stacks(scores: Mapping[str, Any]) -> Table:
-    """Tabulate the stacks that are not known, and what stands in for each."""
-    table = empty_table("stacks that are not known")
-    for name in ("stated", "priced as", "", "rows"):
-        table.add_column(name, justify="right" if name == "rows" else "left")
-    for line in scores["replaced_stacks"]:
-        how = "a generic stack, scored apart" if line["generic"] else "the nearest release"
-        table.add_row(line["stated"], line["priced_as"], how, str(line["rows"]))
-    return table
+def replaced_stacks(scores: Mapping[str, Any]) -> Sheet:
+    """Tabulate the stacks that are not known, and what each is priced as."""
+    how = {True: "a generic stack, scored apart", False: "the nearest release"}
+    rows = [(r["stated"], r["priced_as"], how[r["generic"]], r["rows"]) for r in scores["replaced_stacks"]]
+    names = columns("stated", "priced as", "", ("rows", "count"))
+    return Sheet("stacks that are not known", names, rows, charted=False)
 
 
-def reasons(scores: Mapping[str, Any]) -> Table:
+def reasons(scores: Mapping[str, Any]) -> Sheet:
     """Tabulate why rows were left out."""
-    left = scores["skipped"]["n"]
-    table = empty_table(f"{left} row{'s' * (left != 1)} left out")
-    for name in ("family", "rows", "reason"):
-        table.add_column(name, justify="right" if name == "rows" else "left")
-    for family, counts in scores["skipped"]["reasons"].items():
-        for why, count in counts.items():
-            table.add_row(family, str(count), why)
-    return table
+    families = scores["skipped"]["reasons"].items()
+    rows = [(family, count, why) for family, counts in families for why, count in counts.items()]
+    names = columns("family", ("rows", "count"), "reason")
+    return Sheet(f"{counted(scores['skipped']['n'], 'row')} left out", names, rows, charted=False)

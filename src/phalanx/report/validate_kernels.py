@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.table import Table
-
-from phalanx.report.style import empty_table
+from phalanx.answers.validate import KernelScores
+from phalanx.planning.tables.table import Sheet, columns
+from phalanx.report.view import View
 
 _SAYS = {
     "product": "matrix products, 16 to 4 bits",
@@ -20,37 +20,24 @@ _SAYS = {
 }
 
 
-def _rows(table: Table, rows: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> Table:
-    for name, e in rows.items():
-        left = e["left_out"]
-        table.add_row(
-            names.get(name, name),
-            f"{e['n']:,}",
-            f"{e['median']:.1f}",
-            f"{e['p90']:.0f}",
-            f"{left['median']:.1f}",
-            f"{left['p90']:.0f}",
-        )
-    return table
+def view(a: KernelScores) -> View:
+    """Show errors by kind of kernel and by chip, and what is left out."""
+    chips = {**a.scores["by_gpu"], "all of them": a.scores["kernels"]}
+    kinds = {_SAYS.get(name, name): e for name, e in a.scores["by_kind"].items()}
+    parts = [_table("kernels: absolute error", "kind", kinds), _table("by chip, without all-reduces", "chip", chips)]
+    return View([*parts, notes(a.scores)], "validate")
 
 
-def _table(title: str, first: str) -> Table:
-    table = empty_table(title)
-    table.add_column(first)
-    for name in ("measured", "median", "90 %", "left out: median", "90 %"):
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
-def kinds(scores: Mapping[str, Any]) -> Table:
-    """Tabulate errors by kind of kernel."""
-    return _rows(_table("kernels: absolute error in percent", "kind"), scores["by_kind"], _SAYS)
-
-
-def chips(scores: Mapping[str, Any]) -> Table:
-    """Tabulate errors by chip, all-reduces aside."""
-    rows = {**scores["by_gpu"], "all of them": scores["kernels"]}
-    return _rows(_table("by chip, without all-reduces", "chip"), rows, {})
+def _table(title: str, first: str, scores: Mapping[str, Mapping[str, Any]]) -> Sheet:
+    rows = []
+    for name, e in scores.items():
+        errors = (e["median"], e["p90"], e["left_out"]["median"], e["left_out"]["p90"])
+        rows.append((name, e["n"], *(value / 100 for value in errors)))
+    names = columns(
+        *(first, ("measured", "count"), ("median", "share"), ("90 %", "share")),
+        *(("left out: median", "share"), ("left out: 90 %", "share")),
+    )
+    return Sheet(title, names, rows, charted=False)
 
 
 def notes(scores: Mapping[str, Any]) -> str:

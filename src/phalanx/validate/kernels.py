@@ -250,7 +250,7 @@ def predicted(rows: Measured, fitted: KernelConstants | None = None) -> Floats:
 
 
 def kernel_scores() -> dict[str, Any]:
-    """Score the kernel model as `phalanx validate --kernels --json` prints it: by kind and GPU, in percent;
+    """Score the kernel model as `phalanx validate kernels --json` prints it: by kind and GPU, in percent;
     `left_out`: by constants fitted without the row's GPU."""
     by_kind, left = measured()
     without = json.loads(LEFT_OUT.read_text())

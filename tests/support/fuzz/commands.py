@@ -137,7 +137,7 @@ QUICK: tuple[tuple[tuple[str, ...], Options], ...] = (
     (("plan", "job.toml"), {"--set": "job.global_batch=16", "--out": "p.json", "--json": None}),
     (("explain", "plan.json"), {"--strategy": "dp=2,zero=2", "--gpus": "2", "--json": None}),
     (("lint", "plan.json"), {"--strategy": "dp=2", "--json": None}),
-    (("measure",), {"--nccl-tests": "nccl.txt", "--preset": "dgx-h100", "--op": "all_reduce", "--json": None}),
+    (("measure", "nccl-tests", "nccl.txt"), {"--preset": "dgx-h100", "--op": "all_reduce", "--json": None}),
     (("validate",), {"--runs": "runs.csv", "--rows": "own", "--json": None}),
     (("verify", "job.toml"), {"--strategy": "dp=2,zero=1", "--json": None}),
     (
@@ -438,7 +438,7 @@ def _readers(kind: str, pool_is_quick: bool) -> tuple[tuple[str, ...], ...]:
             ("pipeline", "csv", "s.csv"),
         ),
         "measured runs": (("validate", "--runs", "r.csv", "--json"),),
-        "nccl-tests": (("measure", "--nccl-tests", "n.txt", "--json"),),
+        "nccl-tests": (("measure", "nccl-tests", "n.txt", "--json"),),
         "free GPUs": (
             ("cluster", "place", "m.json", "--free", "f.json", "--no-search", "--json"),
             ("cluster", "place", "m.json", "--free", "f.json", "--no-search", "--for", "slurm", "--out", "q"),

@@ -1,0 +1,84 @@
+"""The models and clusters that ship, or one that a file describes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from phalanx.answers.answer import Answer
+from phalanx.answers.encode import plain
+from phalanx.planning.tables.switch_levels import sheet as switch_levels
+from phalanx.spec.cluster.presets import PRESETS as CLUSTERS
+from phalanx.spec.cluster.presets import preset
+from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.files.job_file import make_model
+from phalanx.spec.model.presets import PRESETS as MODELS
+from phalanx.spec.model.spec import ModelSpec, parameters
+
+
+@dataclass(frozen=True)
+class PresetModels(Answer):
+    """The models that ship, by name."""
+
+    models: dict[str, ModelSpec]
+
+
+@dataclass(frozen=True)
+class ModelShape(Answer):
+    """One model: its shape, and its parameters by role."""
+
+    name: str
+    model: ModelSpec
+    roles: dict[str, int]
+    """Parameters by role, in the order in which a token meets them."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PresetClusters(Answer):
+    """Clusters that ship."""
+
+    clusters: tuple[ClusterSpec, ...]
+    alone: bool
+    """Whether one was asked for by its name."""
+
+
+@plain.register
+def _(value: PresetModels) -> dict[str, Any]:
+    return {name: {**_counts(m), **asdict(m)} for name, m in value.models.items()}
+
+
+@plain.register
+def _(value: ModelShape) -> dict[str, Any]:
+    return {"model": asdict(value.model), **_counts(value.model), "roles": value.roles}
+
+
+@plain.register
+def _(value: PresetClusters) -> list[dict[str, Any]]:
+    return [{**asdict(spec), "levels": plain(switch_levels(spec).records())} for spec in value.clusters]
+
+
+def _counts(model: ModelSpec) -> dict[str, int]:
+    return {"parameters": model.parameter_count, "active": model.active_count}
+
+
+def models() -> PresetModels:
+    """Return the models that ship."""
+    return PresetModels({name: make_model({"preset": name}, Path())[0] for name in MODELS})
+
+
+def model(name: str) -> ModelShape:
+    """Return a model by its preset's name, its config.json, or the folder of one. Raises InputError."""
+    config = str(Path(name) / "config.json") if name not in MODELS and Path(name).is_dir() else name
+    spec, notes = make_model({"config" if config.endswith(".json") else "preset": config}, Path())
+    roles: Counter[str] = Counter()
+    for p in parameters(spec):
+        roles[p.role] += p.numel
+    return ModelShape(name, spec, dict(roles), tuple(notes))
+
+
+def clusters(name: str | None, nodes: int) -> PresetClusters:
+    """Return the clusters that ship, or one, each with that many nodes. Raises InputError."""
+    return PresetClusters(tuple(preset(n, nodes) for n in ([name] if name else CLUSTERS)), name is not None)
