@@ -197,7 +197,7 @@ def _reason(text: str) -> str:
 
 
 def _content(gpus: int, results: dict[str, Any]) -> dict[str, Any]:
-    machine = [asdict(looked) for looked in look_around()]
+    machine = [asdict(looked) for looked in look_around().checks]
     cluster = (results.get("measure") or {}).get("result")
     return {"version": VERSION, "gpus": gpus, "machine": machine, "parts": results, "cluster": cluster}
 

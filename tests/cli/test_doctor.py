@@ -41,4 +41,4 @@ def test_a_driver_without_a_build_for_it(
     monkeypatch.setattr("shutil.which", lambda name: driver)
     (checked,) = doctor._gpus(lambda: False, cuda)
     assert checked.good == (driver is None)
-    assert mend in checked.mend
+    assert mend in checked.remedy

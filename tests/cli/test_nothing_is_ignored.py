@@ -10,7 +10,6 @@ from support.in_process_cli import COMMAND, phalanx
 
 _ASKED = ["--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "32", "--batch", "128", "--seq", "4096"]
 _SERVED = ["--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "8"]
-_MESH = ["mesh", "--strategy", "tp=8,dp=2", "--cluster", "dgx-h100"]
 _VALUES = {
     "model": "llama2-7b",
     "cluster": "dgx-h100",
@@ -41,9 +40,6 @@ _FORMS = {
         ["plan", "model", *_ASKED, "--stack", "all"],
         {"strategy", "precision", "where", "headroom", "report"},
     ),
-    "mesh of groups": ([*_MESH, "--groups", "tp"], set()),
-    "mesh of a rank": ([*_MESH, "--rank", "3"], {"groups"}),
-    "mesh as JSON": ([*_MESH, "--json"], {"groups", "rank"}),
     "serve plan of a trace": (
         ["serve", "plan", *_SERVED, "--trace", "requests.csv"],
         {

@@ -14,7 +14,7 @@ from support.in_process_cli import phalanx
 
 from phalanx.planning.placement import axis_groups, axis_names, groups_of, in_order
 from phalanx.report.gallery.mesh import nodes, slices
-from phalanx.report.mesh import cube, ranges
+from phalanx.report.mesh_layout import cube, ranges
 from phalanx.report.pictures.files import svg, text
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.strategy.spec import AXES, Strategy
@@ -84,25 +84,25 @@ def test_ranges_join_runs():
 
 
 def test_the_command_answers_for_a_rank_and_for_an_axis(tmp_path):
-    line = ("mesh", "--strategy", "tp=8,pp=2,dp=4,zero=1", "--json")
-    code, out, _ = phalanx(tmp_path, *line, "--rank", "37")
+    line = ("--strategy", "tp=8,pp=2,dp=4,zero=1", "--json")
+    code, out, _ = phalanx(tmp_path, "mesh", *line, "--rank", "37")
     answer = json.loads(out)
     assert code == 0
     assert (answer["node"], answer["gpu"]) == ("node4", 5)
     assert answer["coordinates"] == {"pp": 1, "dp_shard": 0, "tp": 5}
     assert answer["groups"]["tp"] == {"ranks": list(range(32, 40)), "links": "nvlink"}
     assert answer["groups"]["pp"] == {"ranks": [5, 37], "links": "infiniband"}
-    rows = json.loads(phalanx(tmp_path, *line, "--groups", "dp")[1])
+    rows = json.loads(phalanx(tmp_path, "mesh", "groups", *line, "--axis", "dp")[1])
     assert rows["axis"] == "dp"
     assert rows["groups"][0]["ranks"] == [0, 8, 16, 24]
-    assert len(json.loads(phalanx(tmp_path, *line)[1])["nodes"]) == 8
+    assert len(json.loads(phalanx(tmp_path, "mesh", *line)[1])["nodes"]) == 8
 
 
 @pytest.mark.parametrize(
     ("words", "what"),
     [
         (("--strategy", "tp=2", "--rank", "2"), "--rank = 2: tp=2 has ranks 0 to 1"),
-        (("--strategy", "tp=2", "--groups", "ttp"), "did you mean tp"),
+        (("groups", "--strategy", "tp=2", "--axis", "ttp"), "did you mean tp"),
         ((), "--strategy: is missing"),
         (("--strategy", "tp=2", "--cluster", "dgx-h10"), "did you mean dgx-h100"),
         (("--strategy", "tp=2,order=tp/pp"), "must name each of"),

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from support.in_process_cli import phalanx
 
-from phalanx.report.experts import balance, stretches
+from phalanx.answers.experts import stretches
+from phalanx.report.experts import balance
 from phalanx.runs import folder as runs
 from phalanx.spec.errors import InputError
 
@@ -25,10 +26,10 @@ def row(step: int, *loads: list[int], dropped: float = 0.0) -> dict[str, object]
 
 def test_stretches_add_up_and_are_even() -> None:
     found = stretches([row(i + 1, [i, 10], [5, 5], dropped=0.1 * (i == 19)) for i in range(20)])
-    assert [(part.first, part.last) for part in found] == [(i + 1, min(20, i + 3)) for i in range(0, 20, 3)]
+    assert [(part.first_step, part.last_step) for part in found] == [(i + 1, min(20, i + 3)) for i in range(0, 20, 3)]
     assert found[0].chosen == {"0": [0 + 1 + 2, 30], "1": [15, 15]}
     assert found[-1].dropped == pytest.approx(0.05)
-    assert balance(found).row_count == 3  # two layers, and what was dropped
+    assert len(balance(found).rows) == 3  # two layers, and what was dropped
 
 
 def test_it_is_shown(tmp_path: Path) -> None:

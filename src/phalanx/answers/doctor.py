@@ -9,9 +9,12 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from phalanx.answers.answer import Answer
+from phalanx.answers.encode import plain
 from phalanx.spec.cluster.spec import GIB
 
 _SHARED = Path("/dev/shm")
@@ -26,14 +29,31 @@ class Checked:
     state: str
     """What is there."""
     good: bool
-    mend: str = ""
+    remedy: str = ""
     """How to get what is missing, and what cannot be done without it."""
 
 
-def look_around() -> list[Checked]:
+@dataclass(frozen=True)
+class MachineState(Answer):
+    """What this machine has, and what is missing."""
+
+    checks: tuple[Checked, ...]
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing that is needed is missing."""
+        return all(check.good for check in self.checks)
+
+
+@plain.register
+def _(value: MachineState) -> list[dict[str, Any]]:
+    return [asdict(check) for check in value.checks]
+
+
+def look_around() -> MachineState:
     """Look at everything. Imports torch if it is installed."""
     looks = (_python, _processors, _memory, _torch, _extras, _measured, _network)
-    return [checked for look in looks for checked in look()]
+    return MachineState(tuple(checked for look in looks for checked in look()))
 
 
 def _python() -> Iterator[Checked]:
@@ -55,14 +75,14 @@ def _memory() -> Iterator[Checked]:
         yield Checked("shared memory", "no /dev/shm", False, "transport shm is not used; collectives go over Gloo")
         return
     room = shutil.disk_usage(_SHARED).free
-    mend = "raise it (docker: --shm-size 1g), or ranks of this host send over Gloo, which is slower"
-    yield Checked("shared memory", f"{room / 2**20:,.0f} MiB free in /dev/shm", room >= _LEAST_SHARED, mend)
+    remedy = "raise it (docker: --shm-size 1g), or ranks of this host send over Gloo, which is slower"
+    yield Checked("shared memory", f"{room / 2**20:,.0f} MiB free in /dev/shm", room >= _LEAST_SHARED, remedy)
 
 
 def _torch() -> Iterator[Checked]:
     if importlib.util.find_spec("torch") is None:
-        mend = "pip install '.[train]' in a checkout; planning works without it, train, verify and generate do not"
-        yield Checked("torch", "not installed", False, mend)
+        remedy = "pip install '.[train]' in a checkout; planning works without it, train, verify and generate do not"
+        yield Checked("torch", "not installed", False, remedy)
         return
     import torch
     import torch.distributed as dist
@@ -83,11 +103,11 @@ def _gpus(available: Callable[[], bool], cuda: str | None) -> Iterator[Checked]:
         yield Checked("GPUs", ", ".join(names), True)
         yield Checked("NCCL", "there" if dist.is_nccl_available() else "not in this build", dist.is_nccl_available())
     elif driver and cuda is None:
-        mend = "install a CUDA build of torch, as new as the driver: pytorch.org/get-started says how"
-        yield Checked("GPUs", "a driver, but a CPU build of torch", False, mend)
+        remedy = "install a CUDA build of torch, as new as the driver: pytorch.org/get-started says how"
+        yield Checked("GPUs", "a driver, but a CPU build of torch", False, remedy)
     elif driver:
-        mend = "is the driver as new as the build asks? torch.cuda.init() says what fails"
-        yield Checked("GPUs", f"a driver that torch for CUDA {cuda} cannot use", False, mend)
+        remedy = "is the driver as new as the build asks? torch.cuda.init() says what fails"
+        yield Checked("GPUs", f"a driver that torch for CUDA {cuda} cannot use", False, remedy)
     else:
         yield Checked("GPUs", "none: ranks are processes on the CPU, over Gloo", True)
 
@@ -111,11 +131,11 @@ def _measured() -> Iterator[Checked]:
     parent = next(p for p in (folder, *folder.parents) if p.exists())
     writable = os.access(parent, os.W_OK)
     state = f"{len(files)} in {folder}" if writable else f"{folder} cannot be written"
-    mend = (
+    remedy = (
         "" if files else "the first plan of a local job measures this machine, about a minute; --quick takes seconds"
     )
     yield Checked(
-        "measurements kept", state, writable, mend if writable else "set PHALANX_CACHE to a folder of yours"
+        "measurements kept", state, writable, remedy if writable else "set PHALANX_CACHE to a folder of yours"
     )
 
 

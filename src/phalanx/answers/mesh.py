@@ -1,11 +1,17 @@
-"""What `phalanx mesh` draws: a strategy's ranks in order on a cluster that a plan, a job or options name."""
+"""A strategy's ranks in order on a cluster that a plan, a job or options name: their places and groups."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from phalanx.answers.answer import Answer
+from phalanx.answers.encode import DRAWN, plain
 from phalanx.planning.lookup import cluster_named
-from phalanx.planning.placement import Placement, in_order
+from phalanx.planning.placement import Placement, axis_groups, axis_names, groups_of, in_order
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import ClusterSpec, Device, Tier
 from phalanx.spec.errors import InputError
@@ -16,6 +22,94 @@ from phalanx.spec.files.job_file import make_strategy
 from phalanx.spec.strategy.spec import Strategy
 
 DEFAULT_CLUSTER = "dgx-h100"
+
+
+@dataclass(frozen=True)
+class LinkedGroup:
+    """Ranks that talk to each other."""
+
+    ranks: tuple[int, ...]
+    links: str
+    """Name of the tier of links that they need."""
+
+
+@dataclass(frozen=True)
+class RankMap(Answer):
+    """Every rank on its GPU, and the groups of every axis."""
+
+    placement: Placement
+    axis: str
+    """The axis whose groups have colours."""
+
+
+@dataclass(frozen=True)
+class MeshGroups(Answer):
+    """All groups of an axis."""
+
+    axis: str
+    groups: tuple[LinkedGroup, ...]
+    placement: Placement = field(repr=False, metadata=DRAWN)
+
+
+@dataclass(frozen=True)
+class RankPlace(Answer):
+    """Where a rank is, and the groups that it is in."""
+
+    rank: int
+    node: str
+    gpu: int
+    coordinates: dict[str, int]
+    groups: dict[str, LinkedGroup]
+    placement: Placement = field(repr=False, metadata=DRAWN)
+    axis: str = field(metadata=DRAWN)
+    """The axis whose groups have colours."""
+
+
+@plain.register
+def _(value: RankMap) -> dict[str, Any]:
+    p = value.placement
+    hosts = p.topology.hosts
+    return {
+        "strategy": str(p.strategy),
+        "world": p.world,
+        "cluster": p.cluster.name,
+        "nodes": [{"name": hosts[host], "ranks": ranks.tolist()} for host, ranks in p.ranks_by_host()],
+        "axes": [plain(row) for row in axis_groups(p)],
+        "axis": value.axis,
+    }
+
+
+def rank_map(p: Placement, axis: str | None) -> RankMap:
+    """Return the places of all ranks; `axis`: the one whose groups have colours. Raises InputError."""
+    return RankMap(p, _coloured(p, axis))
+
+
+def mesh_groups(p: Placement, axis: str) -> MeshGroups:
+    """Return all groups of an axis. Raises InputError."""
+    members, links = groups_of(p, axis)
+    rows = (LinkedGroup(tuple(ranks.tolist()), tier) for ranks, tier in zip(members, links, strict=True))
+    return MeshGroups(axis, tuple(rows), p)
+
+
+def rank_place(p: Placement, rank: int, axis: str | None) -> RankPlace:
+    """Return where a rank is; `axis`: the one whose groups have colours. Raises InputError."""
+    if not 0 <= rank < p.world:
+        raise InputError("rank", rank, f"{p.strategy} has ranks 0 to {p.world - 1}")
+    groups = {}
+    for name in axis_names(p.mesh):
+        ranks = p.mesh.group_of(rank, name)
+        if len(ranks) > 1:
+            groups[name] = LinkedGroup(tuple(ranks), p.cluster.tiers[int(p.tiers(np.array([ranks]))[0])].name)
+    gpu = p.gpu[rank]
+    node = p.topology.hosts[int(p.topology.host[gpu])]
+    return RankPlace(rank, node, int(p.topology.index[gpu]), p.mesh.coordinates(rank), groups, p, _coloured(p, axis))
+
+
+def _coloured(p: Placement, axis: str | None) -> str:
+    """Return the axis that has colours: one that the mesh has, by default the innermost. Raises InputError."""
+    if axis is not None:
+        groups_of(p, axis)
+    return axis or p.coloured_axis
 
 
 def placement(source: Path | None, line: str | None, cluster: str | None) -> Placement:

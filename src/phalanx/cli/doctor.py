@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
-from phalanx.cli.options import Json
-from phalanx.cli.terminal import FAILED, console, exit_on_error, print_json
+from phalanx.cli.command import command
+from phalanx.cli.output import Output
+from phalanx.cli.terminal import FAILED
 
 
-def doctor(as_json: Json = False) -> None:
+@command
+def doctor(output: Annotated[Output, "json"]) -> None:
     """Say what this machine has, what is missing and how to get it; exit code 1 if something needed is missing."""
-    from dataclasses import asdict
+    from phalanx.answers.doctor import look_around
 
-    with exit_on_error():
-        from phalanx.answers.doctor import look_around
-
-        checks = look_around()
-        if as_json:
-            print_json([asdict(f) for f in checks])
-        else:
-            from phalanx.report.style import table
-
-            grid = table("this machine", "", "what", "state", left=("", "what", "state"))
-            for f in checks:
-                grid.add_row("ok" if f.good else "MISSING", f.what, f.state)
-            screen = console()
-            screen.print(grid)
-            for f in checks:
-                if f.mend and (not f.good or "optional" in f.state):
-                    screen.print(f"{f.what}: {f.mend}", highlight=False, soft_wrap=True)
-        if not all(f.good for f in checks):
-            raise typer.Exit(FAILED)
+    found = look_around()
+    output.show(found)
+    if not found.good:
+        raise typer.Exit(FAILED)

@@ -48,14 +48,17 @@ class Output:
 
 def show_view(view: View) -> None:
     """Print a view in the terminal: its lines and tables."""
+    from phalanx.planning.tables.table import Sheet
     from phalanx.report.sheets import drawn
 
     screen = console()
     for part in view.parts:
         if isinstance(part, str):
             screen.print(part, highlight=False, soft_wrap=True)
-        else:
+        elif isinstance(part, Sheet):
             screen.print(drawn(part))
+        else:
+            screen.print(part(screen.width), soft_wrap=True)
 
 
 def show_notes(notes: tuple[str, ...]) -> None:

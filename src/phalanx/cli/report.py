@@ -7,19 +7,23 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.command import command
 from phalanx.cli.forms import Form, forms
-from phalanx.cli.terminal import announce, exit_on_error, require_writable
+from phalanx.cli.options import Run
+from phalanx.cli.output import Output
+from phalanx.cli.terminal import announce, require_writable
 
 report = forms(
     "Write a run's report as one HTML file, or show the load of its experts.",
     {
         "run": Form(f"{__name__}:of_run", "Loss, throughput, and the measured step under the predicted one."),
-        "experts": Form("phalanx.cli.experts:experts", "How a run's tokens were spread over its experts."),
+        "experts": Form(f"{__name__}:of_experts", "How a run's tokens were spread over its experts."),
     },
     lambda _: "run",
 )
 
 
+@command
 def of_run(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, such as runs/quickstart.")],
     out: Annotated[
@@ -31,14 +35,21 @@ def of_run(
 
     A run that still trains can be looked at, too.
     """
-    with exit_on_error():
-        from phalanx.report.run_page import NAME
-        from phalanx.report.run_page import of_run as page
-        from phalanx.spec.files.plan import write_text
+    from phalanx.report.run_page import NAME
+    from phalanx.report.run_page import of_run as page
+    from phalanx.spec.files.plan import write_text
 
-        require_writable("--out", out)
-        text = page(run)
-        file = out or run / NAME
-        require_writable("RUN", file)
-        write_text(file, text)
-        announce(f"report: {file}")
+    require_writable("--out", out)
+    text = page(run)
+    file = out or run / NAME
+    require_writable("RUN", file)
+    write_text(file, text)
+    announce(f"report: {file}")
+
+
+@command
+def of_experts(run: Run, output: Annotated[Output, "json", "plot"]) -> None:
+    """Show the busiest expert's load over the mean, layer by layer, in the course of a run."""
+    from phalanx.answers.experts import expert_balance
+
+    output.show(expert_balance(run))

@@ -127,6 +127,6 @@ def groups_of(p: Placement, axis: str) -> tuple[Ints, list[str]]:
     names = [*axis_names(p.mesh), "world"]
     aliases = {"dp": p.mesh.name("dp_replicate", "dp_shard")}
     if axis not in names and not aliases.get(axis):
-        raise InputError("groups", axis, f"is not an axis of {p.strategy}", nearest(axis, names))
+        raise InputError("axis", axis, f"is not an axis of {p.strategy}", nearest(axis, names))
     groups = p.mesh.groups(aliases.get(axis) or axis)
     return groups, [p.cluster.tiers[int(tier)].name for tier in p.tiers(groups)]

@@ -4,18 +4,50 @@ three-dimensional layout."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.table import Table
 from rich.text import Text
 
-from phalanx.planning.placement import AxisGroups, Placement, axis_groups
+from phalanx.answers.mesh import MeshGroups, RankMap, RankPlace
+from phalanx.planning.placement import AxisGroups, Placement, axis_groups, axis_names
+from phalanx.planning.tables.table import Sheet, columns
+from phalanx.report.mesh_layout import coordinates_of, cube, cube_axes
 from phalanx.report.pictures.scene import FILLS
-from phalanx.report.style import counted, table
-from phalanx.spec.cluster.topology import Ints
+from phalanx.report.style import counted
+from phalanx.report.view import Part, View
+
+if TYPE_CHECKING:
+    from phalanx.report.pictures.figure import Picture
 
 NODES_SHOWN = 16
-CUBE_AXES = 3
+
+
+def view(a: RankMap | MeshGroups | RankPlace, cube: bool = False) -> View:
+    """Show the ranks of every node and the axes, all groups of an axis, or one rank's groups."""
+    p, axis = a.placement, a.axis
+    rank = a.rank if isinstance(a, RankPlace) else None
+    pictures = partial(_pictures, p, axis, rank, cube)
+    if isinstance(a, MeshGroups):
+        return View([f"{g.links}: {' '.join(map(str, g.ranks))}" for g in a.groups], "mesh", pictures)
+    if isinstance(a, RankPlace):
+        coordinates = ", ".join(f"{name} {i}" for name, i in a.coordinates.items()) or "the only rank"
+        rows = [(name, len(g.ranks), g.links, listed(g.ranks)) for name, g in a.groups.items()]
+        names = columns("axis", ("ranks", "count"), "links", "group")
+        return View([Sheet(f"rank {a.rank}: {p.where(a.rank)}; {coordinates}", names, rows)], "mesh", pictures)
+    heading = (
+        f"{p.strategy}: {counted(p.world, 'rank')} on {counted(len(list(p.ranks_by_host())), 'node')} of "
+        f"{p.cluster.name}, axes {p.strategy.order} from the outermost to the innermost\n"
+    )
+    drawing: list[Part] = list(slices(p)) if cube else [partial(nodes, p, axis)]
+    return View([heading, *drawing, *([axes(p)] if axis_names(p.mesh) else [])], "mesh", pictures)
+
+
+def _pictures(p: Placement, axis: str, rank: int | None, cube: bool) -> list[Picture]:
+    from phalanx.report.gallery import mesh
+
+    return [mesh.slices(p, axis) if cube else mesh.nodes(p, axis, rank)]
 
 
 def nodes(p: Placement, axis: str, width: int) -> Text:
@@ -47,38 +79,11 @@ def nodes(p: Placement, axis: str, width: int) -> Text:
     return out
 
 
-def coordinates_of(p: Placement, ranks: Ints) -> str:
-    """Write the coordinates that some ranks have along every axis larger than 1, as `pp 0, tp 0-7`."""
-    places = np.unravel_index(ranks, [size for _, size in p.mesh.axes])
-    parts = []
-    for (name, size), along in zip(p.mesh.axes, places, strict=True):
-        if size > 1:
-            parts.append(f"{name} {ranges(sorted(set(along.tolist())))}")
-    return ", ".join(parts)
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Write ascending numbers with runs joined: 0-3,6; more than four runs as the first and last number."""
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and runs[-1][-1] == n - 1:
-            runs[-1][-1:] = [n] if len(runs[-1]) > 1 else [runs[-1][0], n]
-        else:
-            runs.append([n])
-    if len(runs) > 4:
-        return f"{numbers[0]},{numbers[1]}..{numbers[-1]}"
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-
-
-def axes(p: Placement) -> Table:
+def axes(p: Placement) -> Sheet:
     """Tabulate the groups of every axis, and the links that they talk over."""
-    grid = table(
-        "", "axis", "ranks per group", "groups", "links", "first group", left=("axis", "links", "first group")
-    )
-    grid.title = None
-    for row in axis_groups(p):
-        grid.add_row(row.axis, f"{row.size:,}", f"{row.groups:,}", _links(row), listed(row.first))
-    return grid
+    rows = [(row.axis, row.size, row.groups, _links(row), listed(row.first)) for row in axis_groups(p)]
+    names = columns("axis", ("ranks per group", "count"), ("groups", "count"), "links", "first group")
+    return Sheet("", names, rows, charted=False)
 
 
 def _links(row: AxisGroups) -> str:
@@ -92,36 +97,6 @@ def listed(ranks: Sequence[int]) -> str:
     if len(ranks) <= 12:
         return " ".join(map(str, ranks))
     return " ".join(map(str, ranks[:6])) + f" ... {ranks[-1]}"
-
-
-def of_rank(p: Placement, rank: int, rows: Sequence[tuple[str, Sequence[int], str]]) -> Table:
-    """Tabulate one rank's groups: (axis, ranks, tier)."""
-    coordinates = ", ".join(f"{name} {i}" for name, i in p.mesh.coordinates(rank).items()) or "the only rank"
-    grid = table(f"rank {rank}: {p.where(rank)}; {coordinates}", "axis", "ranks", "links", "group", left=_LEFT)
-    for axis, ranks, tier in rows:
-        grid.add_row(axis, f"{len(ranks):,}", tier, listed(ranks))
-    return grid
-
-
-_LEFT = ("axis", "links", "group")
-
-
-def cube_axes(p: Placement) -> list[str]:
-    """Name the three largest axes of a mesh in its order, the outermost first; fewer if it has fewer."""
-    largest = sorted((axis for axis in p.mesh.axes if axis[1] > 1), key=lambda axis: -axis[1])[:CUBE_AXES]
-    return [name for name, _ in p.mesh.axes if name in dict(largest)]
-
-
-def cube(p: Placement) -> tuple[list[str], Ints]:
-    """Return the axes of a cube and its ranks, (depth, rows, columns): the three largest axes in the mesh's order,
-    the others at 0. Missing axes have size 1 and the name ""."""
-    names = cube_axes(p)
-    ranks = np.arange(p.world).reshape([size for _, size in p.mesh.axes])
-    for i, (name, _) in reversed(list(enumerate(p.mesh.axes))):
-        if name not in names:
-            ranks = np.take(ranks, 0, axis=i)
-    missing = CUBE_AXES - len(names)
-    return [""] * missing + names, ranks.reshape((1,) * missing + ranks.shape)
 
 
 def slices(p: Placement) -> Iterator[str]:

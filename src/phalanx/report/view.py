@@ -10,14 +10,20 @@ from typing import TYPE_CHECKING
 from phalanx.planning.tables.table import Sheet
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from phalanx.report.pictures.figure import Picture
+
+
+Part = str | Sheet | Callable[[int], "Text"]
+"""A line, a table, or a drawing in characters of at most so many columns."""
 
 
 @dataclass(frozen=True)
 class View:
-    """Lines and tables in the order in which they are read."""
+    """Lines, tables and drawings in the order in which they are read."""
 
-    parts: Sequence[str | Sheet]
+    parts: Sequence[Part]
     subject: str = ""
     """What a picture of the tables is named after."""
     pictures: Callable[[], list[Picture]] | None = None

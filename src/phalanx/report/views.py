@@ -6,18 +6,22 @@ from html import escape
 from importlib import import_module
 from typing import Any
 
+from phalanx.planning.tables.table import Sheet
 from phalanx.report.view import View
 
 _VIEWS = {
     "ChoiceScores": "phalanx.report.choices",
     "CollectiveProof": "phalanx.report.collective_proof",
     "Comparison": "phalanx.report.compare",
+    "ExpertBalance": "phalanx.report.experts",
     "Explanation": "phalanx.report.explain",
     "Findings": "phalanx.report.findings",
     "Improvement": "phalanx.report.improve",
     "JobPlan": "phalanx.report.job_plan",
     "KernelScores": "phalanx.report.validate_kernels",
+    "MachineState": "phalanx.report.doctor",
     "Measurement": "phalanx.report.measure",
+    "MeshGroups": "phalanx.report.mesh",
     "ModelPlan": "phalanx.report.plan",
     "ModelShape": "phalanx.report.models",
     "ObservedFindings": "phalanx.report.observed",
@@ -28,6 +32,8 @@ _VIEWS = {
     "PresetClusters": "phalanx.report.clusters",
     "PresetModels": "phalanx.report.models",
     "Prediction": "phalanx.report.predict",
+    "RankMap": "phalanx.report.mesh",
+    "RankPlace": "phalanx.report.mesh",
     "Reading": "phalanx.report.read",
     "StackComparison": "phalanx.report.stacks",
     "Tables": "phalanx.report.tables",
@@ -47,4 +53,15 @@ def notebook_html(answer: Any) -> str:
     from phalanx.report.sheets import html_table
 
     parts = view_of(answer).parts
-    return "".join(f"<p>{escape(p)}</p>" if isinstance(p, str) else html_table(p) for p in parts)
+    return "".join(
+        f"<p>{escape(part)}</p>"
+        if isinstance(part, str)
+        else html_table(part)
+        if isinstance(part, Sheet)
+        else f"<pre>{escape(part(_COLUMNS).plain)}</pre>"
+        for part in parts
+    )
+
+
+_COLUMNS = 100
+"""Width of a drawing in characters in a notebook."""

@@ -131,7 +131,7 @@ QUICK: tuple[tuple[tuple[str, ...], Options], ...] = (
     (("pipeline", "prove", "zb-v"), dict(_SHOWN)),
     (("pipeline", "csv", "zb-h1"), {**_SHOWN, "--sends": None}),
     (("mesh",), {"--strategy": "tp=4,pp=2,dp=2", "--cluster": "dgx-h100", "--rank": "3", "--json": None}),
-    (("mesh",), {"--strategy": "tp=4,pp=2,dp=2", "--cluster": "dgx-h100", "--groups": "tp"}),
+    (("mesh", "groups"), {"--strategy": "tp=4,pp=2,dp=2", "--cluster": "dgx-h100", "--axis": "tp"}),
     (("mesh",), {"--strategy": "tp=4,dp=2", "--cluster": "dgx-a100", "--cube": None}),
     (("plan", "job.toml"), {"--strategy": "dp=2,zero=1", "--choices": None, "--set": "cluster.file=cluster.toml"}),
     (("plan", "job.toml"), {"--set": "job.global_batch=16", "--out": "p.json", "--json": None}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from phalanx.planning.placement import Placement, axis_groups
-from phalanx.report.mesh import coordinates_of, cube
+from phalanx.report.mesh_layout import coordinates_of, cube
 from phalanx.report.pictures.figure import Cell, Grid, Grids, Picture
 
 NODES_DRAWN = 128

@@ -78,6 +78,7 @@ def place(
             return
 
         from phalanx.report import mesh as drawing
+        from phalanx.report.sheets import drawn
         from phalanx.shared_cluster.placement.report import better, lines, others
 
         screen, p = console(), a.placed.placement
@@ -87,7 +88,7 @@ def place(
             screen.print(better(a.job, a.placed, a.others), highlight=False, soft_wrap=True)
         screen.print()
         screen.print(drawing.nodes(p, p.coloured_axis, screen.width))
-        screen.print(drawing.axes(p))
+        screen.print(drawn(drawing.axes(p)))
         if a.others:
             screen.print(others(a.placed, a.others))
         elif a.no_others:
