@@ -55,6 +55,7 @@ def collectives_show(
         from phalanx.cli.output import show_view
         from phalanx.report.collective_proof import view
         from phalanx.report.collectives import MOST_DRAWN, rounds, steps
+        from phalanx.report.view import View
 
         require_drawing(plot)
         if ranks > MOST_DRAWN:
@@ -78,11 +79,7 @@ def collectives_show(
             name = composition or algorithm
             print_json({"op": op, "algorithm": name, "ranks": ranks, "rounds": list(rounds(schedule))})
             return
-        out = console()
-        for title, table in steps(schedule):
-            out.print(title, highlight=False)
-            out.print(table)
-        show_view(view(proof_of(schedule)))
+        show_view(View([*steps(schedule), *view(proof_of(schedule)).parts]))
 
 
 @collectives.command("prove")
@@ -240,24 +237,22 @@ def collectives_table(
             print_json(asdict(table))
             return
 
+        from phalanx.cli.output import show_view
         from phalanx.report.collectives import comparison, crossovers, winners
+        from phalanx.report.view import View
 
-        out = console()
         title = op if op == "barrier" else f"{op} of {size}"
-        out.print(comparison(table, f"{title} over {ranks} ranks of {spec.name}"))
-        if table.winners:
-            out.print("fastest, by size of the buffer:", highlight=False)
-        for line in winners(table):
-            out.print(f"  {line}", highlight=False)
-        for line in crossovers(table):
-            out.print(line, highlight=False)
+        fastest = ["fastest, by size of the buffer:", *(f"  {line}" for line in winners(table))]
+        drawn = comparison(table, f"{title} over {ranks} ranks of {spec.name}")
+        show_view(View([drawn, *(fastest if table.winners else []), *crossovers(table)]))
 
 
 def _show_measured(op: str, size: int, ranks: int, as_json: bool) -> None:
     """Show what was measured between local ranks: every transport and algorithm, and which one serves which size."""
     from phalanx.answers import measure
-    from phalanx.cli.terminal import announce
+    from phalanx.cli.output import show_view
     from phalanx.report.collectives import choices, measured
+    from phalanx.report.view import View
 
     fits, chosen = measure.local_collectives(op, ranks, announce)
     if as_json:
@@ -267,8 +262,6 @@ def _show_measured(op: str, size: int, ranks: int, as_json: bool) -> None:
         print_json({"rows": rows, "choices": [asdict(c) for c in chosen]})
         return
 
-    out = console()
-    out.print(measured(fits, size, f"{op} of {size:,} bytes over {ranks} ranks of this machine"))
-    out.print("auto takes, by size of the buffer:", highlight=False)
-    for line in choices(chosen):
-        out.print(f"  {line}", highlight=False)
+    table = measured(fits, size, f"{op} of {size:,} bytes over {ranks} ranks of this machine")
+    taken = ("auto takes, by size of the buffer:", *(f"  {line}" for line in choices(chosen)))
+    show_view(View([table, *taken]))

@@ -211,11 +211,11 @@ def pipeline_table(
             print_json({"schedules": [_figures(p) for p in priced], "left_out": left_out})
             return
 
+        from phalanx.cli.output import show_view
         from phalanx.report.pipeline import compared
+        from phalanx.report.view import View
 
-        console().print(compared(priced))
-        for line in left_out:
-            print(f"left out: {line}")
+        show_view(View([compared(priced), *(f"left out: {line}" for line in left_out)]))
 
 
 @pipeline.command("prove")

@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.table import Table
 
 from phalanx.planning.tables.collectives import AlgorithmComparison
-from phalanx.report.style import seconds
+from phalanx.planning.tables.table import Sheet, columns
 from phalanx.schedule.collectives.ir import Ints, Schedule, atoms
 from phalanx.schedule.collectives.proof import Counts, Run, run
 from phalanx.spec.cluster.collective_choice import Choice
@@ -19,13 +17,13 @@ from phalanx.spec.cluster.spec import CollectiveFit
 MOST_DRAWN = 26  # contributions are letters
 
 
-def steps(schedule: Schedule) -> Iterator[tuple[str, Table]]:
-    """Yield (messages, table of what each rank then holds) for the start and every round."""
+def steps(schedule: Schedule) -> Iterator[str | Sheet]:
+    """Yield the messages and a table of what each rank then holds, for the start and every round."""
     symbolic = run(schedule)
-    holdings = _blocks if schedule.op == "all_to_all" else _contributions
     for number, counts in symbolic.states():
         title = "start" if number == 0 else f"round {number} of {schedule.rounds}"
-        yield f"{title}{_messages(symbolic, number - 1)}", holdings(symbolic, counts)
+        yield f"{title}{_messages(symbolic, number - 1)}"
+        yield _holdings(symbolic, counts)
 
 
 def rounds(schedule: Schedule) -> Iterator[dict[str, Any]]:
@@ -35,12 +33,12 @@ def rounds(schedule: Schedule) -> Iterator[dict[str, Any]]:
     for number, counts in symbolic.states():
         rows = np.nonzero(schedule.round == number - 1)[0]
         row, chunk = atoms(symbolic.edges, schedule.offset[rows], schedule.length[rows])
-        columns = (schedule.source[rows][row], schedule.destination[rows][row], chunk, schedule.reduces[rows][row])
+        fields = (schedule.source[rows][row], schedule.destination[rows][row], chunk, schedule.reduces[rows][row])
         names = ("source", "destination", "chunk", "adds")
         yield {
             "round": number,
             "sends": [
-                dict(zip(names, values, strict=True)) for values in zip(*(c.tolist() for c in columns), strict=True)
+                dict(zip(names, values, strict=True)) for values in zip(*(c.tolist() for c in fields), strict=True)
             ],
             "holds": [[np.nonzero(of_chunk)[0].tolist() for of_chunk in of_rank] for of_rank in counts],
         }
@@ -92,36 +90,26 @@ def cells(symbolic: Run, counts: Counts) -> list[list[str]]:
     ]
 
 
-def _contributions(symbolic: Run, counts: Counts) -> Table:
-    """A row per rank, a column per chunk; A is rank 0's contribution, B rank 1's, and so on."""
-    return _filled("chunk", cells(symbolic, counts))
+def _holdings(symbolic: Run, counts: Counts) -> Sheet:
+    """Tabulate what each rank holds: a column per chunk, in which A is rank 0's contribution, B rank 1's, and so on;
+    of an all-to-all a column per sender of blocks, in which a cell names their receivers."""
+    words = cells(symbolic, counts)
+    column = "from" if symbolic.schedule.op == "all_to_all" else "chunk"
+    wide = len(words[0]) <= _WIDE
+    names = (f"{column} {i}" if wide or i == 0 else str(i) for i in range(len(words[0])))
+    return Sheet(
+        "", columns(("rank", "count"), *names), [(rank, *row) for rank, row in enumerate(words)], charted=False
+    )
 
 
-def _blocks(symbolic: Run, counts: Counts) -> Table:
-    """For an all-to-all: a row per rank, a column per sender of blocks; a cell names their receivers."""
-    return _filled("from", cells(symbolic, counts))
-
-
-def _filled(column: str, words: list[list[str]]) -> Table:
-    table = _grid(column, len(words[0]))
-    for rank, row in enumerate(words):
-        table.add_row(str(rank), *row)
-    return table
+_WIDE = 6
+"""The most columns whose headings say what they are."""
 
 
 def _ends(symbolic: Run, chunks: Ints) -> tuple[Ints, Ints]:
     """For chunks of an all-to-all: the sender and the receiver of each."""
     s = symbolic.schedule
     return symbolic.positions(s.start).argmax(axis=0)[chunks], symbolic.positions(s.end).argmax(axis=0)[chunks]
-
-
-def _grid(column: str, columns: int) -> Table:
-    wide = columns <= 6
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1) if wide else 0)
-    table.add_column("rank", justify="right")
-    for i in range(columns):
-        table.add_column(f"{column} {i}" if wide or i == 0 else str(i), overflow="fold")
-    return table
 
 
 def _runs(members: list[int], name: Callable[[int], str], between: str) -> str:
@@ -136,21 +124,27 @@ def _runs(members: list[int], name: Callable[[int], str], between: str) -> str:
     return between.join(parts) or "."
 
 
-def comparison(compared: AlgorithmComparison, title: str) -> Table:
+def comparison(compared: AlgorithmComparison, title: str) -> Sheet:
     """Tabulate algorithms, fastest first.
 
     `x bound` is the time over the lower bound on these links, `m` the best number of segments."""
-    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     formulas = any(row.formula_seconds is not None for row in compared.rows)
-    for name in ("algorithm", "rounds", "most bytes sent", "time", "x bound", *(["formula"] if formulas else [])):
-        table.add_column(name, justify="left" if name == "algorithm" else "right")
-    for row in compared.rows:
-        published = "-" if row.formula_seconds is None else seconds(row.formula_seconds)
-        formula = [published] if formulas else []
-        distance = f"{row.seconds / row.bound:.2f}" if row.bound else "-"
-        name = row.algorithm if row.segments is None else f"{row.algorithm}, m = {row.segments}"
-        table.add_row(name, f"{row.rounds:,}", f"{row.sent_bytes:,.0f}", seconds(row.seconds), distance, *formula)
-    return table
+    rows = [
+        (
+            row.algorithm if row.segments is None else f"{row.algorithm}, m = {row.segments}",
+            row.rounds,
+            row.sent_bytes,
+            row.seconds,
+            row.seconds / row.bound if row.bound else None,
+            *([row.formula_seconds] if formulas else []),
+        )
+        for row in compared.rows
+    ]
+    names = columns(
+        *("algorithm", ("rounds", "count"), ("most bytes sent", "count"), ("time", "s"), ("x bound", "count")),
+    )
+    names += columns(("formula", "s")) if formulas else ()
+    return Sheet(title, names, rows, charted=False)
 
 
 def winners(compared: AlgorithmComparison) -> list[str]:
@@ -158,19 +152,20 @@ def winners(compared: AlgorithmComparison) -> list[str]:
     return [f"{_binary(low)} to {_binary(high)}: {name}" for low, high, name in compared.winners]
 
 
-def measured(fits: Sequence[CollectiveFit], size: float, title: str) -> Table:
+def measured(fits: Sequence[CollectiveFit], size: float, title: str) -> Sheet:
     """Tabulate every transport and algorithm by which a collective was measured, fastest first."""
-    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("over", "time", "algbw", "alpha", "ns/B", "n*", "error"):
-        table.add_column(name, justify="left" if name == "over" else "right")
+    rows = []
     for fit in sorted(fits, key=lambda f: float(f.seconds(size))):
-        time = float(fit.seconds(size))
-        crossover = _binary(round(fit.alpha_s / fit.beta_s_per_byte)) if fit.beta_s_per_byte else "-"
-        line = (seconds(fit.alpha_s), f"{fit.beta_s_per_byte * 1e9:.3f}", crossover, f"{fit.fit_error:.0%}")
-        table.add_row(fit.way, seconds(time), f"{size / time / 1e9:.2f} GB/s", *line)
-    table.caption = "alpha, ns/B, n* = alpha/beta: of the fitted line, with its median error"
-    table.caption_justify = "left"
-    return table
+        time, beta = float(fit.seconds(size)), fit.beta_s_per_byte
+        rows.append(
+            (fit.way, time, size / time, fit.alpha_s, beta * 1e9, fit.alpha_s / beta if beta else None, fit.fit_error)
+        )
+    names = columns(
+        *("over", ("time", "s"), ("algbw", "rate"), ("alpha", "s"), ("ns/B", "number"), ("n*", "bytes")),
+        ("error", "share"),
+    )
+    note = "alpha, ns/B, n* = alpha/beta: of the fitted line, with its median error"
+    return Sheet(title, names, rows, note, charted=False)
 
 
 def choices(chosen: Sequence[Choice]) -> list[str]:

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from phalanx.cost.pipeline_time import PricedSchedule
@@ -121,29 +119,19 @@ def chunk_table(chunks: Sequence[Mapping[str, Any]]) -> Sheet:
     return Sheet("", names, rows)
 
 
-def compared(schedules: Sequence[PricedSchedule]) -> Table:
+def compared(schedules: Sequence[PricedSchedule]) -> Sheet:
     """Tabulate schedules: bubble, makespan, live activations and messages."""
-    table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("schedule")
-    for name in ("chunks per rank", "bubble fraction", "bubble overhead", "makespan", "live at most", "messages"):
-        table.add_column(name, justify="right")
+    rows = []
     for priced in schedules:
-        s = priced.schedule
-        virtual = s.chunks // s.ranks
-        table.add_row(
-            s.name,
-            str(virtual),
-            f"{priced.bubble_fraction:.1%}",
-            f"{priced.bubble_overhead:.1%}",
-            f"{priced.makespan:g}",
-            f"{max(priced.peak) / virtual:g}",
-            str(priced.messages),
-        )
-    table.caption = (
-        "live: activations of a rank's whole part of the model for a micro-batch, on the rank that holds most"
+        virtual = priced.schedule.chunks // priced.schedule.ranks
+        bubble = (priced.bubble_fraction, priced.bubble_overhead, priced.makespan)
+        rows.append((priced.schedule.name, virtual, *bubble, max(priced.peak) / virtual, priced.messages))
+    names = columns(
+        *("schedule", ("chunks per rank", "count"), ("bubble fraction", "share"), ("bubble overhead", "share")),
+        *(("makespan", "number"), ("live at most", "number"), ("messages", "count")),
     )
-    table.caption_justify = "left"
-    return table
+    note = "live: activations of a rank's whole part of the model for a micro-batch, on the rank that holds most"
+    return Sheet("", names, rows, note, charted=False)
 
 
 Spans = dict[tuple[str, int, int], tuple[float, float]]
