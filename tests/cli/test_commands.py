@@ -675,4 +675,4 @@ def test_parity_of_ranks_that_share_a_gpu_measures_nothing_first(here: Path, mon
     with pytest.raises(AssertionError, match="measures"):
         parity.parity(file, 1, "float64", lambda _: None)
     monkeypatch.setattr(parity, "share_gpus", lambda ranks: ranks == 2)
-    assert parity.parity(file, 1, "float64", lambda _: None)["passed"]
+    assert parity.parity(file, 1, "float64", lambda _: None).passed

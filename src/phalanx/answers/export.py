@@ -1,11 +1,14 @@
-"""What `phalanx export` does: a plan in a framework's words, with what starts it on every node."""
+"""A plan in a framework's words, with what starts it on every node."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from phalanx.answers.answer import Answer
+from phalanx.answers.encode import plain
 from phalanx.frameworks.launchers.registry import launcher
 from phalanx.frameworks.launchers.task import task
 from phalanx.frameworks.parts import writer
@@ -31,11 +34,34 @@ TARGETS = {f.writes: ExportTarget(f.stacks, writer(f)) for f in FRAMEWORKS.value
 
 
 @dataclass(frozen=True)
-class Export:
+class Export(Answer):
     """The files of an export by name, and what they are."""
 
     program: TrainingProgram
     files: dict[str, str]
+    launcher: str
+    folder: Path | None = None
+    """Where the files were written, if they were."""
+
+    @property
+    def blanks(self) -> list[str]:
+        """Names of what must be filled in before it runs."""
+        return [b.name for b in self.program.blanks if b.default == "FILL-IN"]
+
+
+@plain.register
+def _(value: Export) -> dict[str, Any]:
+    p = value.program
+    return {
+        "to": p.title,
+        "launcher": value.launcher,
+        "folder": plain(value.folder),
+        "files": list(value.files),
+        "blanks": value.blanks,
+        "settings": {s.key: s.value for g in p.groups for s in g.settings},
+        "environment": {v.name: v.value for v in p.variables},
+        "notes": list(p.notes),
+    }
 
 
 def export(plan: str | Path | Plan, to: str, launcher: str = "torchrun", out: str | Path | None = None) -> Export:
@@ -47,6 +73,7 @@ def export(plan: str | Path | Plan, to: str, launcher: str = "torchrun", out: st
     result = exported(saved, to, launcher)
     if out is not None:
         write(result, Path(out))
+        result = replace(result, folder=Path(out))
     return result
 
 
@@ -63,7 +90,7 @@ def exported(plan: Plan, to: str, by: str = "torchrun") -> Export:
     x = subject(plan, stack_named(own if own in target.stacks else target.stacks[0]))
     p = target.program(x)
     files = {"train.sh": train_sh(p, x.gpus_per_node, x.nodes), **p.files}
-    return Export(p, files | start(task(x, p, files)))
+    return Export(p, files | start(task(x, p, files)), by)
 
 
 def why_not_exported(plan: Plan, stack: str) -> str:

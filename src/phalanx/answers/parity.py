@@ -1,11 +1,12 @@
-"""What `phalanx parity` does: compare a strategy with one process."""
+"""Losses and gradients of a strategy compared with those of one process."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from phalanx.answers.answer import Answer
 from phalanx.answers.this_machine import Announce, require_local, share_gpus
 from phalanx.measure.this_machine import local_cluster
 from phalanx.planning.auto import transport
@@ -20,10 +21,27 @@ from phalanx.spec.strategy.legality import require_runnable
 _MOST_STEPS = 100_000
 
 
-def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Parity(Answer):
+    """How far a strategy is off one process, as shares of the largest loss and gradient."""
+
+    strategy: str
+    dtype: str
+    steps: int
+    bound: float
+    loss_rel_max: float
+    grad_rel_max: float
+    passed: bool
+    optimizers: tuple[dict[str, Any], ...]
+    """A row for each optimizer."""
+    compression: dict[str, Any] | None
+    """What compressed gradients lose, where the strategy compresses them."""
+
+
+def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> Parity:
     """Train `steps` steps with the job's strategy and in one process, and compare losses and gradients.
 
-    Returns the result as `phalanx parity --json` prints it. Raises InputError, RankFailure.
+    Raises InputError, RankFailure.
     """
     from phalanx.observation.parity.parity import BOUNDS
     from phalanx.runtime.process.folder import private_folder
@@ -64,14 +82,14 @@ def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> dict[st
     optimizers, compression = result["optimizers"], result["compression"]
     loss, grad = (max(d[key] for d in optimizers) for key in ("loss_rel_max", "grad_rel_max"))
     lost = (compression or {}).get("lost_rel_max") or 0.0
-    return {
-        "strategy": str(file.strategy),
-        "dtype": dtype,
-        "steps": steps,
-        "bound": BOUNDS[dtype],
-        "loss_rel_max": loss,
-        "grad_rel_max": grad,
-        "passed": max(loss, grad, lost) <= BOUNDS[dtype] and all(d["steps"] for d in optimizers),
-        "optimizers": optimizers,
-        "compression": compression,
-    }
+    return Parity(
+        str(file.strategy),
+        dtype,
+        steps,
+        BOUNDS[dtype],
+        loss,
+        grad,
+        max(loss, grad, lost) <= BOUNDS[dtype] and all(d["steps"] for d in optimizers),
+        tuple(optimizers),
+        compression,
+    )

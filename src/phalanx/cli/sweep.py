@@ -7,48 +7,45 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.options import Csv, Job, Json, Plot, Set
-from phalanx.cli.output import show_notes
-from phalanx.cli.terminal import FAILED, INTERRUPTED, announce, exit_on_error, require_drawing, require_torch
+from phalanx.cli.command import command_with_progress
+from phalanx.cli.options import Job, Set
+from phalanx.cli.output import Output, show_notes
+from phalanx.cli.terminal import FAILED, INTERRUPTED, announce, require_torch
 
 
+@command_with_progress
 def sweep(
     job: Job,
+    output: Annotated[Output, "json", "csv", "plot"],
     steps: Annotated[int, typer.Option("--steps", help="Steps of each run.")] = 20,
     overrides: Set = None,
-    plot: Plot = None,
-    as_json: Json = False,
-    as_csv: Csv = False,
 ) -> None:
     """Train a job for some steps under one strategy of every family, and compare each run with its plan.
 
     The job's own strategy is not used. Ctrl-C ends it with what was measured.
     """
-    with exit_on_error(speaks=True):
-        require_drawing(plot)
-        require_torch()
-        from phalanx.answers.sweep import sheet
-        from phalanx.answers.sweep import sweep as run
-        from phalanx.answers.this_machine import require_this_machine
-        from phalanx.report.style import counted
-        from phalanx.spec.errors import InputError
-        from phalanx.spec.files import job_file
+    require_torch()
+    from phalanx.answers.sweep import sheet
+    from phalanx.answers.sweep import sweep as run
+    from phalanx.answers.this_machine import require_this_machine
+    from phalanx.report.style import counted
+    from phalanx.spec.errors import InputError
+    from phalanx.spec.files import job_file
 
-        if steps < 3:
-            raise InputError("--steps", steps, "is too few for a median without the first ones", "use at least 3")
-        file = job_file.load(Path(job), overrides or ())
-        show_notes(file.notes)
-        require_this_machine(file)
-        swept = run(file, steps, announce)
-        for line, reason in swept.refused:
-            announce(f"left out: {line}: {reason}")
-        if swept.runs:
-            from phalanx.answers.tables import Tables
-            from phalanx.cli.output import Output
+    if steps < 3:
+        raise InputError("--steps", steps, "is too few for a median without the first ones", "use at least 3")
+    file = job_file.load(Path(job), overrides or ())
+    show_notes(file.notes)
+    require_this_machine(file)
+    swept = run(file, steps, announce)
+    for line, reason in swept.refused:
+        announce(f"left out: {line}: {reason}")
+    if swept.runs:
+        from phalanx.answers.tables import Tables
 
-            Output(as_json, as_csv, plot).show(Tables(None, (sheet(swept, steps),)), subject="sweep")
-        if swept.interrupted:
-            announce(f"interrupted after {counted(len(swept.runs), 'run')}")
-            raise typer.Exit(INTERRUPTED)
-        if any(r.differs for r in swept.runs):
-            raise typer.Exit(FAILED)
+        output.show(Tables(None, (sheet(swept, steps),)), subject="sweep")
+    if swept.interrupted:
+        announce(f"interrupted after {counted(len(swept.runs), 'run')}")
+        raise typer.Exit(INTERRUPTED)
+    if any(r.differs for r in swept.runs):
+        raise typer.Exit(FAILED)
