@@ -18,36 +18,36 @@ from phalanx.validate.records import COLLECTIVES, RUNS, SMALL_RUNS, Row, load
 
 
 @dataclass(frozen=True)
-class Scores(Answer):
-    """Errors by quantity, in percent, and by what they are grouped."""
-
-    scores: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class PredictionScores(Scores):
+class PredictionScores(Answer):
     """Errors of predicted step times and memory."""
 
+    scores: dict[str, Any]
+    """By quantity, in percent, and by source family."""
     runs: PredictionError | None = field(default=None, metadata=DRAWN)
     """Every run, where one family was asked for."""
 
 
 @dataclass(frozen=True)
-class ChoiceScores(Scores):
+class ChoiceScores(Answer):
     """How good the choices are that predictions lead to."""
 
+    scores: dict[str, Any]
+    """Of sweeps and of recipes."""
     rows: int = field(default=0, metadata=DRAWN)
     each: bool = field(default=False, metadata=DRAWN)
     """Whether recipe by recipe is shown: one family was asked for."""
 
 
 @dataclass(frozen=True)
-class KernelScores(Scores):
+class KernelScores(Answer):
     """Errors of the kernel model."""
+
+    scores: dict[str, Any]
+    """In percent, by kind of kernel and by chip."""
 
 
 @plain.register
-def _(value: Scores) -> dict[str, Any]:
+def _(value: PredictionScores | ChoiceScores | KernelScores) -> dict[str, Any]:
     return value.scores
 
 
