@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.options import Json, Report
-from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_torch, require_writable
+from phalanx.cli.output import show_view
+from phalanx.cli.terminal import announce, exit_on_error, print_json, require_torch, require_writable
 
 
 def observe(
@@ -55,6 +56,7 @@ def observe(
         from phalanx.answers.observe import observe as run
         from phalanx.answers.observe import program, request
         from phalanx.report.observe import tables
+        from phalanx.report.view import View
         from phalanx.schedule.observation_file import to_json
         from phalanx.spec.files.plan import write_json
 
@@ -72,6 +74,4 @@ def observe(
             return
         for note in dict.fromkeys(n for r in result.ranks for n in r.notes):
             announce(f"note: {note}")
-        shown = console()
-        for item in tables(result):
-            shown.print(item, highlight=False, soft_wrap=isinstance(item, str))
+        show_view(View(list(tables(result))))

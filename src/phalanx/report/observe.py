@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-
-from rich.table import Table
+from typing import Any
 
 from phalanx.planning.explain.observed_lint import ProgramFinding, lint
-from phalanx.report.style import seconds, size, table
+from phalanx.planning.tables.table import Column, Sheet, columns
+from phalanx.report.style import seconds, size
 from phalanx.schedule.observation import Observation, RankObservation, unit
 
 _PASSES = {
@@ -22,7 +22,7 @@ _ROWS = 40
 """Rows of a table at most; the JSON has all."""
 
 
-def tables(o: Observation) -> Iterator[Table | str]:
+def tables(o: Observation) -> Iterator[Sheet | str]:
     """Yield the lines and tables that show an observation, one class of ranks after the other."""
     axes = ", ".join(f"{name} {n}" for name, n in o.axes.items())
     yield f"{o.program}: {o.world} ranks{f' ({axes})' if axes else ''}, torch {o.torch}, device {o.device}"
@@ -38,7 +38,7 @@ def finding(f: ProgramFinding) -> str:
     return f"{f.where or '(unknown line)'}: {f.name}: {f.problem}{lost}; {f.remedy}"
 
 
-def _rank(r: RankObservation) -> Iterator[Table | str]:
+def _rank(r: RankObservation) -> Iterator[Sheet | str]:
     batches = "1 micro-batch" if r.micro_batches == 1 else f"{r.micro_batches} micro-batches"
     optimizer = ", ".join(r.optimizers) or "no optimizer"
     yield f"\nrank {r.rank} ({r.are or 'one rank'}), step {r.step}: {batches}, {optimizer}"
@@ -51,21 +51,23 @@ def _rank(r: RankObservation) -> Iterator[Table | str]:
         yield _waits(r)
 
 
-def _collectives(r: RankObservation) -> Table:
+def _collectives(r: RankObservation) -> Sheet:
     """Tabulate collectives by operation, group, bytes and phase; alike ones of different units in one row."""
-    counts: Counter[tuple[str, ...]] = Counter()
-    units: dict[tuple[str, ...], dict[str, None]] = {}
+    counts: Counter[tuple[Any, ...]] = Counter()
+    units: dict[tuple[Any, ...], dict[str, None]] = {}
     for o in r.communication:
         e = o.event
-        key: tuple[str, ...] = (e.op, f"{e.axis} ({e.group_size})", f"{e.bytes:,}", e.dtype, e.phase, str(o.site))
+        key = (e.op, f"{e.axis} ({e.group_size})", e.bytes, e.dtype, e.phase, str(o.site))
         counts[key] += 1
         units.setdefault(key, {})[unit(o.module)] = None
-    left = ("collective", "over", "type", "phase", "where", "units")
-    grid = table("collectives of a step", "collective", "over", "count", "bytes each", *left[2:], left=left)
+    rows = []
     for key, count in list(counts.items())[:_ROWS]:
-        op, over, size_, dtype, phase, where = key
-        grid.add_row(op, over, f"{count:,}", size_, dtype, phase, where, _units(list(units[key])))
-    return _cut(grid, len(counts))
+        op, over, bytes_each, *where = key
+        rows.append((op, over, count, bytes_each, *where, _units(list(units[key]))))
+    names = columns(
+        "collective", "over", ("count", "count"), ("bytes each", "count"), "type", "phase", "where", "units"
+    )
+    return Sheet("collectives of a step", names, rows, _cut(len(counts)))
 
 
 def _units(names: list[str]) -> str:
@@ -74,33 +76,22 @@ def _units(names: list[str]) -> str:
     return f"{names[0] or '(root)'} ... {names[-1] or '(root)'} ({len(names)})"
 
 
-def _flops(r: RankObservation) -> Table:
+def _flops(r: RankObservation) -> Sheet:
     totals: Counter[str] = Counter()
     by_phase: Counter[tuple[str, str]] = Counter()
     for (phase, module), n in r.flops.items():
         totals[unit(module)] += n
         by_phase[phase, unit(module)] += n
     phases = [p for p in _PASSES if p in ("F", "B") or any(q == p for q, _ in by_phase)]
-    grid = table("FLOPs of a step", "unit", *(_PASSES[p] for p in phases), left=("unit",))
-    for name in list(totals)[:_ROWS]:
-        grid.add_row(name or "(root)", *(f"{by_phase[p, name]:.4g}" for p in phases))
-    grid.add_row("all", *(f"{sum(n for (q, _), n in by_phase.items() if q == p):.4g}" for p in phases))
-    return _cut(grid, len(totals))
+    rows = [(name or "(root)", *(by_phase[p, name] for p in phases)) for name in list(totals)[:_ROWS]]
+    rows.append(("all", *(sum(n for (q, _), n in by_phase.items() if q == p) for p in phases)))
+    names = (*columns("unit"), *(Column(_PASSES[p], "number") for p in phases))
+    return Sheet("FLOPs of a step", names, rows, _cut(len(totals)))
 
 
-def _memory(r: RankObservation) -> Table:
+def _memory(r: RankObservation) -> Sheet:
     where = _PASSES[r.peak_phase]
     kept = r.fullest_backward_start
-    before = () if kept is None else (f"as backward of micro-batch {kept.micro_batches[0]} begins",)
-    grid = table(
-        f"live bytes: peak {size(r.peak)} ({r.peak:,} B) in the {where} pass of {unit(r.peak_module) or 'the root'}",
-        "held by",
-        "of units",
-        "bytes",
-        "",
-        *before,
-        left=("held by", "of units"),
-    )
     totals: Counter[str] = Counter()
     totals_before: Counter[str] = Counter()
     units: dict[str, dict[str, None]] = {}
@@ -109,23 +100,24 @@ def _memory(r: RankObservation) -> Table:
             sums[h.kind] += h.bytes
             if h.module:
                 units.setdefault(h.kind, {})[h.module] = None
+    rows: list[tuple[Any, ...]] = []
     for kind, _ in (totals | totals_before).most_common():
-        n = totals[kind]
-        cells = (f"{totals_before[kind]:,}",) if kept else ()
-        grid.add_row(kind, _units(list(units.get(kind, {}))), f"{n:,}", size(n), *cells)
+        before = (totals_before[kind],) if kept else ()
+        rows.append((kind, _units(list(units.get(kind, {}))), totals[kind], totals[kind], *before))
     if r.host_peak:
-        grid.add_row("(in the host's memory)", "", f"{r.host_peak:,}", size(r.host_peak))
-    return grid
+        rows.append(("(in the host's memory)", "", r.host_peak, r.host_peak, *((None,) if kept else ())))
+    names = columns("held by", "of units", ("bytes", "count"), ("", "bytes"))
+    if kept:
+        names += columns((f"as backward of micro-batch {kept.micro_batches[0]} begins", "count"))
+    place = f"in the {where} pass of {unit(r.peak_module) or 'the root'}"
+    return Sheet(f"live bytes: peak {size(r.peak)} ({r.peak:,} B) {place}", names, rows)
 
 
-def _waits(r: RankObservation) -> Table:
-    grid = table("the host waits for the device", "call", "count", "phase", "where", left=("call", "phase", "where"))
-    for s in r.synchronisations[:_ROWS]:
-        grid.add_row(s.call, f"{s.count:,}", s.phase, f"{s.site} {s.module}".strip())
-    return _cut(grid, len(r.synchronisations))
+def _waits(r: RankObservation) -> Sheet:
+    rows = [(s.call, s.count, s.phase, f"{s.site} {s.module}".strip()) for s in r.synchronisations[:_ROWS]]
+    names = columns("call", ("count", "count"), "phase", "where")
+    return Sheet("the host waits for the device", names, rows, _cut(len(r.synchronisations)))
 
 
-def _cut(grid: Table, rows: int) -> Table:
-    if rows > _ROWS:
-        grid.caption = f"{rows - _ROWS:,} more rows in --json"
-    return grid
+def _cut(rows: int) -> str:
+    return f"{rows - _ROWS:,} more rows in --json" if rows > _ROWS else ""
