@@ -23,6 +23,7 @@ from typing import Any, Literal, get_args
 from phalanx.frameworks.registry import STACKS
 from phalanx.frameworks.stack import in_full
 from phalanx.spec.errors import InputError
+from phalanx.spec.rows import record
 
 Effect = Literal["layout", "time", "memory", "numbers", "none", "unmodelled", ""]
 """What a key changes of a step; `unmodelled`: it has an effect that no price knows; "": not judged yet."""
@@ -145,13 +146,12 @@ def key_table(framework: str) -> KeyTable:
                 if entry.key:
                     effect: Any = entry.effect
                     add(Key(entry.key, f"{table}.{name}", entry.words, effect, entry.source))
+    make_key = record(Key, "name")
     path = _ROOT / framework / "keys.toml"
     document = tomllib.loads(path.read_text()) if path.is_file() else {}
     files = document.pop("files", {})
     for name, row in document.items():
-        if unknown := sorted(set(row) - {"field", "words", "effect", "source"}):
-            raise ValueError(f"{framework}: key {name} has {', '.join(unknown)}")
-        add(Key(name, **row | {"source": in_full(row.get("source", ""), files)}))
+        add(make_key(name, row | {"source": in_full(row.get("source", ""), files)}))
     path = _ROOT / framework / "names.json"
     names = json.loads(path.read_text()) if path.is_file() else {}
     by_effect: dict[Effect, frozenset[str]] = {

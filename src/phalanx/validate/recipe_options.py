@@ -8,7 +8,9 @@ release is priced with the same options.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from phalanx.spec.rows import Rows, record
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 from phalanx.validate.records import Row
@@ -49,47 +51,7 @@ class _Recipes:
         )
 
 
-def _offload(blocks: int) -> StackOptions:
-    return StackOptions(activation_offload=blocks)
-
-
-_BRIDGE = "Megatron-Bridge"
-_DEEPSEEK = "deepseek/deepseek_workload_base_configs.py"
-_LLAMA = "llama/llama3_workload_base_configs.py"
-_LLAMA31 = "llama/llama31_workload_base_configs.py"
-_KIMI = "kimi/kimi_workload_base_configs.py"
-_UP = "selective:mla_up_proj"
-_UP_MLP = "selective:mla_up_proj+mlp"
-_KNOWN = (
-    _Recipes(_BRIDGE, "deepseek-v3", f"{_DEEPSEEK}:170", _UP_MLP, chips=("H100",)),
-    _Recipes(_BRIDGE, "deepseek-v3", f"{_DEEPSEEK}:255", _UP_MLP, chips=("B200",), formats=("fp8-mx",)),
-    _Recipes(_BRIDGE, "deepseek-v3", f"{_DEEPSEEK}:65", "selective:moe_act", chips=("GB300",), formats=("bf16",)),
-    _Recipes(_BRIDGE, "deepseek-v3", f"{_DEEPSEEK}:89", "selective:mlp", chips=("GB200",), formats=("fp8-cs",)),
-    _Recipes(_BRIDGE, "deepseek-v3", f"{_DEEPSEEK}:53", _UP),
-    _Recipes(_BRIDGE, "kimi", f"{_KIMI}:104", _UP_MLP, chips=("H100",)),
-    _Recipes(_BRIDGE, "kimi", f"{_KIMI}:38", _UP),
-    _Recipes(_BRIDGE, "gpt-oss-120b", "gpt_oss/gpt_oss_workload_base_configs.py:130", "selective:layernorm+moe_act"),
-    _Recipes(_BRIDGE, "nemotron_3", "nemotronh/nemotron_3_workload_base_configs.py:84", unknown=MODULES),
-    _Recipes(_BRIDGE, "llama3-70b", f"{_LLAMA}:66", "", _offload(20), ("GB300",), ("fp8-cs",), "FSDP"),
-    _Recipes(_BRIDGE, "llama3-70b", f"{_LLAMA}:57", "", _offload(30), ("GB300",), ("bf16",), "FSDP"),
-    _Recipes(_BRIDGE, "llama3-70b", f"{_LLAMA}:96", "", _offload(40), ("GB200",), ("fp8-cs",), "FSDP"),
-    _Recipes(_BRIDGE, "llama3-70b", f"{_LLAMA}:88", "", _offload(20), ("GB200",), ("bf16",), "FSDP"),
-    _Recipes(_BRIDGE, "llama3.1-405b", f"{_LLAMA31}:40", "", _offload(40), ("GB300",), ("bf16",), "FSDP"),
-    _Recipes(_BRIDGE, "llama3.1-405b", f"{_LLAMA31}:50", "", _offload(10), ("GB300",), ("fp8-cs",), "FSDP"),
-    _Recipes(_BRIDGE, "llama3.1-405b", f"{_LLAMA31}:94", "", _offload(92), ("GB200",), ("fp8-cs",), "FSDP"),
-    _Recipes(
-        _BRIDGE, "llama3.1-405b", f"{_LLAMA31}:118", "block:1", chips=("B200", "GB200", "GB300"), formats=("nvfp4",)
-    ),
-    _Recipes(
-        _BRIDGE,
-        "llama3-8b",
-        "llama/llama3_workload_base_configs.py:476",
-        "block:5",
-        chips=("H100",),
-        formats=("fp8-cs",),
-        sharding="FSDP",
-    ),
-)
+_KNOWN = Rows(Path(__file__).with_suffix(".toml"), record(_Recipes, "line"))
 _WORDS = {"norm": "layernorm", "act": "moe_act", "shared_expert": "shared_experts"}
 """Modules as rows name them, and as Megatron-Core does."""
 
@@ -122,7 +84,7 @@ def option(row: Row) -> str:
 
 
 def _recipe(row: Row) -> _Recipes | None:
-    return next((recipes for recipes in _KNOWN if recipes.has(row)), None)
+    return next((recipes for recipes in _KNOWN.values() if recipes.has(row)), None)
 
 
 def overlaps_experts(row: Row) -> bool:

@@ -16,10 +16,6 @@ from phalanx.spec.cluster.spec import ClusterSpec, Device, KernelRates, Origin, 
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import DType
 
-_H100, _A100_40 = CHIPS["H100"].as_device(), CHIPS["A100-40GB"].as_device()
-_V100_DGX2 = CHIPS["V100"].as_device("V100-SXM3-32GB")
-_A100_PCIE = CHIPS["A100"].as_device("A100-PCIe-80GB", bandwidth_bytes_per_s=1.935e12)
-
 
 def _rates(device: Device, dtype: DType) -> KernelRates:
     """Estimate compute rates from a datasheet with coarse efficiencies, until `phalanx measure` has run there.
@@ -116,7 +112,7 @@ def dgx_a100(nodes: int) -> ClusterSpec:
 
 def dgx_h100(nodes: int) -> ClusterSpec:
     """DGX H100 nodes: 8 GPUs of 80 GB behind NVSwitch, an NDR InfiniBand port per GPU."""
-    return _boxes("dgx-h100", _H100, 8, _nvlink(450e9, 4), _NDR, nodes)
+    return _boxes("dgx-h100", CHIPS["H100"].as_device(), 8, _nvlink(450e9, 4), _NDR, nodes)
 
 
 def _sites(nodes: int) -> ClusterSpec:
@@ -125,7 +121,7 @@ def _sites(nodes: int) -> ClusterSpec:
     tiers: tuple[Tier, ...] = (_nvlink(450e9, 4).among(8), _NDR.among(local))
     if nodes > _SITE:
         tiers += (_WAN.among(nodes * 8),)
-    return of_datasheet("sites-h100", _H100, 8, nodes, tiers)
+    return of_datasheet("sites-h100", CHIPS["H100"].as_device(), 8, nodes, tiers)
 
 
 def _pcie(name: str, device: Device, rate: float, network: float, nodes: int) -> ClusterSpec:
@@ -140,8 +136,8 @@ def _pcie(name: str, device: Device, rate: float, network: float, nodes: int) ->
 PRESETS: dict[str, Callable[[int], ClusterSpec]] = {
     "dgx-1v-16gb": lambda n: _cube_mesh("dgx-1v-16gb", CHIPS["V100-16GB"].as_device(), n),
     "dgx-1v": lambda n: _cube_mesh("dgx-1v", CHIPS["V100"].as_device(), n),
-    "dgx-2": lambda n: _boxes("dgx-2", _V100_DGX2, 16, _nvlink(150e9, 2), _EDR_8, n),
-    "dgx-a100-40gb": lambda n: _boxes("dgx-a100-40gb", _A100_40, 8, _nvlink(300e9, 3), _HDR, n),
+    "dgx-2": lambda n: _boxes("dgx-2", CHIPS["V100"].as_device("V100-SXM3-32GB"), 16, _nvlink(150e9, 2), _EDR_8, n),
+    "dgx-a100-40gb": lambda n: _boxes("dgx-a100-40gb", CHIPS["A100-40GB"].as_device(), 8, _nvlink(300e9, 3), _HDR, n),
     "dgx-a100": dgx_a100,
     "dgx-h100": dgx_h100,
     "dgx-h800": lambda n: _boxes("dgx-h800", CHIPS["H800"].as_device(), 8, _nvlink(200e9, 4), _NDR, n),
@@ -151,7 +147,7 @@ PRESETS: dict[str, Callable[[int], ClusterSpec]] = {
     "gb200-nvl72": lambda n: _boxes("gb200-nvl72", CHIPS["GB200"].as_device(), 72, _nvlink(900e9, 5), _NDR, n),
     "ethernet-a100": lambda n: _boxes(
         "ethernet-a100",
-        _A100_40,
+        CHIPS["A100-40GB"].as_device(),
         8,
         _nvlink(300e9, 3),
         _ethernet(12.5e9, "400 Gb/s per host in four ports", 50e9),
@@ -159,13 +155,13 @@ PRESETS: dict[str, Callable[[int], ClusterSpec]] = {
     ),
     "ethernet-h100": lambda n: _boxes(
         "ethernet-h100",
-        _H100,
+        CHIPS["H100"].as_device(),
         8,
         _nvlink(450e9, 4),
         _ethernet(12.5e9, "one 100 Gb/s port per host", 12.5e9),
         n,
     ),
-    "pcie-a100": lambda n: _pcie("pcie-a100", _A100_PCIE, 25e9, 12.5e9, n),
+    "pcie-a100": lambda n: _pcie("pcie-a100", CHIPS["A100"].as_device("A100-PCIe-80GB", 1.935e12), 25e9, 12.5e9, n),
     "pcie-a10": lambda n: _pcie("pcie-a10", CHIPS["A10"].as_device(), 25e9, 12.5e9, n),
     "pcie-l4": lambda n: _pcie("pcie-l4", CHIPS["L4"].as_device(), 25e9, 12.5e9, n),
     # No peer-to-peer between these: every copy goes through the host's memory.

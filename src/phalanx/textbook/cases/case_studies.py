@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
 from phalanx.planning.search import refine, why_not
@@ -14,6 +15,7 @@ from phalanx.planning.search.why_not import TERM_NAMES
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.files.job_file import make_strategy
+from phalanx.spec.rows import Rows, record
 from phalanx.spec.strategy.spec import Strategy
 
 
@@ -41,192 +43,7 @@ class CaseStudy:
     tokens: float | None = None
 
 
-def _llama(size: str, hours: int, tokens: float) -> CaseStudy:
-    """A case from the GPU-hours and tokens of Touvron et al. 2023a, table 15 and section 2; batches of 4 M tokens."""
-    gpus, batch, seq = 2048, 2048, 2048
-    return CaseStudy(
-        f"LLaMA {size}",
-        f"llama-{size.lower()}",
-        "dgx-a100",
-        gpus,
-        batch,
-        seq,
-        "",
-        "eager",
-        hours * 3600 / gpus / (tokens / (batch * seq)),
-        "Touvron et al. 2023a, table 15: GPU-hours over all tokens",
-        "its layout is not published" + ("" if size == "65B" else ", nor how many GPUs: 2,048 as for 65B"),
-        hours,
-        tokens,
-    )
-
-
-CASES = (
-    CaseStudy(
-        "GPT-3 175B",
-        "gpt3-175b",
-        "dgx-a100",
-        64,
-        64,
-        2048,
-        "tp=8,sp=1,pp=8,virtual=3,schedule=interleaved,recompute=selective",
-        "megatron-2022",
-        13.75,
-        "Korthikanti et al. 2022, tables 3 and 5",
-        "OpenAI's own layout was never published: this is Megatron's",
-    ),
-    CaseStudy(
-        "MT-NLG 530B",
-        "mt-nlg-530b",
-        "dgx-a100",
-        2240,
-        1920,
-        2048,
-        "dp=8,tp=8,pp=35,recompute=full",
-        "megatron-deepspeed-2022",
-        60.1,
-        "Smith et al. 2022, section 2.3",
-    ),
-    CaseStudy(
-        "GPT 1T",
-        "gpt-1t",
-        "dgx-a100",
-        3072,
-        3072,
-        2048,
-        "dp=6,tp=8,pp=64,recompute=full",
-        "megatron-2021",
-        102.6,
-        "Narayanan et al. 2021, table 1",
-    ),
-    _llama("7B", 82_432, 1e12),
-    _llama("13B", 135_168, 1e12),
-    _llama("33B", 530_432, 1.4e12),
-    _llama("65B", 1_022_362, 1.4e12),
-    CaseStudy(
-        "LLaMA 2 70B",
-        "llama2-70b",
-        "dgx-a100",
-        2048,
-        1024,
-        4096,
-        "",
-        "eager",
-        1_720_320 * 3600 / 2048 / (2e12 / (1024 * 4096)),
-        "Touvron et al. 2023b, table 2: GPU-hours over all tokens",
-        "neither its layout nor how many GPUs is published: 2,048 here",
-        1_720_320,
-        2e12,
-    ),
-    CaseStudy(
-        "PaLM 540B",
-        "palm-540b",
-        "dgx-a100",
-        6144,
-        2048,
-        2048,
-        "",
-        "megatron-core",
-        None,
-        "Chowdhery et al. 2022, section 4 and table 3",
-        "there on 6,144 TPU v4, 12-way model and 256-way sharded data parallel in each of two pods, 46.2 % MFU: of "
-        "TPUs no rates are known here",
-    ),
-    CaseStudy(
-        "Llama 3 70B",
-        "llama3-70b",
-        "dgx-h100",
-        1024,
-        2048,
-        8192,
-        "dp=32,zero=1,tp=4,sp=1,cp=2,pp=4,virtual=5,schedule=interleaved",
-        "nemo-25.04",
-        14.86,
-        "NVIDIA dgxc-benchmarking, llama3.1/README_70b.md",
-    ),
-    CaseStudy(
-        "Llama 3 405B",
-        "llama3-405b",
-        "dgx-h100",
-        8192,
-        2048,
-        8192,
-        "dp=64,zero=2,tp=8,sp=1,pp=16,virtual=8,schedule=interleaved",
-        "megatron-core",
-        None,
-        "Grattafiori et al. 2024, table 4 (43 % MFU)",
-        "virtual is not published: one block per chunk; its first and last rank have a block less than others",
-    ),
-    CaseStudy(
-        "Llama 3 405B, 128 k",
-        "llama3-405b",
-        "dgx-h100",
-        16384,
-        128,
-        131072,
-        "dp=8,zero=2,tp=8,sp=1,cp=16,pp=16,virtual=8,schedule=interleaved",
-        "megatron-core",
-        None,
-        "Grattafiori et al. 2024, table 4 (38 % MFU)",
-        "keys and values are gathered there, not passed round; virtual as above",
-    ),
-    CaseStudy(
-        "Mixtral 8x7B",
-        "mixtral-8x7b",
-        "dgx-h100",
-        64,
-        256,
-        4096,
-        "dp=16,zero=1,ep=8,pp=4,virtual=8,schedule=interleaved",
-        "megatron-core",
-        None,
-        "Megatron-LM, core/transformer/moe/README.md",
-        "Mistral's own layout was never published: this is Megatron's",
-    ),
-    CaseStudy(
-        "DeepSeek-V2",
-        "deepseek-v2",
-        "dgx-h800",
-        1024,
-        9216,
-        4096,
-        "dp=64,zero=1,ep=8,pp=16,schedule=zb-h1",
-        "megatron-core-flash2",
-        172_800 * 3600 / 1024 / (1e12 / (9216 * 4096)),
-        "DeepSeek-AI 2024a, section 3.1 (attention on FlashAttention 2): GPU-hours per 10^12 tokens",
-        "how many GPUs is not published: 1,024 here; which of a block's values are kept is not either",
-        172_800 * 8.1,
-        8.1e12,
-    ),
-    CaseStudy(
-        "Llama 3 8B, 1 M tokens",
-        "llama3-8b",
-        "dgx-h100",
-        64,
-        4,
-        2**20,
-        "zero=3,cp=64,recompute=full",
-        "megatron-core",
-        None,
-        "Liu et al. 2023: one ring of all ranks, blocks repeated",
-        "the recipe of ring attention; no such training of this model is published with its step",
-    ),
-    CaseStudy(
-        "DeepSeek-V3",
-        "deepseek-v3",
-        "dgx-h800",
-        2048,
-        15360,
-        4096,
-        "dp=128,zero=1,ep=64,pp=16,recompute=full",
-        "megatron-core",
-        None,
-        "DeepSeek-AI 2024b, section 3.2",
-        "there on H800, in fp8, with DualPipe, and only norms and projections repeated; ran at 19.9 s a step",
-        2_664_000,
-        14.8e12,
-    ),
-)
+CASES = tuple(Rows(Path(__file__).with_suffix(".toml"), record(CaseStudy, "name")).values())
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,10 @@ is a chip's FLOP/s over the bytes/s of its memory, or of the link in one directi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from phalanx.planning.tables.table import Sheet, columns
+from phalanx.spec.rows import Rows, record
 
 
 @dataclass(frozen=True)
@@ -28,25 +30,7 @@ class Criterion:
     """The lints of `phalanx lint` for jobs that do not meet it."""
 
 
-CRITERIA = (
-    Criterion("tp, width", "a block does not fit, or GPUs outnumber sequences", "h/(tp+1) > ridge of memory", ()),
-    Criterion("tp, heads", "the same", "tp divides the heads of keys and the vocabulary", ("uneven-heads",)),
-    Criterion("tp, link", "the same", "tp ranks on the fastest links, in one node", ("wide-tp", "straddling")),
-    Criterion("pp", "state does not fit a node's GPUs", "M >= 4 (pp-1): bubble <= 20 %", ("few-micro-batches",)),
-    Criterion("pp, balance", "the same", "stages of equal work", ("unbalanced-stages",)),
-    Criterion("cp", "a sequence's activations do not fit", "s/cp x heads / key heads > ridge of the link", ()),
-    Criterion(
-        "ep", "experts do not fit", "ep divides the experts; 4 k T h (ep-1)/ep bytes a block on fast links", ()
-    ),
-    Criterion("ZeRO-1", "dp > 1", "always: it sends what an all-reduce does", ()),
-    Criterion("ZeRO-2", "gradients do not fit", "few micro-batches: each reduces its gradients", ()),
-    Criterion("ZeRO-3", "weights do not fit", "T > ridge of the link", ()),
-    Criterion("HSDP", "as ZeRO-3", "T > ridge of the links inside a group, not of those between", ()),
-    Criterion("plain dp", "state fits", "1.5 x tokens of a step and GPU > ridge of the link", ("wide-gradients",)),
-    Criterion("buckets", "dp > 1", "a message of a bucket over n* = alpha x rate", ("small-buckets",)),
-    Criterion("compression", "gradients are exposed", "the time it saves > coding", ("losing-compressor",)),
-    Criterion("order", "several axes", "what sends most has the nearest neighbours", ("mesh-order",)),
-)
+CRITERIA = tuple(Rows(Path(__file__).with_suffix(".toml"), record(Criterion, "axis")).values())
 
 
 def sheet() -> Sheet:
