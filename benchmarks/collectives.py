@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from phalanx.measure.collectives import OPS, SHARED, Way, rounds, tensors, ways
+from phalanx.measure.collectives import OPS, SHARED, TransportAlgorithm, rounds, tensors, ways
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Call
 from phalanx.runtime.process.environment import ALONE, external
@@ -55,8 +55,11 @@ def main() -> None:
                 tried = {str(way): (calls[0], way) for way in ways(op, ranks, comm)}
                 if size == LARGE:
                     tried = {name: tried[name] for name in ("native", "shm")}
-                tried["native"] = (calls[1], Way("native"))  # torch.distributed's default, on an ordinary buffer
-                tried[ORDINARY] = (calls[1], Way("shm"))
+                tried["native"] = (
+                    calls[1],
+                    TransportAlgorithm("native"),
+                )  # torch.distributed's default, on an ordinary buffer
+                tried[ORDINARY] = (calls[1], TransportAlgorithm("shm"))
                 timed = rounds(comm, tried, ROUNDS)
                 results[f"{op} {size}"] = {name: list(t.seconds) for name, t in timed.items()}
         results["copy"] = _copies(comm)

@@ -20,7 +20,7 @@ import torch
 from benchmarks.interleaved import Figures, Step, rounds
 from phalanx.cli import app
 from phalanx.measure import collectives
-from phalanx.measure.collectives import SHARED, Way
+from phalanx.measure.collectives import SHARED, TransportAlgorithm
 from phalanx.measure.steal_time import NOTED
 from phalanx.planning.auto import transport
 from phalanx.planning.search.best_first import price
@@ -75,12 +75,15 @@ def _reduce(world: World, arguments: dict[str, Any]) -> dict[str, list[float]]:
     grid = mesh(Strategy(dp=world.size))
     plain, shared = Comm(world, grid), Comm(world, grid, SHARED)
     own, ordinary = shared.buffer(n, torch.float32), torch.zeros(n)
-    tried = {"native": (Call("all_reduce", ranks, world.rank, ordinary, ordinary), Way("native"))}
+    tried = {"native": (Call("all_reduce", ranks, world.rank, ordinary, ordinary), TransportAlgorithm("native"))}
     for name in ALGORITHMS["all_reduce"]:
-        tried[name] = (tried["native"][0], Way("p2p", name))
+        tried[name] = (tried["native"][0], TransportAlgorithm("p2p", name))
     results = collectives.rounds(plain, tried, ROUNDS)
     call = Call("all_reduce", ranks, world.rank, own, own)
-    both = {SHM: (call, Way("p2p", "hierarchical")), "native again": (call, Way("native"))}
+    both = {
+        SHM: (call, TransportAlgorithm("p2p", "hierarchical")),
+        "native again": (call, TransportAlgorithm("native")),
+    }
     results |= collectives.rounds(shared, both, ROUNDS)
     return {name: timed.quiet for name, timed in results.items()}
 

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.gpu.sizes import SIZES, TINY, Size
 from phalanx.cost.memory.kv_cache import cache_bytes
-from phalanx.infer.generate import Generation
+from phalanx.infer.generate import BatchedGeneration
 from phalanx.infer.sampling import Sampling
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import ALONE
@@ -60,7 +60,7 @@ def measured(size: Size, prompt: int, new: int) -> dict[str, Any]:
             return row | {"left_out": f"needs {need / 2**30:.1f} of {free / 2**30:.1f} GiB"}
     requests = [Request(i, tuple((i + j) % size.model.vocab for j in range(prompt)), new) for i in range(PROMPTS)]
     alone, policy = Strategy(), BatchingPolicy(slots=PROMPTS, chunk=PROMPTS * prompt)
-    generation = Generation(
+    generation = BatchedGeneration(
         size.model, alone, Comm(ALONE, mesh(alone)), Repeated(), "bfloat16", requests, Sampling(new), policy
     )
     seconds = []

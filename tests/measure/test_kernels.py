@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from phalanx.cost.compute import unit_work
 from phalanx.measure import kernels
 from phalanx.measure.fit import nonnegative_fit
-from phalanx.measure.kernels import Point, fit
+from phalanx.measure.kernels import UnitTime, fit
 from phalanx.measure.worker import levels
 from phalanx.spec.cluster.spec import Rates
 from phalanx.spec.model.families import complete
@@ -38,7 +38,7 @@ def test_kernel_rates_are_recovered_from_work_and_time() -> None:
         spec = ModelSpec(**complete({**sizes, "max_seq": 256}))
         for unit in ("blocks", "head"):
             work = unit_work.forward(spec, unit, tokens, 128, 4)
-            points.append(Point("F", unit, work, float(work.seconds(truth))))
+            points.append(UnitTime("F", unit, work, float(work.seconds(truth))))
     found, residual = fit(points, "F")
     assert residual < 1e-6
     for name in ("per_gemm_flop", "per_attention_flop", "per_byte", "per_kernel"):
@@ -54,7 +54,7 @@ def test_what_is_timed_tells_every_rate_from_the_others(sizes: kernels._Sizes) -
         for sequences, seq in batches:
             for unit in ("blocks", "head"):
                 work = unit_work.forward(spec, unit, sequences * seq, seq, 4)
-                points.append(Point("F", unit, work, float(work.seconds(truth))))
+                points.append(UnitTime("F", unit, work, float(work.seconds(truth))))
     found, residual = fit(points, "F")
     assert residual < 1e-6
     assert found.per_gemm_flop == pytest.approx(truth.per_gemm_flop, rel=1e-3)

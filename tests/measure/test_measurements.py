@@ -24,7 +24,7 @@ from phalanx.measure.collectives import tensors
 from phalanx.measure.fit import robust_line
 from phalanx.measure.links import SIZES, measure_gamma, measure_tier
 from phalanx.measure.ping_pong import BETWEEN, INSIDE, partner
-from phalanx.measure.steal_time import Rounds
+from phalanx.measure.steal_time import TimedRounds
 from phalanx.planning.auto.transport import choose
 from phalanx.report.measure import picture, plot, rates, title
 from phalanx.report.pictures.files import svg
@@ -157,13 +157,13 @@ def test_compressors_cost_what_was_measured_of_them() -> None:
 
 
 def test_disturbed_rounds_are_left_out_while_there_are_others() -> None:
-    timed = Rounds((1.0, 9.0, 2.0), (0.0, 0.5, 0.01))
+    timed = TimedRounds((1.0, 9.0, 2.0), (0.0, 0.5, 0.01))
     assert not timed.settled
     assert timed.quiet == [1.0, 9.0, 2.0]  # three at least
-    timed += Rounds((8.0, 3.0), (0.4, 0.0))
+    timed += TimedRounds((8.0, 3.0), (0.4, 0.0))
     assert timed.settled
     assert timed.quiet == [1.0, 2.0, 3.0]
-    few = Rounds((4.0, 5.0, 6.0, 7.0), (0.3, 0.0, 0.9, 0.1))
+    few = TimedRounds((4.0, 5.0, 6.0, 7.0), (0.3, 0.0, 0.9, 0.1))
     assert few.quiet == [4.0, 5.0, 7.0]  # the least disturbed
 
 

@@ -17,7 +17,7 @@ from phalanx.observation.parity.router_ties import first_flip, tied
 from phalanx.schedule.layers.routing import balanced, most
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.mechanisms import Experts
-from phalanx.training.expert_load import OVER, LayerLoad, Watch, summary
+from phalanx.training.expert_load import OVER, LayerLoad, LoadWatch, summary
 
 
 @st.composite
@@ -147,14 +147,14 @@ def test_a_flip_is_a_near_tie_where_a_score_hangs_on_little() -> None:
 def test_a_bad_balance_is_told_with_its_numbers() -> None:
     spec = model(family="mixtral", experts={"count": 4, "top_k": 1, "ffn": 8, "capacity": 1.0, "balance_loss": 0.01})
     busy, well = LayerLoad(1, (60, 4, 0, 0), 32, 0.1, 0.0), LayerLoad(0, (16, 16, 16, 16), 0, 0.1, 0.0)
-    watch = Watch(spec)
+    watch = LoadWatch(spec)
     told = [watch.step([well, busy]) for _ in range(2 * OVER)]
     assert [bool(line) for line in told] == ([False] * (OVER - 1) + [True]) * 2
     line = told[-1]
     assert "expert 0 of block 1 has 3.8 times the mean load, 2 of 4 are not chosen at all" in line
     assert "25% of all choices were dropped, capacity = 1" in line
     assert "balance_loss = 0.01" in line
-    assert not any(Watch(spec).step([well, well]) for _ in range(OVER))
+    assert not any(LoadWatch(spec).step([well, well]) for _ in range(OVER))
     said = summary([well, busy])
     assert said["expert_busiest"] == 3.75
     assert said["expert_dropped"] == 0.25

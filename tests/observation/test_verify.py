@@ -176,7 +176,7 @@ def test_a_unit_that_is_gathered_twice_is_named() -> None:
             more = {"unit": name, "phase": phase, "micro_batch": self._micro_batch}
             self.comm.all_gather(unit.memory, own, "dp_shard", **more)
 
-    found = _broken("dp=64,zero=3", zero3.Gathered, "start", start)
+    found = _broken("dp=64,zero=3", zero3.ParameterGatherer, "start", start)
     (difference,) = found.differences
     assert difference.aspect == "collectives over dp_shard"
     assert "all_gather blocks.1 over dp_shard (64 ranks) micro-batch 1" in difference.recorded
@@ -204,7 +204,7 @@ def test_memory_that_stays_is_named() -> None:
             kept.append(out.detach().clone())
             kept.append(torch.empty(2**16))
 
-    found = _broken("dp=64,zero=3", zero3.Gathered, "forward_ends", ends)
+    found = _broken("dp=64,zero=3", zero3.ParameterGatherer, "forward_ends", ends)
     kept.clear()
     assert [d.aspect for d in found.differences] == ["live bytes before forward blocks.2 of micro-batch 0"]
 

@@ -25,7 +25,7 @@ from phalanx.runtime.autograd import narrow_product, recompute
 from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.model_parallel import sequence
-from phalanx.runtime.model_parallel.sequence import Factors, Rows
+from phalanx.runtime.model_parallel.sequence import ProductTerm, RankRows
 from phalanx.runtime.process.environment import ALONE, World
 from phalanx.schedule.event import Event
 from phalanx.schedule.gradients.sharding import sharding_of
@@ -74,7 +74,7 @@ def _drawn(fault: float | None = None) -> Tensor:
 def gathered(world: World, dtype: torch.dtype, fault: float | None) -> list[narrow_product.Rounded]:
     """What a rank has after gathering its rows, and after gathering them once more."""
     inner = LayerComm(Comm(world, mesh(Strategy(tp=world.size, sp=True))))
-    rows = Rows(inner, world.size, world.rank, 2, 32)
+    rows = RankRows(inner, world.size, world.rank, 2, 32)
     own = rows.of(_drawn(fault))
     result: list[narrow_product.Rounded] = []
     for back in (None, 0):
@@ -106,7 +106,7 @@ def layers(world: World, rounds: bool) -> dict[str, Tensor]:
     """Of a layer that reads all tokens and one whose results are added up, with the same numbers on every rank, the
     result and gradients that no sum over ranks is part of."""
     inner = LayerComm(Comm(world, mesh(Strategy(tp=world.size, sp=True))))
-    rows = Rows(inner, world.size, world.rank, 2, 32, rounds)
+    rows = RankRows(inner, world.size, world.rank, 2, 32, rounds)
     x, w, g = _drawn(), _drawn()[:48], _drawn()[:, :16].repeat(1, 3)
     own, weight = rows.of(x).clone().requires_grad_(), w.clone().requires_grad_()
     (y,) = sequence.columns(rows, "blocks.0", (), NUMBER_FORMATS["float8"], [None], own, [weight, None])
@@ -114,7 +114,7 @@ def layers(world: World, rounds: bool) -> dict[str, Tensor]:
     assert weight.grad is not None
     result = {"y": y.detach().view(64, -1), "of weight": weight.grad}
     x, weight = x.clone().requires_grad_(), w.clone().requires_grad_()
-    out = sequence.summed(rows, "blocks.0", [Factors((x,), weight, None, operands=NUMBER_FORMATS["float8"])])
+    out = sequence.summed(rows, "blocks.0", [ProductTerm((x,), weight, None, operands=NUMBER_FORMATS["float8"])])
     out.backward(rows.of(g))
     assert x.grad is not None
     assert weight.grad is not None

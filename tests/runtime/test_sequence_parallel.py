@@ -29,7 +29,7 @@ from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.data_parallel import shared_gradients
 from phalanx.runtime.model_parallel import sequence
-from phalanx.runtime.model_parallel.sequence import Rows
+from phalanx.runtime.model_parallel.sequence import RankRows
 from phalanx.runtime.process.environment import ALONE, World
 from phalanx.schedule.layers.tensor import chunks
 from phalanx.schedule.layout import Layout
@@ -48,7 +48,7 @@ from phalanx.training.training_step import Training
 def test_parts_of_a_chunk_lie_side_by_side_in_rank_order(tp: int, batch: int, seq: int) -> None:
     assume(batch * seq % tp == 0)
     inner = LayerComm(Comm(ALONE, mesh(Strategy())))
-    everyone = [Rows(inner, tp, index, batch, seq) for index in range(tp)]
+    everyone = [RankRows(inner, tp, index, batch, seq) for index in range(tp)]
     tokens = torch.arange(batch * seq)
     for whole, *parts in everyone[0].per_chunk(tokens, *(rows.of(tokens) for rows in everyone)):
         assert torch.cat(parts).equal(whole)
@@ -81,16 +81,16 @@ def test_the_axis_alone_equals_one_process(
 
 def examine_broken(world: World, how: str, *case: Any) -> list[Any]:
     """The examination with a layer that takes its rows for all there are."""
-    summed, scatter = sequence.summed, Rows.scatter
+    summed, scatter = sequence.summed, RankRows.scatter
 
-    def bias_before_the_sum(rows: Rows, unit: str, terms: Any, made: bool) -> torch.Tensor:
+    def bias_before_the_sum(rows: RankRows, unit: str, terms: Any, made: bool) -> torch.Tensor:
         bare = [replace(term, bias=None) for term in terms]
         out = summed(rows, unit, bare, made)
         for term in terms:  # as if every rank had added it to its term
             out = out if term.bias is None else out + world.size * term.bias
         return out
 
-    def keeps_its_own_term(self: Rows, into: torch.Tensor, chunk: torch.Tensor, unit: str, phase: Any) -> Any:
+    def keeps_its_own_term(self: RankRows, into: torch.Tensor, chunk: torch.Tensor, unit: str, phase: Any) -> Any:
         if phase == "B" and unit == "blocks.0":
             own = chunk.clone().view(world.size, -1)[self.index].view_as(into)
             scatter(self, into, chunk, unit, phase).wait()
@@ -104,7 +104,7 @@ def examine_broken(world: World, how: str, *case: Any) -> list[Any]:
         elif how == "bias on every rank":
             patch.setattr(sequence, "summed", bias_before_the_sum)
         else:
-            patch.setattr(Rows, "scatter", keeps_its_own_term)
+            patch.setattr(RankRows, "scatter", keeps_its_own_term)
         return rank_cases.examine(world, *case)
 
 

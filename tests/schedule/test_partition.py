@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.schedule.partition import balance, search
-from phalanx.schedule.partition.balance import Limits, Units, explain, partition
+from phalanx.schedule.partition.balance import MemoryLimits, Units, explain, partition
 from phalanx.schedule.partition.bound import packed_bound
 from phalanx.schedule.pipeline.actions import round_robin, v_shape
 from phalanx.spec.errors import InputError
@@ -45,7 +45,7 @@ def sums(units: list[Units], rank_of: tuple[int, ...], counts: tuple[int, ...]) 
 
 
 @st.composite
-def asked(draw: st.DrawFn) -> tuple[Units, tuple[int, ...], Limits | None]:
+def asked(draw: st.DrawFn) -> tuple[Units, tuple[int, ...], MemoryLimits | None]:
     rank_of = draw(st.sampled_from(MAPS))
     ranks, length = len(set(rank_of)), draw(st.integers(max(len(rank_of) - 2, 0), 8))
     high = draw(st.sampled_from([1, 3, 30]))
@@ -66,12 +66,12 @@ def asked(draw: st.DrawFn) -> tuple[Units, tuple[int, ...], Limits | None]:
     own = [units()] * ranks if draw(st.booleans()) else [units() for _ in range(ranks)]
     share = max(u.embed + sum(u.blocks) + u.head for u in own) / ranks
     most = [int(share * draw(st.sampled_from([0.8, 1.0, 1.3, 2.0, 3.0]))) for _ in range(ranks)]
-    return seconds, rank_of, Limits(tuple(own), tuple(most))
+    return seconds, rank_of, MemoryLimits(tuple(own), tuple(most))
 
 
 @settings(max_examples=100, deadline=None)
 @given(asked())
-def test_the_best_of_all(drawn: tuple[Units, tuple[int, ...], Limits | None]) -> None:
+def test_the_best_of_all(drawn: tuple[Units, tuple[int, ...], MemoryLimits | None]) -> None:
     best_of_all(*drawn)
 
 
@@ -92,10 +92,10 @@ def test_the_best_of_all_unlike(rank_of: tuple[int, ...], moves: bool, monkeypat
         own = tuple(units() for _ in range(ranks))
         share = sum(sum(u.blocks) + u.embed + u.head for u in own) / ranks**2
         most = tuple(int(m) for m in draw.uniform(1, 2, ranks) * share)
-        best_of_all(units(), rank_of, Limits(own, most) if moves and turn % 2 else None)
+        best_of_all(units(), rank_of, MemoryLimits(own, most) if moves and turn % 2 else None)
 
 
-def best_of_all(seconds: Units, rank_of: tuple[int, ...], limits: Limits | None) -> None:
+def best_of_all(seconds: Units, rank_of: tuple[int, ...], limits: MemoryLimits | None) -> None:
     """Whole costs are exact: the slowest rank is the least of all partitions that fit, and of these the squares."""
     ranks = len(set(rank_of))
     every = list(ways(len(seconds.blocks), len(rank_of)))
@@ -153,7 +153,9 @@ def test_what_the_first_blocks_cost_a_rank_counts_where_it_has_more(
     """A rank whose earlier chunk holds some of the first blocks takes fewer of the others."""
     units = Units(0, (cost,) * first + (others,) * (length - first), head)
     best_of_all(units, rank_of, None)
-    best_of_all(units, rank_of, Limits((units,) * len(set(rank_of)), (2.0 * sum(units.blocks),) * len(set(rank_of))))
+    best_of_all(
+        units, rank_of, MemoryLimits((units,) * len(set(rank_of)), (2.0 * sum(units.blocks),) * len(set(rank_of)))
+    )
 
 
 @settings(max_examples=25, deadline=None)
@@ -234,17 +236,17 @@ def test_memory_moves_blocks_off_the_first_ranks() -> None:
     """A rank early in 1F1B holds activations of more micro-batches: with little memory it gets fewer blocks."""
     seconds = Units(0, (1.0,) * 16, 0)
     each = tuple(Units(0, (10.0 + 5 * (4 - rank),) * 16, 0) for rank in range(4))
-    assert partition(seconds, round_robin(4), Limits(each, (120.0,) * 4)).blocks == (4, 4, 4, 4)
-    found = partition(seconds, round_robin(4), Limits(each, (100.0,) * 4))
+    assert partition(seconds, round_robin(4), MemoryLimits(each, (120.0,) * 4)).blocks == (4, 4, 4, 4)
+    found = partition(seconds, round_robin(4), MemoryLimits(each, (100.0,) * 4))
     assert found.blocks == (3, 4, 4, 5)
-    shown = explain(seconds, round_robin(4), found.blocks, Limits(each, (100.0,) * 4))
+    shown = explain(seconds, round_robin(4), found.blocks, MemoryLimits(each, (100.0,) * 4))
     assert [r.bytes for r in shown.ranks] == [90, 100, 80, 75]
 
 
 def test_refusals_say_how_much_is_lacking() -> None:
     seconds = Units(0, (1.0,) * 8, 0)
     gib = 2.0**30
-    limits = Limits((Units(0, (gib,) * 8, gib),) * 2, (4 * gib,) * 2)
+    limits = MemoryLimits((Units(0, (gib,) * 8, gib),) * 2, (4 * gib,) * 2)
     with pytest.raises(InputError, match=r"rank \d.*5 GiB.*4 GiB.*1 GiB"):
         partition(seconds, round_robin(2), limits)
     with pytest.raises(InputError, match="10 chunks need at least 8"):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from phalanx.cost.step.generation import generation_step
-from phalanx.infer.generate import Generation
+from phalanx.infer.generate import BatchedGeneration
 from phalanx.infer.sampling import Sampling
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.init import draw
@@ -75,7 +75,7 @@ def generated(
     over the whole text; where the steps differ from their programs; and bytes cached and predicted. Of the first
     `instrumented` steps, units and FLOPs are compared too."""
     comm = Comm(world, mesh(strategy))
-    run = Generation(model, strategy, comm, Drawn(model), "float64", requests, how, policy)
+    run = BatchedGeneration(model, strategy, comm, Drawn(model), "float64", requests, how, policy)
     texts = {r.number: list(r.prompt) for r in requests}
     new: list[tuple[int, int]] = []
     logits_of: list[tuple[int, int, Tensor]] = []  # by request and the length of its text

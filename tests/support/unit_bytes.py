@@ -160,7 +160,7 @@ def predicted(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) ->
 def sends(spec: ModelSpec, job: Job, s: Strategy, unit: str, phase: Phase, t: int) -> Iterator[tuple[str, int]]:
     repeat = repeat_of(s, unit)
     for x in collectives.communication(spec, job, s, unit.split(".")[0], phase, t, repeat, splits=True):
-        if isinstance(x, collectives.Core):
+        if isinstance(x, collectives.CoreRuns):
             for y in context.communication(local_model(spec, s), s, job.precision.compute, x.way, t):
                 yield y.op, y.bytes
         else:

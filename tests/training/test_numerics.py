@@ -35,7 +35,7 @@ from phalanx.spec.strategy.legality import require_runnable
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy, parse
 from phalanx.training.data import TokenSet
-from phalanx.training.data.tokens import Stretch
+from phalanx.training.data.tokens import TokenRange
 from phalanx.training.loss_scale import GOOD_STEPS, LossScale
 from phalanx.training.trainer import Trainer
 from phalanx.training.training_step import SKIPS_IN_A_ROW, StepResult, Training
@@ -211,7 +211,7 @@ class Folders:
         self.folder = folder
         tokens = np.random.default_rng(1).integers(61, size=2000)
         np.save(folder / "tokens.npy", tokens)
-        parts = (Stretch(folder / "tokens.npy", "", 0, 1800), Stretch(folder / "tokens.npy", "", 1800, 200))
+        parts = (TokenRange(folder / "tokens.npy", "", 0, 1800), TokenRange(folder / "tokens.npy", "", 1800, 200))
         self.tokens = TokenSet(folder, parts, 61, 4.0)
 
     def run(

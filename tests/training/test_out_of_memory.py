@@ -23,7 +23,7 @@ from phalanx.spec.files.plan import Plan
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.training import trainer
-from phalanx.training.out_of_memory import Device, OutOfMemory, explained
+from phalanx.training.out_of_memory import DeviceMemory, OutOfMemory, explained
 from phalanx.training.trainer import Trainer
 from phalanx.training.training_step import Training
 
@@ -41,11 +41,11 @@ def plan() -> Plan:
     return decide(job_file.from_tables(TABLES, Path())).plan
 
 
-def _device(plan: Plan, state: float = 1, passes: float = 1, unused: int = 0) -> Device:
+def _device(plan: Plan, state: float = 1, passes: float = 1, unused: int = 0) -> DeviceMemory:
     program = expand(Layout(plan.model, plan.job, plan.strategy).rank_view(0))
     before = int(program.state.total * state)
     peak = before + int((program.peak_bytes - program.state.total) * passes)
-    return Device(before, peak, peak + unused, peak, 2 * peak)
+    return DeviceMemory(before, peak, peak + unused, peak, 2 * peak)
 
 
 def test_the_part_that_differs_most_is_named(plan: Plan) -> None:

@@ -26,12 +26,12 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import Mesh
 from phalanx.spec.strategy.spec import Strategy
 
-Told = Callable[[int, int, bool], None]
+OnToken = Callable[[int, int, bool], None]
 """(request, token, whether it is the last): called on every rank, as tokens come."""
 
 
 @dataclass
-class Step:
+class GenerationStep:
     """What one step did, for those who follow: the batches of all replicas; the logits that this rank has, or None;
     the sampled tokens of all replicas."""
 
@@ -47,7 +47,7 @@ def experts_span_replicas(model: ModelSpec, grid: Mesh) -> bool:
     return any(len({grid.replica(int(rank)) for rank in group}) > 1 for group in grid.groups("ep+etp"))
 
 
-class Generation:
+class BatchedGeneration:
     """The requests of all replicas of a world, and this rank's part of the model. All ranks make one together, and
     call `step` until `done`. Raises InputError."""
 
@@ -85,9 +85,9 @@ class Generation:
             batches = tuple(b if b.slots else IDLING for b in batches)
         return batches
 
-    def step(self, receive: Told = lambda request, token, last: None) -> Step:
+    def step(self, receive: OnToken = lambda request, token, last: None) -> GenerationStep:
         """Take one step; all ranks together."""
-        step = Step(self.batches())
+        step = GenerationStep(self.batches())
         mine = self.replica_index
         batch, scheduler = step.batches[mine], self.schedulers[mine]
         if batch is IDLING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from phalanx.cost.step.generation import generating
-from phalanx.infer.generate import Generation, require_context
+from phalanx.infer.generate import BatchedGeneration, require_context
 from phalanx.infer.sampling import Sampling
 from phalanx.nn.hugging_face import files
 from phalanx.nn.weight_files import is_run, of_run, said_of, widest
@@ -88,7 +88,7 @@ def answer(asked: TextQuery, comm: Comm | None = None, piece: Piece = lambda req
     comm = comm or Comm(_Alone(0, 1, 0, 1), mesh(asked.strategy))
     weights = weights_of(asked.folder, asked.model)
     receiver = Texts(tokenizer_of(asked.folder, asked.model), asked.requests, piece)
-    generation = Generation(
+    generation = BatchedGeneration(
         asked.model, asked.strategy, comm, weights, asked.dtype, asked.requests, asked.how, asked.policy
     )
     while not generation.done:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from phalanx.measure.fit import robust_line
-from phalanx.measure.steal_time import Rounds, stolen_s, stolen_share
+from phalanx.measure.steal_time import TimedRounds, stolen_s, stolen_share
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.p2p import tiers
 from phalanx.runtime.comm.transport import Call
@@ -39,7 +39,7 @@ _LEAD_S = 1e-3  # for Gloo's threads to go back to sleep
 
 
 @dataclass(frozen=True)
-class Way:
+class TransportAlgorithm:
     """A transport, and its algorithm if it has several, that can run an operation."""
 
     transport: Transport
@@ -53,11 +53,11 @@ SHARED = tuple(Choice(op, 0, 0, "shm") for op in OPS)
 """Choices that make a Comm place its buffers in shared memory, without choosing anything else."""
 
 
-def ways(op: str, ranks: tuple[int, ...], comm: Comm) -> Iterator[Way]:
+def ways(op: str, ranks: tuple[int, ...], comm: Comm) -> Iterator[TransportAlgorithm]:
     """Yield every way to run an operation; of algorithms that coincide for these ranks, only the first."""
-    yield Way("native")
+    yield TransportAlgorithm("native")
     if comm.shares(ranks):
-        yield Way("shm")
+        yield TransportAlgorithm("shm")
     seen: set[tuple[bytes, ...]] = set()
     inside = tiers(ranks, comm.world.local_size)
     for algorithm in ALGORITHMS[op]:
@@ -65,7 +65,7 @@ def ways(op: str, ranks: tuple[int, ...], comm: Comm) -> Iterator[Way]:
         content = tuple(c.tobytes() for c in (s.round, s.source, s.destination, s.offset, s.length))
         if content not in seen:  # on one host, for example, a hierarchy is nothing new
             seen.add(content)
-            yield Way("p2p", algorithm)
+            yield TransportAlgorithm("p2p", algorithm)
 
 
 def tensors(op: str, size: int, ranks: int, make: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
@@ -91,7 +91,7 @@ def _together(ranks: tuple[int, ...]) -> None:
         pass
 
 
-def rounds(comm: Comm, tried: dict[str, tuple[Call, Way]], count: int) -> dict[str, Rounds]:
+def rounds(comm: Comm, tried: dict[str, tuple[Call, TransportAlgorithm]], count: int) -> dict[str, TimedRounds]:
     """Time `count` rounds of each of the `tried` ways, after one to warm up; the same result on all ranks.
 
     Ways with too few undisturbed rounds are measured up to two times more.
@@ -106,7 +106,9 @@ def rounds(comm: Comm, tried: dict[str, tuple[Call, Way]], count: int) -> dict[s
     return result
 
 
-def _rounds(comm: Comm, tried: dict[str, tuple[Call, Way]], count: int, warm: bool) -> dict[str, Rounds]:
+def _rounds(
+    comm: Comm, tried: dict[str, tuple[Call, TransportAlgorithm]], count: int, warm: bool
+) -> dict[str, TimedRounds]:
     names = list(tried)
     ranks = next(iter(tried.values()))[0].ranks
     one_clock = comm.world.size == comm.world.local_size
@@ -134,7 +136,7 @@ def _rounds(comm: Comm, tried: dict[str, tuple[Call, Way]], count: int, warm: bo
         ranks = tuple(range(comm.world.size))  # the slowest of all groups counts
     dist.all_reduce(times, dist.ReduceOp.MAX, group=worlds.group(ranks))
     seconds, stolen = (times[1] - times[0])[:, cold:].tolist(), times[2, :, cold:].tolist()
-    return {name: Rounds(tuple(seconds[k]), tuple(stolen[k])) for k, name in enumerate(names)}
+    return {name: TimedRounds(tuple(seconds[k]), tuple(stolen[k])) for k, name in enumerate(names)}
 
 
 def measure_collectives(comm: Comm, axis: str, quick: bool = False) -> list[CollectiveFit]:
@@ -152,7 +154,7 @@ def measure_collectives(comm: Comm, axis: str, quick: bool = False) -> list[Coll
         sizes, count = sizes[::2], _QUICK_ROUNDS
     for op in OPS:
         comm.status.now(f"measuring {op} of {len(ranks)} ranks")
-        seconds: dict[Way, list[float]] = {way: [] for way in ways(op, ranks, comm)}
+        seconds: dict[TransportAlgorithm, list[float]] = {way: [] for way in ways(op, ranks, comm)}
         for size in sizes:
             source, target = tensors(op, size, len(ranks), lambda n: comm.buffer(n, torch.float32))
             call = Call(op, ranks, ranks.index(comm.world.rank), source, target, label="a measurement")
@@ -163,7 +165,9 @@ def measure_collectives(comm: Comm, axis: str, quick: bool = False) -> list[Coll
     return fits
 
 
-def _fit(op: str, ranks: int, way: Way, sizes: Sequence[int], seconds: list[float], hosts: int) -> CollectiveFit:
+def _fit(
+    op: str, ranks: int, way: TransportAlgorithm, sizes: Sequence[int], seconds: list[float], hosts: int
+) -> CollectiveFit:
     # A larger buffer cannot take less time: a smaller one that took longer was disturbed.
     seconds = np.minimum.accumulate(seconds[::-1])[::-1].tolist()
     points = tuple(zip(sizes, seconds, strict=True))

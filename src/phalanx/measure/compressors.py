@@ -13,7 +13,7 @@ import torch
 
 from phalanx.cost.compute import compression
 from phalanx.measure.kernels import synchronize
-from phalanx.measure.steal_time import Rounds, stolen_s, stolen_share
+from phalanx.measure.steal_time import TimedRounds, stolen_s, stolen_share
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
@@ -46,7 +46,7 @@ def measure_coding(dtype: DType, comm: Comm, quick: bool = False) -> dict[str, f
         flats = [FlatBucket(b, s, 0) for b in cut]
         by = compressor(s.compressor, s, flats, alone, DTYPES[kind])
         gradients = [torch.empty(b.padded, dtype=DTYPES[kind], device=comm.world.device) for b in flats]
-        timed = Rounds()
+        timed = TimedRounds()
         for i in range(2 if quick else _ROUNDS):
             for x in gradients:
                 x.normal_(std=_SPREAD)
@@ -60,7 +60,7 @@ def measure_coding(dtype: DType, comm: Comm, quick: bool = False) -> dict[str, f
             synchronize(comm.world.device)
             spent = time.perf_counter() - start
             if i:  # the first round warms up
-                timed += Rounds((spent,), (stolen_share(stolen_s() - stolen, spent),))
+                timed += TimedRounds((spent,), (stolen_share(stolen_s() - stolen, spent),))
         # The mean, not the median: a step waits for its slowest rank, outliers included.
         seconds = mean(timed.quiet)
         work = compression.work(s.compressor, cut, s, DTYPE_BYTES[kind])

@@ -41,7 +41,7 @@ _DRAWS = 200  # bootstrap samples of the points, for the range of a line's coeff
 
 
 @dataclass(frozen=True)
-class Line:
+class FittedLine:
     """A line α + β n, with its median relative error.
 
     The ranges hold 90 % of the coefficients that bootstrap samples of the same points give.
@@ -54,7 +54,7 @@ class Line:
     beta_range: tuple[float, float]
 
 
-def robust_line(sizes: npt.ArrayLike, seconds: npt.ArrayLike) -> Line:
+def robust_line(sizes: npt.ArrayLike, seconds: npt.ArrayLike) -> FittedLine:
     """Return the line with α, β >= 0 and the least sum of relative errors |α + β n - t| / t.
 
     Such a line passes through two of the points, or through one with α or β = 0; all of those are tried. A few
@@ -77,4 +77,4 @@ def robust_line(sizes: npt.ArrayLike, seconds: npt.ArrayLike) -> Line:
     ranges = [np.percentile(c[drawn], [5, 95]) for c in (alphas, betas)]
     (alpha_low, alpha_high), (beta_low, beta_high) = (map(float, r) for r in ranges)
     alpha, beta, error = float(alphas[best]), float(betas[best]), float(np.median(off[best]))
-    return Line(alpha, beta, error, (alpha_low, alpha_high), (beta_low, beta_high))
+    return FittedLine(alpha, beta, error, (alpha_low, alpha_high), (beta_low, beta_high))

@@ -103,7 +103,7 @@ def _sizes(dtype: DType, device: torch.device) -> _Sizes:
 
 
 @dataclass(frozen=True)
-class Point:
+class UnitTime:
     """The time of one unit's phase: "F" (forward) or "B" (backward)."""
 
     phase: str
@@ -165,7 +165,7 @@ class _Bench:
         self.x.grad = None
         self._time("head", lambda: m.head(self.x, self.tokens[:, 1:]), None)
 
-    def points(self) -> list[Point]:
+    def points(self) -> list[UnitTime]:
         """Return the median time of each unit and phase."""
         spec, t = self.model.spec, self.sequences * self.seq
         e = next(self.model.parameters()).element_size()
@@ -177,7 +177,9 @@ class _Bench:
         if sliced(t, spec.vocab, spec.hidden, e):
             work["F", "head"] += unit_work.head_products(spec, t, e)
             work["B", "head"] = unit_work.normed_input_grad(spec, t, e)
-        return [Point(phase, unit, work[phase, unit], median(times)) for (phase, unit), times in self.times.items()]
+        return [
+            UnitTime(phase, unit, work[phase, unit], median(times)) for (phase, unit), times in self.times.items()
+        ]
 
 
 def synchronize(device: torch.device) -> None:
@@ -221,7 +223,7 @@ class Ladder:
         for bench in self._benches:
             bench.run()
 
-    def points(self, barrier: Callable[[], None], full_passes: Callable[[], None], rounds: int) -> list[Point]:
+    def points(self, barrier: Callable[[], None], full_passes: Callable[[], None], rounds: int) -> list[UnitTime]:
         """Time every unit `rounds` times. `barrier` starts each shape together with the other ranks. `full_passes` is
         called first, to warm up, and now and then between shapes, so that what it times meets the same disturbances.
         """
@@ -305,7 +307,7 @@ def optimizer_per_byte(dtype: DType, device: torch.device, barrier: Callable[[],
     return float(median(times[1:]) / (per_parameter * flat.numel()))
 
 
-def fit(points: list[Point], phase: str, fused_norms: bool = False) -> tuple[Rates, float]:
+def fit(points: list[UnitTime], phase: str, fused_norms: bool = False) -> tuple[Rates, float]:
     """Fit the rates of a phase by least squares of relative errors; return them and the median relative error.
     `fused_norms`: as GPUs have them."""
     # Embeddings cost little and follow other rules: they would pull the fit away from what matters.

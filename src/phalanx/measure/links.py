@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from phalanx.measure.fit import Line, robust_line
+from phalanx.measure.fit import FittedLine, robust_line
 from phalanx.spec.cluster.spec import Figure, Tier
 
 SIZES = tuple(2**k for k in range(10, 25))  # 1 KiB .. 16 MiB
@@ -40,8 +40,8 @@ class TierLines:
 
     name: str
     pairs: int
-    alone: Line
-    together: Line | None
+    alone: FittedLine
+    together: FittedLine | None
     points: tuple[tuple[int, float], ...]
 
     @property
@@ -80,14 +80,14 @@ def measure_tier(wire: Wire, name: str, pairs: int) -> TierLines:
     return TierLines(name, pairs, _link_line(sizes, best), together, tuple(zip(sizes, best, strict=True)))
 
 
-def _link_line(sizes: tuple[int, ...], seconds: list[float]) -> Line:
+def _link_line(sizes: tuple[int, ...], seconds: list[float]) -> FittedLine:
     """Fit β to long messages and α to short ones: those in between fit into buffers, which take them in a burst."""
     n, t = np.array(sizes, dtype=np.float64), np.array(seconds)
     long = robust_line(n[-_ENDS:], t[-_ENDS:])
     rest = np.maximum(t - long.beta * n, 0.0)[:_ENDS]
     alpha, (low, high) = float(np.median(rest)), np.percentile(rest, [5, 95])
     error = float(np.median(np.abs(alpha + long.beta * n - t) / t))
-    return Line(alpha, long.beta, error, (float(low), float(high)), long.beta_range)
+    return FittedLine(alpha, long.beta, error, (float(low), float(high)), long.beta_range)
 
 
 def measure_gamma(wire: Wire) -> Figure:

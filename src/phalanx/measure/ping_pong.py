@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from phalanx.measure.steal_time import Rounds, stolen_s, stolen_share
+from phalanx.measure.steal_time import TimedRounds, stolen_s, stolen_share
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import combine
 
@@ -36,7 +36,7 @@ class RealWire:
         )
         source = torch.ones(size // 4, device=device)
         target = torch.empty_like(source)
-        timed, total_s = Rounds(), 0.0
+        timed, total_s = TimedRounds(), 0.0
         for i in range(_ROUNDS[1] + 1):
             comm.barrier()
             spent, stolen = 0.0, stolen_s()
@@ -55,7 +55,7 @@ class RealWire:
             spent, share = slowest.tolist()
             total_s += spent
             if i:  # the first round warms up
-                timed += Rounds((spent,), (share,))
+                timed += TimedRounds((spent,), (share,))
             if total_s > _ENOUGH_S and i >= _ROUNDS[0] and (timed.settled or total_s > 4 * _ENOUGH_S):
                 break
         return timed.quiet

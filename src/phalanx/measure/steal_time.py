@@ -36,7 +36,7 @@ def stolen_share(stolen: float, seconds: float) -> float:
 
 
 @dataclass(frozen=True)
-class Rounds:
+class TimedRounds:
     """The rounds of a measurement: the seconds of each, and the share of the machine's processors stolen meanwhile.
 
     Of several machines, the largest share counts.
@@ -45,8 +45,8 @@ class Rounds:
     seconds: tuple[float, ...] = ()
     stolen: tuple[float, ...] = ()
 
-    def __add__(self, more: Rounds) -> Rounds:
-        return Rounds(self.seconds + more.seconds, self.stolen + more.stolen)
+    def __add__(self, more: TimedRounds) -> TimedRounds:
+        return TimedRounds(self.seconds + more.seconds, self.stolen + more.stolen)
 
     @property
     def settled(self) -> bool:

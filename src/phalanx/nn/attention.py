@@ -16,7 +16,7 @@ from phalanx.runtime.autograd import recompute
 from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.model_parallel import context, sequence, tensor
 from phalanx.runtime.model_parallel.context import ContextParallel
-from phalanx.runtime.model_parallel.sequence import Factors
+from phalanx.runtime.model_parallel.sequence import ProductTerm
 from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.spec.model.spec import ModelSpec
 
@@ -63,7 +63,7 @@ Angles = tuple[Tensor, Tensor] | None
 """cos and sin of positions, as functional.rotary takes them."""
 
 
-class Core(nn.Module):
+class CausalAttention(nn.Module):
     """Causal self-attention; subclasses define `heads`, which makes queries, keys and values. Values may have `v_dim`
     numbers in tensors of the keys' width. A window is a mask over the full square of logits."""
 
@@ -96,7 +96,7 @@ class Core(nn.Module):
         mask: Tensor | None,
         cache: Cache | None,
         needed: bool = True,
-    ) -> Tensor | Factors:
+    ) -> Tensor | ProductTerm:
         """Return what attention adds to the stream, (batch, new, hidden): with tp this rank's term, with sequence
         parallelism the factors of it. `needed`: whether the value is used (runtime/autograd/recompute.py)."""
         if cache is not None:
@@ -150,7 +150,7 @@ class Core(nn.Module):
         return out.flatten(2)
 
 
-class Attention(Core):
+class Attention(CausalAttention):
     """Multi-head attention: grouped where kv_heads < heads (Ainslie et al. 2023); with query and key norms where the
     spec has them (Dehghani et al. 2023)."""
 

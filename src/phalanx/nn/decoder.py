@@ -25,7 +25,7 @@ from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.model_parallel import tensor
 from phalanx.runtime.model_parallel.context import ContextParallel
 from phalanx.runtime.model_parallel.expert import ExpertParallel
-from phalanx.runtime.model_parallel.sequence import Rows
+from phalanx.runtime.model_parallel.sequence import RankRows
 from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.runtime.model_parallel.token_sharding import SequenceTokens
 from phalanx.schedule.layers.head import sliced, slices_over_ranks
@@ -33,7 +33,7 @@ from phalanx.spec.model.spec import ModelSpec, chunks, units
 from phalanx.spec.strategy.spec import Recompute
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """A transformer block: attention and MLP (or experts), each with its norm, added to the residual stream."""
 
     def __init__(
@@ -163,7 +163,7 @@ def _table(rows: int, width: int) -> nn.Embedding:
     return table
 
 
-def _places(rows: Rows, tokens: Tensor, positions: Tensor | None) -> Tensor:
+def _places(rows: RankRows, tokens: Tensor, positions: Tensor | None) -> Tensor:
     """Return the positions of own tokens, (own,), in their sequences, or in their documents."""
     if positions is not None:
         return rows.of(positions.expand(tokens.shape).reshape(-1))
@@ -241,7 +241,7 @@ class Decoder(nn.Module):
         # Numbered as in the full model.
         self.blocks = nn.ModuleDict(
             {
-                n: Block(spec, int(n), tp, cp, ep, tokens)
+                n: DecoderBlock(spec, int(n), tp, cp, ep, tokens)
                 for n in (u.split(".")[1] for u in held if u.startswith("blocks"))
             }
         )
@@ -268,7 +268,7 @@ class Decoder(nn.Module):
             block.repeats = inner if repeat == "full" else None
             block.attention.repeats = inner if repeat == "selective" else None
 
-    def _blocks(self) -> dict[str, Block]:
+    def _blocks(self) -> dict[str, DecoderBlock]:
         return {f"blocks.{n}": block for n, block in self.blocks.items()}  # type: ignore[misc]
 
     def units(self) -> dict[str, nn.Module]:
@@ -328,7 +328,9 @@ class Decoder(nn.Module):
         logits: Tensor = self.head(x[:, cache.wanted])
         return logits
 
-    def _masks(self, x: Tensor, positions: Tensor | None, blocks: Sequence[Block]) -> dict[int | None, Tensor | None]:
+    def _masks(
+        self, x: Tensor, positions: Tensor | None, blocks: Sequence[DecoderBlock]
+    ) -> dict[int | None, Tensor | None]:
         """Return the mask by window; None where plain causality is enough."""
         windows, total = {block.window for block in blocks}, x.shape[1]
         if self.cp is not None:

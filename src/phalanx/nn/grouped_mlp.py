@@ -28,7 +28,7 @@ def product(
     add: bool = False,
     operands: NumberFormat | None = None,
     gradient: bool = False,
-    narrow: narrow_product.Gathered | None = None,
+    narrow: narrow_product.NarrowWeight | None = None,
     where: grouped_product.Rows | None = None,
 ) -> Tensor:
     """Compute x W_e for the rows of each expert e: (rows, n), from x (rows, m), of which expert e has counts[e] rows,
@@ -74,7 +74,7 @@ class _SwiGLU(torch.autograd.Function):
         owners: Owners,
         counts: tuple[int, ...],
         operands: NumberFormat | None,
-        narrow: Sequence[narrow_product.Gathered | None],
+        narrow: Sequence[narrow_product.NarrowWeight | None],
         x: Tensor,
         gate: Tensor,
         up: Tensor,

@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from phalanx.nn import functional
-from phalanx.nn.attention import Angles, Cache, Core
+from phalanx.nn.attention import Angles, Cache, CausalAttention
 from phalanx.nn.norms import RMSNorm
 from phalanx.runtime.autograd import recompute
 from phalanx.runtime.model_parallel import tensor
@@ -80,7 +80,7 @@ def keys_and_values(up: Tensor, rope: Tensor, nope_dim: int, width: int) -> tupl
     return _KeysAndValues.apply(up, rope, nope_dim, width)  # type: ignore[no-any-return]
 
 
-class LatentAttention(Core):
+class LatentAttention(CausalAttention):
     """Latent attention. Communicates over tp as Attention does: the gradient of x, and the sum of `o`."""
 
     def __init__(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from phalanx.nn import functional
 from phalanx.runtime.autograd import recompute
 from phalanx.runtime.model_parallel import sequence, tensor
-from phalanx.runtime.model_parallel.sequence import Factors
+from phalanx.runtime.model_parallel.sequence import ProductTerm
 from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.spec.model.spec import ModelSpec
 
@@ -25,7 +25,7 @@ class MLP(nn.Module):
         self.up = nn.Linear(spec.hidden, width, bias=spec.mlp_bias)
         self.down = nn.Linear(width, spec.hidden, bias=spec.mlp_bias)
 
-    def forward(self, x: Tensor, needed: bool = True) -> Tensor | Factors:
+    def forward(self, x: Tensor, needed: bool = True) -> Tensor | ProductTerm:
         """Return what the MLP adds to the stream: with tp this rank's term, with sequence parallelism the factors of
         it. `needed`: whether the value is used (runtime/autograd/recompute.py)."""
         x = self._activated(x, self.tp)

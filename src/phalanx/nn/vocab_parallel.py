@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from phalanx.nn.functional import accumulate_dtype, add_product, rows_at_once
 from phalanx.runtime.autograd import deferred_weight_grads
-from phalanx.runtime.model_parallel.sequence import Rows
+from phalanx.runtime.model_parallel.sequence import RankRows
 from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.runtime.tracing import host_values
 from phalanx.schedule.event import Phase
@@ -58,7 +58,9 @@ class _Embedding(torch.autograd.Function):
         return None, None, None  # autograd calls the weight's hook all the same
 
 
-def _gradient(tp: TensorParallel, own: Rows | None, tokens: Tensor, g: Tensor, phase: Phase) -> tuple[Tensor, Tensor]:
+def _gradient(
+    tp: TensorParallel, own: RankRows | None, tokens: Tensor, g: Tensor, phase: Phase
+) -> tuple[Tensor, Tensor]:
     """Return (index, values) of the rows of the weight's gradient on this rank."""
     index, elsewhere = _mine(tokens, tp)
     if own is None:
@@ -69,7 +71,7 @@ def _gradient(tp: TensorParallel, own: Rows | None, tokens: Tensor, g: Tensor, p
     return index, rows.masked_fill_(elsewhere.unsqueeze(-1), 0)
 
 
-def _scattered(rows: Rows, index: Tensor, elsewhere: Tensor, weight: Tensor) -> Tensor:
+def _scattered(rows: RankRows, index: Tensor, elsewhere: Tensor, weight: Tensor) -> Tensor:
     out = weight.new_empty(rows.own, weight.shape[1])
     terms = rows.memory(weight.shape[1], weight)
     underway = []
@@ -189,7 +191,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor, Tensor, None, None]:
         d_x, d_weight = ctx.saved_tensors
-        rows: Rows | None = ctx.rows
+        rows: RankRows | None = ctx.rows
         if rows is None:
             underway = [ctx.tp.all_reduce(d_x.mul_(g), "head", "B")]
         else:

@@ -108,7 +108,7 @@ def summary(loads: Sequence[LayerLoad]) -> dict[str, Any]:
     }
 
 
-class Watch:
+class LoadWatch:
     """Warns of bad expert loads, at most once in `OVER` steps."""
 
     def __init__(self, spec: ModelSpec) -> None:

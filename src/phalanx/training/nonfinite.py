@@ -29,7 +29,7 @@ Place = tuple[int, ...]
 """A position in a micro-batch's pass through the model; smaller is earlier."""
 
 
-class Way:
+class PassPositions:
     """Positions of weights, outputs and gradients. `every`: the units of the full model in forward order; `held`:
     this rank's."""
 
@@ -87,7 +87,7 @@ class _Watch:
 
 @contextmanager
 def _watching(
-    engine: DataParallel, units: dict[str, nn.Module], way: Way, micro_batch: Callable[[], int]
+    engine: DataParallel, units: dict[str, nn.Module], way: PassPositions, micro_batch: Callable[[], int]
 ) -> Iterator[_Watch]:
     watch = _Watch(micro_batch)
     hooks = []
@@ -118,7 +118,7 @@ def _watching(
             hook.remove()
 
 
-def _sums(engine: DataParallel, way: Way) -> NonFinite | None:
+def _sums(engine: DataParallel, way: PassPositions) -> NonFinite | None:
     """Return the first reduced gradient on this rank that is not finite."""
     for b in engine.buckets:
         assert b.shard is not None
@@ -145,7 +145,7 @@ def origin(
     `units`: this rank's, of `every` unit of the model. `again` runs the step's passes once more, `micro_batch`
     returns the one that is running.
     """
-    way = Way(every, list(units))
+    way = PassPositions(every, list(units))
     before = _sums(engine, way)
     with _watching(engine, units, way, micro_batch) as watch:
         again()

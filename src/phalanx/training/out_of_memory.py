@@ -23,7 +23,7 @@ class OutOfMemory(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceMemory:
     """Bytes of a device when an allocation failed: `before` the step (0: there was none yet), the `peak` in it,
     `reserved` by the allocator, `allocated` of these, and all it has."""
 
@@ -34,7 +34,7 @@ class Device:
     total: int
 
 
-def explained(plan: Plan, rank: int, device: Device) -> OutOfMemory:
+def explained(plan: Plan, rank: int, device: DeviceMemory) -> OutOfMemory:
     """Return the error that says where predicted and measured memory differ."""
     program = expand(Layout(plan.model, plan.job, plan.strategy).rank_view(rank))
     state, passes = program.state.total, program.peak_bytes - program.state.total

@@ -37,8 +37,8 @@ from phalanx.spec.job import Train
 from phalanx.training import metrics
 from phalanx.training.compiled_blocks import compile_blocks
 from phalanx.training.data import Batches, TokenSet, take, validation_windows
-from phalanx.training.expert_load import Watch
-from phalanx.training.out_of_memory import Device, explained
+from phalanx.training.expert_load import LoadWatch
+from phalanx.training.out_of_memory import DeviceMemory, explained
 from phalanx.training.progress import Progress
 from phalanx.training.tensorboard import scalars
 from phalanx.training.training_step import StepResult, Training
@@ -94,7 +94,7 @@ class Trainer:
         self.traced = min(self.start + 2, train.steps - 1)
         self.trace_written = False
         self.saved = self.start
-        self.watch = Watch(plan.model) if plan.model.experts else None
+        self.watch = LoadWatch(plan.model) if plan.model.experts else None
 
     def run(self, stop: StopFlag) -> bool:
         """Train to the end or until `stop` is set; return whether it was. A checkpoint holds the last step.
@@ -371,11 +371,11 @@ def _allocated(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
-def _memory(device: torch.device, before: int) -> Device:
+def _memory(device: torch.device, before: int) -> DeviceMemory:
     """A GPU's memory now; `before`: bytes of tensors when the step began."""
     of = torch.cuda
     reserved, total = of.memory_reserved(device), of.get_device_properties(device).total_memory
-    return Device(before, of.max_memory_allocated(device), reserved, of.memory_allocated(device), total)
+    return DeviceMemory(before, of.max_memory_allocated(device), reserved, of.memory_allocated(device), total)
 
 
 def _to_device(batch: npt.NDArray[np.int64], device: torch.device) -> Tensor:

@@ -31,7 +31,7 @@ _NODES = {
 
 
 @dataclass(frozen=True)
-class Point:
+class MeasuredCollective:
     """One measured collective."""
 
     row: Row
@@ -50,7 +50,7 @@ class Point:
     measured_s: float
 
 
-def point(row: Row) -> Point:
+def point(row: Row) -> MeasuredCollective:
     """Read the collective that a row measured.
 
     Raises Unspecified for unknown hardware or links, and if no time can be derived.
@@ -75,15 +75,17 @@ def point(row: Row) -> Point:
     if nodes > 1 and not stated:
         raise Unspecified("links between nodes are not stated")
     chip, cloud = max(chips, key=len), "EFA" in links or "TCPXO" in links
-    return Point(row, op, _NAMES.get(chip, chip), node, stated[0] if stated else 50e9, cloud, ranks, size, seconds)
+    return MeasuredCollective(
+        row, op, _NAMES.get(chip, chip), node, stated[0] if stated else 50e9, cloud, ranks, size, seconds
+    )
 
 
-def predicted_s(p: Point, constants: Mapping[str, float] | None = None) -> float:
+def predicted_s(p: MeasuredCollective, constants: Mapping[str, float] | None = None) -> float:
     """Predict the seconds of a measured collective."""
     return float(collective_s(p.op, p.bytes, p.ranks, 1, system(p.chip, p.node, p.nic, p.cloud, constants)))
 
 
-def points(rows: list[Row]) -> tuple[list[Point], list[tuple[Row, str]]]:
+def points(rows: list[Row]) -> tuple[list[MeasuredCollective], list[tuple[Row, str]]]:
     """Split rows into collectives that can be predicted, and the others with the reason."""
     usable, skipped = [], []
     for row in rows:

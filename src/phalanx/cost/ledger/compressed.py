@@ -15,7 +15,7 @@ from phalanx.cost.compute.compression import passes
 from phalanx.cost.hardware.columns import Column
 from phalanx.schedule.gradients.buckets import unit_buckets
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.strategy.compressors import PLACE_BYTES, Codes, Gathered
+from phalanx.spec.strategy.compressors import PLACE_BYTES, Codes, GatheredElements
 from phalanx.spec.strategy.spec import Strategy
 
 DENSE, CODES, SPARSE, SMALLER = range(4)
@@ -68,7 +68,7 @@ def compressed_gradients(spec: ModelSpec, s: Strategy) -> Compressed:
         sums = 1 / parts if s.shards == 1 or s.dp_replicate > 1 else 0.0  # share of the sums, which are coded again
         return Compressed(CODES, 0.0, row.bytes_per_element, work, c.feedback * (1 + sums))
     residual = float(c.feedback)
-    if isinstance(row, Gathered):
+    if isinstance(row, GatheredElements):
         share = row.share(c, s.gradient_ranks)
         return Compressed(SPARSE, share, share * PLACE_BYTES, work, residual, float(row.counted))
     share = row.share(c, [p for bucket in unit_buckets(spec) for p in bucket.parameters])

@@ -27,7 +27,7 @@ from phalanx.cost.step.term import Term, highest
 from phalanx.cost.step.terms import metrics, terms
 from phalanx.schedule.event import INSIDE, Event, Kind, Phase
 from phalanx.schedule.gradients.buckets import Bucket, of_chunks
-from phalanx.schedule.gradients.compression import Sent, bucket_collectives, replica_collectives
+from phalanx.schedule.gradients.compression import CompressedMessage, bucket_collectives, replica_collectives
 from phalanx.schedule.gradients.narrow import IN_8_BITS, PARAMETERS, SCALES, gathered_narrow
 from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.gradients.whole_matrices import Exchange
@@ -329,7 +329,7 @@ def _communication(view: RankView, unit: str, phase: Phase) -> Iterator[Event]:
         unit_spec, job, s, kind, phase, view.tokens, repeat, view.routed, view.splits_backward
     )
     for x in of_pass:
-        if isinstance(x, collectives.Core):
+        if isinstance(x, collectives.CoreRuns):
             yield from _core(view, unit, phase, x.way)
             continue
         size = view.mesh.size(x.axis)
@@ -349,7 +349,7 @@ def _core(view: RankView, unit: str, phase: Phase, way: collectives.Way) -> Iter
         yield Event(kind, x.op, phase, unit, x.axis, len(group), peer, dtype, bytes=x.bytes)
 
 
-def _compressed(x: Sent, bucket: Bucket, view: RankView, micro_batch: int) -> Event:
+def _compressed(x: CompressedMessage, bucket: Bucket, view: RankView, micro_batch: int) -> Event:
     """Return one collective of a compressed bucket."""
     event = Event("collective", x.op, "B", bucket.name, x.axis, view.mesh.size(x.axis), dtype=x.dtype)
     return replace(event, micro_batch=micro_batch, bytes=x.bytes, at_most=x.at_most)

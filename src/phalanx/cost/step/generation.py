@@ -106,7 +106,7 @@ def _pass(view: RankView, batch: Batch, unit: str, kind: str) -> Iterator[Event]
             yield Event("collective", "all_gather", "F", unit, "tp", s.tp, dtype=dtype, bytes=logits)
         return
     for sent in collectives.communication(full, job, s, kind, "F", tokens, "none", rows):
-        if isinstance(sent, collectives.Sent):
+        if isinstance(sent, collectives.LayerMessage):
             size = view.mesh.size(sent.axis)
             event = Event("collective", sent.op, "F", unit, sent.axis, size, dtype=sent.dtype, routed=sent.routed)
             yield replace(event, bytes=sent.bytes)

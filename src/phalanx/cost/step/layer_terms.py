@@ -34,7 +34,7 @@ def _of_pass(view: RankView, name: str, member: str, phase: Phase) -> list[Term]
     core: dict[tuple[str, str], list[int]] = {}  # bytes that the attention core sends, by operation and axis
     repeat, splits = repeat_of(s, member), view.splits_backward
     for i, x in enumerate(collectives.communication(unit_spec, job, s, unit, phase, t, repeat, rows, splits)):
-        if isinstance(x, collectives.Core):
+        if isinstance(x, collectives.CoreRuns):
             for y in context.communication(view.local, s, compute, x.way, t):
                 core.setdefault((y.op, y.axis), []).append(y.bytes)
             continue

@@ -41,7 +41,7 @@ _LEAST = 2**16  # bytes: the host's time per bucket is in no link's α
 
 
 @dataclass(frozen=True)
-class Line:
+class CollectiveTime:
     """The time of a collective of n bytes over a group, α + β n seconds."""
 
     alpha_s: float
@@ -98,15 +98,15 @@ def _two_digits_up(x: float) -> float:
     return float(f"{math.ceil(x / unit * (1 - 1e-12)) * unit:.2g}")
 
 
-def _line(cluster: ClusterSpec, grid: Mesh, op: str, axis: str, total: float) -> Line:
+def _line(cluster: ClusterSpec, grid: Mesh, op: str, axis: str, total: float) -> CollectiveTime:
     """The collective's α and β: those of the measured transport and algorithm that is fastest for `total` bytes in
     its own best buckets; those of a ring if the collective was not measured."""
     ranks = grid.size(axis)
     if fits := measured(cluster, grid, op, axis):
-        lines = [Line(fit.alpha_s, fit.beta_s_per_byte, fit.way) for fit in fits]
+        lines = [CollectiveTime(fit.alpha_s, fit.beta_s_per_byte, fit.way) for fit in fits]
         sizes = [best_bytes(total, line.crossover_bytes) for line in lines]
         times = [total / size * float(fit.seconds(size)) for fit, size in zip(fits, sizes, strict=True)]
         return lines[times.index(min(times))]
     over = ring_link(cluster, grid, axis)
     alpha, beta = ring_seconds(op, ranks, 1, 0, over), ring_seconds(op, ranks, 0, 1, over)
-    return Line(float(alpha), float(beta), f"a ring of {ranks} on {grid.tier(axis, cluster).name}")
+    return CollectiveTime(float(alpha), float(beta), f"a ring of {ranks} on {grid.tier(axis, cluster).name}")

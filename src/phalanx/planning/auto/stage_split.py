@@ -14,7 +14,7 @@ from phalanx.cost.memory.state import model_state
 from phalanx.cost.step.pass_terms import pass_terms
 from phalanx.cost.step.predict_pipeline import unit_seconds
 from phalanx.schedule.layout import Layout, RankView
-from phalanx.schedule.partition.balance import Limits, Units, explain, partition
+from phalanx.schedule.partition.balance import MemoryLimits, Units, explain, partition
 from phalanx.schedule.pipeline.actions import live_activations
 from phalanx.schedule.unit_classes import unit_class
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -53,7 +53,7 @@ def explained(model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy, rea
     return {"reason": reason, "imbalance": shares.imbalance, "chunks": [asdict(chunk) for chunk in shares.chunks]}
 
 
-def costs(layout: Layout, cluster: ClusterSpec) -> tuple[Units, Limits]:
+def costs(layout: Layout, cluster: ClusterSpec) -> tuple[Units, MemoryLimits]:
     """Return every unit's seconds for a micro-batch, and its bytes and the limit on every pipeline rank."""
     passes: dict[str, float] = {}
     activations: dict[str, float] = {}
@@ -71,7 +71,7 @@ def costs(layout: Layout, cluster: ClusterSpec) -> tuple[Units, Limits]:
     fixed = model_state(RankView(layout, units=(("blocks.0",),)))
     usable = [float(cluster.device.usable_bytes - fixed.tables - fixed.batch)] * layout.strategy.pp
     by_rank = tuple(_units([state[name] + n * activations[name] for name in classes]) for n in live)
-    return _units([passes[name] for name in classes]), Limits(by_rank, tuple(usable))
+    return _units([passes[name] for name in classes]), MemoryLimits(by_rank, tuple(usable))
 
 
 def _state(layout: Layout, unit: str) -> float:

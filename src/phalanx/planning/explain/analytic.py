@@ -11,7 +11,7 @@ from phalanx.cost.ledger.flops import hardware_flops, model_flops
 from phalanx.cost.ledger.sharding import sharding
 from phalanx.frameworks.registry import facts
 from phalanx.planning.explain.targets import BUBBLE, EXPOSED, IMBALANCE, MFU, OVERLAP, Target
-from phalanx.planning.explain.traffic import Flow, flows
+from phalanx.planning.explain.traffic import TrafficRow, flows
 from phalanx.planning.search import HEADROOM, strategy_columns
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.priced import PricedStrategy
@@ -103,7 +103,7 @@ class AnalyticSubject:
         return self.as_cut if len(set(self.run.blocks)) > 1 else self.strategy
 
     @cached_property
-    def flows(self) -> list[Flow]:
+    def flows(self) -> list[TrafficRow]:
         """What a rank sends in a step, by axis and operation."""
         return flows(self.pricing, self.strategy)
 

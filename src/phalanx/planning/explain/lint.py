@@ -11,7 +11,7 @@ from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.cluster.spec import GIB, ClusterSpec
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.strategy.compressors import PLACE_BYTES, Gathered
+from phalanx.spec.strategy.compressors import PLACE_BYTES, GatheredElements
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
@@ -354,7 +354,7 @@ def _losing_compressor(x: LintSubject) -> Iterator[Finding]:
     """A compressor of gathered elements that sends more than the dense all-reduce."""
     s = x.strategy
     c, p = s.compressor, s.gradient_ranks
-    if c is None or not isinstance(c.row, Gathered) or c.row.counted:
+    if c is None or not isinstance(c.row, GatheredElements) or c.row.counted:
         return
     e, share = DTYPE_BYTES[x.job.precision.accumulate_dtype], c.row.share(c, p)
     element = e + PLACE_BYTES

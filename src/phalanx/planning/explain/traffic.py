@@ -32,7 +32,7 @@ SENT = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all
 
 
 @dataclass(frozen=True)
-class Flow:
+class TrafficRow:
     """One kind of operation over one axis, per rank and step."""
 
     axis: str
@@ -59,7 +59,7 @@ class Flow:
 class JobFlow:
     """One kind of operation of a whole job."""
 
-    flow: Flow
+    flow: TrafficRow
     """What one rank of `where` sends in a step."""
     where: str
     """The ranks that send as much."""
@@ -67,7 +67,7 @@ class JobFlow:
     """Bytes that all ranks of the job send; of an operation in several rows it stands in the first."""
 
 
-def flows(pricing: Pricing, s: Strategy) -> list[Flow]:
+def flows(pricing: Pricing, s: Strategy) -> list[TrafficRow]:
     """Return what a rank sends as its price has it, read from the ledger: layers and messages of a rank in the middle
     of the pipeline, and gradients of one that also holds the embedding or the head, in a V both. Axes of one rank are
     left out, and equal operations of different blocks are one row."""
@@ -79,7 +79,7 @@ def _in_a_v(pricing: Pricing, s: Strategy) -> bool:
     return bool(_number(pricing.layout(of([s])).v_shaped))
 
 
-def _with_gradients_of(pricing: Pricing, s: Strategy, embed: float, head: float = 0.0) -> list[Flow]:
+def _with_gradients_of(pricing: Pricing, s: Strategy, embed: float, head: float = 0.0) -> list[TrafficRow]:
     """Return what a rank sends that has the gradients of its blocks, and of so many embeddings and heads."""
     shape = pricing.shape
     moe, blocks, whole = shape.moe_layers / shape.layers, shape.layers / s.pp, float(s.pp == 1)
@@ -154,7 +154,7 @@ def _rows(
 
 def _of_rank(
     pricing: Pricing, s: Strategy, held: Held, reduced: Held, crossed: float, tied: bool = False
-) -> list[Flow]:
+) -> list[TrafficRow]:
     """Return what a rank sends that holds these units; equal operations of different blocks are one."""
     merged: dict[tuple[str, str, str, float], list[tuple[ledger.Flow, float]]] = {}
     for row, count in _rows(pricing, s, held, reduced, crossed, tied):
@@ -207,7 +207,7 @@ def _flow(
     chain: float,
     count: float,
     n: float,
-) -> Flow:
+) -> TrafficRow:
     system, inner = pricing.system, pricing.system.tiers[0]
     if op == "send":
         sent, network = n, n if stride >= inner.ranks else 0.0
@@ -221,7 +221,7 @@ def _flow(
         sent = SENT[op] * n * (ranks - 1) / ranks
         network = SENT[op] * n * (nodes - 1) / nodes / (1 if op == "all_to_all" else per_node)
         seconds = collective_s(op, n, ranks, stride, system)
-    return Flow(
+    return TrafficRow(
         axis=axis,
         op=op,
         what=what,

@@ -25,7 +25,7 @@ from phalanx.cost.ledger.recomputed import recomputed
 from phalanx.frameworks.registry import DOCUMENTED, facts, priced_stack
 from phalanx.frameworks.stack import Stack, counted
 from phalanx.planning.search import HEADROOM, recompute_kinds
-from phalanx.planning.search.limits import Limits
+from phalanx.planning.search.limits import SearchLimits
 from phalanx.planning.search.strategy_columns import ORDERS, SEARCHED, Ints, Options, Strategies, joined
 from phalanx.schedule.pipeline.given_layout import ends_of
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -99,7 +99,7 @@ class Pricing:
             schedules=stack.schedules,
             recompute=tuple(kind for kind in kinds if stack.refusal(Strategy(recompute=kind)) is None),
             orders=SEARCHED if len(rates) > 1 and self.stack != "phalanx" else SEARCHED[:1],
-            limits=Limits(stack, self.wanted, self._constants),
+            limits=SearchLimits(stack, self.wanted, self._constants),
             extra=self.extra,
             zero=stack.zero,
             zero_in_pipeline=stack.zero_in_pipeline,

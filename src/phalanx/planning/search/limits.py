@@ -57,7 +57,7 @@ _Due: TypeAlias = tuple[list[Condition], list[tuple[Condition, ...]], list[str],
 
 
 @dataclass(frozen=True)
-class Limits:
+class SearchLimits:
     """`row`: the stack; `wanted`: the user's conditions; `constants`: what rules read of model, job and options."""
 
     row: Stack | None = None
@@ -178,7 +178,7 @@ class Limits:
         return bool(where.holds(self.wanted, {**about, **of_strategy(s, options)}))
 
 
-UNLIMITED = Limits()
+UNLIMITED = SearchLimits()
 
 
 def conditions(line: str, field: str = "where") -> tuple[tuple[Condition, ...], StackOptions]:

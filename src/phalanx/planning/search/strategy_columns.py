@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from phalanx.cost.ledger.pipeline_formulas import NAMES
 from phalanx.frameworks.stack import given_ends
-from phalanx.planning.search.limits import UNLIMITED, Limits
+from phalanx.planning.search.limits import UNLIMITED, SearchLimits
 from phalanx.spec.job import Job
 from phalanx.spec.strategy import recompute as recomputation
 from phalanx.spec.strategy.spec import AXES, Strategy
@@ -41,7 +41,7 @@ class Options:
     """ZeRO levels without a pipeline."""
     zero_in_pipeline: tuple[int, ...] = (0, 1, 2, 3)
     ulysses: bool = True
-    limits: Limits = UNLIMITED
+    limits: SearchLimits = UNLIMITED
     """What the stack refuses and the user excludes."""
     extra: StackOptions = AS_RELEASED
     """What the stack does beyond the strategies, the same for all of them."""

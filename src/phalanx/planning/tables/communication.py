@@ -5,7 +5,7 @@ from __future__ import annotations
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.explain.exact import ExactSubject
 from phalanx.planning.explain.program_traffic import program_flows
-from phalanx.planning.explain.traffic import Flow, job_flows, term_of
+from phalanx.planning.explain.traffic import TrafficRow, job_flows, term_of
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.spec.cluster.spec import ClusterSpec
 
@@ -78,7 +78,7 @@ def _hidden(term: str, x: AnalyticSubject, alone_s: float) -> float:
     return 1 - min(1.0, x.priced.terms.get(term, 0.0) / alone_s)
 
 
-def _bound(f: Flow, cluster: ClusterSpec) -> str:
+def _bound(f: TrafficRow, cluster: ClusterSpec) -> str:
     """Return whether an operation's messages are bound by "latency" or "bandwidth" on their links."""
     tier = next(t for t in cluster.tiers if t.name == f.tier)
     message = f.payload if f.op == "send" else f.payload / f.ranks

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.runtime.any_module import state as states
-from phalanx.runtime.any_module.stages import Loss, Stages
-from phalanx.runtime.any_module.state import Buffers, State
+from phalanx.runtime.any_module.stages import Loss, ModuleStages
+from phalanx.runtime.any_module.state import Buffers, ModuleState
 from phalanx.runtime.any_module.tensor_plan import SplitNames
 from phalanx.runtime.any_module.units import cut_buckets, cut_chunks
 from phalanx.runtime.checkpoint.async_saver import agree_on_newest
@@ -102,11 +102,15 @@ class Parallel(nn.Module):
             whole = dict(cut[1].state_dict())
             anywhere = cut[1].named_parameters(remove_duplicate=False)
             everywhere = frozenset(n for n, p in anywhere if p.requires_grad)
-        self._state = State(module, comm, strategy, engine, master, masters, apart, names, split, whole, everywhere)
+        self._state = ModuleState(
+            module, comm, strategy, engine, master, masters, apart, names, split, whole, everywhere
+        )
         self._engine, self._masters = engine, masters
         children = {n: m for n, m in module.named_children()} if cut is not None else {}
         # Not a submodule: the children are those of `module`, and the skeleton is nobody's.
-        self._stages = None if cut is None else Stages(comm, strategy, cut[0], children, cut[1], engine, compute)
+        self._stages = (
+            None if cut is None else ModuleStages(comm, strategy, cut[0], children, cut[1], engine, compute)
+        )
         self._empty = torch.zeros(0, dtype=master)  # what a rank without any element gives its optimizer
         self._micro_batch = -1  # none of this step yet
         self._complete = self._failed = self._allocating = False

@@ -134,7 +134,7 @@ def keep_children(module: nn.Module, names: Collection[str]) -> nn.Sequential:
     return kept
 
 
-class Stages:
+class ModuleStages:
     """This rank's chunks of a module, and the pipelines that run them: one for each number of micro-batches and shape
     of their input. `children`: of this rank, by name; `skeleton`: the whole module, on the meta device."""
 

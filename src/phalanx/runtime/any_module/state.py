@@ -31,7 +31,7 @@ Buffers = Literal["rank 0", "average", "synchronise"]
 
 
 @dataclass(frozen=True)
-class State:
+class ModuleState:
     """What a rank holds of a module, and how that is cut.
 
     `masters`: what this rank updates, by name; `weights`: parameters apart from their masters; `names`: of every name
@@ -67,7 +67,7 @@ class State:
 
 
 @torch.no_grad()
-def state_dict(state: State) -> dict[str, Tensor]:
+def state_dict(state: ModuleState) -> dict[str, Tensor]:
     """Return the entire module's state_dict, unsharded, parameters in the master type; all ranks together."""
     engine, comm = state.engine, state.comm
     unsharded = {} if state.engine.sharding.state else dict(state.masters)
@@ -85,7 +85,7 @@ def state_dict(state: State) -> dict[str, Tensor]:
     return {name: _from_its_stage(state, name, like, own.get(name)) for name, like in state.whole.items()}
 
 
-def _from_its_stage(state: State, name: str, like: Tensor, own: Tensor | None) -> Tensor:
+def _from_its_stage(state: ModuleState, name: str, like: Tensor, own: Tensor | None) -> Tensor:
     """Return a tensor that one stage holds, on all of them: the others add zeros to it."""
     dtype = state.master_dtype if name in state.trained else like.dtype
     carried = dtype if dtype.is_floating_point else torch.int64
@@ -96,7 +96,7 @@ def _from_its_stage(state: State, name: str, like: Tensor, own: Tensor | None) -
 
 
 @torch.no_grad()
-def load_state_dict(state: State, given: Mapping[str, Tensor]) -> None:
+def load_state_dict(state: ModuleState, given: Mapping[str, Tensor]) -> None:
     """Load an unsharded state_dict of the entire module. Raises InputError, before anything changes, if names or
     shapes are not the module's."""
     own = state.module.state_dict()
@@ -120,7 +120,7 @@ def load_state_dict(state: State, given: Mapping[str, Tensor]) -> None:
     state.engine.updated()
 
 
-def save(state: State, optimizer: torch.optim.Optimizer, folder: Path, step: int, keep: int) -> None:
+def save(state: ModuleState, optimizer: torch.optim.Optimizer, folder: Path, step: int, keep: int) -> None:
     """Write a checkpoint; all ranks together."""
     saver = Saver(folder, state.comm, keep)
     mine = logical_state.owned(state.engine, state.masters, optimizer, _boxes(state))
@@ -131,18 +131,18 @@ def save(state: State, optimizer: torch.optim.Optimizer, folder: Path, step: int
 
 
 @torch.no_grad()
-def load(state: State, optimizer: torch.optim.Optimizer, folder: Path, step: int) -> None:
+def load(state: ModuleState, optimizer: torch.optim.Optimizer, folder: Path, step: int) -> None:
     """Load the checkpoint of a step, into an optimizer whose state is allocated; all ranks together."""
     rest = _rest(state, copies=True)
     logical_state.load(state.engine, state.masters, optimizer, folder, step, rest, _boxes(state))
     state.weights_follow()
 
 
-def _boxes(state: State) -> SplitNames | None:
+def _boxes(state: ModuleState) -> SplitNames | None:
     return None if state.split.unsplit else state.split
 
 
-def _rest(state: State, copies: bool) -> Iterator[Part]:
+def _rest(state: ModuleState, copies: bool) -> Iterator[Part]:
     """Yield frozen parameters and buffers; without `copies`, what an earlier rank of tp has too is left out."""
     for name, t in state.module.state_dict().items():
         if name in state.names:
@@ -155,7 +155,7 @@ def _rest(state: State, copies: bool) -> Iterator[Part]:
             yield Part(f"rest.{name}", box.parameter.shape, 0, t.detach().view(-1), (box.offsets, box.sizes))
 
 
-def make_buffers_alike(state: State, how: Buffers) -> None:
+def make_buffers_alike(state: ModuleState, how: Buffers) -> None:
     """Give the ranks that hold the same part of a module the buffers of the first of them, or the mean of
     floating-point ones, one collective for each type. Where ranks saw other batches, as in BatchNorm, they differ;
     synchronised statistics are alike, and what else there is follows the first rank."""

@@ -3,7 +3,7 @@ type or of a narrow format (spec/number_formats.py).
 
 Each is of the form a bᵀ, with the rows of a and b along what is summed over. Both operands are scaled and rounded
 just before, from their current values, and dropped just after; autograd keeps what it would keep without. Weights may
-have been gathered in 8 bits (`Gathered`): then a forward pass reads them as they lie. `operands` is the format that
+have been gathered in 8 bits (`NarrowWeight`): then a forward pass reads them as they lie. `operands` is the format that
 they are rounded to; None: products are of the compute type.
 
     float8        one scale a tensor; gradients g in e5m2, which has a wider range, all else in e4m3
@@ -50,7 +50,7 @@ Arrive = Callable[[], None]
 
 
 @dataclass(frozen=True)
-class Gathered:
+class NarrowWeight:
     """A weight, (out, in), that ZeRO-3 gathers in 8 bits; or those of experts, (experts, out, in)."""
 
     numbers: Tensor
@@ -83,17 +83,17 @@ def turned(x: Operand) -> Operand:
     return x.t() if isinstance(x, Tensor) else Rounded(x.numbers.t().contiguous(), x.back)
 
 
-def gathered(weight: Tensor) -> Gathered | None:
+def gathered(weight: Tensor) -> NarrowWeight | None:
     """Return where a weight is in 8 bits; None if it is not gathered so."""
     return getattr(weight, "in_8_bits", None)
 
 
-def of_inputs(weight: Tensor, narrow: Gathered | None) -> Operand:
+def of_inputs(weight: Tensor, narrow: NarrowWeight | None) -> Operand:
     """Return the operand W of y = x Wᵀ."""
     return weight if narrow is None else narrow.rows()
 
 
-def of_gradients(weight: Tensor, narrow: Gathered | None) -> Operand:
+def of_gradients(weight: Tensor, narrow: NarrowWeight | None) -> Operand:
     """Return the operand Wᵀ of dx = g W."""
     return weight.t() if narrow is None else narrow.columns()
 

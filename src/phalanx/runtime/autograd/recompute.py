@@ -84,7 +84,7 @@ class _Product(torch.autograd.Function):
         owners: Owners,
         needed: bool,
         operands: NumberFormat | None,
-        narrow: narrow_product.Gathered | None,
+        narrow: narrow_product.NarrowWeight | None,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,

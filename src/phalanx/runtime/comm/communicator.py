@@ -21,7 +21,7 @@ from phalanx.runtime.comm.handles import InOrder, Released
 from phalanx.runtime.comm.in_flight import NotIssued
 from phalanx.runtime.comm.p2p import P2P
 from phalanx.runtime.comm.recorder import Recorder
-from phalanx.runtime.comm.timeline import Timeline
+from phalanx.runtime.comm.timeline import CommTimeline
 from phalanx.runtime.comm.transport import DONE, Call, Handle, same_place
 from phalanx.runtime.process import gpus, objects, status
 from phalanx.runtime.process import world as worlds
@@ -42,7 +42,7 @@ class Comm:
         self.world, self.mesh, self.null = world, mesh, null
         self.choices = tuple(choices) if world.size > 1 else ()
         self.recorder = Recorder()
-        self.timeline = Timeline(possible=world.device.type == "cpu")
+        self.timeline = CommTimeline(possible=world.device.type == "cpu")
         self.status = status.page(world.rank)
         self.status.stand(mesh.coordinates(world.rank))
         self._groups: dict[str, tuple[int, ...]] = {}

@@ -25,7 +25,7 @@ from phalanx.runtime.comm.shm_arena import Arena
 from phalanx.runtime.comm.transport import DONE, Call, Handle, conclude
 from phalanx.runtime.process.world import group
 from phalanx.schedule.collectives.ir import staggered
-from phalanx.schedule.collectives.rank_program import Step, program
+from phalanx.schedule.collectives.rank_program import RankStep, program
 from phalanx.schedule.collectives.registry import build
 
 
@@ -39,7 +39,7 @@ def _build(
     splits: tuple[tuple[int, ...], ...] = (),
     tiers: tuple[int, ...] = (),
     long: int | None = None,
-) -> tuple[Step, ...]:
+) -> tuple[RankStep, ...]:
     """Return a rank's program, round by round; a hierarchical one over tiers is pipelined in `segments` parts."""
     sizes = np.array(splits, dtype=np.int64) if splits else None
     schedule = partial(build, op, algorithm, ranks, tiers=tiers or None, splits=sizes, segments=segments)

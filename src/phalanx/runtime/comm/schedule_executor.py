@@ -20,7 +20,7 @@ from torch import Tensor
 
 from phalanx.runtime.comm.reductions import Combine
 from phalanx.runtime.comm.transport import Handle, combine
-from phalanx.schedule.collectives.rank_program import Piece, Step
+from phalanx.schedule.collectives.rank_program import Piece, RankStep
 from phalanx.schedule.event import Reduction
 
 SEGMENT = 1 << 20  # bytes: longer messages are sent in segments of this size
@@ -93,7 +93,7 @@ class Executor:
     def __init__(self, over: dist.ProcessGroup, grouped: bool) -> None:
         self._over, self._grouped, self._staging = over, grouped, _Staging()
 
-    def run(self, steps: Sequence[Step], memory: Memory, reduction: Reduction | Combine, like: Tensor) -> None:
+    def run(self, steps: Sequence[RankStep], memory: Memory, reduction: Reduction | Combine, like: Tensor) -> None:
         """Run one rank's program to its end. `like` is a tensor of the type and device of the data."""
         if self._grouped:
             self._run_grouped(steps, memory, reduction, like)
@@ -110,7 +110,7 @@ class Executor:
         flight.land()
 
     def _run_grouped(
-        self, steps: Sequence[Step], memory: Memory, reduction: Reduction | Combine, like: Tensor
+        self, steps: Sequence[RankStep], memory: Memory, reduction: Reduction | Combine, like: Tensor
     ) -> None:
         staging = self._staging
         for step in steps:
@@ -139,7 +139,7 @@ class _Flight:
         self._receives: list[_Moving] = []
         self._sends: list[_Moving] = []
 
-    def has_room(self, step: Step) -> bool:
+    def has_room(self, step: RankStep) -> bool:
         """Whether everything that a round receives could be staged beside the rest."""
         incoming = sum(high - low for message in step.receives for low, high in message.pieces)
         return self._staged_bytes() + incoming * self._like.itemsize <= _AHEAD
@@ -155,7 +155,7 @@ class _Flight:
         """Return the bytes of staging memory in use."""
         return sum(m.staged.nbytes for m in (*self._receives, *self._sends) if m.staged is not None)
 
-    def post(self, number: int, step: Step, unsent: Sequence[Piece]) -> None:
+    def post(self, number: int, step: RankStep, unsent: Sequence[Piece]) -> None:
         """Post the receives of round `number`.
 
         A segment arrives at its final place, unless it is reduced there, or other data there is still to be written
@@ -171,7 +171,7 @@ class _Flight:
                 staged = None if direct else into
                 self._receives.append(_Moving(number, pieces, work, staged, message.reduces))
 
-    def send(self, number: int, step: Step) -> None:
+    def send(self, number: int, step: RankStep) -> None:
         """Send the messages of round `number`, each segment as soon as its data is there."""
         for message in step.sends:
             for pieces in _segments(message.pieces, self._most):

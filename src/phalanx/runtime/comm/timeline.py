@@ -113,7 +113,7 @@ class _Timed:
         self._handle = DONE  # release the tensors
 
 
-class Timeline:
+class CommTimeline:
     """Times the collectives between `begin` and `end` of a step; one that is incomplete then counts in the next too.
 
     `possible`: whether host times are meaningful here (not with an accelerator).

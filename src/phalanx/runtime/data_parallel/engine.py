@@ -30,7 +30,7 @@ from phalanx.runtime.comm.dtypes import DTYPES
 from phalanx.runtime.comm.transport import Call, same_place
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket, Piece, put, square
 from phalanx.runtime.data_parallel.compression import Compressor, Underway, compressor
-from phalanx.runtime.data_parallel.zero3 import SHARED, Gathered
+from phalanx.runtime.data_parallel.zero3 import SHARED, ParameterGatherer
 from phalanx.schedule.gradients.buckets import Bucket, slot_sizes, slots
 from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.spec.job import Precision
@@ -99,7 +99,9 @@ class DataParallel:
         if self.sharding.parameters:
             keep = self.sharding.keeps_gathered
             begins: weakref.WeakMethod[Callable[[str], None]] = weakref.WeakMethod(self._issue_before)
-            self.gathered = Gathered(module, units, self.buckets, comm, strategy.prefetch, keep, begins, precision)
+            self.gathered = ParameterGatherer(
+                module, units, self.buckets, comm, strategy.prefetch, keep, begins, precision
+            )
         elif self.sharding.state:
             self._await_parameters_in(units)
         # Python cannot see that a parameter holds its hook: a strong reference back would never be collected.

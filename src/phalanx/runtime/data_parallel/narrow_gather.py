@@ -57,7 +57,7 @@ class NarrowShards:
             if scales(p):
                 back = self._back[place] if p.of_experts else self._back[place.start]
                 aligned = views[p.fqn].storage_offset() % _MULTIPLE == 0  # others may lie before this one
-                of[p.fqn].in_8_bits = narrow_product.Gathered(views[p.fqn], back, arrive, aligned)  # type: ignore[attr-defined]
+                of[p.fqn].in_8_bits = narrow_product.NarrowWeight(views[p.fqn], back, arrive, aligned)  # type: ignore[attr-defined]
             else:
                 begins, ends = place.start - self._matrices, place.stop - self._matrices
                 of[p.fqn].data = self._whole[begins:ends].view(p.shape)

@@ -49,7 +49,7 @@ class _Unit:
             p.data = self.placeholders[name]
 
 
-class Gathered:
+class ParameterGatherer:
     """Gathers and releases the parameters of a module's units. `prefetch`: units gathered ahead, 0 or 1; `keep`:
     gather once a step and release at its end. `begins` is called with the name of a unit whose backward pass begins,
     before anything is gathered for it. `precision` says what is gathered in 8 bits."""
@@ -188,7 +188,7 @@ class Gathered:
             unit.gathered = True
 
     @staticmethod
-    def _arrived(this: weakref.ref[Gathered], bucket: str) -> None:
+    def _arrived(this: weakref.ref[ParameterGatherer], bucket: str) -> None:
         """Wait for a bucket that a pass reads; gather it again if another one took its memory."""
         gathered = this()
         if gathered is not None:

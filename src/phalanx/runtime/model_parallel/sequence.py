@@ -32,11 +32,11 @@ from phalanx.schedule.event import Phase
 from phalanx.schedule.layers.tensor import chunks
 from phalanx.spec.number_formats import NumberFormat
 
-Narrow = Sequence[narrow_product.Gathered | None]
+Narrow = Sequence[narrow_product.NarrowWeight | None]
 """Where weights are in 8 bits; None for one that is not gathered so."""
 
 
-class Rows:
+class RankRows:
     """The rows of the flattened (batch x seq) tokens that this rank has: the `index`-th of `ranks` equal parts of
     every chunk. So a chunk is contiguous among all rows, and a rank's part of it among its own: collectives read and
     write in place, without copies. `rounds`: products of 8-bit floats gather their rows in 8 bits."""
@@ -95,7 +95,7 @@ class Rows:
 
 
 def _gather(
-    rows: Rows,
+    rows: RankRows,
     own: Tensor,
     unit: str,
     phase: Phase,
@@ -110,7 +110,7 @@ def _gather(
 
 
 def _arrived(
-    rows: Rows, gathered: narrow_product.Operand, arriving: Sequence[Handle], *tensors: Tensor
+    rows: RankRows, gathered: narrow_product.Operand, arriving: Sequence[Handle], *tensors: Tensor
 ) -> Iterator[tuple[Any, ...]]:
     """Yield each chunk of what is gathered, when it is there, and of `tensors`."""
     numbers = gathered if isinstance(gathered, Tensor) else gathered.numbers
@@ -123,7 +123,7 @@ class _Columns(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        rows: Rows,
+        rows: RankRows,
         unit: str,
         owners: Owners,
         operands: NumberFormat | None,
@@ -150,7 +150,7 @@ class _Columns(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *d_outs: Tensor) -> Any:
-        rows: Rows = ctx.rows
+        rows: RankRows = ctx.rows
         x, *weights = ctx.saved_tensors
         g = [part.reshape(-1, part.shape[-1]) for part in d_outs]
         deferred = deferred_weight_grads.now(ctx.owners)
@@ -192,7 +192,7 @@ def _products(g: Sequence[Tensor], x: narrow_product.Operand, operands: NumberFo
 
 
 def _weight_gradients(
-    rows: Rows,
+    rows: RankRows,
     unit: str,
     owners: Owners,
     biased: list[bool],
@@ -222,7 +222,7 @@ def _weight_gradients(
 
 
 def _chunk_by_chunk(
-    rows: Rows,
+    rows: RankRows,
     out: Tensor,
     terms: Tensor,
     left: Sequence[Tensor],
@@ -260,7 +260,7 @@ def _each(
 
 
 def columns(
-    rows: Rows,
+    rows: RankRows,
     unit: str,
     owners: Owners,
     operands: NumberFormat | None,
@@ -278,7 +278,7 @@ Core = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
-class Factors:
+class ProductTerm:
     """The factors of a rank's term x Wᵀ of a sum over the ranks, which is computed chunk by chunk as it is sent. x,
     (batch, seq, in), is the only one of `inputs`; or `core` computes it from them, and again in the backward pass, so
     that autograd keeps the inputs alone. `bias` is added to the sum."""
@@ -291,7 +291,7 @@ class Factors:
     owners: Owners = ()
     operands: NumberFormat | None = None
     """The narrow format that products read; None: they are of the compute type."""
-    narrow: narrow_product.Gathered | None = None
+    narrow: narrow_product.NarrowWeight | None = None
     """Where the weight is in 8 bits, if it is gathered so."""
 
     def x(self) -> Tensor:
@@ -301,7 +301,7 @@ class Factors:
         return x
 
 
-def factors(x: Tensor, layer: nn.Linear) -> Factors:
+def factors(x: Tensor, layer: nn.Linear) -> ProductTerm:
     """Return the factors of a layer that holds columns of W. Parameters are views, whose graph nodes are in order
     (see tensor.columns)."""
     weight = layer.weight.view_as(layer.weight)
@@ -309,10 +309,10 @@ def factors(x: Tensor, layer: nn.Linear) -> Factors:
     owners = deferred_weight_grads.owners(layer.weight, bias)
     bias = None if bias is None else bias.view_as(bias)
     narrow = narrow_product.gathered(layer.weight)
-    return Factors((x,), weight, bias, owners=owners, operands=recompute.operands_of(layer), narrow=narrow)
+    return ProductTerm((x,), weight, bias, owners=owners, operands=recompute.operands_of(layer), narrow=narrow)
 
 
-def repeated(core: Core, inner: LayerComm, inputs: tuple[Tensor | None, ...], layer: nn.Linear) -> Factors:
+def repeated(core: Core, inner: LayerComm, inputs: tuple[Tensor | None, ...], layer: nn.Linear) -> ProductTerm:
     """Return factors whose x is computed by `core` from `inputs`, and again in the backward pass."""
     return replace(factors(layer.weight, layer), inputs=inputs, core=core, inner=inner)
 
@@ -322,7 +322,7 @@ class _Summed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Rows, unit: str, terms: Sequence[Factors], needed: bool, *tensors: Tensor | None
+        ctx: Any, rows: RankRows, unit: str, terms: Sequence[ProductTerm], needed: bool, *tensors: Tensor | None
     ) -> Tensor:
         ctx.rows, ctx.unit = rows, unit
         ctx.save_for_backward(*tensors)
@@ -352,7 +352,7 @@ class _Summed(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        rows: Rows = ctx.rows
+        rows: RankRows = ctx.rows
         gathered, arriving = _gather(rows, g, ctx.unit, "B", ctx.operands, gradient=True)
         saved, wanted = list(ctx.saved_tensors), list(ctx.needs_input_grad[4:])
         terms: list[tuple[Tensor, list[Tensor | None], Tensor, Tensor | None]] = []  # x, inputs, weight, bias
@@ -396,7 +396,7 @@ class _Summed(torch.autograd.Function):
         return (None, None, None, None, *d_given)
 
 
-def summed(rows: Rows, unit: str, terms: Sequence[Factors], needed: bool = True) -> Tensor:
+def summed(rows: RankRows, unit: str, terms: Sequence[ProductTerm], needed: bool = True) -> Tensor:
     """Add up all terms of all ranks, and the biases once. Returns this rank's rows, (own, out). `needed`: whether the
     value is used (autograd/recompute.py)."""
     tensors = [part for term in terms for part in (*term.inputs, term.weight, term.bias)]

@@ -22,7 +22,7 @@ from phalanx.runtime.autograd.deferred_weight_grads import Owners
 from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.transport import DONE, Handle
 from phalanx.runtime.model_parallel import sequence
-from phalanx.runtime.model_parallel.sequence import Narrow, Rows
+from phalanx.runtime.model_parallel.sequence import Narrow, RankRows
 from phalanx.schedule.event import Phase, Reduction
 from phalanx.spec.number_formats import NumberFormat
 from phalanx.spec.strategy.split import Split
@@ -34,7 +34,7 @@ class TensorParallel:
 
     def __init__(self, inner: LayerComm, split: Split, rounds: bool = False) -> None:
         self.inner, self.split, self.rounds = inner, split, rounds
-        self.rows: Rows | None = None
+        self.rows: RankRows | None = None
         """The tokens whose rows of the stream this rank has in the current pass (sequence parallelism); None: all."""
 
     def begin(self, batch: int, seq: int) -> None:
@@ -42,7 +42,7 @@ class TensorParallel:
         sequences of an evaluation may not, every rank has all of them in this pass."""
         split = self.split
         even = split.sp and batch * seq % split.tp == 0
-        self.rows = Rows(self.inner, split.tp, split.index, batch, seq, self.rounds) if even else None
+        self.rows = RankRows(self.inner, split.tp, split.index, batch, seq, self.rounds) if even else None
 
     def all_reduce(self, tensor: Tensor, unit: str, phase: Phase, reduction: Reduction = "sum") -> Handle:
         """Start reducing a contiguous tensor in place over the tp ranks."""
@@ -172,7 +172,7 @@ def summed(
     tp: TensorParallel, unit: str, terms: Sequence[Any], layers: Sequence[nn.Linear], needed: bool = True
 ) -> Tensor:
     """Add up the ranks' terms of the outputs of `layers`, in one all-reduce, and add the biases once. With sequence
-    parallelism terms are `Factors`, and the result this rank's rows of the sum, by reduce-scatter."""
+    parallelism terms are `ProductTerm`, and the result this rank's rows of the sum, by reduce-scatter."""
     if tp.rows is not None:
         return sequence.summed(tp.rows, unit, terms, needed)
     y = terms[0]

@@ -134,7 +134,7 @@ def page(rank: int) -> StatusPage:
 
 
 @dataclass(frozen=True)
-class Entry:
+class StatusEntry:
     """What a rank reported at `time_s` of the host's monotonic clock.
 
     The entry of a collective has the ranks that take part and its number among their collectives, from 1.
@@ -153,7 +153,7 @@ class Status:
     rank: int
     pid: int
     place: str
-    entries: tuple[Entry, ...]
+    entries: tuple[StatusEntry, ...]
     arrived: dict[tuple[int, ...], int]
 
     @property
@@ -187,13 +187,13 @@ def _parsed(rank: int, page: bytes) -> Status | None:
         return None
     groups = [tuple(map(int, line.split(","))) for line in lines[2:]]
     (count,) = _WORD.unpack_from(page, 0)
-    entries: list[Entry] = []
+    entries: list[StatusEntry] = []
     for i in range(max(1, count - _SLOTS + 1), count + 1):
         at = _slot(i)
         number, time_s, group, length, nth = _SLOT.unpack_from(page, at)
         if number == i and group < len(groups):
             text = page[at + _SLOT.size : at + _SLOT.size + length].decode(errors="replace")
-            entries.append(Entry(time_s, text, groups[group] if group >= 0 else (), nth))
+            entries.append(StatusEntry(time_s, text, groups[group] if group >= 0 else (), nth))
     arrived = {ranks: _WORD.unpack_from(page, (1 + i) * _WORD.size)[0] for i, ranks in enumerate(groups)}
     return Status(rank, int(lines[0]), lines[1], tuple(entries), arrived)
 

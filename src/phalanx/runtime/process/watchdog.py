@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.runtime.process.failure import cut_off, timed_out
-from phalanx.runtime.process.status import Entry, Status
+from phalanx.runtime.process.status import Status, StatusEntry
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,14 @@ class Late:
     """`ranks` have not arrived at the collective `what`, where the `waiting` ranks have been since its time."""
 
     ranks: tuple[int, ...]
-    what: Entry
+    what: StatusEntry
     waiting: tuple[int, ...]
 
 
 def late(pages: dict[int, Status], now_s: float, overdue_s: float) -> Late | None:
     """Return which ranks have kept others waiting for longer than `overdue_s` seconds, or None if none has."""
     # By collective (ranks, number): its entry, the ranks that wait there, the ranks that are missing.
-    unmet: dict[tuple[tuple[int, ...], int], tuple[Entry, list[int], set[int]]] = {}
+    unmet: dict[tuple[tuple[int, ...], int], tuple[StatusEntry, list[int], set[int]]] = {}
     for rank, page in pages.items():
         for e in page.entries:
             if not e.ranks or now_s - e.time_s < overdue_s:

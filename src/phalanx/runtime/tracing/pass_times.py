@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from phalanx.runtime.comm.recorder import Now
-from phalanx.runtime.comm.timeline import COMPUTE, Span, Timeline
+from phalanx.runtime.comm.timeline import COMPUTE, CommTimeline, Span
 
 
 class _Watch:
     """Turns the beginnings and ends of passes into spans on a timeline; one pass runs at a time."""
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: CommTimeline) -> None:
         self.timeline = timeline
         self.current: tuple[str, dict[str, Any], float] | None = None
 
@@ -46,7 +46,7 @@ class _Watch:
 
 @contextmanager
 def passes(
-    units: dict[str, nn.Module], optimizer: torch.optim.Optimizer, timeline: Timeline, now: Callable[[], Now]
+    units: dict[str, nn.Module], optimizer: torch.optim.Optimizer, timeline: CommTimeline, now: Callable[[], Now]
 ) -> Iterator[None]:
     """Put the passes of a step on its timeline: each unit's forward and backward, and the optimizer."""
     watch = _Watch(timeline)

@@ -27,14 +27,14 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Step:
+class RankStep:
     """One rank's messages of a round."""
 
     sends: tuple[Message, ...]
     receives: tuple[Message, ...]
 
 
-def program(schedule: Schedule, me: int, long: int | None = None) -> tuple[Step, ...]:
+def program(schedule: Schedule, me: int, long: int | None = None) -> tuple[RankStep, ...]:
     """Return what rank `me` sends and receives, round by round. Messages of more than `long` elements are cut and
     ordered as above (None: no message is)."""
     s = schedule
@@ -58,7 +58,7 @@ def program(schedule: Schedule, me: int, long: int | None = None) -> tuple[Step,
                 source, destination = (me, peer) if sending else (peer, me)
                 parts = _in_order(s, number, source, destination, pieces)
             sides[sending] += [Message(peer, part, reduces) for part in parts]
-        steps.append(Step(tuple(sides[True]), tuple(sides[False])))
+        steps.append(RankStep(tuple(sides[True]), tuple(sides[False])))
     return tuple(steps)
 
 

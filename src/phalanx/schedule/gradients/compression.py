@@ -1,8 +1,8 @@
 """What compressed gradients send: the collectives of a bucket in order, and the bytes of each message.
 
-    Codes       all-to-all of codes, each part summed by its owner; at zero 0 all-gather of the sums' codes
-    Gathered    all-gather of elements and their indices; where the gradients decide how many, first of their number
-    Summed      all-reduces, e.g. of powersgd's P = M Q and of what is not sent as factors, then of Qᵀ = P̂ᵀ M
+    Codes               all-to-all of codes, each part summed by its owner; at zero 0 all-gather of the sums' codes
+    GatheredElements    all-gather of elements and their indices, preceded by their number where gradients decide it
+    Summed              all-reduces, e.g. of powersgd's P = M Q and of what is not sent as factors, then of Qᵀ = P̂ᵀ M
 
 The rows of the compressors (spec/strategy/compressors.py) say how much.
 """
@@ -14,7 +14,14 @@ from dataclasses import dataclass
 
 from phalanx.schedule.gradients.buckets import Bucket, slot_sizes
 from phalanx.spec.job import DTYPE_BYTES, DType
-from phalanx.spec.strategy.compressors import COUNT_BYTES, PLACE_BYTES, Codes, Compression, Gathered, Reduction
+from phalanx.spec.strategy.compressors import (
+    COUNT_BYTES,
+    PLACE_BYTES,
+    Codes,
+    Compression,
+    GatheredElements,
+    Reduction,
+)
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 
@@ -23,7 +30,7 @@ PIECE = 1 << 15
 
 
 @dataclass(frozen=True)
-class Sent:
+class CompressedMessage:
     """One collective. `at_most`: `bytes` is a bound, since the gradients decide how much is sent."""
 
     op: str
@@ -40,27 +47,34 @@ def reduction(cut: Sequence[Bucket], s: Strategy, element_bytes: int) -> Reducti
     return Reduction(sizes, slots, tuple(b.parameters for b in cut), s.gradient_ranks, element_bytes)
 
 
-def bucket_collectives(c: Compression, bucket: Bucket, s: Strategy, dtype: DType) -> tuple[Sent, ...]:
+def bucket_collectives(c: Compression, bucket: Bucket, s: Strategy, dtype: DType) -> tuple[CompressedMessage, ...]:
     """Return the collectives that reduce a bucket over its axis, in order. `dtype`: what gradients accumulate in."""
     grid, numel, e, p, row = mesh(s), bucket.padded(s), DTYPE_BYTES[dtype], s.gradient_ranks, c.row
     axis = grid.gradient_axis
     if isinstance(row, Codes):
         parts = s.shards if s.shards > 1 else p
         size = parts * row.message_bytes(numel // parts)
-        first = Sent("all_to_all", grid.shard_axis if s.shards > 1 else axis, "uint8", size)
-        return (first,) if s.shards > 1 else (first, Sent("all_gather", axis, "uint8", size))
-    if isinstance(row, Gathered):
+        first = CompressedMessage("all_to_all", grid.shard_axis if s.shards > 1 else axis, "uint8", size)
+        return (first,) if s.shards > 1 else (first, CompressedMessage("all_gather", axis, "uint8", size))
+    if isinstance(row, GatheredElements):
         size = p * row.elements(c, numel, p) * (e + PLACE_BYTES)
-        elements = Sent("all_gather", axis, "uint8", size, at_most=row.counted)
-        return (Sent("all_gather", axis, "int64", p * COUNT_BYTES), elements) if row.counted else (elements,)
-    return tuple(Sent("all_reduce", axis, dtype, n * e) for n in row.sums(c, numel, bucket.parameters))
+        elements = CompressedMessage("all_gather", axis, "uint8", size, at_most=row.counted)
+        return (
+            (CompressedMessage("all_gather", axis, "int64", p * COUNT_BYTES), elements)
+            if row.counted
+            else (elements,)
+        )
+    return tuple(CompressedMessage("all_reduce", axis, dtype, n * e) for n in row.sums(c, numel, bucket.parameters))
 
 
-def replica_collectives(c: Compression, bucket: Bucket, s: Strategy) -> tuple[Sent, ...]:
+def replica_collectives(c: Compression, bucket: Bucket, s: Strategy) -> tuple[CompressedMessage, ...]:
     """Return the collectives that reduce a bucket's shard over its replicas (HSDP), in order: none if the bucket's
     own reduction includes the replicas."""
     if s.shards == 1 or s.dp_replicate == 1 or not c.quantised:
         return ()
     part = bucket.padded(s) // s.shards
     size = s.dp_replicate * c.codes.message_bytes(part // s.dp_replicate)
-    return (Sent("all_to_all", "dp_replicate", "uint8", size), Sent("all_gather", "dp_replicate", "uint8", size))
+    return (
+        CompressedMessage("all_to_all", "dp_replicate", "uint8", size),
+        CompressedMessage("all_gather", "dp_replicate", "uint8", size),
+    )

@@ -1,4 +1,4 @@
-"""What layers send within a pass, in order: over tensor-parallel ranks, and over the ranks that share experts. `Core`
+"""What layers send within a pass, in order: over tensor-parallel ranks, and over the ranks that share experts. `CoreRuns`
 marks where the attention core runs, which itself sends over the ranks that share sequences (layers/context.py).
 
     embed    F   its output
@@ -58,7 +58,7 @@ Way = Literal["F", "B"]
 
 
 @dataclass(frozen=True)
-class Sent:
+class LayerMessage:
     """`count` consecutive collectives of `bytes` in total; numbers or columns. `routed`: the bytes depend on where
     tokens go, and are those of balanced routing. `beside`: the shared expert is computed meanwhile."""
 
@@ -72,13 +72,13 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Core:
+class CoreRuns:
     """The attention core runs here, forward or backward."""
 
     way: Way
 
 
-Sends = tuple[Sent | Core, ...]
+Sends = tuple[LayerMessage | CoreRuns, ...]
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,11 @@ def communication(
     wide: DType = "float64" if compute == "float64" else "float32"
     slices = head_slices(spec, job, s, tokens) if unit == "head" and not splits else 1
     numbers = tokens // slices * DTYPE_BYTES[wide]
-    scalars: Sends = (Sent("all_reduce", wide, numbers), Sent("all_reduce", wide, 2 * numbers)) * slices
-    reduce: Sends = (Sent("all_reduce", compute, size),)
+    scalars: Sends = (
+        LayerMessage("all_reduce", wide, numbers),
+        LayerMessage("all_reduce", wide, 2 * numbers),
+    ) * slices
+    reduce: Sends = (LayerMessage("all_reduce", compute, size),)
     if s.tp == 1:
         reduce = scalars = ()
     if unit == "blocks":
@@ -141,22 +144,22 @@ def head_slices(spec: ModelSpec, job: Job, s: Strategy, tokens: int) -> int:
 def _gather_and_scatter(s: Strategy, dtype: DType, size: Any, tokens: Any) -> tuple[Sends, Sends]:
     """Return all-gather and reduce-scatter of the residual stream under sequence parallelism."""
     parts = chunks(tokens, s.tp)
-    return (Sent("all_gather", dtype, size, parts),), (Sent("reduce_scatter", dtype, size, parts),)
+    return (LayerMessage("all_gather", dtype, size, parts),), (LayerMessage("reduce_scatter", dtype, size, parts),)
 
 
 def _of_blocks(p: Precision, s: Strategy, size: Any, elements: Any, tokens: Any) -> _Stream:
     gather, scatter = _gather_and_scatter(s, p.compute, size, tokens)
     if not p.gathers_narrow:
         return _Stream(gather, gather, scatter)
-    again: Sends = (Sent("all_gather", "uint8", elements, chunks(tokens, s.tp)),)
-    scale: Sends = (Sent("all_reduce", "float32", DTYPE_BYTES["float32"]),)
+    again: Sends = (LayerMessage("all_gather", "uint8", elements, chunks(tokens, s.tp)),)
+    scale: Sends = (LayerMessage("all_reduce", "float32", DTYPE_BYTES["float32"]),)
     return _Stream(scale + again, again, scatter)
 
 
 def _block(spec: ModelSpec, phase: Phase, repeat: Recompute, reduce: Sends, stream: _Stream, sp: bool) -> Sends:
     gather, scatter = stream.gather, stream.scatter
-    core_forward: Sends = (Core("F"),)
-    core_backward: Sends = (Core("B"),)
+    core_forward: Sends = (CoreRuns("F"),)
+    core_backward: Sends = (CoreRuns("B"),)
     if repeat == "selective":
         core_backward = core_forward + core_backward
     serial = spec.residual == "serial"
@@ -200,14 +203,14 @@ def _experts(spec: ModelSpec, x: Experts, job: Job, s: Strategy, tokens: Any, ro
             ("int32", 4 * x.top_k) if x.chooser == "tokens" else (score_dtype, DTYPE_BYTES[score_dtype] * x.count)
         )
         size = s.cp * s.tp * -(-tokens // s.tp) * n
-        leave += (Sent("all_gather", dtype, size, axis="tokens"),)  # type: ignore[arg-type]
+        leave += (LayerMessage("all_gather", dtype, size, axis="tokens"),)  # type: ignore[arg-type]
     if ranks == 1:
         return _Experts(leave, (), ())
     axis = "ep" if s.etp == 1 else "ep+etp"
     shared = x.shared_ffn > 0
-    rows_out = Sent("all_to_all", compute, rows.rows * rows.copies * e, axis=axis, routed=True)
-    results = Sent("all_to_all", compute, rows.received * e, axis=axis, routed=True)
-    counts = Sent("all_to_all", "int64", x.count * s.etp * 8, axis=axis)
+    rows_out = LayerMessage("all_to_all", compute, rows.rows * rows.copies * e, axis=axis, routed=True)
+    results = LayerMessage("all_to_all", compute, rows.received * e, axis=axis, routed=True)
+    counts = LayerMessage("all_to_all", "int64", x.count * s.etp * 8, axis=axis)
     return _Experts(
         (*leave, counts, replace(rows_out, beside=shared)), (results,), (rows_out, replace(results, beside=shared))
     )
@@ -218,8 +221,8 @@ def _with_experts(
 ) -> Sends:
     """Return what a block with experts sends; attention and experts run one after the other."""
     gather, scatter = stream.gather, stream.scatter
-    core_forward: Sends = (Core("F"),)
-    core_backward: Sends = (Core("B"),)
+    core_forward: Sends = (CoreRuns("F"),)
+    core_backward: Sends = (CoreRuns("B"),)
     if repeat == "selective":
         core_backward = core_forward + core_backward
     shared = sp and x.shared_ffn > 0

@@ -109,7 +109,7 @@ def keys_per_query(seq: int, ring: int) -> int:
 
 
 @dataclass(frozen=True)
-class Sent:
+class CoreMessage:
     """One message or collective of a rank; `bytes` may be a column."""
 
     op: str
@@ -117,18 +117,18 @@ class Sent:
     bytes: Any
 
 
-def communication(spec: ModelSpec, s: Strategy, dtype: DType, phase: Phase, tokens: Any) -> Iterator[Sent]:
+def communication(spec: ModelSpec, s: Strategy, dtype: DType, phase: Phase, tokens: Any) -> Iterator[CoreMessage]:
     """Yield what the attention core sends in a pass over `tokens` tokens of a rank (a number or a column), in order.
     `spec`: the part of the model that the rank holds."""
     if s.cp == 1:
         return
     head = tokens * spec.core_dim * DTYPE_BYTES[dtype]
     kv_heads = max(1, spec.kv_heads // s.ulysses)
-    scatter_heads = Sent("all_to_all", "ulysses", head * (spec.heads + 2 * kv_heads * s.ulysses))
-    gather_heads = Sent("all_to_all", "ulysses", head * spec.heads)
+    scatter_heads = CoreMessage("all_to_all", "ulysses", head * (spec.heads + 2 * kv_heads * s.ulysses))
+    gather_heads = CoreMessage("all_to_all", "ulysses", head * spec.heads)
     if s.ulysses > 1:
         yield scatter_heads if phase == "F" else gather_heads
-    block = [Sent(op, "ring", head * s.ulysses * 2 * kv_heads) for op in ("send", "recv")]
+    block = [CoreMessage(op, "ring", head * s.ulysses * 2 * kv_heads) for op in ("send", "recv")]
     for _ in range((s.ring - 1) * (1 if phase == "F" else 2)):
         yield from block
     if s.ulysses > 1:

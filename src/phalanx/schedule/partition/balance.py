@@ -47,7 +47,7 @@ class Units:
 
 
 @dataclass(frozen=True)
-class Limits:
+class MemoryLimits:
     """Memory limits. `most`: the bytes that each rank may use; `bytes`: per rank, what each unit would take there,
     since in 1F1B an early rank holds the activations of more micro-batches."""
 
@@ -105,7 +105,7 @@ class Explained:
     imbalance: float
 
 
-def partition(seconds: Units, rank_of: Sequence[int], limits: Limits | None = None) -> Partition:
+def partition(seconds: Units, rank_of: Sequence[int], limits: MemoryLimits | None = None) -> Partition:
     """Return the best partition for chunks on the ranks `rank_of`. Raises InputError if none fits the limits."""
     ranks = _checked(seconds, rank_of, limits)
     total = seconds.embed + sum(seconds.blocks) + seconds.head
@@ -138,7 +138,9 @@ def partition(seconds: Units, rank_of: Sequence[int], limits: Limits | None = No
     return Partition(best.blocks, slowest, slowest if best.bound == best.worst else best.bound / scale)
 
 
-def explain(seconds: Units, rank_of: Sequence[int], blocks: Sequence[int], limits: Limits | None = None) -> Explained:
+def explain(
+    seconds: Units, rank_of: Sequence[int], blocks: Sequence[int], limits: MemoryLimits | None = None
+) -> Explained:
     """Return what each chunk and each rank costs in any partition. Raises InputError if it is not a partition."""
     ranks = _checked(seconds, rank_of, limits)
     least = _least(rank_of)
@@ -172,7 +174,7 @@ def explain(seconds: Units, rank_of: Sequence[int], blocks: Sequence[int], limit
     return Explained(tuple(chunks), rows, slowest / mean - 1 if mean else 0.0)
 
 
-def _checked(seconds: Units, rank_of: Sequence[int], limits: Limits | None) -> int:
+def _checked(seconds: Units, rank_of: Sequence[int], limits: MemoryLimits | None) -> int:
     """Check the input and return the number of ranks."""
     ranks = len(set(rank_of))
     if not ranks or set(rank_of) != set(range(ranks)):

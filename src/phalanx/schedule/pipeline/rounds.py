@@ -29,7 +29,7 @@ _ROOM = 2_000_000
 
 
 @dataclass(frozen=True)
-class Round:
+class ActionRound:
     """Actions of different ranks, none of which needs another. Each action's `rank`; its `cost`, the place of its
     seconds; and the outputs of chunks that it `needs` and `gives`: the last but one is there from the start, the last
     is read by nobody."""
@@ -41,13 +41,13 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Rounds:
+class ActionRounds:
     """A schedule's actions as rounds, in order."""
 
     ranks: int
     chunks: int
     outputs: int
-    rounds: tuple[Round, ...]
+    rounds: tuple[ActionRound, ...]
 
     def makespans(self, seconds: Floats, transfer: Floats) -> Floats:
         """Seconds until the last rank has finished, (strategies,). `seconds`: how long an action takes,
@@ -72,12 +72,12 @@ class Rounds:
 
 
 @lru_cache(maxsize=128)
-def rounds(name: str, ranks: int, micro_batches: int, virtual: int | None) -> Rounds:
+def rounds(name: str, ranks: int, micro_batches: int, virtual: int | None) -> ActionRounds:
     """Build a schedule by name (schedules.py) and sort its actions into rounds."""
     return in_rounds(build(name, ranks, micro_batches, virtual))
 
 
-def in_rounds(s: PipelineSchedule) -> Rounds:
+def in_rounds(s: PipelineSchedule) -> ActionRounds:
     """Sort a schedule's actions into rounds. Raises Unproved for one that cannot run."""
     alike: Sequence[float] = [1.0] * s.chunks
     times = run(s, dict.fromkeys(KINDS, alike))
@@ -99,9 +99,9 @@ def in_rounds(s: PipelineSchedule) -> Rounds:
     order = np.lexsort((rank, start))
     bounds = np.flatnonzero(np.diff(start[order])) + 1
     parts = np.split(order, bounds)
-    return Rounds(
+    return ActionRounds(
         s.ranks,
         s.chunks,
         2 * cells + 2,
-        tuple(Round(rank[part], cost[part], needs[part], gives[part]) for part in parts),
+        tuple(ActionRound(rank[part], cost[part], needs[part], gives[part]) for part in parts),
     )

@@ -2,10 +2,10 @@
 
 They travel in three ways, and each way has a type of row:
 
-    Codes       every element in fewer bits: an all-to-all, each part summed by its owner; at zero 0 an all-gather of
-                the sums' codes too
-    Gathered    some elements and their indices: an all-gather
-    Summed      fewer numbers that can be added: all-reduces
+    Codes               every element in fewer bits: an all-to-all, each part summed by its owner; at zero 0 also an
+                        all-gather of the sums' codes
+    GatheredElements    some elements and their indices: an all-gather
+    Summed              fewer numbers that can be added: all-reduces
 
 No field has a default: a row that lacks a fact cannot be made. The torch code of a name is registered in
 runtime/data_parallel/compression/__init__.py. To add a compressor: a row here, its code there.
@@ -60,7 +60,7 @@ class Compression:
     """Whether what was dropped is added to the next gradient."""
 
     @property
-    def row(self) -> Codes | Gathered | Summed:
+    def row(self) -> Codes | GatheredElements | Summed:
         """The facts about this compressor."""
         return COMPRESSORS[self.name]
 
@@ -125,7 +125,7 @@ class Codes:
 
 
 @dataclass(frozen=True)
-class Gathered:
+class GatheredElements:
     """Some elements and their indices, gathered from all ranks. `c` is the parsed compression."""
 
     number: Number
@@ -250,13 +250,13 @@ def _share(value: float) -> bool:
     return 0 < value <= 1
 
 
-COMPRESSORS: dict[str, Codes | Gathered | Summed] = {
+COMPRESSORS: dict[str, Codes | GatheredElements | Summed] = {
     "fp16": Codes(16, 1.0, True, False, write_passes=8, error_passes=5, add_passes=4, read_passes=3),
     "bf16": Codes(16, 1.0, False, False, write_passes=4, error_passes=5, add_passes=4, read_passes=3),
     "int8": Codes(8, 127.0, True, True, write_passes=8, error_passes=5, add_passes=4, read_passes=3),
     # Two codes in a byte are packed and unpacked.
     "int4": Codes(4, 7.0, True, True, write_passes=12, error_passes=9, add_passes=8, read_passes=7),
-    "topk": Gathered(
+    "topk": GatheredElements(
         number=Number("0.01", "0.01", _share, _SHARE),
         elements=lambda c, n, p: elements_sent(c, n),
         counted=False,
@@ -274,7 +274,7 @@ COMPRESSORS: dict[str, Codes | Gathered | Summed] = {
         passes=2,
         feedback_passes=5,
     ),
-    "threshold": Gathered(
+    "threshold": GatheredElements(
         # Measured below all gradients, as its bytes are priced at their most too.
         number=Number(
             "1e-3", "1e-9", lambda value: 0 < value < inf, "the least magnitude must be positive and finite"

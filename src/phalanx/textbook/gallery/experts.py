@@ -8,7 +8,7 @@ import numpy as np
 
 from phalanx.planning.lookup import model_named, require_counts
 from phalanx.report.pictures.figure import Arrow, Bar, Bars, Box, Diagram, Label, Picture
-from phalanx.schedule.layers.collectives import Core, communication
+from phalanx.schedule.layers.collectives import CoreRuns, communication
 from phalanx.schedule.layers.routing import balanced, most, routed
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import make_strategy
@@ -84,7 +84,7 @@ def moe_layer(model: str = "mixtral-8x7b", ranks: int = 4, seq: int = 4096) -> P
     rows = routed(x, s, seq)
     job = Job(ranks, seq, Precision("bfloat16"))
     sends = communication(spec, job, s, "blocks", "F", seq, rows=rows)
-    sent = [c for c in sends if not isinstance(c, Core)]
+    sent = [c for c in sends if not isinstance(c, CoreRuns)]
     here = x.count // ranks
     items: list[Box | Arrow | Label] = []
     for r in range(ranks):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus, require_counts
 from phalanx.planning.search.priced import price
 from phalanx.report.pictures.figure import Arrow, Box, Diagram, Label, Lines, Picture, PlotAxis, RuleLine, Series
-from phalanx.schedule.layers.collectives import Core, communication
+from phalanx.schedule.layers.collectives import CoreRuns, communication
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import make_strategy
 from phalanx.spec.job import Job, Precision
@@ -109,7 +109,7 @@ def sequence_parallel(model: str = "llama3-8b", ranks: int = 4, seq: int = 8192)
     local = Split.of(spec, _tp(ranks)).local
     each = seq // ranks
     job = Job(1, seq, Precision("bfloat16"))
-    sent = [x for x in communication(spec, job, _tp(ranks, True), "blocks", "F", seq) if not isinstance(x, Core)]
+    sent = [x for x in communication(spec, job, _tp(ranks, True), "blocks", "F", seq) if not isinstance(x, CoreRuns)]
     kinds = list(dict.fromkeys(x.op for x in sent))
     assert [x.op for x in sent] == kinds * 2, sent  # gather, scatter; gather, scatter
     items: Items = []
@@ -134,7 +134,7 @@ def sequence_parallel(model: str = "llama3-8b", ranks: int = 4, seq: int = 8192)
     items.append(
         Label(0, rows_ + 1, f"each of them moves {float(sent[0].bytes) / 2**20:g} MiB, as nccl-tests counts")
     )
-    without = [x for x in communication(spec, job, _tp(ranks), "blocks", "F", seq) if not isinstance(x, Core)]
+    without = [x for x in communication(spec, job, _tp(ranks), "blocks", "F", seq) if not isinstance(x, CoreRuns)]
     return Picture(
         f"Sequence parallelism beside tensor parallelism: a block of {model} over {ranks} ranks",
         (Diagram(tuple(items)),),

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Train
 from phalanx.training.data.encode import TokenizerChoice
-from phalanx.training.data.tokens import Stretch, TokenSet, cached, content_digest, key, split, survey
+from phalanx.training.data.tokens import TokenRange, TokenSet, cached, content_digest, key, split, survey
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
@@ -42,7 +42,7 @@ def from_flat(
     if len(files) == 1:
         parts = split(files[0], dtype, counts[0])
     else:
-        parts = Stretch(files[0], dtype, 0, counts[0]), Stretch(files[1], dtype, 0, counts[1])
+        parts = TokenRange(files[0], dtype, 0, counts[0]), TokenRange(files[1], dtype, 0, counts[1])
     what = {"flat": [_digest(f, cache, announce) for f in files], "dtype": dtype}
     return _token_set(what, parts, choice, vocab, cache, announce, None)
 
@@ -72,7 +72,7 @@ def from_megatron(
 
 def _token_set(
     what: dict[str, Any],
-    parts: tuple[Stretch, Stretch],
+    parts: tuple[TokenRange, TokenRange],
     choice: TokenizerChoice,
     vocab: int,
     cache: Path,

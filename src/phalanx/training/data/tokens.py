@@ -27,7 +27,7 @@ _SETTLED_S = 2.0
 
 
 @dataclass(frozen=True)
-class Stretch:
+class TokenRange:
     """`count` ids from number `start` on, of a .npy file (which has its own type), or of a bare file of `dtype`."""
 
     path: Path
@@ -52,7 +52,7 @@ class TokenSet:
     begin in both, 1 if no boundary is known."""
 
     folder: Path
-    parts: tuple[Stretch, Stretch]
+    parts: tuple[TokenRange, TokenRange]
     vocab: int
     unigram_entropy: float
     documents: int = 1
@@ -98,10 +98,10 @@ class TokenSet:
         return self._starts[np.searchsorted(self._starts, self.train_tokens) :] - self.train_tokens
 
 
-def split(path: Path, dtype: str, count: int) -> tuple[Stretch, Stretch]:
+def split(path: Path, dtype: str, count: int) -> tuple[TokenRange, TokenRange]:
     """Divide a file: its first tokens for training, the last HELD_OUT of them held out."""
     train = count - int(count * HELD_OUT)
-    return Stretch(path, dtype, 0, train), Stretch(path, dtype, train, count - train)
+    return TokenRange(path, dtype, 0, train), TokenRange(path, dtype, train, count - train)
 
 
 def key(what: dict[str, Any], vocab: int) -> str:
@@ -158,7 +158,7 @@ def cached(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, An
 
 
 def survey(
-    parts: tuple[Stretch, Stretch],
+    parts: tuple[TokenRange, TokenRange],
     vocab: int,
     end_of_text: int | None,
     folder: Path,
