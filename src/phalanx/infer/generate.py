@@ -1,8 +1,8 @@
 """The loop of steps that continues prompts: every rank runs it, alone or in a world.
 
-Prompts are dealt over the replicas of dp in turn. Every rank follows the requests of all replicas, whose tokens it is
-told after each step, so that all know what each computes next: a replica without work then still computes a token
-where others' experts are on its ranks, and otherwise waits.
+Prompts are dealt over the replicas of dp in turn. Every rank tracks the requests of all replicas and receives their
+tokens after each step, so that all know what each computes next: an idle replica still computes a token if its ranks
+hold experts of other replicas, and otherwise waits.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from phalanx.spec.strategy.mesh import Mesh
 from phalanx.spec.strategy.spec import Strategy
 
 OnToken = Callable[[int, int, bool], None]
-"""(request, token, whether it is the last): called on every rank, as tokens come."""
+"""(request, token, whether it is the last); called on every rank as tokens arrive."""
 
 
 @dataclass
 class GenerationStep:
-    """What one step did, for those who follow: the batches of all replicas; the logits that this rank has, or None;
-    the sampled tokens of all replicas."""
+    """Record of one step: the batches of all replicas; this rank's logits, or None; the sampled tokens of all
+    replicas."""
 
     batches: tuple[Batch, ...]
     logits: Tensor | None = None
@@ -48,8 +48,8 @@ def experts_span_replicas(model: ModelSpec, grid: Mesh) -> bool:
 
 
 class BatchedGeneration:
-    """The requests of all replicas of a world, and this rank's part of the model. All ranks make one together, and
-    call `step` until `done`. Raises InputError."""
+    """The requests of all replicas of a world, and this rank's part of the model. All ranks construct it together,
+    and call `step` until `done`. Raises InputError."""
 
     def __init__(
         self,
@@ -69,13 +69,13 @@ class BatchedGeneration:
         self.replica_index = layout.mesh.replica(comm.world.rank)
         self.together = experts_span_replicas(model, layout.mesh)
         self.schedulers = [Scheduler(requests[i :: strategy.dp], policy) for i in range(strategy.dp)]
-        # A page more for the token of a replica that idles.
+        # One extra page for the token of an idle replica.
         self.pages = max(s.pages for s in self.schedulers) + self.together
         self.replica = Replica(self.view, comm, weights, self.pages, policy.page)
 
     @property
     def done(self) -> bool:
-        """Whether every request has its text."""
+        """Whether every request is finished."""
         return all(s.done for s in self.schedulers)
 
     def batches(self) -> tuple[Batch, ...]:

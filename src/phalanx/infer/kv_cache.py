@@ -3,10 +3,10 @@ with PagedAttention").
 
     pages         for each block, memory for `pages` x `page` tokens: keys and values (tokens, kv_heads, head_dim), or
                   latents (tokens, kv_rank + rope_dim), allocated once
-    block table   for each request its pages, in the order of its tokens; the scheduler hands them out
+    block table   for each request its pages, in the order of its tokens; allocated by the scheduler
     step          where the tokens of a batch are written, and what each group of slots reads
 
-A rank holds the blocks of its stage, and of them its own key heads. Copies of a key head, where tp is more than the
+A rank caches the key heads of its part of the blocks of its stage. Copies of a key head, where tp is more than the
 key heads, and latents are cached on every rank that has them.
 """
 
@@ -24,7 +24,7 @@ from phalanx.spec.model.spec import ModelSpec
 
 
 class PagedCache:
-    """Implements nn.attention.Cache, for one step at a time. `local`: the rank's part of a model."""
+    """KV cache in pages; implements nn.attention.Cache, one step at a time. `local`: the rank's part of a model."""
 
     positions: Tensor
     wanted: Tensor | None
@@ -33,7 +33,7 @@ class PagedCache:
         self.page, self.dtype, self.device = page, dtype, device
         a, heads = local.latent, (local.kv_heads, local.head_dim)
         shapes: tuple[tuple[int, ...], ...] = (heads, heads) if a is None else ((a.kv_rank + a.rope_dim,),)
-        # Zeros: what no token was written to is read, with weight 0.
+        # Zeros: unwritten places are read too, with weight 0.
         self.memory = {
             block: tuple(torch.zeros(pages * page, *shape, dtype=dtype, device=device) for shape in shapes)
             for block in local.held_blocks
@@ -62,7 +62,7 @@ class PagedCache:
         self.wanted = torch.tensor(ends, device=self.device) if ends else None
 
     def end(self) -> None:
-        """Forget the batch; what it cached stays."""
+        """End the step; cached tokens stay."""
         self._batch, self._reads, self._places, self.wanted = Batch(()), {}, {}, None
         self.positions = self._writes = torch.empty(0, dtype=torch.int64)
 
@@ -94,7 +94,7 @@ class PagedCache:
         return self._reads[window]
 
     def _decode(self, slots: Sequence[Slot], keys: int, rows: slice, window: int | None) -> Read:
-        """Shorter contexts are filled up with a place of the cache that is hidden."""
+        """Build the read of all decoding slots; shorter contexts are padded with a masked place of the cache."""
         index = torch.zeros(len(slots), keys, dtype=torch.int64, device=self.device)
         lengths = [s.context - first_key(s, window) for s in slots]
         for row, (slot, length) in enumerate(zip(slots, lengths, strict=True)):

@@ -1,13 +1,12 @@
-"""One rank's part of a model that generates text: its stage, its part of every layer, its cache; and what it does in
-a step (cost/step/generation.py says the same as events).
+"""One rank's part of a model that generates text: its stage, its part of every layer, its cache; and its actions in a
+step (cost/step/generation.py predicts them as events).
 
     receive    the stream from the stage before
     run        the chunk over the batch's tokens, with the collectives of its layers
     send       the stream to the stage after; on the last stage, sample
 
-The communication inside layers is that of training: over tp an all-reduce after attention and after the MLP, over ep
-all-to-alls of tokens to their experts and back. All ranks then sum the sampled tokens, of which one rank of each
-replica has a part.
+Layers communicate as in training: over tp an all-reduce after attention and after the MLP, over ep all-to-alls of
+tokens to their experts and back. All ranks then sum the sampled tokens, of which one rank of each replica has a part.
 """
 
 from __future__ import annotations
@@ -36,7 +35,8 @@ from phalanx.spec.model.spec import parameters
 
 
 class Replica:
-    """A rank of a replica; all ranks of the world make one together. `pages` of `page` tokens: its cache."""
+    """One rank of a replica; all ranks of the world construct theirs together. `pages`, `page`: number of pages of
+    its cache, and tokens in a page."""
 
     @torch.no_grad()
     def __init__(self, view: RankView, comm: Comm, weights: Weights, pages: int, page: int) -> None:
@@ -58,8 +58,8 @@ class Replica:
 
     @torch.no_grad()
     def step(self, batch: Batch, tokens: Sequence[int], tables: Mapping[int, Sequence[int]]) -> Tensor | None:
-        """Run a batch of this replica, whose tokens are in the order of its slots. Returns logits (samples, vocab) on
-        the last stage, where requests get a token; else None."""
+        """Run a batch of this replica, with tokens in the order of its slots. Returns logits (samples, vocab) on the
+        last stage if any request receives a token; else None."""
         place, spec, comm = self.view.place, self.view.model, self.comm
         if not batch.slots:
             return None
@@ -80,7 +80,7 @@ class Replica:
         return logits if self.tp is None else vocab_parallel.gathered(self.tp, logits)
 
     def choose(self, logits: Tensor | None, batch: Batch, how: Sampling) -> list[int]:
-        """Sample of what `step` returned, on the rank of this replica whose choice counts; elsewhere nothing."""
+        """Sample from the logits returned by `step`, on the replica's sampling rank; empty on other ranks."""
         if logits is None or not self.samples:
             return []
         rows = logits.double().cpu().numpy()
@@ -88,8 +88,8 @@ class Replica:
         return [choose(row, how, slot.request, slot.context) for slot, row in zip(slots, rows, strict=True)]
 
     def share(self, chosen: Sequence[int], first: int, total: int) -> list[int]:
-        """Return the tokens that all replicas got, (total,), of which `chosen` begin at `first`; all ranks
-        together."""
+        """Exchange sampled tokens: returns those of all replicas, (total,), where `chosen` begin at `first`; all
+        ranks together."""
         got = [0] * total
         got[first : first + len(chosen)] = chosen
         if not total or self.comm.world.size == 1:

@@ -1,9 +1,9 @@
 """Which token follows: of the `top_k` most likely ones, the fewest that have probability `top_p` together (Holtzman
 et al. 2020, "nucleus sampling"), one is drawn by softmax(logits / temperature).
 
-A draw is a number u in [0, 1) that (seed, request, place) decide, and the first token, in the order of the
-vocabulary, at which the probabilities sum to more than u: it depends on nothing else, so not on the split, nor on
-which requests share a step. All in fp64 on the host.
+A draw takes the number u in [0, 1) determined by (seed, request, place), and returns the first token, in vocabulary
+order, at which the cumulative probability exceeds u. So it depends neither on the split nor on which requests share a
+step. All in fp64 on the host.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from phalanx.spec.errors import InputError
 
 @dataclass(frozen=True)
 class Sampling:
-    """How text is sampled: number of `tokens` (None: 80, or as many as fit), `temperature` (0: greedy), `top_k` (0:
+    """Sampling parameters: number of `tokens` (None: 80, or as many as fit), `temperature` (0: greedy), `top_k` (0:
     all tokens), `top_p` (1: all), `seed`; `stop`: whether the model's end-of-text token ends it."""
 
     tokens: int | None = None
@@ -42,9 +42,9 @@ class Sampling:
 
 
 def choose(logits: npt.NDArray[np.float64], how: Sampling, request: int, place: int) -> int:
-    """Return the token that follows, from its logits (vocab,). `place`: tokens of the request before it. Raises
-    InputError if the largest logit is no finite number: of damaged weights, or of a training that diverged."""
-    if not np.isfinite(logits.max()):  # -inf is of a token that never follows
+    """Return the token that follows, from its logits (vocab,). `place`: number of tokens of the request before it.
+    Raises InputError if the largest logit is not finite, as with damaged weights or after a diverged training."""
+    if not np.isfinite(logits.max()):  # -inf marks a token that never follows
         raise InputError(
             "weights", None, "give a logit that is not finite", "use a checkpoint from before the loss diverged"
         )

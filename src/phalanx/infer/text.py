@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 FIELD = "RUN"
 _TOKENS = 80
-"""Tokens of a text where nothing else is asked for, if they fit."""
+"""Default number of tokens of a text, if they fit."""
 Piece = Callable[[int, str, bool], None]
-"""(request, text, whether it is the last): called as text comes."""
+"""(request, text, whether it is the last); called as text arrives."""
 
 
 @dataclass(frozen=True)
 class TextQuery:
-    """What to generate, checked: nothing of it is wrong."""
+    """A validated request to generate."""
 
     folder: Path
     model: ModelSpec
@@ -105,8 +105,8 @@ class _Alone(World):
 
 
 class Texts:
-    """The texts of requests while their tokens come. A token may be a part of a character, so that text follows its
-    tokens only as far as it is complete."""
+    """Decodes the tokens of requests as they arrive. A token may be a part of a character, so text is emitted only up
+    to the last complete one."""
 
     def __init__(self, tokenizer: Tokenizer, requests: Sequence[Request], piece: Piece) -> None:
         self._tokenizer, self._piece = tokenizer, piece

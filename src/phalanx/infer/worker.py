@@ -50,8 +50,8 @@ def as_rank(world: World, asked: TextQuery, prompts: list[str], stream: bool) ->
 
 
 def printed(prompts: list[str]) -> Piece:
-    """Return what prints text as it comes: of one prompt piece by piece, of several each when it is complete, in
-    their order."""
+    """Return a callback that prints text as it arrives: piece by piece for one prompt; for several, each when it is
+    complete, in their order."""
     held: dict[int, str] = {}
     complete: set[int] = set()
     shown = 0

@@ -25,8 +25,10 @@ from phalanx.spec.model.spec import ModelSpec
 class Read:
     """Slots of a step of generation that attend together, and the cached tokens that they see.
 
-    `rows`: their tokens among all of the step, as many of each of the `slots`; `index` (slots, keys): places in the
-    cache; `mask`, added to the logits, (slots, 1, new, keys); None: plain causality. `decodes`: one token each.
+    `rows`: indices of
+    their tokens among all tokens of the step, equally many for each of the `slots`; `index` (slots, keys): places in
+    the cache; `mask`, added to the logits, (slots, 1, new, keys); None: plain causality. `decodes`: whether each slot
+    has one new token.
     """
 
     rows: slice
@@ -37,17 +39,18 @@ class Read:
 
 
 class Cache(Protocol):
-    """Where attention keeps what later tokens need of earlier ones: the KV cache (infer/kv_cache.py), as it is in one
-    step over the tokens of several requests, (1, tokens).
+    """The KV cache (infer/kv_cache.py) as attention sees it in one step over the tokens of several requests, (1,
+    tokens).
 
-    `positions` (1, tokens): of the tokens; `wanted`: the tokens whose logits are, or None.
+    `positions` (1, tokens): positions of the tokens; `wanted`: indices of the tokens whose logits are needed, or
+    None.
     """
 
     positions: Tensor
     wanted: Tensor | None
 
     def extend(self, block: int, *new: Tensor) -> None:
-        """Cache what a block computed of the new tokens: tensors (1, tokens, ...)."""
+        """Cache the tensors (1, tokens, ...) that a block computed for the new tokens."""
         ...
 
     def reads(self, window: int | None) -> Sequence[Read]:
@@ -55,7 +58,7 @@ class Cache(Protocol):
         ...
 
     def read(self, block: int, read: Read) -> tuple[Tensor, ...]:
-        """Return what is cached for a group, (slots, keys, ...) each, in the order of `extend`."""
+        """Return the cached tensors of a group, (slots, keys, ...) each, in the order of `extend`."""
         ...
 
 
@@ -81,12 +84,12 @@ class CausalAttention(nn.Module):
 
     def heads(self, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries (batch, seq, heads, width), keys and values (batch, seq, kv_heads, width). x: (batch, seq,
-        hidden), or with sequence parallelism own rows, (own, hidden)."""
+        hidden), or with sequence parallelism this rank's rows, (rows, hidden)."""
         raise NotImplementedError
 
     def cached(self, x: Tensor, angles: Angles, cache: Cache) -> Tensor:
-        """Return the result over cached and new tokens, (1, tokens, heads x v_dim); the new ones, x (1, tokens,
-        hidden), are cached."""
+        """Attend from new tokens x, (1, tokens, hidden), to cached and new ones; caches the new tokens. Returns (1,
+        tokens, heads x v_dim)."""
         raise NotImplementedError
 
     def forward(
@@ -109,7 +112,7 @@ class CausalAttention(nn.Module):
                 return sequence.repeated(self._core, repeats, (q, k, v, mask), self.o)
             return recompute.repeated(self._projected_core, repeats, q, k, v, mask)
         out = self._core(q, k, v, mask)
-        del q, k, v  # the core may keep other tensors than these
+        del q, k, v  # the core may keep different tensors for its backward pass
         return sequence.factors(out, self.o) if split else self._projected(out, needed)
 
     def _projected_core(self, needed: bool, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -127,7 +130,8 @@ class CausalAttention(nn.Module):
         grouped = self.grouped
         flash = mask is None and q.dtype in (torch.float16, torch.bfloat16)
         if grouped and q.device.type != "cpu" and not flash:
-            # Flash attention on CUDA takes 16-bit inputs without a mask; the kernel for the rest knows no groups.
+            # Flash attention on CUDA takes 16-bit inputs without a mask; the kernel for other inputs does not support
+            # groups.
             shared = q.shape[2] // k.shape[2]
             k, v, grouped = k.repeat_interleave(shared, 2), v.repeat_interleave(shared, 2), False
         out = F.scaled_dot_product_attention(
@@ -142,9 +146,9 @@ class CausalAttention(nn.Module):
         return self._of_values(out.transpose(1, 2))
 
     def _of_values(self, out: Tensor) -> Tensor:
-        """Return the numbers of values, (batch, new, heads x v_dim), of a result (batch, new, heads, width). Narrower
-        ones are copied: of a single head `flatten` would return a view, and a deferred weight gradient of `o` would
-        keep the padding too."""
+        """Drop padding from a result (batch, new, heads, width): returns (batch, new, heads x v_dim). Narrower values
+        are copied: for a single head `flatten` would return a view, and a deferred weight gradient of `o` would keep
+        the padding alive."""
         if self.v_dim not in (None, out.shape[-1]):
             out = out[..., : self.v_dim].contiguous()
         return out.flatten(2)

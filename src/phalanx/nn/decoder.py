@@ -68,7 +68,7 @@ class DecoderBlock(nn.Module):
         mask: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Return the stream after the block; x: (batch, seq, hidden), or with sequence parallelism (own, hidden).
+        """Return the stream after the block; x: (batch, seq, hidden), or with sequence parallelism (rows, hidden).
 
         `mask` is added to the logits of attention, which without one is causal; with cp it is `lowest`, the first
         position that each query sees (runtime/model_parallel/context.py).
@@ -138,8 +138,8 @@ class Embed(nn.Module):
             self.position = _table(spec.max_seq, spec.hidden)
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Return the stream, (batch, seq, hidden), of tokens (batch, seq) int64, which begin at position 0 or have
-        `positions`; with sequence parallelism this rank's rows, (own, hidden)."""
+        """Embed tokens (batch, seq) int64, which begin at position 0 or have `positions`. Returns the stream, (batch,
+        seq, hidden); with sequence parallelism this rank's rows, (rows, hidden)."""
         if self.tp is None:
             x = functional.embedding(tokens, self.token.weight)  # (batch, seq, hidden)
         else:
@@ -157,14 +157,14 @@ class Embed(nn.Module):
 
 
 def _table(rows: int, width: int) -> nn.Embedding:
-    """Return an embedding that is not initialized: torch's own draw on the meta device imports its compiler, which
-    takes nearly two seconds."""
+    """Return an uninitialized embedding: torch's initialization on the meta device imports its compiler, which takes
+    nearly two seconds."""
     table: nn.Embedding = nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
     return table
 
 
 def _places(rows: RankRows, tokens: Tensor, positions: Tensor | None) -> Tensor:
-    """Return the positions of own tokens, (own,), in their sequences, or in their documents."""
+    """Return the positions of this rank's tokens, (rows,), in their sequences, or in their documents."""
     if positions is not None:
         return rows.of(positions.expand(tokens.shape).reshape(-1))
     return rows.of(torch.arange(rows.tokens, device=tokens.device)).remainder_(rows.seq)
@@ -183,8 +183,8 @@ class Head(nn.Module):
             self.linear.weight = tied
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return logits (batch, seq, vocab) of the stream, with tp those of own rows of the vocabulary; with targets
-        (batch, seq), the loss summed over tokens, ()."""
+        """Return logits (batch, seq, vocab) of the stream, with tp only for this rank's rows of the vocabulary; with
+        targets (batch, seq), the loss summed over tokens, ()."""
         if self.tp is not None:
             normed, weight = self.norm(x), self.linear.weight
             if targets is not None and not deferred_weight_grads.split(weight):
@@ -214,8 +214,8 @@ class Decoder(nn.Module):
 
     It is one rank's part of a model (runtime/model_parallel), and `spec` describes that part:
 
-    tp          a part of every layer; logits are of its own rows of the vocabulary, the loss is complete
-    cp          tokens, targets and loss are of its part of the sequences
+    tp          a part of every layer; logits cover its rows of the vocabulary, the loss is complete
+    cp          tokens, targets and loss cover its part of the sequences
     ep          some of the experts
     pipeline    some units, run a chunk at a time, from the stream `x` of the chunk before
     """
@@ -256,13 +256,11 @@ class Decoder(nn.Module):
             self.to(dtype)
 
     def prepare(self, seq: int) -> None:
-        """Make the window masks that the first forward pass over packed sequences of `seq` tokens would make and
-        keep."""
+        """Build and cache the window masks for packed sequences of `seq` tokens ahead of the first forward pass."""
         self._masks(next(self.parameters()).new_empty(1, seq), None, tuple(self._blocks().values()))
 
     def recompute(self, of: Callable[[int], Recompute], inner: LayerComm) -> None:
-        """Set what each block, by number, recomputes in its backward pass; `inner`: how recomputation
-        communicates."""
+        """Set the recomputation of each block, by block number; `inner`: the communication of recomputed passes."""
         for unit, block in self._blocks().items():
             repeat = of(int(unit.split(".")[1]))
             block.repeats = inner if repeat == "full" else None
@@ -288,9 +286,9 @@ class Decoder(nn.Module):
         head to logits, or with `targets` the loss summed over tokens.
 
         `positions` (batch, seq): the place of each token in its document, from 0; attention stays inside documents.
-        With cp (ulysses, batch, seq), of all ranks of the Ulysses group. `chunk`: the index among local chunks.
-        `cache`: tokens are those of a step of generation, (1, tokens); logits are of those that it wants, (1, wanted,
-        vocab), and the stream is returned where it wants none.
+        With cp (ulysses, batch, seq), for all ranks of the Ulysses group. `chunk`: the index among local chunks.
+        `cache`: the tokens, (1, tokens), belong to a step of generation; logits cover `cache.wanted`, (1, wanted,
+        vocab), and the stream is returned if that is None.
         """
         held = self.chunks[chunk]
         if cache is not None:
@@ -341,7 +339,7 @@ class Decoder(nn.Module):
         return {w: masks[hiding[w]] for w in windows}
 
     def _mask(self, x: Tensor, window: int | None, positions: Tensor | None) -> Tensor | None:
-        """Return the mask of one window. That of full sequences is built once: all blocks and steps use it."""
+        """Return the mask of one window. For full sequences it is built once and shared by all blocks and steps."""
         new = x.shape[1]
         if positions is not None:
             return hidden_from(x, window, positions)
@@ -354,7 +352,7 @@ class Decoder(nn.Module):
 
 def hidden_from(x: Tensor, window: int | None, positions: Tensor | None = None) -> Tensor:
     """Return the mask (seq, seq): -inf where a token may not look (later tokens, those before its window), else 0.
-    With `positions` (batch, seq): (batch, 1, seq, seq), which also hides what is before its document.
+    With `positions` (batch, seq): (batch, 1, seq, seq), which also hides tokens before its document.
 
     x: (batch, seq, ...), which gives the mask's type and device.
     """

@@ -1,7 +1,7 @@
 """Operations with hand-written backward passes: fewer passes over memory, and saved tensors known to the byte.
 
 Autograd's decompositions save three to four tensors where one is enough, and others in each release. Here every
-docstring says what is kept for the backward pass, and cost/memory counts exactly that.
+docstring says which tensors are kept for the backward pass, and cost/memory counts exactly that.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def _weight_later(ctx: Any, d_x: Tensor, d_weight: Tensor) -> tuple[Tensor, Tensor | None, None]:
-    """Return the gradients of a norm's input and weight, the latter None where it is delivered later."""
+    """Return the gradients of a norm's input and weight; the latter is None if its delivery is deferred."""
     deferred = deferred_weight_grads.now(ctx.owners)
     if deferred is None:
         return d_x, d_weight, None
@@ -206,7 +206,7 @@ class _Embedding(torch.autograd.Function):
 
 def embedding(tokens: Tensor, weight: Tensor) -> Tensor:
     """Return weight[tokens], (*tokens.shape, hidden). Keeps the tokens. Where the data-parallel engine takes
-    gradients, the weight's is handed over as rows in `rows_beside`, so that no dense tensor of zeros is written and
+    gradients, it gets the weight's as rows in `rows_beside`, so that no dense tensor of zeros is written and
     added."""
     return _Embedding.apply(tokens, weight)  # type: ignore[no-any-return]
 
@@ -265,8 +265,8 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """cross_entropy(x weightᵀ, targets), of which only a slice of the logits exists at a time. Keeps the gradients of
-    x, and of the weight in fp32 (fp64 in fp64 runs): schedule/layers/head.py. Allows one backward pass only.
+    """cross_entropy(x weightᵀ, targets), holding only a slice of the logits at a time. Keeps the gradients of x, and
+    of the weight in fp32 (fp64 in fp64 runs): schedule/layers/head.py. Allows one backward pass only.
 
     x: (tokens, hidden); weight: (vocab, hidden); targets: (tokens,) int64.
     """
@@ -294,7 +294,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _softmax_minus_onehot(logits: Tensor, index: Tensor, wide: torch.dtype, gradient: bool) -> Tensor:
-    """Return the summed loss of logits (rows, vocab); with `gradient`, overwrite them by its gradient."""
+    """Return the summed loss of logits (rows, vocab); with `gradient`, overwrite the logits with its gradient."""
     z = logits if logits.dtype == wide else logits.to(wide)
     z.sub_(z.amax(-1, keepdim=True))
     chosen = z.gather(-1, index)

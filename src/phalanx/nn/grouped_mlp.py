@@ -1,8 +1,8 @@
-"""The MLPs of several experts over rows ordered by expert: one matrix product for each expert, over its rows alone,
-or on some GPUs one for all (runtime/autograd/grouped_product.py). An expert without rows takes no time, and its
+"""The MLPs of several experts over rows ordered by expert: one matrix product per expert, over its rows only, or on
+some GPUs one for all experts (runtime/autograd/grouped_product.py). An expert without rows takes no time, and its
 gradient is zero.
 
-As in functional.py, docstrings say what is kept for the backward pass.
+As in functional.py, docstrings say which tensors are kept for the backward pass.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def product(
     where: grouped_product.Rows | None = None,
 ) -> Tensor:
     """Compute x W_e for the rows of each expert e: (rows, n), from x (rows, m), of which expert e has counts[e] rows,
-    and W (experts, m, n). Written to `out` if given, or with `add` added to it. `operands`, `gradient`: of products
-    of a narrow format (runtime/autograd/narrow_product.py); `narrow`: where the weights are in 8 bits, if they are
-    gathered so. `where`: the rows on the device, if they can be multiplied at once."""
+    and W (experts, m, n). Written to `out` if given, or with `add` added to it. `operands`, `gradient`: as for
+    products of a narrow format (runtime/autograd/narrow_product.py); `narrow`: the weights in 8 bits, if they are
+    gathered in 8 bits. `where`: the row offsets on the device, if one kernel can multiply all experts."""
     if where is not None and not grouped_product.fits(x):
         where = None
     if where is not None and out is None:
@@ -63,7 +63,8 @@ def _each(counts: Sequence[int], x: Tensor, y: Tensor) -> Iterator[tuple[int, Te
 
 
 def _where(counts: Sequence[int], operands: NumberFormat | None, *weights: Tensor) -> grouped_product.Rows | None:
-    """Return the experts' rows on the device, where they can be multiplied at once: sent once a pass."""
+    """Return the experts' row offsets on the device if one kernel can multiply all of them, else None. Sent once per
+    pass."""
     return None if operands is not None else grouped_product.rows(counts, *weights)
 
 

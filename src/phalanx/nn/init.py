@@ -35,7 +35,7 @@ Initial = Callable[[Parameter, int, int], Tensor]
 
 
 def initial(spec: ModelSpec, seed: int, weights: Weights | None) -> Initial:
-    """Return what a model starts from: `weights`, or those that `seed` draws."""
+    """Return the source of initial values: `weights`, or draws from `seed`."""
     if weights is not None:
         return lambda p, start, stop: weights.slice(p.fqn, start, stop)
     return lambda p, start, stop: torch.from_numpy(draw(spec, p, seed, start, stop))
@@ -43,14 +43,14 @@ def initial(spec: ModelSpec, seed: int, weights: Weights | None) -> Initial:
 
 @torch.no_grad()
 def fill_buffers(model: Decoder, weights: Weights) -> None:
-    """Fill the buffers that a model learns without gradients, from weights that have them."""
+    """Fill the buffers that a model learns without gradients from stored weights, if they contain them."""
     for b in (b for b in buffers(model.spec) if weights.has(b.fqn)):
         model.get_buffer(b.fqn).copy_(weights.slice(b.fqn, 0, b.numel))
 
 
 def of_rank(first: Initial, split: Split) -> Initial:
-    """Restrict `first` to the tensors of one rank of tp, ep and etp, with zeros where they extend beyond the logical
-    ones."""
+    """Restrict the source `first` to the tensors of one rank of tp, ep and etp; padding beyond the logical tensors is
+    zero."""
     if split.unsplit:
         return first
     return lambda p, start, stop: _held(first, split.box(p.fqn), start, stop)
@@ -126,9 +126,9 @@ def create(
     ep: ExpertParallel | None = None,
     tokens: SequenceTokens | None = None,
 ) -> Decoder:
-    """Create a Decoder on a device: parameters allocated and not filled, buffers filled. Without `parameters` these
-    have shapes and no memory. `spec`: this rank's part of the model; with `cp` of packed sequences, rotary angles are
-    those of its own positions."""
+    """Create a Decoder on a device: parameters allocated but not filled, buffers filled. Without `parameters`,
+    parameters have shapes but no memory. `spec`: this rank's part of the model; with `cp` on packed sequences, rotary
+    angles are for this rank's positions."""
     with torch.device("meta"):
         model = Decoder(spec, tp=tp, cp=cp, ep=ep, tokens=tokens)
     created: dict[nn.Parameter, nn.Parameter] = {}  # a tied parameter has several users

@@ -4,12 +4,12 @@ computed from `kv_rank` numbers per token, queries from `q_rank`.
     q_down, kv_down   of x, the same on every tp rank; the last `rope_dim` numbers of kv_down are rotated by position
                       and are part of every head's keys
     q_norm, kv_norm   of the two latents, without those
-    q_up, kv_up       of the normed latents: this rank's own heads only, so that its gradients of everything before
+    q_up, kv_up       of the normed latents: this rank's heads only, so that its gradients of everything before
                       are terms of sums over tp
 
 The core knows one width, that of keys: tensors with fewer dimensions, mostly values, are padded with zeros, which
 also travel around a ring of context parallelism. A cache holds the normed latent and the rotated keys, not heads;
-what decodes attends to these themselves.
+decoding attends to these directly.
 
 Lifetimes, in order; t tokens (all, with sequence parallelism too), n heads of this rank, w the width. Tensors with a
 star are kept for the backward pass, by the operation named behind them:
@@ -50,7 +50,7 @@ from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.spec.model.spec import ModelSpec
 
 _EPS = 1e-6
-"""The epsilon of latent norms, whatever the model's other norms have (modeling_deepseek.py of DeepSeek-V2 and V3)."""
+"""The epsilon of latent norms, regardless of the model's other norms (modeling_deepseek.py of DeepSeek-V2 and V3)."""
 
 
 class _KeysAndValues(torch.autograd.Function):
@@ -75,8 +75,8 @@ class _KeysAndValues(torch.autograd.Function):
 
 
 def keys_and_values(up: Tensor, rope: Tensor, nope_dim: int, width: int) -> tuple[Tensor, Tensor]:
-    """Build keys and values, both (batch, tokens, heads, width), from each head's own numbers `up`, (batch, tokens,
-    heads, nope_dim + v_dim), and the keys' part that all heads share, (batch, tokens, 1, rope_dim). Keeps nothing."""
+    """Build keys and values, both (batch, tokens, heads, width), from the per-head part `up`, (batch, tokens, heads,
+    nope_dim + v_dim), and the keys' part that all heads share, (batch, tokens, 1, rope_dim). Keeps nothing."""
     return _KeysAndValues.apply(up, rope, nope_dim, width)  # type: ignore[no-any-return]
 
 
@@ -146,9 +146,9 @@ class LatentAttention(CausalAttention):
         return self._core(q, *self._expanded(latent, rope.unsqueeze(2)), mask)
 
     def _in_latents(self, q: Tensor, seen: Tensor, mask: Tensor | None) -> Tensor:
-        """Attend in the space of the latents, for one query each: the matrices of keys move to the query, those of
-        values to the result, and all heads share one key, what is cached (section 2.1.2). Returns (slots, 1, heads x
-        v_dim)."""
+        """Attend in the space of the latents, for one query each: key matrices are absorbed into the query, value
+        matrices into the result, and all heads share the cached latent as key (section 2.1.2). Returns (slots, 1,
+        heads x v_dim)."""
         a, up = self.sizes, self.kv_up.weight
         of_keys, of_values = up.view(-1, a.nope_dim + a.v_dim, a.kv_rank).split([a.nope_dim, a.v_dim], 1)
         nope, rope = q.transpose(1, 2).split([a.nope_dim, a.rope_dim], -1)  # (slots, heads, 1, dim)

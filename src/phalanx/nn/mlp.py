@@ -36,7 +36,7 @@ class MLP(nn.Module):
         return tensor.rows(x, self.down, needed)
 
     def term(self, x: Tensor, needed: bool = True) -> Tensor:
-        """Return this rank's term without sequence parallelism, from an x whose gradient the caller sums over tp."""
+        """Return this rank's term, without sequence parallelism, for an x whose gradient the caller sums over tp."""
         x = self._activated(x, None)
         return recompute.linear(self.down, x, needed) if self.tp is None else tensor.rows(x, self.down, needed)
 

@@ -1,14 +1,14 @@
 """A mixture of experts in place of the MLP (Shazeer et al. 2017; Dai et al. 2024, "DeepSeekMoE").
 
-    router     logits of every own token; its experts and their weights (routing.py)
-    leave      rows of own tokens start to travel to their experts' ranks (runtime/model_parallel/expert.py)
+    router     logits of every token of the rank; its experts and their weights (routing.py)
+    leave      rows of the rank's tokens start to travel to their experts' ranks (runtime/model_parallel/expert.py)
     shared     the MLP that all tokens go through, overlapped with that
-    experts    the MLPs of own experts, over the rows that arrived (grouped_mlp.py)
+    experts    the MLPs of the rank's experts, over the rows that arrived (grouped_mlp.py)
     give back, combine    results return; each token's rows are summed by their weights
 
-A rank routes its own tokens: with sequence parallelism those of its rows of the stream. Where all tp ranks have all
-tokens, each routes an equal part, and their usual sum over tp puts the parts together. Capacity and balance are per
-sequence: ranks that share a sequence exchange their choices.
+A rank routes its own tokens: with sequence parallelism its rows of the stream. Where all tp ranks have all tokens,
+each routes an equal part, and their usual sum over tp puts the parts together. Capacity and balance are per sequence:
+ranks that share a sequence exchange their choices.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Bank(nn.Module):
     """The MLPs of the local experts."""
 
     operands: NumberFormat | None = None
-    """The narrow format that products read; None: they are of the compute type."""
+    """Narrow format of the products' operands; None: the compute type."""
 
     def __init__(self, here: int, hidden: int, ffn: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class _Bank(nn.Module):
 
 
 class MoE(nn.Module):
-    """Routed experts, and shared ones beside them, in place of a block's MLP."""
+    """Routed experts, along with shared ones, in place of a block's MLP."""
 
     balance: Tensor | None
     """(count,): the bias added to scores when experts are chosen; None without bias balancing."""
@@ -120,8 +120,8 @@ class MoE(nn.Module):
     def _routed(
         self, x: Tensor, shape: Shape, shared: Callable[[], T] | None, needed: bool
     ) -> tuple[Tensor, T | None]:
-        """Return (the routed experts' output for own tokens, x (tokens, hidden); the result of `shared`, which runs
-        while rows travel). `shape`: (batch, seq) of the part that the ranks of tp divide."""
+        """Return (the routed experts' output for this rank's tokens, x (tokens, hidden); the result of `shared`,
+        which runs while rows travel). `shape`: (batch, seq) of the part that the ranks of tp divide."""
         weights, route = self._chosen(recompute.linear(self.router, x), shape)
         rows = expert.leave(self.ep, self.unit, route, x)
         beside = None if shared is None else shared()
@@ -133,7 +133,8 @@ class MoE(nn.Module):
         return expert.combine(route, rows, weights, needed), beside
 
     def _chosen(self, logits: Tensor, shape: Shape) -> tuple[Tensor, Route]:
-        """Choose experts for own tokens by logits (tokens, count). Returns (weights, the route of their rows)."""
+        """Choose experts for this rank's tokens by logits (tokens, count). Returns (weights, the route of their
+        rows)."""
         x, tokens, width = self.x, len(logits), self.x.top_k
         losses = Losses(z=x.z_loss, seed=self.tokens.seed)
         with torch.no_grad():
@@ -155,8 +156,8 @@ class MoE(nn.Module):
         return weights, expert.route(self.ep, self.unit, slots, width, tokens, counts, otherwise, x)
 
     def _by_tokens(self, p: Tensor, shape: Shape, losses: Losses) -> tuple[Tensor, Tensor]:
-        """Let tokens choose. Returns (experts of own tokens, (tokens, top_k); the same flat, dropped choices as
-        `count`)."""
+        """Let tokens choose. Returns (experts of this rank's tokens, (tokens, top_k); the same flat, with `count` for
+        dropped choices)."""
         x, seq = self.x, self.tokens.seq(shape)
         if self.noted is not None:
             self.noted.append((p, None if self.balance is None else self.balance.clone()))
@@ -180,8 +181,8 @@ class MoE(nn.Module):
         return chosen, chosen.masked_fill(kept.logical_not_(), x.count).flatten()
 
     def _by_experts(self, p: Tensor, shape: Shape) -> Tensor:
-        """Let experts choose. Returns for every own token and expert, flat, the expert if it takes the token, else
-        `count`."""
+        """Let experts choose. Returns, for every pair of a token of this rank and an expert, flat, the expert if it
+        takes the token, else `count`."""
         x, limit = self.x, most(self.x, self.tokens.seq(shape)) or 0
         taken = self.tokens.own(routing.take(self.tokens.gather(p, shape, self.unit), limit), shape)
         if self._even:
@@ -195,7 +196,7 @@ class MoE(nn.Module):
 
     @torch.no_grad()
     def _count(self, p: Tensor, chosen: Tensor | None, counts: Tensor, logits: Tensor, losses: Losses) -> None:
-        """Add own tokens to the loads that the metrics report of this layer."""
+        """Add this rank's tokens to the layer's loads in the metrics."""
         assert self.ep is not None
         load = counts if chosen is None else _counts(chosen.flatten(), self.x.count)
         dropped = load.sum() - counts.sum()

@@ -1,4 +1,4 @@
-"""torch's AdamW and SGD without the import of its compiler; and Muon, whose matrices ranks hold in pieces.
+"""torch's AdamW and SGD without the import of its compiler, and Muon for matrices that are sharded over ranks.
 
 torch.optim imports torch._dynamo when an optimizer is made, only to keep the compiler out of it: nearly two seconds
 of a rank's start. Here nothing is compiled; arithmetic, state and hooks are torch's own.
@@ -47,12 +47,12 @@ class SGD(torch.optim.SGD):
 
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315
-"""Coefficients of an iteration, whose slope at zero is as large as it can be (Jordan et al. 2024)."""
+"""Coefficients of the Newton-Schulz iteration, with maximal slope at zero (Jordan et al. 2024)."""
 _LEAST_NORM = 1e-7
 
 
 def orthogonalised(whole: list[Tensor], iterations: int) -> Tensor:
-    """Return U Vᵀ, about, of a matrix U S Vᵀ, (n, w), in its own type. The matrix is taken out of its list and
+    """Return approximately U Vᵀ for a matrix U S Vᵀ, (n, w), in its own type. The matrix is taken out of its list and
     overwritten, so that its memory is free after the first iteration."""
     x = whole.pop()
     tall = x.shape[0] > x.shape[1]
@@ -92,7 +92,7 @@ class Muon(AdamW):
         self.param_groups = every
         group = next((group for group in every if group["matrices"]), every[0])
         lr, decay = group["lr"], group["lr"] * group["weight_decay"]
-        # Momentum, of this rank's pieces. Where the device says that a step is not finite, nothing changes.
+        # Momentum of this rank's pieces. Where the device flags a step as not finite, nothing changes.
         skip = getattr(self, "found_inf", None)
         for tensor in self._tensors.values():
             momentum, gradient = self.state[tensor]["momentum_buffer"], tensor.grad
@@ -123,4 +123,4 @@ KERNELS: dict[OptimizerName, Callable[[Groups, Optimizer, WholeMatrices | None],
     "adamw": lambda groups, s, _: AdamW(groups, lr=0.0, betas=s.betas, eps=s.eps, fused=True),
     "muon": Muon,
 }
-"""What steps each optimizer of a job."""
+"""Optimizer constructor by its name in a job."""

@@ -1,4 +1,4 @@
-"""The experts of each token and their weights, as functions of the router's logits.
+"""Routing as functions of the router's logits: the experts of each token and their weights.
 
     scores      p = softmax(z) or sigmoid(z), (tokens, count), of logits z = x Wᵀ
     choose      the top_k best experts of each token, from its best groups if there are groups; by p + bias if there
@@ -79,7 +79,7 @@ def take(p: Tensor, most: int) -> Tensor:
 
 @dataclass
 class Losses:
-    """The auxiliary losses of a layer, which add to the gradients of its logits. `even`: balance_loss x count x f of
+    """Auxiliary losses of a layer, which add to the gradients of its logits. `even`: balance_loss x count x f for
     each token's sequence, (tokens, count); `z`: the factor of the z loss; `seed`: the gradient of one token's
     loss."""
 
@@ -148,8 +148,8 @@ def evenly(tokens: int, x: Experts, device: torch.device) -> Tensor:
 
 
 def in_turn(tokens: int, x: Experts, device: torch.device) -> Tensor:
-    """Return balanced choices by experts, (tokens, count) bool: each takes as many tokens, from where the one before
-    it stopped."""
+    """Return balanced choices by experts, (tokens, count) bool: each takes equally many tokens, starting where the
+    previous expert stopped."""
     each = most(x, tokens) or 0
     taken = torch.arange(x.count * each, device=device).remainder_(tokens).view(x.count, each)
     return torch.zeros(x.count, tokens, dtype=torch.bool, device=device).scatter_(1, taken, True).t().contiguous()

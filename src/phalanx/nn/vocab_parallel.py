@@ -1,7 +1,7 @@
-"""Embedding and cross-entropy over a vocabulary that is split over the tp ranks: each has some rows of it, and so
-some logits of every token. Full logits exist nowhere.
+"""Embedding and cross-entropy over a vocabulary that is split over the tp ranks: each rank has some rows of it, and
+so some logits of every token. Full logits exist nowhere.
 
-As in functional.py, docstrings say what is kept for the backward pass, and cost/memory counts exactly that.
+As in functional.py, docstrings say which tensors are kept for the backward pass, and cost/memory counts exactly that.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def _scattered(rows: RankRows, index: Tensor, elsewhere: Tensor, weight: Tensor)
 
 def embedding(tp: TensorParallel, tokens: Tensor, weight: Tensor) -> Tensor:
     """Look up tokens in a table split over tp, with one all-reduce: (*tokens.shape, hidden); with sequence
-    parallelism one reduce-scatter, own tokens only, (own, hidden). Keeps the tokens; the gradient is handed over as
-    by functional.embedding."""
+    parallelism one reduce-scatter, returning this rank's tokens only, (rows, hidden). Keeps the tokens; the gradient
+    is delivered as by functional.embedding."""
     return _Embedding.apply(tp, tokens, weight)  # type: ignore[no-any-return]
 
 
@@ -204,19 +204,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def linear_cross_entropy(tp: TensorParallel, x: Tensor, weight: Tensor, targets: Tensor, slices: int) -> Tensor:
-    """cross_entropy(tp, x weightᵀ, targets), of whose logits only one of `slices` equal slices exists at a time, with
-    the two all-reduces of each. Keeps this rank's terms of the gradient of x, of all tokens, and the gradient of the
+    """cross_entropy(tp, x weightᵀ, targets), holding only one of `slices` equal slices of the logits at a time; each
+    slice has two all-reduces. Keeps this rank's terms of the gradient of x, of all tokens, and the gradient of the
     weight in fp32 (fp64 in fp64 runs); the backward pass adds up the terms, in an all-reduce, or with sequence
     parallelism a reduce-scatter. Allows one backward pass only.
 
-    x: (tokens, hidden), or with sequence parallelism own ones; weight: (rows of this rank, hidden); targets:
+    x: (tokens, hidden), with sequence parallelism this rank's; weight: (rows of this rank, hidden); targets:
     (tokens,) int64, of the full vocabulary.
     """
     return _LinearCrossEntropy.apply(tp, x, weight, targets, slices)  # type: ignore[no-any-return]
 
 
 def gathered(tp: TensorParallel, logits: Tensor) -> Tensor:
-    """Gather the logits of tokens, (tokens, vocab), from every rank's own, (tokens, rows of this rank)."""
+    """Gather the full logits, (tokens, vocab), from each rank's, (tokens, rows of this rank)."""
     everyone = logits.new_empty(tp.split.tp, *logits.shape)
     tp.inner.all_gather(everyone.view(-1), logits.reshape(-1), "tp", "head", "F").wait()
     return everyone.transpose(0, 1).flatten(1)[:, : tp.split.spec.vocab]

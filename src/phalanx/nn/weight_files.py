@@ -22,7 +22,7 @@ from phalanx.spec.files.job_file import make_model
 from phalanx.spec.model.spec import MODEL_FIELDS, ModelSpec, parameters
 
 RUN = "RUN"
-"""The field that errors about a run's checkpoint name, until `said_of` names the real one."""
+"""Placeholder field of errors about a run's checkpoint, which `said_of` replaces."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class CheckpointWeights:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is a run's, in contrast to one of Hugging Face weights."""
+    """Whether a folder is a run's, as opposed to a folder of Hugging Face weights."""
     return any((path / name).exists() for name in ("plan.json", "model.json", "checkpoint"))
 
 
 @contextmanager
 def said_of(field: str) -> Iterator[None]:
-    """Make errors about weights name `field`, the setting that names the weights."""
+    """Re-raise errors about weights with `field`, the setting that names the weights."""
     try:
         yield
     except InputError as error:
@@ -63,7 +63,7 @@ def said_of(field: str) -> Iterator[None]:
 
 def open_weights(path: Path, spec: ModelSpec, step: int | None = None) -> Weights:
     """Open what train.weights names: a Hugging Face folder, safetensors or index file, of which only headers are
-    read, or a run (see `of_run`). Raises InputError if the weights are not this model's or damaged, and
+    read, or a run (see `of_run`). Raises InputError if the weights do not fit this model or are damaged, and
     CheckpointError."""
     with said_of("train.weights"):
         return of_run(path, spec, step) if is_run(path) else files.read(path, spec)
@@ -71,7 +71,7 @@ def open_weights(path: Path, spec: ModelSpec, step: int | None = None) -> Weight
 
 def of_run(run: Path, spec: ModelSpec, step: int | None = None) -> CheckpointWeights:
     """Open the parameters in a run's checkpoint of `step`; None: the newest intact one, which is read in full to
-    know. Raises InputError, CheckpointError."""
+    verify it. Raises InputError, CheckpointError."""
     saved = run / "checkpoint"
     done = store.steps(saved)
     if not done:
@@ -99,8 +99,8 @@ def describe(weights: Weights, spec: ModelSpec) -> str:
 
 
 def introduce(path: Path, spec: ModelSpec) -> list[str]:
-    """Return the lines that a run prints about its initial weights: what they are, and in which settings (other than
-    shapes) the model they were trained with differs. Raises InputError, CheckpointError."""
+    """Return the lines that a run prints about its initial weights: a description, and the settings (other than
+    shapes) in which the model that they were trained with differs. Raises InputError, CheckpointError."""
     lines = [f"weights: {path} ({describe(open_weights(path, spec), spec)})"]
     config = (path if path.is_dir() else path.parent) / "config.json"
     if is_run(path):

@@ -1,6 +1,6 @@
 """The source of a model's weights: any slice of any parameter, by our names, read on demand.
 
-Hugging Face folders and checkpoints of runs implement it; init.py puts the random generator beside them.
+Hugging Face folders and checkpoints of runs implement it; the random draw of init.py is the alternative.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from torch import Tensor
 
 
 class Weights(Protocol):
-    """Parameters and buffers by single-process name. Reading holds no more memory than the slice and one tensor."""
+    """Parameters and buffers by single-process name. Reading takes memory for the slice and at most one tensor."""
 
     def has(self, fqn: str) -> bool:
-        """Whether a tensor is there: every parameter is, a buffer only if the stored model had learned it."""
+        """Whether a tensor is stored: every parameter is, a buffer only if the stored model learned it."""
         ...
 
     def dtype(self, fqn: str) -> torch.dtype:

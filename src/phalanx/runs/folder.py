@@ -22,7 +22,7 @@ RUNS = Path("runs")
 
 @contextmanager
 def open_run(decided: Plan, tokenizer: Path, resume: bool, beside: Sequence[Path] = ()) -> Iterator[Path]:
-    """Lock and yield the run's folder, with its plan.json, tokenizer (if there is one) and small files from `beside`.
+    """Lock and yield the run's folder, with its plan.json, tokenizer (if there is one) and the small files `beside`.
     An old run of that name is moved aside unless it is resumed. Raises InputError."""
     folder = RUNS / decided.train.name
     with ExitStack() as stack:
@@ -55,7 +55,7 @@ def claim(folder: Path, stack: ExitStack, field: str) -> None:
 
     Raises InputError, OSError."""
     folder.parent.mkdir(exist_ok=True)
-    # A link is not followed, and nothing is written: whose file it names could be anybody's.
+    # A link is not followed, and nothing is written: it may name another user's file.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     lock = os.open(folder.with_name(f".{folder.name}.lock"), flags, 0o644)
     stack.callback(os.close, lock)

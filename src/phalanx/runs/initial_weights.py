@@ -1,4 +1,4 @@
-"""What a run starts from: the weights that train.weights names, their tokenizer, and the small files beside them."""
+"""Initial weights of a run: the weights that train.weights names, their tokenizer, and their companion files."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _BESIDE = (
 
 
 def beside(folder: Path) -> list[Path]:
-    """List the small files of a folder of weights that are copied with them, on import and export."""
+    """List the companion files of a folder of weights, which are copied with them on import and export."""
     return [folder / name for name in _BESIDE if (folder / name).is_file()]
 
 
 def start_from_weights(file: JobFile, announce: Callable[[str], None]) -> JobFile:
-    """Return the job with the tokenizer beside its train.weights, if it names none and has texts to encode; announce
-    what the weights are. Raises InputError if the weights are not the model's, or lie in the run's own folder."""
+    """Return the job with the tokenizer from the folder of train.weights, if it names none and has texts to encode;
+    announce the weights. Raises InputError if the weights are not the model's, or lie in the run's own folder."""
     from phalanx.nn.weight_files import introduce
     from phalanx.training.data import holds_ids
 
@@ -57,8 +57,8 @@ def start_from_weights(file: JobFile, announce: Callable[[str], None]) -> JobFil
 
 
 def companion_files(train: Train) -> list[Path]:
-    """List the files beside the initial weights that go into the run's folder, to be exported with its weights: if
-    the run uses their tokenizer, all but the tokenizer itself."""
+    """List the companion files of the initial weights to copy into the run's folder for later export: if the run uses
+    their tokenizer, all but the tokenizer itself."""
     return [f for f in beside(_folder(train)) if f.name != TOKENIZER] if train.weights and _is_theirs(train) else []
 
 
@@ -68,7 +68,7 @@ def _folder(train: Train) -> Path:
 
 
 def _is_theirs(train: Train) -> bool:
-    """Whether the job's tokenizer is the one beside its weights, byte for byte."""
+    """Whether the job's tokenizer equals the one in the folder of its weights, byte for byte."""
     path, theirs = Path(train.tokenizer), _folder(train) / TOKENIZER
     path = path / TOKENIZER if path.is_dir() else path
     return path.is_file() and theirs.is_file() and path.read_bytes() == theirs.read_bytes()

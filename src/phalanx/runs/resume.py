@@ -18,7 +18,7 @@ from phalanx.spec.strategy.spec import DEFAULT_BUCKET_MIB, Strategy, divisors
 
 
 def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:
-    """Return the job of a resumed run: its job file as it is now, or by default the plan of the latest run; with
+    """Return the job of a resumed run: its current job file, or by default the plan of the latest run; with
     `overrides`. A strategy that the planner chose stays.
 
     Raises InputError if there is nothing to resume, or a change would make it another run.
@@ -45,7 +45,8 @@ def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:
 
 
 def _in_its_place(path: Path, folder: Path) -> None:
-    """Raise InputError if `path` is a run that was moved or copied from the folder of its name: another is there."""
+    """Raise InputError if `path` is a run that was moved or copied from the folder of its name, where another run is
+    now."""
     run = path.parent if path.name == "plan.json" else path
     if (run / "checkpoint").is_dir() and run.resolve() != folder.resolve():
         reason = f"is a copy of a run that is resumed from {folder}"
@@ -64,14 +65,14 @@ def was_started_by(launchers: Sequence[str], name: str) -> bool:
     """Whether one of these launchers started the run of that name, so that its ranks failed and were restarted."""
     try:
         old = plan.read(RUNS / name / "plan.json")
-    except InputError:  # no plan, or one of another version: not from a moment ago
+    except InputError:  # no plan, or one of another version: not started a moment ago
         return False
     return not set(launchers).isdisjoint(old.choices.get("launchers", ()))
 
 
 def with_world(file: JobFile, ranks: int) -> JobFile:
-    """Return the job of a run that was restarted with another number of ranks: the strategy that it had, with another
-    number of replicas. Raises InputError if the batch does not allow that."""
+    """Return the job of a run that was restarted with another number of ranks: its strategy with another number of
+    replicas. Raises InputError if the batch does not allow that."""
     old = plan.read(RUNS / file.train.name / "plan.json")
     strategy = on_ranks(_as_before(file.strategy, old.strategy), file.job, ranks)
     file = _with_tokenizer(replace(file, strategy=strategy), old)
@@ -99,8 +100,8 @@ def on_ranks(strategy: Strategy, job: Job, ranks: int) -> Strategy:
 
 
 def _as_before(strategy: Strategy | None, old: Strategy) -> Strategy:
-    """Return the strategy to continue with: the old one if none is named. On the old layout buckets of automatic size
-    keep their size, whatever a new measurement says, so that losses stay equal to the bit."""
+    """Return the strategy to continue with: the old one if none is named. On the old layout, automatic bucket sizes
+    are kept regardless of new measurements, so that losses stay bitwise equal."""
     if strategy is not None and strategy != replace(old, bucket="auto"):
         return strategy
     # Plans that say "auto" were written before bucket sizes were resolved, and ran with the default.
@@ -115,8 +116,8 @@ def _with_tokenizer(file: JobFile, old: Plan) -> JobFile:
 
 
 def _same_run(file: JobFile, old: Plan) -> None:
-    """Raise InputError if a resumed job would be another run: another model, or another order of the data, which may
-    lie elsewhere by now: its content is compared as it is read."""
+    """Raise InputError if a resumed job would be another run: another model, or another order of the data. Data may
+    have moved: content is compared when it is read."""
     for name, now, before in (
         ("model", file.model, old.model),
         ("job.global_batch", file.job.global_batch, old.job.global_batch),

@@ -45,7 +45,7 @@ class Event:
     buffer; all-to-all the send buffer; p2p the payload. `alloc`: bytes allocated on top of those live at the start
     (the event's own peak); `free`: how many of these are released at the end. `at_most`: `bytes` is a bound, since
     what is sent depends on the gradients. `routed`: bytes, FLOPs and memory depend on which experts tokens go to, and
-    are those of balanced routing.
+    assume balanced routing.
     """
 
     kind: Kind
@@ -67,7 +67,7 @@ class Event:
     routed: bool = False
 
     def at(self, unit: str, micro_batch: int | None) -> Event:
-        """Return the same event of another unit and micro-batch. Expanding a step makes thousands, and
+        """Return a copy of the event for another unit and micro-batch. Expanding a step makes thousands, and
         `dataclasses.replace` takes twice as long."""
         return Event(
             self.kind,
@@ -90,7 +90,7 @@ class Event:
         )
 
     def matches(self, recorded: Event) -> bool:
-        """Tell whether a recorded event is what this one predicts; `at_most` and `routed` leave room in bytes."""
+        """Whether a recorded event matches this prediction; `at_most` and `routed` tolerate a difference in bytes."""
         if self.at_most and recorded.bytes <= self.bytes:
             return self.identity == recorded.identity._replace(bytes=self.bytes)
         if self.routed:

@@ -1,6 +1,7 @@
 """A model laid out over ranks: what all ranks share (Layout), and what one of them has and does (RankView).
 
-Prices, the expansion into events, the trainer and `verify` all start from a RankView. What it holds is derived once:
+Prices, the expansion into events, the trainer and `verify` all start from a RankView. Its properties are derived
+once:
 
     Layout     model, job, strategy -> mesh, chunks of the model, pipeline schedule
     RankView   layout, place        -> stage (its units), local model (its part of each), buckets, actions, passes
@@ -80,11 +81,11 @@ class RankView:
 
     layout: Layout
     place: int = 0
-    """Its coordinate along pp."""
+    """The rank's coordinate along pp."""
     rank: int | None = None
-    """The rank, where it is a certain one; None: the rank at this place that holds the most."""
+    """The global rank; None for a stage view: the rank at this place that holds the most."""
     units: tuple[tuple[str, ...], ...] | None = None
-    """The units of each chunk that it holds, where they are not those of the strategy: to price a part of a model."""
+    """Units of each chunk, where they differ from the strategy's: to price a part of a model."""
 
     @property
     def model(self) -> ModelSpec:
@@ -108,22 +109,22 @@ class RankView:
 
     @cached_property
     def representative(self) -> int:
-        """The rank itself; else the first at this place."""
+        """The global rank; for a stage view, the first rank at this place."""
         return self.mesh.group_of(0, "pp")[self.place] if self.rank is None else self.rank
 
     @cached_property
     def ring_index(self) -> int | None:
-        """Its index in its ring; None where the rank is not a certain one."""
+        """Index in the cp ring; None for a stage view (no specific rank)."""
         return None if self.rank is None else int(self.mesh.along("ring")[self.rank])
 
     @cached_property
     def shard(self) -> tuple[int, int] | None:
-        """Its shard index in the model state, and in its experts' state; None where the rank is not a certain one."""
+        """Shard indices in the dense and the experts' model state; None for a stage view (no specific rank)."""
         return None if self.rank is None else (self.mesh.shard(self.rank), int(self.mesh.along("edp")[self.rank]))
 
     @cached_property
     def stage(self) -> ModelSpec:
-        """The units that its pipeline rank holds, not split over tp, ep and etp."""
+        """The units of the pipeline stage, not split over tp, ep and etp."""
         if self.units is not None:
             return StageSpec.of(self.model, self.units)
         if self.strategy.pp == 1:
@@ -152,8 +153,7 @@ class RankView:
 
     @cached_property
     def split(self) -> Split:
-        """How its stage is split over tp, ep and etp, seen from its coordinates there (0 if it is not a certain
-        rank)."""
+        """Split of the stage over tp, ep and etp, at the rank's coordinates (0 for a stage view)."""
         if self.rank is None:
             return Split.of(self.stage, self.strategy)
         at = (int(self.mesh.along(axis)[self.rank]) for axis in ("tp", "ep", "etp"))
@@ -161,24 +161,24 @@ class RankView:
 
     @property
     def local(self) -> ModelSpec:
-        """What it holds of its stage: its part of every layer."""
+        """The rank's part of every layer of its stage."""
         return self.split.local
 
     @cached_property
     def context(self) -> Context:
-        """Its part of every sequence."""
+        """The rank's part of every sequence."""
         index = 0 if self.rank is None else self.mesh.place(self.rank)["cp"]
         return Context(self.job.seq, self.strategy.ring, self.strategy.ulysses, index)
 
     @property
     def tokens(self) -> int:
-        """Tokens of a micro-batch whose activations it has; with sequence parallelism, its tp ranks together."""
+        """Tokens of a micro-batch whose activations the rank holds; with sequence parallelism, its tp ranks
+        together."""
         return self.strategy.micro_batch * self.context.tokens
 
     @cached_property
     def routed(self) -> Routed | None:
-        """The traffic of one of its layers with experts and micro-batch, in perfect balance; None for a dense
-        model."""
+        """Traffic of one layer with experts and one micro-batch, in perfect balance; None for a dense model."""
         if self.model.experts is None:
             return None
         operands = self.job.precision.operands
@@ -197,13 +197,13 @@ class RankView:
 
     @cached_property
     def summed_elements(self) -> int:
-        """Elements of the buffer in which tp ranks sum gradients of which each has a part."""
+        """Elements of the buffer in which tp ranks sum partial gradients."""
         return summed_elements(self.split, self.buckets, self.strategy)
 
     @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:
-        """How its matrices come together for an update that needs them whole; seen from the rank that holds and owns
-        most, if it is not a certain one."""
+        """Exchanges of matrices for an optimizer that updates whole matrices; for a stage view, of the rank that
+        sends most."""
         rule = self.job.optimizer.row.matrices
         of_rank = exchanges(self.buckets, self.split, self.strategy, self.mesh, self.representative, rule)
         return tuple(of_rank if self.rank is not None else (x.fullest() for x in of_rank))

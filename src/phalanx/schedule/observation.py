@@ -97,7 +97,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Bytes that the forward pass computed at `site` and that only autograd still held when the step ended."""
+    """Bytes computed by the forward pass at `site` that only autograd still held when the step ended."""
 
     module: Text
     site: Site
@@ -106,13 +106,13 @@ class Kept:
 
 @dataclass(frozen=True)
 class RankObservation:
-    """One observed step of `rank`, which represents a class of `count` ranks; `are`: which ranks these are.
+    """One observed step of `rank`, which represents a class of `count` ranks; `are`: the ranks of the class.
 
     `step`: 1 is the program's first, which includes lazy initialisation and is used only if there is no second.
     `flops`: by (phase, module). `start`: live bytes by kind when the step began. `peak`: the most live bytes of the
     device; `peak_phase`, `peak_module`: what ran then; `holders`: what was live then. `host_peak`: the most bytes in
     host memory, if the program computes on another device. `flops_by_type`: by type of the operands. `trained`: the
-    parameters that got a gradient. `kept`: storages that only autograd's graph held when the step ended.
+    parameters that got a gradient. `kept`: storage that only autograd's graph held when the step ended.
     `backward_starts`: in order. `notes`: calls that were answered or skipped.
     """
 
@@ -172,7 +172,7 @@ def unit(module: str) -> str:
 
 
 class ObservedRow(NamedTuple):
-    """Equal collectives: the same operation, group, bytes, type, phase and place."""
+    """A group of equal collectives: the same operation, group, bytes, type, phase and place."""
 
     op: str
     axis: str

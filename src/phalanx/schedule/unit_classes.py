@@ -25,6 +25,6 @@ def unit_class(spec: ModelSpec, s: Strategy, unit: str) -> str:
 
 
 def repeat_of(s: Strategy, unit: str) -> Recompute:
-    """Return what a unit's backward pass recomputes of its forward pass."""
+    """Return the part of a unit's forward pass that its backward pass recomputes."""
     kind, _, index = unit.partition(".")
     return s.recompute_of(int(index)) if kind == "blocks" else "none"

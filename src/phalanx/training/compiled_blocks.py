@@ -3,8 +3,8 @@
 Only `forward` is compiled. Hooks of units (gathers, records) stay outside, parameters are inputs of the graph, and
 their gradients reach the data-parallel engine as ever. Blocks of the same shapes share one compiled graph, which is
 made when a block first runs. The norms, activation and rotation of nn/functional.py then are plain formulas, and what
-is kept for the backward pass is the compiler's choice: so the step that is recorded and compared with its program, an
-evaluation and the search for what is not finite run uncompiled.
+is kept for the backward pass is the compiler's choice: so the step that is recorded and compared with its program,
+evaluations and the search for non-finite numbers run uncompiled.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _OPTION = "train.compile"
 
 
 def require_compilable(model: ModelSpec, s: Strategy, device: str) -> None:
-    """Raise InputError for a model or a strategy whose blocks cannot be compiled, or where no compiler
-    is. `device`: cpu or cuda."""
+    """Raise InputError for a model or a strategy whose blocks cannot be compiled, or if there is no compiler.
+    `device`: cpu or cuda."""
     reason = ""
     if model.experts is not None:
         reason = "cannot compile experts, whose rows depend on the router"
@@ -55,7 +55,7 @@ def compile_blocks(model: Decoder, backend: str = "inductor") -> None:
 
 @contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
-    """Run a model's blocks as they were written."""
+    """Disable compilation of a model's blocks inside the context."""
     blocks = list(getattr(model, "blocks", nn.ModuleDict()).values())
     kept = [block.__dict__.pop("forward", None) for block in blocks]
     try:

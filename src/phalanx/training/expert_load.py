@@ -1,4 +1,4 @@
-"""How the tokens of a step were spread over the experts of every layer.
+"""Distribution of a step's tokens over the experts of every layer.
 
 The counts of all ranks are summed with the metrics. They move the balance biases, and a bad balance is a warning.
 """
@@ -55,7 +55,7 @@ class Loads:
             model.ep.loads = dict(zip(held, zeros, strict=True))
 
     def begin(self) -> None:
-        """Begin a step: its forward passes are counted."""
+        """Begin a step, whose forward passes are counted."""
         if self.model.ep is not None:
             for load in self.model.ep.loads.values():
                 load.zero_()
@@ -85,7 +85,7 @@ class Loads:
                 bias.add_((load.mean() - load).sign_().to(bias.dtype), alpha=rate)
 
     def read(self, counts: Sequence[float], tokens: int) -> tuple[LayerLoad, ...]:
-        """Return the counts of all ranks, (size,), as a LayerLoad for each layer; losses per token."""
+        """Convert the counts of all ranks, (size,), to a LayerLoad for each layer; losses are per token."""
         n, width = self.experts.count, self.experts.count + 3
         return tuple(
             LayerLoad(block, tuple(map(int, row[:n])), int(row[n]), row[n + 1] / tokens, row[n + 2] / tokens)
@@ -137,7 +137,7 @@ class LoadWatch:
         return f"experts, last {OVER} steps: {'; '.join(warnings)}; {self._mend()}"
 
     def _mend(self) -> str:
-        """The setting that would even the loads out."""
+        """Return the setting that would even out the loads."""
         x = self._spec.experts
         assert x is not None
         if x.balance_bias is not None:

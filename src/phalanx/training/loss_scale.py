@@ -21,8 +21,8 @@ class LossScale:
     good: int = 0
 
     def divisor(self, tokens: int) -> float:
-        """Return what the loss over `tokens` target tokens is divided by: their number over the scale, the number
-        rounded up to a power of two so that its inverse is exact in fp16."""
+        """Return the divisor of the loss over `tokens` target tokens: their number, rounded up to a power of two so
+        that its inverse is exact in fp16, over the scale."""
         return float(2 ** (tokens - 1).bit_length() / self.scale)
 
     def after(self, overflow: bool) -> LossScale:

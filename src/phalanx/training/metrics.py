@@ -19,8 +19,8 @@ from phalanx.training.training_step import StepResult
 def line(
     plan: Plan, step: int, result: StepResult, lr: float, seconds: float, times: StepTimes | None, memory_bytes: int
 ) -> dict[str, Any]:
-    """Return the line of step number `step` (from 0), which took `seconds`. `times`: those of its communication; None
-    if they were not taken."""
+    """Return the line of step number `step` (from 0), which took `seconds`. `times`: of its communication; None if
+    not measured."""
     peak, flops = plan.choices["peak_flops_per_s"], plan.prediction["flops"]
     axes = None if times is None else times.axes
     return {
@@ -51,7 +51,7 @@ def _finite(x: float) -> float | None:
 @contextmanager
 def lines_after(folder: Path, start: int, first: bool) -> Iterator[TextIO | None]:
     """Yield metrics.jsonl, open after the line of step `start`; later lines, of steps that run again, are dropped.
-    None on other ranks than the first."""
+    Yields None on ranks other than the first."""
     if not first:
         yield None
         return

@@ -1,16 +1,16 @@
 """The origin of a number that is not finite: its parameter, rank and micro-batch.
 
 A step whose loss or gradient norm is not finite changes no weight. So all ranks can run it again together, and check
-every number where it arises:
+every number where it is produced:
 
     forward     a unit's weights before its pass, its output after it (the head's is the loss)
     backward    each parameter's own gradient when it is ready, before it is reduced
     reduction   the sums over the ranks, of the first run and of the second
 
 The origin is the first of these in the lowest micro-batch: forward through the units of the full model, then back.
-From there NaN and Inf spread through activations to everything later. The time at which a rank saw it proves nothing:
-in a pipeline, later stages have fewer units and micro-batches overtake each other. A good step is never checked and
-pays nothing.
+From there NaN and Inf spread through activations to everything later. The time at which a rank observed it proves
+nothing: in a pipeline, later stages have fewer units and micro-batches overtake each other. A good step is never
+checked and pays nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.data_parallel.engine import DataParallel
 
 Place = tuple[int, ...]
-"""A position in a micro-batch's pass through the model; smaller is earlier."""
+"""Position in a micro-batch's pass through the model; smaller is earlier."""
 
 
 class PassPositions:
@@ -38,18 +38,18 @@ class PassPositions:
         self._held = held
 
     def forward(self, unit: str, after: bool) -> Place:
-        """The position of a unit's weights, or `after` its pass of its output."""
+        """Return the position of a unit's weights or, with `after`, of its output."""
         return 0, self._at[unit], int(after)
 
     def gradient(self, parameter: str) -> Place:
-        """The position of a parameter's gradient."""
+        """Return the position of a parameter's gradient."""
         own = (unit for unit in self._held if parameter.startswith(f"{unit}."))
         return 1, -self._at[next(own, "head")]  # a head tied to the embedding has its parameter under that name
 
 
 @dataclass(frozen=True)
 class NonFinite:
-    """A tensor that is not finite: what it is, and how many of its elements are NaN or Inf."""
+    """A tensor that is not finite: its description, and its numbers of NaN and Inf."""
 
     what: str
     elements: str
@@ -73,7 +73,7 @@ def nonfinite_in(what: str, tensors: list[Tensor], micro_batch: int = 0, place: 
 
 
 class _Watch:
-    """Keeps the earliest tensor that is not finite: checks only those that could come before it."""
+    """Tracks the earliest non-finite tensor; checks only tensors that could precede it."""
 
     def __init__(self, micro_batch: Callable[[], int]) -> None:
         self.earliest: NonFinite | None = None
@@ -142,8 +142,8 @@ def origin(
 ) -> str:
     """Find the origin of a step's non-finite numbers and describe it, the same on all ranks; all ranks together.
 
-    `units`: this rank's, of `every` unit of the model. `again` runs the step's passes once more, `micro_batch`
-    returns the one that is running.
+    `units`: this rank's units, of `every` unit of the model. `again` repeats the step's passes; `micro_batch` returns
+    the running micro-batch.
     """
     way = PassPositions(every, list(units))
     before = _sums(engine, way)
@@ -157,7 +157,8 @@ def origin(
 def _describe(
     comm: Comm, own: list[NonFinite | None], once: list[NonFinite | None], twice: list[NonFinite | None]
 ) -> str:
-    """Describe in one line what each rank found in its second run, and in the sums of the first and second run."""
+    """Describe in one line the findings of every rank: in its second run, and in the sums of the first and second
+    run."""
 
     def first(of_ranks: list[NonFinite | None]) -> tuple[NonFinite, str] | None:
         origins = [(f.micro_batch, f.place, rank) for rank, f in enumerate(of_ranks) if f is not None]

@@ -1,8 +1,8 @@
 """Out of memory in the middle of a run, in one line: which part is larger than predicted, and what to change.
 
 state      live when the step begins: weights, masters, gradients, optimizer, buffers
-passes     what forward and backward passes add at their fullest
-allocator  what it holds and cannot give: fragments, and what other libraries took
+passes     added by forward and backward passes at their peak
+allocator  memory it cannot hand out: fragments, and other libraries' allocations
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.files.plan import Plan
 
 TOLERANCE = 0.02
-"""The share by which a part may differ before it is named."""
+"""Relative deviation beyond which a part is named."""
 
 
 class OutOfMemory(RuntimeError):
@@ -24,8 +24,8 @@ class OutOfMemory(RuntimeError):
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes of a device when an allocation failed: `before` the step (0: there was none yet), the `peak` in it,
-    `reserved` by the allocator, `allocated` of these, and all it has."""
+    """Bytes of a device when an allocation failed: allocated `before` the step (0: no step yet), the `peak` within
+    it, `reserved` by the allocator, `allocated` of these, and the `total`."""
 
     before: int
     peak: int
@@ -35,7 +35,7 @@ class DeviceMemory:
 
 
 def explained(plan: Plan, rank: int, device: DeviceMemory) -> OutOfMemory:
-    """Return the error that says where predicted and measured memory differ."""
+    """Return the error that reports where predicted and measured memory differ."""
     program = expand(Layout(plan.model, plan.job, plan.strategy).rank_view(rank))
     state, passes = program.state.total, program.peak_bytes - program.state.total
     rows = (("state", device.before, state), ("passes", device.peak - device.before, passes))
@@ -50,7 +50,7 @@ def explained(plan: Plan, rank: int, device: DeviceMemory) -> OutOfMemory:
         "allocator": "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     }
     worst = max(more, key=lambda name: more[name], default="")
-    if not device.before:  # the state itself was being made
+    if not device.before:  # the state itself was being allocated
         return OutOfMemory(
             f"out of memory: the state takes {state / GIB:.2f} GiB as predicted, of {device.total / GIB:.2f}, and "
             f"{device.peak / GIB:.2f} were there when it did not fit: take a higher zero, or more ranks"

@@ -94,8 +94,8 @@ def parallelize_decoder(
 ) -> ParallelDecoder:
     """Spread a model over the ranks of `comm`; all ranks together.
 
-    It starts from `weights`, or from those that `seed` draws. `run`: the forward pass of a micro-batch through one
-    chunk; `schedule`: of the pipeline, in place of the strategy's; `balanced`: experts are chosen in turn.
+    It starts from `weights`, or from values drawn from `seed`. `run`: the forward pass of a micro-batch through one
+    chunk; `schedule`: replaces the strategy's pipeline schedule; `balanced`: experts are chosen in turn.
     """
     view = Layout(spec, job, strategy).rank_view(comm.world.rank)
     schedule = schedule or view.layout.schedule
@@ -127,7 +127,7 @@ def parallelize_decoder(
 
 
 def split_layers(view: RankView, comm: Comm, balanced: bool) -> Layers:
-    """This rank's pipeline stage of a model, split over tp, cp, ep and etp."""
+    """Split this rank's pipeline stage of a model over tp, cp, ep and etp."""
     inner, strategy, experts = LayerComm(comm), view.strategy, view.local.experts
     tp = TensorParallel(inner, view.split, view.job.precision.gathers_narrow) if strategy.tp > 1 else None
     cp = ContextParallel(inner, view.context, view.job.documents == "packed") if strategy.cp > 1 else None
@@ -137,8 +137,8 @@ def split_layers(view: RankView, comm: Comm, balanced: bool) -> Layers:
 
 def place(layers: Layers, weights: Weights | None) -> Decoder:
     """Create the model on the device: parameters allocated (at ZeRO-3 they get memory while they are gathered) and
-    not yet filled, buffers filled, from `weights` where it has them. What a first forward pass would make and keep is
-    made now, so that every step has the same memory."""
+    not yet filled, buffers filled, from `weights` where it has them. Tensors that a first forward pass would create
+    and keep are created now, so that every step has the same memory."""
     view, device = layers.view, layers.inner.comm.world.device
     local, job, strategy = view.local, view.job, view.strategy
     model = create(
@@ -182,8 +182,8 @@ def place_weights(
 def shard(
     model: Decoder, view: RankView, comm: Comm, schedule: PipelineSchedule, initial_values: Initial
 ) -> DataParallel:
-    """The data-parallel engine over the rank's buckets, its parameters set: at ZeRO-1 to 3 each rank fills its own
-    shards from `initial_values`; at ZeRO-0 the first rank's weights are broadcast."""
+    """Create the data-parallel engine over the rank's buckets and set its parameters: at ZeRO-1 to 3 each rank fills
+    its own shards from `initial_values`; at ZeRO-0 the first rank's weights are broadcast."""
     strategy, cut = view.strategy, view.buckets
     # This rank's chunks by their place on it, in the order in which their gradients become complete.
     completed = [view.chunk_indices.index(chunk) for chunk in last_weight_grad_at(schedule.actions[view.place])]
@@ -204,8 +204,8 @@ def shard(
 def make_pipeline(
     model: Decoder, layers: Layers, schedule: PipelineSchedule, engine: DataParallel, run: RunChunk
 ) -> Pipeline:
-    """The executor of this rank's actions; a single stage runs its micro-batches in sequence through the same one.
-    Its layers can defer weight gradients in a pipeline, and wherever `schedule` splits backward passes."""
+    """Create the executor of this rank's actions; without a pipeline it runs micro-batches in sequence. Layers can
+    defer weight gradients in a pipeline, and wherever `schedule` splits backward passes."""
     view = layers.view
     defers = view.strategy.pp > 1 or splits(schedule)
     return Pipeline(
@@ -224,8 +224,8 @@ def make_pipeline(
 def make_optimizer(
     s: Optimizer, masters: dict[str, Tensor], held: Sequence[Parameter], whole: WholeMatrices | None = None
 ) -> torch.optim.Optimizer:
-    """Make the optimizer of a job over this rank's masters, of the parameters that it holds. Matrices and embeddings
-    decay, vectors do not. `whole`: for an optimizer that needs whole matrices.
+    """Create the optimizer of a job over this rank's masters of the parameters `held`. Matrices and embeddings decay,
+    vectors do not. `whole`: the exchange of matrices, for an optimizer that needs whole ones.
 
     State is allocated here and not in the first step, so that a checkpoint can fill it and every step has the same
     memory. Gradients of another type than the masters' are cast at the update.

@@ -1,4 +1,4 @@
-"""What a run shows while it lasts: a live bar on a terminal, a line every ten seconds in a log file."""
+"""Progress display of a run: a live bar on a terminal, a line every ten seconds in a log file."""
 
 from __future__ import annotations
 

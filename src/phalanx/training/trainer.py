@@ -109,7 +109,7 @@ class Trainer:
             raise
         self._await_saved()
         record = self.folder / "recorded.json"
-        # A run resumed after its last step measured nothing: keep the record that is there.
+        # A run resumed after its last step measured nothing: keep the existing record.
         fullest = max(self.comm.gather_objects(self.memory, "pp"))  # pipeline stages differ in memory
         if self.first and (self.saved > self.start or not record.exists()):
             self._write_record(record, last_loss, interrupted, fullest)
@@ -142,7 +142,7 @@ class Trainer:
                 done, last = step + 1, step + 1 == steps
                 if train.check_sync and done % train.check_sync == 0:
                     self._compare_replicas(done)  # before a wrong state is saved
-                # Whoever asked for a stop may kill the run soon: no evaluation then.
+                # A stopped run may be killed soon: no evaluation then.
                 if not interrupted and (last or (train.eval_every and done % train.eval_every == 0)):
                     last_loss = self._evaluate()
                     if last_loss is not None and not math.isfinite(last_loss):
@@ -169,7 +169,7 @@ class Trainer:
         return interrupted, last_loss
 
     def _within_memory(self, step: int, stop: StopFlag) -> list[dict[str, Any]]:
-        """`_step`, whose end for want of a GPU's memory is explained. Raises OutOfMemory."""
+        """Run `_step`, explaining a failure for lack of GPU memory. Raises OutOfMemory."""
         before = _allocated(self.comm.world.device)
         try:
             return self._step(step, stop)
@@ -177,8 +177,8 @@ class Trainer:
             raise explained(self.plan, self.comm.world.rank, _memory(self.comm.world.device, before)) from error
 
     def _step(self, step: int, stop: StopFlag) -> list[dict[str, Any]]:
-        """Run step number `step` (from 0) and describe it as a line of metrics.jsonl. On a GPU the line is of the
-        step before, if that was not described; where something is due after this step, its own is added."""
+        """Run step number `step` (from 0) and describe it as a line of metrics.jsonl. On a GPU the line describes the
+        previous step, if it was not described yet; where something is due after this step, its own line is added."""
         plan, world = self.plan, self.comm.world
         lr = learning_rate(plan.train, self.peak_lr, step)
         recorder, timeline = self.comm.recorder, self.comm.timeline
@@ -218,7 +218,7 @@ class Trainer:
         return [self._row(step, result, lr, seconds, times)]
 
     def _late_step(self, step: int, stop: StopFlag, lr: float) -> list[dict[str, Any]]:
-        """Issue a step; return the line of the one before, and of this one where something is due after it."""
+        """Issue a step; return the line of the previous one, and of this one where something is due after it."""
         before, inputs = self._issued, self._inputs(step)
         if before is None:
             self._clock = time.perf_counter()
@@ -236,7 +236,7 @@ class Trainer:
         return rows
 
     def _settled(self) -> dict[str, Any]:
-        """Wait for the step that was issued, and describe it."""
+        """Wait for the issued step, and describe it."""
         assert self._issued is not None
         step, lr = self._issued
         self._issued = None
@@ -248,7 +248,7 @@ class Trainer:
         return self._described(step, lr, result)
 
     def _described(self, step: int, lr: float, result: StepResult) -> dict[str, Any]:
-        """Return the line of an issued step, which took as long as it is since the line before."""
+        """Return the line of an issued step, timed from the previous line."""
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
         if self.comm.world.device.type == "cuda":
@@ -258,7 +258,7 @@ class Trainer:
         return self._row(step, result, lr, seconds, None)
 
     def _of_step(self, step: int, error: FloatingPointError) -> FloatingPointError:
-        self.comm.status.now(f"step {step + 1}")  # not what the search for the origin set since
+        self.comm.status.now(f"step {step + 1}")  # overwrite the status set by the search for the origin
         return FloatingPointError(str(error))
 
     def _watching_passes(self) -> AbstractContextManager[None]:
@@ -300,7 +300,7 @@ class Trainer:
     def _row(
         self, step: int, result: StepResult, lr: float, seconds: float, times: StepTimes | None
     ) -> dict[str, Any]:
-        """Return a step's line of metrics.jsonl, with what the loop takes out of it: `stop` and `unbalanced`."""
+        """Return a step's line of metrics.jsonl, including `stop` and `unbalanced`, which the loop removes."""
         row = metrics.line(self.plan, step, result, lr, seconds, times, self.memory)
         if self.watch:
             row["unbalanced"] = self.watch.step(result.loads)
@@ -336,7 +336,7 @@ class Trainer:
         self.saved = step
 
     def _write_record(self, path: Path, last_loss: float | None, interrupted: bool, fullest: int) -> None:
-        """Write what this process measured, to be compared with the prediction."""
+        """Write this process's measurements, for comparison with the prediction."""
         self.comm.status.now("writing of recorded.json")
         record = {
             "version": 1,

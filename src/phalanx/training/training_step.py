@@ -1,4 +1,4 @@
-"""One training step, and everything it changes: weights, their masters, optimizer state.
+"""One training step, and all state it changes: weights, their masters, optimizer state.
 
 The trainer, the parity examiner and the benchmarks all run this same step.
 
@@ -50,13 +50,13 @@ from phalanx.training.nonfinite import origin
 from phalanx.training.parallelize import parallelize_decoder
 
 SKIPS_IN_A_ROW = 10
-"""Consecutive non-finite steps that end a run even if it skips them."""
+"""Number of consecutive non-finite steps that ends a run even if it skips them."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step reports, the same on all ranks. `loss` in nats per token; `grad_norm` before clipping; `stop`:
-    some rank was asked to stop; `skipped`: why the step changed no weight, "" if it did; `loads`: of each layer with
+    """Report of one step, the same on all ranks. `loss` in nats per token; `grad_norm` before clipping; `stop`: some
+    rank was asked to stop; `skipped`: why the step changed no weight, "" if it did; `loads`: of each layer with
     experts; `skips`: steps skipped so far; `loss_scale`: after the step, of fp16 runs."""
 
     loss: float
@@ -82,7 +82,7 @@ class _Issued:
 class Training:
     """The state of a run on one rank, and the steps that change it.
 
-    It starts from `weights`, or from those that `seed` draws. `nonfinite`: whether a step whose loss or gradient is
+    It starts from `weights`, or from values drawn from `seed`. `nonfinite`: whether a step whose loss or gradient is
     not finite is skipped or ends the run. `schedule`: a pipeline schedule with its sends and receives, over the
     chunks of `strategy`, in place of the strategy's own. `balanced`: experts are chosen in turn, not by the router.
     """
@@ -151,8 +151,8 @@ class Training:
         return self._with_scale(result)
 
     def issue(self, micro_batches: list[Tensor], lr: float, stop: bool = False) -> StepResult | None:
-        """Issue a step without waiting for its metrics; return what the step issued before reports, None if there is
-        none. Arguments and errors as those of `step`; an error is of the step before."""
+        """Issue a step without waiting for its metrics; return the report of the previously issued step, None if
+        there is none. Arguments and errors as for `step`; an error concerns the previous step."""
         passed = self._local(micro_batches)
         earlier = self.settle()
         if earlier is not None and earlier.skipped:
@@ -175,7 +175,7 @@ class Training:
         return earlier
 
     def settle(self) -> StepResult | None:
-        """Read what the issued step reports, and do on the host what follows from it; None if no step is issued.
+        """Read the report of the issued step and apply its consequences on the host; None if no step is issued.
         Raises FloatingPointError as `step` does."""
         issued, self._issued = self._issued, None
         if issued is None:
@@ -200,17 +200,17 @@ class Training:
         return self.job.global_batch * self.job.seq
 
     def _numerator(self, divisor: float) -> float:
-        """What gradients are multiplied by, over the true number of target tokens: passes divided the loss by an
-        expected one."""
+        """Return the numerator of the gradients' factor; its denominator is the true number of target tokens. It
+        corrects for passes that divided the loss by the expected number."""
         return float(self._expected) if self.engine.compressor else divisor
 
     def _alike(self, values: Tensor) -> list[float]:
-        """What verification reads in place of the metrics: a good step."""
+        """Return placeholder metrics of a good step, which verification reads in place of real ones."""
         return [0.0, float(self._expected), 0.0, 0.0, 1.0, *[1.0] * (len(values) - 5)]
 
     def _local(self, micro_batches: list[Tensor]) -> tuple[list[Tensor], Tensor, Tensor, Tensor, float]:
         """Run all passes. Returns (the micro-batches, the loss summed here, (); this rank's part of the squared norm,
-        (); its counts of experts, (n,); what the loss was divided by)."""
+        (); its counts of experts, (n,); the divisor of the loss)."""
         divisor = self.loss_scale.divisor(self._expected) if self.loss_scale else float(self._expected)
         self.engine.unscale = divisor / self._expected
         if self.loads is not None:
@@ -249,7 +249,7 @@ class Training:
         return values, metrics[4 + parts :], divisor
 
     def _result(self, read: list[float], divisor: float) -> tuple[StepResult, float]:
-        """What a step reports, of its metrics, and what gradients are multiplied by before they are clipped."""
+        """Return (the report of a step from its metrics, the factor of gradients before clipping)."""
         loss, tokens, stops, _, square, *load_sums = read
         factor = self._numerator(divisor) / tokens
         norm = math.sqrt(square) * factor if square >= 0 else math.nan
@@ -327,8 +327,8 @@ class Training:
     @torch.no_grad()
     def evaluate(self, batches: list[Tensor], passes: int) -> tuple[float, int]:
         """Return (loss summed over target tokens, their number), over the sequences of all replicas; `batches` are
-        this one's. `passes`: the most batches of any replica, since at ZeRO-3, and where replicas hold experts of
-        each other, every rank takes part in every pass."""
+        this replica's. `passes`: the largest number of batches of any replica, since at ZeRO-3, and where replicas
+        hold experts of each other, every rank takes part in every pass."""
         total = torch.zeros(2, dtype=torch.float64, device=self.comm.world.device)
         for batch in batches:
             total[0] += self._evaluate(batch)
@@ -357,7 +357,7 @@ class Training:
         replica_check.compare(self.engine, self.masters, self.split)
 
     def owned(self) -> Iterator[Part]:
-        """Yield the parts of a checkpoint that this rank writes; all ranks together
+        """Yield the parts of a checkpoint written by this rank; all ranks together
         (runtime/data_parallel/logical_state.py)."""
         return logical_state.owned(self.engine, self.masters, self.optimizer, self.split)
 
@@ -366,7 +366,7 @@ class Training:
         return logical_state.gradients(self.engine, self.split)
 
     def numerics(self) -> dict[str, Any]:
-        """What a checkpoint's manifest adds to its tensors: steps skipped so far, and the loss scale of fp16 runs."""
+        """Numbers for a checkpoint's manifest: steps skipped so far, and the loss scale of fp16 runs."""
         return {"skipped": self.skipped, "loss_scale": asdict(self.loss_scale) if self.loss_scale else None}
 
     @torch.no_grad()

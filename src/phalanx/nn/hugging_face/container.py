@@ -1,6 +1,6 @@
 """Files in the safetensors format, read by ranges (runtime/checkpoint/tensor_file.py draws the format and writes it).
 
-The library maps files; a reader here holds what it asked for, so that host memory can be counted.
+The library memory-maps files; here a reader holds only what it requested, so that host memory can be counted.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from torch import Tensor
 from phalanx.spec.errors import InputError
 
 FIELD = "weights"
-"""The field that errors name; nn/weight_files.py replaces it by the setting that names the weights."""
+"""Placeholder field of errors; nn/weight_files.py replaces it with the setting that names the weights."""
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 LONGEST_HEADER = 100_000_000  # the library's own limit
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a file: `begin` and `end` in bytes from the file's start; `code`: its type in the file's terms."""
+    """A tensor in a file: `begin` and `end` in bytes from the file's start; `code`: its type as the file spells
+    it."""
 
     name: str
     file: Path
@@ -36,7 +37,7 @@ class Stored:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The torch type. Raises InputError if no parameter can have it."""
+        """The torch type. Raises InputError for a type that parameters cannot have."""
         if self.code not in DTYPES:
             reason = f"{self.name} is stored as {self.code}, not as one of {', '.join(DTYPES)}"
             raise InputError(FIELD, str(self.file), reason, "convert it to one of them first")
@@ -75,10 +76,10 @@ def _fill(descriptor: int, memory: bytearray | memoryview, offset: int, stored: 
 def contents(path: Path) -> dict[str, Stored]:
     """List the tensors of a safetensors file by name; reads only the header, and checks it against the file's size.
 
-    Raises InputError if it is no such file, is cut short, or its header contradicts itself.
+    Raises InputError if it is not a safetensors file, is cut short, or has an inconsistent header.
     """
     try:
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():  # opening a pipe would block
             raise InputError(FIELD, str(path), "is not a regular file")
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size

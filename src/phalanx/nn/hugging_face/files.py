@@ -43,7 +43,7 @@ class HuggingFaceWeights:
         return self.places[fqn][0][1].dtype
 
     def slice(self, fqn: str, start: int, stop: int) -> Tensor:
-        """Read elements start..stop of the flattened parameter, and nothing else; of a transposed tensor, the full
+        """Read elements start..stop of the flattened parameter, and nothing else; for a transposed tensor, the full
         columns that hold them."""
         if start == stop:
             return torch.empty(0, dtype=self.dtype(fqn))
@@ -145,7 +145,7 @@ def _index(path: Path) -> dict[str, str]:
 
 
 def _fitting(by_name: Mapping[str, Stored], path: Path, source: Source, fqn: str, spec: ModelSpec) -> Stored:
-    """Return the stored tensor that a source names. Raises InputError if it is missing, or has another shape or
+    """Return the stored tensor named by a source. Raises InputError if it is missing, or has another shape or
     type."""
     stored = by_name.get(plain(spec.family, source.tensor))
     if stored is None:
@@ -179,10 +179,10 @@ def write(
     shard_bytes: float,
     beside: Mapping[str, bytes],
 ) -> list[Path]:
-    """A folder that `transformers` loads, there whole or not at all; the safetensors files that it holds.
+    """Write a folder that `transformers` can load, atomically; returns its safetensors files.
 
-    `dtype`: None keeps each tensor's. A file takes at most `shard_bytes`, or one tensor. `beside`: the small files,
-    config.json among them. Raises InputError where the disk is too small, or a value overflows `dtype`.
+    `dtype`: None keeps each tensor's. A file takes at most `shard_bytes`, or one tensor. `beside`: small files to
+    add, config.json among them. Raises InputError where the disk is too small, or a value overflows `dtype`.
     """
     tensors = list(_outgoing(spec, weights, dtype))
     folder = folder.absolute()
@@ -205,7 +205,7 @@ def write(
 
 
 def _outgoing(spec: ModelSpec, weights: Weights, dtype: torch.dtype | None) -> Iterator[Outgoing]:
-    """Yield the Hugging Face tensors in forward order, each composed of our parameters that it holds."""
+    """Yield the Hugging Face tensors in forward order, each composed of our parameters."""
     fixed = {b.fqn for b in buffers(spec)}  # sums of small steps: they keep their type
     ours: dict[str, list[tuple[str, int, Source]]] = {}  # by their name: (our name, part of it, source)
     for fqn, parts in sources(spec).items():

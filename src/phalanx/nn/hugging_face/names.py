@@ -1,7 +1,7 @@
-"""The Hugging Face tensor, or part of one, that each of our parameters is: one table per family, and one formula.
+"""Mapping from our parameters to Hugging Face tensors, or parts of them: one table per family, and one formula.
 
-Row r of our tensor, (rows, width), is row `first + r // run * stride + r % run` of theirs, or that column if theirs
-is (in, out):
+Row r of our tensor, (rows, width), is row `first + r // run * stride + r % run` of the Hugging Face tensor, or that
+column if the Hugging Face tensor is (in, out):
 
     full tensors                                   first = 0        run = stride = rows
     gpt2's c_attn, q above k above v               first = j rows   run = rows      stride = 3 rows
@@ -21,8 +21,8 @@ from phalanx.spec.model.spec import ModelSpec, Parameter, buffers, parameters
 
 @dataclass(frozen=True)
 class Source:
-    """The place of a parameter, or of a part of it, in a Hugging Face file. `tensor`, `shape`: theirs; `first`,
-    `run`, `stride`: as in the formula above; `transposed`: theirs is (in, out)."""
+    """The place of a parameter, or of a part of it, in a Hugging Face file. `tensor`, `shape`: of the Hugging Face
+    tensor; `first`, `run`, `stride`: as in the formula above; `transposed`: whether it is stored as (in, out)."""
 
     tensor: str
     shape: tuple[int, ...]
@@ -40,8 +40,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Naming:
-    """The names of a family: our module -> theirs, with a star for the number of an expert. `base` is the prefix of
-    all but the head, and may be missing in a file."""
+    """Names of a model family: our module -> the Hugging Face module, with a star for the number of an expert. `base`
+    is the prefix of all but the head, and may be missing in a file."""
 
     base: str
     block: str
@@ -50,7 +50,7 @@ class Naming:
     fused: str = ""  # q, k and v in one tensor
     by_head: bool = False  # fused head by head
     transposed: bool = False  # matrices of blocks are (in, out)
-    buffers: str = r"(?!)"  # what older files hold beside parameters
+    buffers: str = r"(?!)"  # non-parameters in older files
 
 
 _LLAMA = Naming(
@@ -132,7 +132,7 @@ NAMINGS = {
     "mixtral": replace(_LLAMA, inside=_LLAMA.inside | _MIXTRAL),
     "qwen3_moe": replace(_LLAMA, inside=_LLAMA.inside | _ROUTED),
     "deepseek_v2": _DEEPSEEK,
-    # Its 62nd layer predicts a second token; it is no part of the model, in transformers neither.
+    # Its 62nd layer predicts a second token; neither we nor transformers count it as part of the model.
     "deepseek_v3": replace(_DEEPSEEK, buffers=rf"{_LLAMA.buffers}|layers\.61\..+"),
 }
 _BALANCE = "mlp.gate.e_score_correction_bias"
@@ -140,7 +140,8 @@ _BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
 
 
 def source(spec: ModelSpec, p: Parameter) -> tuple[Source, ...]:
-    """Where a Hugging Face file of this model holds a parameter, named as `transformers` saves it: in equal parts."""
+    """Return the location of a parameter in this model's Hugging Face files, as saved by `transformers`, in equal
+    parts."""
     naming = NAMINGS[spec.family]
     module, kind = p.fqn.rsplit(".", 1)
     rows = p.shape[0]
@@ -168,7 +169,7 @@ def source(spec: ModelSpec, p: Parameter) -> tuple[Source, ...]:
 
 def sources(spec: ModelSpec) -> dict[str, tuple[Source, ...]]:
     """Return the sources of every parameter, and of the family's buffers, by our names. Raises InputError for a
-    family without names here."""
+    family without a naming."""
     if spec.family not in NAMINGS:
         reason = "has no Hugging Face weights that this decoder takes"
         raise InputError("model.family", spec.family, reason, nearest(spec.family, NAMINGS))
@@ -177,8 +178,8 @@ def sources(spec: ModelSpec) -> dict[str, tuple[Source, ...]]:
 
 
 def plain(family: str, tensor: str) -> str:
-    """Normalize a tensor's name, which differs between files of one family in the prefix of the base model, and in
-    the name that transformers 5 gives every head."""
+    """Normalize a tensor's name; files of one family differ in the base model's prefix, and in transformers 5 in the
+    head's name."""
     naming = NAMINGS[family]
     return {"lm_head.weight": f"{naming.outside['head.linear']}.weight"}.get(tensor, tensor.removeprefix(naming.base))
 

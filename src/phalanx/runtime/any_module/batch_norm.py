@@ -1,4 +1,4 @@
-"""BatchNorm whose statistics are those of all replicas' batches together, on any device.
+"""BatchNorm with statistics over all replicas' batches, on any device.
 
     mean = Σ_r n_r mean_r / N,  N var = Σ_r M2_r + Σ_r n_r (mean_r - mean)²       (Chan, Golub, LeVeque 1983)
     x̂    = (x - mean) / sqrt(var + eps)
@@ -22,7 +22,7 @@ from phalanx.runtime.comm.communicator import Comm
 
 
 def synchronise_batch_norms(module: nn.Module, comm: Comm) -> None:
-    """Make every BatchNorm of a module take its statistics over all data-parallel ranks; names and state stay."""
+    """Make every BatchNorm of a module compute its statistics over all data-parallel ranks; names and state stay."""
     axis = comm.mesh.name("dp_replicate", "dp_shard")
     if comm.size(axis) == 1:
         return
@@ -32,7 +32,7 @@ def synchronise_batch_norms(module: nn.Module, comm: Comm) -> None:
 
 
 def _forward(norm: Any, comm: Comm, axis: str, unit: str, x: Tensor) -> Tensor:
-    """Normalise x (batch, channels, ...). In evaluation by the running statistics, where the layer has some."""
+    """Normalise x (batch, channels, ...), in evaluation by the running statistics if the layer has them."""
     norm._check_input_dim(x)
     if not norm.training and norm.running_mean is not None:
         return nn.functional.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps)
@@ -40,7 +40,7 @@ def _forward(norm: Any, comm: Comm, axis: str, unit: str, x: Tensor) -> Tensor:
     if norm.training and norm.running_mean is not None:
         with torch.no_grad():
             norm.num_batches_tracked.add_(1)
-            # No momentum stands for the mean of all batches so far.
+            # momentum=None means the mean of all batches so far.
             new = 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
             norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), new)
             norm.running_var.lerp_((var * count / (count - 1)).to(norm.running_var.dtype), new)

@@ -34,18 +34,18 @@ from phalanx.spec.optimizers import OPTIMIZERS
 from phalanx.spec.strategy.spec import Strategy
 
 _WHOLE_TENSORS = {"LBFGS", "Adafactor", *(row.torch for row in OPTIMIZERS.values() if row.whole)}
-"""Optimizers of torch whose update of an element depends on others, so that they need unsharded tensors."""
+"""torch's optimizers that need unsharded tensors, because the update of an element depends on others."""
 
 
 class Parallel(nn.Module):
-    """A module that trains in parallel. Call it like the module; `module` is what this rank has of it: the module
-    itself, or in a pipeline a Sequential of this rank's children.
+    """A module that trains in parallel. Call it like the module; `module` is this rank's part: the module itself, or
+    in a pipeline a Sequential of this rank's children.
 
-    As of any nn.Module there are train, eval, modules, buffers; `parameters`, `state_dict` and `load_state_dict` are
-    those of the training state below. It is moved, cast and frozen before it is parallelized, not after.
+    It has train, eval, modules and buffers as any nn.Module; `parameters`, `state_dict` and `load_state_dict` concern
+    the training state below. It is moved, cast and frozen before it is parallelized, not after.
 
-    `dims`: the dims in which a plan split parameters over tp; `cut`: the children of each chunk of a pipeline, and
-    the entire module without memory."""
+    `dims`: the dim in which each parameter is split over tp; `cut`: the children of each chunk of a pipeline, and the
+    entire module without memory."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Parallel(nn.Module):
         apart: dict[str, Tensor] = {
             n: p for n, p in trained.items() if not engine.sharding.state and masters[n] is not p
         }
-        # Other names of the same parameters, as tied weights have in a state_dict.
+        # Aliases of the same parameters, as tied weights have in a state_dict.
         by_id = {id(p): n for n, p in trained.items()}
         everything = module.named_parameters(remove_duplicate=False)
         names = {n: by_id[id(p)] for n, p in everything if id(p) in by_id}
@@ -107,12 +107,12 @@ class Parallel(nn.Module):
         )
         self._engine, self._masters = engine, masters
         children = {n: m for n, m in module.named_children()} if cut is not None else {}
-        # Not a submodule: the children are those of `module`, and the skeleton is nobody's.
+        # Not registered as submodules: the children belong to `module`, and the skeleton must not count.
         self._stages = (
             None if cut is None else ModuleStages(comm, strategy, cut[0], children, cut[1], engine, compute)
         )
-        self._empty = torch.zeros(0, dtype=master)  # what a rank without any element gives its optimizer
-        self._micro_batch = -1  # none of this step yet
+        self._empty = torch.zeros(0, dtype=master)  # the optimizer's only tensor on a rank without elements
+        self._micro_batch = -1  # no micro-batch of this step yet
         self._complete = self._failed = self._allocating = False
         # The module's own state_dict reads weights, whose all-gather may be in flight.
         module.register_state_dict_pre_hook(lambda *_: self.synchronize())
@@ -129,7 +129,7 @@ class Parallel(nn.Module):
         return self.comm.mesh.replica(self.rank)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module. Raises RuntimeError in a pipeline, of which a rank has a part."""
+        """Run the module. Raises RuntimeError in a pipeline, where a rank has only part of the module."""
         if self._stages is not None:
             raise RuntimeError("a rank of a pipeline has a part of the module: use model.step or model.evaluate")
         return self.module(*args, **kwargs)
@@ -138,14 +138,15 @@ class Parallel(nn.Module):
         raise RuntimeError("a parallelized module is not moved or cast, for its memory is the engine's: do so before")
 
     def requires_grad_(self, requires_grad: bool = True) -> Any:
-        """Refuse: what is trained was decided when the module was parallelized."""
+        """Raise: the trained parameters were fixed when the module was parallelized."""
         raise RuntimeError("parameters are frozen before a module is parallelized, not after")
 
     def named_parameters(  # type: ignore[override]
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield what this rank updates, by the module's names: the parameters (or their masters) with zero=0, else
-        its flat piece of each, in the master type. Parameters of which it holds nothing are left out."""
+        """Yield the tensors that this rank updates, by the module's names: the parameters (or their masters) with
+        zero=0, else its flat piece of each, in the master type. Parameters without a piece on this rank are left
+        out."""
         start = f"{prefix}." if prefix else ""
         yield from ((start + name, p) for name, p in self._masters.items() or [("nothing", self._empty)])
 
@@ -196,10 +197,10 @@ class Parallel(nn.Module):
         self._failed = False
 
     def step(self, micro_batches: Sequence[tuple[Tensor, Any]], loss: Loss) -> float:
-        """Run forward and backward passes of a step's micro-batches, (input, target) each, those of this replica;
-        after it gradients are complete, as after `backward(loss, last=True)`. `loss(output, target)` returns a
-        scalar, and the gradient is that of their sum, averaged over the replicas. All ranks of a pipeline get the
-        same micro-batches, of one shape, in tensors. Returns the sum of the losses of this replica."""
+        """Run forward and backward passes of this replica's micro-batches of a step, (input, target) each; after it
+        gradients are complete, as after `backward(loss, last=True)`. `loss(output, target)` returns a scalar, and the
+        gradient is that of their sum, averaged over the replicas. All ranks of a pipeline get the same micro-batches,
+        of one shape, in tensors. Returns the sum of the losses of this replica."""
         if not len(micro_batches):
             raise InputError("micro_batches", None, "has none", "a step needs at least one")
         if self._stages is None:
@@ -210,7 +211,7 @@ class Parallel(nn.Module):
                 total += float(value.detach())
             return total
         self._may_begin()
-        self._stages.require(micro_batches)  # before anything is sent, so that it may be tried again
+        self._stages.require(micro_batches)  # before anything is sent, so that the caller may retry
         self._failed = True
         total = float(self._stages.step(micro_batches, loss, self._share))
         self._micro_batch, self._complete, self._failed = len(micro_batches) - 1, True, False
@@ -245,7 +246,7 @@ class Parallel(nn.Module):
         return float(square.sqrt())
 
     def _split_norm(self) -> float:
-        """Return the norm where layers are split: of what all tp ranks hold, each counts its tp-th part."""
+        """Return the gradient norm of split layers: tensors replicated over tp count as a tp-th on each rank."""
         s = self.strategy
         square = torch.zeros((), dtype=torch.float64, device=self.comm.world.device)
         for name, gradient in self._gradients.items():
@@ -331,8 +332,8 @@ class Parallel(nn.Module):
         return self._optimizer
 
     def _allocate_state(self) -> None:
-        """Make the optimizer allocate its state, which most do in their first step, by a step that changes
-        nothing. Ranks do so by themselves: one without any element has no state, whatever it steps."""
+        """Make the optimizer allocate its state, which most do in their first step, by a step that changes nothing.
+        Ranks do so independently: one without any element has no state."""
         optimizer = self._optimizer
         assert optimizer is not None
         if optimizer.state:

@@ -65,7 +65,7 @@ def parallelize(
     strategy    one line, as on the command line: "zero=3", "dp=8,zero=2,shard=4,compression=int8"; dp defaults to the
                 number of ranks
     precision   number types; by default they follow from the type of the module's parameters
-    units       what ZeRO-3 gathers at once, and what ZeRO-1 and 2 wait for, in forward order: by default the
+    units       modules that ZeRO-3 gathers at once and that ZeRO-1 and 2 wait for, in forward order: by default the
                 members of the module's outermost ModuleLists and Sequentials. Units do not nest, and a unit's
                 parameters are used in its own forward pass alone; what several share is gathered for the whole pass
     average     gradients are averaged over the replicas, as by DistributedDataParallel; else summed
@@ -74,7 +74,7 @@ def parallelize(
                 "synchronise": every BatchNorm takes its statistics over all replicas' batches (batch_norm.py)
     tp_plan     with tp > 1, which layers are split and how (tensor_plan.py): {"layers.*.up": "colwise", ...};
                 "published", the default, takes that of a Hugging Face model. All tp ranks of a replica get the same
-                batch; heads per layer are the module's business: it must take their number from the layers' outputs
+                batch; the module must derive its number of heads from the layers' outputs
     cuts        with pp > 1, of an nn.Sequential: the numbers or names of the children with which each chunk after the
                 first begins (stages.py). All pp ranks of a replica get the same batch, by `model.step(batch, loss)`
 
@@ -97,7 +97,7 @@ def spread(
     tp_plan: Mapping[str, str] | Literal["published"] | None = None,
     cuts: Sequence[int | str] | None = None,
 ) -> Parallel:
-    """Do what `parallelize` does, in a world that has been joined."""
+    """Parallelize a module in a world that has already been joined; arguments as for `parallelize`."""
     if not isinstance(module, nn.Module):
         raise InputError("module", type(module).__name__, "is not a torch.nn.Module", "wrap the model itself")
     s = _strategy(strategy, world)
@@ -144,7 +144,7 @@ def spread(
 
 
 def _world(timeout_s: float) -> World:
-    """Join the ranks of this run, unless the caller has done so."""
+    """Join the ranks of this run, unless the caller already has."""
     if not dist.is_initialized():
         world = external() or ALONE
         worlds.join(world, timeout_s)

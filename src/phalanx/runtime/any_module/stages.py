@@ -86,7 +86,7 @@ def _balanced(module: nn.Module, count: int) -> list[int]:
 
 
 def _require_apart(module: nn.Module, chunks: tuple[tuple[str, ...], ...], s: Strategy) -> None:
-    """Require that each chunk trains something, and shares nothing trained with another."""
+    """Require that each chunk has trained parameters, and shares none with another chunk."""
     user: dict[int, tuple[int, str]] = {}
     for number, names in enumerate(chunks):
         trained = 0
@@ -111,7 +111,7 @@ def _require_apart(module: nn.Module, chunks: tuple[tuple[str, ...], ...], s: St
 
 
 def without_memory(module: nn.Module, trained: Collection[int], dtype: torch.dtype) -> nn.Module:
-    """Return a copy of a module on the meta device; the parameters of these ids have another type there."""
+    """Return a copy of a module on the meta device, with the parameters of the ids `trained` in type `dtype`."""
     memo: dict[int, Any] = {}
     for p in module.parameters():
         like = torch.empty_like(p, device="meta", dtype=dtype if id(p) in trained else p.dtype)
@@ -122,7 +122,8 @@ def without_memory(module: nn.Module, trained: Collection[int], dtype: torch.dty
 
 
 def keep_children(module: nn.Module, names: Collection[str]) -> nn.Sequential:
-    """Return a Sequential of these children under their names; the others of the module lose their memory."""
+    """Return a Sequential of these children under their names; the module's other children move to the meta
+    device."""
     kept = nn.Sequential()
     for name, child in module._modules.items():
         if child is not None and name in names:
@@ -136,7 +137,7 @@ def keep_children(module: nn.Module, names: Collection[str]) -> nn.Sequential:
 
 class ModuleStages:
     """This rank's chunks of a module, and the pipelines that run them: one for each number of micro-batches and shape
-    of their input. `children`: of this rank, by name; `skeleton`: the whole module, on the meta device."""
+    of their input. `children`: this rank's, by name; `skeleton`: the whole module, on the meta device."""
 
     def __init__(
         self,
@@ -156,12 +157,12 @@ class ModuleStages:
         self._loss: Loss | None = None
 
     def step(self, micro_batches: Sequence[tuple[Tensor, Any]], loss: Loss, share: float) -> Tensor:
-        """Run all passes of a step, gradients multiplied by `share`. Returns the sum of the losses, (), fp64, the
-        same on all ranks of the pipeline."""
+        """Run all passes of a step, with gradients multiplied by `share`. Returns the sum of the losses, (), fp64,
+        the same on all ranks of the pipeline."""
         return self._summed(lambda: self._pipeline(micro_batches).step(micro_batches, share), loss)
 
     def require(self, micro_batches: Sequence[tuple[Tensor, Any]]) -> None:
-        """Require micro-batches that a step can run. Raises InputError."""
+        """Raise InputError unless a step can run these micro-batches."""
         inputs = {(tuple(x.shape), x.dtype) for x, _ in micro_batches}
         if len(inputs) != 1:
             seen = ", ".join(str(shape) for shape, _ in sorted(inputs, key=str))

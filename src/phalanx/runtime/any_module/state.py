@@ -27,16 +27,16 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.spec import Strategy
 
 Buffers = Literal["rank 0", "average", "synchronise"]
-"""How ranks that see other batches come by the same buffers."""
+"""How ranks with different batches arrive at equal buffers."""
 
 
 @dataclass(frozen=True)
 class ModuleState:
-    """What a rank holds of a module, and how that is cut.
+    """A rank's part of a module, and how it is cut.
 
-    `masters`: what this rank updates, by name; `weights`: parameters apart from their masters; `names`: of every name
-    of a trained parameter here, the name it is known by; `whole`: the state_dict of the entire module, without
-    memory, in a pipeline, where a rank has a part of it (else empty); `trained`: its trained names."""
+    `masters`: the tensors that this rank updates, by name; `weights`: parameters separate from their masters;
+    `names`: canonical name of every alias of a trained parameter; `whole`: in a pipeline the state_dict of the entire
+    module, without memory (else empty); `trained`: its trained names."""
 
     module: nn.Module
     comm: Comm
@@ -52,17 +52,17 @@ class ModuleState:
 
     @property
     def alike(self) -> str:
-        """The axis over the ranks that hold the same part of the module."""
+        """Axis of the ranks that hold the same part of the module."""
         grid = self.comm.mesh
         return "world" if self.strategy.pp == 1 else grid.name("dp_replicate", "dp_shard", "cp", "tp")
 
     def weights_follow(self) -> None:
-        """Copy the masters into the weights that stand apart from them."""
+        """Copy the masters into the weights that are separate tensors."""
         for name, weight in self.weights.items():
             weight.copy_(self.masters[name])
 
     def place(self, name: str) -> str:
-        """The name under which the plan and the engine know a tensor of the state_dict."""
+        """Return the name that the plan and the engine use for a tensor of the state_dict."""
         return self.names.get(name, name)
 
 
@@ -86,7 +86,7 @@ def state_dict(state: ModuleState) -> dict[str, Tensor]:
 
 
 def _from_its_stage(state: ModuleState, name: str, like: Tensor, own: Tensor | None) -> Tensor:
-    """Return a tensor that one stage holds, on all of them: the others add zeros to it."""
+    """Return a tensor of one pipeline stage on all stages: the others add zeros."""
     dtype = state.master_dtype if name in state.trained else like.dtype
     carried = dtype if dtype.is_floating_point else torch.int64
     zeros = torch.zeros(like.shape, dtype=carried, device=state.comm.world.device)
@@ -143,7 +143,8 @@ def _boxes(state: ModuleState) -> SplitNames | None:
 
 
 def _rest(state: ModuleState, copies: bool) -> Iterator[Part]:
-    """Yield frozen parameters and buffers; without `copies`, what an earlier rank of tp has too is left out."""
+    """Yield frozen parameters and buffers; without `copies`, those that an earlier tp rank also holds are left
+    out."""
     for name, t in state.module.state_dict().items():
         if name in state.names:
             continue
@@ -157,8 +158,8 @@ def _rest(state: ModuleState, copies: bool) -> Iterator[Part]:
 
 def make_buffers_alike(state: ModuleState, how: Buffers) -> None:
     """Give the ranks that hold the same part of a module the buffers of the first of them, or the mean of
-    floating-point ones, one collective for each type. Where ranks saw other batches, as in BatchNorm, they differ;
-    synchronised statistics are alike, and what else there is follows the first rank."""
+    floating-point ones, one collective for each type. They differ where ranks saw different batches, as in BatchNorm;
+    synchronised statistics are equal already, and other buffers follow the first rank."""
     ranks = state.comm.size(state.alike)
     if ranks == 1:
         return

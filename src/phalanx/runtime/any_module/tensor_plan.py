@@ -7,7 +7,7 @@
     replicated_with_grad_allreduce
                             parameters that all ranks hold and use on their own heads: their gradients are summed
 
-A plan maps names of layers to these words; `*` stands for one number or name (`layers.*.mlp.up_proj`). The plans that
+A plan maps names of layers to these words; `*` matches one number or name (`layers.*.mlp.up_proj`). The plans that
 Hugging Face models publish (`base_model_tp_plan` of a config, `_tp_plan` of a model) are of this form. Layers:
 Shoeybi et al. 2019, section 3.
 """
@@ -35,8 +35,8 @@ _SAME = {"colwise_rep": "colwise_gather_output"}  # its older name
 
 @dataclass(frozen=True)
 class SplitNames:
-    """What a plan made of a module's tensors, as rank `index` of tp sees it: `dims` has the dim in which each split
-    one is split, `shapes` the shape of this rank's part of every tensor."""
+    """Tensors of a module split by a plan, on tp rank `index`: `dims` has the dim of each split tensor, `shapes` the
+    shape of this rank's part of every tensor."""
 
     tp: int
     index: int
@@ -45,18 +45,18 @@ class SplitNames:
 
     @property
     def unsplit(self) -> bool:
-        """Whether every rank holds everything."""
+        """Whether no tensor is split."""
         return self.tp == 1
 
     def box(self, fqn: str) -> ParameterBox:
-        """The box of the whole tensor that this rank holds."""
+        """Return this rank's box of the whole tensor."""
         own, dim = self.shapes[fqn], self.dims.get(fqn)
         whole = tuple(n * self.tp if i == dim else n for i, n in enumerate(own))
         offsets = tuple(n * self.index if i == dim else 0 for i, n in enumerate(own))
         return ParameterBox(Parameter(fqn, whole, "column", ""), own, offsets, own, 1 if dim is not None else self.tp)
 
     def part(self, fqn: str, whole: Tensor) -> Tensor:
-        """This rank's part of a whole tensor."""
+        """Return this rank's part of a whole tensor."""
         dim = self.dims.get(fqn)
         return whole if dim is None else whole.chunk(self.tp, dim)[self.index]
 
@@ -147,7 +147,7 @@ def _split(layer: nn.Linear, dim: int, tp: int, index: int) -> None:
 
 
 def _look_up(layer: nn.Embedding, tp: int, index: int, comm: Comm) -> None:
-    """Keep this rank's rows of an embedding, and add up what the ranks look up."""
+    """Keep this rank's rows of an embedding, and sum the looked-up rows over the ranks."""
     layer.weight.data = layer.weight.data.chunk(tp)[index].clone()
     rows = layer.weight.shape[0]
     low = rows * index
@@ -202,7 +202,7 @@ def gathered_over_tp(x: Tensor, dim: int, comm: Comm) -> Tensor:
 
 
 class _Copied(torch.autograd.Function):
-    """An input that all ranks have and use differently: its gradient is summed."""
+    """Identity of an input that all ranks have and use differently; backward sums its gradient over the ranks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, comm: Comm) -> Tensor:
@@ -216,7 +216,7 @@ class _Copied(torch.autograd.Function):
 
 
 class _Summed(torch.autograd.Function):
-    """The sum of the ranks' terms: each rank's term has its whole gradient."""
+    """Sum of the ranks' terms; backward gives each term the whole gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, comm: Comm) -> Tensor:
@@ -229,7 +229,7 @@ class _Summed(torch.autograd.Function):
 
 
 class _Gathered(torch.autograd.Function):
-    """The last dim of all ranks, joined; each rank takes the gradient of its own part."""
+    """Concatenation of all ranks' last dims; backward takes the gradient of this rank's part."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, comm: Comm) -> Tensor:

@@ -1,4 +1,5 @@
-"""How any module is cut for the engine: its units, its buckets, and checks that name what cannot be parallelized."""
+"""Cutting of any module for the engine: its units, its buckets, and checks that name parameters that cannot be
+parallelized."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 def require_spreadable(module: nn.Module) -> None:
-    """Refuse parameters that the engine cannot handle: on the meta device, not real, sharing memory, parallelized
-    before. Raises InputError with the parameter's name."""
+    """Refuse parameters that the engine cannot handle: on the meta device, not real, sharing memory, or already
+    parallelized. Raises InputError with the parameter's name."""
     seen: dict[int, list[tuple[int, int, str]]] = {}
     for name, p in module.named_parameters():
         if p.is_meta:

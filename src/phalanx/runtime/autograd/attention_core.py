@@ -1,13 +1,13 @@
 """The core of attention, forward and backward as plain functions, for code that keeps, repeats or merges its results.
 
-Beside its output, forward returns each query's log-sum-exp of logits, by which results over several blocks of keys
-are merged (Dao et al. 2022, "FlashAttention").
+Along with its output, forward returns each query's log-sum-exp of logits, by which results over several blocks of
+keys are merged (Dao et al. 2022, "FlashAttention").
 
     q, out, g  (batch, heads, queries, head_dim)
     k, v       (batch, kv_heads, keys, head_dim), kv_heads a divisor of heads (Ainslie et al. 2023)
     lse        (batch, heads, queries), fp32, or fp64 if q is fp64
     mask       added to the logits, broadcast to (batch, heads, queries, keys); if it may hide an entire row, use a
-               very negative number instead of -inf: the row's lse then vanishes beside any other
+               very negative number instead of -inf: the row's lse is then negligible against any other
     causal     query i sees keys 0..i
     scale      of the logits q kᵀ, by default 1 / sqrt(head_dim)
 """
@@ -27,7 +27,7 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 def forward(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False, scale: float | None = None
 ) -> Results:
-    """Return (out, lse); shapes as in the head of this file."""
+    """Return (out, lse); shapes as in the module's docstring."""
     if q.device.type == "cpu":
         return _aten._scaled_dot_product_flash_attention_for_cpu(  # type: ignore[no-any-return]
             q, k, v, 0.0, causal, attn_mask=mask, scale=scale
@@ -50,8 +50,8 @@ def backward(
 ) -> Gradients:
     """Return the gradients of q, k and v.
 
-    `out` and `lse` may be those over more keys than `k` holds: then the gradient of q is these keys' share of it,
-    while those of k and v are complete.
+    `out` and `lse` may cover more keys than `k` holds: then the gradient of q is these keys' share of it, while those
+    of k and v are complete.
     """
     if q.device.type == "cpu":
         return _aten._scaled_dot_product_flash_attention_for_cpu_backward(  # type: ignore[no-any-return]
@@ -59,7 +59,7 @@ def backward(
         )
     if _flash(q, mask):
         n, m, no_dropout = q.shape[2], k.shape[2], torch.empty(2, dtype=torch.uint64, device=q.device)
-        lse = lse.contiguous()  # the kernel reads it as if it were, and a ring gives a part of it
+        lse = lse.contiguous()  # the kernel assumes contiguity, and a ring passes a slice
         return _aten._scaled_dot_product_flash_attention_backward(  # type: ignore[no-any-return]
             g, q, k, v, out, lse, None, None, n, m, 0.0, causal, no_dropout, no_dropout, scale=scale
         )
@@ -67,7 +67,8 @@ def backward(
 
 
 def _flash(q: Tensor, mask: Tensor | None) -> bool:
-    """Whether flash attention on a GPU takes these: 16-bit types, no mask, heads of at most 256 (a multiple of 8)."""
+    """Whether flash attention on a GPU supports these: 16-bit types, no mask, heads of at most 256 (a multiple of
+    8)."""
     return mask is None and q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
 
 

@@ -14,9 +14,8 @@
     for unit, gradients in left:                W: set inner.micro_batch before
         gradients(deliver)
 
-Gradients of norms are small: they are computed in I and delivered with the others. Models without the attribute run
-as if this file did not exist.
-Reference: Qi et al. 2023, "Zero Bubble Pipeline Parallelism".
+Gradients of norms are small: they are computed in I and delivered with the others. Models without the attribute are
+unaffected. Reference: Qi et al. 2023, "Zero Bubble Pipeline Parallelism".
 """
 
 from __future__ import annotations
@@ -36,20 +35,21 @@ from phalanx.spec.number_formats import NumberFormat
 class Product(NamedTuple):
     """A gradient gᵀ x, (out, in), not computed yet, of g (tokens, out) and x (tokens, in).
 
-    Whoever accumulates it multiplies directly into its own memory, instead of writing, reading and adding a product.
+    The accumulator multiplies
+    directly into its own memory, instead of writing, reading and adding a product.
     """
 
     g: narrow_product.Operand
     x: Tensor
     operands: NumberFormat | None = None
-    """The narrow format that products read (narrow_product.py); None: they are of the compute type."""
+    """Narrow format of the product's operands (narrow_product.py); None: the compute type."""
 
     def compute(self) -> Tensor:
-        """Return the gradient as a tensor of its own."""
+        """Return the gradient as a new tensor."""
         return narrow_product.product(narrow_product.turned(self.g), self.x.t(), self.operands, gradient=True)
 
     def put(self, place: Tensor, add: bool) -> None:
-        """Write the gradient into `place` (out, in), or add it to what is there."""
+        """Write the gradient into `place` (out, in), or add it there."""
         if place.dtype != self.x.dtype or self.operands is not None:
             place.add_(self.compute()) if add else place.copy_(self.compute())
         else:
@@ -66,12 +66,12 @@ class Grouped(NamedTuple):
     x: Tensor
     rows_per_expert: tuple[int, ...]
     operands: NumberFormat | None = None
-    """As in Product."""
+    """Narrow format, as in Product."""
     where: grouped_product.Rows | None = None
     """The rows on the device, if a GPU can multiply them without looking for a kernel."""
 
     def compute(self) -> Tensor:
-        """Return the gradients as a tensor of its own."""
+        """Return the gradients as a new tensor."""
         if self.where is not None and all(self.rows_per_expert) and grouped_product.fits(self.g, self.x):
             return grouped_product.all_weights(self.g, self.x, self.where)
         gradient = self.g.new_empty(len(self.rows_per_expert), self.g.shape[1], self.x.shape[1])
@@ -79,9 +79,9 @@ class Grouped(NamedTuple):
         return gradient
 
     def put(self, place: Tensor, add: bool) -> None:
-        """Write the gradients into `place`, or add them to what is there."""
+        """Write the gradients into `place` (experts, out, in), or add them there."""
         rows = list(self.rows_per_expert)
-        # Into memory of their own type, cuBLAS writes and adds products without a matrix beside it.
+        # cuBLAS accumulates products into memory of their type without a temporary matrix.
         where = self.where if place.dtype != self.x.dtype and grouped_product.fits(self.g, self.x) else None
         experts = zip(place.view(len(rows), -1), torch.split(self.g, rows), torch.split(self.x, rows), strict=True)
         for expert, (into, g, x) in enumerate(experts):
@@ -137,7 +137,7 @@ class DeferredGradients:
             inner.deferred_gradients = self  # type: ignore[attr-defined]
 
     def leave(self, parameter: nn.Parameter, pay: Pay, rows: bool = False) -> None:
-        """Defer a parameter's gradient, which `pay` computes and delivers (and perhaps those of others with it).
+        """Defer a parameter's gradient, which `pay` computes and delivers (perhaps along with others).
 
         For a tied parameter, `rows` means the embedding's gradient, otherwise it is the head's.
         """
@@ -145,7 +145,7 @@ class DeferredGradients:
         self._deferred.setdefault(unit, []).append((place, pay))
 
     def deliver_later(self, parameter: nn.Parameter, gradient: Tensor | Grouped | None) -> None:
-        """Defer only the delivery of a gradient: it is computed already, or by its receiver. None defers nothing."""
+        """Defer only the delivery of a gradient that is computed already, or by its receiver. None defers nothing."""
         if gradient is not None:
             self.leave(parameter, partial(_deliver, parameter, gradient))
 
@@ -178,7 +178,7 @@ class DeferredGradients:
         self.leave(embedding, partial(_rows, embedding, make), rows=True)
 
     def take(self) -> Left:
-        """Return what was deferred since the last call, and forget it.
+        """Return the gradients deferred since the last call, and clear them.
 
         Units come in the order of the backward pass, the gradients of each in that of the data-parallel engine's
         buckets.
@@ -210,7 +210,7 @@ def _product(weight: nn.Parameter, gradient: Product, deliver: Deliver) -> None:
 def beside(
     owner: Sequence[nn.Parameter], g: Tensor, x: Tensor, operands: NumberFormat | None = None
 ) -> Tensor | None:
-    """Return the gradient gᵀ x of a weight, or leave it as a product with its owner.
+    """Return the gradient gᵀ x of a weight, or leave it to its owner as a product.
 
     If the data-parallel engine accepts products, the owner (its parameter) gets one, and autograd gets None; the
     parameter's hook is called anyway. `owner` is empty if there is none. `operands`: as in
@@ -220,7 +220,7 @@ def beside(
 
 
 def taken(owner: Sequence[nn.Parameter], gradient: Product | Grouped) -> Tensor | None:
-    """Return a gradient as a tensor, or leave it as a product with its owner: as `beside`."""
+    """Return a gradient as a tensor, or leave it to its owner as a product, as `beside` does."""
     products: list[Product | Grouped] | None = getattr(owner[0], "products_beside", None) if owner else None
     if products is None:
         return gradient.compute()
@@ -229,7 +229,8 @@ def taken(owner: Sequence[nn.Parameter], gradient: Product | Grouped) -> Tensor 
 
 
 def owners(*parameters: Tensor | None) -> Owners:
-    """Return the layer parameters whose gradients can be deferred: all that exist, or none in other models."""
+    """Return the layer parameters whose gradients can be deferred: all existing ones, or none in models that do not
+    defer."""
     return tuple(cast("nn.Parameter", p) for p in parameters if p is not None and hasattr(p, "deferred_gradients"))
 
 
@@ -240,7 +241,7 @@ def split(weight: Tensor) -> bool:
 
 
 def by_layer(owners: Owners, biased: Sequence[bool]) -> list[Owners]:
-    """Split the owners of consecutive layers by layer: each a weight, and its bias if `biased`; or all empty."""
+    """Group the owners of consecutive layers by layer: each a weight, and its bias if `biased`; or all empty."""
     layers, at = [], 0
     for bias in biased:
         layers.append(owners[at : at + 1 + bias])
@@ -249,6 +250,7 @@ def by_layer(owners: Owners, biased: Sequence[bool]) -> list[Owners]:
 
 
 def now(owners: Owners) -> DeferredGradients | None:
-    """Return where a backward function defers its weight gradients to, or None if it must compute them itself."""
+    """Return the DeferredGradients to which a backward function defers its weight gradients; None if it must compute
+    them itself."""
     deferred_gradients: DeferredGradients | None = getattr(owners[0], "deferred_gradients", None) if owners else None
     return deferred_gradients if deferred_gradients is not None and deferred_gradients.active else None

@@ -1,8 +1,8 @@
 """Products of several experts' rows on a GPU, in kernels that find their rows by themselves.
 
-cuBLAS looks for a kernel whenever a product has a shape that it has not seen, which takes the host 0.5 ms on an H200,
-and experts get other numbers of rows in every pass: with 12 layers of 8 experts the GPU waited for more than half of
-a step. torch's grouped product (CUTLASS) takes any number of rows as it comes, at the same FLOP/s.
+cuBLAS selects a kernel whenever a product has a new shape, which takes the host 0.5 ms on an H200, and experts get
+different numbers of rows in every pass: with 12 layers of 8 experts the GPU waited for more than half of a step.
+torch's grouped product (CUTLASS) takes any number of rows as it comes, at the same FLOP/s.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import Tensor
 from phalanx.runtime.tracing import host_values
 
 _HOPPER = 9
-"""The compute capability that torch has the kernel for and on which it has run. On Blackwell, torch 2.10's has been
-seen to fail; on all other GPUs torch reads the numbers of rows on the host."""
+"""Compute capability for which torch has the kernel and on which it was tested. On Blackwell, torch 2.10's kernel
+fails; on all other GPUs torch reads the numbers of rows on the host."""
 _ALIGNED = 8  # numbers of two bytes: matrices and their rows begin at multiples of 16 bytes
 _MOST = 1023  # experts in one kernel
 
 
 class Rows(NamedTuple):
-    """Where the rows of each expert are, on the device."""
+    """Row offsets of each expert, on the device."""
 
     ends: Tensor
     """(experts,) int32: the row after each expert's last."""
@@ -33,7 +33,7 @@ class Rows(NamedTuple):
 
 
 def fits(*operands: Tensor) -> bool:
-    """Whether the kernel takes these matrices: in bf16, where they begin, and as wide as they are."""
+    """Whether the kernel supports these matrices: in bf16, aligned, and of aligned widths."""
     return all(
         t.dtype == torch.bfloat16 and not t.shape[-1] % _ALIGNED and not t.storage_offset() % _ALIGNED
         for t in operands
@@ -41,8 +41,8 @@ def fits(*operands: Tensor) -> bool:
 
 
 def rows(counts: Sequence[int], *operands: Tensor) -> Rows | None:
-    """Send the numbers of rows of each expert to the device of these operands; None where there is no kernel for
-    them, or nothing to compute."""
+    """Send the numbers of rows of each expert to the device of these operands; None if there is no kernel for them,
+    or nothing to compute."""
     device = operands[0].device
     if device.type == "cpu" or not any(counts) or len(counts) > _MOST or not fits(*operands):
         return None

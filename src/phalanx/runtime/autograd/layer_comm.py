@@ -1,5 +1,5 @@
-"""The collectives inside layers. They are called from under autograd, which cannot pass along what pass is running;
-so that is kept here, in one object for all layers of a model."""
+"""The collectives inside layers. Autograd functions call them and cannot pass along which pass is running, so one
+object for all layers of a model tracks it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from phalanx.schedule.event import Phase, Reduction
 
 
 class LayerComm:
-    """Issues the collectives of a model's layers as of the pass that runs now.
+    """Issues the collectives of a model's layers on behalf of the running pass.
 
-    `micro_batch`: the one whose pass runs. `again`: a forward pass is being repeated within the backward pass, to
-    which its collectives then belong. `deferred_gradients`: says whether a backward pass computes input gradients
-    only.
+    `micro_batch`: of the running pass. `again`: a forward pass is being repeated within the backward pass, to which
+    its collectives then belong. `deferred_gradients`: says whether a backward pass computes input gradients only.
     """
 
     def __init__(self, comm: Comm) -> None:
@@ -27,7 +26,7 @@ class LayerComm:
         self.again = False
         self.deferred_gradients: DeferredGradients | None = None
         self.seed = 1.0
-        """The gradient of the loss of one token, from which losses inside layers start their backward pass."""
+        """Gradient of one token's loss, from which losses inside layers start their backward pass."""
 
     def _phase(self, phase: Phase) -> Phase:
         back: Phase = "I" if self.deferred_gradients is not None and self.deferred_gradients.active else "B"

@@ -1,14 +1,13 @@
-"""Operands whose blocks of a row share small scales, and their products (spec/number_formats.py: mxfp8, nvfp4).
+"""Operands with a scale per block of a row, and their products (spec/number_formats.py: mxfp8, nvfp4).
 
     mxfp8   32 numbers in e4m3 share a power of two, the largest with which they still fit
     nvfp4   16 numbers in e2m1 share a scale in e4m3, and all numbers of a tensor a power of two
 
-Both steps are operations of torch of their own, so that what they hold while they run is a kernel's and no tensor of
-the step. On CPUs a product is that of the exact values of the rounded numbers, with sums in fp32: what the tensor
-cores of Blackwell compute, and their oracle. Numbers that are not finite make results so.
-References: OCP Microscaling Formats 1.0; NVIDIA 2025, "Pretraining Large Language Models with NVFP4", whose random
-transforms and stochastic rounding of gradients are left out; cuBLAS's layout of scales (docs.nvidia.com/cuda/cublas,
-"1D Block Scaling Factors Layout").
+Both steps are custom torch operations, so that their temporaries count as a kernel's and not as tensors of the step.
+On CPUs a product multiplies the exact values of the rounded numbers, with sums in fp32, as Blackwell's tensor cores
+do: the oracle for them. Non-finite inputs give non-finite results. References: OCP Microscaling Formats 1.0; NVIDIA
+2025, "Pretraining Large Language Models with NVFP4", whose random transforms and stochastic rounding of gradients are
+left out; cuBLAS's layout of scales (docs.nvidia.com/cuda/cublas, "1D Block Scaling Factors Layout").
 """
 
 from __future__ import annotations
@@ -22,25 +21,25 @@ from torch.utils.flop_counter import register_flop_formula
 from phalanx.spec.number_formats import NUMBER_FORMATS
 
 _EXPONENT = 0x7F800000  # the bits of a float32's exponent
-SMALLEST = 1e-12  # of zeros no scale can be found: they are taken for this
+SMALLEST = 1e-12  # stands in for zero, which has no scale
 _LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The magnitudes of e2m1."""
 _BOUNDS = (0.25, 0.75 - 2**-24, 1.25, 1.75 - 2**-23, 2.5, 3.5 - 2**-22, 5.0)
-"""Up to which a number becomes each of the levels but the last; in the middle of two, that whose code is even."""
+"""Upper bounds of the numbers that round to each level but the last; ties go to the even code."""
 _LEAST_SCALE = 2.0**-9
 """The smallest positive number in e4m3."""
 
 
 def power_of_two(most: float, largest: Tensor) -> Tensor:
-    """Return the largest power of two times which `largest`, fp32, is at most `most`; `largest` is at least SMALLEST
-    now."""
+    """Return the largest power of two p with p x `largest` <= `most`, fp32; `largest` is raised to at least
+    SMALLEST."""
     return (most / largest.clamp_(min=SMALLEST)).view(torch.int32).bitwise_and_(_EXPONENT).view(torch.float32)
 
 
 @torch.library.custom_op("phalanx::to_blocks", mutates_args=())
 def to_blocks(x: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Round x (rows, n), in any layout, to the format `name`: (numbers, in rows that zeros fill up to a multiple; a
-    scale of each block; a scale of all, fp32). Values are numbers times both scales."""
+    """Round x (rows, n), in any layout, to the format `name`. Returns (numbers, rows padded with zeros to a multiple;
+    a scale per block; one scale of all, fp32). Values are numbers times both scales."""
     operands = NUMBER_FORMATS[name]
     wide = nn.functional.pad(x.float(), (0, -x.shape[1] % operands.multiple))
     blocks = wide.view(len(x), -1, operands.values_per_scale)
@@ -106,7 +105,7 @@ def block_product(
 def _(
     a: Tensor, a_scales: Tensor, a_whole: Tensor, b: Tensor, b_scales: Tensor, b_whole: Tensor, out: Tensor
 ) -> None:
-    # What the kernel reads by sizes alone: operands in rows.
+    # The kernel needs row-major operands.
     if a.shape[1] != b.shape[1] or out.shape != (len(a), len(b)):
         raise ValueError(f"a product of {tuple(a.shape)} and {tuple(b.shape)} does not fit in {tuple(out.shape)}")
     if not (a.is_contiguous() and b.is_contiguous()):

@@ -22,8 +22,8 @@ class NarrowLinear(nn.Linear):
 
 
 def narrow_products(blocks: nn.Module, operands: NumberFormat, but: Collection[str] = ()) -> None:
-    """Make what multiplies inside of `blocks` multiply a narrow format: linear layers, `but` those of these names,
-    and modules with a field `operands`. Parameters and their names stay."""
+    """Make modules inside of `blocks` multiply in a narrow format: linear layers, except the names in `but`, and
+    modules with a field `operands`. Parameters and their names stay."""
     for name, layer in blocks.named_modules():
         if type(layer) is nn.Linear and name.rpartition(".")[2] not in but:
             layer.__class__ = NarrowLinear

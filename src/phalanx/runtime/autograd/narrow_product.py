@@ -2,18 +2,18 @@
 type or of a narrow format (spec/number_formats.py).
 
 Each is of the form a bᵀ, with the rows of a and b along what is summed over. Both operands are scaled and rounded
-just before, from their current values, and dropped just after; autograd keeps what it would keep without. Weights may
-have been gathered in 8 bits (`NarrowWeight`): then a forward pass reads them as they lie. `operands` is the format that
-they are rounded to; None: products are of the compute type.
+just before, from their current values, and dropped just after; autograd keeps the unrounded tensors, as without it.
+Weights may have been gathered in 8 bits (`NarrowWeight`): then a forward pass reads them in place. `operands` is the
+format that they are rounded to; None: products are of the compute type.
 
     float8        one scale a tensor; gradients g in e5m2, which has a wider range, all else in e4m3
     float8-row    one scale a row of a and of b; all in e4m3
     mxfp8, nvfp4  small scales of blocks of a row (narrow_blocks.py)
 
 A scale is the largest power of two with which the largest number still fits: so scaling is exact, and the only loss
-is the rounding to fewer bits. Sums are in fp32, results in the compute type. A number that is not finite makes its
-result so. torch._scaled_mm runs this on GPUs from a compute capability on (8.9 for 8 bits), and on CPUs.
-References: Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; torchao's float8 recipes.
+is the rounding to fewer bits. Sums are in fp32, results in the compute type; non-finite inputs give non-finite
+results. torch._scaled_mm runs this on GPUs of a minimum compute capability (8.9 for 8 bits), and on CPUs. References:
+Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; torchao's float8 recipes.
 """
 
 from __future__ import annotations
@@ -37,54 +37,54 @@ class Rounded(NamedTuple):
     """The operand of a product, in a narrow format."""
 
     numbers: Tensor
-    """In rows, whatever the layout of what was rounded."""
+    """Numbers, row-major regardless of the source's layout."""
     back: Tensor
-    """What they have to be multiplied by: () or (rows, 1), fp32; of blocks (rows, blocks)."""
+    """Scales by which numbers are multiplied: () or (rows, 1), fp32; for blocks (rows, blocks)."""
     whole: Tensor | None = None
-    """(), fp32: what all have to be multiplied by as well, where there are blocks."""
+    """(), fp32: the additional scale of the whole tensor, for formats with blocks."""
 
 
 Operand = Tensor | Rounded
 Arrive = Callable[[], None]
-"""Waits until a weight is where it is gathered."""
+"""Waits until a weight has been gathered."""
 
 
 @dataclass(frozen=True)
 class NarrowWeight:
-    """A weight, (out, in), that ZeRO-3 gathers in 8 bits; or those of experts, (experts, out, in)."""
+    """A weight, (out, in), that ZeRO-3 gathers in 8 bits; or the weights of experts, (experts, out, in)."""
 
     numbers: Tensor
     back: Tensor
-    """() or (experts,), fp32."""
+    """Scales, () or (experts,), fp32."""
     arrive: Arrive
     aligned: bool
-    """Whether tensor cores can read them where they lie: from multiples of 16 bytes."""
+    """Whether tensor cores can read the numbers in place: they begin at a multiple of 16 bytes."""
 
     def _wait(self) -> None:
-        # A compiled graph takes them as inputs; ZeRO-3's hooks have waited for these.
+        # A compiled graph takes numbers as inputs, for which ZeRO-3's hooks have waited.
         if not torch.compiler.is_compiling():
             self.arrive()
 
     def rows(self, expert: int | None = None) -> Rounded:
-        """Return W as products of inputs take it."""
+        """Return W as an operand of y = x Wᵀ."""
         self._wait()
         numbers, back = (self.numbers, self.back) if expert is None else (self.numbers[expert], self.back[expert])
         return Rounded(numbers if self.aligned else numbers.clone(), back)
 
     def columns(self, expert: int | None = None) -> Rounded:
-        """Return Wᵀ as products of gradients take it."""
+        """Return Wᵀ as an operand of dx = g W."""
         self._wait()
         numbers, back = (self.numbers, self.back) if expert is None else (self.numbers[expert], self.back[expert])
         return Rounded(numbers.t().contiguous(), back)
 
 
 def turned(x: Operand) -> Operand:
-    """Return xᵀ; of 8-bit floats, which have one scale, in rows again."""
+    """Return xᵀ; 8-bit floats, which have one scale, are made row-major again."""
     return x.t() if isinstance(x, Tensor) else Rounded(x.numbers.t().contiguous(), x.back)
 
 
 def gathered(weight: Tensor) -> NarrowWeight | None:
-    """Return where a weight is in 8 bits; None if it is not gathered so."""
+    """Return the weight in 8 bits; None if it is not gathered in 8 bits."""
     return getattr(weight, "in_8_bits", None)
 
 
@@ -99,26 +99,26 @@ def of_gradients(weight: Tensor, narrow: NarrowWeight | None) -> Operand:
 
 
 def runs_on(operands: NumberFormat, device: torch.device) -> bool:
-    """Whether a device has products of a narrow format: CPUs do, GPUs from a compute capability on."""
+    """Whether a device supports products of a narrow format: CPUs do, GPUs from a minimum compute capability on."""
     if device.type != "cuda":
         return True
     return operands.since is not None and torch.cuda.get_device_capability(device) >= operands.since
 
 
 def dtype_of(operands: NumberFormat, gradient: bool = False) -> torch.dtype:
-    """Return the type of the numbers of an operand; `gradient`: of one that is a result's."""
+    """Return the number type of an operand; `gradient`: the operand is the gradient of a result."""
     dtype: torch.dtype = getattr(torch, (operands.gradient_dtype if gradient else operands.dtype) or "")
     return dtype
 
 
 def scale_of(largest: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the scale of numbers of which the largest magnitude is given, fp32."""
+    """Return the scale for numbers with this largest magnitude, fp32."""
     return power_of_two(torch.finfo(dtype).max, largest)
 
 
 def rounded(x: Tensor, operands: NumberFormat, gradient: bool = False) -> Rounded:
-    """Round x (rows, n), in any layout, to a narrow format. Where n is no multiple of what products take, zeros
-    follow in every row. `gradient`: it is one, of a result."""
+    """Round x (rows, n), in any layout, to a narrow format. Rows are padded with zeros to the multiple that products
+    need. `gradient`: x is the gradient of a result."""
     if operands.scales == "block":
         return Rounded(*to_blocks(x, operands.name))
     by_row, dtype = operands.scales == "row", dtype_of(operands, gradient)
@@ -135,7 +135,8 @@ def rounded(x: Tensor, operands: NumberFormat, gradient: bool = False) -> Rounde
 
 
 def operand(x: Operand, operands: NumberFormat | None, gradient: bool = False) -> Operand:
-    """Return x (rows, n) as products take it, to be used in several. `gradient`: it is one, of a result."""
+    """Return x (rows, n) as an operand, rounded once for several products. `gradient`: x is the gradient of a
+    result."""
     return x if operands is None or not isinstance(x, Tensor) else rounded(x, operands, gradient)
 
 
@@ -147,8 +148,8 @@ def product(
     out: Tensor | None = None,
     add: bool = False,
 ) -> Tensor:
-    """Compute a bᵀ, (m, n), of a (m, k) and b (n, k). `gradient`: a is one, of a result. Written to `out` if given,
-    or with `add` added to it."""
+    """Compute a bᵀ, (m, n), of a (m, k) and b (n, k). `gradient`: a is the gradient of a result. Written to `out` if
+    given, or with `add` added to it."""
     if operands is None:
         assert isinstance(a, Tensor)
         assert isinstance(b, Tensor)
@@ -167,7 +168,7 @@ def product(
         return out.add_(result) if out is not None and add else result
     narrow_a, of_a, _ = left
     narrow_b, of_b, _ = right
-    # Adding up in the tensor cores' own, less precise way is faster, and good enough for results.
+    # The tensor cores' faster, less precise accumulation is good enough for results.
     multiply = partial(torch._scaled_mm, out_dtype=dtype, use_fast_accum=not gradient)
     if out is None or add:
         result = multiply(narrow_a, narrow_b.t(), of_a, of_b.t())
@@ -183,5 +184,5 @@ def results(x: Tensor, weight: Operand, bias: Tensor | None, operands: NumberFor
     y = product(x.reshape(-1, x.shape[-1]), weight, operands)
     if bias is not None:
         y.add_(bias)
-    # As F.linear returns it: a view made in here could not be changed in place by whoever adds up tp's terms.
+    # Reshaped as in F.linear: a view made inside could not be changed in place by the sum of tp's terms.
     return torch.ops.aten._unsafe_view(y, (*x.shape[:-1], y.shape[-1]))  # type: ignore[no-any-return]

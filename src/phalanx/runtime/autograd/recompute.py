@@ -3,7 +3,7 @@
     forward    without a graph; the inputs are kept
     backward   the forward pass again, now with a graph, and the backward pass through that
 
-Nobody reads the outputs of the repeated pass: the last matrix products, their sum over ranks, the addition to the
+The outputs of the repeated pass are never read: the last matrix products, their sum over ranks, the addition to the
 residual stream. Gradients need the inputs of these operations, not their outputs. So with `needed=False` a region
 ends in tensors of the right shape with one element of memory; nothing is computed or sent for them.
 
@@ -68,12 +68,12 @@ def repeated(region: Region, inner: LayerComm, *inputs: Tensor | None) -> Tensor
 
 
 def pays(x: Tensor) -> bool:
-    """Whether there will be a backward pass through x, so that keeping something for it pays."""
+    """Whether there will be a backward pass through x, for which tensors must be kept."""
     return torch.is_grad_enabled() and x.requires_grad
 
 
 def nothing(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return a tensor of that shape with one element of memory, whose content nobody reads."""
+    """Return a placeholder of that shape with one element of memory, whose content is never read."""
     return like.new_empty_strided(shape, (0,) * len(shape))
 
 
@@ -137,7 +137,7 @@ def linear(layer: nn.Linear, x: Tensor, needed: bool = True) -> Tensor:
 
 
 def operands_of(layer: nn.Module) -> NumberFormat | None:
-    """Return the narrow format that a layer's products read; None if they are of the compute type."""
+    """Return the narrow format of a layer's products; None for the compute type."""
     return layer.__dict__.get("operands")
 
 

@@ -4,8 +4,8 @@
     writing thread   write, sync and checksum it; rank 0: once every rank has, complete the checkpoint and rename it
 
 Ranks report completion through files in the checkpoint's folder, on the file system that all of them see: a thread
-that issued collectives beside the training could do so in another order than another rank. One checkpoint is written
-at a time; a rank that wants to save the next one earlier waits.
+that issued collectives concurrently with training could do so in a different order on each rank. One checkpoint is
+written at a time; a rank that wants to save the next one earlier waits.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Saver:
         self.rank, self.ranks = comm.world.rank, comm.world.size
         self._thread: threading.Thread | None = None
         self._error = ""
-        self._step = 0  # whose checkpoint was begun last
+        self._step = 0  # step of the checkpoint begun last
         if self.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
             leftovers.sweep(folder)
@@ -78,12 +78,12 @@ class Saver:
                 self._fail(error)
 
     def _fail(self, error: str) -> NoReturn:
-        """Raise what the writing thread met, as an error of saving: this thread has long been elsewhere."""
+        """Raise the writing thread's error as a CheckpointError in this thread."""
         self.comm.status.now(f"saving of step {self._step}")
         raise CheckpointError(error)
 
     def finish(self) -> None:
-        """Give a checkpoint under way time to complete when this rank is about to exit for another reason."""
+        """Wait for a checkpoint in progress when this rank is about to exit for another reason."""
         if self._thread is not None:
             self._thread.join(worlds.timeout_s())
 
@@ -118,7 +118,7 @@ class Saver:
 
 
 def together(comm: Comm, work: Callable[[], object]) -> None:
-    """Do work that may take any time, on all ranks, without any collective waiting longer than its timeout.
+    """Run `work` of any duration on all ranks, without a collective exceeding its timeout.
 
     Collective. `work` must not raise.
     """
@@ -131,14 +131,14 @@ def together(comm: Comm, work: Callable[[], object]) -> None:
 
 
 def agree_on_newest(folder: Path, comm: Comm, own: bool = True) -> int | None:
-    """Return the newest step with an intact checkpoint, the same on all ranks; None if nothing was ever saved.
+    """Return the newest step with an intact checkpoint, the same on all ranks; None if none was ever saved.
 
     Collective: each rank verifies its share of the files. Damaged newer ones are reported and, if the run is our
     `own`, set aside. Raises CheckpointError if all are damaged.
     """
     rank, ranks = comm.world.rank, comm.world.size
     comm.status.now("reading the checkpoint")
-    # Rank 0 decides: on a shared file system ranks may see another state of the folder for a while.
+    # Rank 0 decides: on a shared file system ranks may see different states of the folder for a while.
     steps = comm.gather_objects(store.written(folder) if rank == 0 else None, "world")[0]
     for step in reversed(steps):
         result: list[str | CheckpointError | None] = [None]

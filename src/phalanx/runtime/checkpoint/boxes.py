@@ -32,7 +32,7 @@ class Part:
 
 
 def full_part(name: str, tensor: Tensor) -> Part:
-    """Return the part that is all of a contiguous tensor."""
+    """Return the part that covers a whole contiguous tensor."""
     return Part(name, tuple(tensor.shape), 0, tensor.detach().view(-1))
 
 

@@ -1,7 +1,7 @@
 """The container of a checkpoint: a safetensors file for each rank that wrote, and an index of their boxes.
 
-A rank holds flat shards, whose boundaries fall anywhere in a matrix: a tensor's boxes lie in several files. A box of
-a tensor that is not all of it is named after its place, as in `parameters.a[0:3,2:4]`.
+A rank holds flat shards, whose boundaries fall anywhere in a matrix: a tensor's boxes lie in several files. A box
+that is only part of a tensor is named after its place, as in `parameters.a[0:3,2:4]`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from phalanx.runtime.checkpoint.tensor_file import CODES, Outgoing, write
 
 
 def file_of(rank: int) -> str:
-    """Return the name of the file that a rank writes."""
+    """Return the name of a rank's file."""
     return f"rank-{rank:05d}.safetensors"
 
 
@@ -110,7 +110,8 @@ class Reader:
         return elements
 
     def _copy(self, name: str, descriptor: int, stored: StoredBox, box: Box, place: Tensor) -> int:
-        """Copy what a stored box has of `box` to `place`, the elements of `box`; return how many elements that is.
+        """Copy the overlap of a stored box and `box` to `place`, the elements of `box`; return the number of
+        elements.
 
         Of the stored box, the rows along its first dimension are read in which the two overlap.
         """

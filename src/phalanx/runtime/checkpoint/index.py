@@ -2,8 +2,8 @@
 
     tensors.json    {name: {"shape": [...], "dtype": "F32", "boxes": [[file, begin, offsets, sizes], ...]}}
 
-`begin` counts bytes from the file's start; a box's elements lie there row by row. Nothing in an index is believed: it
-is refused unless its boxes lie inside their tensors and their files, and make up the tensors in full.
+`begin` counts bytes from the file's start; a box's elements lie there row by row. An index is not trusted: it is
+refused unless its boxes lie inside their tensors and files, and cover the tensors in full.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StoredTensor:
 def tensors(path: Path, files: Mapping[str, int]) -> dict[str, StoredTensor]:
     """Return the tensors of a checkpoint's folder, by name, given its `files` and their sizes.
 
-    Raises ValueError if the index is none, or contradicts itself or the files; OSError.
+    Raises ValueError if the index is malformed, or inconsistent with itself or the files; OSError.
     """
     rows = read_json(path / INDEX, _LARGEST)
     try:
@@ -61,7 +61,7 @@ def _tensor(row: Any) -> StoredTensor:
 
 
 def checked(stored: dict[str, StoredTensor], files: Mapping[str, int]) -> dict[str, StoredTensor]:
-    """Return the tensors if they agree with themselves and with the `files`' sizes. Raises ValueError."""
+    """Return the tensors if they are consistent with each other and with the `files`' sizes. Raises ValueError."""
     claimed = dict.fromkeys(files, 0)  # bytes of each file that boxes claim
     for name, tensor in stored.items():
         _require_counts(name, tensor.shape)

@@ -1,4 +1,4 @@
-"""What a run that was killed leaves in its checkpoints' folder."""
+"""Cleanup after a killed run in its checkpoints' folder."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from pathlib import Path
 
 
 def sweep(folder: Path) -> None:
-    """Remove what was half written or half removed."""
+    """Remove checkpoints that were half written or half removed."""
     for part in (*folder.glob(".writing-*"), *folder.glob(".old-*")):
         shutil.rmtree(part, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what it holds, sealed with a checksum."""
+"""The manifest of a checkpoint: its table of contents, sealed with a checksum."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def about(folder: Path, step: int) -> dict[str, Any]:
 def read(path: Path) -> dict[str, Any]:
     """Read a manifest. Raises OSError if the disk fails, ValueError if it differs from what was written.
 
-    The seal only shows damage, for anybody can write one: of this version, the names and sizes of files are
+    The seal only detects damage and proves no authorship: for the current version, the names and sizes of files are
     checked too.
     """
     try:

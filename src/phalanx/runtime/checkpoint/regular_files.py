@@ -1,4 +1,4 @@
-"""Reading files of a folder that somebody else may have made: regular files inside it, of bounded size.
+"""Reading files of an untrusted folder: regular files inside it, of bounded size.
 
 A name is a plain file name. A link, a device, a pipe or a folder is refused before anything is read from it.
 """
@@ -16,7 +16,7 @@ _NOT_REGULAR = (errno.ELOOP, errno.ENXIO)  # a symbolic link; a socket or device
 
 
 def open_regular(path: Path) -> int:
-    """Open a regular file and return its descriptor. Raises ValueError if it is none, OSError."""
+    """Open a regular file and return its descriptor. Raises ValueError if it is not regular, OSError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -30,7 +30,7 @@ def open_regular(path: Path) -> int:
 
 
 def size_of(path: Path) -> int:
-    """Return a regular file's size in bytes. Raises ValueError if it is none, OSError."""
+    """Return a regular file's size in bytes. Raises ValueError if it is not regular, OSError."""
     about = path.lstat()
     if not stat.S_ISREG(about.st_mode):
         raise ValueError(f"{path.name} is not a regular file")
@@ -38,7 +38,7 @@ def size_of(path: Path) -> int:
 
 
 def read_json(path: Path, most: int) -> Any:
-    """Read a JSON file of at most `most` bytes. Raises ValueError if it is none or larger, OSError."""
+    """Read a JSON file of at most `most` bytes. Raises ValueError if it is malformed or larger, OSError."""
     with open(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:

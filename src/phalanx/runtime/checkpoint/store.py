@@ -9,8 +9,8 @@
 
 Every rank writes what it owns into a temporary folder (`write`); once all have, one of them completes the checkpoint
 and renames it (`commit`), so a crash leaves the previous one intact. No rank waits for another in a collective:
-async_saver.py does all of this beside the training. The container itself is container.py. All randomness of a run is
-a function of (seed, step): that is the random state.
+async_saver.py does all of this concurrently with training. The container itself is container.py. All randomness of a
+run is a function of (seed, step): that is the random state.
 
 Nothing that came from a file is unpickled, and a checkpoint is read as if an enemy had written it: the checksums show
 damage, not authorship (regular_files.py, index.py).
@@ -43,11 +43,11 @@ from phalanx.runtime.checkpoint.manifest import (
 )
 from phalanx.runtime.checkpoint.regular_files import open_regular, read_json, size_of
 
-_LARGEST_PART = 2**30  # bytes that a rank writes about the boxes that it wrote
+_LARGEST_PART = 2**30  # bytes of a rank's list of boxes
 
 
 def steps(folder: Path) -> list[int]:
-    """Return the steps of the checkpoints that look intact, ascending: every file is there in its full size."""
+    """Return the steps of the checkpoints that look intact, ascending: every file exists in its full size."""
     intact = []
     for step in written(folder):
         try:
@@ -66,7 +66,7 @@ def written(folder: Path) -> list[int]:
 
 
 def none_intact(folder: Path) -> str:
-    """Say why a folder has no intact checkpoint: it holds none, or what the newest one lacks."""
+    """Return the reason why a folder has no intact checkpoint: it is empty, or the newest one's defect."""
     there = written(folder)
     if not there:
         return "holds no checkpoint yet"
@@ -80,9 +80,10 @@ def newest(folder: Path) -> Path | None:
 
 
 def _missing(path: Path) -> str | None:
-    """Return what is wrong with a checkpoint as far as file sizes show, or None. Raises OSError.
+    """Return a checkpoint's defect as far as file sizes show, or None. Raises OSError.
 
-    Of another version, only the manifest is checked.
+    For another version, only the
+    manifest is checked.
     """
     try:
         manifest = read(path)
@@ -103,10 +104,10 @@ def _missing(path: Path) -> str | None:
 
 
 def damage(folder: Path, step: int, reader: int = 0, readers: int = 1) -> str | None:
-    """Return what is damaged in a checkpoint, or None if it is intact.
+    """Return the damage of a checkpoint, or None if it is intact.
 
-    Of several `readers`, each verifies its share of the files. Raises CheckpointError for an unknown version, OSError
-    if the disk cannot read a file.
+    Each of several `readers` verifies its share of the
+    files. Raises CheckpointError for an unknown version, OSError if the disk cannot read a file.
     """
     path = path_of(folder, step)
     missing = _missing(path)
@@ -119,7 +120,7 @@ def damage(folder: Path, step: int, reader: int = 0, readers: int = 1) -> str | 
 
 
 def damage_or_unread(folder: Path, step: int, reader: int = 0, readers: int = 1) -> str | None:
-    """Return what is damaged or unreadable in a checkpoint, or None if it is intact. Raises CheckpointError."""
+    """Return the damaged or unreadable part of a checkpoint, or None if it is intact. Raises CheckpointError."""
     try:
         return damage(folder, step, reader, readers)
     except (OSError, ValueError) as error:
@@ -127,7 +128,7 @@ def damage_or_unread(folder: Path, step: int, reader: int = 0, readers: int = 1)
 
 
 def _sealed(file: Path) -> list[int | str]:
-    """Return what the manifest says of a file: its size in bytes and its checksum."""
+    """Return a file's entry for the manifest: its size in bytes and its checksum."""
     return [size_of(file), _digest(file)]
 
 
@@ -231,7 +232,7 @@ def give_up(part: Path, rank: int, why: str) -> None:
     with suppress(OSError):
         (part / container.file_of(rank)).unlink(missing_ok=True)
         (part / f".why-{rank}").write_text(why)
-        os.replace(part / f".why-{rank}", part / f".failed-{rank}")  # others look for it all the time
+        os.replace(part / f".why-{rank}", part / f".failed-{rank}")  # other ranks poll for it
 
 
 def load(folder: Path, step: int, parts: Iterable[Part], optional: str | None = None) -> None:

@@ -4,8 +4,8 @@
     N bytes       JSON: {name: {"dtype": "BF16", "shape": [...], "data_offsets": [begin, end]}, "__metadata__": {...}}
     the rest      row-major little-endian tensors, without gaps; offsets count from here
 
-(github.com/huggingface/safetensors, "Format".) The library saves dictionaries of tensors; a writer here holds one
-tensor, so that host memory can be counted.
+(github.com/huggingface/safetensors, "Format".) The library saves dictionaries of tensors; here a writer holds one
+tensor at a time, so that host memory can be counted.
 """
 
 from __future__ import annotations

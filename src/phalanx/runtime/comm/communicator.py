@@ -35,7 +35,7 @@ class Comm:
     """The collectives of one rank of a mesh.
 
     `choices` say which transport and algorithm serve which collective; without them all are native. With `null` there
-    are no other ranks: collectives are checked and recorded but not issued (used for verification).
+    are no peers: collectives are checked and recorded but not issued (used for verification).
     """
 
     def __init__(self, world: World, mesh: Mesh, choices: Sequence[Choice] = (), null: bool = False) -> None:
@@ -51,18 +51,18 @@ class Comm:
         several = world.size > 1 and not null
         self._staged = several and gpus.shares_gpu(gpus.this_host(), world.local_size)
         self.wire = staged if self._staged else native
-        """Sends and receives that nobody records."""
+        """Sends and receives without recording."""
         self._p2p = P2P(world.local_size, self._shm.arena if self._shm is not None else None)
         if not null and world.size > 1 and self.size("pp") > 1:
             self._create_groups()
         self.unawaited: dict[int, NotIssued] = {}
-        """Collectives over the null transport that nobody has waited for yet."""
+        """Collectives over the null transport that have not been waited for yet."""
 
     def _create_groups(self) -> None:
         """Create all process groups of a pipeline, in the same order on every rank.
 
-        Created at first use, each rank would have an order of its own: one begins with a message between stages,
-        another with a collective of its layers.
+        If groups were created at first use, their order would differ by rank: one begins with a message between
+        stages, another with a collective of its layers.
         """
         m = self.mesh
         replicas = m.name("dp_replicate", "dp_shard", "cp", "tp")
@@ -129,7 +129,7 @@ class Comm:
     def all_gather(
         self, target: Tensor, source: Tensor, axis: str, *, unit: str, phase: Phase, micro_batch: int | None = None
     ) -> Handle:
-        """Start gathering every rank's `source` (n,) into `target` (ranks n,); source may be part of target."""
+        """Start gathering every rank's `source` (n,) into `target` (ranks x n,); source may be part of target."""
         return self._record("all_gather", axis, source, target, target.nbytes, unit, phase, micro_batch)
 
     def reduce_scatter(
@@ -143,7 +143,7 @@ class Comm:
         micro_batch: int | None = None,
         reduction: Reduction = "sum",
     ) -> Handle:
-        """Start reducing `source` (ranks n,) and leaving this rank's part of the result in `target` (n,).
+        """Start reducing `source` (ranks x n,) and leaving this rank's part of the result in `target` (n,).
 
         Target may be a view of that part of source. The rest of source is undefined afterwards.
         """
@@ -277,7 +277,7 @@ class Comm:
         if self.null:
             overwrites = op in ("all_reduce", "reduce_scatter")
             return self._unissued(label, op, (source,) * (not overwrites), (target, *[source] * overwrites))
-        # No rank knows the size of another's uneven parts: all choose as for the largest size.
+        # Ranks do not know each other's uneven sizes: all choose as for the largest size.
         chosen = pick(self.choices, op, len(ranks), 2**62 if parts[0] else size, self.hosts(ranks))
         start = partial(self.start, call, chosen.transport, chosen.algorithm)
         # NCCL drops its references when its handle is waited for.
@@ -311,7 +311,7 @@ class Comm:
         return self._shm is not None and self.hosts(ranks) == 1 and self._shm.reaches(ranks, self.world.rank, _say)
 
     def hosts(self, ranks: tuple[int, ...]) -> int:
-        """Return on how many hosts these ranks are."""
+        """Return the number of hosts of these ranks."""
         return len({rank // self.world.local_size for rank in ranks})
 
     def broadcast(self, tensor: Tensor, axis: str) -> None:
@@ -350,7 +350,7 @@ class Comm:
             native.start(Call("all_reduce", ranks, self.world.rank, token, token)).wait()
 
     def _unissued(self, label: str, op: str, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> Handle:
-        """Return a handle over the null transport and list it as unawaited until somebody waits for it."""
+        """Return a handle over the null transport, listed as unawaited until its `wait`."""
         handle = NotIssued(self.unawaited, f"{op} of {label}", reads, writes)
         self.unawaited[id(handle)] = handle
         return handle

@@ -1,4 +1,4 @@
-"""Handles of collectives whose `wait` does more than wait for the transport."""
+"""Handles of collectives with additional work in `wait`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class InOrder:
 class Released:
     """A handle for instrumented steps that waits until the transport has released the tensors.
 
-    Gloo's thread reports completion before it drops its references, on a busy machine long before; memory that the
-    step has freed would then still count as live.
+    Gloo's thread reports completion before it drops its references, on a busy machine long before; memory freed by
+    the step would then still count as live.
     """
 
     _PATIENCE_S = 1.0
@@ -40,7 +40,7 @@ class Released:
         self._handle = start()
 
     def wait(self) -> None:
-        """Wait for the collective, then until its tensors are released; not for ever."""
+        """Wait for the collective, then, for a bounded time, until its tensors are released."""
         self._handle.wait()
         self._handle, until = DONE, time.monotonic() + self._PATIENCE_S
         while any(_use_count(t) > before for t, before in self._tensors) and time.monotonic() < until:

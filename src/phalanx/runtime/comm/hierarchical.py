@@ -1,4 +1,5 @@
-"""The hierarchical all-reduce over several hosts whose ranks share memory: only what must cross the network does.
+"""The hierarchical all-reduce over several hosts whose ranks share memory: only the necessary bytes cross the
+network.
 
     inside    reduce-scatter through shared memory: each rank has one part of the host's sum
     across    all-reduce of that part with the ranks of the same local index on the other hosts, by messages
@@ -41,7 +42,7 @@ class Hierarchical:
     """
 
     def __init__(self, arena: Arena) -> None:
-        # With a queue of its own: no other operation is completed between the two halves of an all-reduce.
+        # A separate queue: no other operation is completed between the two halves of an all-reduce.
         self._shm = Shm(worlds.timeout_s(), arena)
         self._places: dict[tuple[int, ...], Place | None] = {}
 

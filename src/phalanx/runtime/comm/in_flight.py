@@ -1,5 +1,5 @@
-"""What a collective over the null transport uses until somebody waits for it: verification holds every operation of a
-step against that."""
+"""Memory in use by a collective over the null transport until its `wait`: verification checks every operation of a
+step against it."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Bytes:
 
 
 class NotIssued:
-    """The handle of a collective over the null transport: waiting only marks it as awaited. `reads` and `writes`:
-    what it uses of memory until then."""
+    """The handle of a collective over the null transport: waiting only marks it as awaited. `reads` and `writes`: the
+    memory it uses until then."""
 
     def __init__(
         self, unawaited: dict[int, NotIssued], name: str, reads: Sequence[Tensor], writes: Sequence[Tensor]

@@ -1,4 +1,4 @@
-"""A rank that runs one collective schedule with a reduction of the user's own, and writes down what it then holds."""
+"""A rank that runs one collective schedule with a user-defined reduction, and writes its result to a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from phalanx.schedule.collectives.registry import build
 
 
 def contribution(rank: int, size: int) -> torch.Tensor:
-    """Return what a rank contributes: (size,) int64 in -9..9, drawn from its number."""
+    """Return a rank's contribution: (size,) int64 in -9..9, seeded with its number."""
     return torch.from_numpy(np.random.default_rng(rank).integers(-9, 10, size))
 
 

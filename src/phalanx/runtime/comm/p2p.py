@@ -177,7 +177,7 @@ class P2P:
         executor.run(make(call.op, algorithm, ranks, call.source.numel(), me, 1, splits), memory, "sum", call.source)
 
     def _splits(self, call: Call, executor: Executor) -> tuple[tuple[int, ...], ...]:
-        """Return how many elements each rank sends to each, gathered from all ranks; empty if parts are equal."""
+        """Return the elements that each rank sends to each, gathered from all ranks; empty if parts are equal."""
         p = len(call.ranks)
         if not call.sends:
             return ()
@@ -190,7 +190,7 @@ class P2P:
 
 
 def _segments(algorithm: str, ranks: int, size: int) -> int:
-    """Return in how many segments an algorithm that pipelines sends a buffer of `size` bytes.
+    """Return the number of segments in which a pipelined algorithm sends a buffer of `size` bytes.
 
     A hierarchical schedule's messages are a rank's part of a segment.
     """

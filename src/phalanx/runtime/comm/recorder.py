@@ -1,4 +1,4 @@
-"""The recorder: the events that a rank really issued, in the same form as a StepProgram predicts them."""
+"""The recorder: the events issued by a rank, in the form in which a StepProgram predicts them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Meter(Protocol):
 
 
 class Now(NamedTuple):
-    """What runs now: the micro-batch, and its phase (forward, backward, or one part of a split backward pass)."""
+    """The running pass: its micro-batch and phase (forward, backward, or one part of a split backward pass)."""
 
     micro_batch: int
     phase: Phase
@@ -67,7 +67,7 @@ class Recorder:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Exclude what runs inside this context from the FLOP count: it is not part of the model."""
+        """Exclude operations inside this context from the FLOP count: they are not part of the model."""
         self.counting = False
         try:
             yield

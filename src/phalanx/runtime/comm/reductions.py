@@ -1,4 +1,4 @@
-"""Reductions by name: torch's, those of Python's `operator`, or MODULE:FUNCTION of the user's own."""
+"""Reductions by name: torch's, those of Python's `operator`, or a user's MODULE:FUNCTION."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def named(text: str) -> Combine:
     if not colon:
         raise InputError("with", text, "is not a reduction", nearest(text, NAMED) or "or write MODULE:FUNCTION")
     if "" not in sys.path:
-        sys.path.append("")  # last: no file of this folder stands in for an installed module
+        sys.path.append("")  # last, so that no file of this folder shadows an installed module
     try:
         combine = getattr(importlib.import_module(module), function)
     except Exception as error:  # the user's module, which may raise anything

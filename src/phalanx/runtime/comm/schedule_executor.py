@@ -5,7 +5,7 @@ so that one is reduced while the next is under way:
     receives  are posted rounds ahead, as far as staging memory allows: otherwise the sender would ask first, and wait
               until its question had passed everything queued on the link, and for the answer
     sends     each segment leaves as soon as the data that it carries is there
-    staging   a segment that is reduced, or that would overwrite data still to be read, arrives in memory of its own
+    staging   a segment that is reduced, or that would overwrite data still to be read, arrives in staging memory
 Gloo needs receives to be posted before sends; NCCL needs a round's sends and receives in one group.
 """
 
@@ -140,12 +140,12 @@ class _Flight:
         self._sends: list[_Moving] = []
 
     def has_room(self, step: RankStep) -> bool:
-        """Whether everything that a round receives could be staged beside the rest."""
+        """Whether all receives of a round fit in staging memory along with the current ones."""
         incoming = sum(high - low for message in step.receives for low, high in message.pieces)
         return self._staged_bytes() + incoming * self._like.itemsize <= _AHEAD
 
     def make_room(self, number: int) -> None:
-        """Finish what rounds before `number` received, the oldest first, until staging memory is within its limit."""
+        """Finish receives of rounds before `number`, the oldest first, until staging memory is within its limit."""
         while self._receives and self._receives[0].number < number and self._staged_bytes() > _AHEAD:
             self._finish(self._receives[0])
         while self._sends and self._staged_bytes() > _AHEAD:
@@ -179,7 +179,7 @@ class _Flight:
                 staged = None if len(pieces) == 1 else self._staging.pack(pieces, self._memory, self._like)
                 data = self._memory(*pieces[0]) if staged is None else staged
                 self._sends.append(_Moving(number, pieces, self._over.send([data], message.peer, _TAG), staged))
-        # Earlier ones are as good as sent: the list to search stays short.
+        # Earlier sends are as good as complete: the list to search stays short.
         while self._sends and self._sends[0].number < number:
             self._wait_sent(self._sends[0])
 

@@ -35,7 +35,7 @@ _RING = 32  # operations that may be published and unfinished at once
 _LINE = 8  # words of a cache line
 _SPINS = 300  # reads of a flag, yielding the core in between, before the first sleep
 _NAP_S, _LONGEST_NAP_S = 50e-6, 1e-3
-_NAPS = 32  # a longer wait naps for this part of the time that it has taken, which delays it by as little
+_NAPS = 32  # a longer wait naps for 1/32 of its duration so far, which bounds the delay to that share
 _CHECK_ALIVE_S = 0.02  # between checks of whether the peer still lives
 _OPS = {"all_reduce": 1, "all_gather": 2, "reduce_scatter": 3, "all_to_all": 4}
 _DTYPES = {
@@ -101,7 +101,7 @@ class Waiting:
 class Shm:
     """This process's arena, and the groups whose ranks map each other's.
 
-    `arena` is None if there can be none, for `reason`. Waits for a peer time out after `timeout_s` seconds.
+    `arena` is None if it cannot be created, for `reason`. Waits for a peer time out after `timeout_s` seconds.
     """
 
     def __init__(self, timeout_s: float, arena: Arena | None = None) -> None:
@@ -226,7 +226,7 @@ class Shm:
             if words[at] != key[0] or (words[at + 1] != key[1] and not call.sends):
                 raise RuntimeError(_mismatch(call, peer, at))
             key.append(words[at + 2])
-        # A buffer in an arena keeps its address: the steps are those of the last time.
+        # A buffer in an arena keeps its address: the cached steps are still valid.
         cached = None if operation.staged else group.cached.get(tuple(key))
         with np.errstate(all="ignore"):  # overflow is for the caller to detect
             for function, arguments in cached or self._steps(operation, key, arena):
@@ -260,7 +260,7 @@ class Shm:
             return work(call, sources)
         if len(group.cached) >= _CACHED:
             group.cached.clear()
-        # On views of our own: the cache must not keep the caller's tensors alive.
+        # On new views: the cache must not keep the caller's tensors alive.
         source = arena.tensor(key[2], call.source.numel(), call.source.dtype)
         target_view = arena.tensor(target, call.target.numel(), call.target.dtype)
         steps = work(replace(call, source=source, target=target_view, watch=None), sources)
@@ -268,8 +268,8 @@ class Shm:
         return steps
 
     def _wait_past(self, peer: ArenaNeighbour, word: int, number: int, call: Call) -> None:
-        """Wait until a peer's counter exceeds `number`, spinning first, then sleeping between checks: the longer it
-        has waited, the longer, so that it leaves the core to those that compute.
+        """Wait until a peer's counter exceeds `number`, spinning first, then sleeping between checks for ever longer,
+        so that it leaves the core to ranks that compute.
 
         Raises RuntimeError if the peer dies or the timeout passes.
         """
@@ -311,13 +311,13 @@ def _stage(call: Call, arena: Arena) -> int:
 
 
 def _code(call: Call) -> int:
-    """Encode what must agree on all ranks beside the size: operation, reduction, unevenness and type."""
+    """Encode what must agree on all ranks in addition to the size: operation, reduction, unevenness and type."""
     kind = _OPS[call.op] + 8 * _REDUCTIONS[call.reduction] + (128 if call.sends else 0)
     return kind + 256 * _DTYPES[call.source.dtype]
 
 
 def _mismatch(call: Call, peer: ArenaNeighbour, at: int) -> str:
-    """Say that a peer issued another operation: the one whose entry begins at word `at`."""
+    """Return the error for a peer that issued a different operation, the one whose entry begins at word `at`."""
     code, size = peer.words[at], peer.words[at + 1]
     op, reduction, dtype = list(_OPS)[code % 8 - 1], list(_REDUCTIONS)[code // 8 % 16], list(_DTYPES)[code // 256]
     theirs = described(op, size, dtype, reduction, bool(code & 128))

@@ -1,7 +1,7 @@
 """A rank's arena: memory that the other ranks of its host map too.
 
 The file behind it has no name (memfd_create): peers open it through /proc while its owner lives. So nothing is left
-behind however a run ends, kill -9 included, and the size of /dev/shm does not matter.
+behind however a run ends, including kill -9, and the size of /dev/shm does not matter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RESERVE = 1 << 20  # bytes by which the file grows
 
 @dataclass(frozen=True)
 class Address:
-    """Where peers find an arena on its host."""
+    """Address by which peers find an arena on its host."""
 
     pid: int
     fd: int
@@ -96,7 +96,7 @@ class Arena:
         self._free = merged
 
     def tensor(self, offset: int, numel: int, dtype: torch.dtype) -> Tensor:
-        """Return a flat tensor (numel,) on allocated bytes, without ownership of them."""
+        """Return a flat tensor (numel,) on allocated bytes, without owning them."""
         return self.memory[offset : offset + numel * dtype.itemsize].view(dtype)
 
     def buffer(self, numel: int, dtype: torch.dtype, zeroed: bool = True) -> Tensor:

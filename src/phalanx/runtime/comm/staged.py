@@ -1,7 +1,8 @@
-"""Ranks that share a GPU: what they send goes through the host, over Gloo, as NCCL takes one process a GPU.
+"""Transport of ranks that share a GPU: messages go through the host, over Gloo, since NCCL supports only one process
+per GPU.
 
-A call is made on copies of its tensors in host memory, by any transport that CPUs have, and what arrived is copied to
-the GPU when it is waited for. Right, and slow: for trying strategies on one GPU (`shares_gpu`, process/gpus.py).
+A call runs on copies of its tensors in host memory, over any CPU transport, and `wait` copies the result to the GPU.
+Correct but slow: for trying strategies on one GPU (`shares_gpu`, process/gpus.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from phalanx.runtime.comm.transport import Call, Handle, Watch, same_place
 
 
 class _Arriving:
-    """An operation on the host's copies; the first `wait` also copies what `here` received to its place on the
+    """An operation on host copies; the first `wait` also copies `here`, the received data, to its place on the
     device."""
 
     def __init__(self, handle: Handle, here: Tensor, there: Tensor) -> None:
@@ -32,7 +33,7 @@ class _Arriving:
 
 
 def on_host(call: Call) -> Call:
-    """Return the call on copies in host memory, once the device has computed what it sends."""
+    """Return the call on copies in host memory, once the device has computed the data to send."""
     source = call.source.to("cpu", copy=True)
     in_place = same_place(call.source, call.target) and call.source.numel() == call.target.numel()
     target = source if in_place else torch.empty_like(call.target, device="cpu")

@@ -1,7 +1,7 @@
 """The timeline of a step on one rank: when every collective was issued, under way, waited for and complete.
 
     issued      the caller is inside the call that starts it
-    under way   from when its transport begins on it until it is really complete, whether or not anybody waits
+    under way   from when its transport begins on it until it is really complete, whether or not the caller waits
     waited for  the caller is inside `wait`
 
 Inside an issue or a wait the caller computes nothing: it is blocked. From these intervals, by axis:
@@ -42,14 +42,14 @@ class Span:
 
 @dataclass(frozen=True)
 class AxisTimes:
-    """Seconds in one step during which an axis communicated, and during which that blocked the rank."""
+    """Seconds of one step in which an axis communicated, and in which that blocked the rank."""
 
     active_s: float
     exposed_s: float
 
     @property
     def overlap(self) -> float | None:
-        """The share of the communication that computation hides; None without communication."""
+        """Share of the communication hidden by computation; None without communication."""
         return 1 - self.exposed_s / self.active_s if self.active_s else None
 
 
@@ -84,18 +84,19 @@ class Flight:
         self.done = self.done or perf_counter()
 
     def waited(self, start: float) -> None:
-        """Note that the caller waited from `start` on: it is complete, even if the thread that says so is late."""
+        """Note that the caller waited from `start` on: the collective is complete, even if the reporting thread is
+        late."""
         stop = perf_counter()
         self.done = self.done or stop
         self.waits.append((start, stop))
 
     @property
     def blocked(self) -> list[Interval]:
-        """When it blocked the caller: while it was issued and waited for."""
+        """Intervals in which it blocked the caller: while it was issued and waited for."""
         return [(self.start, self.issued), *self.waits]
 
     def under_way(self, now: float) -> list[Interval]:
-        """When it was under way, until `now` at most."""
+        """Intervals in which it was under way, up to `now`."""
         return [(self.started, self.done or now)] if self.started else []
 
 
@@ -185,7 +186,7 @@ class CommTimeline:
         return spans
 
     def _union(self, intervals: Iterable[Interval]) -> list[Interval]:
-        """Return what intervals cover of the step, as disjoint ascending intervals."""
+        """Return the union of intervals, clipped to the step, as disjoint ascending intervals."""
         union: list[Interval] = []
         for start, stop in sorted((max(a, self._start), min(b, self._stop)) for a, b in intervals):
             if stop <= start:
@@ -203,7 +204,7 @@ def length(intervals: Iterable[Interval]) -> float:
 
 
 def common(a: list[Interval], b: list[Interval]) -> list[Interval]:
-    """Return what two lists of disjoint ascending intervals both cover."""
+    """Return the intersection of two lists of disjoint ascending intervals."""
     shared: list[Interval] = []
     i = j = 0
     while i < len(a) and j < len(b):

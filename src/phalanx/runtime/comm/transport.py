@@ -33,7 +33,7 @@ DONE = Done()
 
 
 class Watch(Protocol):
-    """Observes when a call's work really happens; the transport calls it, from whichever thread does the work."""
+    """Observes when a call's work really happens; called by the transport, from the thread that does the work."""
 
     def begins(self, transport: str) -> None:
         """The transport begins to work on the call."""
@@ -115,7 +115,8 @@ def described(op: str, size: int, dtype: torch.dtype, reduction: Reduction, unev
 def same_place(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors begin at the same element of the same storage.
 
-    Works for meta tensors too, whose addresses are all the same.
+    Works for meta tensors too, whose addresses
+    are all equal.
     """
     return a.untyped_storage()._cdata == b.untyped_storage()._cdata and a.storage_offset() == b.storage_offset()
 

@@ -35,7 +35,7 @@ class FlatBucket:
 
     weights   (padded,) of the compute type, the parameters' own memory        zero 1, 2
     gradients (padded,) of the accumulate type, of all parameters              zero 0, 1
-    sent      (padded,) of the reduce type, what is reduced: `gradients` itself if types agree; at zero 2, 3
+    sent      (padded,) of the reduce type, the buffer to reduce: `gradients` itself if types agree; at zero 2, 3
               a shared buffer while the bucket fills and travels
     shard     (part,) of the accumulate type, this rank's gradients            all; at 0, 1 in `gradients`
     master    (part,) of the master type                                       zero 1, 2 (a view of `weights` if the
@@ -57,7 +57,7 @@ class FlatBucket:
         self.places: dict[str, Tensor] = {}  # views of the parameters' gradients in a shared `sent`
         self.missing = 0
         self.left = 0  # reductions until its gradients are complete: one for each chunk that fills it
-        self.arrived: set[str] = set()  # parameters that have a gradient in this micro-batch
+        self.arrived: set[str] = set()  # parameters with a gradient in this micro-batch
         self.touched: set[str] = set()  # in this step
         self.handle: Handle | None = None  # of the reduction in flight
         self.gathering: Handle | None = None  # of the parameters' all-gather in flight
@@ -92,8 +92,8 @@ class FlatBucket:
 
 
 def placeholder(parameter: Tensor) -> Tensor:
-    """Return a NaN expanded to the parameter's shape: it takes the memory of one element, and its use by mistake
-    shows."""
+    """Return a NaN expanded to the parameter's shape: it takes the memory of one element, and accidental use shows
+    up."""
     return torch.full((), torch.nan, dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
 
 
@@ -118,9 +118,9 @@ def put(place: Tensor, grad: Tensor | Product | Grouped | None, rows: list[tuple
 
 
 def square(flat: Tensor) -> Tensor:
-    """Return the squared 2-norm, (), fp64. Computed in pieces: torch's norm on the CPU adds in fp32, one element
-    after the other, and over millions of elements has a relative error of 1e-4 to 1e-3. A GPU adds up in a tree, and
-    thousands of small kernels would take it longer than the sum."""
+    """Return the squared 2-norm, (), fp64. Computed in pieces: torch's norm on the CPU adds sequentially in fp32, and
+    over millions of elements has a relative error of 1e-4 to 1e-3. A GPU sums in a tree, where thousands of small
+    kernels would take longer than the sum, so its pieces are large."""
     pieces = flat.split(_AT_ONCE["cpu" if flat.device.type == "cpu" else "gpu"])
     if flat.dtype in (torch.float32, torch.float64):
         return torch.stack([torch.dot(piece, piece) for piece in pieces]).double().sum()

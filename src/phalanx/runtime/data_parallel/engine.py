@@ -47,7 +47,7 @@ def _call(hook: weakref.WeakMethod[Callable[[str, nn.Parameter], None]], name: s
 
 
 def _release(parameters: list[nn.Parameter]) -> None:
-    """Make layers hand full gradients to autograd again, when their engine is gone."""
+    """Make layers return full gradients to autograd again, when their engine is gone."""
     for p in parameters:
         p.__dict__.pop("rows_beside", None)
         p.__dict__.pop("products_beside", None)
@@ -86,10 +86,10 @@ class DataParallel:
         # A compressor reads gradients in the accumulate type and decides itself what travels.
         self._reduce = DTYPES[precision.accumulate_dtype if c else precision.reduce_dtype]
         self._last, self._open, self._micro_batch, self._next = False, False, 0, 0
-        self._deferring = False  # weight gradients are deferred: hooks ignore what they see
+        self._deferring = False  # weight gradients are deferred: hooks ignore gradients
         self._under_way: list[FlatBucket] = []  # issued, not complete
         self._across: list[FlatBucket] = []  # complete, being reduced over the replicas of the shard
-        self.watch: Watch | None = None  # sees each gradient, and its rows, before the reduction
+        self.watch: Watch | None = None  # receives each gradient, and its rows, before the reduction
         self.unscale = 1.0  # factor on gradients before compression: residuals must outlive a loss scale
         self._allocate(precision, slot_plan)
         self.compressor: Compressor | None = None
@@ -107,7 +107,7 @@ class DataParallel:
         # Python cannot see that a parameter holds its hook: a strong reference back would never be collected.
         hook: weakref.WeakMethod[Callable[[str, nn.Parameter], None]] = weakref.WeakMethod(self._hook)
         for name, p in self.parameters.items():
-            # Gradient rows or products that a layer hands over beside, or in place of, a dense gradient
+            # Gradient rows or products that a layer delivers alongside, or in place of, a dense gradient
             # (nn/functional.py).
             p.rows_beside = []  # type: ignore[attr-defined]
             p.products_beside = []  # type: ignore[attr-defined]
@@ -167,7 +167,7 @@ class DataParallel:
                 bucket.gathering = None
 
     def pieces(self) -> Iterator[tuple[Piece, Tensor, Tensor]]:
-        """Yield (piece, master, gradient) of all that this rank updates with zero >= 1; flat tensors."""
+        """Yield (piece, master, gradient) for each piece that this rank updates with zero >= 1; flat tensors."""
         for b in self.buckets:
             assert b.master is not None
             assert b.shard is not None
@@ -202,8 +202,8 @@ class DataParallel:
             self.comm.broadcast(tensor, self.comm.mesh.gradient_axis)
 
     def updated(self) -> None:
-        """Take up changed masters: zero 1 and 2 start to gather the parameters, first needed first; zero 3
-        releases what is gathered, and rounds what it gathers in 8 bits."""
+        """Publish updated masters: zero 1 and 2 start to gather the parameters, first needed first; zero 3 releases
+        gathered parameters, and rounds those it gathers in 8 bits."""
         if self.gathered is not None:
             self.gathered.updated()
         if not self.sharding.updates_gather:
@@ -217,7 +217,7 @@ class DataParallel:
             b.gathering = self.comm.all_gather(b.weights, own, b.axis, unit=b.name, phase="opt")
 
     def begin(self) -> None:
-        """Start a step: forget the gradients of the last one."""
+        """Start a step: discard the gradients of the last one."""
         for b in self.buckets:
             b.touched.clear()
             b.left = sum(b in own for own in self._chunks)
@@ -247,8 +247,8 @@ class DataParallel:
             self.gathered.micro_batch(micro_batch)
 
     def defer_weights(self, micro_batch: int) -> None:
-        """Announce a backward pass that defers the gradients of weights; `backward` and a `take` of each follow
-        later."""
+        """Announce a backward pass that defers the gradients of weights; `backward` and a `take` for each weight
+        follow later."""
         self._deferring = True
         if self.gathered is not None:
             self.gathered.micro_batch(micro_batch)
@@ -292,14 +292,14 @@ class DataParallel:
                 user = None
             if user is None:
                 self._slots[slot] = (memory, bucket)
-            else:  # the user of the slot is still filling: other buckets overtake it
+            else:  # the slot's user is still filling: other buckets overtake it
                 memory = self.comm.buffer(bucket.padded, self._reduce)
             bucket.attach(memory[: bucket.padded])
         return bucket.places[name]
 
     def grad_ready(self, name: str) -> None:
-        """Count a parameter's gradient of this micro-batch as complete, and issue the buckets that are full. Raises
-        RuntimeError if it comes twice."""
+        """Mark a parameter's gradient of this micro-batch as complete, and issue full buckets. Raises RuntimeError if
+        it is marked twice."""
         if not (self._last or self.sharding.reduces_each):
             return
         bucket = self._bucket_of[name]
@@ -313,9 +313,9 @@ class DataParallel:
             self._issue()
 
     def _issue_before(self, name: str) -> None:
-        """Issue the buckets of the units before `name`, whose backward pass begins (zero 3). Parameters without a
-        gradient on this rank get none any more; other ranks may have issued them earlier, but like this one before
-        they gather the next unit."""
+        """Issue the buckets of the units before `name`, whose backward pass begins (zero 3). Parameters still without
+        a gradient on this rank will get none; other ranks may issue these buckets earlier, but always before they
+        gather the next unit, like this rank."""
         order = [b.bucket.unit for b in self._now]
         before = order.index(name) if name in order else 0
         if before and order[before - 1] == SHARED:  # the shared parameters, which this unit uses too
@@ -390,9 +390,9 @@ class DataParallel:
             )
 
     def settle(self) -> None:
-        """End a backward pass: issue the buckets that are left, with zeros for parameters without a gradient. Stages
-        2 and 3 wait for the reductions before anything is gathered again: ranks may differ in the gradients that
-        came."""
+        """End a backward pass: issue the remaining buckets, with zeros for parameters without a gradient. ZeRO 2 and
+        3 wait for the reductions before anything is gathered again, since ranks may differ in which gradients
+        arrived."""
         if self._open and (self._last or self.sharding.reduces_each):
             while self._next < len(self._now):
                 self._issue()
@@ -405,8 +405,8 @@ class DataParallel:
             self._complete(b)
 
     def finish(self) -> None:
-        """End the last backward pass of a step: gradients are complete. Also wait for parameters that no forward pass
-        needed: the update writes to the memory that their all-gather reads and writes."""
+        """End the last backward pass of a step: gradients are complete. Also wait for parameters unused by any
+        forward pass: the update writes to memory that their all-gather uses."""
         self.settle()
         self._complete_all()
         self.wait_parameters(list(self.parameters))
@@ -430,7 +430,7 @@ class DataParallel:
             torch._foreach_mul_([b.shard for b in self.buckets if b.shard is not None], factor)
 
     def scale_by(self, factor: Tensor) -> None:
-        """Multiply every gradient by a factor, (), that only the device knows."""
+        """Multiply every gradient by a factor, (), on the device, without synchronising with the host."""
         shards = [b.shard for b in self.buckets if b.shard is not None]
         for dtype in dict.fromkeys(shard.dtype for shard in shards):
             torch._foreach_mul_([shard for shard in shards if shard.dtype == dtype], factor.to(dtype))

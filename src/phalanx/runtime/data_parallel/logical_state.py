@@ -4,11 +4,11 @@
     optimizer.<fqn>.<state>       exp_avg, exp_avg_sq, momentum_buffer, ...; step
     buffers.<fqn>                 buffers that the model learns without gradients
     compression.<fqn>.kept        the residual of the gradient, summed over the ranks; split evenly on load
-    compression.own.<layout>...   the residuals of each rank as they were, of up to OWN_RANKS ranks: the same layout
-                                  goes on with them, to the bit
+    compression.own.<layout>...   each rank's own residuals, of up to OWN_RANKS ranks: the same layout
+                                  resumes from them bitwise
     compression.<fqn>.q<rank>     PowerSGD's factor; compression.draws: the number of reductions so far
 
-Of a parameter split over tp, ep and etp each rank has a box. Parts are views of live memory: a rank saves from there,
+A parameter split over tp, ep and etp has a box on each rank. Parts are views of live memory: a rank saves from there,
 and loads into it.
 """
 
@@ -31,15 +31,15 @@ from phalanx.spec.model.spec import is_head_copy
 from phalanx.spec.strategy.split import ParameterBox, Split
 
 OPTIONAL = "compression."
-"""The prefix of what checkpoints of other strategies may lack: residuals then start from zero."""
+"""Prefix of tensors that checkpoints of other strategies may lack: residuals then start from zero."""
 OWN_RANKS = 8
-"""The most ranks of the data axis that save their own residuals too: together they are as large as that many times
-the gradients. Of more ranks the sum alone is saved."""
+"""Maximum ranks of the data axis for which each rank's residuals are saved too: they are as large as the gradients on
+every rank. With more ranks only the sum is saved."""
 
 
 class Boxes(Protocol):
-    """Which box of each logical parameter a rank holds: the Split of a decoder, or what a plan of names made of any
-    module (runtime/any_module/tensor_plan.py). `index`: the rank's coordinate along tp."""
+    """Box of each logical parameter on a rank: the Split of a decoder, or the SplitNames of any module
+    (runtime/any_module/tensor_plan.py). `index`: the rank's coordinate along tp."""
 
     @property
     def index(self) -> int: ...
@@ -64,7 +64,7 @@ def owned(
     kinds = [(False, grid.gradient_axis, "dp_replicate"), (True, "edp", "")]
     for experts, whole_on, shards_on in kinds:
         of = {name: master for name, master in masters.items() if (name in of_experts) == experts}
-        # The holder of a parameter's first element writes its scalar states (step). What several tp ranks hold, the
+        # The holder of a parameter's first element writes its scalar states (step). Tensors on several tp ranks, the
         # first of them writes.
         mine = (p for first, p in _held(engine, of, optimizer, split, copies=False) if first or p.shape)
         yield from shared(mine, shards_on if engine.sharding.state else whole_on)
@@ -123,8 +123,8 @@ def _tensors(name: str, master: Tensor, optimizer: torch.optim.Optimizer) -> Ite
 
 @torch.no_grad()
 def gradients(engine: DataParallel, split: Split) -> dict[str, Tensor]:
-    """Gather every parameter's gradient, unsharded, by name; all ranks together. Where several ranks hold one, that
-    which is farthest from the first rank's is returned, so that parity sees the worst."""
+    """Gather every parameter's gradient, unsharded, by name; all ranks together. Of several ranks' copies, the one
+    farthest from the first rank's is returned, so that parity checks the worst."""
     result = _over_layers(engine, split)
     for other in engine.comm.gather_objects(result, "pp"):
         for name, gradient in other.items():
@@ -198,8 +198,8 @@ def _compression(engine: DataParallel) -> Iterator[Part]:
 
 
 def _own_residuals(engine: DataParallel) -> list[Part]:
-    """Return this rank's residuals, and first a mark that they are there: its value is 1. Empty without error
-    feedback, or over more than OWN_RANKS ranks."""
+    """Return this rank's residuals, preceded by a marker tensor with value 1. Empty without error feedback, or over
+    more than OWN_RANKS ranks."""
     c, comm = engine.compressor, engine.comm
     kept = [] if c is None else [(b.name, i, t) for b in engine.buckets for i, t in enumerate(c.kept(b))]
     if not kept or comm.size(comm.mesh.gradient_axis) > OWN_RANKS:

@@ -1,9 +1,9 @@
 """Shards of parameters in 8 bits, which ZeRO-3 gathers (schedule/gradients/narrow.py says what and why).
 
-    after the optimizer   all-reduce of all matrices' largest magnitudes, and of what is no matrix; shards are rounded
+    after the optimizer   all-reduce of all matrices' largest magnitudes, and of other parameters; shards are rounded
     gather of a unit      all-gather of its bytes; matrices lie there as autograd/narrow_product.py reads them
 
-What is no matrix is whole on every rank from one update to the next, and is not gathered with its unit.
+Other parameters are whole on every rank from one update to the next, and are not gathered with their unit.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class NarrowShards:
     ) -> None:
         self._flats, self._memories, self._dtype, self._comm = flats, memories, dtype, comm
         self.shards = {flat.name: comm.buffer(flat.part, torch.uint8) for flat in flats}
-        """(part,) of each bucket, the bytes of 8-bit floats."""
+        """Shard of each bucket, (part,), the bytes of 8-bit floats."""
         every = [p for flat in flats for p in flat.bucket.parameters]
-        # By parameter: where its numbers are in what ranks reduce. Scales are together, before all else.
+        # By parameter: its place in the all-reduced tensor, where all scales come first.
         self._places: dict[str, slice] = {}
         begins = 0
         for p in sorted(every, key=lambda p: not scales(p)):
@@ -43,14 +43,14 @@ class NarrowShards:
         self._numbers = comm.buffer(begins, torch.float32)
         self._matrices = sum(map(scales, every))
         self._back = torch.empty_like(self._numbers[: self._matrices])
-        """Of each matrix, what its 8-bit floats have to be multiplied by."""
+        """Scale by which each matrix's 8-bit floats are multiplied."""
         self._whole = torch.empty_like(self._numbers[self._matrices :], dtype=dtype)
-        """What is no matrix."""
+        """Parameters that are not matrices."""
 
     def place(
         self, flat: FlatBucket, memory: Tensor, of: dict[str, nn.Parameter], arrive: narrow_product.Arrive
     ) -> None:
-        """Say where a bucket's parameters are once it is gathered in `memory`; `arrive` waits for that."""
+        """Register where a bucket's parameters are once it is gathered in `memory`; `arrive` waits for that."""
         views = flat.views(memory.view(narrow_product.E4M3))
         for p in flat.bucket.parameters:
             place = self._places[p.fqn]
@@ -84,7 +84,8 @@ class NarrowShards:
                     torch.mul(here, scale[at], out=rounded)
 
     def _announce(self, flat: FlatBucket) -> None:
-        """Write what this rank has of a bucket: largest magnitudes in its parts of matrices, and what is none."""
+        """Write this rank's share of a bucket to the all-reduced tensor: largest magnitudes of its parts of matrices,
+        and parts of other parameters."""
         assert flat.master is not None
         matrices = list(self._of_matrices(flat))
         if matrices:  # one after the other, and so are their scales

@@ -1,4 +1,5 @@
-"""Check that replicas hold the same bits: checksums of all that must be equal, gathered once, compared by name.
+"""Check that replicas hold the same bits: checksums of all tensors that must be equal, gathered once, compared by
+name.
 
     what                                             must be equal on
     weights, zero 0, 1, 2                            all data-parallel ranks; experts: all ranks of edp
@@ -23,9 +24,9 @@ from phalanx.spec.model.spec import holds_one_tied_copy
 from phalanx.spec.strategy.split import Split
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_AT_ONCE = 2**20  # elements: their int64 copies stay small beside the tensors
+_AT_ONCE = 2**20  # elements: their int64 copies stay small compared with the tensors
 _MASTER = "the master of "
-_NAMED, _RANKS = 3, 8  # how many tensors, and of each how many ranks, an error names
+_NAMED, _RANKS = 3, 8  # tensors, and ranks of each, that an error names
 
 
 class ReplicasDiffer(RuntimeError):
@@ -43,8 +44,8 @@ def checksum(tensor: Tensor) -> Tensor:
 
 def compare(engine: DataParallel, masters: Mapping[str, Tensor], split: Split | None = None) -> None:
     """Compare the replicas' state between two steps; all ranks together, in one unrecorded all-gather of a number per
-    tensor. `masters`: what this rank updates, by parameter, as pieces with zero >= 1; `split`: its part of the
-    model.
+    tensor. `masters`: the tensors that this rank updates, by parameter, as pieces with zero >= 1; `split`: its part
+    of the model.
 
     Raises ReplicasDiffer, on all ranks of a pipeline alike.
     """
@@ -110,8 +111,8 @@ def _unequal(engine: DataParallel, masters: Mapping[str, Tensor], split: Split |
 def _held(
     engine: DataParallel, masters: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
-    """Return (unsharded tensors, shards) by name: what all replicas must agree on, and what only replicas of the same
-    shard must. All ranks have the same names; None stands for what a rank does not hold, or a master that is the
+    """Return (unsharded tensors, shards) by name: the first must agree on all replicas, the second on replicas of the
+    same shard. All ranks have the same names; None marks a tensor that a rank does not hold, or a master that is the
     weight itself."""
     if not engine.sharding.parameters:
         engine.wait_parameters(list(engine.parameters))
@@ -128,7 +129,7 @@ def _held(
 
 
 def _copies(name: str, split: Split) -> int:
-    """Return how many neighbouring tp ranks hold the same tensor of this name."""
+    """Return the number of neighbouring tp ranks that hold the same tensor of this name."""
     return split.tp if name.startswith("buffer ") else split.box(name.removeprefix(_MASTER)).copies
 
 

@@ -8,7 +8,7 @@ are summed once a step, after accumulation:
     end of backward   all-reduce over embed, the first and the last pipeline rank, of the tied embedding's gradient
                       all-reduce over tp of a buffer with a place for every distinct parameter part
 
-In the gradient's norm each logical element counts once, however many ranks of tp or replicas of its bucket hold it.
+In the gradient's norm each logical element counts once, regardless of how many tp ranks or replicas hold it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from phalanx.spec.strategy.split import Split, partial
 
 
 class SharedGradients:
-    """Sums the gradients that an engine shares with other ranks, and counts each once in the norm. All ranks of tp
-    hold the same pieces of their boxes of a parameter; both ranks of `embed` hold the same pieces of the tied
+    """Sums the gradients that an engine shares with other ranks, and counts each element once in the norm. All ranks
+    of tp hold the same pieces of their boxes of a parameter; both ranks of `embed` hold the same pieces of the tied
     embedding, which has its own bucket."""
 
     def __init__(self, engine: DataParallel, split: Split) -> None:

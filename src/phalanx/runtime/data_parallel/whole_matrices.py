@@ -1,4 +1,4 @@
-"""Updates that need whole matrices, of which ranks hold pieces; schedule/gradients/whole_matrices.py says which.
+"""Updates of whole matrices that are sharded over ranks, by the exchanges of schedule/gradients/whole_matrices.py.
 
     optimizer   all-to-all of every piece's direction to the owner of its matrix
                 the owner orthogonalises its matrices, one after another
@@ -25,15 +25,15 @@ from phalanx.spec.strategy.split import Split
 
 P = TypeVar("P", bound=tuple[int, ...])
 Read = Callable[[str, int, int], Tensor]
-"""Returns the direction of elements [start, stop) of what this rank updates of a parameter."""
+"""Returns the direction of elements [start, stop) of this rank's piece of a parameter."""
 Compute = Callable[[list[Tensor]], Tensor]
 """Takes a whole matrix out of its list and returns the result."""
 Write = Callable[[str, int, tuple[int, int], Tensor], None]
-"""Takes the result for elements from `start` of what this rank updates of a parameter, of a matrix of this shape."""
+"""Receives the result for elements from `start` on of this rank's piece of a parameter, of a matrix of this shape."""
 
 
 class WholeMatrices:
-    """Brings the matrices of a rank's parameters together for an update, and the results back.
+    """Gathers the matrices of a rank's parameters for an update, and scatters the results.
 
     `starts`: the first element that this rank updates of each parameter, where its masters are pieces."""
 
@@ -42,8 +42,8 @@ class WholeMatrices:
         self._dtype = DTYPES[view.job.precision.compute]
 
     def update(self, read: Read, compute: Compute, write: Write) -> None:
-        """Give the directions that `read` returns to `compute`, a whole matrix at a time, and its results to `write`;
-        all ranks together."""
+        """Pass the directions from `read` to `compute`, a whole matrix at a time, and its results to `write`; all
+        ranks together."""
         for x in self._view.exchanges:
             if x.axis:
                 self._exchanged(x, read, compute, write)
@@ -53,7 +53,8 @@ class WholeMatrices:
                 write(m.fqn, m.expert * m.elements, m.shape, compute(whole).reshape(-1))
 
     def _exchanged(self, x: Exchange, read: Read, compute: Compute, write: Write) -> None:
-        """Update the matrices of one exchange. What travels has memory for that long, when activations have none."""
+        """Update the matrices of one exchange. Messages are allocated only for this time, when activations have no
+        memory."""
         held, owned = self._empty(x.held_elements), self._empty(x.owned_elements)
         # To the owners: pieces lie by owner here, and by sender there.
         pieces, received = list(x.pieces(x.rank)), list(x.received(x.rank))
@@ -80,7 +81,7 @@ class WholeMatrices:
         return torch.empty(numel, dtype=self._dtype, device=self._comm.world.device)
 
     def _direction(self, read: Read, m: Matrix, start: int, stop: int) -> Tensor:
-        """Return the direction of [start, stop) of what this rank holds of a matrix, flat."""
+        """Return the direction of elements [start, stop) of this rank's part of a matrix, flat."""
         begins = m.expert * m.elements - self._starts.get(m.fqn, 0)
         return read(m.fqn, begins + start, begins + stop)
 
@@ -88,12 +89,12 @@ class WholeMatrices:
         self._comm.all_to_all(target, source, x.axis, unit=x.unit, phase="opt", sends=sends, receives=gets).wait()
 
     def _box(self, m: Matrix, part: int) -> tuple[slice, slice]:
-        """Return where the part of rank `part` of tp (or, of an expert, etp) lies in a matrix."""
+        """Return the place in a matrix of the part of tp rank `part` (for an expert: etp rank)."""
         rows, columns = _seen_from(self._view.split, part).box(m.fqn).offsets[-2:]
         return slice(rows, rows + m.held[0]), slice(columns, columns + m.held[1])
 
     def _joined(self, m: Matrix, its: list[tuple[int, int, int, Tensor]]) -> Tensor:
-        """Return a whole matrix of its pieces."""
+        """Assemble a whole matrix from its pieces."""
         if m.shape == m.held:
             whole = its[0][3].new_empty(m.elements)
             for _, start, stop, piece in its:
@@ -109,7 +110,7 @@ class WholeMatrices:
         return whole
 
     def _cut(self, m: Matrix, its: list[tuple[int, int, int, Tensor]], result: Tensor) -> None:
-        """Cut a result into the pieces that its matrix came in."""
+        """Cut a result into the pieces in which its matrix arrived."""
         for part in dict.fromkeys(part for part, *_ in its):
             local = (result if m.shape == m.held else result[self._box(m, part)]).reshape(-1)
             for of_part, start, stop, piece in its:
@@ -134,7 +135,7 @@ def _placed(flat: Tensor, pieces: Iterable[P]) -> Iterator[tuple[Tensor, P]]:
 
 
 def _counts(x: Exchange, sizes: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the elements for each rank of the group, of (rank, elements)."""
+    """Sum (rank, elements) pairs into the number of elements for each rank of the group."""
     counts = [0] * len(x.places)
     for rank, size in sizes:
         counts[rank] += size

@@ -8,7 +8,7 @@
 Experts that are sharded over other ranks than their unit have a bucket of their own, gathered and released with the
 unit. Blocks may be gathered in 8 bits (narrow_gather.py). Units take turns in two memories, and so do their experts.
 Autograd would keep a unit's parameters alive through the tensors it saves: saved_tensors_hooks replace these by a
-note of the place, which the backward pass looks up in the unit's memory of that time.
+note of their place, which the backward pass looks up in the unit's current memory.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class _Unit:
 
 class ParameterGatherer:
     """Gathers and releases the parameters of a module's units. `prefetch`: units gathered ahead, 0 or 1; `keep`:
-    gather once a step and release at its end. `begins` is called with the name of a unit whose backward pass begins,
-    before anything is gathered for it. `precision` says what is gathered in 8 bits."""
+    gather once a step and release at its end. `begins`: callback with the name of a unit whose backward pass begins,
+    before anything is gathered for it. `precision` determines which units are gathered in 8 bits."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class ParameterGatherer:
         unit = self.units[name]
         if unit.gathered or unit.flat.gathering is not None:
             return
-        for other in self.units.values():  # who has the memory now is done with it, or gathers again
+        for other in self.units.values():  # the memory's current user is done with it, or gathers again
             if other is not unit and same_place(other.memory, unit.memory):
                 self._arrive(other)
                 self._release(other)
@@ -189,7 +189,7 @@ class ParameterGatherer:
 
     @staticmethod
     def _arrived(this: weakref.ref[ParameterGatherer], bucket: str) -> None:
-        """Wait for a bucket that a pass reads; gather it again if another one took its memory."""
+        """Wait for a bucket that a pass reads; gather it again if another unit took its memory."""
         gathered = this()
         if gathered is not None:
             gathered._need(bucket, "B")
@@ -248,7 +248,7 @@ class ParameterGatherer:
 
     @torch.no_grad()
     def updated(self) -> None:
-        """Take up changed masters: release every unit, and round what is gathered in 8 bits."""
+        """Publish updated masters: release every unit, and round those gathered in 8 bits."""
         self.end_of_step()
         for narrow in self._narrow:
             narrow.round()
@@ -264,7 +264,7 @@ class ParameterGatherer:
             unit.gathered = False
 
     def note_places(self, name: str) -> saved_tensors_hooks:
-        """Return hooks by which autograd saves the place of a unit's parameters, and not their memory."""
+        """Return hooks by which autograd saves the place of a unit's parameters instead of their memory."""
         own = {self.units[b].memory.untyped_storage()._cdata: self.units[b] for b in self._names[name]}
 
         def pack(tensor: Tensor) -> Any:

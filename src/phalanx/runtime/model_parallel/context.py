@@ -30,8 +30,8 @@ Lowest = Tensor | None
 
 
 class ContextParallel:
-    """A rank's place among those that share its sequences; one object, which all its layers share. `packed`:
-    positions do not depend on the batch; `own`: (tokens,), the positions of this rank's tokens."""
+    """A rank's place among the ranks that share its sequences; one object for all layers. `packed`: positions do not
+    depend on the batch; `own`: (tokens,), the positions of this rank's tokens."""
 
     def __init__(self, inner: LayerComm, context: Context, packed: bool) -> None:
         self.inner, self.context, self.packed = inner, context, packed
@@ -47,7 +47,8 @@ class ContextParallel:
         return self.own if positions is None else positions[self.context.index % self.context.ulysses]
 
     def lowest(self, windows: Collection[int | None], positions: Tensor | None) -> dict[int | None, Lowest]:
-        """Return `lowest` for each window of the blocks. What depends on windows alone is computed once and kept."""
+        """Return `lowest` for each window of the blocks. The part that depends only on windows is computed once and
+        cached."""
         short = {w: w if w is not None and w < self.context.seq else None for w in windows}
         if positions is None and not any(short.values()):
             return dict.fromkeys(short)
@@ -84,7 +85,7 @@ class ContextParallel:
 
 
 def _rectangle(cp: ContextParallel, source: int, tokens: int) -> tuple[slice, slice]:
-    """Return (queries, keys): the only queries that see keys of the ring's rank `source`, and these keys."""
+    """Return (queries, keys): slices of the queries that see keys of the ring's rank `source`, and of these keys."""
     own, half = cp.context.ring_index, tokens // 2
     if source == own:
         return slice(0, tokens), slice(0, tokens)
@@ -206,8 +207,8 @@ def _exchanged(cp: ContextParallel, unit: str, phase: Phase, sent: Tensor) -> Te
 
 def _split_heads(cp: ContextParallel, unit: str, phase: Phase, *tensors: Tensor) -> list[Tensor]:
     """Turn tensors (batch, tokens, heads, head_dim) of all heads into (batch, heads / ulysses, ulysses x tokens,
-    head_dim) in one all-to-all: heads are split, tokens gathered. If a tensor has fewer heads than there are ranks,
-    each rank gets the one head that it needs."""
+    head_dim) in one all-to-all: heads are split, tokens gathered. If a tensor has fewer heads than ranks, each rank
+    gets the one head that it needs."""
     u = cp.context.ulysses
     if u == 1:
         return [x.transpose(1, 2) for x in tensors]
@@ -280,6 +281,6 @@ def core(
     lowest: Lowest,
     scale: float | None = None,
 ) -> Tensor:
-    """Compute causal attention of this rank's tokens to those of all ranks; q, k, v of one head_dim. Autograd keeps
-    q, k, v, the result and its log-sum-exp."""
+    """Compute causal attention of this rank's tokens to the tokens of all ranks; q, k, v have one head_dim. Autograd
+    keeps q, k, v, the result and its log-sum-exp."""
     return _Core.apply(cp, unit, q, k, v, lowest, scale)  # type: ignore[no-any-return]

@@ -31,14 +31,14 @@ from phalanx.runtime.tracing import host_values
 from phalanx.spec.model.mechanisms import Experts
 
 Rows = list[tuple[int, ...]]
-"""Row counts, by rank and then by expert of that rank."""
+"""Row counts by rank, then by expert of that rank."""
 Otherwise = Callable[[int | None], Sequence[int]]
-"""rank of the world, or None for this one -> rows of each expert, where tensors have no values (fake tensors)."""
+"""global rank, or None for this one -> rows of each expert, for tensors without values (fake tensors)."""
 
 
 @dataclass
 class Route:
-    """Where the rows of one layer's tokens go.
+    """Routing of one layer's rows.
 
     `slots`     (rows,): the index of each row's choice in the flattened (tokens, width), ordered by expert
     `places`    (tokens, width): the row of each choice; None where experts choose the tokens
@@ -58,7 +58,7 @@ class Route:
     order: Tensor | None = None
     copies: int = 1
     underway: list[tuple[Tensor, Tensor, Handle]] = field(default_factory=list)
-    """(rows sent, rows arriving, handle) of the all-to-all in flight, while something else is computed."""
+    """(rows sent, rows arriving, handle) of an all-to-all in flight, overlapped with computation."""
 
     @property
     def token(self) -> Tensor:
@@ -71,17 +71,17 @@ class Route:
 
 
 class ExpertParallel:
-    """A rank's place among those that share the experts of its layers; one object for all layers. `balanced`: tokens
-    go to experts in turn, and not where the router sends them."""
+    """A rank's place among the ranks that share the experts of its layers; one object for all layers. `balanced`:
+    tokens go to experts in turn, regardless of the router."""
 
     def __init__(self, inner: LayerComm, experts: Experts, ep: int, etp: int, balanced: bool = False) -> None:
         self.inner, self.experts, self.ep, self.etp, self.balanced = inner, experts, ep, etp, balanced
         self.ranks = ep * etp
         self.axis = "ep" if etp == 1 else "ep+etp"
         self.counting = False
-        """Whether passes add to `loads`."""
+        """Whether passes count towards `loads`."""
         self.loads: dict[int, Tensor] = {}
-        """By block, the counts of this step, (count + 3,): choices of each expert, dropped ones, two losses."""
+        """Counts of this step by block, (count + 3,): choices of each expert, dropped choices, two losses."""
 
     def count(self, block: int, load: Tensor, dropped: Tensor, losses: Tensor) -> None:
         """Add to the loads of a block, of this rank's tokens: choices of each expert, (count,), dropped choices, and
@@ -100,7 +100,7 @@ class ExpertParallel:
         return leaving, coming
 
     def _even(self, otherwise: Otherwise) -> list[int]:
-        """Return the exchanged counts where tensors have no values: those that leave, then those that come."""
+        """Return the exchanged counts for tensors without values: (sent, received)."""
         group = self.inner.comm.ranks(self.axis)
         place = group.index(self.inner.comm.world.rank)
         leaving = [self._of(otherwise(None), rank) for rank in range(self.ranks)]
@@ -108,7 +108,7 @@ class ExpertParallel:
         return [n for of in (*leaving, *coming) for n in of]
 
     def _of(self, counts: Sequence[int], rank: int) -> list[int]:
-        """Return the counts of the experts of the group's `rank`, from those of all experts."""
+        """Return the counts of the experts on the group's `rank`, from the counts of all experts."""
         begins = rank // self.etp * self.experts.here
         return list(counts[begins : begins + self.experts.here])
 
@@ -135,7 +135,7 @@ def route(
     """Plan where the rows of a layer go; all ranks of the group together.
 
     `slots`: the choices in order of their experts, of which the first sum(counts) become rows; `counts` (count,):
-    rows of each expert; `otherwise`: the counts of a rank where tensors have no values.
+    rows of each expert; `otherwise`: the counts of a rank for tensors without values.
     """
     chosen = experts.chooser == "tokens"
     if ep is None or ep.ranks == 1:
@@ -171,7 +171,7 @@ def _places(slots: Tensor, rows: int, tokens: int, width: int, chosen: bool) -> 
 
 
 def _by_expert(coming: Sequence[Sequence[int]], device: torch.device) -> Tensor | None:
-    """Return the permutation, (rows,), that orders rows by expert and source which came by source and expert."""
+    """Return the permutation, (rows,), from order by source and expert to order by expert and source."""
     ranks, here = len(coming), len(coming[0])
     if here == 1:
         return None
@@ -297,7 +297,7 @@ def _dots(own: Sequence[Tensor], g: Tensor) -> Tensor:
 
 
 def _copies(route: Route, y: Tensor) -> list[Tensor]:
-    """Split what came back by the ranks that share an expert: `copies` tensors (rows, hidden), the terms of each
+    """Split returned rows by the ranks that share an expert: `copies` tensors (rows, hidden), the terms of each
     row."""
     if route.copies == 1:
         return [y]
@@ -329,8 +329,8 @@ def _summed(route: Route, rows: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def leave(ep: ExpertParallel | None, unit: str, route: Route, x: Tensor) -> Tensor:
-    """Start to send the rows of own tokens, x (tokens, hidden), to their experts; `come` waits for what arrives. What
-    is called in between overlaps with the rows, and in the backward pass with their gradients. Autograd keeps
+    """Start to send the rows of own tokens, x (tokens, hidden), to their experts; `come` waits for what arrives.
+    Computation in between overlaps with the rows, and in the backward pass with their gradients. Autograd keeps
     nothing."""
     return _Leave.apply(ep, unit, route, x)  # type: ignore[no-any-return]
 

@@ -1,5 +1,5 @@
-"""Pipeline parallelism: one executor for every schedule. It runs a rank's list of actions in order, and nothing else
-decides what runs when (schedule/pipeline/schedules.py).
+"""Pipeline parallelism: one executor for every schedule. It runs a rank's list of actions in order; the schedule
+alone decides what runs when (schedule/pipeline/schedules.py).
 
     RECV   posted where the list says, which is when the message is sent; awaited by the pass that needs it
     F      forward pass of a chunk, from the received stream or from tokens; autograd keeps what backward needs
@@ -37,9 +37,9 @@ from phalanx.schedule.pipeline.actions import Action, PipelineSchedule, last_wei
 
 PASSES = ("F", "B", "I", "W")
 SCHEDULE = "schedule"
-"""The track of a timeline that shows the passes of the schedule."""
+"""Timeline track of the schedule's passes."""
 Box = list[Tensor]
-"""Carries one gradient between two autograd graphs; whoever takes it out holds the only reference."""
+"""Carries one gradient between two autograd graphs; taking it out transfers the only reference."""
 RunChunk = Callable[[Any, Tensor | None, int], Tensor]
 """(micro-batch, stream or None, local chunk) -> the stream, or from the last chunk the summed loss, ()."""
 Shapes = Sequence[tuple[int, ...]]
@@ -76,7 +76,7 @@ class _End(torch.autograd.Function):
 
 
 class _InFlight:
-    """A micro-batch between its forward and backward pass through a chunk: `end`, the scalar that stands for its
+    """A micro-batch between its forward and backward pass through a chunk: `end`, the scalar that represents its
     result; the boxes of the gradient of its output (`coming`) and of its input (`going`)."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class Pipeline:
         self.actions = schedule.actions[place]
         self.chunks = tuple(c for c, rank in enumerate(schedule.rank_of) if rank == place)
         self.now = Now(0, "F")
-        self._started = 0.0  # when the current pass had all its inputs
+        self._started = 0.0  # time at which the current pass had all its inputs
         self._finished = last_weight_grad_at(self.actions)
         self._anchor = torch.zeros((), requires_grad=True)
         self._clear()

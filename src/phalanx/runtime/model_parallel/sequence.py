@@ -7,9 +7,9 @@
 
 Products are computed chunk by chunk, overlapped with the communication of the next chunk. Where they are of a narrow
 format (autograd/narrow_product.py), weights are rounded once a pass, and a chunk when it is there. Or each rank
-rounds its rows before they are gathered, with the scale of all tokens' (job.precision.gather = "float8"): ranks
-reduce their largest magnitudes to the maximum, and what arrives is, to the bit, what rounding all rows would give.
-Weights' gradients read the same numbers. (torchao has it so: torchao/float8/float8_tensor_parallel.py.)
+rounds its rows before they are gathered, with the scale of all tokens (job.precision.gather = "float8"): ranks reduce
+their largest magnitudes to the maximum, and the gathered rows are bitwise equal to rounding after the gather.
+Weights' gradients read the same numbers. (As in torchao, torchao/float8/float8_tensor_parallel.py.)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from phalanx.schedule.layers.tensor import chunks
 from phalanx.spec.number_formats import NumberFormat
 
 Narrow = Sequence[narrow_product.NarrowWeight | None]
-"""Where weights are in 8 bits; None for one that is not gathered so."""
+"""Weights in 8 bits; None for a weight that is not gathered in 8 bits."""
 
 
 class RankRows:
@@ -53,11 +53,11 @@ class RankRows:
         return parts[:, self.index].flatten(0, 1)
 
     def per_chunk(self, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Yield the rows of each chunk, of tensors of all tokens or of own ones."""
+        """Yield the rows of each chunk, from tensors of all tokens or of this rank's."""
         return zip(*(tensor.chunk(self.chunks) for tensor in tensors), strict=True)
 
     def memory(self, width: int, like: Tensor) -> Tensor:
-        """Return memory, (tokens, width), from which the transport can scatter."""
+        """Return communication memory, (tokens, width), from which the transport can scatter."""
         return self.inner.comm.buffer(self.tokens * width, like.dtype, zeroed=False).view(-1, width)
 
     def gather(self, own: Tensor, unit: str, phase: Phase) -> tuple[Tensor, list[Handle]]:
@@ -73,8 +73,8 @@ class RankRows:
     def gather_rounded(
         self, own: Tensor, dtype: torch.dtype, unit: str, phase: Phase, back: Tensor | None = None
     ) -> tuple[narrow_product.Rounded, list[Handle]]:
-        """Start to gather all ranks' rows in 8 bits, with one scale for all. `back`: that of an earlier gather of the
-        same rows; None: ranks find it."""
+        """Start to gather all ranks' rows in 8 bits, with one scale for all. `back`: the inverse scale from an
+        earlier gather of the same rows; None: ranks compute it."""
         if back is None:
             largest = torch.linalg.vector_norm(own, math.inf, dtype=torch.float32)
             self.inner.all_reduce(largest, "tp", unit, phase, "max").wait()
@@ -112,7 +112,7 @@ def _gather(
 def _arrived(
     rows: RankRows, gathered: narrow_product.Operand, arriving: Sequence[Handle], *tensors: Tensor
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield each chunk of what is gathered, when it is there, and of `tensors`."""
+    """Yield each chunk of the gathered rows, once it has arrived, and of `tensors`."""
     numbers = gathered if isinstance(gathered, Tensor) else gathered.numbers
     for handle, (here, *parts) in zip(arriving, rows.per_chunk(numbers, *tensors), strict=True):
         handle.wait()
@@ -269,8 +269,8 @@ def columns(
     parameters: Sequence[Tensor | None],
 ) -> tuple[Tensor, ...]:
     """Compute x Wᵀ + b of all tokens, (batch, seq, out), for each weight in `parameters`, which holds weights and
-    biases (or None) in turn; x: this rank's rows, (own, in). `operands`: the narrow format of products;
-    `narrow`: where each weight is in 8 bits."""
+    biases (or None) in turn; x: this rank's rows, (own, in). `operands`: the narrow format of products; `narrow`:
+    each weight in 8 bits, or None."""
     return _Columns.apply(rows, unit, owners, operands, narrow, x, *parameters)  # type: ignore[no-any-return]
 
 
@@ -279,9 +279,9 @@ Core = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class ProductTerm:
-    """The factors of a rank's term x Wᵀ of a sum over the ranks, which is computed chunk by chunk as it is sent. x,
-    (batch, seq, in), is the only one of `inputs`; or `core` computes it from them, and again in the backward pass, so
-    that autograd keeps the inputs alone. `bias` is added to the sum."""
+    """A rank's term x Wᵀ of a sum over the ranks, computed chunk by chunk as it is sent. x, (batch, seq, in), is the
+    only one of `inputs`; or `core` computes it from them, and again in the backward pass, so that autograd keeps the
+    inputs alone. `bias` is added to the sum."""
 
     inputs: tuple[Tensor | None, ...]
     weight: Tensor
@@ -290,9 +290,9 @@ class ProductTerm:
     inner: LayerComm | None = None
     owners: Owners = ()
     operands: NumberFormat | None = None
-    """The narrow format that products read; None: they are of the compute type."""
+    """Narrow format of the products' operands; None: the compute type."""
     narrow: narrow_product.NarrowWeight | None = None
-    """Where the weight is in 8 bits, if it is gathered so."""
+    """The weight in 8 bits, if it is gathered in 8 bits."""
 
     def x(self) -> Tensor:
         """Return the left factor, (batch, seq, in)."""
@@ -302,7 +302,7 @@ class ProductTerm:
 
 
 def factors(x: Tensor, layer: nn.Linear) -> ProductTerm:
-    """Return the factors of a layer that holds columns of W. Parameters are views, whose graph nodes are in order
+    """Return the factors of a layer that holds columns of W. Parameters are views, so that gradients arrive in order
     (see tensor.columns)."""
     weight = layer.weight.view_as(layer.weight)
     bias: Tensor | None = layer.bias
@@ -318,7 +318,7 @@ def repeated(core: Core, inner: LayerComm, inputs: tuple[Tensor | None, ...], la
 
 
 class _Summed(torch.autograd.Function):
-    """Adds up terms; its tensors are the inputs, weight and bias of each term in turn."""
+    """Sums terms over ranks; its tensors are the inputs, weight and bias of each term in turn."""
 
     @staticmethod
     def forward(

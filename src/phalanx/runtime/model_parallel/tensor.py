@@ -29,8 +29,8 @@ from phalanx.spec.strategy.split import Split
 
 
 class TensorParallel:
-    """A rank's place among the tp ranks of its replica; one object, which all its layers share. `rounds`: with
-    sequence parallelism, products of 8-bit floats gather tokens in 8 bits."""
+    """A rank's place among the tp ranks of its replica; one object for all layers. `rounds`: with sequence
+    parallelism, products of 8-bit floats gather tokens in 8 bits."""
 
     def __init__(self, inner: LayerComm, split: Split, rounds: bool = False) -> None:
         self.inner, self.split, self.rounds = inner, split, rounds
@@ -38,8 +38,8 @@ class TensorParallel:
         """The tokens whose rows of the stream this rank has in the current pass (sequence parallelism); None: all."""
 
     def begin(self, batch: int, seq: int) -> None:
-        """Begin a forward pass over (batch, seq) tokens. If they do not divide into equal parts, as the last
-        sequences of an evaluation may not, every rank has all of them in this pass."""
+        """Begin a forward pass over (batch, seq) tokens. If they do not divide evenly, as at the end of an
+        evaluation, every rank has all of them in this pass."""
         split = self.split
         even = split.sp and batch * seq % split.tp == 0
         self.rows = RankRows(self.inner, split.tp, split.index, batch, seq, self.rounds) if even else None
@@ -87,7 +87,7 @@ class _Columns(torch.autograd.Function):
         if deferred is not None:
             deferred.products(deferred_weight_grads.by_layer(ctx.owners, ctx.biased), g, rows, ctx.operands)
         else:
-            # Overlapped with the all-reduce. Without tp the engine makes the products where it takes gradients.
+            # Overlapped with the all-reduce. Without tp the engine computes the products where it takes gradients.
             by_layer = deferred_weight_grads.by_layer(() if ctx.tp is not None else ctx.owners, ctx.biased)
             for i, (part, owners, biased) in enumerate(zip(g, by_layer, ctx.biased, strict=True)):
                 d_parameters[2 * i] = deferred_weight_grads.beside(owners, part, rows, ctx.operands)
@@ -104,7 +104,7 @@ def columns(tp: TensorParallel | None, unit: str, x: Tensor, layers: Sequence[nn
     owners = deferred_weight_grads.owners(*parameters)
     if tp is None and not owners:
         return tuple(layer(x) for layer in layers)
-    # Gradients of all parameters come together; views, whose graph nodes are in order, make them reach the engine in
+    # Gradients of all parameters arrive at once; views, whose graph nodes are in order, make them reach the engine in
     # the order in which it fills its buckets.
     views = [None if p is None else p.view_as(p) for p in parameters]
     narrow = [narrow_product.gathered(layer.weight) for layer in layers]
@@ -129,7 +129,7 @@ class _Copied(torch.autograd.Function):
 
 
 def copied(tp: TensorParallel, unit: str, x: Tensor) -> Tensor:
-    """Return x, which all ranks have and use differently; backward, its gradient is all-reduced over the ranks."""
+    """Return x, which all ranks have and use differently; backward all-reduces its gradient over the ranks."""
     return _Copied.apply(tp, unit, x)  # type: ignore[no-any-return]
 
 

@@ -1,7 +1,7 @@
 """Which tokens of a micro-batch a rank routes to experts, and how ranks share results about full sequences.
 
 Each rank of cp has a part of every sequence. The ranks of tp divide the tokens of that part: by their rows of the
-stream (sequence parallelism), or, where each has all of it, into equal consecutive parts.
+stream (sequence parallelism), or, if each has all rows, into equal consecutive parts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ Shape = tuple[int, int]
 
 
 class SequenceTokens:
-    """The token ownership of a rank, one object for all layers of a model. Without `inner` this process has all."""
+    """Token ownership of a rank, one object for all layers of a model. Without `inner` this process has all
+    tokens."""
 
     def __init__(
         self, inner: LayerComm | None = None, tp: TensorParallel | None = None, context: Context | None = None
@@ -35,7 +36,7 @@ class SequenceTokens:
 
     @property
     def seed(self) -> float:
-        """The gradient that one token's loss starts from."""
+        """Initial gradient of one token's loss."""
         return 1.0 if self.inner is None else self.inner.seed
 
     def prepare(self, shape: Shape, device: torch.device) -> None:
@@ -48,7 +49,8 @@ class SequenceTokens:
         return self.tp is not None and self.tp.rows is not None
 
     def _ids(self, shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return (numbers of own tokens in full sequences; position of every token in what all ranks send)."""
+        """Return (indices of this rank's tokens in full sequences; position of every token in the gathered
+        tensor)."""
         key = shape, self._sharded()
         if key not in self._known:
             batch, here = shape
@@ -85,7 +87,7 @@ class SequenceTokens:
         return list(tokens.view(rows.chunks, ranks, -1).transpose(0, 1).flatten(1))
 
     def sequence(self, shape: Shape, device: torch.device) -> Tensor:
-        """Return the sequence of each own token, (tokens,)."""
+        """Return the index of the sequence of each of this rank's tokens, (tokens,)."""
         return self._ids(shape, device)[0].div(self.seq(shape), rounding_mode="floor")
 
     def seq(self, shape: Shape) -> int:
@@ -93,7 +95,7 @@ class SequenceTokens:
         return shape[1] * self.context.ring * self.context.ulysses
 
     def gather(self, own: Tensor, shape: Shape, unit: str) -> Tensor:
-        """Gather what each rank has of its own tokens, (tokens, n), to full sequences, (batch, seq, n): one
+        """Gather each rank's values for its tokens, (tokens, n), to full sequences, (batch, seq, n), in one
         all-gather."""
         batch, n = shape[0], own.shape[-1]
         if self.ranks == 1:
@@ -108,22 +110,22 @@ class SequenceTokens:
         return everyone[where].view(batch, -1, n)
 
     def own(self, sequences: Tensor, shape: Shape) -> Tensor:
-        """Return the rows of own tokens, (tokens, n), of full sequences, (batch, seq, n)."""
+        """Return the rows of this rank's tokens, (tokens, n), from full sequences, (batch, seq, n)."""
         flat = sequences.flatten(0, 1)
         return flat if self.ranks == 1 else flat[self._ids(shape, sequences.device)[0]]
 
     def part(self, x: Tensor, tp: TensorParallel) -> Tensor:
-        """Return this rank's equal part of what all tp ranks have, (tokens, hidden)."""
+        """Return this rank's equal part of a tensor that all tp ranks have, (tokens, hidden)."""
         return x.tensor_split(tp.split.tp)[tp.split.index]
 
     def placed(self, part: Tensor, shape: Shape, tp: TensorParallel, needed: bool) -> Tensor:
-        """Put such a part in its place among all tokens, (batch, seq, hidden); zeros elsewhere. `needed`: whether the
-        value is used (autograd/recompute.py)."""
+        """Place a part, as from `part`, among all tokens, (batch, seq, hidden), with zeros elsewhere. `needed`:
+        whether the value is used (autograd/recompute.py)."""
         each, over = divmod(shape[0] * shape[1], tp.split.tp)
         return _Placed.apply(part, tp.split.index * each + min(tp.split.index, over), shape, needed)  # type: ignore[no-any-return]
 
     def of(self, shape: Shape, rank: int) -> int:
-        """Return how many tokens of `shape` a rank routes."""
+        """Return the number of tokens of `shape` that a rank routes."""
         if self.tp is None or self.inner is None:
             return shape[0] * shape[1]
         own: int = own_tokens(shape[0] * shape[1], self.tp.split.tp, int(self.inner.comm.mesh.along("tp")[rank]))

@@ -1,13 +1,13 @@
 """The agent of a local launcher: it starts the ranks of this host, watches over them, and restarts them.
 
-Every 50 ms it checks whether a rank has failed, and less often whether one keeps the others waiting (watchdog.py).
-On a failure it names the culprit in one sentence and ends all ranks: with SIGTERM, then with SIGKILL after a few
-seconds. A rank that did not arrive, has not begun, or whose process is stopped is killed at once. While restarts are
-left, all ranks start again; every attempt has its own status pages. After wrong input there is no restart, for it
-would fail again.
+Every 50 ms it checks whether a rank has failed, and less often whether one keeps the others waiting (watchdog.py). On
+a failure it names the culprit in one sentence and ends all ranks: with SIGTERM, then with SIGKILL after a few
+seconds. A rank that did not arrive, has not started, or whose process is stopped is killed at once. While restarts
+are left, all ranks start again; every attempt has its own status pages. After wrong input there is no restart, since
+it would fail again.
 
-Under torchrun torch's elastic agent does this, for many hosts. Here it does not, because it imports torch: that takes
-two seconds, in which no rank has begun.
+Under torchrun torch's elastic agent does this, for many hosts. It is not used here because importing torch takes two
+seconds, during which no rank would start.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from phalanx.runtime.process import status, watchdog
 from phalanx.runtime.process.status import Status
 
 LAUNCHER_VARIABLE = "PHALANX_LAUNCHER"
-"""The launcher's process, with which its ranks end."""
+"""Environment variable: the launcher's process, with which its ranks end."""
 SECRET_VARIABLE = "PHALANX_SECRET"
-"""What the ranks of a run sign their messages with (objects.py)."""
+"""Environment variable: the secret with which the ranks of a run sign messages (objects.py)."""
 STORE_VARIABLE = "PHALANX_STORE"
-"""The file in which the ranks of a local launcher meet."""
+"""Environment variable: the rendezvous file of a local launcher's ranks."""
 RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
-"""The number of the attempt, as torchrun names it."""
+"""Environment variable: the number of the attempt, as torchrun names it."""
 WRONG_INPUT = 2
 """Exit code of a rank whose input is wrong (InputError)."""
 MONITOR_S = 0.05
@@ -56,7 +56,7 @@ class Ranks:
 
 
 class Agent:
-    """Runs the ranks of this host, ends them all when one fails, and restarts them while restarts are left.
+    """Runs the ranks of this host, ends all when one fails, and restarts them while restarts remain.
 
     `failure` describes the last failure in one sentence. `on_restart` is called with the number of a restart and the
     failure that caused it.
@@ -73,7 +73,7 @@ class Agent:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def run(self) -> bool:
-        """Run all ranks to their end; return whether they succeeded, at last."""
+        """Run all ranks to their end; return whether the last attempt succeeded."""
         try:
             while True:
                 self._start()
@@ -164,7 +164,8 @@ class Agent:
         return watchdog.overdue(pages, now_s, self._timeout_s)
 
     def _conclude(self, late: tuple[int, ...], why: str) -> None:
-        """Name the rank that failed and end all others. The `late` ranks are killed at once; `why` describes them."""
+        """Identify the rank that failed and end all others. The `late` ranks are killed at once; `why` describes
+        them."""
         pages = self.pages()
         ended = _codes(self._pids)
         words = {rank: status.words_of(self._attempt_folder, rank) for rank in self._pids}
@@ -179,7 +180,7 @@ class Agent:
         if not self._all_end(_GRACE_S):
             for rank in self._pids.keys() - _codes(self._pids).keys():
                 sent[rank] = signal.SIGKILL
-        for pid in self._pids.values():  # and the processes that the ranks started themselves
+        for pid in self._pids.values():  # including processes started by the ranks
             _signal_all(pid, signal.SIGKILL)
         self._all_end(_DEATH_S)
         codes = {rank: code for rank, code in _codes(self._pids).items() if code and code != -sent.get(rank, 0)}
@@ -209,7 +210,7 @@ def begin(
 def _codes(pids: dict[int, int]) -> dict[int, int]:
     """Return the exit codes of the ranks that have ended, negative for signals.
 
-    The processes are not reaped (WNOWAIT), so that their numbers stay theirs until nobody signals them any more.
+    The processes are not reaped (WNOWAIT), so that their pids are not reused while they may still be signalled.
     """
     codes: dict[int, int] = {}
     for rank, pid in pids.items():

@@ -1,5 +1,5 @@
-"""Which rank this process is, and how many there are: alone, under Phalanx's own launcher, under torchrun or under
-Slurm's srun, each of which says so in the environment. A launcher reads it too, and does without torch."""
+"""Rank and world size of this process, read from the environment: alone, under Phalanx's own launcher, under torchrun
+or under Slurm's srun. Imports no torch, since launchers read it too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 SHARE_GPUS = "PHALANX_SHARE_GPUS"
-"""The variable by which a user asks for more ranks than GPUs; they then send through the host (comm/staged.py)."""
+"""Variable by which a user allows more ranks than GPUs; they then send through the host (comm/staged.py)."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ ALONE = World(0, 1, 0, 1)
 
 
 def gpus_are_shared() -> bool:
-    """Whether the user lets ranks share GPUs; as with PyTorch's variables, 0 is no."""
+    """Whether the user lets ranks share GPUs; as with PyTorch's variables, 0 means no."""
     return os.environ.get(SHARE_GPUS, "") not in ("", "0")
 
 

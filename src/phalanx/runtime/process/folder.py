@@ -1,9 +1,9 @@
 """Temporary folders of launchers and their ranks, and those that killed launchers left behind.
 
-A launcher removes its folder when its ranks have ended; if it dies before them, they remove it (rank.py). What one
-leaves that is killed in its last moments, or together with its ranks, the next launcher removes. Nobody removes a
-folder in use: the launcher holds a lock on a file in it, its ranks inherit the lock, and the kernel releases it when
-the last of them has ended, whatever ended it.
+A launcher removes its folder when its ranks have ended; if it dies before them, they remove it (rank.py). If a
+launcher is killed in its last moments, or together with its ranks, the next launcher removes its folder. A folder in
+use is never removed: the launcher holds a lock on a file in it, its ranks inherit the lock, and the kernel releases
+it when the last of them has ended, for whatever reason.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def private_folder() -> Iterator[tuple[Path, int]]:
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     try:
         with (folder / _LOCK).open("xb", buffering=0) as lock:
-            with suppress(OSError):  # a file system without locks: then nobody can take the folder for abandoned
+            with suppress(OSError):  # a file system without locks: the folder can then never count as abandoned
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 lock.write(_host())  # not before: while it is empty, the launcher may not have locked it yet
             yield folder, lock.fileno()
@@ -47,7 +47,7 @@ def remove_abandoned() -> None:
 
 
 def _remove_if_abandoned(folder: Path) -> None:
-    """Remove a folder whose lock nobody holds. Raises OSError if somebody does, or if it has none."""
+    """Remove a folder whose lock is free. Raises OSError if the lock is held or missing."""
     descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, "rb", buffering=0) as lock:
         about = os.fstat(descriptor)

@@ -1,4 +1,4 @@
-"""What ranks on GPUs need of a host before they join: a driver that torch can use, NCCL, a GPU for each rank, and the
+"""Requirements of ranks on GPUs before they join: a driver that torch can use, NCCL, a GPU for each rank, and the
 cores near it."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ON_CPU = "or set CUDA_VISIBLE_DEVICES= (empty) to run on the CPU"
 
 @dataclass(frozen=True)
 class Host:
-    """What a host has for GPUs. `driver`: NVIDIA's tools are there; `hidden`: CUDA_VISIBLE_DEVICES is empty; `cuda`:
+    """GPU support of a host. `driver`: NVIDIA's tools are installed; `hidden`: CUDA_VISIBLE_DEVICES is empty; `cuda`:
     the CUDA that torch was built for, None for a CPU build; `count`: GPUs that torch can use; `bound`: Slurm gives
     each process GPUs of its own, and shows it no others; `shared`: the user lets ranks share a GPU."""
 
@@ -36,7 +36,7 @@ class Host:
 
 
 def this_host() -> Host:
-    """Look at this host."""
+    """Inspect this host."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     driver = shutil.which("nvidia-smi") is not None
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
@@ -52,7 +52,7 @@ def _bound(env: Mapping[str, str]) -> bool:
 
 
 def shares_gpu(host: Host, ranks: int) -> bool:
-    """Whether so many ranks here share GPUs, as the user wants."""
+    """Whether `ranks` ranks on this host share GPUs, as allowed by the user."""
     return host.shared and not host.bound and 0 < host.count < ranks
 
 
@@ -82,8 +82,8 @@ def require(host: Host, ranks: int, world: int) -> None:
 
 
 def stay_near(gpu: int) -> None:
-    """Keep this rank on the cores of its GPU's NUMA node, as torchrun does; where the host does not say which these
-    are, on all."""
+    """Pin this rank to the cores of its GPU's NUMA node, as torchrun does; if the host does not report them, to all
+    cores."""
     with suppress(OSError, ValueError, AttributeError):
         at: Any = torch.cuda.get_device_properties(gpu)
         address = f"{at.pci_domain_id:04x}:{at.pci_bus_id:02x}:{at.pci_device_id:02x}.0"
@@ -96,7 +96,7 @@ def cores_near(address: str, system: Path) -> set[int]:
     """Return the cores of a PCI device's NUMA node, as Linux's /sys says. Raises OSError or ValueError."""
     node = max(
         int((system / "bus/pci/devices" / address / "numa_node").read_text()), 0
-    )  # -1 where there is one alone
+    )  # -1 on a host with a single node
     listed = (system / f"devices/system/node/node{node}/cpulist").read_text().strip()
     ends = [[int(n) for n in part.split("-")] for part in listed.split(",")]
     return {core for low, *high in ends for core in range(low, (high or [low])[0] + 1)}

@@ -5,8 +5,8 @@ rank fails, its status page and its last words say which rank it was, where, and
 (agent.py).
 
 Ranks start as new processes and import torch each, at once; their launcher does without it. Forks of a launcher that
-has imported it would begin no sooner; and glibc reads its tunables and OpenMP its number of threads as a process
-starts, so they would measure and train with those of the launcher.
+has imported torch would start no sooner; and since glibc reads its tunables and OpenMP its number of threads when a
+process starts, forks would measure and train with the launcher's settings.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from phalanx.runtime.process.folder import private_folder
 _STREAMING = "glibc.cpu.x86_non_temporal_threshold=0x200000"
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""The signals by which a user ends a run."""
+"""Signals by which a user ends a run."""
 
 
 class RankFailure(RuntimeError):
@@ -68,11 +68,11 @@ def launch(
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """Return what ranks of `threads` threads find in their environment beside the launcher's own."""
+    """Return the environment variables that ranks with `threads` threads get in addition to the launcher's."""
     return {
         LAUNCHER_VARIABLE: str(os.getpid()),
         SECRET_VARIABLE: secrets.token_hex(32),
-        # Gloo and NCCL listen, too: only where this host hears.
+        # Gloo and NCCL listen too: only on this host's loopback.
         "GLOO_SOCKET_IFNAME": _LOOPBACK,
         "NCCL_SOCKET_IFNAME": _LOOPBACK,
         "OMP_NUM_THREADS": str(threads),

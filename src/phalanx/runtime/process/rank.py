@@ -1,5 +1,5 @@
-"""The life of a launched rank: it joins the others and works; if it fails it leaves last words, and if its launcher
-dies it ends."""
+"""Life cycle of a launched rank: it joins the others and works; if it fails it leaves its reason, and if its launcher
+dies it exits."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def run_rank(world: World, timeout_s: float, work: Callable[[], object], orderly
 def named(world: World) -> Iterator[None]:
     """Turn an exception in a rank that torchrun or srun started into a RankFailure that names the rank.
 
-    No launcher of ours reads the status page of such a rank, so it must name itself. InputError passes unchanged.
+    None of our launchers reads the status page of such a rank, so the message must name it. InputError passes
+    unchanged.
     """
     try:
         yield
@@ -107,7 +108,7 @@ def _end(code: int, parent: int) -> NoReturn:
         with suppress(OSError):  # the reader is gone
             stream.flush()
     folder = os.environ.get(status.FOLDER_VARIABLE)
-    if folder and os.getppid() != parent:  # nobody else is left to remove the status pages
+    if folder and os.getppid() != parent:  # no other process is left to remove the status pages
         shutil.rmtree(Path(folder).parent, ignore_errors=True)
     os._exit(code)
 

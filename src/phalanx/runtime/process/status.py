@@ -7,8 +7,7 @@ mapped memory: about a microsecond, no system call.
     slots     the last entries: number, seconds (of the host's monotonic clock), group or -1, number in the group
     about     pid, place, then one line of ranks for each group
 
-Every rank of a group numbers the group's collectives alike, whatever else it does: the rank with the lower number is
-behind.
+Every rank of a group numbers the group's collectives alike, so the rank with the lower number is behind.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _ABOUT = (1 + _GROUPS) * _WORD.size + _SLOTS * _SLOT_BYTES
 _SIZE = 32768
 FOLDER_VARIABLE = "PHALANX_STATUS"
 START_UP, MEETING = "start-up", "the rendezvous of all ranks"
-"""The entries of a rank that has nothing to save yet."""
+"""Entry of a rank that has nothing to save yet."""
 
 
 class StatusPage:
@@ -38,7 +37,7 @@ class StatusPage:
 
     def __init__(self, rank: int) -> None:
         self.doing = self.work = ""
-        """The last entry; and the last one about the rank's own work rather than a collective."""
+        """The last entry, and the last one about the rank's work rather than a collective."""
         self.among: tuple[int, ...] = ()
         """The ranks of the latest collective, if nothing else was recorded since; otherwise empty."""
         self._rank = rank
@@ -57,7 +56,7 @@ class StatusPage:
             self._write_about()
 
     def stand(self, coordinates: dict[str, int]) -> None:
-        """Record this rank's mesh coordinates, which messages about it show."""
+        """Record this rank's mesh coordinates, for messages about it."""
         self._place = ", ".join(f"{axis} {i}" for axis, i in coordinates.items()) or self._place
         self._write_about()
 
@@ -135,7 +134,7 @@ def page(rank: int) -> StatusPage:
 
 @dataclass(frozen=True)
 class StatusEntry:
-    """What a rank reported at `time_s` of the host's monotonic clock.
+    """A rank's report at `time_s` of the host's monotonic clock.
 
     The entry of a collective has the ranks that take part and its number among their collectives, from 1.
     """
@@ -148,7 +147,8 @@ class StatusEntry:
 
 @dataclass(frozen=True)
 class Status:
-    """A status page as read: the last entries, oldest first, and how many collectives were reached, by ranks."""
+    """A parsed status page: the last entries, oldest first, and the number of collectives reached, by group of
+    ranks."""
 
     rank: int
     pid: int
@@ -158,7 +158,7 @@ class Status:
 
     @property
     def doing(self) -> str:
-        """What the rank reported last."""
+        """The rank's last report."""
         return self.entries[-1].text if self.entries else "starting"
 
     def __str__(self) -> str:
@@ -181,7 +181,7 @@ def read(folder: Path) -> dict[int, Status]:
 
 
 def _parsed(rank: int, page: bytes) -> Status | None:
-    """Parse a page that may have been read while it was written: what is inconsistent is left out."""
+    """Parse a page that may have been read while it was written: inconsistent entries are left out."""
     lines = page[_ABOUT:].split(b"\0")[0].decode(errors="replace").split("\n")
     if len(page) < _SIZE or len(lines) < 2 or not lines[0].isdecimal():
         return None

@@ -1,10 +1,10 @@
-"""The watchdog: who is waited for, who waits, and since when, read from the status pages of a host's ranks.
+"""The watchdog: finds late ranks, the ranks waiting for them, and since when, in the status pages of a host's ranks.
 
 A rank is late for a collective when another rank of the group arrived there longer ago than the timeout and it did
-not, which is what the collective itself calls a timeout. However long a rank computes, evaluates or compiles, it is
-not late as long as nobody waits for it. The rank that hangs is the one that is waited for and waits for nobody.
-A rank whose process is stopped comes first. It may have arrived and still keep others waiting, for what it has begun
-(an all-gather in flight) does not go on; and whoever waits for that arrives nowhere either.
+not, which is how the collective itself defines a timeout. However long a rank computes, evaluates or compiles, it is
+not late as long as no rank waits for it. The hanging rank is the one that others wait for and that waits for none. A
+rank whose process is stopped is blamed first. It may have arrived and still keep others waiting, since its operations
+in flight (an all-gather) make no progress; ranks that wait for those do not arrive anywhere either.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Late:
 
 
 def late(pages: dict[int, Status], now_s: float, overdue_s: float) -> Late | None:
-    """Return which ranks have kept others waiting for longer than `overdue_s` seconds, or None if none has."""
+    """Return the ranks that have kept others waiting for longer than `overdue_s` seconds, or None."""
     # By collective (ranks, number): its entry, the ranks that wait there, the ranks that are missing.
     unmet: dict[tuple[tuple[int, ...], int], tuple[StatusEntry, list[int], set[int]]] = {}
     for rank, page in pages.items():
@@ -60,7 +60,7 @@ def stopped(pages: dict[int, Status], now_s: float, overdue_s: float) -> tuple[i
 
 
 def overdue(pages: dict[int, Status], now_s: float, overdue_s: float) -> tuple[tuple[int, ...], str]:
-    """Return the ranks to blame for what has not gone on for `overdue_s` seconds, and a sentence about them."""
+    """Return the ranks to blame for a lack of progress for `overdue_s` seconds, and a sentence about them."""
     who, halted = late(pages, now_s, overdue_s), stopped(pages, now_s, overdue_s)
     if who is not None and (not halted or set(who.ranks) & set(halted)):
         return who.ranks, describe_late(who, pages, now_s)
@@ -80,7 +80,7 @@ def described_by_peers(
     if any(timed_out(text) for text in said):
         overdue_s = timeout_s / 2
     elif said and all(cut_off(text) for text in said) and not any(code < 0 for code in ended.values()):
-        overdue_s = 0.9 * timeout_s  # a peer may also have died: only who is as good as late is to blame
+        overdue_s = 0.9 * timeout_s  # a peer may also have died: only ranks that are nearly late are to blame
     else:
         return ""
     return overdue(pages, now_s, overdue_s)[1]
@@ -95,7 +95,8 @@ def is_stopped(pid: int) -> bool:
 
 
 def describe_late(late: Late, pages: dict[int, Status], now_s: float) -> str:
-    """Say in one sentence which ranks did not arrive where, what they did last, and who has waited how long."""
+    """Return one sentence: which ranks did not arrive where, their last reports, and which ranks have waited how
+    long."""
     names = " and ".join(_name(rank, pages) for rank in late.ranks)
     seen = [_last_seen(pages.get(rank), now_s) for rank in late.ranks]
     if len(late.ranks) > 1:
@@ -109,7 +110,7 @@ def describe_late(late: Late, pages: dict[int, Status], now_s: float) -> str:
 
 
 def describe_stopped(ranks: tuple[int, ...], pages: dict[int, Status], now_s: float) -> str:
-    """Say in one sentence which stopped ranks make no progress, though nobody waits for them."""
+    """Return one sentence: which stopped ranks make no progress, though no rank waits for them."""
     return "; ".join(f"{_name(rank, pages)} makes no progress: {_last_seen(pages[rank], now_s)}" for rank in ranks)
 
 

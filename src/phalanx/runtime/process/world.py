@@ -1,6 +1,6 @@
 """The world of a run: its process group, the groups of its axes, and what its ranks agree on.
 
-Which rank this process is, and how many there are, its environment says (environment.py).
+Rank and world size come from the environment (environment.py).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _rendezvous(world: World, timeout_s: float) -> Store:
 
     The agents keep one store for all restarts, in which torch would find the addresses of dead ranks. So rank 0 opens
     a round under a new name. The others read that name, write their own nonce there, and wait until rank 0 has copied
-    it: in the round of an earlier attempt, nobody would. Raises TimeoutError.
+    it: in the round of an earlier attempt it never would. Raises TimeoutError.
     """
     within = timedelta(seconds=timeout_s)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -109,17 +109,18 @@ _nodes: list[str] = []  # the host name of every rank, once `launchers` has gath
 
 
 def described(ranks: Sequence[int]) -> str:
-    """Name ranks, and the hosts whose ranks are all among them: such a host is gone rather than its ranks."""
+    """Name ranks in words, and the hosts of which all ranks are among them."""
     words = ", ".join(f"rank {rank}" for rank in ranks)
     gone = [n for n in dict.fromkeys(_nodes) if {r for r, name in enumerate(_nodes) if name == n} <= set(ranks)]
     return f"{words} (all of host {', '.join(gone)})" if gone else words
 
 
 def absent(world: World, ranks: Sequence[int], within_s: float = 3.0) -> tuple[int, ...]:
-    """Return which ranks of a collective that timed out have not arrived there.
+    """Return the ranks that have not arrived at a collective that timed out.
 
-    Every rank that did calls this too; those that do not within `within_s` seconds are absent. The ranks find each
-    other through the store of the process group, as no collective can be trusted any more. Empty if nobody can tell.
+    Every rank that arrived calls this;
+    ranks that do not within `within_s` seconds are absent. Ranks meet through the store of the process group, since
+    collectives can no longer be trusted. Empty if it cannot be determined.
     """
     missing: list[int] = []
     if not dist.is_initialized():
@@ -128,7 +129,7 @@ def absent(world: World, ranks: Sequence[int], within_s: float = 3.0) -> tuple[i
     def check() -> None:
         try:
             poll()
-        except dist.DistError:  # the process that holds the store is gone: nobody can tell
+        except dist.DistError:  # the process that holds the store is gone: unknown
             missing.clear()
 
     def poll() -> None:
@@ -141,7 +142,7 @@ def absent(world: World, ranks: Sequence[int], within_s: float = 3.0) -> tuple[i
             missing[:] = [rank for rank in missing if not store.check([names[rank]])]
             time.sleep(0.05)
 
-    # The process that holds the store may itself be the one that hangs: nobody can tell either.
+    # The process that holds the store may itself hang: unknown too.
     checking = threading.Thread(target=check, daemon=True)
     checking.start()
     checking.join(within_s + 1)
@@ -167,8 +168,8 @@ def timeout_s() -> float:
 def group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
     """Return the process group of these ranks, created once.
 
-    torch names a group by its ranks and by how many groups its creator already had. So every rank must create its
-    groups in the same order of axes (Comm does so for those of a pipeline).
+    torch names a group by its ranks and by the number of groups that its creator already had. So every rank must
+    create its groups in the same order of axes (Comm does so for those of a pipeline).
     """
     if ranks not in _groups:
         if ranks == tuple(range(dist.get_world_size())):

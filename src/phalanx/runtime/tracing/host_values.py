@@ -23,8 +23,8 @@ def read(tensor: Tensor, otherwise: list[Any] | Callable[[], list[Any]]) -> list
 
 
 def later(tensor: Tensor, otherwise: list[Any]) -> Callable[[], list[Any]]:
-    """Start to copy the elements of a flat tensor to the host; return a function that waits for them and returns
-    them. On CUDA, only that function waits, for the work that was issued before this call.
+    """Start to copy the elements of a flat tensor to the host; return a function that waits for and returns them. On
+    CUDA, only that function waits, for the work issued before this call.
 
     Under verification it returns `otherwise`.
     """
@@ -49,9 +49,10 @@ def sent(values: Sequence[int], device: torch.device) -> Tensor:
 
 
 def rounds(alike: Sequence[T]) -> Sequence[T]:
-    """Return the items of a loop whose rounds are alike, except that the last one may be smaller.
+    """Return the items of a loop with identical rounds, except that the last one may be smaller.
 
-    Alike: the same operations on tensors of the same shape, and no collective. Under verification, where tensors have
-    no content, only the first and the last item are returned.
+    Identical: the same
+    operations on tensors of the same shape, and no collective. Under verification, where tensors have no content,
+    only the first and the last item are returned.
     """
     return alike

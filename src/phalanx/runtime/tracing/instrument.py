@@ -1,4 +1,4 @@
-"""An instrumented step: FLOPs by unit and live tensor bytes, seen from under autograd.
+"""An instrumented step: FLOPs by unit and live tensor bytes, observed below autograd.
 
 A dispatch mode sees every operation of the step, forward and backward. It counts FLOPs by torch's own formulas
 (attention by ours: torch counts none on the CPU) and follows every storage from the operation that returns it until
@@ -45,7 +45,7 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any)
     name = packet.__name__
     if name.startswith(_ATTENTION):
         return _attention_flops(name, args)
-    if packet is _aten._grouped_mm:  # every row, or element of what is summed over, is of one group
+    if packet is _aten._grouped_mm:  # every row, or element of the summed dimension, belongs to one group
         return 2 * int(args[0].numel()) * int(args[1].shape[-1])
     if packet in flop_registry:
         return int(flop_registry[packet](*args[: _OPERANDS.get(func)], **kwargs, out_val=out))
@@ -54,9 +54,9 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any)
 
 
 _OPERANDS: dict[Any, int] = {_aten.mm.dtype_out: 2, _aten.addmm.dtype_out: 3}
-"""Of products that name the type of their result, which torch's formulas do not take."""
+"""FLOP formulas of products with an explicit result type, which torch's formulas do not accept."""
 _formulas: dict[Any, None] = {}
-"""Operations that have no FLOPs."""
+"""Operations without FLOPs."""
 
 
 class Tracker(TorchDispatchMode):
@@ -84,7 +84,7 @@ class Tracker(TorchDispatchMode):
 
     def owns(self, tensor: Tensor) -> bool:
         """Whether the memory of a tensor that exists when the step begins counts; tensors in a compiler's cache have
-        none."""
+        no memory."""
         return tensor.device.type != "meta" and not isinstance(tensor, FakeTensor)
 
     def _follow(self, tensor: Tensor) -> None:

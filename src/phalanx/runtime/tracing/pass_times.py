@@ -48,7 +48,7 @@ class _Watch:
 def passes(
     units: dict[str, nn.Module], optimizer: torch.optim.Optimizer, timeline: CommTimeline, now: Callable[[], Now]
 ) -> Iterator[None]:
-    """Put the passes of a step on its timeline: each unit's forward and backward, and the optimizer."""
+    """Record the passes of a step on its timeline: each unit's forward and backward, and the optimizer."""
     watch = _Watch(timeline)
 
     def forward(unit: str) -> Callable[..., None]:

@@ -2,8 +2,7 @@
 
 In Chrome's trace-event format a rank is a process and a track one of its threads. The spans of a thread may nest but
 not overlap, so concurrent collectives of an axis get rows of their own. Ranks are aligned by their hosts' clocks:
-between hosts the picture is as exact as those are.
-Reference: "Trace Event Format", Google, 2016.
+across hosts the alignment is as exact as those clocks. Reference: "Trace Event Format", Google, 2016.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from phalanx.spec.files.plan import write_json
 
 @dataclass(frozen=True)
 class RankTimeline:
-    """One rank's spans. `place`: its coordinates in words; `clock_ns` plus its times is the time of day."""
+    """One rank's spans. `place`: its coordinates in words; `clock_ns` plus a span's time is the time of day."""
 
     rank: int
     place: str

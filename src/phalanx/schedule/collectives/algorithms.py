@@ -38,9 +38,9 @@ def _power_below(p: int) -> int:
 
 
 def halving_reduce_scatter(groups: Ints, low: Ints, high: Ints) -> list[Round]:
-    """Return lg p rounds, each sending half as much as the one before, the farthest partner first. If p is no power
-    of two: members beyond the largest power of two m first send everything to member i-m, and receive their chunk at
-    the end."""
+    """Build lg p rounds, each sending half as much as the one before, starting with the farthest partner. If p is no
+    power of two: members beyond the largest power of two m first send everything to member i-m, and receive their
+    chunk at the end."""
     p = groups.shape[1]
     m = _power_below(p)
     bounds, i, extra = cut(low, high, p), np.arange(m), np.arange(m, p)
@@ -78,8 +78,8 @@ def bruck_all_gather(groups: Ints, low: Ints, high: Ints) -> list[Round]:
 
 
 def _folded(groups: Ints, low: Ints, high: Ints, inner: Callable[[Ints, Ints, Ints], list[Round]]) -> list[Round]:
-    """Extend an all-reduce for powers of two to any p: the members beyond add their buffers to the others and get the
-    result back, for 2 more messages of the entire buffer."""
+    """Extend an all-reduce for powers of two to any p: surplus members add their buffers to the others' first and get
+    the result back at the end, which costs 2 more messages of the entire buffer."""
     p = groups.shape[1]
     m = _power_below(p)
     extra = np.arange(m, p)
@@ -144,7 +144,7 @@ def bruck_all_to_all(starts: Ints, lengths: Ints) -> list[Round]:
 def hierarchical_all_reduce(groups: Ints, low: Ints, high: Ints, tiers: tuple[int, ...]) -> list[Round]:
     """Reduce-scatter inside the innermost tier, all-reduce of every chunk across, all-gather inside.
 
-    `tiers`: sizes, innermost first, with product p; each level works on 1/size of the elements of the level below.
+    `tiers`: sizes, innermost first, with product p; each level works on 1/size of the elements at the level below it.
     """
     p, q = groups.shape[1], tiers[0]
     if len(tiers) == 1:

@@ -1,11 +1,11 @@
-"""Collectives as others one after the other, or backwards.
+"""Collectives composed of others in sequence, or run backwards.
 
     all-reduce      = reduce-scatter, then all-gather = reduce, then broadcast
     reduce-scatter  = reduce, then scatter
     all-gather      = gather, then broadcast
     broadcast       = scatter, then all-gather
-    backwards: broadcast <-> reduce, scatter <-> gather, all-gather <-> reduce-scatter; of algorithms that bring each
-               piece to a rank once
+    backwards: broadcast <-> reduce, scatter <-> gather, all-gather <-> reduce-scatter; only
+    for algorithms that bring each piece to a rank once
 
 Chan, Heimlich, Purkayastha, van de Geijn 2007 (Collective communication: theory, practice, and experience).
 """
@@ -24,7 +24,7 @@ COMPOSITIONS: dict[str, tuple[tuple[str, str], ...]] = {
     "all_gather": (("gather", "broadcast"),),
     "broadcast": (("scatter", "all_gather"),),
 }
-"""By operation: the pairs of operations that do the same, one after the other."""
+"""Pairs of operations that in sequence do the same, by operation."""
 DUALS = {
     "broadcast": "reduce",
     "reduce": "broadcast",
@@ -33,13 +33,13 @@ DUALS = {
     "all_gather": "reduce_scatter",
     "reduce_scatter": "all_gather",
 }
-"""The operation that an operation is, backwards."""
+"""The dual of each operation: what it becomes when run backwards."""
 
 
 def composed(op: str, text: str, ranks: int, size: int, root: int = 0) -> Schedule:
-    """Build `op` as `text` says: operations joined by `+`, each with an algorithm behind a colon if it is not to be
-    the first of its table, as in `reduce_scatter:halving+all_gather`; or `dual:ALGORITHM`, which is that algorithm of
-    the dual operation, backwards.
+    """Build `op` from `text`: operations joined by `+`, each optionally with an algorithm after a colon (default: the
+    first of its table), as in `reduce_scatter:halving+all_gather`; or `dual:ALGORITHM`, that algorithm of the dual
+    operation run backwards.
 
     Raises InputError for parts that do not make up `op`."""
     first, *others = [part.strip() for part in text.split("+")]

@@ -1,4 +1,4 @@
-"""The least that an all-reduce must send, by exhaustive search over everything that P ranks can do with one element.
+"""Lower bound on an all-reduce's traffic, by exhaustive search over everything that P ranks can do with one element.
 
 A state says which contributions each rank's value contains. A message copies the sender's value over the receiver's,
 or adds it where the two have no contribution in common. The fewest messages after which every rank has every
@@ -25,11 +25,11 @@ class Bound:
     ranks: int
     messages: int
     states: int
-    """States that fewer messages can reach, ranks' names mostly aside."""
+    """Distinct states reachable with fewer messages, mostly up to renaming of ranks."""
 
     @property
     def sent_share(self) -> float:
-        """What the rank that sends most sends at least, over the bytes of the buffer."""
+        """Lower bound on the bytes sent by the busiest rank, as a fraction of the buffer."""
         return self.messages / self.ranks
 
 
@@ -49,7 +49,7 @@ def fewest_messages(ranks: int) -> Bound:
 
 
 def _after_a_message(state: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Return the states that one message can lead to."""
+    """Return the states reachable with one more message."""
     reached = []
     for sender, receiver in permutations(range(len(state)), 2):
         sent, held = state[sender], state[receiver]
@@ -60,7 +60,7 @@ def _after_a_message(state: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def _renamed(state: tuple[int, ...]) -> tuple[int, ...]:
-    """Return one of the states that differ from this one in the names of ranks and contributions alone.
+    """Return a representative of the states that equal this one up to renaming of ranks and contributions.
 
     Contributions are sorted by the ranks that have them, then ranks by what they have; twice, which need not reach a
     unique state: the search then sees some more of them."""

@@ -168,7 +168,7 @@ def relabel(s: Schedule, order: Sequence[int]) -> Schedule:
 
 
 def _same(a: Holdings, b: Holdings) -> bool:
-    """Tell whether each rank holds the same elements in both, however they are cut into intervals."""
+    """Whether each rank holds the same elements in both, regardless of how they are cut into intervals."""
 
     def merged(h: Holdings) -> Ints:
         """Return (rank, first, stop), (3, intervals), with touching intervals merged."""
@@ -186,8 +186,8 @@ def _same(a: Holdings, b: Holdings) -> bool:
 
 
 def parallel_round(groups: Ints, source: Ints, destination: Ints, low: Ints, high: Ints, reduces: bool) -> Round:
-    """Build one round in which several groups do the same: ranks `groups` (groups, p), `source` and `destination` as
-    member indices (members,), intervals [low, high) as (groups, members)."""
+    """Build one round in which several groups act in parallel: ranks `groups` (groups, p), `source` and `destination`
+    as member indices (members,), intervals [low, high) as (groups, members)."""
     shape = (len(groups), len(source))
     low, high = np.broadcast_to(low, shape), np.broadcast_to(high, shape)
     return Round(groups[:, source], groups[:, destination], low, high - low, reduces)

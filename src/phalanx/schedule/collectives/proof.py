@@ -1,7 +1,7 @@
 """Proof of a collective schedule by symbolic execution: for every rank and every piece of the buffer, count how often
 it contains each rank's contribution.
 
-Proved means: nothing is read or added to before it is there; nothing is added twice, or received twice in a round;
+Proved means: nothing is read or added to before it has arrived; nothing is added twice, or received twice in a round;
 every rank ends with each contribution exactly once; and no rank sends to, or receives from, more than one partner in
 a round, so that with the receive posted first even blocking sends cannot deadlock (by induction over rounds: a
 partner in round k waits only for rounds before k).
@@ -23,7 +23,7 @@ Counts = npt.NDArray[np.int16]
 
 @dataclass(frozen=True)
 class Proof:
-    """The cost of a proved schedule: rounds, messages in all, and the most elements that one rank sends."""
+    """Cost of a proved schedule: rounds, total messages, and elements sent by the busiest rank."""
 
     rounds: int
     messages: int
@@ -88,7 +88,7 @@ class Run:
             raise Unproved(f"{self._where(who, what, number)}: receives it twice")
         counts[destination, atom] = sent
         counts[to, piece] += held
-        at = _first((counts[to, piece] > 1).any(axis=1))  # what is only copied was counted where it came from
+        at = _first((counts[to, piece] > 1).any(axis=1))  # copied contributions were counted at their source
         if at is not None:
             where = self._where(to[at], piece[at], number)
             who = int(np.argmax(counts[to[at], piece[at]]))

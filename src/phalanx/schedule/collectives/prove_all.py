@@ -14,7 +14,7 @@ from phalanx.schedule.errors import Unproved
 
 
 def sweep(most: int) -> Iterator[str | None]:
-    """Yield for every schedule over 1 to `most` ranks None if it is proved, else what is wrong with it."""
+    """Yield, for every schedule over 1 to `most` ranks, None if it is proved, else its defect."""
     for op, names in ALGORITHMS.items():
         for algorithm in names:
             for p in range(1, most + 1):

@@ -36,7 +36,7 @@ class RankStep:
 
 def program(schedule: Schedule, me: int, long: int | None = None) -> tuple[RankStep, ...]:
     """Return what rank `me` sends and receives, round by round. Messages of more than `long` elements are cut and
-    ordered as above (None: no message is)."""
+    ordered as the module's docstring describes (None: no message is)."""
     s = schedule
     rows = np.nonzero((s.source == me) | (s.destination == me))[0]
     rounds: dict[int, dict[tuple[bool, int, bool], list[Piece]]] = {}

@@ -1,11 +1,12 @@
-"""Reductions other than sums: which algebra a schedule asks of the function that combines two contributions.
+"""Reductions other than sums: the algebraic properties that a schedule requires of the combining function.
 
-The proof counts contributions, so it holds for any function that does not care about brackets and order: an
-associative and commutative one. A rank that adds computes f(what it has, what arrives). `operands` follows the order
-of the contributions through a schedule: where every result reads 0, 1, ..., p-1, associativity is enough (a binomial
-tree, say), else the function must be commutative too (a ring starts each chunk at another rank).
+The proof counts contributions, so it holds for any associative and commutative function. A rank that adds computes
+f(what it has, what arrives). `operands` follows the order of the contributions through a schedule: where every result
+reads 0, 1, ..., p-1, associativity is enough (a binomial tree, say), else the function must be commutative too (a
+ring starts each chunk at another rank).
 
-A function is examined on drawn integers: it cannot be proved associative so, but it is refused with a counterexample.
+A function is examined on drawn integers: this cannot prove associativity, but it refuses a function with a
+counterexample.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ _DRAWN = 512
 
 @dataclass(frozen=True)
 class Needs:
-    """What a schedule asks of a reduction."""
+    """Algebraic properties that a schedule requires of a reduction."""
 
     commutative: bool
-    """Some result has the contributions in another order than that of the ranks."""
+    """Whether some result combines the contributions in an order other than that of the ranks."""
     example: tuple[int, ...]
-    """The order in which one result has them: the first that is not 0, 1, ..., else that one."""
+    """The order of contributions in one result: the first that is not 0, 1, ..., p-1, if any."""
 
 
 def operands(schedule: Schedule) -> list[tuple[int, ...]]:
-    """Return the order of contributions in every result that differs from another, after proving the schedule.
+    """Return the distinct orders of contributions over all results, after proving the schedule.
 
     Raises Unproved."""
     prove(schedule)
@@ -57,7 +58,7 @@ def operands(schedule: Schedule) -> list[tuple[int, ...]]:
 
 
 def needs(schedule: Schedule) -> Needs:
-    """Return what a reducing schedule asks of its function. Raises Unproved."""
+    """Return the properties that a reducing schedule requires of its function. Raises Unproved."""
     orders = operands(schedule)
     moved = [order for order in orders if order != tuple(range(schedule.ranks))]
     return Needs(bool(moved), (moved or orders)[0])

@@ -1,7 +1,7 @@
 """Every collective by operation and algorithm, for any number of ranks and any size: `build`.
 
-The algorithms stand in trees.py (along trees) and algorithms.py (in chunks). Some schedules are derived: a reduce is
-a broadcast reversed, an all-gather a reduce-scatter reversed, and some all-reduces chain two other collectives.
+The algorithms are in trees.py (along trees) and algorithms.py (in chunks). Some schedules are derived: a reduce is a
+broadcast reversed, an all-gather a reduce-scatter reversed, and some all-reduces chain two other collectives.
 """
 
 from __future__ import annotations

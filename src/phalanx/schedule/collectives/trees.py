@@ -57,7 +57,7 @@ def chain_broadcast(groups: Ints, low: Ints, high: Ints, root: int, segments: in
 
 
 def _segments(low: Ints, high: Ints, wanted: int) -> int:
-    """Return the number of segments: as many as wanted, but none of them empty."""
+    """Return the number of segments: `wanted`, or fewer where some would be empty."""
     return max(1, min(wanted, int((high - low).max())))
 
 

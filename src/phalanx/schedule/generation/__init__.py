@@ -1,1 +1,2 @@
-"""Which tokens a model computes in a step of generation: requests, batches of their tokens, pages of the KV cache."""
+"""Tokens that a model computes in each step of generation: requests, batches of their tokens, pages of the KV
+cache."""

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 IDLE = -1
-"""The request of a slot that stands in where a replica has no work and others need it: nothing is cached of it."""
+"""Placeholder request of an idle replica that must still take part in a step; nothing of it is cached."""
 
 
 @dataclass(frozen=True)
 class Slot:
     """A running request's part of a step: it computes `new` tokens after `past` cached ones. `samples`: whether the
-    last of them gives the next token; not so where more of the prompt follows."""
+    last of them yields the next token, which is false while more of the prompt follows."""
 
     request: int
     past: int
@@ -28,24 +28,24 @@ class Slot:
 
     @property
     def decodes(self) -> bool:
-        """Whether it computes a single token after cached ones."""
+        """Whether the slot decodes: one new token after cached ones."""
         return self.new == 1 and self.past > 0
 
     @property
     def context(self) -> int:
-        """Tokens that are cached when the step is over."""
+        """Tokens of the request in the cache after the step."""
         return self.past + self.new
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The slots of one replica in one step, those that decode first."""
+    """Slots of one replica in one step; decoding slots come first."""
 
     slots: tuple[Slot, ...]
 
     @classmethod
     def of(cls, slots: Iterable[Slot]) -> Batch:
-        """The batch of these slots, in the order that batches have."""
+        """Build a batch of these slots, decoding ones first."""
         return cls(tuple(sorted(slots, key=lambda s: not s.decodes)))
 
     @cached_property
@@ -55,7 +55,7 @@ class Batch:
 
     @cached_property
     def samples(self) -> int:
-        """Requests that get a token."""
+        """Number of requests that receive a token."""
         return sum(s.samples for s in self.slots)
 
     @cached_property
@@ -70,12 +70,12 @@ class Batch:
 
 
 IDLING = Batch((Slot(IDLE, 0, 1, False),))
-"""What a replica without work computes where others need it: their experts are on its ranks too."""
+"""The batch of an idle replica whose ranks hold experts that other replicas need."""
 
 
 def reads(batch: Batch, window: int | None) -> tuple[tuple[tuple[Slot, ...], int], ...]:
-    """Return the groups of slots that attend together in a layer with this window, each with the keys that each of
-    its queries is multiplied with: all that decode, up to the longest context; every prefill by itself."""
+    """Return the groups of slots that attend together in a layer with this window, each with the number of keys per
+    query: all decoding slots as one group, padded to the longest context; every prefill separately."""
     groups = []
     if batch.decoding:
         groups.append((batch.decoding, max(s.context - first_key(s, window) for s in batch.decoding)))
@@ -83,5 +83,5 @@ def reads(batch: Batch, window: int | None) -> tuple[tuple[tuple[Slot, ...], int
 
 
 def first_key(slot: Slot, window: int | None) -> int:
-    """Return the first position that a token of a slot sees."""
+    """Return the first position visible to the new tokens of a slot."""
     return 0 if window is None else max(0, slot.past + 1 - window)

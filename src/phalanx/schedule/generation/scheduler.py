@@ -1,8 +1,8 @@
 """Our own continuous batching: the tokens, pages and block tables of one replica under a BatchingPolicy (policy.py).
 
 Requests are admitted in order of arrival, with the pages of their longest context, so that none is ever preempted.
-Pages are handed out as tokens come. A scheduler is a function of the tokens that it is given: every rank runs one for
-each replica, and all agree.
+Pages are handed out as tokens come. A scheduler is a deterministic function of the tokens it receives: every rank
+runs one for each replica, and all agree.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from phalanx.spec.errors import InputError
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt, token ids, to continue by at most `most` tokens, until one of `stops`. It can start at step
-    `arrives`."""
+    """Prompt token ids, to continue by at most `most` tokens or until one of `stops`; may start from step `arrives`
+    on."""
 
     number: int
     prompt: tuple[int, ...]
@@ -29,15 +29,15 @@ class Request:
 
 
 def pages_of(request: Request, policy: BatchingPolicy) -> int:
-    """Pages that a request takes when it is admitted."""
+    """Number of pages allocated when a request is admitted."""
     prompt = len(request.prompt)
     return policy.pages_to_begin(prompt, request.most, prompt)
 
 
 def enough_pages(requests: Iterable[Request], policy: BatchingPolicy) -> int:
-    """Return the pages of the cache: the policy's, or as many as any `slots` of these requests need.
+    """Return the number of pages in the cache: the policy's, or enough for any `slots` of these requests.
 
-    Raises InputError where one of them alone needs more."""
+    Raises InputError if a single request needs more."""
     needs = sorted((pages_of(r, policy) for r in requests), reverse=True)
     most = needs[0] if needs else 1
     if policy.pages is None:
@@ -58,22 +58,23 @@ class _Running:
 
 
 class Scheduler:
-    """The requests of one replica: those that wait, those that run, and whose pages are whose."""
+    """Waiting and running requests of one replica, and the pages of each."""
 
     def __init__(self, requests: Iterable[Request], policy: BatchingPolicy) -> None:
         by_arrival = sorted(requests, key=lambda r: (r.arrives, r.number))
         self.policy, self.pages = policy, enough_pages(by_arrival, policy)
         self._waiting, self._running = deque(by_arrival), dict[int, _Running]()
         self._free = list(range(self.pages - 1, -1, -1))
-        self._promised = 0  # pages of the longest contexts of all that run
+        self._promised = 0  # pages reserved for the longest contexts of running requests
 
     @property
     def done(self) -> bool:
-        """Whether every request has its text."""
+        """Whether every request is finished."""
         return not self._waiting and not self._running
 
     def batch(self, step: int) -> Batch:
-        """Admit requests and return what step number `step` computes; without slots if there is nothing yet."""
+        """Admit requests and return what step number `step` computes; a batch without slots if there is nothing to do
+        yet."""
         while self._waiting and self._waiting[0].arrives <= step:
             needed = pages_of(self._waiting[0], self.policy)
             if not self.policy.admits(len(self._running), needed, self.pages - self._promised):
@@ -110,7 +111,7 @@ class Scheduler:
         return tuple(self._running[slot.request].pages)
 
     def advance(self, batch: Batch, sampled: Mapping[int, int]) -> list[int]:
-        """Take the tokens that the current batch sampled, by request; return the requests that are finished."""
+        """Record the tokens sampled by the current batch, by request; return the finished requests."""
         finished = []
         for slot in batch.slots:
             r = self._running[slot.request]

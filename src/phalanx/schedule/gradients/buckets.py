@@ -30,9 +30,9 @@ class Bucket:
     index: int
     parameters: tuple[Parameter, ...]
     unit: str = ""
-    """The unit that a bucket stands for at zero=3, where it is what the unit (or its experts) gathers; else empty."""
+    """The unit whose parameters (or whose experts') the bucket gathers at zero=3; else empty."""
     experts: bool = False
-    """Whether it holds experts only, which reduce over `edp`; all others reduce over the ranks of dp and cp."""
+    """Whether the bucket holds only experts, which reduce over `edp`; other buckets reduce over dp and cp."""
 
     @cached_property
     def numel(self) -> int:
@@ -41,17 +41,18 @@ class Bucket:
 
     @property
     def name(self) -> str:
-        """The name in events: that of the unit at zero=3, else `bucket.N`."""
+        """Name in events: the unit's at zero=3, else `bucket.N`."""
         if self.unit:
             return f"{self.unit}.experts" if self.experts else self.unit
         return f"bucket.{self.index}"
 
     def kind(self, what: str) -> str:
-        """Return `what`, marked if it concerns experts: a key for what is sent over the same ranks as this bucket."""
+        """Return the key `what`, marked for expert buckets, so that traffic over different ranks has different
+        keys."""
         return f"{what}, experts" if self.experts else what
 
     def ranks(self, strategy: Strategy) -> int:
-        """Return over how many ranks its gradients are summed."""
+        """Return the number of ranks over which its gradients are summed."""
         return strategy.edp if self.experts else strategy.gradient_ranks
 
     def axis(self, strategy: Strategy) -> str:
@@ -60,17 +61,17 @@ class Bucket:
         return "edp" if self.experts else grid.shard_axis if strategy.shards > 1 else grid.gradient_axis
 
     def parts(self, strategy: Strategy) -> int:
-        """Return into how many equal parts its flat buffer is cut."""
+        """Return the number of equal parts of its flat buffer."""
         return layout(strategy, self.experts)[0]
 
     def replicas(self, strategy: Strategy) -> int:
-        """Return how many ranks end with the same part of its gradients."""
+        """Return the number of ranks that end with the same part of its gradients."""
         if strategy.shards > 1:
             return 1 if self.experts else strategy.dp_replicate
         return self.ranks(strategy)
 
     def across(self, strategy: Strategy) -> bool:
-        """Tell whether each part is also reduced over its replicas (HSDP)."""
+        """Whether each part is also reduced over its replicas (HSDP)."""
         return strategy.shards > 1 and self.replicas(strategy) > 1
 
     def padded(self, strategy: Strategy) -> int:
@@ -80,9 +81,9 @@ class Bucket:
 
 
 def layout(strategy: Strategy, experts: bool = False) -> tuple[int, int]:
-    """Return (equal parts that a bucket is cut into, elements that no cut separates): one part per shard, in
-    multiples of a cache line. Separate buckets of `experts` are cut over all ranks that hold the same experts.
-    Quantised gradients are summed part by part at zero 0 too, and their blocks are not cut."""
+    """Return (number of equal parts, granule in elements) of a bucket: one part per shard, each a multiple of a cache
+    line. Separate buckets of `experts` are cut over all ranks that hold the same experts. Quantised gradients are
+    summed part by part at zero 0 too, and their blocks are not cut."""
     if experts:
         return (strategy.edp, _ALIGNED) if strategy.shards > 1 else (1, _ALIGNED)
     c = strategy.compressor
@@ -183,8 +184,9 @@ def of_chunks(cut: Sequence[Bucket], spec: ModelSpec, finished: Sequence[int], e
 
 
 def slots(sizes: list[int]) -> list[int]:
-    """Return which of three buffers each bucket of a sequence uses if at most two neighbours are in use at a time.
-    The first and the last, usually the largest, share one; those between alternate. Two buckets have one each."""
+    """Assign each bucket of a sequence to one of three buffers, given that at most two neighbours are in use at a
+    time. The first and the last, usually the largest, share one; those between alternate. Two buckets have one
+    each."""
     last = len(sizes) - 1
     return [0 if i in (0, last) and last > 1 else 1 + i % 2 for i in range(len(sizes))]
 

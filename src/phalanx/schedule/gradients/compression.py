@@ -31,7 +31,8 @@ PIECE = 1 << 15
 
 @dataclass(frozen=True)
 class CompressedMessage:
-    """One collective. `at_most`: `bytes` is a bound, since the gradients decide how much is sent."""
+    """One collective of a compressed bucket. `at_most`: `bytes` is an upper bound, since the amount depends on the
+    gradients."""
 
     op: str
     axis: str
@@ -41,7 +42,7 @@ class CompressedMessage:
 
 
 def reduction(cut: Sequence[Bucket], s: Strategy, element_bytes: int) -> Reduction:
-    """Return the gradients of these buckets as a compressor reduces them."""
+    """Describe the reduction of these buckets for a compressor."""
     sizes = tuple(b.padded(s) for b in cut)
     slots = tuple(slot_sizes(list(sizes)))
     return Reduction(sizes, slots, tuple(b.parameters for b in cut), s.gradient_ranks, element_bytes)

@@ -1,7 +1,7 @@
 """What ZeRO-3 gathers in 8 bits: the matrices that products of 8-bit floats read (job.precision.gather = "float8").
 
-A scale is that of a whole matrix, of which a rank has a part. So once a step, as soon as parameters are updated,
-ranks reduce to their maximum
+A whole matrix has one scale, but each rank has only part of the matrix. So once a step, as soon as parameters are
+updated, ranks reduce to their maximum
 
     the largest magnitude in each matrix (of each expert)     from which every rank finds the same scale
     what is not a matrix: norms, biases, routers              from the rank that has it; the others send -inf
@@ -23,27 +23,27 @@ from phalanx.spec.model.spec import Parameter
 SCALES = "scales"
 """The unit of the all-reduce in events."""
 PARAMETERS, IN_8_BITS = "parameters", "8-bit parameters"
-"""What terms call gathers in the compute type, and in 8 bits."""
+"""Names in terms of gathers in the compute type, and in 8 bits."""
 NUMBER_BYTES = 4
-"""Of a magnitude or a parameter in the all-reduce: fp32, which has every number of the compute type."""
+"""Type of the all-reduce's elements: fp32, which represents every number of the compute type."""
 
 
 def scales(p: Parameter) -> int:
-    """Return how many scales a parameter has in 8 bits: one for each matrix that products read; 0: it keeps its type,
-    as a router does, whose products are of the compute type."""
+    """Return the number of scales of a parameter in 8 bits: one for each matrix that products read; 0: it keeps its
+    type, as a router does, whose products are of the compute type."""
     return p.matrices
 
 
 def gathered_narrow(bucket: Bucket, precision: Precision) -> bool:
-    """Tell whether a bucket is gathered in 8 bits: that of a block, at zero=3."""
+    """Whether a bucket is gathered in 8 bits: a block's is, at zero=3."""
     return precision.gathers_narrow and bucket.unit.startswith("blocks.")
 
 
 def gathered_elements(bucket: Bucket, padded: int, precision: Precision) -> int:
-    """Return the elements of the compute type, of two bytes, whose memory a bucket of `padded` elements needs."""
+    """Return the memory of a gathered bucket of `padded` elements, in elements of the two-byte compute type."""
     return -(-padded // 2) if gathered_narrow(bucket, precision) else padded
 
 
 def numbers(cut: Iterable[Bucket]) -> int:
-    """Return how many numbers the all-reduce has of buckets that are gathered in 8 bits."""
+    """Return the number of elements in the all-reduce of scales for the buckets gathered in 8 bits."""
     return sum(scales(p) or p.numel for bucket in cut for p in bucket.parameters)

@@ -1,4 +1,4 @@
-"""How matrices that are spread over ranks come together for an update that needs them whole, and go apart again.
+"""Exchange of sharded matrices for an optimizer that updates whole matrices.
 
 A rank updates its shard of its part of a layer. An optimizer that orthogonalises a matrix (Muon) reads all of it. So
 every matrix of a hidden layer has an owner among the ranks that hold parts of it, and twice in an update each of them
@@ -10,9 +10,9 @@ sends in one all-to-all
 Owners are dealt so that all have about the same products to compute. Ranks that hold the same piece (copies of a key
 head over tp) all send it. Replicas of a shard (HSDP; data parallelism without shards) do all of this side by side.
 
-What is sent is the shard of the parameters, in the compute type, and not the parameters: the all-gather of ZeRO would
-move as many times more as there are shards. Reference: Liu et al. 2025, "Muon is Scalable for LLM Training", section
-2.3, whose ranks gather every matrix and compute all of it alike.
+Each rank sends a shard of the parameters, in the compute type; an all-gather as in ZeRO would move as many times more
+as there are shards. Reference: Liu et al. 2025, "Muon is Scalable for LLM Training", section 2.3, where every rank
+gathers and updates every matrix.
 """
 
 from __future__ import annotations
@@ -44,29 +44,29 @@ class Matrix:
     shape: tuple[int, int]
     """(out, in), not split over ranks."""
     held: tuple[int, int]
-    """(out, in) of what one rank holds of it, before it is cut in shards."""
+    """(out, in) of this rank's part, before it is cut in shards."""
     bucket: int
     begins: int
     part: int
 
     @property
     def elements(self) -> int:
-        """Elements of what one rank holds, before shards."""
+        """Number of elements of one rank's part, before it is cut in shards."""
         return self.held[0] * self.held[1]
 
     def piece(self, shard: int) -> tuple[int, int]:
-        """Return [start, stop) of its held elements that are in a shard of its bucket."""
+        """Return the elements [start, stop) of a rank's part that are in a shard of its bucket."""
         low = shard * self.part - self.begins
         return max(0, low), max(0, min(self.elements, low + self.part))
 
     def shards(self) -> range:
-        """Return the shards that have elements of it."""
+        """Return the shards that contain elements of the matrix."""
         return range(self.begins // self.part, -(-(self.begins + self.elements) // self.part))
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """The matrices that come together over one group of ranks, their owners, and what each sends.
+    """Exchange of matrices over one group of ranks: their owners, and what each rank sends.
 
     `axis`: over which; "" where each rank has whole matrices and updates its own. `places`: (shard, part of the
     layer) of each rank of the group, in order; `rank`: the index of this one."""
@@ -85,7 +85,8 @@ class Exchange:
 
     @cached_property
     def owners(self) -> tuple[int, ...]:
-        """The index of the rank that computes each matrix: the largest first, each to who has least to compute."""
+        """Index of the rank that computes each matrix: matrices are assigned largest first, each to the least loaded
+        rank."""
         flops = [self.rule.product_flops(*m.shape) for m in self.matrices]
         loads = [(0, i) for i in range(len(self.places))]
         owner = [0] * len(flops)
@@ -100,7 +101,7 @@ class Exchange:
         return tuple(i for i, owner in enumerate(self.owners) if owner == rank)
 
     def pieces(self, rank: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (matrix, start, stop) of what a rank of the group holds, by owner."""
+        """Yield (matrix, start, stop) of the pieces held by a rank of the group, sorted by owner."""
         shard = self.places[rank][0]
         for number in sorted(range(len(self.matrices)), key=lambda i: self.owners[i]):
             start, stop = self.matrices[number].piece(shard)
@@ -108,7 +109,7 @@ class Exchange:
                 yield number, start, stop
 
     def received(self, rank: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield (sender, matrix, start, stop) of what a rank gets of the matrices that it owns, by sender."""
+        """Yield (sender, matrix, start, stop) of the pieces that an owner receives, sorted by sender."""
         by_shard: dict[int, list[int]] = {}
         for number in self.owned(rank):
             for shard in self.matrices[number].shards():
@@ -119,7 +120,7 @@ class Exchange:
 
     @cached_property
     def _sent(self) -> list[tuple[int, int]]:
-        """Elements that each rank sends to owners, and sends back as an owner."""
+        """Elements that each rank sends to owners, and returns as an owner."""
         held, owned = Counter[int](), Counter[int]()
         copies = len({part for _, part in self.places})
         for m, owner in zip(self.matrices, self.owners, strict=True):
@@ -131,31 +132,31 @@ class Exchange:
 
     @property
     def held_elements(self) -> int:
-        """Elements that this rank sends to owners, and gets back."""
+        """Elements that this rank sends to owners and receives back."""
         return self._sent[self.rank][0] if self.axis else 0
 
     @property
     def owned_elements(self) -> int:
-        """Elements that this rank gets as an owner, and sends back."""
+        """Elements that this rank receives as an owner and returns."""
         return self._sent[self.rank][1] if self.axis else 0
 
     def fullest(self) -> Exchange:
-        """Return the exchange as seen from the rank that sends most."""
+        """Return this exchange from the viewpoint of the rank that sends most."""
         most = max(range(len(self.places)), key=lambda rank: sum(self._sent[rank]))
         return replace(self, rank=most)
 
     @cached_property
     def most_flops(self) -> int:
-        """FLOPs of the products of the rank that has most of them, for which all others wait."""
+        """FLOPs of the most loaded rank, for which all others wait."""
         loads = [0] * len(self.places)
         for m, owner in zip(self.matrices, self.owners, strict=True):
             loads[owner] += self.rule.product_flops(*m.shape)
         return max(loads)
 
     def temporary_bytes(self, compute: int, master: int) -> int:
-        """Return the most bytes that this rank's update allocates at a time, in elements of these bytes: what
-        travels; and while a matrix is orthogonalised its old and its new value and one square, or a direction before
-        it is cast."""
+        """Return the peak of temporary bytes in this rank's update, for elements of `compute` and `master` bytes:
+        messages; and while a matrix is orthogonalised, its old and new value and one square, or a direction before
+        its cast."""
         result = 0
         for i in self.owned(self.rank):
             rows, columns = self.matrices[i].shape
@@ -170,8 +171,8 @@ class Exchange:
 def exchanges(
     cut: Sequence[Bucket], split: Split, s: Strategy, grid: Mesh, rank: int, rule: UpdateRule
 ) -> list[Exchange]:
-    """Return the exchanges of a rank whose buckets these are: of dense layers, and of experts where these reduce over
-    other ranks; none where nothing needs whole matrices."""
+    """Return the exchanges of a rank with buckets `cut`: of dense layers, and of experts if they reduce over other
+    ranks; none if nothing needs whole matrices."""
     if not rule.whole:
         return []
     result = []

@@ -1,5 +1,6 @@
-"""What layers send within a pass, in order: over tensor-parallel ranks, and over the ranks that share experts. `CoreRuns`
-marks where the attention core runs, which itself sends over the ranks that share sequences (layers/context.py).
+"""Messages of layers within a pass, in order: over tensor-parallel ranks, and over the ranks that share experts.
+`CoreRuns` marks where the attention core runs, which itself sends over the ranks that share sequences
+(layers/context.py).
 
     embed    F   its output
     blocks   F   core; what attention and MLP add to the residual stream: each, or their sum if both read one input
@@ -60,7 +61,7 @@ Way = Literal["F", "B"]
 @dataclass(frozen=True)
 class LayerMessage:
     """`count` consecutive collectives of `bytes` in total; numbers or columns. `routed`: the bytes depend on where
-    tokens go, and are those of balanced routing. `beside`: the shared expert is computed meanwhile."""
+    tokens go, and assume balanced routing. `beside`: the shared expert is computed meanwhile."""
 
     op: str
     dtype: DType | Literal["int64", "uint8"]
@@ -73,7 +74,7 @@ class LayerMessage:
 
 @dataclass(frozen=True)
 class CoreRuns:
-    """The attention core runs here, forward or backward."""
+    """Marks where the attention core runs, forward or backward."""
 
     way: Way
 
@@ -83,11 +84,11 @@ Sends = tuple[LayerMessage | CoreRuns, ...]
 
 @dataclass(frozen=True)
 class _Stream:
-    """What the residual stream of a block sends under sequence parallelism."""
+    """Messages of a block's residual stream under sequence parallelism."""
 
     gather: Sends
     again: Sends
-    """What a forward pass gathered, once more."""
+    """Gathers of the forward pass, repeated."""
     scatter: Sends
 
 
@@ -102,8 +103,8 @@ def communication(
     rows: Routed | None = None,
     splits: bool = False,
 ) -> Sends:
-    """Return what a pass of a unit class sends over `tokens` tokens of a rank (a number or a column), in order.
-    `repeat`: what a block recomputes; `rows`: the rows of its tokens, if it has experts; `splits`: whether the
+    """Return the messages of one pass of a unit class over `tokens` tokens of a rank (a number or a column), in
+    order. `repeat`: what a block recomputes; `rows`: the rows of its tokens, if it has experts; `splits`: whether the
     schedule splits backward passes."""
     compute = job.precision.compute
     size = tokens * spec.hidden * DTYPE_BYTES[compute]
@@ -135,7 +136,7 @@ def communication(
 
 
 def head_slices(spec: ModelSpec, job: Job, s: Strategy, tokens: int) -> int:
-    """Return into how many slices tp ranks cut the tokens of the head of a model; 1: they hold all logits."""
+    """Return the number of slices into which tp ranks cut the head's tokens; 1: they hold all logits."""
     if s.tp == 1:
         return 1
     return int(slices_over_ranks(tokens, -(-spec.vocab // s.tp), spec.hidden, DTYPE_BYTES[job.precision.compute]))
@@ -185,7 +186,7 @@ def _block(spec: ModelSpec, phase: Phase, repeat: Recompute, reduce: Sends, stre
 
 @dataclass(frozen=True)
 class _Experts:
-    """What experts send: before the shared expert is computed, after it, and in the backward pass."""
+    """Messages of experts: before the shared expert is computed, after it, and in the backward pass."""
 
     leave: Sends
     come: Sends
@@ -219,7 +220,7 @@ def _experts(spec: ModelSpec, x: Experts, job: Job, s: Strategy, tokens: Any, ro
 def _with_experts(
     x: Experts, phase: Phase, repeat: Recompute, reduce: Sends, stream: _Stream, sp: bool, of: _Experts
 ) -> Sends:
-    """Return what a block with experts sends; attention and experts run one after the other."""
+    """Return the messages of a block with experts, which runs attention and experts in sequence."""
     gather, scatter = stream.gather, stream.scatter
     core_forward: Sends = (CoreRuns("F"),)
     core_backward: Sends = (CoreRuns("B"),)

@@ -59,7 +59,7 @@ class Context:
         return self.seq // (self.ring * self.ulysses)
 
     def of_ring(self, rank: int) -> Positions:
-        """Return the positions that the Ulysses group at `rank` of the ring holds together, (ulysses x tokens,)."""
+        """Return the positions held by the Ulysses group at `rank` of the ring, (ulysses x tokens,)."""
         if self.ring == 1:
             return np.arange(self.seq)
         chunks = np.arange(self.seq).reshape(2 * self.ring, -1)
@@ -104,13 +104,13 @@ def context(s: Strategy, mesh: Mesh, rank: int, seq: int) -> Context:
 
 
 def keys_per_query(seq: int, ring: int) -> int:
-    """Return the keys that a query is multiplied with: all of them, or on a ring the average over its rectangles."""
+    """Return the number of keys per query: all of them, or on a ring the average over its rectangles."""
     return seq if ring == 1 else seq // (2 * ring) * (ring + 1)
 
 
 @dataclass(frozen=True)
 class CoreMessage:
-    """One message or collective of a rank; `bytes` may be a column."""
+    """One message or collective of the attention core; `bytes` may be a column."""
 
     op: str
     axis: str
@@ -118,7 +118,7 @@ class CoreMessage:
 
 
 def communication(spec: ModelSpec, s: Strategy, dtype: DType, phase: Phase, tokens: Any) -> Iterator[CoreMessage]:
-    """Yield what the attention core sends in a pass over `tokens` tokens of a rank (a number or a column), in order.
+    """Yield the attention core's messages in a pass over `tokens` tokens of a rank (a number or a column), in order.
     `spec`: the part of the model that the rank holds."""
     if s.cp == 1:
         return

@@ -1,4 +1,4 @@
-"""The slices of the head: how many logits a rank computes at a time, and whether it ever holds all of them.
+"""Slicing of the head: how many logits a rank computes at a time, and whether it ever holds all of them.
 
 The loss of some tokens needs the logits of these alone. So the head can go through its tokens in slices: logits,
 softmax - onehot in their place, and at once both products with that, for the gradients of the input and the weight.
@@ -23,21 +23,22 @@ Column = Any
 LOGITS_AT_ONCE = 2**17
 """The cross-entropy works on slices of this many logits, which stay in a core's cache (nn/functional.py)."""
 ROWS_AT_ONCE = 128
-"""Tokens of a slice at least: fewer would make its products slow."""
+"""Minimum tokens in a slice: smaller products would be slow."""
 MOST_SLICES = 64
-"""Slices of a micro-batch at most: each adds to the whole gradient of the weight."""
+"""Maximum slices of a micro-batch: each adds to the whole gradient of the weight."""
 SLICES_OVER_RANKS = (4, 2)
-"""Slices of a micro-batch whose loss tp ranks reduce, the most first: each waits for two all-reduces."""
+"""Candidate slice counts where tp ranks reduce the loss, largest first: each slice waits for two all-reduces."""
 
 
 def sliced(tokens: Column, vocab: Column, hidden: Column, e: int) -> Column:
-    """Whether a head that has all its vocabulary goes through its tokens in slices, of elements of `e` bytes: where
-    it then keeps less."""
+    """Whether a head with the full vocabulary goes through its tokens in slices, which it does where that keeps less.
+    `e`: bytes per element."""
     return kept_bytes(tokens, vocab, hidden, e) < tokens * vocab * e
 
 
 def kept_bytes(tokens: Column, vocab: Column, hidden: Column, e: int) -> Column:
-    """Return bytes of what slices leave: the gradients of the input, and of the weight, summed in 4 bytes or more."""
+    """Return the bytes that a sliced head keeps: the gradients of the input, and of the weight, summed in 4 bytes or
+    more."""
     return tokens * hidden * e + vocab * hidden * np.maximum(e, 4)
 
 
@@ -48,8 +49,8 @@ def rows_of_slice(tokens: Column, vocab: Column, least: int = ROWS_AT_ONCE, logi
 
 
 def slices_over_ranks(tokens: Column, vocab: Column, hidden: Column, e: int) -> Column:
-    """Return into how many equal slices tp ranks cut `tokens` tokens, each with `vocab` rows of the head; 1:
-    they hold all logits of these rows, which is less."""
+    """Return the number of equal slices into which tp ranks, each with `vocab` rows of the head, cut `tokens` tokens;
+    1: holding all logits takes less memory."""
     n: Column = 1
     for count in reversed(SLICES_OVER_RANKS):
         n = np.where((tokens % count == 0) & (tokens >= count * ROWS_AT_ONCE), count, n)

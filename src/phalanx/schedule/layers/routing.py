@@ -1,5 +1,5 @@
-"""How many rows go where when tokens are routed to experts in perfect balance: what is priced, what `verify` assumes,
-and what a step does when it is asked to balance.
+"""Row counts when tokens are routed to experts in perfect balance, as prices and `verify` assume, and as a step with
+forced balance does.
 
 A row is one choice of one token. Every rank routes its own tokens (runtime/model_parallel/token_sharding.py); each
 expert gets an equal share of their choices (the first ones the remainder), and no more than its capacity. An expert
@@ -34,7 +34,7 @@ def most(x: Experts, seq: Column) -> Column | None:
 
 
 def balanced(tokens: Column, x: Experts) -> list[Column]:
-    """Return how many choices of `tokens` tokens each expert gets under balanced routing."""
+    """Return the number of choices of `tokens` tokens that each expert gets under balanced routing."""
     limit = most(x, tokens)
     if x.chooser == "experts":
         return [limit] * x.count
@@ -46,31 +46,31 @@ def balanced(tokens: Column, x: Experts) -> list[Column]:
 
 
 def padded(rows: Column, multiple: int) -> Column:
-    """Return the rows that weight gradients in products of a narrow format take: zeros fill up a `multiple`."""
+    """Round rows up to a `multiple`, as weight gradients in a narrow format require; zeros fill the rest."""
     return rows + -rows % multiple
 
 
 def depends_on_other_tokens(x: Experts, s: Strategy) -> bool:
-    """Tell whether a choice, or its weight, depends on the other tokens of the sequence."""
+    """Whether a token's experts, or their weights, depend on the other tokens of the sequence."""
     return bool(x.balance_loss) or (s.cp * s.tp > 1 and (x.chooser == "experts" or x.capacity is not None))
 
 
 def depends_on_router(x: Experts, s: Strategy) -> bool:
-    """Tell whether bytes, FLOPs or memory depend on the router: tokens go to other ranks, may be dropped, or are
-    chosen by experts."""
+    """Whether bytes, FLOPs or memory depend on the router: tokens go to other ranks, may be dropped, or are chosen by
+    experts."""
     return s.ep * s.etp > 1 or x.chooser == "experts" or x.capacity is not None
 
 
 def own_tokens(tokens: Column, tp: int, index: int) -> Column:
-    """Return how many of the `tokens` that `tp` ranks share the rank at `index` routes."""
+    """Return the number of tokens routed by the rank at `index`, of the `tokens` that `tp` ranks share."""
     return tokens // tp + (index < tokens % tp)
 
 
 @dataclass(frozen=True)
 class Routed:
-    """The traffic of one layer and micro-batch of a rank. `tokens`: how many it routes; `rows`: their rows, each sent
-    to all `copies` ranks that share an expert; `received`: rows that its own experts receive; `most`: by one of them;
-    `padded`: by all, those of each raised to the multiple that products of a narrow format take."""
+    """The traffic of one layer and micro-batch of a rank. `tokens`: tokens it routes; `rows`: their rows, each sent
+    to all `copies` ranks that share an expert; `received`: rows that its experts receive; `most`: rows of its busiest
+    expert; `padded`: `received`, with each expert's rows rounded up to the multiple that narrow products require."""
 
     tokens: Column
     rows: Column
@@ -81,8 +81,8 @@ class Routed:
 
 
 def routed(x: Experts, s: Strategy, tokens: Column, rank: int = 0, multiple: int = 1) -> Routed:
-    """Return the traffic of a rank for `tokens` that its tp ranks share, whose rows weight gradients take by
-    `multiple`. No rank receives more than rank 0."""
+    """Return the traffic of a rank for `tokens` that its tp ranks share. `multiple`: granule of rows in weight
+    gradients. No rank receives more than rank 0."""
     grid, count = mesh(s), x.count
     at_tp = grid.along("tp")
     routed_tokens = own_tokens(tokens, s.tp, int(at_tp[rank]))

@@ -1,5 +1,5 @@
 """Tensor parallelism: how many chunks tokens are cut into for overlap, and the buffer that sums partial gradients.
-What each pass sends, and in which order, stands in layers/collectives.py."""
+layers/collectives.py lists what each pass sends, in order."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from phalanx.spec.strategy.split import Split, partial
 
 
 def chunks(tokens: Any, tp: int) -> Any:
-    """Return into how many chunks the tokens of a micro-batch are cut, so that one is computed while another travels:
-    2 if that leaves every rank equally many tokens of each, else 1. A number or a column."""
+    """Return the number of chunks of a micro-batch's tokens, of which one is computed while another travels: 2 if
+    every rank then has equally many tokens of each, else 1. A number or a column."""
     return 1 + (tokens % (2 * tp) == 0)
 
 
 def summed_elements(split: Split, cut: Sequence[Bucket], s: Strategy) -> int:
-    """Return the elements of the buffer in which tp ranks sum their partial gradients: on every rank as many as the
-    shard with the most partial gradients needs."""
+    """Return the elements of the buffer in which tp ranks sum their partial gradients, equal on all ranks: the need
+    of the shard with the most."""
     boxes = partial(split)
     parts = layout(s)[0]
     of_shard = [0] * parts

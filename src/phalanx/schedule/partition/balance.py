@@ -7,7 +7,7 @@ head, so these two need no block, and every other has at least one. The cost of 
     a few, then equal ones     the same, for every way to cut the few (leading.py)
     one chunk a rank, or a V   optimal dynamic programming, rank by rank: of the partial partitions that leave
                                the same choices open, only the best is kept
-    others, of unequal blocks  local search that moves blocks, then the same dynamic programming while it stays small,
+    other maps, other blocks   local search that moves blocks, then the same dynamic programming while it stays small,
                                as it does for two chunks per rank unless one unit costs far more than a rank's share
                                or blocks differ wildly. `bound` says whether it is optimal, or how far off at most
 
@@ -48,7 +48,7 @@ class Units:
 
 @dataclass(frozen=True)
 class MemoryLimits:
-    """Memory limits. `most`: the bytes that each rank may use; `bytes`: per rank, what each unit would take there,
+    """Memory limits. `most`: bytes available on each rank; `bytes`: bytes of each unit on each rank, which differ
     since in 1F1B an early rank holds the activations of more micro-batches."""
 
     bytes: tuple[Units, ...]
@@ -57,8 +57,8 @@ class MemoryLimits:
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition: `blocks` of each chunk; `slowest`: seconds of the slowest rank; `bound`: seconds that no partition
-    can undercut."""
+    """A partition: `blocks` of each chunk; `slowest`: seconds of the slowest rank; `bound`: a lower bound on the
+    seconds of any partition."""
 
     blocks: tuple[int, ...]
     slowest: float
@@ -66,7 +66,7 @@ class Partition:
 
     @property
     def optimal(self) -> bool:
-        """Whether no partition has a faster slowest rank."""
+        """Whether the partition is proved optimal."""
         return self.slowest <= self.bound
 
 
@@ -141,7 +141,8 @@ def partition(seconds: Units, rank_of: Sequence[int], limits: MemoryLimits | Non
 def explain(
     seconds: Units, rank_of: Sequence[int], blocks: Sequence[int], limits: MemoryLimits | None = None
 ) -> Explained:
-    """Return what each chunk and each rank costs in any partition. Raises InputError if it is not a partition."""
+    """Return the cost of each chunk and each rank of a given partition. Raises InputError if it is not a
+    partition."""
     ranks = _checked(seconds, rank_of, limits)
     least = _least(rank_of)
     if len(blocks) != len(rank_of) or sum(blocks) != len(seconds.blocks) or any(map(int.__lt__, blocks, least)):

@@ -17,8 +17,8 @@ ROOM = 300  # combinations of counts of all kinds but the most frequent one
 
 
 def packed_bound(blocks: Ints, taken: list[int], low: int, high: int) -> int:
-    """Return the least cost in low..high that the worst rank can have, given the costs of all blocks and what each
-    rank has `taken` already; `low` if there are too many kinds to tell."""
+    """Return a lower bound, in low..high, on the worst rank's cost, given the costs of all blocks and what each rank
+    has `taken` already; `low` if there are too many kinds."""
     kinds = [(int(kind), count) for kind, count in Counter(blocks.tolist()).most_common()]
     counts = [count for _, count in kinds[1:]]
     if not kinds or not kinds[0][0] or math.prod(count + 1 for count in counts) > ROOM:
@@ -33,8 +33,8 @@ def packed_bound(blocks: Ints, taken: list[int], low: int, high: int) -> int:
 
 
 def _packs(kinds: list[tuple[int, int]], rooms: Counter[int]) -> bool:
-    """Tell whether ranks with these rooms (room -> number of ranks) hold all blocks. Dynamic programming over arrays:
-    entry (n1, n2, ...) is the most blocks of the first kind that fit beside so many of each other kind."""
+    """Whether ranks with these rooms (room -> number of ranks) can hold all blocks. Dynamic programming over arrays:
+    entry (n1, n2, ...) is the most blocks of the first kind that fit along with n1, n2, ... blocks of the others."""
     (cost, count), others = kinds[0], kinds[1:] or [(0, 0)]
     shape = tuple(other + 1 for _, other in others)
     used = sum(

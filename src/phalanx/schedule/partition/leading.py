@@ -1,8 +1,8 @@
-"""Partitions of blocks of two kinds, the first few of one and all others of another, as in models whose first layers
-have a dense MLP and all others experts (DeepSeek-V3: 3 of 61).
+"""Partitions of a model whose first few blocks are of one kind and all others of another, as when the first layers
+have a dense MLP and the rest experts (DeepSeek-V3: 3 of 61).
 
 Chunks before the one in which the second kind begins hold blocks of the first kind alone. So there are few ways to
-cut those, at most 2^n of n blocks; for each, the others cost the same and are dealt out (`deal`), which is optimal.
+cut these, at most 2^n for n blocks; for each, the others cost the same and are dealt out (`deal`), which is optimal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FEW = 6
 
 
 def leading(question: PartitionQuestion) -> int:
-    """Return how many blocks are of the first kind, where all others cost the same on each rank; 0 where blocks are
+    """Return the number of blocks of the first kind, if all later ones cost the same on each rank; 0 if blocks are
     not of two such kinds, or too many are of the first."""
     each = [np.diff(m.prefix, axis=1) for m in question.measures]
     for count in range(1, min(FEW, question.length - 1) + 1):
@@ -30,8 +30,8 @@ def leading(question: PartitionQuestion) -> int:
 
 
 def deal_after(question: PartitionQuestion, count: int) -> Solution | None:
-    """Return the best partition of blocks of which the first `count` are of one kind and all others of another; None
-    if none meets the limits."""
+    """Return the best partition if the first `count` blocks are of one kind and all others of another; None if no
+    partition meets the limits."""
     best: tuple[tuple[int, int, int], tuple[int, ...]] | None = None
     for first in _ways(question, count):
         rest = deal(_others(question, first))
@@ -43,7 +43,8 @@ def deal_after(question: PartitionQuestion, count: int) -> Solution | None:
 
 
 def _ways(question: PartitionQuestion, count: int) -> Iterator[tuple[int, ...]]:
-    """Yield the blocks of the first kind of each chunk, up to the last chunk that has any."""
+    """Yield every way to divide the blocks of the first kind, as counts per chunk up to the last chunk that has
+    any."""
 
     def ways(chunk: int, left: int) -> Iterator[tuple[int, ...]]:
         yield (left,)
@@ -56,7 +57,7 @@ def _ways(question: PartitionQuestion, count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _others(question: PartitionQuestion, first: tuple[int, ...]) -> PartitionQuestion:
-    """Return what remains to be dealt out: blocks of the second kind, to the chunks from the last of `first` on."""
+    """Return the remaining question: deal out blocks of the second kind to the chunks from the last of `first` on."""
     begin, count = len(first) - 1, sum(first)
     rank_of = question.rank_of
 

@@ -34,7 +34,7 @@ class Measure:
     base: Ints
 
     def plus(self, worst: int) -> Measure:
-        """Return the measure whose base is the most that each rank may have if the worst is `worst`."""
+        """Return the measure with each rank's budget as base, if no rank may exceed `worst`."""
         return replace(self, base=self.base + worst)
 
 
@@ -79,7 +79,7 @@ class _TooMany(Exception):
 
 def deal(question: PartitionQuestion) -> Solution | None:
     """Partition blocks of equal cost: each in turn to the rank that is then the cheapest, which is optimal both for
-    the worst rank and for the sum of squares; within a rank to its cheapest chunk. Returns None if they do not
+    the worst rank and for the sum of squares; within a rank to its cheapest chunk. Returns None if the blocks do not
     fit."""
     counts = list(question.least)
     each = [
@@ -236,7 +236,7 @@ def value_of(question: PartitionQuestion, cuts: Ints) -> tuple[int, int, int]:
 
 
 def _improved(question: PartitionQuestion, cuts: Ints) -> Ints:
-    """Shift a run of neighbouring cuts by one block, the best such move each time, until none helps. Shifting a run
+    """Improve by steepest descent: shift a run of neighbouring cuts by one block while that helps. Shifting a run
     moves a block between two chunks, however far apart."""
     ranks = np.array(question.rank_of)
     least = np.array(question.least)
@@ -295,8 +295,8 @@ def _kicked(question: PartitionQuestion, cuts: Ints, bound: int) -> Ints:
 
 
 def _sweep(question: PartitionQuestion, worst: int, below: int | None = None) -> Ints | None:
-    """Return the cuts of a partition with no rank above `worst`, or None. With `below`: of those whose sum of squares
-    is below it, the one with the least."""
+    """Return the cuts of a partition with no rank above `worst`, or None. With `below`: the cuts with the least sum
+    of squares, if it is less than `below`."""
     measures = [question.target.plus(worst), *question.measures[1:]]
     chunks, length = len(question.rank_of), question.length
     ranks = len(question.target.base)

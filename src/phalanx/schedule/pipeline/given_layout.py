@@ -1,4 +1,4 @@
-"""The blocks of each chunk where a strategy or its stack's options give them, in forward order.
+"""Blocks of each chunk as prescribed by a strategy or its stack's options, in forward order.
 
     layers=7/8/8/7                      as written
     first_stage_layers, last_stage_...  these on the first and last rank, the others share the rest equally
@@ -26,15 +26,15 @@ def listed(blocks: Blocks) -> str:
 
 
 def equal_blocks(layers: int, chunks: int) -> Blocks:
-    """Return the blocks of each chunk where all are as long as whole blocks allow, the first ones longer; where two
-    have none, both ends, which have the embedding and the head."""
+    """Return an even division of blocks into chunks, earlier chunks getting the remainder; if two chunks must be
+    empty, they are the ends, which have the embedding and the head."""
     if layers == chunks - 2:
         return (0, *(1,) * layers, 0)
     return tuple(len(part) for part in np.array_split(np.arange(layers), chunks))
 
 
 def given_blocks(s: Strategy, options: StackOptions, layers: int) -> Blocks | None:
-    """Return the blocks of each of pp x virtual chunks; None where nothing gives them, or there is no pipeline.
+    """Return the blocks of each of pp x virtual chunks; None if nothing prescribes them or there is no pipeline.
 
     Raises InputError for parts that do not add up."""
     if s.pp == 1:
@@ -58,7 +58,7 @@ def given_blocks(s: Strategy, options: StackOptions, layers: int) -> Blocks | No
 
 
 def _short_ends(s: Strategy, o: StackOptions, layers: int) -> Blocks:
-    """Return the blocks of each chunk where those of the first or last rank are given."""
+    """Return the blocks of each chunk, given the first or last rank's."""
     ends = {0: o.first_stage_layers, s.pp - 1: o.last_stage_layers}
     given = {rank: count for rank, count in ends.items() if count}
     rest, others = layers - sum(given.values()), s.pp - len(given)
@@ -80,9 +80,9 @@ def _short_ends(s: Strategy, o: StackOptions, layers: int) -> Blocks:
 
 
 def ends_of(s: Strategy, options: StackOptions, layers: int, cut: Blocks | None = None) -> tuple[int, int, int, int]:
-    """Return the blocks of the first, the fullest and the last pipeline rank and the place of the first that is
-    fullest; -1 each where nothing gives them, nor `cut`, the blocks of each chunk, or where what is given does not
-    add up."""
+    """Return the blocks of the first, the fullest and the last pipeline rank, and the place of the first fullest one,
+    from `cut` (the blocks of each chunk) or else as prescribed; -1 each if nothing prescribes them or the parts do
+    not add up."""
     try:
         blocks = given_blocks(s, options, layers) or cut
     except InputError:
@@ -94,5 +94,5 @@ def ends_of(s: Strategy, options: StackOptions, layers: int, cut: Blocks | None 
 
 
 def blocks_of_ranks(blocks: Blocks, s: Strategy) -> tuple[int, ...]:
-    """Return the blocks of each pipeline rank, from those of each chunk."""
+    """Sum the blocks of each chunk into the blocks of each pipeline rank."""
     return tuple(np.bincount(rank_of(s), weights=blocks, minlength=s.pp).astype(int).tolist())

@@ -1,4 +1,4 @@
-"""The order of every schedule's actions: builders that yield those of one rank after the other, without sends and
+"""Order of every schedule's actions: builders that yield one rank's actions after another's, without sends and
 receives, for `ranks` pipeline ranks with `virtual` chunks each and `m` micro-batches."""
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _paired(warm_up: int, forward: list[Action], backward: list[Action]) -> Iter
 
 
 def zb_h1(ranks: int, virtual: int, m: int) -> Iterator[list[Action]]:
-    """As 1f1b, but rank r defers W by r micro-batches: then no rank holds more activations than the first."""
+    """Yield 1f1b with W deferred by r micro-batches on rank r: no rank holds more activations than the first."""
     for rank in range(ranks):
         actions = [Action("F", rank, i) for i in range(min(ranks - rank, m))]
         for i in range(m):
@@ -121,7 +121,7 @@ def dualpipe_v(ranks: int, virtual: int, m: int) -> Iterator[list[Action]]:
 
 
 def _fused_counts(counted: _Counted) -> list[Action]:
-    """Number the micro-batches anew: a chunk's fused B and split I, W draw from the same sequence."""
+    """Renumber the micro-batches: a chunk's fused B and split I, W draw from the same sequence."""
     seen: dict[tuple[str, int], int] = {}
     actions = []
     for kind, chunk, _ in counted.actions:

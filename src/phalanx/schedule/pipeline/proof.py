@@ -25,8 +25,8 @@ class PipelineProof:
 
 
 def prove(s: PipelineSchedule) -> PipelineProof:
-    """Prove a schedule. If it has sends and receives, those are proved as they stand; otherwise those that
-    sends.py inserts. Raises Unproved, with rank, action and reason."""
+    """Prove a schedule, with its own sends and receives if it has any, otherwise with those inserted by sends.py.
+    Raises Unproved, with rank, action and reason."""
     computes = strip_sends(s)
     _complete(computes)
     run(computes, unit(s.chunks))
@@ -130,8 +130,8 @@ def _other_end(action: Action) -> Action:
 
 
 def prove_slots(s: PipelineSchedule, slots: Sequence[Sequence[Sequence[Action]]]) -> None:
-    """Prove a schedule whose CSV cells are time slots: every action stands in a later slot than everything it needs.
-    Raises Unproved, with the number of actions that do not, and the first of them."""
+    """Prove a schedule whose CSV cells are time slots: every action has a later slot than everything it needs. Raises
+    Unproved, with the number of violations and the first."""
     when = {action: at for row in slots for at, cell in enumerate(row) for action in cell}
     wrong = []
     for rank, row in enumerate(slots):

@@ -1,9 +1,9 @@
-"""How long one schedule takes under the costs of many strategies at once.
+"""Makespan of one schedule under the costs of many strategies at once.
 
-Which action needs which does not depend on how long they take. So the actions are sorted once into rounds, the
-instants at which they would start if each took one second: what an action needs, the action before it on its rank
-included, has ended before its round. Then a round is a few operations on arrays, over its ranks and all strategies,
-with the sums that simulate.py adds one by one.
+Dependencies between actions do not depend on durations. So the actions are sorted once into rounds, the instants at
+which they would start if each took one second: everything an action needs, including the action before it on its
+rank, has ended before its round. Then a round is a few operations on arrays, over its ranks and all strategies, with
+the sums that simulate.py adds one by one.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Ints = npt.NDArray[np.int64]
 KINDS = "FIWB"
 """The order in which costs list the actions of a chunk."""
 _ROOM = 2_000_000
-"""Times of outputs held at once."""
+"""Maximum elements of the array of output times."""
 
 
 @dataclass(frozen=True)
 class ActionRound:
     """Actions of different ranks, none of which needs another. Each action's `rank`; its `cost`, the place of its
-    seconds; and the outputs of chunks that it `needs` and `gives`: the last but one is there from the start, the last
-    is read by nobody."""
+    seconds; and the outputs of chunks that it `needs` and `gives`: the last but one is available from the start, the
+    last is never read."""
 
     rank: Ints
     cost: Ints
@@ -61,7 +61,7 @@ class ActionRounds:
     def _run(self, seconds: Floats, transfer: Floats) -> Floats:
         count = seconds.shape[2]
         costs = np.ascontiguousarray(seconds.reshape(-1, count))
-        free = np.zeros((self.ranks, count))  # when each rank has done what it did last
+        free = np.zeros((self.ranks, count))  # when each rank has ended its last action
         arrived = np.full((self.outputs, count), -np.inf)
         for r in self.rounds:
             end = np.maximum(free[r.rank], arrived[r.needs]) + costs[r.cost]

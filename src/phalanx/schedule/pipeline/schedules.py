@@ -34,7 +34,7 @@ Column = float | npt.NDArray[Any]
 """One number, or one per strategy."""
 
 Refusal = tuple[str, str]
-"""Why a number of micro-batches cannot be scheduled, and what to do about it."""
+"""Refusal of a number of micro-batches: the reason and the remedy."""
 
 
 def _any_number(ranks: int, m: int) -> Refusal | None:
@@ -86,7 +86,7 @@ def _bubble_zb_v(m: Column, p: Column, v: Column) -> Column:
 
 
 def _bubble_dualpipe_v(m: Column, p: Column, v: Column) -> Column:
-    """A third, as zb-v with its 2p micro-batches or more."""
+    """A third of 1f1b's bubble, as zb-v with at least 2p micro-batches."""
     return 1 / 3
 
 
@@ -135,7 +135,7 @@ def _wait_zero(m: Column, p: Column, v: Column) -> Column:
 
 
 def _wait_zero_in_a_v(m: Column, p: Column, v: Column) -> Column:
-    """Of chunks half as large."""
+    """Idle time with chunks half as large."""
     return (p - 1) / 6
 
 
@@ -153,18 +153,18 @@ class ScheduleFacts:
     takes_virtual: bool
     """Whether `virtual` chooses the chunks per rank."""
     counterpart: str
-    """The same schedule with several chunks per rank if this one has one, and the other way round; "" if none."""
+    """The counterpart with several chunks per rank if this schedule has one, and vice versa; "" if none."""
     overlaps: bool
     """Whether ranks work on several micro-batches at the same time."""
     refusal: Callable[[int, int], Refusal | None]
-    """(ranks, micro-batches) -> why so many micro-batches cannot be scheduled, or None if they can."""
+    """(ranks, micro-batches) -> the refusal of that number of micro-batches, or None if it can be scheduled."""
     build: Callable[[int, int, int], Iterable[list[Action]]]
     """(ranks, chunks per rank, micro-batches) -> the actions of each rank, without sends and receives."""
     bubble: Callable[[Column, Column, Column], Column]
     """(m, p, v) -> the bubble over that of 1f1b with as many chunks per rank."""
     in_flight: Callable[[Column, Column], tuple[Column, Column]]
-    """(m, p) -> micro-batches whose activations the first and the last pipeline rank hold at once. (0, 1): as 1f1b
-    and interleaved do, whose formula needs `virtual` and stands in cost/ledger/live_bytes.py."""
+    """(m, p) -> micro-batches whose activations the first and the last pipeline rank hold at once. (0, 1): as in 1f1b
+    and interleaved, whose formula needs `virtual` and is in cost/ledger/live_bytes.py."""
     least_wait: Callable[[Column, Column, Column], Column]
     """(m, p, v) -> the least idle time of a rank in a step, in units of one micro-batch's passes over p ranks: what
     the search prunes by."""

@@ -1,7 +1,7 @@
 """Simulation of a pipeline schedule whose ranks share the cores of a host.
 
-A pass takes longer the more ranks compute at once: with 4 ranks on 2 cores, twice as long as beside one other. So a
-rank that waits for a message makes the others faster, and a bubble costs less time than on ranks that have a core
+A pass takes longer the more ranks compute at once: with 4 ranks on 2 cores, twice as long as with one other rank. So
+a rank that waits for a message makes the others faster, and a bubble costs less time than on ranks that have a core
 each. Cores are shared evenly (processor sharing, Kleinrock 1976): while n ranks are at work, all of them go on at
 pace[n - 1] times the speed that they have with every rank at work.
 
@@ -17,11 +17,11 @@ from phalanx.schedule.pipeline.actions import Action, PipelineSchedule
 from phalanx.schedule.pipeline.simulate import Times, run
 
 _Payload = tuple[str, int, int]
-"""(F or B, chunk, micro-batch): what one pass computes and another needs."""
+"""(F or B, chunk, micro-batch): the output of one pass, needed by another."""
 
 
 class _Work(NamedTuple):
-    """A receive, a pass or a send: `seconds` of work, from when `needs` is there; then `gives` is."""
+    """A receive, a pass or a send: `seconds` of work once `needs` is available; it then makes `gives` available."""
 
     seconds: float
     needs: _Payload | None = None
@@ -70,7 +70,7 @@ def run_on_shared_cores(
 def _work(
     s: PipelineSchedule, actions: Sequence[Action], seconds: Mapping[str, Sequence[float]], message: float
 ) -> Iterator[_Work]:
-    """Yield what a rank does, in order."""
+    """Yield a rank's work, in order."""
     for kind, chunk, i in actions:
         way, onward = ("F", 1) if kind == "F" else ("B", -1)
         source, target = (chunk - onward, chunk + onward) if kind != "W" else (-1, -1)

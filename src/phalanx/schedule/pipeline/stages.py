@@ -1,4 +1,4 @@
-"""Which units of a model each pipeline rank holds under a strategy, and the schedule that it runs them in.
+"""Units of each pipeline rank under a strategy, and the schedule that runs them.
 
 A strategy gives the number of blocks of each chunk (`layers=7/9/9/7`), or leaves it to `auto`: then the slowest rank
 gets as few multiplied weights as possible. The embedding counts as none, the head as vocab x hidden.
@@ -23,7 +23,7 @@ def rank_of(s: Strategy) -> tuple[int, ...]:
 
 
 def splits_backward(s: Strategy) -> bool:
-    """Tell whether the pipeline runs gradients of inputs and of weights as separate actions, I and W."""
+    """Whether the pipeline runs gradients of inputs and of weights as separate actions, I and W."""
     return s.pp > 1 and SCHEDULES[s.schedule].split_backward
 
 
@@ -91,8 +91,8 @@ def require_chunks(s: Strategy) -> None:
 
 
 def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> None:
-    """Require that the strategy fits this model, batch and number of ranks (None: any), pipeline included. Raises
-    InputError otherwise."""
+    """Require that the strategy fits this model, batch and number of ranks (None: any number), including its
+    pipeline. Raises InputError otherwise."""
     legality.check(strategy, model, job, world)
     s = strategy
     require_chunks(s)
@@ -114,7 +114,7 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
             remedy = f"give {n} chunks {model.layers} blocks in all, or leave it out"
             raise InputError("strategy.layers", s.layers, reason, remedy)
     facts = SCHEDULES[s.schedule]
-    refusal = facts.refusal(s.pp, s.accumulation(job))  # about a number that no field of a strategy gives
+    refusal = facts.refusal(s.pp, s.accumulation(job))  # the refused number is not a field of the strategy
     if refusal:
         why, remedy = refusal
         reason = f"makes {s.accumulation(job)} micro-batches, and {why}"

@@ -28,7 +28,7 @@ def to_csv(s: PipelineSchedule) -> str:
 
 def from_csv(path: Path) -> PipelineSchedule:
     """Read a schedule from a CSV file; a chunk belongs to the first rank that runs one of its passes. Raises
-    InputError, with line and cell, for anything else than a schedule."""
+    InputError, with line and cell, if the file is not a schedule."""
     actions = tuple(tuple(action for cell in row for action in cell) for row in cells(path))
     rank_of: dict[int, int] = {}
     for rank, row in enumerate(actions):

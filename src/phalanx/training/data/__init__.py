@@ -44,7 +44,7 @@ def prepare(train: Train, vocab: int, cache: Path, announce: Callable[[str], Non
 
 
 def holds_ids(data: str) -> bool:
-    """Whether `train.data` names files of token ids, in contrast to texts that have to be encoded."""
+    """Whether `train.data` names files of token ids, as opposed to texts that must be encoded."""
     return data != SHIPPED and (ids.megatron_index(Path(data)) is not None or ids.is_flat(Path(data)))
 
 

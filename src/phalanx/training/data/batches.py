@@ -1,4 +1,4 @@
-"""Which tokens a step sees: windows of the token stream, in an order drawn from (seed, epoch).
+"""Batches of training: windows of the token stream, in an order drawn from (seed, epoch).
 
 The batch of a step depends on (seed, step) alone, never on the layout, so every strategy and every resumed run
 sees the same sequences.
@@ -20,7 +20,7 @@ class Batches:
     """Sequences of seq + 1 tokens: inputs and, shifted by one, targets.
 
     Each epoch cuts the tokens at a new offset into windows and shuffles them, both drawn from (seed, epoch).
-    `documents`: where documents begin, ascending, if they are to be kept apart.
+    `documents`: starts of documents, ascending, if attention must stay inside documents.
     """
 
     tokens: npt.NDArray[np.integer]
@@ -66,13 +66,13 @@ def take(
     seq: int,
     documents: npt.NDArray[np.int64] | None = None,
 ) -> npt.NDArray[np.int64]:
-    """Return token ids (sequences, seq + 1), int64. With `documents`, where documents begin, (2, sequences, seq + 1):
-    ids, and the place of each token in its document, or in the part of it that the sequence holds."""
+    """Return token ids (sequences, seq + 1), int64. With `documents` (starts of documents): (2, sequences, seq + 1),
+    ids and the position of each token in its document, counted from the document's start or the sequence's."""
     places = starts[:, None] + np.arange(seq + 1)
     ids: npt.NDArray[np.int64] = tokens[places].astype(np.int64)
     if documents is None:
         return ids
-    count = np.searchsorted(documents, places, "right")  # documents that begin up to each place
+    count = np.searchsorted(documents, places, "right")  # number of documents that begin at or before each place
     begins = np.zeros_like(places)
     begins[count > 0] = documents[count[count > 0] - 1]  # without a copy of `documents`, maybe a large mapped file
     return np.stack([ids, places - np.maximum(begins, starts[:, None])])

@@ -109,7 +109,7 @@ def from_texts(
         return about | {"vocab": size, "tokens": count}
 
     about = cached(folder, make)
-    if "tokens" not in about:  # cached by a version that did not count documents
+    if "tokens" not in about:  # cached before documents were counted
         about["tokens"] = about["train_tokens"] + about["validation_tokens"]
     parts = split(folder / "tokens.npy", "", about["tokens"])
     return TokenSet(folder, parts, about["vocab"], about["unigram_entropy"], about.get("documents", 1))
@@ -189,7 +189,7 @@ def _encode(
 
 
 def _as_many(pieces: Iterator[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
-    """Yield the next pieces, until they have _TOGETHER characters."""
+    """Yield the next pieces, up to _TOGETHER characters in total."""
     size = 0
     for piece in pieces:
         yield piece

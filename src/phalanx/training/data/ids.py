@@ -48,7 +48,7 @@ def from_flat(
 
 
 def is_flat(path: Path) -> bool:
-    """Whether this is a bare file of ids, or a folder with train.bin."""
+    """Whether this is a flat file of ids, or a folder with train.bin."""
     return (path.suffix == ".bin" and path.is_file()) or (path / "train.bin").is_file()
 
 
@@ -93,7 +93,7 @@ def _token_set(
 
 def _type_of(path: Path, train: Train, vocab: int) -> str:
     """Return the type of a flat file's ids: as configured; else uint32 if the vocabulary needs it, or if every second
-    half of the first ids is 0, which no text has in uint16; else uint16."""
+    16-bit word of the first ids is 0, which no text has in uint16; else uint16."""
     if train.data_dtype != "auto":
         return train.data_dtype
     if vocab > 2**16:

@@ -24,7 +24,7 @@ _JSON_LINES = (".jsonl", ".json")
 _READ = 2**20  # characters at once
 _PIECE = 2**20  # the most characters of one paragraph
 LARGEST = 2**24
-"""The most characters of one document that an existing tokenizer sees together."""
+"""Maximum characters of one document that an existing tokenizer encodes at once."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _lines(chunks: Iterable[str]) -> Iterator[str]:
 def _text_in(line: str, field: str, where: str) -> str:
     try:
         row = json.loads(line)
-    except ValueError as error:  # JSONDecodeError, or a number of too many digits
+    except ValueError as error:  # JSONDecodeError, or a number with too many digits
         raise InputError("train.data", where, f"is not JSON ({error})", "one object a line is read") from None
     if not isinstance(row, dict):
         raise InputError("train.data", where, "is not a JSON object", "one object a line is read")

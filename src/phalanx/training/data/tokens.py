@@ -48,8 +48,8 @@ class TokenRange:
 
 @dataclass(frozen=True)
 class TokenSet:
-    """Training and held-out tokens. `unigram_entropy`: of the training tokens, in nats; `documents`: the number that
-    begin in both, 1 if no boundary is known."""
+    """Training and held-out tokens. `unigram_entropy`: of the training tokens, in nats; `documents`: number of
+    documents that begin in both, 1 if no boundary is known."""
 
     folder: Path
     parts: tuple[TokenRange, TokenRange]
@@ -59,7 +59,7 @@ class TokenSet:
 
     @property
     def digest(self) -> str:
-        """The digest of the content, of all that turned it into tokens, and of the form in which they are cached."""
+        """Digest of the content, of everything that turned it into tokens, and of the cache's form."""
         return self.folder.name
 
     @property
@@ -105,7 +105,7 @@ def split(path: Path, dtype: str, count: int) -> tuple[TokenRange, TokenRange]:
 
 
 def key(what: dict[str, Any], vocab: int) -> str:
-    """Return the name of a cache folder from everything that determines its tokens."""
+    """Return the name of a cache folder, a digest of everything that determines its tokens."""
     return named(hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest(), vocab)
 
 
@@ -149,7 +149,7 @@ def cached(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, An
             (part / "about.json").write_text(json.dumps(make(part)))
             os.replace(part, folder)
         except OSError:
-            if not (folder / "about.json").exists():  # else another process was first
+            if not (folder / "about.json").exists():  # else another process created it first
                 raise
         finally:
             shutil.rmtree(part, ignore_errors=True)

@@ -2,7 +2,7 @@
 
 A reduction is a generator of collectives: it yields each one when it is in flight, and is resumed when that is
 complete. The engine resumes them in order of issue, so that all ranks issue one fixed sequence. With error feedback,
-what a message cannot carry stays on its rank as the residual, and joins the next gradient:
+the part that a message cannot carry stays on its rank as the residual, and is added to the next gradient:
 
     sum of gradients + old residuals  =  result + new residuals        (over all ranks, exactly)
 """
@@ -56,7 +56,7 @@ class Compressor(Protocol):
         ...
 
     def factors(self, b: FlatBucket) -> dict[str, Tensor]:
-        """Return what else the next reduction starts from, the same on all ranks, by parameter name."""
+        """Return the factors from which the next reduction starts, the same on all ranks, by parameter name."""
         ...
 
 
@@ -93,4 +93,4 @@ RUNTIME: dict[str, Callable[[Compression, Strategy, Sequence[FlatBucket], Comm, 
     "threshold": Above,
     "powersgd": PowerSGD,
 }
-"""What runs each row of spec/strategy/compressors.py."""
+"""Implementation of each row of spec/strategy/compressors.py."""

@@ -38,7 +38,7 @@ class Code:
         return self.row.message_bytes(numel)
 
     def write(self, x: Tensor, message: Tensor, kept: Tensor | None) -> None:
-        """Encode `x`, (n,), into a message, (bytes(n),); write the error, x minus what is read back, to `kept`,
+        """Encode `x`, (n,), into a message, (bytes(n),); write the error, x minus its decoded value, to `kept`,
         (n,)."""
         for low, high, scales, codes in self._pieces(x.numel(), message):
             piece, y = x[low:high], self._x[: high - low]

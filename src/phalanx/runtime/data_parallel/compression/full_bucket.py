@@ -1,5 +1,5 @@
-"""What topk, randk, threshold and powersgd share: they reduce a full bucket over all replicas, and have one residual
-for each bucket."""
+"""Common base of topk, randk, threshold and powersgd: they reduce a full bucket over all replicas, and have one
+residual for each bucket."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FullBucketCompressor:
 
     @abstractmethod
     def _run(self, b: FlatBucket, x: Tensor, micro_batch: int | None) -> Iterator[Handle]:
-        """Sum `x`, (padded,), over the ranks in place, and make what is not sent the residual."""
+        """Sum `x`, (padded,), over the ranks in place; the part that is not sent becomes the residual."""
         ...
 
     def across(self, b: FlatBucket, micro_batch: int | None) -> Iterator[Handle]:

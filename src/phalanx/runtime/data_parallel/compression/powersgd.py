@@ -27,8 +27,8 @@ from phalanx.spec.strategy.spec import Strategy
 
 @dataclass(frozen=True)
 class _Parts:
-    """A bucket's compressed matrices and its other parameters, with their places in what is sent: `left` holds the P
-    of all matrices and then the others (`plain`), `right` the Q."""
+    """A bucket's compressed matrices and its other parameters, with their places in the messages: `left` holds the P
+    of all matrices and then the other parameters (`plain`), `right` the Q."""
 
     matrices: tuple[Factors, ...]
     rest: tuple[str, ...]
@@ -75,7 +75,7 @@ class PowerSGD(FullBucketCompressor):
     def _run(self, b: FlatBucket, x: Tensor, micro_batch: int | None) -> Iterator[Handle]:
         parts, views = self._parts[b.name], b.views(x)
         matrices = [views[f.parameter.fqn].view(f.n, f.m) for f in parts.matrices]
-        with self.comm.recorder.uncounted():  # not counted: the FLOPs of a step are the model's
+        with self.comm.recorder.uncounted():  # not counted: a step's FLOPs are only the model's
             for m, p, q in zip(matrices, parts.p, parts.q, strict=True):
                 torch.mm(m, q, out=p)
         for name, place in parts.plain.items():

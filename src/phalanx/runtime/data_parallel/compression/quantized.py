@@ -25,7 +25,7 @@ class _Exchange:
     """A tensor's reduction in codes over an axis of p ranks. `gathers`: every rank needs the full sum.
 
     first     (n,), the residual of this rank's contribution
-    second    (n / p,), the residual of its part of the sum, if that is gathered
+    second    (n / p,), the residual of its part of the sum, if it is gathered
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class _Exchange:
         self.second = torch.zeros(self.part if feedback and gathers else 0, dtype=dtype, device=device)
 
     def own(self, x: Tensor) -> Tensor:
-        """Return the view of this rank's part."""
+        """Return a view of this rank's part."""
         return x[self.me * self.part : (self.me + 1) * self.part]
 
     def run(self, x: Tensor, unit: str, micro_batch: int | None) -> Iterator[Handle]:

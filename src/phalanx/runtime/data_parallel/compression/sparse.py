@@ -1,5 +1,5 @@
-"""Some elements only: the largest (topk), random ones (randk, the same on all ranks), those above a magnitude
-(threshold).
+"""Sparse compressors: the largest elements (topk), random ones (randk, the same on all ranks), those above a
+magnitude (threshold).
 
 Elements travel as their values, then their indices in the bucket (int32; not for randk). Contributions are added in
 the order of the ranks, so that all replicas get the same bits.
@@ -28,7 +28,7 @@ _SAMPLE = 1 << 15  # elements from which the threshold is estimated
 
 
 class _Sparse(FullBucketCompressor):
-    """What the three share beside `FullBucketCompressor`: memory that neighbouring buckets use in turn."""
+    """Common base of the three on top of `FullBucketCompressor`: memory used by neighbouring buckets in turn."""
 
     def __init__(
         self, c: Compression, strategy: Strategy, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
@@ -40,7 +40,7 @@ class _Sparse(FullBucketCompressor):
         self._sizes = slot_sizes(sizes)
 
     def _keep(self, b: FlatBucket, x: Tensor, places: Tensor) -> None:
-        """Make the residual all of `x` except what is at `places`, and zero `x`."""
+        """Set the residual to `x` without the elements at `places`, and zero `x`."""
         if self.c.feedback:
             x.index_fill_(0, places, 0)
             self._kept[b.name].copy_(x)
@@ -85,7 +85,7 @@ class Largest(_Sparse):
         size = torch.abs(x, out=self._magnitude[:n])
         sample = size[:: n // _SAMPLE | 1]
         expected = k * len(sample) / n
-        rank = int(1.2 * expected + 3 * expected**0.5) + 1  # so that the bound is almost surely below the k largest
+        rank = int(1.2 * expected + 3 * expected**0.5) + 1  # the bound is then almost surely below the k largest
         if self._sampled and n >= 4 * _SAMPLE and 3 * rank < len(sample):
             (bar,) = host_values.read(torch.topk(sample, rank).values[-1:], [0.0])
             count = _above(size, bar, self._above)
@@ -114,7 +114,7 @@ class Largest(_Sparse):
 
 
 class Drawn(_Sparse):
-    """randk: one random element of each of k runs of neighbours. Without error feedback it is scaled to stand for its
+    """randk: one random element of each of k runs of neighbours. Without error feedback it is scaled to represent its
     run, so that the result is unbiased."""
 
     def __init__(
@@ -148,7 +148,7 @@ class Drawn(_Sparse):
         self._draw(at, b.padded)
         torch.index_select(x, 0, at, out=values[:k])
         values[k:] = 0
-        values[:1].add_(x.sum().mul_(0))  # NaN and infinities show at once, drawn or not
+        values[:1].add_(x.sum().mul_(0))  # NaN and infinities always show, drawn or not
         if not self.c.feedback:
             values.mul_(b.padded / k)
         self._keep(b, x, at)
@@ -157,8 +157,8 @@ class Drawn(_Sparse):
 
 
 class Above(_Sparse):
-    """threshold: all elements of at least a magnitude, or the largest if these are too many. The host reads their
-    number, which on CUDA makes it wait."""
+    """threshold: all elements of at least a given magnitude, or the largest if there are too many. The host reads
+    their number, which on CUDA makes it wait."""
 
     def __init__(
         self, c: Compression, strategy: Strategy, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
@@ -172,7 +172,7 @@ class Above(_Sparse):
         self._magnitude = torch.empty(max(b.padded for b in buckets), dtype=dtype, device=device)
 
     def _find(self, x: Tensor, slot: int) -> tuple[Tensor, Tensor]:
-        """Return (places, values) of what is sent; NaNs are always sent."""
+        """Return (places, values) of the elements to send; NaNs are always sent."""
         size = torch.abs(x, out=self._magnitude[: x.numel()])
         limit = max_elements(x.numel(), self.p)
         values, places = self._values[slot][:limit], self._places[slot][:limit]
