@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from phalanx.frameworks.registry import DOCUMENTED
-from phalanx.frameworks.stack import Entry, Stack
+from phalanx.frameworks.stack import FieldFact, Stack
 from phalanx.spec.strategy.stack_options import OPTION_FIELDS
 
 ABOUT = """# What each framework can do
@@ -36,7 +36,7 @@ def _section(row: Stack) -> str:
     return "\n".join(lines)
 
 
-def _rows(entries: Mapping[str, Entry]) -> Iterator[str]:
+def _rows(entries: Mapping[str, FieldFact]) -> Iterator[str]:
     for name, entry in entries.items():
         values = "any" if entry.values is None else " ".join(map(str, entry.values))
         yield f"| `{name}` | {values} | {_code(entry.written)} | {_code(entry.source)} | {entry.note} |"
