@@ -1,6 +1,6 @@
-"""Measures a cluster from ranks that torchrun or srun has started on one or several hosts: all ranks call `measure`.
+"""Measurement of a cluster from ranks started by torchrun or srun on one or several hosts: all ranks call `measure`.
 
-All hosts work at the same time, with groups of ranks side by side, as in a run. Hosts are taken to be alike.
+All hosts work at the same time, with groups of ranks side by side, as in a run. Hosts are assumed to be equal.
 """
 
 from __future__ import annotations

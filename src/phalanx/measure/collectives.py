@@ -1,7 +1,7 @@
-"""Times collectives between ranks: every operation, transport and algorithm.
+"""Timing of collectives between ranks: every operation, transport and algorithm.
 
-Rounds are interleaved, so that other load on the machine disturbs all alike; buffers are rewritten in every round, as
-in a training step. A round lasts from when the last rank begins until the last one is done; between hosts, whose
+Rounds are interleaved, so that other load on the machine disturbs all equally; buffers are rewritten in every round,
+as in a training step. A round lasts from when the last rank begins until the last one is done; between hosts, whose
 clocks differ, as long as the slowest rank takes after a barrier. Rounds in which a virtual machine's host took its
 processors (steal_time.py) are dropped if there are others.
 """
@@ -50,11 +50,12 @@ class TransportAlgorithm:
 
 
 SHARED = tuple(Choice(op, 0, 0, "shm") for op in OPS)
-"""Choices that make a Comm place its buffers in shared memory, without choosing anything else."""
+"""Choices that only make a Comm place its buffers in shared memory."""
 
 
 def ways(op: str, ranks: tuple[int, ...], comm: Comm) -> Iterator[TransportAlgorithm]:
-    """Yield every way to run an operation; of algorithms that coincide for these ranks, only the first."""
+    """Yield every transport and algorithm for an operation; of algorithms with equal schedules for these ranks, only
+    the first."""
     yield TransportAlgorithm("native")
     if comm.shares(ranks):
         yield TransportAlgorithm("shm")
@@ -63,7 +64,7 @@ def ways(op: str, ranks: tuple[int, ...], comm: Comm) -> Iterator[TransportAlgor
     for algorithm in ALGORITHMS[op]:
         s = build(op, algorithm, len(ranks), 4 * len(ranks), tiers=inside)
         content = tuple(c.tobytes() for c in (s.round, s.source, s.destination, s.offset, s.length))
-        if content not in seen:  # on one host, for example, a hierarchy is nothing new
+        if content not in seen:  # on one host, for example, a hierarchy has the schedule of another algorithm
             seen.add(content)
             yield TransportAlgorithm("p2p", algorithm)
 
@@ -71,7 +72,7 @@ def ways(op: str, ranks: tuple[int, ...], comm: Comm) -> Iterator[TransportAlgor
 def tensors(op: str, size: int, ranks: int, make: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
     """Return (source, target), flat float32, of a collective of `size` bytes; `make` allocates elements.
 
-    Where ranks have parts, of as many elements as `size` bytes hold in equal parts.
+    If ranks have parts, the size is rounded down to equal parts.
     """
     n = size // 4
     if op == "all_reduce":
@@ -84,7 +85,7 @@ def tensors(op: str, size: int, ranks: int, make: Callable[[int], Tensor]) -> tu
 
 
 def _together(ranks: tuple[int, ...]) -> None:
-    """Start all ranks at the same moment of their host's clock, awake."""
+    """Start all ranks at the same moment of their host's clock, busy-waiting."""
     moment = torch.tensor([time.perf_counter() + _LEAD_S], dtype=torch.float64)
     dist.all_reduce(moment, dist.ReduceOp.MAX, group=worlds.group(ranks))
     while time.perf_counter() < float(moment):
@@ -92,9 +93,8 @@ def _together(ranks: tuple[int, ...]) -> None:
 
 
 def rounds(comm: Comm, tried: dict[str, tuple[Call, TransportAlgorithm]], count: int) -> dict[str, TimedRounds]:
-    """Time `count` rounds of each of the `tried` ways, after one to warm up; the same result on all ranks.
-
-    Ways with too few undisturbed rounds are measured up to two times more.
+    """Time `count` rounds of each of the `tried` candidates, after one to warm up; the same result on all ranks.
+    Candidates with too few undisturbed rounds are measured up to two times more.
     """
     result = _rounds(comm, tried, count, warm=False)
     for _ in range(_RETRIES):
@@ -140,8 +140,8 @@ def _rounds(
 
 
 def measure_collectives(comm: Comm, axis: str, quick: bool = False) -> list[CollectiveFit]:
-    """Time every operation along an axis in every way, and fit α + β n to each. `quick`: at fewer sizes, in fewer
-    rounds.
+    """Time every operation along an axis with every transport and algorithm, and fit α + β n to each. `quick`: at
+    fewer sizes, in fewer rounds.
 
     `comm` must place its buffers in shared memory (SHARED). Collective.
     """

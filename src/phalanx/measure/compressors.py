@@ -1,7 +1,7 @@
-"""Times gradient compression on this machine, with the compressors of training but without communication.
-
-Sending is measured with the collectives; this is the computation beside it, by all ranks of a host at once. A price
-is in seconds per byte as cost/compute/compression.py counts bytes, so it means there exactly what was measured here.
+"""Timing of gradient compression on this machine, with the compressors of training but without communication.
+Communication is measured with the collectives; this is the remaining computation, by all ranks of a host at once. A
+price is in seconds per byte as counted by cost/compute/compression.py, so prediction and measurement agree on its
+meaning.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _ROUNDS = 5
 
 
 def measure_coding(dtype: DType, comm: Comm, quick: bool = False) -> dict[str, float]:
-    """Return seconds per counted byte by compressor, when all ranks reduce all their gradients together. `quick`: of
-    fewer gradients, in fewer rounds."""
+    """Return seconds per counted byte by compressor, when all ranks reduce all their gradients together. `quick`:
+    with fewer gradients, in fewer rounds."""
     spec, ranks = ModelSpec(**complete(_QUICK_SIZES if quick else _SIZES)), comm.world.size
     job = Job(global_batch=ranks, seq=32, precision=Precision(compute=dtype))
     kind = job.precision.accumulate_dtype

@@ -1,8 +1,7 @@
 """Kernel rates of this machine: real units of small decoders, timed forward and backward, then fitted.
 
-Each point is (work, seconds) of one unit. The work is counted by cost/compute/unit_work.py, so a rate means there
-exactly what was fitted here. Rounds are interleaved over the points, and all ranks that compute together in a run do
-so here.
+Each point is (work, seconds) of one unit. The work is counted by cost/compute/unit_work.py, so prediction and fit
+agree on the meaning of a rate. Rounds are interleaved over the points, and as many ranks compute at once as in a run.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ Batch = tuple[int, int]  # sequences, seq
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What is timed: the units of a ladder of shapes, full passes of one shape, a product of square matrices."""
+    """Sizes to time: the units of a ladder of shapes, full passes of one shape, a product of square matrices."""
 
     ladder: tuple[tuple[Shape, tuple[Batch, ...]], ...]
     full: tuple[Shape, Batch]
@@ -118,17 +117,18 @@ def _spec(hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, max_seq:
 
 
 class _Seed(torch.autograd.Function):
-    """A scalar whose gradient by its input is given: `backward(g)` first imports symbolic shapes, for a second."""
+    """A scalar with a prescribed gradient of its input: `backward(g)` would import symbolic shapes first, which takes
+    a second."""
 
     @staticmethod
     def forward(ctx: Any, out: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-        """Keep g (as out); return 0."""
+        """Keep g (shaped like out); return 0."""
         ctx.g = g
         return out.new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, one: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Return the gradient that was given."""
+        """Return the prescribed gradient."""
         return ctx.g, None
 
 
@@ -189,14 +189,14 @@ def synchronize(device: torch.device) -> None:
 
 
 def _as_the_engine(place: torch.Tensor, p: torch.Tensor) -> None:
-    """Do with a gradient what the data-parallel engine does: copy it into its place, (shape of p), and drop it."""
+    """Handle a gradient as the data-parallel engine does: copy it into its place, (shape of p), and drop it."""
     assert p.grad is not None
     put(place, p.grad, [], add=False)
     p.grad = None
 
 
 _BYTES_OF_POINT = 32
-"""Of a GPU's memory for each parameter of a shape that is timed there: all shapes fit, with gradients and inputs."""
+"""Bytes of GPU memory per parameter of the timed shapes, with which all fit with gradients and inputs."""
 
 
 def _memory(device: torch.device) -> int:
@@ -204,8 +204,8 @@ def _memory(device: torch.device) -> int:
 
 
 class Ladder:
-    """The units of small decoders of several shapes on one rank, or a quarter of their work (`quick`): made and
-    warmed up once, by all ranks at once, for nothing is timed then; timed at every concurrency."""
+    """The units of small decoders of several shapes on one rank, or a quarter of their work (`quick`): created and
+    warmed up once, on all ranks at once, outside of timing; timed at every concurrency."""
 
     def __init__(self, dtype: DType, device: torch.device, quick: bool = False) -> None:
         self.dtype, self.device, self.quick = dtype, device, quick
@@ -256,7 +256,7 @@ def peak_flops(dtype: DType, device: torch.device, barrier: Callable[[], None]) 
 
 def narrow_per_flop(dtype: DType, device: torch.device, barrier: Callable[[], None]) -> dict[str, float]:
     """Return seconds per FLOP of the best of four square products of each narrow format that the device has, by name;
-    of none where it computes in another type than their results'."""
+    empty if it computes in a type other than their results'."""
     if dtype != "bfloat16":
         return {}
     n = _sizes(dtype, device).square
@@ -310,7 +310,7 @@ def optimizer_per_byte(dtype: DType, device: torch.device, barrier: Callable[[],
 def fit(points: list[UnitTime], phase: str, fused_norms: bool = False) -> tuple[Rates, float]:
     """Fit the rates of a phase by least squares of relative errors; return them and the median relative error.
     `fused_norms`: as GPUs have them."""
-    # Embeddings cost little and follow other rules: they would pull the fit away from what matters.
+    # Embeddings cost little and follow other rules: they would bias the fit.
     chosen = [p for p in points if p.phase == phase and p.unit != "embed"]
     features: npt.NDArray[np.float64] = np.array([_features(p.work, fused_norms) for p in chosen], dtype=np.float64)
     seconds = np.array([p.seconds for p in chosen])
@@ -325,10 +325,9 @@ def _features(work: Work, fused_norms: bool) -> tuple[Any, ...]:
 
 
 class FullPasses:
-    """Full passes of a four-layer decoder with its gradient all-reduce, timed beside the ladder.
-
-    They show what a pass costs beyond the price of its parts: cold caches, ranks that wait for the slowest. With
-    several hosts nothing is sent, as the time on slow links would hide that. `at_once`: passes of a run.
+    """Full passes of a four-layer decoder with its gradient all-reduce, timed along with the ladder. They measure the
+    cost of a pass beyond the price of its parts: cold caches, ranks that wait for the slowest. With several hosts
+    nothing is sent, as the time on slow links would hide that. `at_once`: passes of a run.
     """
 
     def __init__(self, dtype: DType, comm: Comm, at_once: int = 2) -> None:

@@ -1,9 +1,9 @@
-"""Measures α and β of the links of each tier, by messages between pairs of ranks, and γ, by adding.
+"""Measurement of α and β of the links of each tier, by messages between pairs of ranks, and of γ, by additions.
 
-A pair exchanges n bytes in both directions at once, in α + β n seconds. First one pair alone: what a link gives one
-rank. Then all pairs of a host together: what they share. For a pair alone the best round counts, as no disturbance
-makes a message faster. Together the median of long messages counts: pairs that begin at different moments leave each
-other the link.
+A pair exchanges n bytes in both directions at once, in α + β n seconds. First one pair alone, for the rate of one
+rank. Then all pairs of a host together, for the rate that they share. For a pair alone the best round counts, as no
+disturbance makes a message faster. For pairs together the median of long messages counts: pairs that begin at
+different moments have the link to themselves for a while.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHARED = 0.8  # if pairs together get less than this share of the bandwidth of 
 
 
 class Wire(Protocol):
-    """Where messages and additions of `size` bytes are timed. Each method returns the seconds of every round."""
+    """Interface for timing messages and additions of `size` bytes. Each method returns the seconds of every round."""
 
     def exchange(self, tier: str, size: int, together: bool) -> list[float]:
         """Exchange over a tier, between all pairs of ranks if `together`, or else the first pair alone."""
@@ -81,7 +81,7 @@ def measure_tier(wire: Wire, name: str, pairs: int) -> TierLines:
 
 
 def _link_line(sizes: tuple[int, ...], seconds: list[float]) -> FittedLine:
-    """Fit β to long messages and α to short ones: those in between fit into buffers, which take them in a burst."""
+    """Fit β to long messages and α to short ones; medium ones fit into buffers, which accept them in a burst."""
     n, t = np.array(sizes, dtype=np.float64), np.array(seconds)
     long = robust_line(n[-_ENDS:], t[-_ENDS:])
     rest = np.maximum(t - long.beta * n, 0.0)[:_ENDS]

@@ -1,6 +1,6 @@
 """Microbenchmarks of one rank while its neighbours run the same: products, attention, memory, kernel launches.
 
-These figures are for people: they show where a machine is good. Plans are priced with rates fitted to entire units of
+These figures are for people: they show a machine's strengths. Plans are priced with rates fitted to entire units of
 models (kernels.py).
 """
 

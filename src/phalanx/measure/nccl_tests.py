@@ -1,4 +1,4 @@
-"""Reads the output of nccl-tests as measurements: https://github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md.
+"""Reader of the output of nccl-tests as measurements: https://github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md.
 
     # Collective test starting: all_reduce_perf
     #  Rank  0 Group  0 Pid 3161 on  node01 device  0 [0000:07:00] NVIDIA H100
@@ -31,7 +31,7 @@ _TEST = re.compile(r"#\s*Collective test starting:\s*(\w+)_perf")
 def read(text: str, name: str, op: str = "") -> CollectiveFit:
     """Fit a line to the times in the text of one file, which `name` names in messages.
 
-    `op` is the collective, for files of older versions, which do not say it. Raises InputError.
+    `op` is the collective, for files of older versions, which omit it. Raises InputError.
     """
     title = _TEST.search(text)
     collective = _OPS.get(title[1], "") if title else op

@@ -21,7 +21,7 @@ _ENOUGH_S = 0.8  # for all rounds of one size, once there are enough of them; fo
 class RealWire:
     """Times messages and additions. Every rank of `comm` must call the same methods in the same order.
 
-    All get the same times of an exchange: the slowest rank's.
+    All ranks get the same times of an exchange: the slowest rank's.
     """
 
     comm: Comm

@@ -1,7 +1,5 @@
-"""Processor time that a measurement lacks: what the host of a virtual machine gave to others (steal time), and what
-other programs of the machine took.
-
-Times measured meanwhile say little about the machine.
+"""Processor time missing from a measurement: given to others by the host of a virtual machine (steal time), or used
+by other programs of the machine. Times measured meanwhile say little about the machine.
 """
 
 from __future__ import annotations
@@ -73,7 +71,7 @@ def others_s() -> float:
 
 @contextmanager
 def noted(announce: Callable[[str], None], needed: int) -> Iterator[None]:
-    """Announce it if a measurement that needs so many processors was short of processor time inside this context."""
+    """Announce if a measurement that needs `needed` processors lacked processor time inside this context."""
     start, before, others = time.monotonic(), stolen_s(), others_s()
     yield
     seconds = max(time.monotonic() - start, 1e-9)

@@ -1,7 +1,7 @@
 """This machine as a ClusterSpec: measured once under the concurrency of the run, then cached.
 
-The cache key holds what makes a measurement stale: processor, cores, memory, GPUs, torch. If the cache has the
-answer, torch is not imported.
+The cache key holds everything that makes a measurement stale: processor, cores, memory, GPUs, torch. If the
+measurement is cached, torch is not imported.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from phalanx.spec.job import DType
 
 _KEPT_S = 3600.0
 PATIENCE_S = 1800.0
-"""Of ranks that take no part in a level, and wait for those that do: four on two busy cores took over 300 s."""
-VERSION = 11  # of what is measured and how; caches of other versions are ignored
+"""Timeout of ranks that take no part in a level, and wait for the others: four on two busy cores took over 300 s."""
+VERSION = 11  # of the measurement; caches of other versions are ignored
 
 
 def cores() -> int:
@@ -36,7 +36,7 @@ def cores() -> int:
 
 
 def fingerprint() -> dict[str, Any]:
-    """Return what identifies the machine's performance, without importing torch."""
+    """Return the properties that determine the machine's performance, without importing torch."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     models = {line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")}
@@ -87,8 +87,8 @@ def local_cluster(
     """Return this machine with `ranks` ranks, measured or from the cache (`anew`: measured in any case; `quick`: in
     few rounds, less exactly). A quick measurement is used until there is a full one.
 
-    What was measured before an interruption is kept, and not measured again within an hour. `announce` is called with
-    notes for the user. Raises InputError if a measurement is needed and torch is missing.
+    Measurements before an interruption are kept, and not repeated within an hour. `announce` is called with notes for
+    the user. Raises InputError if a measurement is needed and torch is missing.
     """
     machine = fingerprint()
     key = {"version": VERSION, "ranks": ranks, "dtype": dtype, "threads": threads, **machine}
@@ -151,7 +151,7 @@ def describe(machine: dict[str, Any], ranks: int, dtype: DType, rows: dict[str, 
     """Return the tables of a ClusterSpec from measured `rows` (those of worker.written)."""
     last = rows["kernels"][-1]
     on_gpu = bool(machine["gpus"])
-    # Where nothing was measured, the link is described by what torch's own all-reduce achieves on it.
+    # Without a measurement, the link is described by the rate that torch's own all-reduce achieves on it.
     fits = [f for f in rows["collectives"] if (f["op"], f["transport"], f["hosts"]) == ("all_reduce", "native", 1)]
     beta = fits[-1]["beta_s_per_byte"] if fits else 0.0
     # Ring all-reduce: 2(p-1)/p bytes over the link per byte of the buffer.

@@ -49,8 +49,8 @@ def measure_host(
 ) -> dict[str, Any]:
     """Measure the kernels and collectives of one host's ranks, at each concurrency in `at_once`.
 
-    `quick`: in few rounds, and without figures for people. `kept`: a file that has what was measured before an
-    interruption, and gets what is. Returns rows for the tables of a ClusterSpec (see `written`).
+    `quick`: in few rounds, and without figures for people. `kept`: a file with the measurements before an
+    interruption, to which new ones are added. Returns rows for the tables of a ClusterSpec (see `written`).
     """
     rank = comm.world.rank
     rates, fits = _read(kept)
@@ -71,7 +71,7 @@ def measure_host(
             # Passes are timed with the collectives that a run on these ranks will use: decided by rank 0.
             together = Comm(world, together.mesh, agreed(fits, together))
         parts.begin(f"kernels, {concurrent} rank{'s' * (concurrent > 1)} at once")
-        # Longest where it matters most: in a run, all compute at once.
+        # Longest where it matters most: in a run, all ranks compute at once.
         most, fewer = (2, 1) if quick else (6, 3)
         rounds = most if concurrent == comm.world.size else fewer
         over = _all_reduce(fits, concurrent)
@@ -86,7 +86,7 @@ def measure_host(
 
 
 def _read(kept: Path | None) -> tuple[list[KernelRates], list[CollectiveFit]]:
-    """Return what an interrupted measurement kept; nothing if it kept nothing that can be read."""
+    """Return the results kept by an interrupted measurement; empty if there are no readable ones."""
     if kept is None or not kept.exists():
         return [], []
     try:
@@ -98,7 +98,7 @@ def _read(kept: Path | None) -> tuple[list[KernelRates], list[CollectiveFit]]:
 
 
 class _Parts:
-    """The parts of a measurement; each says that it begins: on the rank's status page, and on rank 0 as a line."""
+    """Parts of a measurement; each announces its start on the rank's status page, and on rank 0 as a line."""
 
     def __init__(self, comm: Comm, count: int) -> None:
         self.comm, self.count, self.begun = comm, count, 0

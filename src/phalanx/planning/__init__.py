@@ -1,1 +1,1 @@
-"""Choosing a strategy and explaining the choice. Read question.py first (what is asked), then search/. No torch."""
+"""Choosing a strategy and explaining the choice. Read lookup.py first (the question), then search/. No torch."""

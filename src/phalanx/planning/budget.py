@@ -10,7 +10,7 @@ from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 
 OPTIMAL = 20
-"""Tokens per parameter at which a given number of FLOPs trains best (Hoffmann et al. 2022, table 3)."""
+"""Compute-optimal tokens per parameter (Hoffmann et al. 2022, table 3)."""
 _SCALE = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
@@ -21,7 +21,7 @@ class Goal:
     tokens: float
     gpus: int
     price_per_gpu_hour: float | None = None
-    """In any currency."""
+    """Price of a GPU-hour, in any currency."""
 
     def steps(self, job: Job) -> float:
         """Number of steps that the tokens take."""

@@ -1,5 +1,4 @@
-"""A question as users ask it: names and numbers turned into model, cluster and job, or an error that says in one line
-what is wrong with them."""
+"""Resolution of a user's question: names and numbers turned into model, cluster and job, or a one-line error."""
 
 from __future__ import annotations
 
@@ -75,7 +74,7 @@ def _with_gpus(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
 def pricing_by_gpus(
     model: ModelSpec, cluster: Callable[[int], ClusterSpec], batch: int, seq: int, stack: str, headroom: float = 0.0
 ) -> Callable[[int], Pricing]:
-    """Return a function from a number of GPUs to the question on so many, as a Pricing.
+    """Return a function from a number of GPUs to the question on that many, as a Pricing.
 
     `headroom` is for searches: the share of a device's memory that a strategy must leave free.
     Raises InputError for impossible counts, an unknown stack, or a device without published rates."""

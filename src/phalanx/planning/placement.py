@@ -1,7 +1,6 @@
-"""A placement: the GPU of every rank of a mesh, and the tier of links over which each of its groups talks.
-
-A group talks over the innermost tier that has all its GPUs in one block: eight ranks on one host over NVLink, the
-same eight on two hosts over the network.
+"""A placement: the GPU of every rank of a mesh, and the tier of links over which each of its groups communicates. A
+group communicates over the innermost tier that has all its GPUs in one block: eight ranks on one host over NVLink,
+the same eight on two hosts over the network.
 """
 
 from __future__ import annotations
@@ -57,10 +56,10 @@ class Placement:
         return f"{self.topology.hosts[self.topology.host[gpu]]}, GPU {self.topology.index[gpu]}"
 
     def tiers(self, groups: Ints) -> Ints:
-        """Return the index of the tier over which each group talks, (groups,), for groups of ranks (groups, size)."""
+        """Return the index of the tier used by each group, (groups,), for groups of ranks (groups, size)."""
         blocks = self.topology.blocks[:, self.gpu[groups]]
         inside = np.all(blocks == blocks[:, :, :1], axis=2)
-        inside[-1] = True  # what no tier joins goes over the outermost one
+        inside[-1] = True  # groups that no tier joins use the outermost one
         innermost: Ints = np.argmax(inside, axis=0)
         return innermost
 
@@ -70,13 +69,13 @@ class AxisGroups:
     """The groups of one axis of a mesh."""
 
     axis: str
-    """As `Mesh.groups` names it."""
+    """Name of the axis, as in `Mesh.groups`."""
     size: int
     """Ranks per group."""
     groups: int
     """Number of groups."""
     tiers: dict[str, int]
-    """Groups that talk over each tier of links, those of no group left out."""
+    """Number of groups that communicate over each tier of links; unused tiers are left out."""
     first: tuple[int, ...]
     """The ranks of the first group."""
 
@@ -112,7 +111,7 @@ def axis_names(of: Mesh) -> list[str]:
 
 
 def axis_groups(p: Placement) -> list[AxisGroups]:
-    """Return the groups of every axis of a placement's mesh larger than 1, with the tiers that they talk over."""
+    """Return the groups of every axis of a placement's mesh larger than 1, with the tiers that they use."""
     rows = []
     for axis in axis_names(p.mesh):
         groups = p.mesh.groups(axis)
@@ -123,7 +122,7 @@ def axis_groups(p: Placement) -> list[AxisGroups]:
 
 
 def groups_of(p: Placement, axis: str) -> tuple[Ints, list[str]]:
-    """Return all groups of an axis, (groups, size), and the tier that each talks over. Raises InputError."""
+    """Return all groups of an axis, (groups, size), and the tier that each uses. Raises InputError."""
     names = [*axis_names(p.mesh), "world"]
     aliases = {"dp": p.mesh.name("dp_replicate", "dp_shard")}
     if axis not in names and not aliases.get(axis):

@@ -1,7 +1,7 @@
-"""Published runs as choices: sweeps, which measured many strategies for one question, and recipes of experts.
+"""Published runs as choices: sweeps, which measured many strategies for one question, and expert-tuned recipes.
 
 A question is a model, its job (batch, sequence length, number format), a number of GPUs of one kind, and a software
-stack. Whoever asks it wants the fastest strategy that fits: a prediction is as good as the choice it leads to.
+stack. Its answer is the fastest strategy that fits: a prediction is as good as the choice it leads to.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from phalanx.validate.records import Row
 from phalanx.validate.systems import Benched, benched
 
 MANY = 5
-"""Strategies measured for one question from which it is a sweep."""
+"""Minimum number of strategies measured for a question to count as a sweep."""
 _STUDIES = {
     "vtrain": "layouts were enumerated, not tuned",
     "bigscience-bloom": "layouts were varied to study one machine, not tuned",
@@ -29,9 +29,9 @@ _STUDIES = {
     "megatron-2020-tp": "a study of tensor parallelism alone",
     "megatron-ci-golden": "a test's layout",
 }
-"""Families whose layouts nobody tuned, with the reason why they are no recipes."""
+"""Families with untuned layouts, with the reason why they do not count as recipes."""
 _TUNED = ("NeMo", "Megatron")
-"""How the names of frameworks begin that have every kind of parallelism to choose from."""
+"""Name prefixes of frameworks that offer every kind of parallelism."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class PublishedSweep:
         return self.runs[0].row.family
 
     def beside(self) -> list[Benched]:
-        """Return what was measured beside each run by its own job; where a job measured nothing, the median of the
-        question's other jobs; nothing if none did."""
+        """Return the microbenchmarks run along with each run by its own job; for jobs without, the median of the
+        question's other jobs; empty if there are none."""
         own = [benched(c.row) for c in self.runs]
         known = [b for b in own if np.any(b.ranks)]
         if not known:
@@ -113,7 +113,7 @@ def _question(c: Case) -> tuple[Any, ...]:
 
 
 def _scaled(c: Case) -> tuple[Any, ...]:
-    """A question and its strategy, without the release and the numbers of GPUs, replicas and sequences."""
+    """Return a question and its strategy, without the release and the numbers of GPUs, replicas and sequences."""
     s, row = c.strategy, c.row
     source = tuple(row[name] for name in ("source_family", "framework", "task", "model"))
     degrees = (s.tp, s.cp, s.pp, s.virtual, s.ep, s.etp, s.micro_batch, s.recompute, s.zero)
@@ -121,7 +121,7 @@ def _scaled(c: Case) -> tuple[Any, ...]:
 
 
 def _not_tuned(c: Case) -> str:
-    """Why a run is no recipe that experts tuned; empty if it is one."""
+    """Return why a run is not an expert-tuned recipe; empty if it is one."""
     row = c.row
     if row.family in _STUDIES:
         return _STUDIES[row.family]
@@ -135,13 +135,14 @@ def _not_tuned(c: Case) -> str:
 
 
 def expert(c: Case) -> Strategy:
-    """Return a recipe's strategy as a search would name it."""
+    """Return a recipe's strategy in the canonical form of a search."""
     s = c.strategy
     return replace(s, schedule="interleaved") if s.virtual > 1 and s.schedule == "1f1b" else s
 
 
 def differing(best: Strategy, other: Strategy) -> dict[str, tuple[Any, Any]]:
-    """Return the fields in which two strategies differ, as (best's, other's). `dp` is left out: it follows."""
+    """Return the fields in which two strategies differ, as (best's, other's). `dp` is left out, as it follows from
+    the rest."""
     names = [name for name in vars(best) if name not in ("dp", "layers", "bucket", "prefetch")]
     pairs: Mapping[str, tuple[Any, Any]] = {name: (getattr(best, name), getattr(other, name)) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}

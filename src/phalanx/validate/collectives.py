@@ -1,4 +1,4 @@
-"""Published times of single collectives beside those predicted from a system's links.
+"""Published times of single collectives compared with those predicted from a system's links.
 
 busbw = bytes / seconds x (n - 1) / n, twice that for all_reduce        (as nccl-tests defines it, n ranks)
 """
@@ -37,7 +37,7 @@ class MeasuredCollective:
     row: Row
     op: str
     chip: str
-    """The chip, as cost/hardware names it."""
+    """Chip, by its name in cost/hardware."""
     node: int
     """Ranks per node (NVLink domain)."""
     nic: float
@@ -51,7 +51,7 @@ class MeasuredCollective:
 
 
 def point(row: Row) -> MeasuredCollective:
-    """Read the collective that a row measured.
+    """Read the measured collective of a row.
 
     Raises Unspecified for unknown hardware or links, and if no time can be derived.
     """

@@ -1,4 +1,5 @@
-"""Turn a published row into the input of a prediction: model, job, strategy, system and stack; or say why not."""
+"""Conversion of a published row into the input of a prediction: model, job, strategy, system and stack; or the reason
+why that is not possible."""
 
 from __future__ import annotations
 
@@ -26,16 +27,16 @@ class Case:
     job: Job
     strategy: Strategy
     shape: Shape
-    """The model, as the analytic engine counts it."""
+    """The model's shape for the analytic engine."""
     layout: Layout
-    """Strategy and job, as the analytic engine counts them."""
+    """Strategy and job as columns for the analytic engine."""
     system: System
     stack: PricingStack
     """The software stack whose constants price the row."""
     measured_s: float | None
     """Seconds of a step; None if the row has only memory, or did not fit."""
     timed: bool
-    """Whether the time of such a run means anything: neither that of a small test, nor from before a fix."""
+    """Whether the time is meaningful: neither of a small test nor measured before a fix."""
 
     @property
     def profile(self) -> str:
@@ -44,7 +45,7 @@ class Case:
 
     @property
     def generic(self) -> bool:
-        """Whether a generic stack stands in for a framework that is not known."""
+        """Whether a generic stack substitutes for an unknown framework."""
         return self.stack.generic
 
 
@@ -53,7 +54,7 @@ _CI_GPUS = 8
 _JAX_SHARD = 128
 """Ranks that shard the model in NVIDIA's JAX recipes, as the rows that state it have; further ranks are replicas."""
 _CHUNKS = {
-    # Megatron-Bridge's table of 26.02.01 states none; its recipe (scripts/performance/configs/llama,
+    # Megatron-Bridge's table of 26.02.01 states no chunks; its recipe (scripts/performance/configs/llama,
     # LLAMA3_70B_PRETRAIN_CONFIG_GB300_FP8_MX_V2) and its tables of 26.02 and 26.04 have five.
     ("mbridge/26.02.01", "llama3-70b", "GB300", "fp8-mx"): 5,
 }
@@ -63,8 +64,9 @@ _SHAPES: dict[ModelSpec, Shape] = {}
 
 
 def _unstated_zero(row: Row) -> str:
-    """ZeRO's level where a source leaves it out. NeMo's recipes shard the optimizer's state: mcore_distributed_optim
-    (NeMo-Framework-Launcher 26e42fa, launcher_scripts/conf/training/llama/llama2_7b.yaml:150)."""
+    """Return ZeRO's level where a source leaves it out. NeMo's recipes shard the optimizer's state:
+    mcore_distributed_optim (NeMo-Framework-Launcher 26e42fa,
+    launcher_scripts/conf/training/llama/llama2_7b.yaml:150)."""
     if row["framework"] in ("MaxText", "PAX") or "FSDP" in row["sharding"]:
         return "3"
     return "1" if row["framework"].startswith(("NeMo", "Megatron-Bridge")) else "0"

@@ -1,7 +1,7 @@
-"""Kernels that were measured alone beside what the kernel model says: by kind, chip and library, as columns.
+"""Kernels measured in isolation compared with the kernel model: by kind, chip and library, as columns.
 
-A kind is predicted by constants of the chip's generation, and of the library that ran it. Left out by GPU: by
-constants that were fitted without any row of that GPU; where no other of its generation was measured, by common ones.
+A kind is predicted with constants of the chip's generation and of the library that ran it. Left out by GPU: with
+constants fitted without any row of that GPU; if no other GPU of its generation was measured, with common ones.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from phalanx.validate.scores import errors
 
 KERNELS = FOLDER / "kernels.csv.xz"
 LEFT_OUT = FOLDER / "kernels_left_out.json"
-"""Constants as fitted without each GPU."""
+"""Constants fitted without each GPU."""
 Floats = npt.NDArray[np.float64]
 _CHIP_OF = {"A100-SXM": "A100", "H100-SXM": "H100"}
 _BYTES = {
@@ -56,7 +56,7 @@ class Measured:
 
     kind: str
     cells: Mapping[str, npt.NDArray[Any]]
-    """Columns of the file; numbers where they are numbers."""
+    """Columns of the file; numeric ones as arrays of numbers."""
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -81,7 +81,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Kind:
-    """How one kind of kernels is predicted."""
+    """Prediction of one kind of kernels."""
 
     constants: type[Any]
     libraries: tuple[tuple[str, type[Any], Callable[[Measured], list[str]]], ...]
@@ -205,7 +205,7 @@ _OF_FILE = {
 
 @cache
 def measured() -> tuple[dict[str, Measured], int]:
-    """Return the measured kernels that ship, by kind, and how many rows of other kinds there are."""
+    """Return the shipped measurements of kernels, by kind, and the number of rows of other kinds."""
     with lzma.open(KERNELS, "rt", newline="") as file:
         reader = csv.reader(io.StringIO(file.read()))
         names = next(reader)
@@ -241,7 +241,7 @@ def columns_of(cls: type[Any], table: Rows, keys: Sequence[str]) -> Any:
 
 
 def predicted(rows: Measured, fitted: KernelConstants | None = None) -> Floats:
-    """Return the seconds of rows of one kind, by default with the constants that ship."""
+    """Return the predicted seconds of rows of one kind, by default with the shipped constants."""
     kind, fitted = KINDS[rows.kind], fitted or kernel_constants()
     chip, generations = chips_of(rows)
     constants = columns_of(kind.constants, fitted.chips[rows.kind], generations)
@@ -250,8 +250,8 @@ def predicted(rows: Measured, fitted: KernelConstants | None = None) -> Floats:
 
 
 def kernel_scores() -> dict[str, Any]:
-    """Score the kernel model as `phalanx validate kernels --json` prints it: by kind and GPU, in percent;
-    `left_out`: by constants fitted without the row's GPU."""
+    """Score the kernel model as `phalanx validate kernels --json` prints it: by kind and GPU, in percent; `left_out`:
+    with constants fitted without the row's GPU."""
     by_kind, left = measured()
     without = json.loads(LEFT_OUT.read_text())
     out: dict[str, Any] = {"by_kind": {}, "by_gpu": {}}

@@ -1,4 +1,4 @@
-"""Constants fitted without the rows of one family: what a prediction of these rows would have been, had they not been
+"""Constants fitted without the rows of one family, for the prediction of these rows as if they had not been
 published. Written by `python -m calibration --leave-out`; families that no constant is fitted on have none."""
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from pathlib import Path
 from phalanx.cost.analytic.fitted_constants import fitted_constants
 
 FILE = Path(__file__).parent / "data" / "left_out.json"
-"""By name: the kinds of runs that are left out together (prediction_error.kinds_of), and the constants that then
-differ from those that ship."""
+"""By name: the kinds of runs left out together (prediction_error.kinds_of), and the resulting constants that differ
+from the shipped ones."""
 
 
 @cache

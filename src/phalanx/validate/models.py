@@ -1,4 +1,4 @@
-"""The model of a row: a ModelSpec from the published sizes, completed by what its name implies."""
+"""The model of a row: a ModelSpec from the published sizes, completed by its name."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ src/config.py:43, which no configuration of its runs overrides)."""
 
 
 class Unspecified(Exception):
-    """A row cannot be predicted, for the reason that the message gives."""
+    """A row cannot be predicted; the message has the reason."""
 
 
 def model_of(row: Row) -> ModelSpec:
-    """Build the ModelSpec of a row: of one that states no shape and names a preset, the preset's. Raises Unspecified
-    if sizes are missing or the architecture is not modelled."""
+    """Build the ModelSpec of a row; the preset's if the row names one and states no shape. Raises Unspecified if
+    sizes are missing or the architecture is not modelled."""
     vocab = _VOCABULARIES.get(row.group, row.count("vocab"))
     sizes = tuple(vocab if name == "vocab" else row.count(name) for name in _SIZES)
     untied = "tied_embeddings=False" in row["options"]

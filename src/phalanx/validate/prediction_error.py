@@ -1,4 +1,4 @@
-"""Predictions beside measurements, row by row, and their scores."""
+"""Predictions compared with measurements, row by row, and their scores."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from phalanx.validate.scores import errors, fit
 from phalanx.validate.systems import Benched, benched, description, measured
 
 Kind = str
-"""What a published memory figure means: allocated at its peak (`peak`), or that on the last rank (`last`); reserved
-by the allocator (`reserved`), or that on the first rank (`first`); what the driver shows (`shown`)."""
+"""Meaning of a published memory figure: peak allocated (`peak`), the same on the last rank (`last`); reserved by the
+allocator (`reserved`), the same on the first rank (`first`); shown by the driver (`shown`)."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class PredictionError:
     reserved: list[Pair]
     """Bytes that the allocator reserved."""
     shown: list[Pair]
-    """Bytes that the driver shows."""
+    """Bytes shown by the driver."""
     fits: list[tuple[Row, bool, bool, float]]
     """(row, whether it is predicted to fit, whether it fitted, predicted memory as a share of the card's)."""
     skipped: list[tuple[Row, str]]
@@ -53,18 +53,18 @@ class PredictionError:
     predicted: int
     """Rows that were predicted."""
     blind: dict[int, float]
-    """Seconds of a step as predicted by constants that were fitted without the row's family, by `id` of the row."""
+    """Seconds of a step predicted with constants fitted without the row's family, by `id` of the row."""
     replaced: Counter[tuple[str, str, bool]]
-    """Rows by (the stack that they name, the one that stands in for it, whether that is a generic one)."""
+    """Rows by (the stack that they name, its substitute, whether that is a generic one)."""
     generic: PredictionError | None = None
-    """The pairs of rows that a generic stack prices; they are in no other field."""
+    """Pairs of rows priced with a generic stack; they are in no other field."""
 
 
 def priced(
     cases: Sequence[Case], constants: Mapping[str, float] | None = None, beside: Sequence[Benched] | None = None
 ) -> tuple[Column, Any]:
-    """Predict all cases at once, in columns of one entry per case. `beside`: what was measured beside each run; by
-    default what its row says.
+    """Predict all cases at once, in columns of one entry per case. `beside`: microbenchmarks run along with each run;
+    by default those stated in its row.
 
     Returns (seconds of a step, (Memory, bytes of the card, bytes of the card less the stack's context)).
     """
@@ -82,8 +82,8 @@ def priced(
 
 
 def compare(rows: Sequence[Row], constants: Mapping[str, float] | None = None) -> PredictionError:
-    """Predict every row that is specified well enough, and pair the predictions with what was measured. Rows whose
-    framework is not known are compared apart."""
+    """Predict every row that is specified well enough, and pair predictions with measurements. Rows of unknown
+    frameworks are compared separately."""
     usable, skipped = cases(list(rows))
     known = _compared([c for c in usable if not c.generic], constants)
     generic = [c for c in usable if c.generic]
@@ -120,7 +120,7 @@ def _compared(usable: Sequence[Case], constants: Mapping[str, float] | None) -> 
 
 
 def _blind(usable: Sequence[Case]) -> dict[int, float]:
-    """Predict each case by constants that were fitted without its family, where there are such constants."""
+    """Predict each case with constants fitted without its family, where such constants exist."""
     seconds: dict[int, float] = {}
     for kinds, constants in left_out.constants():
         members = [c for c in usable if kinds_of(c.row) in kinds and c.measured_s and c.row.completed]
@@ -130,7 +130,7 @@ def _blind(usable: Sequence[Case]) -> dict[int, float]:
 
 
 def memory_kind(row: Row) -> Kind:
-    """What the row's peak memory means, from its `mem_kind`; `shown` if that says nothing more."""
+    """Return the meaning of the row's peak memory, from its `mem_kind`; `shown` if that is not specific."""
     words = row["mem_kind"]
     if "logging rank" in words:
         return "last"
@@ -143,7 +143,7 @@ def memory_kind(row: Row) -> Kind:
 
 def scores(c: PredictionError) -> dict[str, Any]:
     """Score a comparison, as `phalanx validate --json` prints it: overall, and by source family, source group and
-    kind of run; with the reasons for which rows were skipped."""
+    kind of run; with the reasons why rows were skipped."""
     families = sorted(
         {p.row.family for p in (*c.time, *c.allocated, *c.reserved, *c.shown)} | {f[0].family for f in c.fits}
     )

@@ -20,7 +20,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Row:
-    """One row. A blank cell reads as an empty string, or as None where a number is asked for."""
+    """One row. A blank cell reads as an empty string, or as None for a number."""
 
     cells: Mapping[str, str]
 
@@ -28,7 +28,7 @@ class Row:
         return (self.cells.get(column) or "").strip()
 
     def number(self, column: str) -> float | None:
-        """The cell as a finite number that is not negative, or None; 4,096 is read as 4096."""
+        """Return the cell as a finite non-negative number, or None; 4,096 is read as 4096."""
         try:
             value = float(self[column].replace(",", ""))
         except ValueError:
@@ -36,7 +36,7 @@ class Row:
         return value if 0 <= value < float("inf") else None
 
     def count(self, column: str, default: int | None = None) -> int | None:
-        """The cell as an integer, rounded towards zero, or `default`."""
+        """Return the cell as an integer, rounded towards zero, or `default`."""
         value = self.number(column)
         return default if value is None else int(value)
 
@@ -62,12 +62,12 @@ class Row:
 
     @property
     def completed(self) -> bool:
-        """Whether the run went through: whatever did not, did not fit."""
+        """Whether the run completed; runs that did not are out of memory."""
         return self["status"].lower() in ("", "ok")
 
     def step_s(self, ranks: int) -> float | None:
-        """Seconds of the measured step on `ranks` GPUs: published, else from published tokens/s, else as derived by
-        the file's authors; None if there is none of these."""
+        """Return the seconds of the measured step on `ranks` GPUs: published, else from published tokens/s, else as
+        derived by the file's authors; None without any of these."""
         seconds = self.number("step_time_s")
         if seconds:
             return seconds

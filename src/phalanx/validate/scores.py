@@ -47,7 +47,7 @@ def _ranks(values: Floats) -> Floats:
 
 
 def fit(predicted: Sequence[bool], measured: Sequence[bool]) -> dict[str, Any]:
-    """Count how often "fits in memory" (the positive class) was predicted rightly; `accuracy` in percent."""
+    """Count correct and wrong predictions of "fits in memory" (the positive class); `accuracy` in percent."""
     p, m = np.asarray(predicted, dtype=bool), np.asarray(measured, dtype=bool)
     tp, fp = int((p & m).sum()), int((p & ~m).sum())
     tn, fn = int((~p & ~m).sum()), int((~p & m).sum())

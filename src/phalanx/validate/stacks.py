@@ -1,7 +1,7 @@
 """The software stack of a row by framework and release, its number format and its recomputation.
 
-A release that is not known is priced as the nearest one of its stack, and a framework that is not known as a generic
-stack, compiled or eager.
+An unknown release is priced as the nearest one of its stack, an unknown framework as a generic stack, compiled or
+eager.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from phalanx.validate.models import Unspecified
 from phalanx.validate.records import Row
 
 _COMPILERS = ("compile", "jax", "xla", "inductor", "maxtext")
-"""Words in a row's framework and options that say that a compiler fuses its kernels."""
+"""Words in a row's framework and options that indicate that a compiler fuses its kernels."""
 
 _BF16_GRADIENTS = ("nemotron-340b", "nemotron4-340b", "mixtral")
-"""How the names of models begin whose recipes reduce gradients in bf16 where a stack has both."""
+"""Name prefixes of models whose recipes reduce gradients in bf16 where a stack offers both types."""
 
 _REPEATED_NOTHING = ("vtrain/single-node",)
 """Groups of runs whose recomputation the table assumes and whose times exclude it. Of vTrain's runs in one node, a
@@ -32,8 +32,8 @@ src/predictor.py:256)."""
 
 @dataclass(frozen=True)
 class PricingStack:
-    """The stack that prices a row. `stated`: what the row names, where that is not known and `name` stands in for it;
-    `generic`: whether `name` is no release of the row's framework at all."""
+    """The stack that prices a row. `stated`: the stack named by the row, if it is unknown and `name` substitutes for
+    it; `generic`: whether `name` is not a release of the row's framework at all."""
 
     name: str
     stated: str = ""
@@ -56,8 +56,8 @@ def stack_of(row: Row) -> PricingStack:
 
 
 def _nearest_release(name: str) -> str:
-    """Return the known release of the same stack that is nearest in time; of two as near, the earlier. A name without
-    a release gets the newest."""
+    """Return the known release of the same stack that is nearest in time; of two equally near, the earlier. A name
+    without a release gets the newest."""
     known = [(stack, months) for stack in STACKS if (months := _months(stack)) is not None]
     releases = {stack: months for stack, months in known if name.startswith(re.split(r"\d", stack)[0])}
     wanted = _months(name)
@@ -76,7 +76,7 @@ def _months(name: str) -> float | None:
 
 
 def _profile_name(row: Row) -> str | None:
-    """Name a row's stack and release, whether known or not; None for a framework that is not known."""
+    """Name a row's stack and release, known or not; None for an unknown framework."""
     if row.group == "megatron-ci-golden/small":
         # The tests' names say how attention runs. Without Transformer Engine, and in deterministic runs that do not
         # resume, it is not fused and writes its scores; with context parallelism it always is flash attention.
@@ -87,7 +87,7 @@ def _profile_name(row: Row) -> str | None:
     ran = [(stack, run) for stack in STACKS.values() for run in stack.runs if _is_of(row, run)]
     if not ran:
         return None
-    # A source says more than a framework, and more patterns say more than fewer.
+    # A source is more specific than a framework, and more patterns are more specific than fewer.
     stack, run = max(ran, key=lambda item: ("source_family" in item[1], sum(map(len, item[1].values()))))
     if "release" not in run:
         return stack.name
@@ -96,9 +96,9 @@ def _profile_name(row: Row) -> str | None:
 
 
 def _is_of(row: Row, run: Mapping[str, Sequence[str]]) -> bool:
-    """Whether a row is of the runs that patterns describe: `column` or `not_column` with what its cell is like;
-    `since`, the earliest version; `several`, an axis of several ranks. `release`: how the stacks of its releases are
-    called, and the release where the version is none, as long as its framework counts releases."""
+    """Whether a row matches patterns: `column` or `not_column` with a pattern of its cell; `since`, the earliest
+    version; `several`, an axis of several ranks. `release`: the naming of its stacks by release, and the release to
+    assume for an unparsable version, if its framework counts releases."""
     tests: dict[str, Callable[[str], bool]] = {
         "since": lambda earliest: row["framework_version"] >= earliest,
         "several": lambda axis: (row.count(axis) or 1) > 1,
@@ -115,13 +115,13 @@ def _is_of(row: Row, run: Mapping[str, Sequence[str]]) -> bool:
 
 
 def _release(version: str) -> str:
-    """Return the release in a version, such as 25.09 or 25.09.01; "" where there is none."""
+    """Return the release in a version, such as 25.09 or 25.09.01; "" if there is none."""
     release = re.search(r"\d\d\.\d\d(?:\.\d+)?", version)
     return release.group() if release else ""
 
 
 def number_format(row: Row) -> str:
-    """The number format of a row's matrix products. Raises Unspecified for formats that are not modelled."""
+    """Return the number format of a row's matrix products. Raises Unspecified for formats that are not modelled."""
     precision = row["precision"]
     if precision in ("bf16", "fp16"):
         return "bfloat16"
@@ -137,7 +137,7 @@ def number_format(row: Row) -> str:
 
 
 def recomputation(row: Row) -> str:
-    """The `recompute` of a row's strategy. Blank counts as none: NVIDIA's tables leave it out for tuned runs.
+    """Return the `recompute` of a row's strategy. Blank counts as none: NVIDIA's tables leave it out for tuned runs.
 
     Raises Unspecified for kinds that are not modelled.
     """

@@ -1,4 +1,4 @@
-"""The hardware of a row: a System from what its source says, corrected by what was measured beside the run."""
+"""The hardware of a row: a System from its source, corrected by microbenchmarks run along with it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _NICS = {
     "NVLink + EFA/IB": 50e9,
 }
 _BY_CHIP = {"V100": 12.5e9, "V100-16GB": 12.5e9, "A100-40GB": 25e9, "A100": 25e9}
-"""The same by chip, where the source says nothing; 50e9 for any other chip."""
+"""Bytes/s between nodes per GPU by chip, for sources that state nothing; 50e9 for any other chip."""
 _RACK = 72
 """GPUs in the NVLink domain of a GB200 or GB300."""
 
@@ -72,7 +72,7 @@ _PRODUCT = (4096, 57344, 8192)
 
 @dataclass(frozen=True)
 class Benched:
-    """Microbenchmarks run beside a row, by its own job or on its machine. 0 stands for not measured."""
+    """Microbenchmarks run along with a row, by its own job or on its machine. 0 means not measured."""
 
     ranks: Column = 0.0
     """Ranks of the collectives."""
@@ -87,7 +87,7 @@ class Benched:
     product_flops_per_s: Column = 0.0
     """FLOP/s of `_PRODUCT` in a format of 2 bytes."""
     memory_bytes_per_s: Column = 0.0
-    """Bytes/s of kernels that are bound by memory."""
+    """Bytes/s of memory-bound kernels."""
 
 
 _MACHINES = {
@@ -95,11 +95,11 @@ _MACHINES = {
     # both its gradients reach 0.487, 0.483 and 0.454, which is their mean; 0.666 of 8 TB/s.
     "simumax-b200": Benched(8, 668e9, 606e9, 668e9, 606e9, 1067e12, 5.33e12),
 }
-"""Benchmarks of the machine, for families whose rows all ran on one that its owners measured."""
+"""Benchmarks of the machine, for families whose rows all ran on one machine that its owners measured."""
 
 
 def benched(row: Row) -> Benched:
-    """Return what was measured beside a row: by its own job, else on its family's machine, else nothing."""
+    """Return the microbenchmarks of a row: by its own job, else on its family's machine, else empty."""
     names = ("busbw_ar_gbs", "busbw_ag_gbs", "busbw_ar_intra_gbs", "busbw_ag_intra_gbs")
     rates = [row.number(name) for name in names]
     if not all(rates):
@@ -108,22 +108,21 @@ def benched(row: Row) -> Benched:
 
 
 _BENCHED = 1.5e9
-"""About the buffer, in bytes, of the benchmarked collectives: at this size they agree with the times of
+"""Approximate buffer, in bytes, of the benchmarked collectives: at this size they agree with the times of
 tensor-parallel collectives over the same nodes."""
 
 
 _CPU_S = 2.5e-4
-"""Seconds per rank beyond a node from which the CPU, inside a node too, must be the cause: no network is as slow."""
+"""Seconds per rank beyond a node above which the CPU, inside a node too, must be the cause: no network is as slow."""
 _CUT_OFF = 0.25
 """Share of NVLink's bandwidth below which traffic cannot have gone over NVLink."""
 
 
 def measured(known: System, by: Benched) -> System:
-    """Correct a system by what was measured beside a row (columns, one entry per row).
-
-    Links: the rate inside a node; what all-reduce reaches between nodes, its tree's hops deducted; whether CPUs hold
-    up all-gather, which has a hop to each node (n / busbw - n / busbw inside a node = the cost of ranks beyond it);
-    whether the ranks of a node are cut off from each other. Matrix products and memory: their shares of the peak.
+    """Correct a system by a row's microbenchmarks (columns, one entry per row). Links: the rate inside a node; the
+    rate of all-reduce between nodes, less its tree's hops; whether CPUs hold up all-gather, which has a hop to each
+    node (n / busbw - n / busbw inside a node = the cost of ranks beyond it); whether the ranks of a node are cut off
+    from each other. Matrix products and memory: their shares of the peak.
     """
     inner, outer = known.tiers
     has_links = np.asarray(by.gather_inside) > 0
@@ -163,5 +162,5 @@ def measured(known: System, by: Benched) -> System:
 
 
 def system_of_row(row: Row) -> System:
-    """The system of a row, with what was measured beside it. Raises Unspecified."""
+    """Return the system of a row, corrected by its microbenchmarks. Raises Unspecified."""
     return measured(system(*description(row)), benched(row))

@@ -1,1 +1,1 @@
-"""What `auto` in a job resolves to: bucket size, blocks per chunk, and transport and algorithm of collectives."""
+"""Resolution of `auto` in a job: bucket size, blocks per chunk, and transport and algorithm of collectives."""

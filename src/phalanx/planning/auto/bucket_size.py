@@ -36,7 +36,7 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import Mesh
 from phalanx.spec.strategy.spec import DEFAULT_BUCKET_MIB, Strategy
 
-GIVEN = "given"  # the reason recorded for a bucket that the user chose
+GIVEN = "given"  # the recorded reason for a user's bucket
 _LEAST = 2**16  # bytes: the host's time per bucket is in no link's α
 
 
@@ -47,7 +47,7 @@ class CollectiveTime:
     alpha_s: float
     beta_s_per_byte: float
     way: str
-    """The transport and algorithm that were measured, or a description of the ring."""
+    """The measured transport and algorithm, or a description of the ring."""
 
     @property
     def crossover_bytes(self) -> float:
@@ -61,7 +61,7 @@ def best_bytes(gradient_bytes: float, crossover_bytes: float) -> float:
 
 
 def has_buckets(strategy: Strategy) -> bool:
-    """Whether `bucket` has an effect: gradients are reduced, and not unit by unit as in ZeRO-3."""
+    """Whether `bucket` has an effect: gradients are reduced, but not unit by unit as in ZeRO-3."""
     return strategy.gradient_ranks > 1 and not sharding_of(strategy).parameters
 
 
@@ -99,8 +99,8 @@ def _two_digits_up(x: float) -> float:
 
 
 def _line(cluster: ClusterSpec, grid: Mesh, op: str, axis: str, total: float) -> CollectiveTime:
-    """The collective's α and β: those of the measured transport and algorithm that is fastest for `total` bytes in
-    its own best buckets; those of a ring if the collective was not measured."""
+    """Return the collective's α and β: of the measured transport and algorithm that is fastest for `total` bytes in
+    its best buckets; of a ring if the collective was not measured."""
     ranks = grid.size(axis)
     if fits := measured(cluster, grid, op, axis):
         lines = [CollectiveTime(fit.alpha_s, fit.beta_s_per_byte, fit.way) for fit in fits]

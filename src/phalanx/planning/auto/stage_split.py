@@ -1,4 +1,4 @@
-"""How many blocks each chunk of a pipeline holds: `layers = auto`, resolved on a cluster.
+"""Number of blocks in each chunk of a pipeline: `layers = auto`, resolved on a cluster.
 
 A unit costs the seconds of its forward and backward pass on the cluster, and on a rank the bytes of its model state
 and of the activations it keeps for the micro-batches that are live at once. Of all partitions that fit
@@ -28,14 +28,14 @@ def resolve(model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> tu
     """Replace `layers = auto` by the number of blocks of each chunk; return the strategy and the reason.
 
     Returns the strategy unchanged and "" if the blocks are set or there is no pipeline. If no partition fits, memory
-    is ignored: the price of the strategy then says what it lacks."""
+    is ignored: the price of the strategy then reports the shortage."""
     if s.pp == 1 or s.layers != "auto":
         return s, ""
     layout = Layout(model, job, s)
     seconds, limits = costs(layout, cluster)
     try:
         split = partition(seconds, layout.rank_of, limits)
-    except InputError:  # nothing fits: the strategy's price says what it needs
+    except InputError:  # nothing fits: the strategy's price reports what it needs
         split = partition(seconds, layout.rank_of)
     best = "" if split.optimal else f"; no partition is faster by more than {split.slowest / split.bound - 1:.1%}"
     reason = f"the slowest rank computes {split.slowest * 1e3:.3g} ms per micro-batch{best}"
@@ -43,7 +43,7 @@ def resolve(model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> tu
 
 
 def explained(model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy, reason: str) -> dict[str, Any] | None:
-    """Return what each chunk holds and costs for a micro-batch, with the reason; None without a pipeline."""
+    """Return the blocks and cost of each chunk for a micro-batch, with the reason; None without a pipeline."""
     if s.pp == 1:
         return None
     layout = Layout(model, job, s)
@@ -75,7 +75,7 @@ def costs(layout: Layout, cluster: ClusterSpec) -> tuple[Units, MemoryLimits]:
 
 
 def _state(layout: Layout, unit: str) -> float:
-    """Return the bytes of a unit's state on a rank that holds nothing else."""
+    """Return the bytes of a unit's model state on one rank."""
     state = model_state(RankView(layout, units=((unit,),)))
     return float(state.total - state.tables - state.batch)
 

@@ -1,4 +1,4 @@
-"""Which transport and algorithm run which collective: the fastest measured one, size by size."""
+"""Choice of transport and algorithm for each collective: the fastest measured one, size by size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def allowed(cluster: ClusterSpec, transport: Transport | Literal["auto"]) -> Clu
 def decide(cluster: ClusterSpec, transport: Transport | Literal["auto"]) -> tuple[Choice, ...]:
     """Choose transport and algorithm of every collective on a cluster.
 
-    A transport other than `auto` runs every collective; unmeasured, with the algorithms that send fewest bytes."""
+    A transport other than `auto` runs every collective; if unmeasured, with the algorithms that send the fewest
+    bytes."""
     choices = choose(allowed(cluster, transport).collectives)
     if choices or transport == "auto" or transport == "native":
         return choices

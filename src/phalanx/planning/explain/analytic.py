@@ -27,7 +27,7 @@ from phalanx.spec.strategy.spec import Strategy
 
 @dataclass(frozen=True)
 class AnalyticSubject:
-    """A strategy of a question, with everything that explanations and lints read from it.
+    """A strategy of a question, with everything that explanations and lints need.
 
     Raises InputError if the strategy is not legal for the model and job."""
 
@@ -37,9 +37,9 @@ class AnalyticSubject:
     gpus: int
     """Number of GPUs there are; the strategy may use fewer."""
     headroom: float = HEADROOM
-    """Share of a device's memory that other strategies must leave free, as those of a search."""
+    """Share of a device's memory that alternative strategies must leave free, as in a search."""
     known: RefinedPrices | None = None
-    """What a search priced under the same question and headroom, if one did."""
+    """Prices of a search under the same question and headroom, if there was one."""
 
     def __post_init__(self) -> None:
         check(self.strategy, self.pricing.model, self.pricing.job, None)
@@ -52,7 +52,7 @@ class AnalyticSubject:
 
     @cached_property
     def pricing_of_others(self) -> Pricing:
-        """The question as a search asks it: its strategies leave some memory free."""
+        """The question with the headroom of a search."""
         return replace(self.pricing, headroom=self.headroom)
 
     @property
@@ -91,20 +91,19 @@ class AnalyticSubject:
 
     @property
     def as_cut(self) -> Strategy:
-        """The strategy with the blocks of each chunk that it is priced with listed, unless options of its stack give
-        them."""
+        """The strategy with its pipeline split made explicit, unless options of its stack prescribe it."""
         s = self.strategy
         given = s.pp == 1 or given_blocks(s, self.pricing.extra, sum(self.run.blocks)) is not None
         return s if given else replace(s, layers=listed(self.run.blocks))
 
     @property
     def shown(self) -> Strategy:
-        """The strategy as a page names it: with its blocks, where chunks have more and fewer of them."""
+        """The strategy as displayed: with its pipeline split if that is uneven."""
         return self.as_cut if len(set(self.run.blocks)) > 1 else self.strategy
 
     @cached_property
     def flows(self) -> list[TrafficRow]:
-        """What a rank sends in a step, by axis and operation."""
+        """Traffic of a rank in a step, by axis and operation."""
         return flows(self.pricing, self.strategy)
 
     @property
@@ -120,11 +119,11 @@ class AnalyticSubject:
 
     @property
     def memory(self) -> tuple[float, int]:
-        """Bytes that the fullest rank needs, and bytes that it may have."""
+        """Bytes needed by the fullest rank, and bytes available to it."""
         return float(self.priced.bytes_), self.pricing.allocatable
 
     def exposed_seconds(self, axis: str) -> float:
-        """Return the seconds of a step in which nothing hides an axis's communication."""
+        """Return the exposed seconds of an axis's communication in a step."""
         return self.priced.terms.get(axis, 0.0)
 
     @property
@@ -143,8 +142,8 @@ class AnalyticSubject:
         return sum(f.sent for f in self.flows if f.axis in ("dp", "edp") and f.what == "gradients")
 
     def alternative(self, s: Strategy) -> PricedStrategy | None:
-        """Price another strategy by the formulas; None if it is not legal, does not fit, or has in a field what the
-        stack refuses and this one has not."""
+        """Price another strategy by the formulas; None if it is not legal, does not fit, or the stack refuses a field
+        that it changes."""
         try:
             check(s, self.model, self.job, None)
         except InputError:
@@ -155,8 +154,8 @@ class AnalyticSubject:
         return p if p.fits else None
 
     def _refused_for_a_change(self, s: Strategy) -> bool:
-        """Whether the stack refuses another strategy for a field in which it differs from this one. A refusal of what
-        both have is said beside the findings (answers/question.py), and hides none."""
+        """Whether the stack refuses another strategy for a field in which it differs from this one. A refusal that
+        applies to both is reported along with the findings (answers/question.py), and hides none."""
         row, extra = self.pricing.row, self.pricing.extra
         refusal = None if row is None else row.refusal(s, extra, facts(self.model, self.job, s))
         return refusal is not None and getattr(s, refusal.field, None) != getattr(self.strategy, refusal.field, None)
@@ -168,12 +167,12 @@ class AnalyticSubject:
 
     @cached_property
     def model_flops(self) -> float:
-        """FLOPs of a step that the model needs, over all ranks."""
+        """FLOPs of a step required by the model, over all ranks."""
         return float(model_flops(self.pricing.shape, self.pricing.layout(strategy_columns.of([self.strategy])))[0])
 
     @cached_property
     def hardware_flops(self) -> float:
-        """FLOPs of a step that the chips compute, recomputation included, over all ranks."""
+        """FLOPs of a step executed by the chips, including recomputation, over all ranks."""
         x = self.pricing
         return float(hardware_flops(x.shape, x.layout(strategy_columns.of([self.strategy])), x.profile.policy)[0])
 
@@ -195,7 +194,7 @@ class AnalyticSubject:
 
     @property
     def marks(self) -> list[tuple[Target, float]]:
-        """Every target with the strategy's figure."""
+        """Each target with the strategy's figure."""
         return [
             (MFU, self.mfu),
             (BUBBLE, self.bubble),
@@ -213,7 +212,8 @@ class AnalyticSubject:
         return sorted(named, key=lambda item: (not item[1].fits, item[1].seconds))
 
     def better(self, *words: str) -> PricedStrategy | None:
-        """Return the fastest neighbour that fits and is faster, out of all or of those that change one of `words`."""
+        """Return the fastest neighbour that fits and is faster than the strategy, of all or of those that change one
+        of `words`."""
         for what, p in self.neighbours:
             if p.fits and p.seconds < self.priced.seconds and (not words or what.split(" ")[0] in words):
                 return p

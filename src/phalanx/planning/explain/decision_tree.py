@@ -1,7 +1,7 @@
-"""The usual tree for choosing a strategy, as data: every branch a question about numbers, every leaf a rule.
-
-A tree is a first guess, and says why; the search is the answer. `walk` answers the questions for a job and returns
-the path; `RULES` in textbook/cases/rules_of_thumb.py prices the leaves. N: parameters, 16 N bytes of state.
+"""The usual decision tree for choosing a strategy, as data: every branch is a question about numbers, every leaf a
+rule. The tree gives a first guess with reasons; the search gives the answer. `walk` answers the questions for a job
+and returns the path; `RULES` in textbook/cases/rules_of_thumb.py prices the leaves. N: parameters, 16 N bytes of
+state.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from phalanx.spec.model.spec import ModelSpec
 
 _STATE = 16
 _ROOM = 0.6
-"""Share of a device that state may take, so that activations have the rest."""
+"""Share of a device's memory for state, leaving the rest to activations."""
 _FAST = 20e9
-"""Bytes/s of a rank between nodes, in one direction, from which ZeRO-3's gathers can hide: InfiniBand."""
+"""Bytes/s of a rank between nodes, in one direction, above which ZeRO-3's gathers can be hidden: InfiniBand."""
 _LONG = 32_768
-"""Tokens from which a sequence is split over ranks."""
+"""Sequence length above which a sequence is split over ranks."""
 _LARGE = 100e9
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the questions ask for."""
+    """Facts about a training that the questions read."""
 
     parameters: float
     experts: int
@@ -33,12 +33,12 @@ class Facts:
     """Sequences of a step for each GPU."""
     gpus: int
     node: int
-    """Ranks that the fastest links join."""
+    """Ranks joined by the fastest links."""
     usable_bytes: int
     network_bytes_per_s: float
-    """Of a rank between nodes, in one direction."""
+    """Bytes/s of a rank between nodes, in one direction."""
     sites: bool
-    """A tier beyond the nodes' is ten times slower still."""
+    """Whether a tier beyond the nodes' is ten times slower still."""
     serving: bool = False
 
     @property
@@ -49,7 +49,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Leaf:
-    """Where the tree ends: what to do."""
+    """A leaf of the tree: what to do."""
 
     rule: str
     line: str
@@ -62,7 +62,7 @@ class Branch:
 
     question: str
     words: tuple[str, str]
-    """What yes and no mean, in a few words; none where an answer goes without saying."""
+    """Meaning of yes and no in a few words; empty if obvious."""
     holds: Callable[[Facts], bool]
     yes: Node
     no: Node
@@ -168,7 +168,7 @@ TREE: Node = Branch(
 
 
 def facts(model: ModelSpec, cluster: ClusterSpec, gpus: int, batch: int, seq: int) -> Facts:
-    """Return what the tree asks about a training."""
+    """Return the facts about a training that the tree reads."""
     outer = cluster.tiers[1] if len(cluster.tiers) > 1 else cluster.tiers[0]
     rate = outer.bandwidth_bytes_per_s_per_gpu_per_direction
     shared = outer.uplink_bandwidth_bytes_per_s_per_direction
@@ -193,7 +193,7 @@ def facts(model: ModelSpec, cluster: ClusterSpec, gpus: int, batch: int, seq: in
 
 
 def walk(f: Facts, node: Node = TREE) -> tuple[list[tuple[Branch, bool]], Leaf]:
-    """Return the questions asked on the way, with their answers, and the leaf."""
+    """Return the questions on the path, with their answers, and the leaf."""
     asked = []
     while isinstance(node, Branch):
         answer = node.holds(f)

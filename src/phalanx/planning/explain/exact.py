@@ -36,7 +36,7 @@ class ExactExplanation:
 
     @property
     def terms(self) -> dict[str, float]:
-        """Seconds of the step by what takes them; in a pipeline, those of the rank that computes longest."""
+        """Seconds of the step by cause; in a pipeline, on the rank that computes longest."""
         p = self.chosen.prediction
         terms = {
             "forward passes": float(p.forward_s),
@@ -50,7 +50,7 @@ class ExactExplanation:
 
     @property
     def memory_terms(self) -> dict[str, float]:
-        """Bytes by what occupies them."""
+        """Bytes by kind of occupant."""
         p = self.chosen.prediction
         return {"model state": float(p.state_bytes), "activations": float(p.activation_bytes)}
 
@@ -90,16 +90,16 @@ class ExactSubject:
 
     @property
     def headroom(self) -> float:
-        """None: the memory of our own runtime is known to the byte, and its search leaves none free."""
+        """None: the memory of our own runtime is known to the byte, so its search needs no headroom."""
         return 0.0
 
     @property
     def memory(self) -> tuple[float, int]:
-        """Bytes that the fullest rank needs, and bytes that it may have."""
+        """Bytes needed by the fullest rank, and bytes available to it."""
         return float(self.chosen.prediction.memory_bytes), self.cluster.device.usable_bytes
 
     def exposed_seconds(self, axis: str) -> float:
-        """Return the seconds that an axis's collectives take in a step, none of them hidden, as those of tp are."""
+        """Return the seconds of an axis's collectives in a step, none of them hidden, as is the case for tp."""
         grid = mesh(self.strategy)
         times = (measured.seconds(self.cluster, grid, e.op, axis, 1, e.bytes) for e in self._events if e.axis == axis)
         return float(sum(times))
@@ -147,7 +147,8 @@ class ExactSubject:
 
 
 def subject_of_plan(plan: Plan, strategy: Strategy | None, gpus: int | None) -> ExactSubject:
-    """Take a strategy of a plan's job on its cluster, by default the plan's own as the user wrote it.
+    """Return the subject for a strategy of a plan's job on its cluster, by default the plan's own strategy as the
+    user wrote it.
 
     Raises InputError if it is not legal for the job."""
     if strategy is None:

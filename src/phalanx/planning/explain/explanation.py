@@ -1,4 +1,4 @@
-"""What a strategy spends its time and memory on: both rooflines, what to change first, and why not its neighbours."""
+"""Explanation of a strategy's time and memory: both rooflines, what to change first, and why not its neighbours."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Axis:
 
     axis: str
     tier: str
-    """The links that the axis's groups span."""
+    """Tier of links spanned by the axis's groups."""
     sent: float
     """Bytes."""
     intensity: float
     """FLOP per byte sent over the axis."""
     ridge: float
-    """FLOP per byte from which the links keep up with the chip."""
+    """FLOP per byte above which the links keep up with the chip."""
     exposed_s: float
     critical_batch: float | None
-    """Sequences per step from which the data axis is compute-bound; None if its traffic grows with the batch."""
+    """Sequences per step above which the data axis is compute-bound; None if its traffic grows with the batch."""
 
     @property
     def regime(self) -> str:
@@ -36,12 +36,12 @@ class Axis:
 
 @dataclass(frozen=True)
 class Lever:
-    """A loss of time in the step, and the single change that reduces it best."""
+    """A loss of time in the step, and the single change that reduces it most."""
 
     name: str
     seconds: float
     at_most: float
-    """Speed-up without the loss, as a share: the most that can be gained."""
+    """Speed-up without the loss, as a share: an upper bound on the gain."""
     change: str
     """The change, such as `tp 4 -> 8`; "" if no neighbour helps."""
     priced: PricedStrategy | None
@@ -90,7 +90,7 @@ def levers(x: AnalyticSubject) -> list[Lever]:
 
 
 def order_costs(x: AnalyticSubject) -> str:
-    """Say what the other order of the mesh would cost; "" if there is none."""
+    """Return a sentence on the cost of the other mesh order; "" if there is none."""
     for what, p in x.neighbours:
         if what.startswith("order "):
             return f"{what.removeprefix('order ')}: {p.seconds / x.priced.seconds - 1:+.1%}"

@@ -22,14 +22,14 @@ _WORTH = 0.01
 
 @dataclass(frozen=True)
 class Finding:
-    """One anti-pattern that a strategy has."""
+    """One anti-pattern found in a strategy."""
 
     name: str
     """Key in LINTS."""
     problem: str
-    """What is wrong, with numbers."""
+    """The problem, with numbers."""
     remedy: str
-    """What to do instead."""
+    """The remedy."""
 
 
 class Alternative(Protocol):
@@ -44,8 +44,8 @@ class Alternative(Protocol):
 
 
 class LintSubject(Protocol):
-    """A strategy and how it is priced: by the formulas of a software stack (plan/explain/analytic.py), or exactly, as
-    our own runtime on a measured machine (plan/explain/exact.py)."""
+    """A strategy and its pricing: by the formulas of a software stack (planning/explain/analytic.py), or exactly, as
+    our own runtime on a measured machine (planning/explain/exact.py)."""
 
     @property
     def strategy(self) -> Strategy: ...
@@ -59,18 +59,18 @@ class LintSubject(Protocol):
     def job(self) -> Job: ...
     @property
     def comparable_seconds(self) -> float:
-        """Step time, priced like that of `alternative`."""
+        """Step time, priced in the same way as `alternative`."""
 
     @property
     def memory(self) -> tuple[float, int]:
-        """Bytes that the fullest rank needs, and bytes that it may have."""
+        """Bytes needed by the fullest rank, and bytes available to it."""
 
     @property
     def headroom(self) -> float:
-        """Share of those that a search leaves free, and an `alternative` has to."""
+        """Share of the available bytes that a search, and an `alternative`, must leave free."""
 
     def exposed_seconds(self, axis: str) -> float:
-        """Return the seconds of a step in which nothing hides an axis's communication."""
+        """Return the exposed seconds of an axis's communication in a step."""
 
     @property
     def tensor_parallel(self) -> float:
@@ -101,7 +101,7 @@ def lint(subject: LintSubject) -> list[Finding]:
 
 
 def _too_large(x: LintSubject) -> Iterator[Finding]:
-    """More memory than a device has."""
+    """Report a need for more memory than a device has."""
     needs, has = x.memory
     if needs > has:
         problem = f"{needs / GIB:.1f} GiB do not fit in the {has / GIB:.1f} GiB of a device"
@@ -109,7 +109,7 @@ def _too_large(x: LintSubject) -> Iterator[Finding]:
 
 
 def _tight(x: LintSubject) -> Iterator[Finding]:
-    """Report memory of which less is left free than a search leaves."""
+    """Report less free memory than a search leaves."""
     needs, has = x.memory
     if (1 - x.headroom) * has < needs <= has:
         left = f"leave {1 - needs / has:.1%} free, and plan would leave {x.headroom:.0%}"
@@ -148,7 +148,7 @@ def _wide_tp(x: LintSubject) -> Iterator[Finding]:
 
 
 def _straddling(x: LintSubject) -> Iterator[Finding]:
-    """Groups of tp, or of cp x tp, lie partly on one node and partly on another."""
+    """Report groups of tp, or of cp x tp, that lie partly on one node and partly on another."""
     s, node = x.strategy, x.cluster.ranks_per_node
     inner = s.tp * s.cp
     if 1 < s.tp < node and node % s.tp and s.world > node:
@@ -166,13 +166,14 @@ def _straddling(x: LintSubject) -> Iterator[Finding]:
 
 
 def _costs_now(x: LintSubject, axis: str) -> str:
-    """Say how long an axis's exposed communication takes; "" where nothing of it is exposed."""
+    """Return a sentence on the time of an axis's exposed communication; "" if none is exposed."""
     seconds = x.exposed_seconds(axis)
     return f", and its communication takes {seconds:.3g} s of a step of {x.comparable_seconds:.3g}" if seconds else ""
 
 
 def _inside(x: LintSubject, node: int) -> str:
-    """Say what a step takes with tp the next divisor of a node, where the same number of GPUs allows it."""
+    """Return a sentence on the step time with tp reduced to the next divisor of a node, if the number of GPUs allows
+    it."""
     s = x.strategy
     for tp in (t for t in range(s.tp, 0, -1) if node % t == 0):
         ranks = s.dp * s.tp
@@ -183,7 +184,7 @@ def _inside(x: LintSubject, node: int) -> str:
 
 
 def _few_micro_batches(x: LintSubject) -> Iterator[Finding]:
-    """Fewer micro-batches than stages."""
+    """Report fewer micro-batches than stages."""
     s, m = x.strategy, x.strategy.accumulation(x.job)
     if s.pp > 1 and m < s.pp:
         yield Finding(
@@ -194,7 +195,7 @@ def _few_micro_batches(x: LintSubject) -> Iterator[Finding]:
 
 
 def _not_interleaved(x: LintSubject) -> Iterator[Finding]:
-    """A plain schedule where interleaving would be faster."""
+    """Report a plain schedule where interleaving would be faster."""
     s, m = x.strategy, x.strategy.accumulation(x.job)
     facts = SCHEDULES[s.schedule]
     plain = facts.chunks == 1 and not facts.split_backward
@@ -214,7 +215,7 @@ def _not_interleaved(x: LintSubject) -> Iterator[Finding]:
 
 
 def _small_micro_batch(x: LintSubject) -> Iterator[Finding]:
-    """Too few tokens at a time to keep the chip busy."""
+    """Report too few tokens per micro-batch to keep the chip busy."""
     s = x.strategy
     tokens = s.micro_batch * x.job.seq // s.cp
     if tokens < TOKENS:
@@ -228,7 +229,7 @@ def _small_micro_batch(x: LintSubject) -> Iterator[Finding]:
 
 
 def _needless_accumulation(x: LintSubject) -> Iterator[Finding]:
-    """Gradient accumulation where a larger micro-batch fits and is faster."""
+    """Report gradient accumulation where a larger micro-batch fits and is faster."""
     s, m = x.strategy, x.strategy.accumulation(x.job)
     if s.pp == 1 and m > 1:
         p = _larger_micro_batch(x)
@@ -255,7 +256,7 @@ def _uneven_heads(x: LintSubject) -> Iterator[Finding]:
 
 
 def _unbalanced_stages(x: LintSubject) -> Iterator[Finding]:
-    """The slowest stage has clearly more work than the mean."""
+    """Report a slowest stage with clearly more work than the mean."""
     s = x.strategy
     if s.pp > 1 and x.imbalance > IMBALANCE.good:
         blocks = x.model.layers
@@ -267,7 +268,7 @@ def _unbalanced_stages(x: LintSubject) -> Iterator[Finding]:
 
 
 def _mesh_order(x: LintSubject) -> Iterator[Finding]:
-    """Another order of the mesh's axes is faster."""
+    """Report a mesh order slower than another."""
     s = x.strategy
     if sum(degree > 1 for degree in (s.pp, s.dp, s.cp, s.tp)) < 2:
         return
@@ -282,7 +283,7 @@ def _mesh_order(x: LintSubject) -> Iterator[Finding]:
 
 
 _ORDERS = ("pp/dp/cp/tp", "dp/pp/cp/tp", "pp/cp/dp/tp", "cp/pp/dp/tp", "dp/cp/pp/tp", "cp/dp/pp/tp")
-"""Orders with tp ranks as neighbours: what other orders send over far links, one of these does not."""
+"""Orders with tp ranks as neighbours; one of them avoids the far links that other orders use."""
 
 
 def _fastest_order(x: LintSubject) -> Alternative | None:
@@ -292,7 +293,7 @@ def _fastest_order(x: LintSubject) -> Alternative | None:
 
 
 def _small_buckets(x: LintSubject) -> Iterator[Finding]:
-    """Buckets in which latency takes longer than the bytes."""
+    """Report buckets whose latency takes longer than their bytes."""
     s = x.strategy
     if s.bucket == "auto" or s.gradient_ranks == 1:
         return
@@ -312,7 +313,7 @@ def _small_buckets(x: LintSubject) -> Iterator[Finding]:
 
 
 def _idle(x: LintSubject) -> Iterator[Finding]:
-    """The strategy uses fewer GPUs than there are."""
+    """Report a strategy that uses fewer GPUs than there are."""
     s = x.strategy
     if s.world < x.gpus:
         yield Finding(
@@ -321,7 +322,7 @@ def _idle(x: LintSubject) -> Iterator[Finding]:
 
 
 def _needless_zero3(x: LintSubject) -> Iterator[Finding]:
-    """ZeRO-3 where a lower stage fits and is faster."""
+    """Report ZeRO-3 where a lower level fits and is faster."""
     if not x.strategy.level.parameters:
         return
     for zero in (level.number for level in ZERO_LEVELS[: x.strategy.zero]):
@@ -338,7 +339,7 @@ def _needless_zero3(x: LintSubject) -> Iterator[Finding]:
 
 
 def _wide_gradients(x: LintSubject) -> Iterator[Finding]:
-    """Gradients reduced in a wider type than they are computed in."""
+    """Report gradients reduced in a wider type than they are computed in."""
     p, s = x.job.precision, x.strategy
     if s.gradient_ranks > 1 and p.compute in ("bfloat16", "float16") and p.reduce == "float32":
         half = DTYPE_BYTES["float32"] // DTYPE_BYTES[p.compute]
@@ -351,7 +352,7 @@ def _wide_gradients(x: LintSubject) -> Iterator[Finding]:
 
 
 def _losing_compressor(x: LintSubject) -> Iterator[Finding]:
-    """A compressor of gathered elements that sends more than the dense all-reduce."""
+    """Report a compressor of gathered elements that sends more than the dense all-reduce."""
     s = x.strategy
     c, p = s.compressor, s.gradient_ranks
     if c is None or not isinstance(c.row, GatheredElements) or c.row.counted:

@@ -26,12 +26,13 @@ from phalanx.spec.documents import read_text, require_shallow
 from phalanx.spec.errors import InputError
 
 _ALIKE = {"broadcast": "all_gather", "reduce": "reduce_scatter", "gather": "all_gather", "scatter": "reduce_scatter"}
-"""Collectives priced as others that send as much over a ring."""
+"""Collectives priced as others that send equally many bytes over a ring."""
 
 
 @dataclass(frozen=True)
 class ObservedFlow:
-    """Equal collectives or messages: their number, bytes of one, the links that they span, and seconds of all."""
+    """A group of equal collectives or messages: their number, bytes of each, the links that they span, and total
+    seconds."""
 
     op: str
     axis: str
@@ -65,7 +66,7 @@ class PricedRank:
 
 
 def read(path: Path) -> Observation | None:
-    """Read an observation from a file; None where the file is something else. Raises InputError for a damaged one."""
+    """Read an observation from a file; None if the file is something else. Raises InputError for a damaged one."""
     try:
         text = read_text(path, "observation")
         if '"observation"' not in text:
@@ -79,7 +80,7 @@ def read(path: Path) -> Observation | None:
 
 
 def priced(o: Observation, cluster: ClusterSpec) -> tuple[PricedRank, ...]:
-    """Price every observed rank on a cluster. Raises InputError where it has fewer ranks than the program."""
+    """Price every observed rank on a cluster. Raises InputError if it has fewer ranks than the program."""
     if cluster.ranks < o.world:
         raise InputError("cluster", cluster.name, f"has {cluster.ranks} ranks, the program {o.world}")
     system = system_of(cluster)

@@ -1,7 +1,7 @@
 """An observed program compared with a plan: differences from the StepProgram of the plan's strategy.
 
-A program names units and axes differently from a plan, so events are matched by operation, group size and phase.
-Compared are their numbers and bytes, FLOPs of the passes, and the peak of live bytes.
+A program names units and axes differently from a plan, so events are matched by operation, group size and phase. The
+comparison covers their numbers and bytes, FLOPs of the passes, and the peak of live bytes.
 """
 
 from __future__ import annotations

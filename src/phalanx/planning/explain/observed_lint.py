@@ -27,7 +27,8 @@ from phalanx.spec.job import DTYPE_BYTES
 _PADDING = 0.02
 """The largest padding of a collective, as a share of the elements that it carries."""
 _SMALL, _BUCKET, _FEW = 2**20, 25 * 2**20, 8
-"""Reductions of less than 1 MiB on average are small, if there are 8 or more; DDP's default bucket is 25 MiB."""
+"""Average bytes below which reductions are small, and the number from which they are reported; DDP's default bucket
+is 25 MiB."""
 _PASS = {"F": "F", "B": "B", "I": "B", "W": "B", "opt": "opt"}
 """Phases, with the parts of a backward pass merged."""
 _SHARE = 0.05
@@ -49,7 +50,7 @@ class ProgramFinding:
 
 @dataclass(frozen=True)
 class StateFlow:
-    """The collectives of one operation over one axis in one phase that carry gradients or parameters, all of them
+    """The collectives of one operation over one axis in one phase that carry all gradients or all parameters,
     `rounds` times in a step."""
 
     rounds: int
@@ -133,7 +134,7 @@ _INSTEAD = {
 
 
 def _synchronisation(x: LintedRank) -> Iterator[ProgramFinding]:
-    """The host waits for the device in the middle of a step, so that it cannot queue work ahead."""
+    """Report that the host waits for the device in the middle of a step, so that it cannot queue work ahead."""
     counts: Counter[tuple[str, str]] = Counter()
     for s in x.rank.synchronisations:
         counts[s.call, str(s.site)] += s.count
@@ -147,7 +148,7 @@ def _synchronisation(x: LintedRank) -> Iterator[ProgramFinding]:
 
 
 def _repeated_gathers(x: LintedRank) -> Iterator[ProgramFinding]:
-    """Parameters are gathered several times in a step, although memory has room for them."""
+    """Report parameters gathered several times in a step, although memory has room for them."""
     for flow in x.parameters:
         axis = flow.events[0].event.axis
         again = [
@@ -171,7 +172,7 @@ def _repeated_gathers(x: LintedRank) -> Iterator[ProgramFinding]:
 
 
 def _repeated_reductions(x: LintedRank) -> Iterator[ProgramFinding]:
-    """Gradients are reduced in every micro-batch, though only their sum is needed."""
+    """Report gradients reduced in every micro-batch, though only their sum is needed."""
     for flow in x.gradients:
         if flow.rounds > 1:
             in_vain = flow.bytes - flow.bytes // flow.rounds
@@ -189,12 +190,12 @@ def _repeated_reductions(x: LintedRank) -> Iterator[ProgramFinding]:
 
 
 def _lost_gradients(x: LintedRank) -> Iterator[ProgramFinding]:
-    """A zero-bubble schedule runs a sharded chunk. When I begins, torch notes the parameters whose gradients W will
-    compute (torch 2.13, torch/distributed/pipelining/_backward.py, stage_backward_input). Those that fully_shard
-    gathers within I are other tensors, so the micro-batch adds nothing to their gradients."""
+    """Report gradients lost by a zero-bubble schedule on a sharded chunk. When I begins, torch notes the parameters
+    whose gradients W will compute (torch 2.13, torch/distributed/pipelining/_backward.py, stage_backward_input).
+    Those that fully_shard gathers within I are other tensors, so the micro-batch adds nothing to their gradients."""
     late: dict[str, list[Observed]] = defaultdict(list)
     for o in x.rank.communication:
-        if o.event.op == "all_gather" and o.event.phase == "I" and o.op_name.startswith("c10d."):  # not DTensor's
+        if o.event.op == "all_gather" and o.event.phase == "I" and o.op_name.startswith("c10d."):  # except DTensor's
             late[o.event.axis].append(o)
     for axis, events in late.items():
         yield ProgramFinding(
@@ -207,7 +208,7 @@ def _lost_gradients(x: LintedRank) -> Iterator[ProgramFinding]:
 
 
 def _replicated_state(x: LintedRank) -> Iterator[ProgramFinding]:
-    """Every rank of an axis holds all of the optimizer's state."""
+    """Report an axis on which every rank holds the full optimizer state."""
     state, whole = x.rank.start.get("optimizer state", 0), all(t.elements == t.all_elements for t in x.rank.trained)
     for flow in x.gradients:
         e = flow.events[0].event
@@ -227,7 +228,7 @@ def _replicated_state(x: LintedRank) -> Iterator[ProgramFinding]:
 
 
 def _kept(x: LintedRank) -> Iterator[ProgramFinding]:
-    """Activations stay alive after the backward pass, in the graph of an unused result."""
+    """Report activations that stay alive after the backward pass, in the graph of an unused result."""
     by_place: Counter[str] = Counter()
     modules: dict[str, str] = {}
     for k in x.rank.kept:
@@ -246,7 +247,7 @@ def _kept(x: LintedRank) -> Iterator[ProgramFinding]:
 
 
 def _straddling(x: LintedRank) -> Iterator[ProgramFinding]:
-    """A group that fits on one node spans several, or is divided unevenly among nodes."""
+    """Report a group that fits on one node but spans several, or is divided unevenly among nodes."""
     if x.cluster is None or x.system is None:
         return
     node = x.cluster.ranks_per_node
@@ -284,7 +285,7 @@ def _nodes(ranks: tuple[int, ...], node: int) -> list[int]:
 
 
 def _small_buckets(x: LintedRank) -> Iterator[ProgramFinding]:
-    """Gradients are sent in many small collectives, each of which pays the latency of its links."""
+    """Report gradients sent in many small collectives, each of which pays the latency of its links."""
     for flow in x.gradients:
         count = len(flow.events) // flow.rounds
         mean = flow.bytes // len(flow.events)
@@ -309,7 +310,7 @@ def _small_buckets(x: LintedRank) -> Iterator[ProgramFinding]:
 
 
 def _wide_traffic(x: LintedRank) -> Iterator[ProgramFinding]:
-    """The program computes in 16 bits, but sends parameters or activations in 32."""
+    """Report a program that computes in 16 bits, but sends parameters or activations in 32."""
     types = x.rank.flops_by_type
     if sum(n for t, n in types.items() if t in ("bfloat16", "float16")) < 0.9 * sum(types.values()) or not types:
         return

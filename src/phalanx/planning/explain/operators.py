@@ -1,4 +1,4 @@
-"""The operators of a block on the compute roofline: FLOPs, bytes, intensity, and what bounds them.
+"""The operators of a block on the compute roofline: FLOPs, bytes, intensity, and their bound.
 
 A product (m, k) x (k, n) multiplies 2 m k n FLOP over e (m k + k n + m n) bytes; it is bound by memory where their
 ratio is below the chip's ridge, peak FLOP/s over bytes/s (Williams et al. 2009). In training m is the tokens of a
@@ -39,7 +39,7 @@ class Operator:
 
     @property
     def bound(self) -> str:
-        """What limits it: "compute" or "memory"."""
+        """The limiting resource: "compute" or "memory"."""
         return "compute" if self.intensity >= self.ridge else "memory"
 
 

@@ -22,7 +22,7 @@ _PADDING = 0.01
 
 @dataclass(frozen=True)
 class ProgramFlow:
-    """One operation over one axis; `times` and `sent`, bytes, of a rank of each pipeline stage in a step."""
+    """One operation over one axis; `times` and `sent` (bytes): per step of one rank, for each pipeline stage."""
 
     axis: str
     op: str
@@ -55,7 +55,8 @@ def program_flows(model: ModelSpec, job: Job, s: Strategy) -> list[ProgramFlow]:
 
 
 def differing_axes(pricing: Pricing, s: Strategy) -> Iterator[tuple[str, float, float]]:
-    """Yield (axis, bytes that the stack's price has the job send, bytes that our program sends) where these differ.
+    """Yield (axis, bytes sent by the job according to the stack's price, bytes sent by our program) where these
+    differ.
 
     Axes over which dense gradients reduce are called dp; the few numbers of a step's metrics are left out."""
     priced: dict[str, float] = {}

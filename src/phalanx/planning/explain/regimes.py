@@ -1,4 +1,5 @@
-"""Four regimes of communication, by the ratio of FLOP per byte sent to the FLOP per byte at which both take as long.
+"""Four regimes of communication, by the ratio of FLOP per byte sent to the FLOP per byte at which compute and
+communication take equally long.
 
 With perfect overlap a step takes the longer of the two, so that below a ratio of 1 a step computes for that share of
 its time. Near 1 neither hides the other in practice: overlap is never perfect, and both ends of the ratio jitter.

@@ -1,4 +1,4 @@
-"""Good values for the figures of a training, with sources: the table that `explain` rates by and `lint` warns by."""
+"""Good values for the figures of a training, with sources: the table by which `explain` rates and `lint` warns."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ IMBALANCE = Target(
     "imbalance of stages", 0.05, 0.02, False, "every step waits for the slowest rank, so all of it is lost"
 )
 MICRO_BATCHES = 4
-"""Micro-batches per pipeline rank from which the bubble is small (Huang et al. 2019)."""
+"""Micro-batches per pipeline rank above which the bubble is small (Huang et al. 2019)."""
 TOKENS = 1024
-"""Tokens of a micro-batch on a rank; with fewer, matrix products of common widths do not fill the chip."""
+"""Minimum tokens of a micro-batch on a rank: with fewer, matrix products of common widths do not fill the chip."""
 TARGETS = (MFU, BUBBLE, EXPOSED, OVERLAP, IMBALANCE)

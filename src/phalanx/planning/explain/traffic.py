@@ -1,4 +1,4 @@
-"""What a rank sends in a step, by axis: operations, payload, bytes on the wire, links, and seconds without overlap.
+"""Traffic of a rank in a step, by axis: operations, payload, bytes on the wire, links, and seconds without overlap.
 
 payload     the buffer of one operation, as nccl-tests counts it: gathered size for all-gather and reduce-scatter
 sent        bytes that one rank sends in a step: 2 n (p-1)/p of all-reduce, n (p-1)/p of all-gather,
@@ -38,11 +38,11 @@ class TrafficRow:
     axis: str
     op: str
     what: str
-    """What is sent."""
+    """The data sent, in words."""
     ranks: int
     """Group size."""
     tier: str
-    """The links that the group spans."""
+    """Tier of links spanned by the group."""
     count: float
     """Operations of a rank in a step."""
     payload: float
@@ -60,27 +60,27 @@ class JobFlow:
     """One kind of operation of a whole job."""
 
     flow: TrafficRow
-    """What one rank of `where` sends in a step."""
+    """Traffic of one rank of `where` in a step."""
     where: str
-    """The ranks that send as much."""
+    """The ranks with this traffic."""
     job: float
-    """Bytes that all ranks of the job send; of an operation in several rows it stands in the first."""
+    """Bytes sent by all ranks of the job; for an operation in several rows, in the first of them."""
 
 
 def flows(pricing: Pricing, s: Strategy) -> list[TrafficRow]:
-    """Return what a rank sends as its price has it, read from the ledger: layers and messages of a rank in the middle
-    of the pipeline, and gradients of one that also holds the embedding or the head, in a V both. Axes of one rank are
-    left out, and equal operations of different blocks are one row."""
+    """Return the traffic of a rank according to its price, read from the ledger: layers and messages of a rank in the
+    middle of the pipeline, and gradients of one that also holds the embedding or the head, in a V both. Axes of one
+    rank are left out, and equal operations of different blocks are one row."""
     return _with_gradients_of(pricing, s, 1.0, 1.0 if _in_a_v(pricing, s) else 0.0)
 
 
 def _in_a_v(pricing: Pricing, s: Strategy) -> bool:
-    """Whether the first rank of the pipeline has its first chunk and its last."""
+    """Whether the first rank of the pipeline has the model's first and last chunk."""
     return bool(_number(pricing.layout(of([s])).v_shaped))
 
 
 def _with_gradients_of(pricing: Pricing, s: Strategy, embed: float, head: float = 0.0) -> list[TrafficRow]:
-    """Return what a rank sends that has the gradients of its blocks, and of so many embeddings and heads."""
+    """Return the traffic of a rank with the gradients of its blocks, of `embed` embeddings and of `head` heads."""
     shape = pricing.shape
     moe, blocks, whole = shape.moe_layers / shape.layers, shape.layers / s.pp, float(s.pp == 1)
     held = Held(blocks * (1 - moe), blocks * moe, whole, whole)
@@ -90,7 +90,7 @@ def _with_gradients_of(pricing: Pricing, s: Strategy, embed: float, head: float 
 
 
 def job_flows(pricing: Pricing, s: Strategy) -> list[JobFlow]:
-    """Return what the job sends: `flows`, and beside them what only the first and the last pipeline rank send."""
+    """Return the traffic of the job: `flows`, and the additional traffic of the first and the last pipeline rank."""
     job = _job_bytes(pricing, s)
     typical = flows(pricing, s)
     head_first = _in_a_v(pricing, s)
@@ -121,8 +121,9 @@ def job_flows(pricing: Pricing, s: Strategy) -> list[JobFlow]:
 
 
 def _boundaries(pricing: Pricing, s: Strategy) -> tuple[float, float]:
-    """Return over how many boundaries between chunks an inner rank and an end of the pipeline send, in each
-    direction on average. With v chunks in turn an end sends one message less; in a V, half of an inner rank's."""
+    """Return the number of boundaries between chunks over which an inner rank and an end of the pipeline send, in
+    each direction on average. With v chunks in turn an end sends one message less; in a V, half of an inner
+    rank's."""
     layout = pricing.layout(of([s]))
     v = _number(layout.virtual)
     return v, v / 2 if _number(layout.v_shaped) else v - 0.5
@@ -131,8 +132,9 @@ def _boundaries(pricing: Pricing, s: Strategy) -> tuple[float, float]:
 def _rows(
     pricing: Pricing, s: Strategy, held: Held, reduced: Held, crossed: float, tied: bool
 ) -> list[tuple[ledger.Flow, float]]:
-    """Return the ledger's flows of ranks that hold these units, and how often each is issued. `crossed`: boundaries
-    between chunks that they send over, in each direction; `tied`: they share the embedding with the other end."""
+    """Return the ledger's flows of ranks with these units, and the number of times each is issued. `crossed`:
+    boundaries between chunks that they send over, in each direction; `tied`: they share the embedding with the other
+    end."""
     shape, profile = pricing.shape, pricing.profile
     layout: Layout = pricing.layout(of([s])).on_nodes(pricing.system.tiers[0].ranks)
     stride = layout.data_stride(pricing.system.tiers[0].ranks)
@@ -155,7 +157,7 @@ def _rows(
 def _of_rank(
     pricing: Pricing, s: Strategy, held: Held, reduced: Held, crossed: float, tied: bool = False
 ) -> list[TrafficRow]:
-    """Return what a rank sends that holds these units; equal operations of different blocks are one."""
+    """Return the traffic of a rank with these units; equal operations of different blocks are one row."""
     merged: dict[tuple[str, str, str, float], list[tuple[ledger.Flow, float]]] = {}
     for row, count in _rows(pricing, s, held, reduced, crossed, tied):
         merged.setdefault((row.axis, row.op, row.what, _number(row.bytes)), []).append((row, count))
@@ -177,8 +179,8 @@ def _of_rank(
 
 
 def _job_bytes(pricing: Pricing, s: Strategy) -> dict[tuple[str, str, str], float]:
-    """Return the bytes that all ranks send, by axis, operation and what: those of one rank of every stage together,
-    as often as a stage has ranks."""
+    """Return the bytes sent by all ranks, by axis, operation and kind of data: the sum over one rank of every stage,
+    times the ranks of a stage."""
     shape = pricing.shape
     whole = Held(shape.layers - shape.moe_layers, shape.moe_layers, 1.0, 1.0)
     result: dict[tuple[str, str, str], float] = {}

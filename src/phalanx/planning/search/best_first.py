@@ -2,14 +2,14 @@
 step.
 
 An exact price comes from a StepProgram: milliseconds for most strategies, far more for a long pipeline. So a strategy
-is priced only once it may be among the best, judged by its lower bound (plan/search/lower_bounds.py). Rows wait in a
-heap, keyed by the best estimate so far:
+is priced only once it may be among the best, judged by its lower bound (planning/search/lower_bounds.py). Rows wait
+in a heap, keyed by the best estimate so far:
 
     expected seconds without recomputation  ->  expected seconds  ->  exact price
 
 where expected seconds lie a little above the lower bound. The best strategy is settled once it is faster than the
 lower bounds of all unpriced ones. In spaces too large even for that, if the device has published rates, the
-vectorised terms of our own stack (plan/search/branch_and_bound.py) choose which strategies are priced.
+vectorised terms of our own stack (planning/search/branch_and_bound.py) choose which strategies are priced.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from phalanx.spec.strategy.zero_levels import ALL_SHARDED
 
 STACK = "phalanx"
 OPTIONS = Options(orders=strategy_columns.ORDERS[:1])
-"""What the trainer runs: a single order of the mesh axes."""
+"""Options of the trainer: a single order of the mesh axes."""
 SHOWN = 16
-"""How many of the fastest strategies that fit are sought: the best and its alternatives."""
+"""Number of fastest fitting strategies to find: the best and its alternatives."""
 _LARGE = 50_000
 """Number of strategies beyond which the vectorised terms choose which are priced."""
 _FIRST = 24
-"""How many strategies the vectorised terms choose, beside the best of each family."""
+"""Number of strategies chosen by the vectorised terms, in addition to the best of each family."""
 _PATIENCE = 40
 """Number of prices after which the search for alternatives stops."""
 _MOST = 120
@@ -60,9 +60,9 @@ class Candidate:
     reason: str = ""
     """Why the strategy was rejected; "" if it fits."""
     bucket_reason: str = ""
-    """Why the bucket has its size; "" if the user chose it, or there are no buckets."""
+    """Reason for the bucket size; "" if the user chose it, or there are no buckets."""
     layers_reason: str = ""
-    """Why the blocks are cut into chunks as they are; "" if the user chose the cut, or there is no pipeline."""
+    """Reason for the cut of blocks into chunks; "" if the user chose it, or there is no pipeline."""
 
     @property
     def seconds(self) -> float:
@@ -98,7 +98,7 @@ class SearchResult:
 def search(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequence[int]) -> SearchResult:
     """Find the fastest strategies that fit, over any of the world sizes `worlds`.
 
-    Raises InputError if no strategy is legal, or if none fits: then it says what the smallest one needs.
+    Raises InputError if no strategy is legal, or if none fits: it then states the need of the smallest one.
     """
     cores = _cores(model, job, worlds)
     if not len(cores):
@@ -151,7 +151,7 @@ def _cores(model: ModelSpec, job: Job, worlds: Sequence[int]) -> Strategies:
 
 
 def _first_pass(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequence[int]) -> list[Strategy]:
-    """The best strategies by the vectorised terms, and the best of each family; empty if nothing fits."""
+    """Return the best strategies by the vectorised terms, and the best of each family; empty if nothing fits."""
     pricing, chosen = Pricing(model, cluster, job, STACK), []
     for ranks in worlds:
         explored = branch_and_bound.explore(pricing, ranks, OPTIONS, _FIRST)
@@ -164,7 +164,8 @@ def _first_pass(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequen
 
 
 def _others(rows: Strategies, seconds: Floats, candidates: Sequence[Candidate]) -> list[Strategy]:
-    """The strategy with the least expected seconds of each family without a price, so that a user can compare."""
+    """Return, for each family without a price, the strategy with the least expected seconds, so that a user can
+    compare."""
     kinds = branch_and_bound.family(rows)
     known = branch_and_bound.family(strategy_columns.of([c.as_requested for c in candidates]))
     missing = (np.flatnonzero(kinds == kind) for kind in np.setdiff1d(kinds, known))
@@ -172,7 +173,7 @@ def _others(rows: Strategies, seconds: Floats, candidates: Sequence[Candidate]) 
 
 
 def _smallest(model: ModelSpec, cluster: ClusterSpec, job: Job, cores: Strategies) -> Strategy:
-    """The strategy of least estimated memory: everything sharded and recomputed."""
+    """Return the candidate of least estimated memory: everything sharded and recomputed."""
     all_ = np.ones_like(cores.zero)
     sharded = np.where(cores.dp * cores.cp > 1, ALL_SHARDED, 0)
     rows = replace(cores, zero=sharded, shard=np.where(sharded, cores.dp, 1), recompute=encode("full") * all_)
@@ -180,7 +181,7 @@ def _smallest(model: ModelSpec, cluster: ClusterSpec, job: Job, cores: Strategie
 
 
 def _estimated(model: ModelSpec, cluster: ClusterSpec, job: Job, rows: Strategies) -> Floats:
-    """Bytes on the fullest rank of each row, by the vectorised formulas."""
+    """Return the bytes on the fullest rank of each row, by the vectorised formulas."""
     return np.broadcast_to(Pricing(model, cluster, job, STACK).memory(rows).reserved, len(rows))
 
 
@@ -192,8 +193,8 @@ def _best_first(model: ModelSpec, cluster: ClusterSpec, job: Job, rows: Strategi
     bounds = Bounds(model, cluster, job)
     rows = rows.take(bounds.bytes_of_rows(rows) <= cluster.device.usable_bytes)
     least = bounds.of_rows(rows)
-    # (seconds, what is missing, row). On a tie the better known comes first: 0 has its exact price, and `row` is then
-    # an index into `candidates`; 1 lacks only the price; 2 also lacks the time of recomputation.
+    # (seconds, missing precision, row). Ties go to the more precise: 0 has its exact price, and `row` is then an
+    # index into `candidates`; 1 lacks only the price; 2 also lacks the time of recomputation.
     heap = [(seconds, 2, row) for row, seconds in enumerate(expected(least, rows.pp).tolist())]
     heapq.heapify(heap)
     fitting = 0

@@ -1,9 +1,10 @@
 """The best of all legal strategies: branch and bound over their columns.
 
-Rows are expanded step by step (plan/search/space.py). Before each step, a row is pruned if none of its completions
-can be among the best: its lower bound on memory does not fit, or its lower bound on seconds
-(plan/search/column_pricing.py) exceeds the incumbents, the strategies known to fit: the best of its own family, and
-the `keep` best of all. So every pruned strategy is provably worse; a test compares it with pricing every strategy.
+Rows are expanded step by step (planning/search/space.py). Before each step, a row is pruned if none of its
+completions can be among the best: its lower bound on memory does not fit, or its lower bound on seconds
+(planning/search/column_pricing.py) exceeds the incumbents, the strategies known to fit: the best of its own family,
+and the `keep` best of all. So every pruned strategy is provably worse; a test compares it with pricing every
+strategy.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from phalanx.spec.strategy.zero_levels import level_columns
 FAMILIES = ("DDP", "ZeRO", "HSDP", "TP+DP", "PP+DP", "3D", "with CP", "with EP")
 _DDP, _ZERO, _HSDP, _TP, _PP, _3D, _CP, _EP = range(len(FAMILIES))
 _CORES, _ROWS = 64, 32
-"""How many cores and rows of each family are expanded first: the best of them become the first incumbents."""
+"""Number of cores and rows of each family to expand first: the best of them become the first incumbents."""
 
 _MANY = 1024
-"""The same of cores where strategies are known that are likely to be as fast."""
+"""Number of cores to expand first if strategies of likely equal speed are known."""
 
 _ROUNDING = 1 + 1e-9
-"""A price may differ in its last digits with the rows beside it."""
+"""Tolerance for prices, whose last digits depend on the other rows of a call."""
 
 _FIRST = 256
-"""How many cores of each family are priced before the others are held against them."""
+"""Number of cores of each family to price before others are compared with them."""
 
 _CLOSE = 8
-"""How many strategies are kept that fit with other chunks than equal ones at most."""
+"""Number of strategies to keep that fit only with unequal chunks."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,13 @@ class Exploration:
     family: Ints
     """Index into FAMILIES of each row."""
     cores: Strategies
-    """Where the search started: degrees and micro-batch, nothing pruned."""
+    """Starting rows of the search: degrees and micro-batch, nothing pruned."""
     legal: int
     """Number of legal strategies."""
     priced: int
-    """Number of strategies priced in full, those that did not fit included."""
+    """Number of strategies priced in full, including those that did not fit."""
     close: tuple[Strategy, ...] = ()
-    """The fastest strategies that may fit, and do by no formula of the first pass, fastest first."""
+    """Strategies that may fit, though by no formula of the first pass, fastest first."""
 
     @cached_property
     def order(self) -> Ints:
@@ -98,11 +99,11 @@ def explore(
     The result contains the `keep` fastest strategies that fit, the fastest of each family that is slower than the
     fastest of all by at most the share `families`, and every strategy slower than those by at most the share `slack`;
     those that take more than `below` seconds may be missing. With `front` > 0 it also contains the complete front of
-    time and memory up to `front` times the shortest step.
-    `watch` hears how many of the legal strategies were priced so far. `known`: strategies that are likely among the
-    best, such as those of a question like this one; the result is the same, sooner.
+    time and memory up to `front` times the shortest step. `watch`: callback with the number of legal strategies
+    priced so far. `known`: strategies that are likely among the best, such as those of a similar question; they speed
+    up the search and do not change the result.
 
-    Raises InputError if the job has no legal strategy over so many ranks.
+    Raises InputError if the job has no legal strategy over `ranks` ranks.
     """
     options = options or Options()
     model, job = pricing.model, pricing.job
@@ -141,7 +142,7 @@ def explore(
 
 class _ByBlocks:
     """Cores with their experts, and lower bounds on them by the passes of their blocks alone: priced once for all
-    cores that blocks cannot tell apart, and with experts spread in each way only where they may win in the best."""
+    cores with equal blocks, and with each spread of experts only where the best spread may win."""
 
     def __init__(self, pricing: Pricing, cores: Strategies, options: Options) -> None:
         self._pricing, self._options, self._cores, self._family = pricing, options, cores, family(cores)
@@ -189,11 +190,11 @@ class _Incumbents:
 
     @property
     def bounded(self) -> bool:
-        """Whether as many strategies are known as are sought: then anything may be held against them."""
+        """Whether enough strategies are known for the bounds to prune."""
         return bool(np.isfinite(self._overall_bound))
 
     def bound_by(self, strategies: Sequence[Strategy]) -> None:
-        """Tighten the bounds by strategies that the search is yet to meet, none of them twice."""
+        """Tighten the bounds by strategies that the search has not met yet, each given once."""
         if not strategies:
             return
         rows = strategy_columns.of(strategies)
@@ -239,8 +240,8 @@ class _Incumbents:
     ) -> None:
         """Expand rows in batches until no remaining row can beat the incumbents.
 
-        Each batch takes the rows of each family with the lowest bounds; batches double as the incumbents settle. What
-        makes a single batch needs no bounds."""
+        Each batch takes the rows of each family with the lowest bounds; batches double as the incumbents settle. Rows
+        that fit in a single batch need no bounds."""
         families = family(rows)
         if np.bincount(families, minlength=1).max() <= batch:
             continue_with(rows)

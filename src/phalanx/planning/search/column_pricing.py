@@ -39,38 +39,39 @@ from phalanx.spec.strategy.where import Condition
 
 Floats = npt.NDArray[np.float64]
 _SLICE = 16_384
-"""Rows priced together: enough that calls cost little beside arithmetic, few enough for the cache."""
+"""Rows priced together: enough that calls cost little compared with arithmetic, few enough for the cache."""
 
 
 @dataclass(frozen=True)
 class Pricing:
     """A model, cluster, job and software stack, under which columns of strategies are priced.
 
-    Methods take strategies as columns (`rows`) and return one number per row. Where a lower bound is meant,
-    `complete` says what the rows are: False for cores (plain 1f1b, no recomputation, no sharding chosen yet), True
-    for rows of which only the sharding is open."""
+    Methods take strategies as columns (`rows`) and return one number per row. For lower bounds, `complete` is False
+    for cores (plain 1f1b, no recomputation, no sharding chosen yet), True for rows with everything but the sharding
+    chosen."""
 
     model: ModelSpec
     cluster: ClusterSpec
     job: Job
     stack: str
-    """Its name (frameworks/registry.py)."""
+    """Name of the software stack (frameworks/registry.py)."""
     number_format: str = "bfloat16"
-    """Of matrix products, by name."""
+    """Number format of matrix products, by name."""
     rates: System | None = None
-    """Rates of chips and links that are better known than those of the cluster's datasheets; None: take those."""
+    """Rates of chips and links more accurate than the cluster's datasheets; None: the datasheets'."""
     wanted: tuple[Condition, ...] = ()
     """Conditions on the strategies that a search may offer."""
     extra: StackOptions = AS_RELEASED
-    """What the stack does beyond the strategies."""
+    """Options of the stack beyond the strategies."""
     free: bool = False
-    """Whether a search may offer what the stack's row refuses: for constants of published runs, whose layouts ran."""
+    """Whether a search may offer layouts that the stack's row refuses: for constants of published runs, whose layouts
+    ran."""
     headroom: float = 0.0
     """Share of a device's memory that stays free."""
 
     @cached_property
     def shape(self) -> Shape:
-        """The sizes of the model that the formulas use."""
+        """The model's sizes used by the formulas."""
         return extended(shape(self.model), self.extra)
 
     @cached_property
@@ -85,7 +86,7 @@ class Pricing:
 
     @cached_property
     def options(self) -> Options:
-        """What a search may choose from.
+        """Choices open to a search.
 
         Levels of ZeRO, schedules and Ulysses are those that the stack runs. With flash attention, selective
         recomputation frees nothing, unless the product after it is repeated too. The order of the mesh matters only
@@ -108,18 +109,18 @@ class Pricing:
 
     @property
     def row(self) -> Stack | None:
-        """The row that says what the stack refuses; None for constants without one (older releases, any stack)."""
+        """The row of the stack's refusals; None for constants without one (older releases, any stack)."""
         return None if self.free else DOCUMENTED.get(self.stack)
 
     @property
     def lists_blocks(self) -> bool:
-        """Whether the blocks of each chunk can be listed: then `layers=auto` is the cut that a search finds best, and
-        else the stack's own."""
+        """Whether the blocks of each chunk can be listed: `layers=auto` then means the search's best cut, else the
+        stack's own."""
         return self.row is None or self.row.strategy["layers"].values is None
 
     @property
     def _constants(self) -> dict[str, Any]:
-        """What limits read that is the same for all strategies: sizes of model and job, options, GPUs of a node."""
+        """Constants read by limits: sizes of model and job, options, GPUs of a node."""
         own = {name: getattr(self.extra, name) for name in OPTION_FIELDS}
         return (
             own
@@ -175,7 +176,7 @@ class Pricing:
 
     def _given_blocks(self, rows: Strategies) -> Sequence[Column] | None:
         """Return the blocks of the first, the fullest and the last pipeline rank of each row and the place of the
-        fullest, -1 where nothing gives them; None where nothing gives any."""
+        fullest, -1 for rows without prescribed blocks; None if no row has any."""
         o = self.extra
         if not (o.first_stage_layers or o.last_stage_layers or o.embedding_as_layer or o.loss_as_layer):
             return None
@@ -206,13 +207,13 @@ class Pricing:
         return memory(self.shape, how, self.profile).reserved
 
     def bytes_(self, rows: Strategies) -> Floats:
-        """Peak reserved bytes of the fullest rank, with equal chunks where nothing gives their blocks; a row fits if
-        they do not exceed `usable`."""
+        """Peak reserved bytes of the fullest rank, with equal chunks unless blocks are prescribed; a row fits if they
+        do not exceed `usable`."""
         return _sliced(rows, lambda part: self.memory(part).reserved)
 
     def least_of_cuts(self, rows: Strategies) -> Memory:
-        """The same without memory that waits for the GPU, and without what a cut into other chunks may do without: a
-        row of more than `usable` fits with no cut that `layers=auto` may be."""
+        """Lower bound on memory over all cuts into chunks, without memory that waits for the GPU: a row above
+        `usable` fits with no cut that `layers=auto` may mean."""
         how = self.layout(rows)
         if self.lists_blocks:
             how = under_any_cut(self.shape, how)
@@ -245,8 +246,8 @@ class Pricing:
 
     def block_seconds(self, rows: Strategies, spread: bool = True) -> Floats:
         """Seconds of all blocks' passes in a step of rows without a pipeline: a lower bound on the step of every
-        strategy that has these ranks in pipelines of any length, since no rank has fewer blocks than the mean, and
-        experts are never closer together. Without `spread`, a lower bound over all ways to spread experts."""
+        strategy with these ranks in pipelines of any length, since some rank has at least the mean number of blocks,
+        and experts are never closer together. Without `spread`, a lower bound over all ways to spread experts."""
         best = replace(rows, zero=np.where(rows.dp * rows.cp > 1, 1, 0), shard=rows.dp)
         kinds_of = block_kinds if spread else least_block_kinds
 
@@ -259,9 +260,8 @@ class Pricing:
         return _sliced(best, passes)
 
     def least_bytes(self, rows: Strategies, complete: bool, of_any_cut: bool = True) -> Floats:
-        """Lower bound on the bytes of each row, however it is sharded, and cut unless `of_any_cut` is off.
-
-        Takes the smallest way to shard; for cores also one micro-batch at a time and the recomputation that keeps
+        """Lower bound on the bytes of each row over all shardings, and over all cuts unless `of_any_cut` is off.
+        Assumes the smallest sharding; for cores also one sequence per micro-batch and the recomputation that keeps
         least."""
         smallest = np.full(len(rows), np.inf)
         for zero, kind in self._least_ways(complete):
@@ -279,7 +279,7 @@ class Pricing:
         ways = self._least_ways(complete)
         while ways and not np.all(fits | hopeless):
             undecided = np.flatnonzero(~fits & ~hopeless)
-            count = max(1, _SLICE // len(undecided))  # of few rows many ways are tried in one call
+            count = max(1, _SLICE // len(undecided))  # with few rows, many pairs are tried in one call
             parts, own, level = [], [], []
             for zero, kind in ways[:count]:
                 those = undecided[has[zero][undecided]]
@@ -291,8 +291,8 @@ class Pricing:
                 part = slice(start, start + _SLICE)
                 needed = self.least_of_cuts(some.take(part))
                 fits[row[part][needed.reserved <= self.usable]] = True
-                # No level keeps less state than the highest: what exceeds the device with that, however it is
-                # recomputed, or without what it gathers on either end of a pipeline, fits at none.
+                # No level keeps less state than the highest: rows that exceed the device with it, however they are
+                # recomputed, or without gathers on either end of a pipeline, fit at none.
                 gathered = 2 * (1 + self.profile.fragments) * needed.terms["gathered"]
                 least = needed.reserved - gathered if complete else needed.steady
                 hopeless[row[part][(zeros[part] == most[row[part]]) & (least > self.usable)]] = True
@@ -321,18 +321,18 @@ class Pricing:
 
     @property
     def usable(self) -> int:
-        """Bytes of a device that a strategy may take: what the stack's allocator may have, less the headroom."""
+        """Bytes of a device available to a strategy: those of the stack's allocator, less the headroom."""
         return int((1 - self.headroom) * self.allocatable)
 
     @property
     def usable_by_default(self) -> int:
-        """Bytes of a device that a search lets a strategy take unless told to take fewer, so that what `layers=auto`
-        is does not depend on who asks."""
+        """Bytes of a device available to a strategy with the default headroom, so that the meaning of `layers=auto`
+        does not depend on the caller."""
         return int((1 - max(self.headroom, HEADROOM)) * self.allocatable)
 
     @property
     def allocatable(self) -> int:
-        """Bytes of a device that the stack's allocator may have."""
+        """Bytes of a device available to the stack's allocator."""
         return int(float(allocatable_bytes(self.cluster.device.usable_bytes, self.profile)))
 
 
@@ -355,7 +355,7 @@ def _strides(rows: Strategies) -> dict[str, Ints]:
 
 
 def published(cluster: ClusterSpec) -> bool:
-    """Whether the formulas know the rates of the cluster's device; those of a measured machine are mostly unknown."""
+    """Whether the formulas know the rates of the cluster's device, as is rare for a measured machine."""
     try:
         system_of(cluster)
     except InputError:

@@ -1,7 +1,7 @@
 """The same question under every stack that has a row: what each would run, and how long its step takes.
 
-Rows that differ in options alone, such as two releases, share the first pass of a search, which sets none; so does
-one that refuses more, unless it refuses the best. The groups are searched side by side in processes.
+Rows that differ only in options, such as two releases, share the first pass of a search, which sets no options; so
+does one that refuses more, unless it refuses the best. The groups are searched side by side in processes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from phalanx.planning.search.refine import best_of_each_family
 from phalanx.spec.errors import InputError
 
 _WORKERS = 4
-"""Processes at most: more have nothing to do beside the longest search."""
+"""Maximum processes: more would idle while the longest search runs."""
 _HARMLESS = ("signs of life",)
-"""Threads that a fork may lose: they hold nothing that a search needs."""
+"""Threads that a fork may lose, since a search does not need them."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,12 @@ class OfStack:
 
     @property
     def row(self) -> Stack:
-        """What the stack can do."""
+        """The stack's facts."""
         return DOCUMENTED[self.name]
 
 
 def compare(pricing: Callable[[str], Pricing], gpus: int) -> list[OfStack]:
-    """Return every stack's best strategy on so many GPUs, the fastest first. `pricing`: the question under a
-    stack."""
+    """Return every stack's best strategy on `gpus` GPUs, the fastest first. `pricing`: the question under a stack."""
     groups: list[list[str]] = []
     for name, row in DOCUMENTED.items():
         same = next((g for g in groups if _alike(DOCUMENTED[g[0]], row)), None)
@@ -71,7 +70,7 @@ def _each(questions: list[list[Pricing]], gpus: int) -> Iterator[list[OfStack]]:
     with ProcessPoolExecutor(workers, get_context("fork"), _take, (questions, gpus)) as pool:
         try:
             yield from pool.map(_taken, order)
-        except BaseException:  # Ctrl-C above all: nobody waits for searches that nobody wants
+        except BaseException:  # Ctrl-C above all: stop the searches at once
             pool.shutdown(wait=False, cancel_futures=True)
             for worker in active_children():
                 worker.kill()
@@ -79,7 +78,7 @@ def _each(questions: list[list[Pricing]], gpus: int) -> Iterator[list[OfStack]]:
 
 
 def _cores(pricing: Pricing, gpus: int) -> int:
-    """Return how many degrees and micro-batches a search starts from."""
+    """Return the number of cores (degrees and micro-batches) from which a search starts."""
     try:
         return len(space.cores(pricing.model, pricing.job, gpus, pricing.options))
     except InputError:
@@ -87,11 +86,11 @@ def _cores(pricing: Pricing, gpus: int) -> int:
 
 
 _GIVEN: list[tuple[list[list[Pricing]], int]] = []
-"""In a worker: what it was forked with. Conditions of a question are functions, which no queue carries."""
+"""In a worker: the questions inherited by fork, since their conditions are functions, which cannot be pickled."""
 
 
 def _take(questions: list[list[Pricing]], gpus: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is this process's parent that ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     _GIVEN[:] = [(questions, gpus)]
 
 
@@ -111,7 +110,7 @@ def _alike(one: Stack, other: Stack) -> bool:
 
 
 def _of(group: list[Pricing], gpus: int) -> list[OfStack]:
-    """Search once for rows that are alike, and set each one's options."""
+    """Search once for a group of compatible rows, and set each one's options."""
     rows = [DOCUMENTED[p.stack] for p in group]
     lacking = [_lacking(row, p) for row, p in zip(rows, group, strict=True)]
     first = next((p for p, reason in zip(group, lacking, strict=True) if not reason), None)
@@ -135,16 +134,16 @@ def _of(group: list[Pricing], gpus: int) -> list[OfStack]:
 
 
 def _runs_best(p: Pricing, explored: Exploration) -> bool:
-    """Whether a row runs what the second pass starts from: the best of another row's first pass, and those beside it
-    with which options are tried."""
+    """Whether a row can run the start of the second pass: the best strategies of another row's first pass, with which
+    options are tried."""
     rows = [*fastest_rows(explored, FOR_OPTIONS), *best_of_each_family(explored)]
     strategies = [*(explored.rows.strategy(int(row)) for row in rows), *explored.close]
     return all(p.options.allows(s, s.accumulation(p.job)) for s in strategies)
 
 
 def _lacking(row: Stack, pricing: Pricing) -> str:
-    """Return which option of a question a row has not; "" if it has all. Products in a precision are one, where the
-    row says which it has."""
+    """Return the first option of a question that a row lacks; "" if it has all. The precision of products counts as
+    an option if the row lists its precisions."""
     kind, products = pricing.number_format, row.options.get("products")
     if pricing.extra.products == "auto" and products is not None and not products.allows(kind):
         return f"has no products={kind}"

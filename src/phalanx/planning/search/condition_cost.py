@@ -1,4 +1,4 @@
-"""What a user's conditions cost: the step with them over the step without, all together and one by one."""
+"""Cost of a user's conditions: the step with them over the step without, all together and one by one."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from phalanx.planning.search.planner import best_on
 from phalanx.spec.strategy.spec import Strategy
 
 _PATIENCE_S = 4.0
-"""Seconds after which no further condition is left out by itself."""
+"""Seconds after which no further condition is left out separately."""
 
 
 @dataclass(frozen=True)
 class ConditionCost:
-    """The price of some conditions. `share`: the step with them over that without, minus 1; None where nothing fits
-    without them either, or it was not asked any more."""
+    """The price of some conditions. `share`: the step with them over the step without, minus 1; None if nothing fits
+    without them either, or time ran out."""
 
     text: str
     share: float | None
     without: Strategy | None = None
     """The best strategy without them."""
     seconds: float | None = None
-    """Its step."""
+    """Its step time, seconds."""
 
 
 def condition_costs(
     larger: Callable[[int], Pricing], gpus: int, seconds: float
 ) -> tuple[ConditionCost, tuple[ConditionCost, ...]]:
-    """Return what all conditions of a question cost whose best step takes `seconds`, and what each costs on top of
-    the others."""
+    """Return the cost of all conditions of a question with a best step of `seconds`, and of each on top of the
+    others."""
     pricing = larger(gpus)
     texts = list(dict.fromkeys(c.text for c in pricing.wanted))
     start = time.perf_counter()

@@ -1,5 +1,5 @@
-"""The same training on fewer GPUs: days against money. Fewer GPUs take fewer GPU-hours, for they wait less, and more
-days."""
+"""The same training on fewer GPUs: days against money. Fewer GPUs take fewer GPU-hours, since they wait less, but
+more days."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Offer:
     gpus: int
     strategy: Strategy
     seconds: float
-    """Of a step."""
+    """Seconds of a step."""
 
     @property
     def gpu_seconds(self) -> float:
@@ -27,7 +27,7 @@ class Offer:
 
 
 def offers(larger: Callable[[int], Pricing], most: int) -> list[Offer]:
-    """Return the offers of `most` GPUs, a half, a quarter, ... where anything fits: the fastest first, each cheaper
+    """Return the offers for `most` GPUs, a half, a quarter, ... if anything fits: the fastest first, each cheaper
     than all before it."""
     offered: list[Offer] = []
     n = most

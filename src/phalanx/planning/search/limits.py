@@ -1,7 +1,7 @@
-"""What a search may not offer: what a stack refuses (frameworks/), and what a user's conditions exclude (`--where`).
+"""Limits of a search: refusals of a stack (frameworks/), and exclusions by a user's conditions (`where`).
 
-Limits are conditions on columns (spec/strategy/where.py). A row is dropped as soon as the columns that a limit reads
-are chosen, before the next step of the search multiplies it:
+Limits are conditions on columns (spec/strategy/where.py). A row is dropped as soon as the columns read by a limit are
+chosen, before the next step of the search multiplies it:
 
     core       dp tp sp cp ulysses pp micro_batch, and world, ring, micro_batches, ...
     experts    ep etp          pipeline   schedule virtual          recompute          sharding   zero shard order
@@ -49,7 +49,7 @@ STAGES = {
         "order",
     },
 }
-"""The columns that are chosen after each step of the search."""
+"""Columns chosen after each step of the search."""
 _BEFORE: dict[str, frozenset[str]] = dict(zip(STAGES, [frozenset[str](), *list(STAGES.values())[:-1]], strict=True))
 SEARCHED_FIELDS = STAGES["sharding"]
 
@@ -58,7 +58,8 @@ _Due: TypeAlias = tuple[list[Condition], list[tuple[Condition, ...]], list[str],
 
 @dataclass(frozen=True)
 class SearchLimits:
-    """`row`: the stack; `wanted`: the user's conditions; `constants`: what rules read of model, job and options."""
+    """`row`: the stack; `wanted`: the user's conditions; `constants`: values of model, job and options that rules
+    read."""
 
     row: Stack | None = None
     wanted: tuple[Condition, ...] = ()
@@ -89,7 +90,7 @@ class SearchLimits:
         return open_fields <= STAGES[stage] and not open_fields <= _BEFORE[stage]
 
     def keeps(self, columns: Mapping[str, Any], stage: str, rows: int) -> npt.NDArray[np.bool_]:
-        """Return the mask of rows that the limits due after a step of the search keep."""
+        """Return the mask of rows that satisfy the limits due after a step of the search."""
         values = {**self.constants, **columns}
         keep = np.ones(rows, dtype=bool)
         for condition in self._wanted_at[stage]:
@@ -101,9 +102,8 @@ class SearchLimits:
         return keep
 
     def way(self, own: tuple[str, ...], values: Mapping[str, Any]) -> bool:
-        """Whether the limits keep a way to choose the fields `own`, as far as `values`, single ones, can tell.
-
-        Thousands of ways differ only in values that no limit reads: each distinct one is judged once."""
+        """Whether a choice of the fields `own` satisfies the limits that can be evaluated on `values`, which are
+        scalars. Thousands of choices differ only in values that no limit reads: each distinct one is judged once."""
         names = (own, tuple(values))
         if names not in self._due_on:
             self._due_on[names] = self._due_of(own, values.keys())
@@ -119,7 +119,7 @@ class SearchLimits:
         return self._judged[key]
 
     def keeps_ways(self, own: tuple[str, ...], columns: Mapping[str, Any], count: int) -> npt.NDArray[np.bool_]:
-        """Return the mask of `count` ways that `way` keeps, each a row of `columns`."""
+        """Vectorized `way`: boolean mask of the `count` rows of `columns` that satisfy the limits."""
         wanted, rules, legal, _ = self._due_of(own, columns.keys())
         given = {**self.constants, **columns}
         keep = np.ones(count, dtype=bool)
@@ -132,7 +132,7 @@ class SearchLimits:
         return keep
 
     def _due_of(self, own: tuple[str, ...], known: Iterable[str]) -> _Due:
-        """Return the conditions, rules and restricted fields that concern `own` and read only what is known."""
+        """Return the conditions, rules and restricted fields that concern `own` and read only fields in `known`."""
         chosen, there = set(own), {*self.constants, *known}
         wanted = [c for c in self.wanted if c.fields <= there and c.fields & chosen]
         fields = [frozenset[str]().union(*(c.fields for c in rule)) for rule in self._rules]
@@ -141,7 +141,7 @@ class SearchLimits:
         legal = [n for n in own if n in entries and entries[n].values is not None]
         read = set(legal).union(*(c.fields for c in wanted), *(c.fields for rule in rules for c in rule))
         if legal:
-            read |= {"pp", "zero", "dp"}  # what `_legal` reads beside the field itself
+            read |= {"pp", "zero", "dp"}  # `_legal` also reads these fields
         return wanted, rules, legal, tuple(n for n in known if n in read)
 
     @cached_property
@@ -163,7 +163,7 @@ class SearchLimits:
             legal = np.array([entry.allows(word) for word in column.names], dtype=bool)[column.codes]
         elif isinstance(column, str):
             legal = np.array(entry.allows(column))
-        elif name == "shard":  # no way to have fewer shards than replicas
+        elif name == "shard":  # cannot have fewer shards than replicas
             legal = ~level_columns(np.asarray(values["zero"])).state | (column == values["dp"])
         else:
             legal = np.isin(column, [int(v) for v in entry.values or ()])
@@ -182,9 +182,8 @@ UNLIMITED = SearchLimits()
 
 
 def conditions(line: str, field: str = "where") -> tuple[tuple[Condition, ...], StackOptions]:
-    """Parse a line of conditions: those on a strategy, and options of the stack, which `option=value` sets.
-
-    Raises InputError for what is neither, and for fields that no search chooses."""
+    """Parse a line of conditions on a strategy, and of stack options set by `option=value`. Raises InputError for
+    anything else, and for fields that no search chooses."""
     known = (*FIELDS, *OPTION_FIELDS, *DERIVED)
     on_strategy: list[Condition] = []
     settings: list[str] = []
@@ -208,5 +207,5 @@ def conditions(line: str, field: str = "where") -> tuple[tuple[Condition, ...], 
 
 
 def without(wanted: Sequence[Condition], text: str) -> tuple[Condition, ...]:
-    """Return the conditions but those written as `text`."""
+    """Return the conditions except those written as `text`."""
     return tuple(c for c in wanted if c.text != text)

@@ -6,8 +6,8 @@ inside layers. With m micro-batches over p pipeline ranks and equal chunks, each
     1f1b, gpipe  (p-1) T/p     interleaved  (p-1) T/(p v)     naive           m (p-1) T/p
     zb-h1        (p-1) T/(3p)  zb-v, dualpipe-v               (p-1) T/(6p)
 
-which chunks of whole blocks hardly undercut: the bound leaves them a few hundredths, which `expected` takes out again
-so that a pipeline is not priced before strategies likely to be as fast. Without a pipeline T is exact. Communication
+which chunks of whole blocks hardly undercut: the bound allows for a few per cent, which `expected` removes again so
+that a pipeline is not priced before strategies that are likely as fast. Without a pipeline T is exact. Communication
 of gradients and parameters and the update are left out: they depend on ZeRO.
 
 T is timed with all ranks at work. Where they share cores, n of p go on at c(n) times that speed while the others wait
@@ -60,7 +60,7 @@ class Bounds:
         self._passes = cache(self._alone_seconds)
 
     def of_rows(self, rows: Strategies) -> Floats:
-        """Least seconds of each row, with any recomputation."""
+        """Lower bound on the seconds of each row, for any recomputation."""
         key = np.stack([rows.dp * rows.pp, rows.pp, *(getattr(rows, name) for name in _KEY)], axis=1)
         _, first, own = np.unique(key, axis=0, return_index=True, return_inverse=True)
         alone = [_alone(replace(rows.strategy(int(row)), recompute="none")) for row in first]
@@ -70,12 +70,12 @@ class Bounds:
         return _least(passes[own], corners[own], rows.micro_batches(self._job), rows.pp, rows.virtual, rows.schedule)
 
     def of(self, s: Strategy) -> float:
-        """Least seconds of one strategy, its recomputation included."""
+        """Lower bound on the seconds of one strategy, including its recomputation."""
         own = (s.accumulation(self._job), s.pp, s.virtual, NAMES.index(s.schedule))
         return float(_least(*_padded([self._timed(_alone(s), s.pp)]), *(np.array([n]) for n in own))[0])
 
     def bytes_of_rows(self, rows: Strategies) -> Floats:
-        """Least bytes of each row: the model state, spread evenly over the ranks."""
+        """Lower bound on the bytes of each row: the model state, spread evenly over the ranks."""
         routed = sum(p.numel for p in parameters(self._model) if p.of_experts)
         inside = rows.ep * rows.etp
         dense = (self._model.parameter_count - routed) / (rows.tp * rows.pp) * self._per_parameter(rows, rows.shards)
@@ -94,7 +94,7 @@ class Bounds:
         return bytes_each
 
     def _timed(self, alone: Strategy, stages: int) -> tuple[float, Floats]:
-        """T, seconds, of a strategy without pipeline; the corners over so many pipeline ranks."""
+        """Return T, seconds, of a strategy without pipeline, and the corners for `stages` pipeline ranks."""
         passes, view = self._passes(alone)
         return passes, _corners(pace(view.layout, [pass_terms(view)], self._cluster, stages) or (1.0,) * stages)
 
@@ -106,13 +106,13 @@ class Bounds:
 
 
 def expected(least: Floats, p: Ints) -> Floats:
-    """The likely seconds for the lower bounds `least`: `p` pipeline ranks have equal chunks."""
+    """Return the likely seconds for the lower bounds `least`, if `p` pipeline ranks have equal chunks."""
     likely: Floats = least / np.where(p > 1, _UNEQUAL, 1.0)
     return likely
 
 
 def _alone(s: Strategy) -> Strategy:
-    """On as many ranks, without pipeline and ZeRO: rates are those of all ranks at work."""
+    """Return the strategy on the same number of ranks without pipeline and ZeRO: rates are for all ranks at work."""
     return replace(s, dp=s.dp * s.pp, pp=1, virtual=1, schedule=Strategy.schedule, zero=0, shard=None)
 
 

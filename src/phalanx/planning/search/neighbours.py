@@ -45,7 +45,7 @@ def _changes(s: Strategy, recompute: Sequence[str]) -> Iterator[tuple[str, dict[
     if s.tp > 1:
         yield f"sp {int(s.sp)} -> {int(not s.sp)}", {"sp": not s.sp}
     if s.pp > 1:
-        # One chunk a rank more or less gives room for the head, where blocks divide evenly at neither number.
+        # One more or one fewer chunk per rank makes room for the head, if blocks divide evenly at neither number.
         half = s.virtual // 2
         for virtual in sorted({1, half, half + 1, s.virtual - 1, s.virtual + 1, 2 * s.virtual} - {0, s.virtual}):
             yield f"virtual {s.virtual} -> {virtual}", {"virtual": virtual}
@@ -62,7 +62,7 @@ def _changes(s: Strategy, recompute: Sequence[str]) -> Iterator[tuple[str, dict[
 
 
 def _completed(s: Strategy, changes: dict[str, object]) -> dict[str, object]:
-    """The change with its consequences: dp takes the remaining ranks, fields without effect their defaults."""
+    """Complete a change by its consequences: dp takes the remaining ranks, fields without effect their defaults."""
     new = {f: changes.get(f, getattr(s, f)) for f in ("tp", "pp", "cp", "sp", "zero", "virtual", "schedule", "order")}
     dp, remainder = divmod(s.world, int(new["tp"]) * int(new["pp"]) * int(new["cp"]))  # type: ignore[call-overload]
     if remainder or not dp:

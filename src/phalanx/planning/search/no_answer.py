@@ -1,4 +1,4 @@
-"""Why a question has no answer, and what would have one: an option less, another number of GPUs."""
+"""Reasons why a question has no answer, and remedies: one option fewer, another number of GPUs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.stack_options import DEFAULTS
 
 _NEAR = 64
-"""How many smaller GPU counts are tried for the hint if the batch cannot be split over all GPUs."""
+"""Number of smaller GPU counts to try for the hint if the batch cannot be split over all GPUs."""
 
 
 def nothing_legal(error: InputError, pricing: Pricing, gpus: int) -> InputError:
-    """Return the error where no strategy is legal: `error`, or about the option of the stack that rules all out; an
-    error about `--gpus` with the next smaller number that has a strategy."""
+    """Return the error for a question without a legal strategy: `error`, or one about the stack's option that rules
+    all out; an error about `gpus` names the next smaller number with a strategy."""
     if error.field in ("gpus", "where"):
         error = _option_to_blame(error, pricing, gpus) or error
     for n in range(gpus - 1, max(gpus - _NEAR, 0), -1) if error.field == "gpus" else ():
@@ -37,8 +37,8 @@ def nothing_legal(error: InputError, pricing: Pricing, gpus: int) -> InputError:
 
 
 def _option_to_blame(error: InputError, pricing: Pricing, gpus: int) -> InputError | None:
-    """Return an error about the option without which there is a strategy, with what the stack says of one; None if no
-    single option is to blame."""
+    """Return an error about the option without which a strategy exists, with the stack's reason; None if no single
+    option is to blame."""
     row, asked = pricing.row, pricing.extra
     if row is None:
         return None
@@ -83,8 +83,8 @@ def misfits(pricing: Pricing, cores: Strategies, has: set[str], options: Options
 def nothing_fits(
     pricing: Pricing, explored: Exploration, larger: Callable[[int], Pricing], gpus: int, options: Options
 ) -> InputError:
-    """Return the error where legal strategies need more memory than a device has: the smallest of them, its needs,
-    and the fewest GPUs that would do."""
+    """Return the error for a question whose legal strategies need more memory than a device has: the smallest of
+    them, its needs, and the fewest GPUs that suffice."""
     smallest_of_family: dict[str, PricedStrategy] = {
         kind: p for p, kind in misfits(pricing, explored.cores, set(), options)
     }
@@ -97,13 +97,13 @@ def nothing_fits(
 
 
 _MOST = 2**17
-"""The largest number of GPUs that is tried."""
+"""Maximum number of GPUs to try."""
 _CORES = 400
-"""How many cores, those of least memory, are checked in full."""
+"""Number of cores, of least memory, to check in full."""
 
 
 def fits_somewhere(pricing: Pricing, ranks: int, options: Options) -> bool:
-    """Whether a strategy over so many ranks fits, among the expansions of the cores with the lowest memory bounds."""
+    """Whether a strategy over `ranks` ranks fits, among the expansions of the cores with the lowest memory bounds."""
     try:
         cores = space.cores(pricing.model, pricing.job, ranks, options)
     except InputError:
@@ -118,7 +118,8 @@ def fits_somewhere(pricing: Pricing, ranks: int, options: Options) -> bool:
 
 
 def least_ranks(larger: Callable[[int], Pricing], above: int, node: int, options: Options) -> int | None:
-    """Return about the fewest GPUs, more than `above` and in multiples of `node`, on which a strategy fits, or None.
+    """Return approximately the fewest GPUs, more than `above` and in multiples of `node`, on which a strategy fits,
+    or None.
 
     Memory per rank falls with the number of ranks, but not every number divides the batch. So the number doubles
     until something fits, then seven numbers spaced evenly above the last one that did not are tried."""

@@ -1,9 +1,9 @@
-"""What narrower number types of a stack would bring: Adam's moments in bfloat16 or in 8 bits, a 16-bit rest beside
-bfloat16 parameters for a master copy, gradients accumulated and reduced in bfloat16, parameters gathered in 8 bits.
+"""Gain of a stack's narrower number types: Adam's moments in bfloat16 or in 8 bits, bfloat16 parameters with a 16-bit
+remainder for a master copy, gradients accumulated and reduced in bfloat16, parameters gathered in 8 bits.
 
-They change the numbers of a training, so a search offers them and never takes one by itself: each set is priced with
-the best strategies, and with the faster ones that did not fit without it. `--where` with the words of an offer
-searches all strategies under it, so what an offer brings is the least that it does.
+They change the numbers of a training, so a search offers them and never applies one by itself: each set is priced
+with the best strategies, and with the faster ones that did not fit without it. A search with the offer as a condition
+(`where`) covers all strategies under it, so the gain of an offer is a lower bound.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class NarrowerTypes:
 
     @property
     def where(self) -> str:
-        """The words for `--where`."""
+        """The offer as a condition, for `where`."""
         return ", ".join(f"{name}={value}" for name, value in self.types.items())
 
 
 def narrower_types(prices: RefinedPrices, best: Sequence[RankedStrategy]) -> tuple[NarrowerTypes, ...]:
     """Return the sets of number types that shorten the step of the best strategy, the shortest step first; of sets
-    that bring the same, the one that changes least."""
+    with equal gain, the one that changes least."""
     pricing, limit = prices.pricing, best[0].seconds
     sets = list(_sets(pricing))
     if not sets:
@@ -79,7 +79,7 @@ def narrower_types(prices: RefinedPrices, best: Sequence[RankedStrategy]) -> tup
 
 
 def _cut_anew(there: Pricing, offer: NarrowerTypes, limit: float) -> NarrowerTypes:
-    """Return an offer with its pipeline cut as it is with the types, where more fits."""
+    """Return an offer with its pipeline cut anew under the types, where more fits."""
     ((p, _),) = refined(there, [offer.strategy])
     return replace(offer, seconds=p.seconds, bytes_=p.bytes_, gain=1 - p.seconds / limit)
 
@@ -87,8 +87,8 @@ def _cut_anew(there: Pricing, offer: NarrowerTypes, limit: float) -> NarrowerTyp
 def _with_fewer_chunks(
     prices: RefinedPrices, too_large: Sequence[RankedStrategy], limit: float
 ) -> list[RankedStrategy]:
-    """Return strategies that a search of the fastest passes by: one chunk fewer on each rank, which holds less and
-    may fit with fewer of the types."""
+    """Return strategies that a search for the fastest misses: with one chunk fewer on each rank, which takes less
+    memory and may fit with fewer of the types."""
     pricing, known = prices.pricing, [r.strategy for r in too_large]
     fewer = [replace(s, virtual=s.virtual - 1) for s in known if s.virtual > 2]
     fewer = [s for s in fewer if s not in known and pricing.options.allows(s, s.accumulation(pricing.job))]
@@ -96,12 +96,12 @@ def _with_fewer_chunks(
 
 
 def _part(one: NarrowerTypes, other: NarrowerTypes) -> bool:
-    """Whether one set of types is part of another."""
+    """Whether one set of types is a subset of another."""
     return one.types.items() <= other.types.items()
 
 
 def _sets(pricing: Pricing) -> Iterator[dict[str, Any]]:
-    """Yield the sets that the stack has and of which the user has said nothing, small ones first."""
+    """Yield the sets that the stack offers and the user has not fixed, small ones first."""
     row = pricing.row
     if row is None or "exp_avg_sq" not in pricing.job.optimizer.row.others.moments:
         return

@@ -26,18 +26,18 @@ from phalanx.spec.strategy.spec import Strategy
 Objective = Literal["throughput", "memory"]
 OBJECTIVES = ("throughput", "memory")
 COST_OBJECTIVES = ("gpu-hours", "money")
-"""Objectives that fewer GPUs may improve; days are throughput."""
+"""Objectives that fewer GPUs may improve; `days` equals throughput."""
 _SLACK = 0.10
 """Slowdown against the fastest strategy, as a share, that the objective `memory` accepts."""
 _FRONT = 1.5
 """The front of time and memory extends to this many times the shortest step."""
 _EACH, _ALIKE = 6, 2
-"""Strategies of the first pass for each of those kept, which come in two mesh orders and with many numbers of chunks;
-how many of those that differ in the number of chunks alone are kept: they are neighbours of each other."""
+"""Strategies of the first pass for each one kept, since they come in two mesh orders and with many numbers of chunks;
+and the number kept of those that differ only in the number of chunks, since they are neighbours of each other."""
 _FIRST = 64
-"""How many strategies of the first pass an answer names for the next question."""
+"""Number of strategies of the first pass that an answer keeps for the next question."""
 _POINTS, _CLEARLY = 8, 0.98
-"""The front shown by default: at most this many points, each with at most this share of the previous one's memory."""
+"""Size of the front shown by default: maximum points, and each point's maximum share of the previous one's memory."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class SearchAnswer:
     """The result of a search for one model, job and number of GPUs."""
 
     prices: RefinedPrices
-    """The prices of the second pass: of all that it met, and of what is asked of them later."""
+    """Prices of the second pass: of all strategies that it met, and of later requests."""
     gpus: int
     ranked: tuple[RankedStrategy, ...]
     """Best first by the objective."""
@@ -80,11 +80,11 @@ class SearchAnswer:
     """Time of the search."""
     fewer: FewerGpus | None = None
     lengths: StageLengths | None = None
-    """The best strategy with the blocks of its chunks, where they have more and fewer."""
+    """The best strategy with its pipeline split made explicit, if that is uneven."""
     types: tuple[NarrowerTypes, ...] = ()
-    """Narrower number types that the stack has and that would be faster, fastest first."""
+    """Narrower number types of the stack that would be faster, fastest first."""
     first: tuple[Strategy, ...] = ()
-    """What the formulas of the first pass say is fastest, of all and of each family."""
+    """The fastest strategies by the formulas of the first pass, of all and of each family."""
 
     @property
     def pricing(self) -> Pricing:
@@ -98,7 +98,7 @@ class SearchAnswer:
 
     @property
     def to_run(self) -> RankedStrategy:
-        """The best strategy as a plan has it: with the blocks of its chunks, where they are not equal."""
+        """The best strategy as written to a plan: with its pipeline split made explicit, if that is uneven."""
         return self.ranked[0] if self.lengths is None else self.lengths.listed
 
 
@@ -115,9 +115,9 @@ def answer(
     """Find the best strategies on `gpus` GPUs.
 
     `larger` returns the same question on another number of GPUs. With `whole_front` no point of the front is missed;
-    without it, the front covers what the search for the best strategy met. `fewer`: whether smaller numbers of
-    GPUs are tried too. `watch` hears how many of the legal strategies were priced so far. `known`: strategies that
-    are likely among the best, such as the `first` of an answer to a question like this one; the answer is the same.
+    without it, the front covers what the search for the best strategy met. `fewer`: whether smaller numbers of GPUs
+    are tried too. `watch`: callback with the number of legal strategies priced so far. `known`: strategies that are
+    likely among the best, such as the `first` of an answer to a similar question; they do not change the answer.
 
     Raises InputError if no strategy is legal, or if none fits: then it names the fewest GPUs that suffice.
     """
@@ -173,7 +173,7 @@ def answer(
 
 
 def _first(explored: Exploration) -> list[int]:
-    """Rows of the fastest strategies of the first pass, of all and of each family."""
+    """Return the rows of the fastest strategies of the first pass, of all and of each family."""
     best = [int(row) for row in explored.order[:_FIRST]]
     kinds = explored.family[explored.order]
     of_families = [int(row) for kind in np.unique(kinds) for row in explored.order[kinds == kind][:2]]
@@ -181,8 +181,8 @@ def _first(explored: Exploration) -> list[int]:
 
 
 def fastest_rows(explored: Exploration, keep: int) -> list[int]:
-    """Rows of the `keep` fastest strategies of a first pass that do not differ in mesh order alone at the same price,
-    and are not alike."""
+    """Return the rows of the `keep` fastest strategies of a first pass, without near-duplicates: those that differ
+    only in mesh order at the same price, or only in the number of chunks."""
     order = [int(row) for row in explored.order[: _EACH * keep]]
     strategies = [explored.rows.strategy(row) for row in order]
     costs = [(explored.seconds[row], explored.bytes_[row]) for row in order]
@@ -191,7 +191,8 @@ def fastest_rows(explored: Exploration, keep: int) -> list[int]:
 
 
 def _unlike(strategies: Sequence[Strategy]) -> list[int]:
-    """Return the indices of strategies, of those that differ in the number of chunks alone the first `_ALIKE`."""
+    """Return the indices of strategies, keeping the first `_ALIKE` of those that differ only in the number of
+    chunks."""
     met: Counter[Strategy] = Counter()
     kept = []
     for i, s in enumerate(strategies):
@@ -203,8 +204,8 @@ def _unlike(strategies: Sequence[Strategy]) -> list[int]:
 
 
 def _distinct(strategies: Sequence[Strategy], costs: Sequence[tuple[float, float]]) -> list[int]:
-    """Return the indices of strategies without those that differ from another in mesh order alone, at the same
-    seconds and bytes: the usual order stays."""
+    """Return the indices of strategies without those that differ from another only in mesh order, at the same seconds
+    and bytes: the usual order stays."""
     kept: dict[tuple[Strategy, float, float], int] = {}
     for i, (s, (seconds, bytes_)) in enumerate(zip(strategies, costs, strict=True)):
         usual = replace(s, order=ORDERS[0])
@@ -216,7 +217,7 @@ def _distinct(strategies: Sequence[Strategy], costs: Sequence[tuple[float, float
 
 
 def _fewer(larger: Callable[[int], Pricing], gpus: int, best: RankedStrategy) -> FewerGpus | None:
-    """Return a smaller number of GPUs that is as fast, or None.
+    """Return a smaller number of GPUs that is equally fast, or None.
 
     A step takes at least its FLOPs at the best rate that kernels reach, so a search is rarely needed."""
     pricing, fewest = larger(gpus), None
@@ -231,7 +232,7 @@ def _fewer(larger: Callable[[int], Pricing], gpus: int, best: RankedStrategy) ->
 
 
 def _promising(explored: Exploration, whole: bool) -> list[int]:
-    """Rows of the front of time and memory, by the first pass."""
+    """Return the rows of the front of time and memory, by the first pass."""
     order = explored.order
     if not len(order):
         return []
@@ -243,7 +244,7 @@ def _promising(explored: Exploration, whole: bool) -> list[int]:
 
 
 def _front(candidates: Sequence[RankedStrategy], whole: bool) -> list[RankedStrategy]:
-    """The front of what the second pass priced, fastest first.
+    """Return the front of the strategies priced by the second pass, fastest first.
 
     With `whole`, each point needs less memory than all faster ones; without it, clearly less, and points are few."""
     points = [candidates[0]]
@@ -257,7 +258,7 @@ def _front(candidates: Sequence[RankedStrategy], whole: bool) -> list[RankedStra
 def _rejected(
     prices: RefinedPrices, best: RankedStrategy, explored: Exploration, has: set[str], options: Options
 ) -> Iterable[Rejected]:
-    """The smallest member of each family of which nothing fits, and the neighbours of the best strategy."""
+    """Return the smallest member of each family that does not fit, and the neighbours of the best strategy."""
     pricing = prices.pricing
     for p, kind in no_answer.misfits(pricing, explored.cores, has, options):
         yield Rejected(kind, p, why_not.why_not(p, best.priced, pricing))
@@ -269,23 +270,23 @@ def _rejected(
 
 
 FOR_OPTIONS = 6
-"""Strategies with which the options of a stack are tried."""
+"""Number of strategies with which the options of a stack are tried."""
 
 
 _CLOSE = 0.25
-"""Share by which a family's fastest may be behind the fastest of all, by the formulas, to be tried as the best."""
+"""Share by which a family's fastest may trail the fastest of all, by the formulas, and still be tried as the best."""
 
 
 def best_on(pricing: Pricing, gpus: int, below: float = np.inf) -> RankedStrategy | None:
-    """Return the best strategy on so many GPUs; None if nothing fits, or if all take more than `below` seconds by the
+    """Return the best strategy on `gpus` GPUs; None if nothing fits, or if all take more than `below` seconds by the
     formulas."""
     explored = first_pass(pricing, gpus, below)
     return None if explored is None else best_of(pricing, explored)
 
 
 def first_pass(pricing: Pricing, gpus: int, below: float = np.inf) -> Exploration | None:
-    """Return the strategies that the formulas choose on so many GPUs; None if nothing is legal or fits, or takes at
-    most `below` seconds."""
+    """Return the strategies chosen by the formulas on `gpus` GPUs; None if nothing is legal or fits, or takes at most
+    `below` seconds."""
     try:
         explored = branch_and_bound.explore(pricing, gpus, pricing.options, keep=1, families=_CLOSE, below=below)
     except InputError:
@@ -299,7 +300,7 @@ def best_of(pricing: Pricing, explored: Exploration) -> RankedStrategy | None:
     fastest = [explored.rows.strategy(row) for row in fastest_rows(explored, FOR_OPTIONS)]
     pricing = with_best_options(pricing, fastest)
     prices = RefinedPrices(pricing)
-    # With the options the fastest by the formulas may not fit; of those with which they were tried one does.
+    # With the options, the fastest by the formulas may not fit; one of those with which they were tried does.
     of_families = [explored.rows.strategy(row) for row in best_of_each_family(explored)]
     candidates = prices.descend(list(dict.fromkeys([*fastest, *of_families, *explored.close])), slower=False)
     return next(iter([*that_fit(prices, candidates), *candidates]), None)

@@ -1,4 +1,4 @@
-"""The price of a strategy under a software stack: step time by term, memory by what occupies it."""
+"""The price of a strategy under a software stack: step time by term, memory by kind of occupant."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PricedStrategy:
     terms: dict[str, float]
     """Seconds of the step by term."""
     memory_terms: dict[str, float]
-    """Bytes by what occupies them: parameters, gradients, activations, ..."""
+    """Bytes by kind of occupant: parameters, gradients, activations, ..."""
     usable: int
     """Usable bytes of the device."""
 
@@ -76,7 +76,7 @@ def price_with_step(
 def price_under(
     each: Sequence[Pricing], strategies: Sequence[Strategy], cuts: Sequence[Blocks | None] = ()
 ) -> tuple[dict[str, Floats], Floats]:
-    """Price strategies under questions that differ in the constants of their stacks alone, all in one call: the terms
+    """Price strategies under questions that differ only in the constants of their stacks, all in one call: the terms
     of a step, with blocks cut as for `layout_of`, and the reserved bytes, those of the first question's strategies
     first."""
     pricing, rows = each[0], len(each) * len(strategies)
@@ -89,8 +89,7 @@ def price_under(
 
 
 def _joined(profiles: Sequence[Profile], each: int) -> Profile:
-    """Join the constants of several questions into columns, `each` elements of each; what is the same stays a
-    number."""
+    """Join the constants of several questions into columns, `each` elements of each; equal constants stay numbers."""
     changes: dict[str, Any] = {}
     for f in fields(Profile):
         values = [getattr(p, f.name) for p in profiles]

@@ -1,4 +1,4 @@
-"""The kinds of recomputation that a search offers under a stack: those that it has, and that differ for the model."""
+"""Kinds of recomputation that a search offers under a stack: those that it supports and that differ for the model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.recompute import encode, parse, written
 
 UNDOCUMENTED = ("none", "selective", "full", "every:2", "every:4")
-"""Where nothing is known of the stack."""
+"""Default for an unknown stack."""
 _COUNTED = ("block:1", "block:2", "block:4", "block:8")
 
 
@@ -22,7 +22,7 @@ def searched(stack: Stack | None, model: ModelSpec, flash: bool, by_operation: b
 
 
 def _differs(kind: str, stack: Stack, model: ModelSpec, nothing_in_core: bool) -> bool:
-    """Whether a kind frees anything in this model under this stack that others do not."""
+    """Whether a kind frees memory in this model under this stack that other kinds do not."""
     if kind == "selective":
         return not nothing_in_core
     x = model.experts

@@ -1,7 +1,7 @@
 """The second pass of a search: a candidate's pipeline simulated action by action, with its real chunks.
 
 The first pass prices bubbles by a formula for equal chunks. Here the blocks are cut into chunks
-(schedule/partition/balance.py), every action of the schedule takes its chunk's seconds, and the makespan is that of
+(schedule/partition/balance.py), every action of the schedule takes its chunk's seconds, and the makespan is from
 running the schedule (cost/ledger/pipeline_formulas.py).
 """
 
@@ -36,15 +36,15 @@ from phalanx.schedule.pipeline.schedules import build as build_schedule
 from phalanx.spec.strategy.spec import Schedule, Strategy
 
 _PIPELINED = ("matmul", "attention", "memory", "tp", "cp", "ep", "recompute", "launch", "head", "bubble")
-"""The terms of a step that a pipeline's makespan replaces."""
+"""Terms of a step that a pipeline's makespan replaces."""
 GAIN = 0.001
 """Share of the step by which chunks of unequal length must shorten it to be worth a line of configuration."""
 _ROUNDING = 1e-9
-"""Share by which sums in another order may differ."""
+"""Relative tolerance for sums in another order."""
 
 
 def beside_pipeline(terms: Mapping[str, float]) -> float:
-    """Seconds of the terms of a step that its pipeline's makespan does not contain."""
+    """Return the seconds of a step's terms that its pipeline's makespan does not contain."""
     return sum(value for name, value in terms.items() if name not in _PIPELINED)
 
 
@@ -63,7 +63,7 @@ class PipelineRun:
     mean: float | None = None
     """Seconds of all blocks of a step divided by the number of pipeline ranks; None without a pipeline."""
     unbalanced: bool = False
-    """Whether these blocks stand in for balanced ones, which do not fit."""
+    """Whether these blocks replace balanced ones, which do not fit."""
 
     def seconds(self, terms: Mapping[str, float]) -> float:
         """Seconds of a step with these terms, the makespan in place of the terms that it replaces."""
@@ -87,16 +87,16 @@ def refined(
     """Price strategies term by term, with their pipelines timed action by action; those that certainly take longer
     than `below` seconds are left out, untimed.
 
-    A pipeline whose blocks nothing lists (`layers=auto`) has the time and the memory of one cut, the same as if that
-    were listed: equal chunks, or the balanced ones where these fit and are worth a line (`_chosen`); the stack's own
-    where it takes no list. Strategies that differ only in sharding share the run of a cut; so do both orders of
-    stages and replicas without experts: they move no group of tp or cp."""
+    A pipeline without listed blocks (`layers=auto`) has the time and memory of one cut, as if that were listed: equal
+    chunks, or balanced ones if they fit and are worth a line of configuration (`_chosen`); the stack's own cut if it
+    accepts no list. Strategies that differ only in sharding share the run of a cut; so do both orders of stages and
+    replicas without experts: they move no group of tp or cp."""
     if not strategies:
         return []
     alike = SEARCHED if pricing.model.experts is None else ()
     alone = [replace(s, zero=0, shard=None, order=ORDERS[0] if s.order in alike else s.order) for s in strategies]
     priced, step = price_with_step(pricing, strategies)
-    # How long blocks take depends on their number where some of a rank's go to the host.
+    # The time of a block depends on their number if some of a rank's are offloaded to the host.
     bounded = below < np.inf and not np.any(pricing.profile.offloaded_blocks)
     shortest = _least_makespans(pricing, strategies, step) if bounded else np.zeros(len(strategies))
     limit = (1 + _ROUNDING) * below
@@ -106,8 +106,8 @@ def refined(
     if not ways:
         return []
     priced, step = price_with_step(pricing, [strategies[i] for i, _ in ways], [cut for _, cut in ways])
-    fitting: list[list[int]] = []  # of each strategy, the ways that are timed
-    unbalanced: set[int] = set()  # ways of strategies of which another one does not fit
+    fitting: list[list[int]] = []  # of each strategy, the cuts to time
+    unbalanced: set[int] = set()  # cuts of strategies with another cut that does not fit
     for i, own in groupby(range(len(ways)), lambda k: ways[k][0]):
         places = list(own)
         if any(shortest[i] + beside_pipeline(priced[k].terms) <= limit for k in places):
@@ -128,14 +128,14 @@ def refined(
 
 
 def _that_fit(pricing: Pricing, priced: Sequence[PricedStrategy], places: Sequence[int]) -> list[int]:
-    """Return the places of a strategy's cuts that leave as much memory free as a search does; where none does, that
-    of the smallest."""
+    """Return the places of a strategy's cuts that leave the headroom of a search; if none does, the place of the
+    smallest."""
     fitting = [k for k in places if priced[k].bytes_ <= pricing.usable_by_default]
     return fitting or [min(places, key=lambda k: priced[k].bytes_)]
 
 
 def _chosen(cuts: Sequence[tuple[PricedStrategy, PipelineRun]]) -> tuple[PricedStrategy, PipelineRun]:
-    """Return the first cut, equal chunks where they fit, unless another one clearly shortens the step."""
+    """Return the first cut (equal chunks if they fit), unless another one clearly shortens the step."""
     best, *others = cuts
     for other in others:
         if other[0].seconds <= (1 - GAIN) * best[0].seconds:
@@ -144,13 +144,13 @@ def _chosen(cuts: Sequence[tuple[PricedStrategy, PipelineRun]]) -> tuple[PricedS
 
 
 def as_cut(pricing: Pricing, s: Strategy) -> Strategy:
-    """Return a strategy with the blocks of each chunk listed as they are cut; the same where nothing is cut."""
+    """Return a strategy with its pipeline split made explicit; unchanged without a pipeline."""
     given = s.pp == 1 or given_blocks(s, pricing.extra, int(pricing.shape.layers)) is not None
     return s if given else replace(s, layers=listed(refined(pricing, [s])[0][1].blocks))
 
 
 def _rows_of(step: Step, rows: list[int], count: int) -> Step:
-    """Return some of a step's `count` rows, with what a pipeline's run is made of."""
+    """Return some of a step's `count` rows, with the inputs of a pipeline's run."""
 
     def taken(column: Column) -> Column:
         return np.broadcast_to(column, count)[rows]
@@ -164,7 +164,7 @@ def _rows_of(step: Step, rows: list[int], count: int) -> Step:
 
 
 def _least_makespans(pricing: Pricing, strategies: Sequence[Strategy], step: Step) -> Floats:
-    """Return seconds that no cut of the blocks into chunks undercuts: some rank does at least the mean rank's work,
+    """Return a lower bound on the seconds over all cuts into chunks: some rank does at least the mean rank's work,
     and at least its share of the blocks of each kind, in whole blocks."""
     pp = np.array([s.pp for s in strategies])
     m = np.array([s.accumulation(pricing.job) for s in strategies])
@@ -177,8 +177,8 @@ def _least_makespans(pricing: Pricing, strategies: Sequence[Strategy], step: Ste
 
 
 def run_placed(pricing: Pricing, s: Strategy, step: Step, count: int) -> list[float]:
-    """Return the seconds of a strategy's step as it is placed in `count` ways, of which `step` has an element each,
-    with the pipeline timed action by action; its blocks are listed."""
+    """Return the seconds of a strategy's step under `count` placements, one element of `step` each, with the pipeline
+    timed action by action; its blocks are listed."""
     columns = {name: np.broadcast_to(term, count) for name, term in step.terms.items()}
     runs = _runs(pricing, [s] * count, step)
     return [run.seconds({name: float(term[i]) for name, term in columns.items()}) for i, run in enumerate(runs)]
@@ -187,8 +187,8 @@ def run_placed(pricing: Pricing, s: Strategy, step: Step, count: int) -> list[fl
 def _chunks(
     pricing: Pricing, strategies: Sequence[Strategy], step: Step, cuts: Sequence[Blocks | None] = ()
 ) -> dict[int, _Chunks]:
-    """Return what the chunks of strategies with a pipeline cost, by their place; `cuts`: the blocks of each chunk
-    where nothing gives them."""
+    """Return the costs of chunks of strategies with a pipeline, by their place; `cuts`: the blocks of each chunk
+    unless prescribed."""
     count = len(strategies)
     kinds = [_rows(passes, count) for _, passes in step.blocks]
     heads = _rows(step.head, count)
@@ -205,7 +205,7 @@ def _chunks(
 
 
 def _cuts(pricing: Pricing, strategies: Sequence[Strategy], step: Step) -> list[tuple[Blocks | None, ...]]:
-    """Return the cuts that each strategy may have, equal chunks first; (None,) where the blocks are given, or there
+    """Return the candidate cuts of each strategy, equal chunks first; (None,) if the blocks are prescribed, or there
     is no pipeline."""
     open_ = {i: c for i, c in _chunks(pricing, strategies, step).items() if c.given is None}
     cuts: list[tuple[Blocks | None, ...]] = [(None,)] * len(strategies)
@@ -219,7 +219,7 @@ def _cuts(pricing: Pricing, strategies: Sequence[Strategy], step: Step) -> list[
 
 
 def _of_the_stack(pricing: Pricing, s: Strategy) -> Blocks:
-    """Return the blocks of each chunk as a stack deals them out that takes no list: by work, or all alike."""
+    """Return the blocks of each chunk as divided by a stack that accepts no list: by work, or equally."""
     if np.any(pricing.profile.balanced):
         return blocks_by_work(pricing.shape, s.pp)
     return equal_blocks(int(pricing.shape.layers), len(stages.rank_of(s)))
@@ -228,8 +228,8 @@ def _of_the_stack(pricing: Pricing, s: Strategy) -> Blocks:
 def _runs(
     pricing: Pricing, strategies: Sequence[Strategy], step: Step, cuts: Sequence[Blocks | None] = ()
 ) -> list[PipelineRun]:
-    """Time the pipelines of strategies whose steps are columns; those that take equally long share one run. `cuts`:
-    the blocks of each chunk where nothing gives them; without, blocks are cut here."""
+    """Time the pipelines of strategies whose steps are columns; equal ones share one run. `cuts`: the blocks of each
+    chunk unless prescribed; without it, blocks are cut here."""
     count = len(strategies)
     work = np.broadcast_to(sum(step.terms[name] for name in _PIPELINED), count)
     pipelines = {
@@ -244,7 +244,7 @@ def _runs(
 
 
 def timeline(pricing: Pricing, s: Strategy, blocks: tuple[int, ...], micro_batches: int) -> PricedSchedule:
-    """Return when each pass of a pipeline's first `micro_batches` micro-batches runs, without the transfers between
+    """Return the times of each pass of a pipeline's first `micro_batches` micro-batches, without transfers between
     stages. `blocks`: the number of blocks of each chunk."""
     step = pricing.step(of([s]))
     kinds = [_rows(passes, 1)[0] for _, passes in step.blocks]
@@ -265,8 +265,8 @@ def _rows(passes: Passes, count: int) -> list[tuple[float, float]]:
 
 @dataclass(frozen=True)
 class _Chunks:
-    """What the chunks of a pipeline cost. `passes`: seconds of each block's forward and backward pass; `head`: of the
-    head's; `given`: the blocks of each chunk, where they are not to be balanced."""
+    """Costs of a pipeline's chunks. `passes`: seconds of each block's forward and backward pass; `head`: the same for
+    the head; `given`: prescribed blocks of each chunk, None to balance them."""
 
     schedule: Schedule
     pp: int
@@ -277,7 +277,7 @@ class _Chunks:
 
 
 def _timed(pipelines: Sequence[tuple[_Chunks, int]]) -> dict[tuple[_Chunks, int], PipelineRun]:
-    """Time pipelines of so many micro-batches each, those of the same actions together."""
+    """Time pipelines, given with their numbers of micro-batches; those with equal actions together."""
     same: dict[tuple[Schedule, int, int], list[tuple[_Chunks, int]]] = {}
     for chunks, m in pipelines:
         same.setdefault((chunks.schedule, chunks.pp, chunks.virtual), []).append((chunks, m))
@@ -296,7 +296,7 @@ def _timed(pipelines: Sequence[tuple[_Chunks, int]]) -> dict[tuple[_Chunks, int]
 
 @lru_cache(maxsize=1024)
 def _cut(chunks: _Chunks) -> tuple[tuple[int, ...], Explained]:
-    """Return the blocks of each chunk and what each rank does."""
+    """Return the blocks of each chunk and the work of each rank."""
     units = Units(0.0, tuple(f + b for f, b in chunks.passes), sum(chunks.head))
     ranks = stages.rank_of(Strategy(pp=chunks.pp, virtual=chunks.virtual, schedule=chunks.schedule))
     blocks = chunks.given or partition(units, ranks).blocks
@@ -304,7 +304,7 @@ def _cut(chunks: _Chunks) -> tuple[tuple[int, ...], Explained]:
 
 
 def _costs(passes: Sequence[tuple[float, float]], head: tuple[float, float], blocks: tuple[int, ...]) -> Costs:
-    """Seconds of each chunk's passes; weight gradients take half of a backward pass."""
+    """Return the seconds of each chunk's passes; weight gradients take half of a backward pass."""
     forward, backward, start = [], [], 0
     for count in blocks:
         chunk = passes[start : start + count]
@@ -353,8 +353,8 @@ class RefinedPrices:
         return float(np.max(model_flops(self.pricing.shape, self.pricing.layout(strategy_columns.of([Strategy()])))))
 
     def of(self, strategies: Sequence[Strategy], below: float = np.inf) -> list[RankedStrategy]:
-        """Price each strategy, in the order of `strategies`; without those that certainly take longer than `below`
-        seconds."""
+        """Price each strategy, in the order of `strategies`, leaving out those that certainly take longer than
+        `below` seconds."""
         new = [s for s in dict.fromkeys(strategies) if s not in self._known]
         if new:
             kinds = dict(zip(new, branch_and_bound.family(strategy_columns.of(new)), strict=True))
@@ -370,11 +370,11 @@ class RefinedPrices:
         return self._close[s]
 
     def _recomputing(self, s: Strategy) -> list[Strategy]:
-        """Return the neighbours of a strategy that differ in what they recompute."""
+        """Return the neighbours of a strategy that differ in recomputation."""
         return [other for _, other in self.neighbours(s) if replace(other, recompute=s.recompute) == s]
 
     def met(self) -> list[RankedStrategy]:
-        """Return every strategy that was priced, whether it fits or not."""
+        """Return every priced strategy, fitting or not."""
         return list(self._known.values())
 
     def descend(self, strategies: Sequence[Strategy], slower: bool = True) -> list[RankedStrategy]:
@@ -383,7 +383,7 @@ class RefinedPrices:
         Where balanced chunks do not fit, a strategy that recomputes more may be faster with them than this one is
         with equal chunks: those neighbours are tried too.
 
-        Returns every strategy met on the way that fits, fastest first; none where none of `strategies` fits. Without
+        Returns every fitting strategy met on the way, fastest first; empty if none of `strategies` fits. Without
         `slower`, neighbours that are certainly slower than the fastest are left out."""
         fitting = {r.strategy: r for r in self.of(strategies) if r.priced.fits}
         if not fitting:

@@ -2,14 +2,14 @@
 
 A strategy is chosen in five steps, each of which multiplies the rows:
 
-    core       dp, tp, sp, cp, ulysses, pp, micro_batch     what every rank computes
-    experts    ep, etp                                      and which experts it holds
+    core       dp, tp, sp, cp, ulysses, pp, micro_batch     the computation of every rank
+    experts    ep, etp                                      and its experts
     pipeline   schedule, virtual                            when
-    recompute  none, selective, full, every:k               what the backward pass computes again
-    sharding   zero, shard, order                           where the model state lies, and which ranks are neighbours
+    recompute  none, selective, full, every:k               recomputation in the backward pass
+    sharding   zero, shard, order                           placement of model state, and order of ranks
 
-so that a search can drop a row before the next step multiplies it (plan/search/branch_and_bound.py). No two rows mean
-the same: fields without effect keep their defaults (`zero` is set only where there is something to shard over,
+so that a search can drop a row before the next step multiplies it (planning/search/branch_and_bound.py). No two rows
+are equivalent: fields without effect keep their defaults (`zero` is set only where there is something to shard over,
 `order` only where stages and replicas can change places).
 """
 
@@ -45,14 +45,14 @@ _DEFAULT = NAMES.index(Strategy.schedule)
 
 
 def everything(model: ModelSpec, job: Job, ranks: int, options: Options | None = None) -> Strategies:
-    """Enumerate every legal strategy, all five steps. Raises InputError if there is none over so many ranks."""
+    """Enumerate every legal strategy, all five steps. Raises InputError if there is none over `ranks` ranks."""
     options = options or Options()
     rows = pipelines(experts(cores(model, job, ranks, options), model, job, options), model, job, options)
     return sharding(recomputing(rows, model, job, options), job, options)
 
 
 def limited(rows: Strategies, job: Job, options: Options, stage: str) -> Strategies:
-    """Drop the rows that the limits exclude, as far as the columns chosen up to a step of the search can tell."""
+    """Drop the rows excluded by the limits that read only columns chosen up to a step of the search."""
     if not options.limits or not len(rows):
         return rows
     return rows.take(options.limits.keeps(named_columns(rows, job, options.extra), stage, len(rows)))
@@ -61,7 +61,7 @@ def limited(rows: Strategies, job: Job, options: Options, stage: str) -> Strateg
 def cores(model: ModelSpec, job: Job, ranks: int, options: Options | None = None) -> Strategies:
     """Enumerate degrees and micro-batch sizes: the first step, without experts, schedules, recomputation and ZeRO.
 
-    Raises InputError if the job has no strategy over so many ranks, or none within the limits.
+    Raises InputError if the job has no strategy over `ranks` ranks, or none within the limits.
     """
     options = options or Options()
     within = limited(_cores(model, job, ranks, options.ulysses), job, options, "core")
@@ -72,7 +72,7 @@ def cores(model: ModelSpec, job: Job, ranks: int, options: Options | None = None
 
 @lru_cache(maxsize=16)
 def _cores(model: ModelSpec, job: Job, ranks: int, ulysses: bool) -> Strategies:
-    """Enumerate the first step without limits; kept, since stacks and conditions differ in those alone."""
+    """Enumerate the first step without limits; cached, since stacks and conditions differ only in limits."""
     if job.seq > model.max_seq:
         reason = f"is longer than model.max_seq = {model.max_seq}"
         raise InputError("job.seq", job.seq, reason, "shorten seq or raise model.max_seq")
@@ -105,8 +105,8 @@ def _cores(model: ModelSpec, job: Job, ranks: int, ulysses: bool) -> Strategies:
 
 
 def nothing_within(options: Options, ranks: int) -> InputError:
-    """Return the error where limits leave no strategy: about a condition that the stack rules out by itself, about
-    all conditions, or about the stack."""
+    """Return the error for limits that leave no strategy: about a condition that conflicts with the stack by itself,
+    about all conditions, or about the stack."""
     limits = options.limits
     row, wanted = limits.row, ", ".join(dict.fromkeys(c.text for c in limits.wanted))
     stack = (row.title if row else "") or "the model"
@@ -125,7 +125,7 @@ def nothing_within(options: Options, ranks: int) -> InputError:
 
 
 def _holds(condition: Condition, name: str, value: Any) -> bool:
-    """Whether a condition holds of a legal value; a word that ends in `*` may."""
+    """Whether a condition may hold for a legal value, which may be a pattern ending in `*`."""
     if isinstance(value, str) and "*" in value:
         return True
     return bool(condition.holds({name: value}))
@@ -144,7 +144,7 @@ def size(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> Ints
 
 
 def may_choose(s: Strategy, model: ModelSpec, job: Job, ranks: int, options: Options) -> bool:
-    """Whether a search over `ranks` ranks may choose a strategy, or one that recomputes the same blocks."""
+    """Whether the search space over `ranks` ranks contains a strategy, or one with equivalent recomputation."""
     try:
         check(s, model, job, ranks)
     except InputError:
@@ -156,7 +156,8 @@ def may_choose(s: Strategy, model: ModelSpec, job: Job, ranks: int, options: Opt
 
 
 def contains(s: Strategy, model: ModelSpec, job: Job, ranks: int, options: Options) -> bool:
-    """Whether a search over `ranks` ranks has a strategy: the one of those that recompute the same blocks."""
+    """Whether the search space over `ranks` ranks contains a strategy in the canonical spelling of its
+    recomputation."""
     kinds = _distinct(options.recompute, model.layers, -(-model.layers // (s.pp * s.virtual)))
     return recomputation.encode(s.recompute) in kinds and may_choose(s, model, job, ranks, options)
 
@@ -170,8 +171,8 @@ def experts(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> S
 
 
 def kinds(cores: Strategies) -> tuple[Strategies, Ints]:
-    """Return the cores that differ in what a block sees, each as if it had no pipeline, and the place among them of
-    each core: pp and dp share the ranks that tp and cp leave, and a block sees no difference."""
+    """Return the cores with distinct blocks, each as if it had no pipeline, and the index among them for each core:
+    pp and dp share the ranks that tp and cp leave, which makes no difference to a block."""
     code = np.zeros_like(cores.tp)
     for column in (cores.tp, cores.sp, cores.cp, cores.ulysses, cores.micro_batch):
         code = code * (int(column.max(initial=0)) + 1) + column
@@ -181,15 +182,15 @@ def kinds(cores: Strategies) -> tuple[Strategies, Ints]:
 
 
 def with_experts(rows: Strategies, model: ModelSpec, options: Options) -> tuple[Strategies, Ints]:
-    """Return rows with every way to spread experts over their ranks, those that limits exclude too, and the place of
-    the row that each is of."""
+    """Return rows with every way to spread experts over their ranks, including those that limits exclude, and the
+    index of each one's original row."""
     expansion = _by_experts(rows, model, options)
     return expansion.rows, np.repeat(np.arange(len(rows)), expansion.times)
 
 
 def spread(rows: Strategies, kind: Ints, ways: Strategies, of_kind: Ints) -> tuple[Strategies, Ints, Ints]:
-    """Return rows with every way of their kind (ep, etp of `ways`, in ascending `of_kind`) that divides their ranks,
-    and of each the places among `rows` and `ways`."""
+    """Return rows with every (ep, etp) of `ways` of their kind (in ascending `of_kind`) that divides their ranks, and
+    each one's indices into `rows` and `ways`."""
     number = np.bincount(of_kind, minlength=int(kind.max(initial=-1)) + 1)
     times, starts = number[kind], (np.cumsum(number) - number)[kind]
     row = np.repeat(np.arange(len(rows)), times)
@@ -216,7 +217,7 @@ def sharding(rows: Strategies, job: Job, options: Options) -> Strategies:
 
 
 def _one_by_one(ways: Callable[[int, int], Ways], columns: int) -> Callable[[Sequence[tuple[int, int]]], list[Ints]]:
-    """Return a function from pairs of keys to the table of each, from one that lists the ways of a pair."""
+    """Turn a function that lists the ways of one pair of keys into one that returns the tables of many pairs."""
     return lambda keys: [np.array(ways(*pair), np.int64).reshape(-1, columns) for pair in keys]
 
 
@@ -273,7 +274,7 @@ def _by_pipeline(rows: Strategies, model: ModelSpec, job: Job, options: Options)
     known = options.pipelines
 
     def tables(kinds: Sequence[tuple[int, int]]) -> list[Ints]:
-        """Return the ways of each (pp, micro-batches), those that no step before asked for judged in one call."""
+        """Return the ways of each (pp, micro-batches); new pairs are judged in one call."""
         new = [kind for kind in kinds if (model.layers, *kind) not in known]
         ways = [np.array(pipeline_ways(model.layers, *kind, options.schedules), np.int64) for kind in new]
         ways = [table.reshape(-1, 2) for table in ways]
@@ -288,7 +289,7 @@ def _by_pipeline(rows: Strategies, model: ModelSpec, job: Job, options: Options)
 def _legal_pipelines(
     kinds: Sequence[tuple[int, int]], ways: Sequence[Ints], model: ModelSpec, options: Options
 ) -> list[npt.NDArray[np.bool_]]:
-    """Return for each (pp, micro-batches) the mask of its ways that limits and given blocks allow."""
+    """Return, for each (pp, micro-batches), the mask of its ways allowed by limits and prescribed blocks."""
     if not kinds:
         return []
     lengths = [len(table) for table in ways]
@@ -313,8 +314,8 @@ def _legal_pipelines(
 
 
 def _adds_up(way: Sequence[int], model: ModelSpec, options: Options) -> bool:
-    """Whether the blocks that options give to the ends of a pipeline (pp, schedule, virtual) leave the other ranks as
-    many as they need."""
+    """Whether the blocks prescribed by options for the ends of a pipeline (pp, schedule, virtual) leave enough for
+    the other ranks."""
     pp, schedule, virtual = way
     s = Strategy(pp=pp, virtual=virtual, schedule=NAMES[schedule])  # type: ignore[arg-type]
     try:
@@ -325,7 +326,7 @@ def _adds_up(way: Sequence[int], model: ModelSpec, options: Options) -> bool:
 
 
 def pipeline_ways(layers: int, pp: int, m: int, schedules: Sequence[str] = NAMES) -> list[tuple[int, int]]:
-    """(schedule, virtual) of so many ranks and micro-batches."""
+    """Return the legal (schedule, virtual) for `pp` ranks and `m` micro-batches."""
     if pp == 1:
         return [(_DEFAULT, 1)]
     ways = []
@@ -341,8 +342,8 @@ def pipeline_ways(layers: int, pp: int, m: int, schedules: Sequence[str] = NAMES
 
 
 def _by_recompute(rows: Strategies, model: ModelSpec, options: Options) -> _Expansion:
-    """Of kinds that recompute the same blocks, one is kept: `every:k` of k blocks is the first block alone,
-    `block:n` of chunks of at most n blocks is full."""
+    """Return the kinds of recomputation per row. Of kinds that recompute the same blocks, one is kept: `every:k` of k
+    blocks is the first block alone, `block:n` of chunks of at most n blocks is full."""
 
     def ways(chunks: int, _: int) -> Ways:
         chunk = -(-model.layers // max(chunks, 1))
@@ -360,7 +361,7 @@ def _distinct(names: tuple[str, ...], layers: int, chunk: int) -> tuple[int, ...
         key: object = name
         if how.kind == "every":
             if how.count > layers:
-                continue  # refused: it means no more than every:n of n blocks
+                continue  # refused: equivalent to every:n of n blocks
             key = -(-layers // how.count)  # blocks that run again
         elif how.kind == "full" or (how.kind, how.count) == ("uniform", 1):
             key = layers
@@ -393,13 +394,13 @@ def _by_sharding(rows: Strategies, job: Job, options: Options) -> _Expansion:
         return options.limits.way(("zero", "shard", "order"), given)
 
     flags = 4 * (rows.pp > 1) + 2 * (rows.cp > 1) + ((rows.pp > 1) & (rows.dp > 1))
-    if job.precision.gathers_narrow:  # which needs something that is gathered
+    if job.precision.gathers_narrow:  # which needs gathers
         flags += 8 * (rows.sp == 0)
     return _Expansion(rows, rows.dp, flags, ("zero", "shard", "order"), _one_by_one(ways, 3))
 
 
 def _pairs(ranks: int) -> list[tuple[int, int]]:
-    """All pairs of degrees whose product divides the number of ranks."""
+    """Return all pairs of degrees whose product divides the number of ranks."""
     return [(one, other) for one in divisors(ranks) for other in divisors(ranks // one)]
 
 

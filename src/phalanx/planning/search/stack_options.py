@@ -1,12 +1,12 @@
-"""The options of a stack that a search sets by itself: those that change neither what a step computes nor its number
-types, so that a user loses nothing by them.
+"""Options of a stack that a search sets by itself: those that change neither the results of a step nor its number
+types, and so have no downside for the user.
 
-Strategies are found first, with every option as the stack's release has it; then options are set one after another,
+Strategies are found first, with the release's default for every option; then options are set one after another,
 whichever makes the fastest of them faster by the formulas, until none does; then the second pass prices the
-candidates with them (plan/search/refine.py). How blocks are cut into chunks is no option here: see stage_lengths.py.
-What a user set with --where stays; what stands in a program's code, where no configuration sets it, is left out.
-Number types are offered (number_types.py); offloading to the host, adapters, documents, optimizers and multi-token
-prediction are the user's to choose.
+candidates with them (planning/search/refine.py). How blocks are cut into chunks is no option here: see
+stage_lengths.py. Options that a user fixed (`where`) stay; options hard-coded in a program, which no configuration
+sets, are left out. Number types are offered (number_types.py); offloading to the host, adapters, documents,
+optimizers and multi-token prediction are left to the user.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _CANDIDATES = 6
 def with_best_options(pricing: Pricing, strategies: Sequence[Strategy]) -> Pricing:
     """Return a question with the options of its stack that make the fastest of `strategies` faster.
 
-    A question without a row, or whose stack has none of these options, is returned as it is."""
+    A question without a row, or whose stack has none of these options, is returned unchanged."""
     row = pricing.row
     if row is None or not strategies:
         return pricing
     some = list(strategies[:_CANDIDATES])
-    # Gathering keys changes nothing where heads are exchanged, which without it is often the faster way.
+    # Gathering keys has no effect where heads are exchanged, often the faster choice without it.
     some = list(dict.fromkeys([*some, *(replace(s, ulysses=1) for s in some)]))
     pinned = set(pricing.extra.changed())
     open_changes = [
@@ -75,8 +75,8 @@ def _new(pricing: Pricing, change: dict[str, Any]) -> bool:
 
 
 def _least(each: Sequence[Pricing], strategies: Sequence[Strategy]) -> list[float]:
-    """Return for each question the shortest step of the strategies that fit and that the stack runs with its options;
-    infinity if none does."""
+    """Return, for each question, the shortest step of the fitting strategies that the stack runs with its options;
+    infinity if there is none."""
     shape = (len(each), len(strategies))
     terms, reserved = price_under(each, strategies)
     usable = np.array([[pricing.usable] for pricing in each])

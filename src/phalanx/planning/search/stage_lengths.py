@@ -1,14 +1,14 @@
-"""How many blocks each chunk of a pipeline has, where a stack lets its user say so (frameworks/: `layers`).
+"""Number of blocks in each chunk of a pipeline, for stacks that let the user choose it (frameworks/: `layers`).
 
-The first pass prices strategies as if every pipeline rank had the same number of blocks, the second so or with the
-cut that balances their times, for the last rank has the head as well. Neither is the smallest, for the first rank
+The first pass prices strategies with equal numbers of blocks on all pipeline ranks, the second also with the cut that
+balances their times, since the last rank has the head as well. Neither takes the least memory, since the first rank
 keeps the activations of the most micro-batches. So after the second pass:
 
     a faster strategy that does not fit    is tried with a shorter first rank, and with the embedding and the loss
                                            counted as blocks; memory for all of them in one call
-    the best strategy                      is timed with equal chunks too, to say what its own bring
+    the best strategy                      is timed with equal chunks too, for the gain of its own
 
-What is chosen stands in the strategy as `layers`, and is exported as the stack writes it.
+The choice becomes the strategy's `layers`, and is exported in the stack's form.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.strategy.spec import Strategy
 
 _TRIED = 8
-"""Strategies that are tried, of those that do not fit and of those with equal chunks."""
+"""Maximum strategies to try, of those that do not fit and of those with equal chunks."""
 _TIMED = 4
-"""Cuts that fit whose pipelines are timed."""
+"""Maximum fitting cuts whose pipelines are timed."""
 _SHORTER = (1, 2, 3, 4)
-"""Blocks that the first rank gives away."""
+"""Candidate numbers of blocks to move away from the first rank."""
 _PINNED = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer")
 
 
@@ -41,8 +41,7 @@ class StageLengths:
 
     listed: RankedStrategy
     equal_seconds: float | None
-    """Step time with chunks that are as equal as whole blocks allow; None where the strategy does not fit with
-    them."""
+    """Step time with chunks as equal as whole blocks allow; None if the strategy does not fit with them."""
 
     @property
     def blocks(self) -> tuple[int, ...]:
@@ -51,24 +50,24 @@ class StageLengths:
 
     @property
     def gain(self) -> float | None:
-        """Share of the step with equal chunks that these save."""
+        """Share of the step saved compared with equal chunks."""
         return None if self.equal_seconds is None else 1 - self.listed.seconds / self.equal_seconds
 
     def __str__(self) -> str:
-        """The chunks in the order of the model, equal neighbours together: 6 of 10 blocks, 1 of 11, 1 of 9."""
+        """The chunks in the order of the model, equal neighbours grouped: 6 of 10 blocks, 1 of 11, 1 of 9."""
         runs = [(n, len(list(same))) for n, same in groupby(self.blocks)]
         (n, count), *others = runs
         return ", ".join([f"{count} of {n} block{'s' * (n > 1)}", *(f"{count} of {n}" for n, count in others)])
 
 
 def can_list(pricing: Pricing) -> bool:
-    """Whether the stack takes the blocks of each chunk, and the user has not fixed those of any rank."""
+    """Whether the stack accepts a list of blocks per chunk, and the user has not fixed any."""
     return pricing.row is not None and pricing.lists_blocks and not any(getattr(pricing.extra, n) for n in _PINNED)
 
 
 def that_fit(prices: RefinedPrices, candidates: Sequence[RankedStrategy]) -> list[RankedStrategy]:
-    """Return strategies faster than the best of `candidates` that fit with chunks of unequal length alone, fastest
-    first; `prices` has met the strategies that do not fit."""
+    """Return strategies faster than the best of `candidates` that fit only with unequal chunks, fastest first;
+    `prices` has the strategies that do not fit."""
     pricing = prices.pricing
     if not candidates or not can_list(pricing):
         return []
@@ -86,8 +85,8 @@ def that_fit(prices: RefinedPrices, candidates: Sequence[RankedStrategy]) -> lis
 
 
 def lengths(prices: RefinedPrices, best: RankedStrategy) -> StageLengths | None:
-    """Return the best strategy with its chunks listed, where they have more and fewer blocks; None where they have as
-    many, without a pipeline, and where nothing can list them."""
+    """Return the best strategy with its uneven chunks listed; None if they are equal, without a pipeline, or if the
+    stack accepts no list."""
     s, pricing = best.strategy, prices.pricing
     if s.layers != "auto":  # it does not fit with equal ones
         return StageLengths(best, None)

@@ -1,4 +1,4 @@
-"""Many strategies as NumPy columns, one for each field that a search chooses, and what it may choose."""
+"""Many strategies as NumPy columns, one for each field that a search chooses, and the options of that choice."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class Options:
     zero_in_pipeline: tuple[int, ...] = (0, 1, 2, 3)
     ulysses: bool = True
     limits: SearchLimits = UNLIMITED
-    """What the stack refuses and the user excludes."""
+    """Refusals of the stack and exclusions of the user."""
     extra: StackOptions = AS_RELEASED
-    """What the stack does beyond the strategies, the same for all of them."""
+    """Options of the stack beyond the strategies, the same for all of them."""
 
     @cached_property
     def pipelines(self) -> dict[tuple[int, int, int], Ints]:
-        """The ways (schedule, virtual) of each (blocks, pp, micro-batches) that a search has asked for."""
+        """Cache of the legal (schedule, virtual) for each (blocks, pp, micro-batches)."""
         return {}
 
     def allows(self, s: Strategy, micro_batches: int) -> bool:
-        """Whether a search may choose a strategy of so many micro-batches, as far as these options say."""
+        """Whether these options allow a strategy with `micro_batches` micro-batches."""
         if self.limits and not self.limits.allows(s, micro_batches, self.extra):
             return False
         levels = self.zero if s.pp == 1 else self.zero_in_pipeline
@@ -149,7 +149,7 @@ def joined(parts: Sequence[Strategies]) -> Strategies:
 
 
 def named_columns(rows: Strategies, job: Job, extra: StackOptions) -> dict[str, Any]:
-    """Return rows as limits read them: fields by name, words as Words, with products of fields."""
+    """Return rows in the form read by limits: fields by name, words as Words, with products of fields."""
     columns: dict[str, Any] = {name: getattr(rows, name) for name in COLUMNS}
     codes, places = np.unique(rows.recompute, return_inverse=True)
     kinds = tuple(recomputation.written(int(code)) for code in codes)

@@ -24,11 +24,12 @@ TERM_NAMES = {
     "optimizer": "the update",
     "other": "the rest",
 }
-"""How each term of a step is written in a sentence."""
+"""Words for each term of a step in a sentence."""
 
 
 def why_not(p: PricedStrategy, best: PricedStrategy | None, pricing: Pricing) -> str:
-    """Say in numbers why `p` is not the best strategy: its memory if it does not fit, else the term that grew most.
+    """Return a sentence with numbers on why `p` is not the best strategy: its memory if it does not fit, else the
+    term that grew most.
 
     `best` may be None only if `p` does not fit."""
     if not p.fits:

@@ -1,4 +1,4 @@
-"""Which collective algorithm is fastest on a cluster, at which size, and how far it is from the lower bound."""
+"""Fastest collective algorithm on a cluster by size, and its distance from the lower bound."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError, nearest
 
 _FOLLOWED = 256
-"""Most ranks whose messages are followed one by one; the formulas hold for any number."""
+"""Maximum ranks for simulating messages one by one; the formulas hold for any number."""
 _SIZES = tuple(2.0**k for k in range(8, 33))  # 256 B .. 4 GiB
 
 
@@ -34,7 +34,7 @@ class AlgorithmRow:
     bound: float
     """Seconds that no schedule beats on these links."""
     formula_seconds: float | None
-    """By the published closed form; None if the ranks do not share one tier of links."""
+    """Seconds by the published closed form; None if the ranks do not share one tier of links."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class AlgorithmComparison:
     winners: tuple[tuple[float, float, str], ...]
     """(from bytes, to bytes, fastest algorithm)."""
     crossovers: tuple[Crossover, ...]
-    """Of every tier of links in use."""
+    """Crossover of every tier of links in use."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class _SizedSchedule:
 def compare(op: str, size_bytes: float, ranks: int, cluster: ClusterSpec) -> AlgorithmComparison:
     """Price every algorithm of a collective of `size_bytes` over the first `ranks` ranks of a cluster.
 
-    Beyond 256 ranks by the published formulas alone. A barrier ignores the size.
+    Beyond 256 ranks only the published formulas are used. A barrier ignores the size.
 
     Raises InputError for an unknown collective or more ranks than the cluster has."""
     if op not in ALGORITHMS:
@@ -134,7 +134,7 @@ def formulas() -> Sheet:
 
 
 def _by_formula(op: str, n: float, ranks: int, cluster: ClusterSpec) -> AlgorithmComparison:
-    """Price the algorithms by their published formulas, as if the slowest tier's links were between all ranks."""
+    """Price the algorithms by their published formulas, assuming the slowest tier's links between all ranks."""
     used = [t for i, t in enumerate(cluster.tiers) if i == 0 or cluster.tiers[i - 1].ranks < ranks]
     links = costs(cluster)
     _, alpha, beta = links.tiers[len(used) - 1]

@@ -1,4 +1,4 @@
-"""What a strategy sends in a step, as a table: by the formulas of a stack, or as our own runtime's program has it."""
+"""Table of a strategy's traffic in a step: by the formulas of a stack, or from our own runtime's program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from phalanx.spec.cluster.spec import ClusterSpec
 
 
 def sheet(x: AnalyticSubject) -> Sheet:
-    """Tabulate each kind of operation of a strategy in a step: of a rank, and of the job."""
+    """Tabulate each kind of operation of a strategy in a step: for a rank, and for the job."""
     rows = []
     seconds_of_term: dict[str, float] = {}
     for f in x.flows:
@@ -71,7 +71,7 @@ def sheet(x: AnalyticSubject) -> Sheet:
 
 def _hidden(term: str, x: AnalyticSubject, alone_s: float) -> float:
     """Return the share of a term's communication, `alone_s` without overlap, that other work covers. The term of
-    expert parallelism also has permutations and waiting, so there it is what the stack covers of the messages."""
+    expert parallelism also has permutations and waiting, so there it is the stack's covered share of the messages."""
     profile = x.pricing.profile
     if term == "ep" and not profile.overlaps_experts:
         return float(profile.ep_overlap)

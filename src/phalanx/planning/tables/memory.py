@@ -1,4 +1,4 @@
-"""The table of what occupies the memory of a strategy's fullest rank."""
+"""Table of the memory of a strategy's fullest rank, by kind of occupant."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 def sheet(s: Strategy, terms: Mapping[str, float], needed: float, usable: int) -> Sheet:
-    """Tabulate bytes by term. `needed`: what is reserved for them; `usable`: of the device."""
+    """Tabulate bytes by term. `needed`: bytes reserved; `usable`: usable bytes of the device."""
     rows = [(name, value, value / usable) for name, value in terms.items() if value]
     rest = needed - sum(terms.values())
     rows += [("reserved beyond the peak", rest, rest / usable)] if rest > 1 else []

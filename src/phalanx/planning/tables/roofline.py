@@ -69,7 +69,7 @@ def rooflines(pricing: Pricing, s: Strategy) -> list[Sheet]:
 
 
 def memory_levels(cluster: ClusterSpec) -> Sheet:
-    """Tabulate what each level of a chip's memory holds. Raises InputError for an unknown chip."""
+    """Tabulate the contents of each level of a chip's memory. Raises InputError for an unknown chip."""
     rows = [(name, size, what) for name, size, what in levels_of(cluster)]
     return Sheet(
         f"memory of {cluster.device.name}, inside out",
@@ -93,7 +93,7 @@ def levels_of(cluster: ClusterSpec) -> list[tuple[str, float, str]]:
 
 
 def level_of(size: float, levels: list[tuple[str, float, str]]) -> str:
-    """Return the innermost level that holds so many bytes."""
+    """Return the innermost level that holds `size` bytes."""
     return next((name for name, room, _ in levels if size <= room), levels[-1][0])
 
 

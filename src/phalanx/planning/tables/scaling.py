@@ -1,4 +1,4 @@
-"""How a training scales: the best strategy by number of GPUs, batch, link rates and device."""
+"""Scaling of a training: the best strategy by number of GPUs, batch, link rates and device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Question = Callable[[int], Pricing]
 
 def by_gpus(question: Question, gpus: Sequence[int], weak: bool) -> Sheet:
     """Tabulate strong scaling (one batch on more GPUs), or weak scaling (the batch grows with the GPUs, up to the
-    one asked for)."""
+    question's)."""
     asked, most = question(gpus[-1]).job.global_batch, gpus[-1]
     rows: list[tuple[object, ...]] = []
     base = computing = 0.0
@@ -63,7 +63,7 @@ def by_gpus(question: Question, gpus: Sequence[int], weak: bool) -> Sheet:
 
 
 def _why_above(p: Pricing, first: int, n: int, row: tuple[object, ...]) -> str:
-    """Say why the best strategy on `n` GPUs is more efficient than that on the `first` number of them."""
+    """Return a sentence on why the best strategy on `n` GPUs is more efficient than on the `first` number of them."""
     s = make_strategy(str(row[2]))
     assert s is not None
     dp = s.dp * first // n
@@ -82,7 +82,7 @@ def _why_above(p: Pricing, first: int, n: int, row: tuple[object, ...]) -> str:
 
 
 _MORE = 1.0005
-"""Efficiency that is printed as more than 100.0 %."""
+"""Smallest efficiency that is printed as more than 100.0 %."""
 
 
 _COLUMNS = columns(
@@ -109,8 +109,8 @@ _SCALED = (
 
 
 def _lost(best: RankedStrategy) -> tuple[float, float, float]:
-    """Return the seconds of a step in which a mean rank does not compute: exposed communication, the bubble, and what
-    the slowest rank of a pipeline has to compute beyond the mean one."""
+    """Return the seconds of a step in which a mean rank does not compute: exposed communication, the bubble, and the
+    slowest pipeline rank's excess over the mean."""
     run = best.run
     slowest = run.makespan - run.bubble
     exposed = sum(best.priced.terms.get(name, 0.0) for name in COMMUNICATION)

@@ -1,7 +1,6 @@
-"""What each level of a cluster's switches carries: the bisection, and how much the level below could ask for.
-
-The bisection of a level that joins n ranks is what one half of them can send to the other, in one direction: n/2
-times the rate of a rank, or half of the uplinks where blocks of the level below share them. A fat tree without
+"""Capacity of each level of a cluster's switches: the bisection, and the demand of the level below. The bisection of
+a level that joins n ranks is the rate at which one half of them can send to the other, in one direction: n/2 times
+the rate of a rank, or half of the uplinks where blocks of the level below share them. A fat tree without
 oversubscription, a node's NVSwitch and rails (a plane of switches for each GPU of a node) have the first; a tree with
 fewer uplinks, and groups of a dragonfly with fewer global links, the second.
 """

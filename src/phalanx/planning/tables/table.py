@@ -43,15 +43,15 @@ class Sheet:
     stacked: tuple[str, ...] = ()
     """Columns whose numbers add up, which a page draws as one bar a row."""
     stacked_unit: str = ""
-    """What they are counted in, where the columns have no unit."""
+    """Unit of the stacked columns, if the columns have none."""
     charted: bool = True
-    """Whether `--plot` draws it."""
+    """Whether the table is drawn as a plot."""
     marked: int | None = None
-    """The row that is the answer, which a terminal shows with an arrow."""
+    """Index of the answer's row, which a terminal marks with an arrow."""
     bars: bool = False
     """Whether a terminal draws the last column, a share, as bars."""
     keys: int = 1
-    """Columns that say what a row is about: repeated where a table is too wide for its terminal and is cut in two."""
+    """Number of columns that identify a row: repeated when a table too wide for its terminal is cut in two."""
 
     def records(self) -> list[dict[str, Any]]:
         """Return each row as a dict by column key, as in JSON."""

@@ -33,7 +33,7 @@ from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 @dataclass(frozen=True)
 class BytesPolicy:
-    """Bytes that a parameter takes, by kind, in mixed precision with Adam."""
+    """Bytes per parameter, by kind, in mixed precision with Adam."""
 
     weight: int
     gradient: int
@@ -53,11 +53,12 @@ POLICIES = {
     18: BytesPolicy(2, 4, 4, 8, "gradients kept and added in fp32"),
     20: BytesPolicy(2, 6, 4, 8, "gradients in both types"),
 }
-"""By their sum."""
+"""Policies by the sum of their bytes."""
 
 
 def kinds(params: float, policy: int) -> Sheet:
-    """Tabulate the bytes of a parameter by kind: of every policy, and for `params` what `policy` is in all."""
+    """Tabulate the bytes per parameter by kind for every policy, and the total of `policy` for `params`
+    parameters."""
     rows = [
         (total, p.weight, p.gradient, p.master, p.moments, total * params / 1e9, p.what)
         for total, p in POLICIES.items()
@@ -82,7 +83,7 @@ def kinds(params: float, policy: int) -> Sheet:
 
 
 def savings(ranks: Sequence[int], policy: int) -> Sheet:
-    """Tabulate how many times less state a rank has at each level of ZeRO."""
+    """Tabulate the factor by which each level of ZeRO reduces a rank's state."""
     rows = []
     for p in ranks:
         whole = zero_bytes(1.0, 0, p, policy)
@@ -135,7 +136,7 @@ def state(params: float, ranks: Sequence[int], policy: int, card_bytes: float) -
 
 
 def cards(held: float, card_bytes: float) -> int:
-    """Return how many cards hold so many bytes, spread evenly."""
+    """Return the number of cards that hold `held` bytes, spread evenly."""
     return math.ceil(held / card_bytes)
 
 
@@ -183,7 +184,7 @@ _GRADIENT = 2
 
 
 def gradient_traffic(params: float, ranks: Sequence[int], rate: float) -> Sheet:
-    """Tabulate what data parallelism sends in a step, from a parameter count alone."""
+    """Tabulate the traffic of data parallelism in a step, from only a parameter count."""
     rows = []
     for p in ranks:
         n = params * _GRADIENT
@@ -230,12 +231,12 @@ def step_share(params: float, ranks: Sequence[int], rate: float, seconds: float)
 
 
 PLACE_BYTES = 8
-"""Of an index as torch.topk returns it (int64), in `top_k`; our own compressor sends 4."""
+"""Bytes of an index from torch.topk (int64), for `top_k`; our own compressor sends 4."""
 
 
 def top_k(params: float, ranks: Sequence[int], share: float) -> Sheet:
-    """Tabulate what sending the largest `share` of gradients saves: values and places travel by all-gather, as no two
-    ranks choose the same, so that a rank sends its own to each of the others."""
+    """Tabulate the savings of sending the largest `share` of gradients: values and places travel by all-gather, since
+    ranks choose different ones, so that a rank sends its own to each of the others."""
     rows = []
     for p in ranks:
         gathered = (p - 1) * share * params * (4 + PLACE_BYTES)
@@ -283,7 +284,7 @@ def intensity(params: float, seq: int, batches: Sequence[int], peak: float, rate
 
 
 def training(params: float, tokens: float, rate: float, gpus: Sequence[int]) -> Sheet:
-    """Tabulate how long training on so many tokens takes if each GPU reaches `rate` FLOP/s."""
+    """Tabulate the time of training on `tokens` tokens if each GPU reaches `rate` FLOP/s."""
     flops = 6 * params * tokens
     rows = [(n, flops / rate / n / _DAY / 365, flops / rate / n / _DAY, flops / rate / 3600) for n in gpus]
     return Sheet(
