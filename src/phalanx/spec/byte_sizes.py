@@ -1,4 +1,4 @@
-"""Sizes as people write and read them: 100MB is 1e8 bytes, 64KiB is 65,536."""
+"""Sizes in human-readable form: 100MB is 1e8 bytes, 64KiB is 65,536."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SCALE = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "KI": 2**10, "MI": 2**
 
 
 def parse_bytes(text: str, field: str = "bytes") -> float:
-    """Parse `4096`, `100MB`, `64KiB` or `1.5 GiB` into bytes. Raises InputError naming `field`; 0 is no size."""
+    """Parse `4096`, `100MB`, `64KiB` or `1.5 GiB` into bytes. Raises InputError naming `field`; 0 is refused."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", text.strip(), re.IGNORECASE)
     if not match or not 0 < float(match[1]) < 1e18:
         raise InputError(field, text, "is not a size", "write 4096, 100MB or 64KiB")

@@ -1,4 +1,5 @@
-"""Read what others wrote: text, TOML and JSON of bounded size and depth, or an InputError that names the file."""
+"""Reading of untrusted documents: text, TOML and JSON of bounded size and depth, or an InputError that names the
+file."""
 
 from __future__ import annotations
 
@@ -15,15 +16,15 @@ from phalanx.spec.errors import InputError
 
 T = TypeVar("T")
 LARGEST = 2**26
-"""Bytes of the largest document that is read: 64 MiB."""
+"""Maximum bytes of a document: 64 MiB."""
 _DEEPEST = 64  # tables in tables; ours have 5
 _LONGEST_BITS = 14_000  # of a number: 4,214 digits
 
 
 def read_text(path: Path, field: str, largest: int = LARGEST) -> str:
-    """Return the text of a file in UTF-8; `field` says in messages what the file is for. Raises InputError."""
+    """Return the text of a file in UTF-8; `field`: the file's purpose, for messages. Raises InputError."""
     try:
-        if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
+        if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would block
             raise InputError(field, str(path), "is not a regular file")
         with path.open("rb") as file:
             content = file.read(largest + 1)
@@ -61,7 +62,7 @@ def read_packed(path: Path, field: str, largest: int = LARGEST) -> str:
 
 @contextmanager
 def csv_of(path: Path, field: str) -> Iterator[None]:
-    """Turn what the csv module refuses (a NUL, a field of more than 128 KiB) into an InputError of that file."""
+    """Turn errors of the csv module (a NUL, a field of more than 128 KiB) into an InputError about that file."""
     try:
         yield
     except csv.Error as error:
@@ -86,12 +87,12 @@ def read_json(path: Path, field: str) -> Any:
         _refuse(path, field, "JSON", error)
 
 
-_MOST = 1_000_000  # values that a document stands for
+_MOST = 1_000_000  # values of a document with its references expanded
 
 
 def require_finite(content: Any) -> None:
-    """Require that tables which may refer to each other stand for few values, and none holds itself. Raises
-    ValueError."""
+    """Require that tables which may refer to each other expand to a bounded number of values, and none contains
+    itself. Raises ValueError."""
     counted: dict[int, int] = {}
 
     def count(table: Any) -> int:
@@ -109,8 +110,8 @@ def require_finite(content: Any) -> None:
 
 
 def require_shallow(content: T) -> T:
-    """Return a document that is nested `_DEEPEST` deep at most, so that functions may call themselves for its parts,
-    and that holds no number too long to be printed (hexadecimal ones pass the limit of int()).
+    """Return a document after checking that it is nested at most `_DEEPEST` deep, so that recursion is safe, and has
+    no number too long to print (hexadecimal ones pass the limit of int()).
 
     Raises RecursionError or ValueError for any other.
     """

@@ -1,4 +1,4 @@
-"""Errors about input, in one line: which field, which value, why it is wrong, and what to do about it."""
+"""Errors about input, in one line: the field, its value, the reason, and the remedy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 class InputError(ValueError):
     """Input that cannot be used: `field = value: reason; remedy`. The command line prints that and exits with code 2.
 
-    A value of None is not shown, nor an empty `remedy`, which says what would be right.
+    A value of None and an empty `remedy` are not shown.
     """
 
     def __init__(self, field: str, value: object, reason: str, remedy: str = "") -> None:
@@ -20,7 +20,7 @@ class InputError(ValueError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Suggest what a misspelt name may have meant: the one or two closest known names, or all if none is close."""
+    """Suggest corrections of a misspelt name: the one or two closest known names, or all if none is close."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=2, cutoff=0.6)
     return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names)}"
@@ -31,5 +31,6 @@ def _short(value: object) -> str:
 
 
 def _cut(text: str, most: int) -> str:
-    """Shorten a text to `most` characters by leaving out some near its start: the end of a path says most."""
+    """Shorten a text to `most` characters by leaving out some near its start: the end of a path is the most
+    specific."""
     return text if len(text) <= most else f"{text[: most // 4]}...{text[most // 4 + 3 - most :]}"

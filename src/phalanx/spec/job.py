@@ -1,4 +1,4 @@
-"""The job: what a step computes, independent of the layout ([job]); and how a run goes about it ([train])."""
+"""The job: the computation of a step, independent of the layout ([job]); and the conduct of a run ([train])."""
 
 from __future__ import annotations
 
@@ -23,38 +23,39 @@ def compute_type(word: str, field: str) -> DType:
 
 
 DTYPE_BYTES: dict[str, int] = {f.name: f.bits // 8 for f in NUMBER_FORMATS.values() if not f.narrow}
-"""Bytes per element, of number types and of the integers that collectives carry."""
+"""Bytes per element of number types, and of the integers sent by collectives."""
 
 
 Products = Literal["compute", "float8", "float8-row", "mxfp8", "nvfp4"]
-"""What the matrix products of blocks multiply: numbers of the compute type, or one of NUMBER_FORMATS that our runtime
+"""Operand formats of the matrix products of blocks: the compute type, or one of NUMBER_FORMATS that our runtime
 multiplies."""
 
 
 def widest(*dtypes: DType) -> DType:
-    """The type that sums of these types are kept in: float64 if one of them is, else float32."""
+    """Return the type for sums of these types: float64 if one of them is, else float32."""
     return "float64" if "float64" in dtypes else "float32"
 
 
 @dataclass(frozen=True)
 class Precision:
-    """Number types of a step (Micikevicius et al. 2018). None stands for float32, or float64 where `compute` is."""
+    """Number types of a step (Micikevicius et al. 2018). None means float32, or float64 if `compute` is float64."""
 
     compute: DType = "float32"
-    """Of parameters, activations and their gradients in the forward and backward pass."""
+    """Type of parameters, activations and their gradients in the forward and backward pass."""
     reduce: DType | None = None
-    """Of gradients in the collectives that sum them over ranks."""
+    """Type of gradients in the collectives that sum them over ranks."""
     accumulate: DType | None = None
-    """Of gradients summed over micro-batches."""
+    """Type of gradients summed over micro-batches."""
     master: DType | None = None
-    """Of the parameters that the optimizer updates, and of its state."""
+    """Type of the parameters that the optimizer updates, and of its state."""
     products: Products = "compute"
-    """Of the operands of matrix products in blocks: the compute type, or float8 with one scale a tensor, float8-row
-    with one a row, mxfp8 and nvfp4 with one a block of 32 and 16 numbers. Needs compute = "bfloat16"."""
+    """Format of the operands of matrix products in blocks: the compute type, or float8 with one scale per tensor,
+    float8-row with one per row, mxfp8 and nvfp4 with one per block of 32 and 16 numbers. Needs compute =
+    "bfloat16"."""
     gather: Literal["compute", "float8"] = "compute"
-    """Of what zero=3 (parameters) and sp (tokens, gradients) gather for products of blocks: the compute type, or the
-    8 bits that products = "float8" rounds them to, which it needs. Parameters arrive the same to the bit; tokens are
-    rounded once, with one scale for all ranks'."""
+    """Format in which zero=3 (parameters) and sp (tokens, gradients) gather operands of blocks' products: the compute
+    type, or the 8 bits of products = "float8", which it requires. Parameters arrive bitwise equal; tokens are rounded
+    once, with one scale for all ranks."""
 
     @property
     def reduce_dtype(self) -> DType:
@@ -73,18 +74,18 @@ class Precision:
 
     @property
     def operands(self) -> NumberFormat | None:
-        """The format that products of blocks round their operands to; None: they are of the compute type."""
+        """Narrow format of the operands of blocks' products; None: the compute type."""
         return None if self.products == "compute" else NUMBER_FORMATS[self.products]
 
     @property
     def gathers_narrow(self) -> bool:
-        """Whether what products of blocks read is gathered in 8 bits."""
+        """Whether operands of blocks' products are gathered in 8 bits."""
         return self.gather == "float8"
 
 
 @dataclass(frozen=True)
 class Job:
-    """What one training step computes. Raises InputError for numbers out of their ranges."""
+    """The computation of one training step. Raises InputError for numbers out of their ranges."""
 
     global_batch: Count
     """Sequences per step, over all replicas and micro-batches."""
@@ -97,16 +98,16 @@ class Job:
     clip: Annotated[float, Range(0, 1e30)] = 1.0
     """The largest global gradient norm; larger gradients are scaled down to it. 0: no clipping."""
     documents: Literal["packed", "separate"] = "packed"
-    """How the documents in a sequence are treated. packed: as one text. separate: attention stays inside a document
-    and positions restart with each. The loss counts every target either way, also the first token of a document."""
+    """Treatment of the documents in a sequence. packed: as one text. separate: attention stays inside a document and
+    positions restart with each. The loss counts every target either way, also the first token of a document."""
 
     def __post_init__(self) -> None:
         require_ranges(self, "job")
 
 
 def require_folder_name(field: str, name: str) -> None:
-    """Require that `name` can name a run's folder in runs/: letters, digits and `_.+-`, 200 bytes at most, which
-    leaves room for the stamp of a folder that is moved aside. Raises InputError."""
+    """Require that `name` is a valid name of a run's folder in runs/: letters, digits and `_.+-`, 200 bytes at most,
+    which leaves room for the time stamp of a folder that is moved aside. Raises InputError."""
     if not re.fullmatch(r"[\w][\w.+-]*", name):
         raise InputError(field, name, "must be a plain folder name")
     if len(name.encode()) > 200:
@@ -115,15 +116,15 @@ def require_folder_name(field: str, name: str) -> None:
 
 @dataclass(frozen=True)
 class Train:
-    """How a run goes about a job: data, learning rate, evaluation, saving. Raises InputError for bad values."""
+    """Conduct of a run: data, learning rate, evaluation, saving. Raises InputError for bad values."""
 
     data: FilePath = "austen"
     """Training text: `austen` (ships with Phalanx), a text file, .jsonl or .json, a folder of these, or token ids as
     a flat .bin or as the common name of Megatron's .bin and .idx."""
     tokenizer: FilePath = ""
-    """A tokenizer.json for texts. Empty: the one beside `weights`, else one is trained on the text."""
+    """A tokenizer.json for texts. Empty: the one in the folder of `weights`, else one is trained on the text."""
     end_of_text: Name | int = ""
-    """The token between documents, by name or id. Empty: the one that the tokenizer is known to have."""
+    """The token between documents, by name or id. Empty: the tokenizer's own, if known."""
     text_field: Name = "text"
     """The field of .jsonl and .json objects that holds the text."""
     data_dtype: Literal["auto", "uint16", "uint32"] = "auto"
@@ -141,11 +142,11 @@ class Train:
     steps: Count = 100
     """Optimizer steps of the run."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
-    """How the learning rate grows with global_batch / lr_base_batch (`scaled_lr`)."""
+    """Scaling of the learning rate with global_batch / lr_base_batch (`scaled_lr`)."""
     lr_base_batch: Count | None = None
     """The global batch, in sequences, that `lr` was tuned for; needed by `lr_scaling`."""
     seed: Annotated[int, Range(0, 2**63, below=True)] = 0
-    """Of initial weights and of the order of the data; below 2^63."""
+    """Seed of initial weights and of the order of the data; below 2^63."""
     eval_every: Natural = 0
     """Steps between evaluations on held-out sequences; 0: only after the last step."""
     eval_batches: Natural = 0
@@ -157,16 +158,16 @@ class Train:
     check_sync: Natural = 0
     """Steps between comparisons of the replicas' parameters, bit for bit; 0: never."""
     nonfinite: Literal["stop", "skip"] = "stop"
-    """What happens to a step whose loss or gradient is not finite: it ends the run, or it is skipped."""
+    """Handling of a step whose loss or gradient is not finite: it ends the run, or it is skipped."""
     threads: Annotated[int, Range(1, 1024)] = 1
     """CPU threads per rank."""
     timeout_s: Annotated[float, Range(0, 1e6, above=True)] = 300.0
     """Seconds that a rank waits for the others before it gives up."""
     transport: Literal["auto", "native", "p2p", "shm"] = "auto"
-    """What carries collectives between ranks of a host; auto: the one measured to be fastest."""
+    """Transport of collectives between ranks of a host; auto: the fastest measured one."""
     compile: Literal["none", "blocks"] = "none"
-    """Whether torch.compile makes one graph of each block. Models without experts, strategies of dp and zero alone,
-    without recomputation; the first step of a process, which is recorded and verified, runs as written."""
+    """Whether torch.compile makes one graph of each block. Supports models without experts and strategies of only dp
+    and zero, without recomputation; the first step of a process, which is recorded and verified, runs uncompiled."""
     tensorboard: bool = False
     """Whether metrics are written for TensorBoard as well."""
     prompt: Annotated[str, Length(10**6)] = "It is a truth"
@@ -196,8 +197,8 @@ class Train:
             require_folder_name("train.name", self.name)
 
     def scaled_lr(self, global_batch: int) -> float:
-        """Peak learning rate at this global batch, in sequences: lr x (global_batch / lr_base_batch), linear (Goyal
-        et al. 2017), or x its square root (Krizhevsky 2014)."""
+        """Return the peak learning rate at this global batch, in sequences: lr x (global_batch / lr_base_batch),
+        linear (Goyal et al. 2017), or scaled by its square root (Krizhevsky 2014)."""
         if self.lr_scaling == "none" or not self.lr_base_batch:
             return self.lr
         ratio = global_batch / self.lr_base_batch

@@ -1,8 +1,8 @@
-"""Number formats by name: ONE table, a row holding every fact that prices, kernels, chips and stacks need of one.
+"""Number formats by name: ONE table, with a row of all facts that prices, kernels, chips and stacks need.
 
-A format is a type of numbers and, of narrow ones, how they share scales: values are numbers times scale. A row
-without a fact cannot be made, and every reader (bytes of operands, rates of chips, what a job may multiply, the
-words of options) takes it from here.
+A format is a type of numbers and, for narrow ones, the sharing of scales: values are numbers times scale. A row
+without a fact cannot be made, and every reader (bytes of operands, rates of chips, what a job may multiply, the words
+of options) takes it from here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Scales = Literal["none", "tensor", "row", "block"]
-"""What has a scale of its own: nothing, a tensor, a row (of what a product sums over), or a block of a row."""
+"""Granularity of scales: none, a tensor, a row (along the dimension that a product sums over), or a block of a
+row."""
 Peak = Literal["double", "single", "half", "fp8", "fp4"]
 """Fields of a chip's row (spec/cluster/chips.py) with the dense FLOP/s of a format."""
 
@@ -26,40 +27,40 @@ class NumberFormat:
     """A number format. Raises ValueError for facts that contradict each other."""
 
     name: str
-    """In jobs, options and files."""
+    """Name in jobs, options and files."""
     word: str | None
-    """The precision of products that users ask for by this word; None: it is none."""
+    """Word by which users select this precision of products; None: not selectable."""
     title: str
-    """As people write it."""
+    """Name for people."""
     bits: int
-    """Of a number."""
+    """Bits of a number."""
     scales: Scales
     values_per_scale: int
-    """Of a block; 0 where scales are not of blocks."""
+    """Numbers in a block; 0 if scales are not per block."""
     scale_bits: int
-    """Of a scale; 0 where there are none."""
+    """Bits of a scale; 0 without scales."""
     dtype: str | None
-    """torch's name of the type of numbers; None: torch has none."""
+    """torch's name of the number type; None: torch has none."""
     gradient_dtype: str | None
-    """The same of gradients of results."""
+    """torch's name of the type for gradients of results."""
     scale_dtype: str | None
-    """The same of scales."""
+    """torch's name of the type of scales."""
     generations: frozenset[str]
-    """Generations of chips that multiply it, at their `peak`."""
+    """Chip generations that multiply it, at their `peak`."""
     peak: Peak | None
-    """None: nothing multiplies it."""
+    """Field of the chip's peak rate; None: no chip multiplies it."""
     since: tuple[int, int] | None
-    """CUDA's compute capability from which our products of it run; None: they do not."""
+    """Minimum CUDA compute capability of our products in it; None: not supported."""
     multiple: int
-    """Numbers in the rows of operands and results of its products come in multiples of it."""
+    """Granule of the row length of operands and results of its products."""
     priced_as: str | None
-    """The format whose fitted price its products have; None: products of it have none."""
+    """Format whose fitted price applies to its products; None: no price."""
     computes: bool
     """Whether a job can compute in it."""
     multiplies: bool
-    """Whether our runtime multiplies it in blocks of a model that computes in another type."""
+    """Whether our runtime supports it for products in blocks of a model with another compute type."""
     gathers: bool
-    """Whether our runtime gathers operands in it: their scale is known before, and serves both passes."""
+    """Whether our runtime can gather operands in it: their scale is known in advance, and serves both passes."""
 
     def __post_init__(self) -> None:
         blocks, scaled = self.scales == "block", self.scales != "none"
@@ -78,13 +79,13 @@ class NumberFormat:
 
     @property
     def narrow(self) -> bool:
-        """Whether it is for products alone: numbers that mean something only with their scales."""
+        """Whether it is only for products: its numbers are meaningful only with their scales."""
         return self.scales != "none"
 
     @property
     def bytes_per_value(self) -> float:
-        """Bytes of a value of a long operand, with its part of a block's scale. Scales of tensors and rows are few,
-        and not counted."""
+        """Bytes per value of a long operand, including its share of a block's scale. Scales of tensors and rows are
+        few, and not counted."""
         bits = self.bits + (self.scale_bits / self.values_per_scale if self.values_per_scale else 0)
         return bits // 8 if bits % 8 == 0 else bits / 8
 
@@ -178,7 +179,7 @@ def _blocks(
     multiplies: bool = False,
 ) -> NumberFormat:
     """Return the row of a format whose blocks have small scales, which Blackwell's tensor cores read with the
-    numbers; without a peak, of one that holds weights alone."""
+    numbers; without a peak, of one that only stores weights."""
     return NumberFormat(
         name=name,
         word=word,
@@ -211,7 +212,7 @@ _ROWS = (
     _plain("uint8", 8),
     # One scale a tensor, of current values; gradients in e5m2, which has a wider range.
     _float8("float8", "FP8", "tensor", "float8_e5m2", word="fp8", multiplies=True, gathers=True),
-    # The same of values of earlier steps (Transformer Engine's DelayedScaling).
+    # The same with scales from earlier steps (Transformer Engine's DelayedScaling).
     _float8("float8-delayed", "FP8, delayed scales", "tensor", "float8_e5m2"),
     # One scale a row of both operands (torchao's rowwise recipe).
     _float8("float8-row", "FP8 by row", "row", "float8_e4m3fn", priced_as="mxfp8", multiplies=True),
@@ -221,16 +222,16 @@ _ROWS = (
     _blocks("mxfp8", "MXFP8", 8, 32, "float8_e8m0fnu", "float8_e4m3fn", "fp8", 8, "mxfp8", "mxfp8", True),
     # One scale in e4m3 for 16 numbers, and one in fp32 for all (NVIDIA 2025, "Pretraining LLMs with NVFP4").
     _blocks("nvfp4", "NVFP4", 4, 16, "float8_e4m3fn", "float4_e2m1fn_x2", "fp4", 8, "nvfp4", "nvfp4", True),
-    # Weights of served models alone: OCP's four bits, and integers with one scale in 16 bits for 128.
+    # Only weights of served models: OCP's four bits, and integers with one 16-bit scale per 128.
     _blocks("mxfp4", "MXFP4", 4, 32, "float8_e8m0fnu", "float4_e2m1fn_x2", "fp4"),
     _blocks("int4", "INT4", 4, 128, "bfloat16", None, None, scale_bits=16),
 )
 NUMBER_FORMATS: dict[str, NumberFormat] = {row.name: row for row in _ROWS}
 COMPUTED = tuple(sorted((row for row in _ROWS if row.computes), key=lambda row: row.bits))
-"""What a job can compute in, narrow types first."""
+"""Compute types of a job, narrow types first."""
 SHORT_NAMES: dict[str, str] = {row.title: row.name for row in COMPUTED}
-"""Types that a job computes in by the names that configurations use: bf16, fp16, fp32, fp64."""
+"""Compute types by the names used in configurations: bf16, fp16, fp32, fp64."""
 MULTIPLIED = tuple(row for row in _ROWS if row.multiplies)
-"""What our runtime multiplies in blocks of models that compute in another type."""
+"""Formats that our runtime supports for products in blocks of models with another compute type."""
 PRECISIONS: dict[str, NumberFormat] = {row.word: row for row in _ROWS if row.word}
-"""The formats of products that users ask for, by their word."""
+"""Selectable formats of products, by the user's word."""

@@ -1,7 +1,5 @@
-"""Optimizers: the constants that a job gives one ([job.optimizer]), and every fact about each in one table.
-
-What holds state, prices an update, steps, exports or refuses reads its facts here. A row without one of them cannot
-be made.
+"""Optimizers: a job's constants ([job.optimizer]), and every fact about each optimizer in one table. State, prices,
+steps, exports and refusals all read these facts. A row without one of them cannot be made.
 """
 
 from __future__ import annotations
@@ -12,30 +10,30 @@ from typing import Annotated, Literal
 from phalanx.spec.ranges import Range, require_ranges
 
 OptimizerName = Literal["sgd", "adamw", "muon"]
-"""The names; OPTIMIZERS has a row for each."""
+"""Names of optimizers; OPTIMIZERS has a row for each."""
 
 
 COUNT_BYTES = 4
-"""Of a tensor's count of steps, in fp32."""
+"""Bytes of a tensor's step count, in fp32."""
 
 
 @dataclass(frozen=True)
 class UpdateRule:
-    """How one parameter is updated."""
+    """Update rule of one parameter."""
 
     moments: tuple[str, ...]
-    """Tensors of state beside the master, of its type and shape, by torch's names."""
+    """Tensors of state in addition to the master, of its type and shape, by torch's names."""
     needs_momentum: bool
-    """Whether they exist only where the momentum is positive."""
+    """Whether they exist only if the momentum is positive."""
     counts_steps: bool
-    """Whether each tensor has a count of its steps."""
+    """Whether each tensor has a step count."""
     iterations: int
     """Newton-Schulz iterations X <- a X + (b A + c A A) X, A = X Xᵀ, that orthogonalise a matrix: the update of an
     element depends on all others, so that no shard can be updated alone. 0: by element."""
 
     @property
     def whole(self) -> bool:
-        """Whether a parameter has to be whole for its update."""
+        """Whether an update needs the whole parameter."""
         return self.iterations > 0
 
     def product_flops(self, rows: int, columns: int) -> int:
@@ -45,17 +43,17 @@ class UpdateRule:
         return self.iterations * (4 * n * n * w + 2 * n**3)
 
     def held(self, momentum: float) -> tuple[str, ...]:
-        """Return the moments that there are with this momentum."""
+        """Return the number of moments that exist with this momentum."""
         return self.moments if momentum or not self.needs_momentum else ()
 
     def passes(self, momentum: float) -> int:
-        """Return how often an update reads or writes an element of the master's type: master and moments both ways.
-        The FLOPs of an element are free next to these."""
+        """Return the number of times that an update reads or writes each element of the master's type: master and
+        moments both ways. The FLOPs per element are negligible."""
         return 2 * (1 + len(self.held(momentum)))
 
 
 MUON_RMS = 0.2
-"""Root mean square of an update of AdamW, which Muon scales its own to (Liu et al. 2025, section 2.2)."""
+"""Root mean square of an AdamW update, to which Muon scales its own (Liu et al. 2025, section 2.2)."""
 _ADAMW = UpdateRule(("exp_avg", "exp_avg_sq"), needs_momentum=False, counts_steps=True, iterations=0)
 _SGD = UpdateRule(("momentum_buffer",), needs_momentum=True, counts_steps=False, iterations=0)
 _MUON = UpdateRule(("momentum_buffer",), needs_momentum=False, counts_steps=False, iterations=5)
@@ -67,19 +65,19 @@ class OptimizerRow:
 
     title: str
     matrices: UpdateRule
-    """Of the matrices of hidden layers."""
+    """Rule of the matrices of hidden layers."""
     others: UpdateRule
-    """Of embeddings, head, norms, biases and routers."""
+    """Rule of embeddings, head, norms, biases and routers."""
     reads: tuple[str, ...]
     """Fields of `Optimizer` that have an effect."""
     momentum: float | None
-    """Decay of the momentum where a job says nothing of it; None: that of betas[0]."""
+    """Default decay of the momentum; None: betas[0]."""
     torch: str
-    """torch's class. What frameworks call it stands in their folders (frameworks/*/keys.toml, job.optimizer.name)."""
+    """torch's class. The names in frameworks are in their folders (frameworks/*/keys.toml, job.optimizer.name)."""
 
     @property
     def whole(self) -> bool:
-        """Whether some parameter has to be whole for its update."""
+        """Whether the update of some parameter needs it whole."""
         return self.matrices.whole or self.others.whole
 
 
@@ -133,7 +131,7 @@ class Optimizer:
 
     @property
     def row(self) -> OptimizerRow:
-        """What is known of it."""
+        """The optimizer's row."""
         return OPTIMIZERS[self.name]
 
     @property

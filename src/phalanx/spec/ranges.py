@@ -3,8 +3,8 @@
     heads: Annotated[int, Range(1, 10**5)]
     lr: Annotated[float, Range(0, 1e6, above=True)]
 
-`require_ranges` holds a record to them when it is created, whoever creates it. Upper limits are where sizes stop
-making sense: they keep every product of them finite, and what is enumerated short.
+`require_ranges` checks a record when it is created. Upper limits are where sizes stop making sense: they keep every
+product of them finite, and every enumeration short.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from phalanx.spec.errors import InputError
 
 @dataclass(frozen=True)
 class Range:
-    """From `low` to `high`, both included unless `above` (not `low` itself) or `below` (not `high` itself)."""
+    """Range from `low` to `high`, inclusive except with `above` (excludes `low`) or `below` (excludes `high`)."""
 
     low: float
     high: float
@@ -28,7 +28,7 @@ class Range:
     below: bool = False
 
     def problem(self, number: Any) -> str:
-        """Say what is wrong with a number; empty if it is in the range. NaN is in none."""
+        """Return the problem with a number; empty if it is in the range. NaN is in no range."""
         low_ok = number > self.low if self.above else number >= self.low
         high_ok = number < self.high if self.below else number <= self.high
         if low_ok and high_ok:
@@ -49,33 +49,33 @@ class Range:
 
 @dataclass(frozen=True)
 class Length:
-    """Of a text: at most `high` characters, none of them NUL, which no file name can hold."""
+    """Length of a text: at most `high` characters, none of them NUL, which file names cannot contain."""
 
     high: int
 
     def problem(self, text: Any) -> str:
-        """Say what is wrong with a text; empty if nothing is."""
+        """Return the problem with a text; empty if there is none."""
         if "\0" in text:
             return "holds a NUL character"
         return "" if len(text) <= self.high else f"has {len(text):,} characters; at most {self.high:,} are read"
 
 
 Count = Annotated[int, Range(1, 10**9)]
-"""How many there are of something of which there is one at least."""
+"""A count of at least 1."""
 Natural = Annotated[int, Range(0, 10**9)]
 """A count that may be 0."""
 Ranks = Annotated[int, Range(1, 10**7)]
-"""Ranks, GPUs or nodes."""
+"""A number of ranks, GPUs or nodes."""
 Name = Annotated[str, Length(1000)]
 """A text for people, or the name of something."""
 FilePath = Annotated[str, Length(4096)]
 """The path of a file: Linux's longest."""
 Share = Annotated[float, Range(0, 1)]
-"""A part of something, from nothing to all."""
+"""A share, from 0 to 1."""
 Seconds = Annotated[float, Range(0, 1e9)]
-"""A duration; 0 is possible."""
+"""A duration in seconds; may be 0."""
 Rate = Annotated[float, Range(1, 1e24)]
-"""Bytes/s or FLOP/s: one per second at least."""
+"""A rate in bytes/s or FLOP/s: at least one per second."""
 SecondsPer = Annotated[float, Range(0, 1)]
 """Seconds for a byte, a FLOP or a kernel: an inverse rate."""
 Bytes = Annotated[int, Range(0, 2**60)]
@@ -86,7 +86,7 @@ _SINGLE = (int, float, str)
 
 
 def require_ranges(record: Any, where: str) -> None:
-    """Require that the fields of a record are in the ranges they were declared with; None is in each.
+    """Require that the fields of a record are in their declared ranges; None is in every range.
 
     `where` names the record in messages. Raises InputError for `where.field`.
     """
@@ -114,7 +114,7 @@ def _parts(value: Any, place: str) -> Iterator[tuple[str, Any]]:
 
 @cache
 def _rules(kind: type[Any]) -> tuple[tuple[str, Range | Length], ...]:
-    """The fields of a dataclass that have a range, with it."""
+    """Return the fields of a dataclass with a declared range, and that range."""
     hints = get_type_hints(kind, include_extras=True)
     rows = ((f.name, next(_declared(hints[f.name]), None)) for f in fields(kind))
     return tuple((name, rule) for name, rule in rows if rule is not None)

@@ -1,5 +1,5 @@
-"""Which transport and algorithm serve a collective: chosen once by the planner, kept in plan.json, and therefore the
-same on every rank."""
+"""Transport and algorithm of a collective: chosen once by the planner, kept in plan.json, and therefore the same on
+every rank."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Choice:
     group_size: Natural
     """Ranks in the group."""
     from_bytes: Bytes
-    """The smallest buffer it holds for; it ends where the next choice of the same group begins."""
+    """The smallest buffer it applies to; its range ends where the next choice of the same group begins."""
     transport: Transport
     """native: torch's backend (Gloo, NCCL). p2p: our schedules over sends and receives. shm: shared memory."""
     algorithm: Name = ""
-    """Which schedule, of transport p2p only."""
+    """Schedule, for transport p2p only."""
     reason: Name = ""
-    """What it costs, and what the next best costs, for people."""
+    """Cost of this choice and of the next best, for people."""
     hosts: Ranks = 1
     """Hosts that the group spans, with the same number of ranks on each."""
 
@@ -35,14 +35,14 @@ class Choice:
 
     @property
     def way(self) -> str:
-        """Transport and algorithm, as charts and tables name them."""
+        """Transport and algorithm, as named in charts and tables."""
         return f"{self.transport} {self.algorithm}".strip()
 
 
 def pick(choices: tuple[Choice, ...], op: str, group_size: int, size_bytes: int, hosts: int = 1) -> Choice:
     """Return the choice for a buffer of `size_bytes` (as Event counts them).
 
-    It is that of this group size; on one host, failing that, of the next larger one; native if there is none.
+    Falls back on one host to the next larger group size, and to native if there is none.
     """
     candidates = [
         c

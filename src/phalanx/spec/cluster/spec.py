@@ -1,4 +1,4 @@
-"""The cluster: equal devices, the tiers of links between them, and what was measured of both.
+"""The cluster: equal devices, the tiers of links between them, and measurements of both.
 
 Units are part of the field names and never scaled: bytes, seconds, FLOP/s. Vendors' headline figures often count both
 directions of a link, or sparsity; these are per direction and dense. Every part says where its numbers come from:
@@ -18,7 +18,7 @@ from phalanx.spec.job import DType
 from phalanx.spec.ranges import Bytes, Count, Name, Range, Ranks, Rate, Seconds, SecondsPer, require_ranges
 
 Origin = Literal["measured", "published", "estimated"]
-"""Where numbers come from."""
+"""Origin of a number."""
 Wiring = Literal["tree", "rails", "pairs"]
 """tree: switches that all ranks below can reach. rails: a switch for each GPU index of the hosts below, so that GPUs
 of different index meet over NVLink in a host, or else one tier further out. pairs: links between every two blocks
@@ -30,7 +30,7 @@ Column = Any
 """A number, or a NumPy column of numbers."""
 
 
-_End = Annotated[float, Range(-1e9, 1e9)]  # of an interval: a fit may not exclude what is impossible
+_End = Annotated[float, Range(-1e9, 1e9)]  # of an interval, which may include impossible values
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,17 @@ class Device:
     name: Name
     """The model of the device, for people."""
     kind: Literal["cpu", "cuda"]
-    """What PyTorch computes on."""
+    """Device type in PyTorch."""
     memory_bytes: Annotated[int, Range(1, 2**60)]
     """Memory that the driver reports; of a CPU rank, its share of the host's."""
     usable_bytes: Annotated[int, Range(1, 2**60)]
-    """Memory that is left for a job: whether a plan fits is judged against this."""
+    """Memory left for a job, which decides whether a plan fits."""
     memory_bandwidth_bytes_per_s: Rate
     """Bytes/s of the device's memory, reads and writes together."""
     dense_flops_per_s: dict[DType, Rate]
     """Peak FLOP/s of dense matrix products, by number type; 2 FLOPs per multiply-add."""
     own_communication_engine: bool
-    """Whether transfers run beside compute (DMA, NICs), or on the same cores, as on a CPU."""
+    """Whether transfers overlap with compute (DMA, NICs), instead of running on the same cores, as on a CPU."""
     origin: Origin
     """Kind of source of these numbers."""
     source: Name
@@ -85,7 +85,8 @@ class Tier:
     """Bytes/s that all ranks of a block of the tier below, such as a host, share into this tier. None: every rank has
     a link of its own."""
     wiring: Wiring = "tree"
-    """How the tier connects what is below it; `phalanx cluster place` prices what follows for the GPUs of a job."""
+    """How the tier connects the blocks below it; `phalanx cluster place` prices the consequences for the GPUs of a
+    job."""
 
     def __post_init__(self) -> None:
         require_ranges(self, f"cluster.tiers.{self.name}")
@@ -96,7 +97,7 @@ class Tier:
 
 @dataclass(frozen=True)
 class Rates:
-    """Seconds per unit of each kind of work, in one phase (cost/compute/unit_work.py says what is counted)."""
+    """Seconds per unit of each kind of work, in one phase (cost/compute/unit_work.py defines the counts)."""
 
     per_gemm_flop: SecondsPer
     """Seconds per FLOP of matrix products outside attention's core."""
@@ -110,21 +111,21 @@ class Rates:
     """Seconds per FLOP of products of narrow formats, by name, without rounding to them. Those that the device lacks,
     or of which no rate was measured, are missing."""
     fused_norms: bool = False
-    """Whether an RMS norm is one kernel there, as on GPUs, and not several passes over memory."""
+    """Whether an RMS norm is one kernel, as on GPUs, instead of several passes over memory."""
 
 
 MEASURED_PRODUCT = 4096
-"""Rows and columns of the square product whose rate `phalanx measure` records of a GPU as peak_flops_per_s."""
+"""Rows and columns of the square product whose rate `phalanx measure` records as a GPU's peak_flops_per_s."""
 
 
 @dataclass(frozen=True)
 class KernelRates:
-    """How fast one rank computes while `concurrent` ranks of its host do the same."""
+    """Compute rates of one rank while `concurrent` ranks of its host do the same."""
 
     dtype: DType
-    """The number type computed in."""
+    """Compute type."""
     concurrent: Ranks
-    """Ranks of the host that computed at the same time, this one included."""
+    """Ranks of the host that computed at the same time, including this one."""
     threads: Count
     """CPU threads per rank."""
     forward: Rates
@@ -141,10 +142,10 @@ class KernelRates:
     fit_error: Annotated[float, Range(0, 1e9)]
     """Median relative error of the fit over the measured points; 0 where nothing was fitted."""
     origin: Origin
-    """Kind of source of these rates."""
+    """Origin of these rates."""
     compression_per_byte: dict[str, SecondsPer] = field(default_factory=dict)
-    """Seconds per byte of compressing gradients, by compressor, of the bytes that cost/compute/compression.py counts.
-    A compressor that is missing is priced as passes over memory."""
+    """Seconds per byte of compressing gradients, by compressor; cost/compute/compression.py counts the bytes. A
+    compressor that is missing is priced as passes over memory."""
 
     def __post_init__(self) -> None:
         where = f"cluster.kernels.{self.dtype}"
@@ -175,9 +176,9 @@ class CollectiveFit:
     fit_error: Annotated[float, Range(0, 1e9)]
     """Median relative error of the line over the points."""
     transport: Transport
-    """What carried it."""
+    """Transport."""
     algorithm: Name = ""
-    """Which algorithm, of transport p2p only."""
+    """Algorithm, for transport p2p only."""
     points: tuple[tuple[Bytes, Annotated[float, Range(1e-12, 1e9)]], ...] = ()
     """(bytes, seconds) as measured, ascending."""
     hosts: Ranks = 1
@@ -214,24 +215,24 @@ class CollectiveFit:
 
     @property
     def trusted(self) -> bool:
-        """Whether the line may stand for its points, by its error. The points themselves are always trusted."""
+        """Whether the line may replace its points, by its error. The points themselves are always trusted."""
         return self.fit_error <= TRUSTED
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A microbenchmark's result for people: what one rank reached while all others of the host did the same."""
+    """A microbenchmark's result for people: the figure of one rank while all others of the host did the same."""
 
     name: Name
-    """What was measured, and its shape."""
+    """Name and shape of the benchmark."""
     value: Annotated[float, Range(-1e30, 1e30)]
     """The result, in `unit`."""
     unit: Name
     """Unit of `value`, `low` and `high`."""
     low: Annotated[float, Range(-1e30, 1e30)]
-    """The lower end of the range that most rounds fell in."""
+    """Lower end of the range of most rounds."""
     high: Annotated[float, Range(-1e30, 1e30)]
-    """The upper end of that range."""
+    """Upper end of the range of most rounds."""
     note: Name = ""
     """A remark, for people."""
 
@@ -246,7 +247,7 @@ class ClusterSpec:
     name: Name
     """The preset's name, or what the user calls it."""
     device: Device
-    """What each rank computes on."""
+    """The device of each rank."""
     ranks_per_node: Ranks
     """Ranks per node, which are neighbours in the numbering of ranks."""
     nodes: Ranks
@@ -254,11 +255,11 @@ class ClusterSpec:
     tiers: tuple[Tier, ...]
     """Links, from the innermost tier outwards."""
     kernels: tuple[KernelRates, ...]
-    """Compute rates, by number type and by ranks that compute at once."""
+    """Compute rates, by number type and by number of ranks that compute at once."""
     collectives: tuple[CollectiveFit, ...] = field(default=())
-    """Measured collectives; what is missing here is priced from the tiers."""
+    """Measured collectives; others are priced from the tiers."""
     figures: tuple[Figure, ...] = field(default=())
-    """Microbenchmarks, shown to people; nothing is priced with them."""
+    """Microbenchmarks, shown to people and not used for prices."""
 
     def __post_init__(self) -> None:
         require_ranges(self, "cluster")
@@ -271,7 +272,8 @@ class ClusterSpec:
         return self.nodes * self.ranks_per_node
 
     def rates(self, dtype: DType, concurrent: int) -> KernelRates:
-        """The compute rates of a number type at the measured concurrency closest to `concurrent` ranks per host.
+        """Return the compute rates of a number type at the measured concurrency closest to `concurrent` ranks per
+        host.
 
         Raises InputError if the type was neither measured nor published for this cluster.
         """
@@ -287,8 +289,8 @@ class ClusterSpec:
         return min(candidates, key=lambda k: abs(k.concurrent - concurrent))
 
     def fits(self, op: str, group_size: int, hosts: int = 1) -> list[CollectiveFit]:
-        """The fits of a collective over groups of this size; on one host, where there are none, of the next larger
-        size."""
+        """Return the fits of a collective over groups of this size; on one host, if there are none, of the next
+        larger size."""
         candidates = [f for f in self.collectives if (f.op, f.hosts) == (op, hosts) and f.group_size >= group_size]
         nearest = min((f.group_size for f in candidates), default=0) if hosts == 1 else group_size
         return [f for f in candidates if f.group_size == nearest]

@@ -1,4 +1,4 @@
-"""The topology of a cluster: which host, and which block of each tier of links, every GPU lies in.
+"""The topology of a cluster: the host, and the block of each tier of links, of every GPU.
 
 A ClusterSpec says how fast each tier is; its blocks are equal. A Topology holds real ones: hosts with names, hosts of
 unequal size, leaf switches with unequal numbers of hosts. GPUs are numbered from 0, those of a host one after

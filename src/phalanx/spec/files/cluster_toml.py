@@ -1,4 +1,4 @@
-"""A ClusterSpec as the TOML file that `cluster.file` names, for people to read, change and keep."""
+"""A ClusterSpec as the TOML file named by `cluster.file`, for people to read, change and keep."""
 
 from __future__ import annotations
 

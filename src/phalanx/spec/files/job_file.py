@@ -1,4 +1,4 @@
-"""What a user writes: one TOML file with [model] [cluster] [job] [strategy] [train].
+"""The job file: one TOML file with [model] [cluster] [job] [strategy] [train].
 
 A file becomes a `JobFile` of frozen specs, or an InputError that names the field. `plan.json` holds the same tables,
 so a run can be resumed from its own record.
@@ -67,14 +67,14 @@ class JobFile:
     """None for "auto": the planner chooses."""
     train: Train
     notes: tuple[str, ...] = ()
-    """Lines that the user should see once."""
+    """Notes to show to the user once."""
 
 
 TABLES = ("model", "cluster", "job", "strategy", "train")
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> JobFile:
-    """Read a job file and apply `--set` overrides such as `strategy.dp=2`.
+    """Read a job file and apply overrides such as `strategy.dp=2`.
 
     A relative path in it (data, tokenizer, weights, config, cluster file) is looked up in the file's own folder, then
     in the working directory. Raises InputError.
@@ -212,12 +212,12 @@ def _new_adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(_new_adapter)
-"""Of a type, made once: making one takes longer than most files take to read."""
+"""pydantic adapter of each type, cached: creating one takes longer than reading most files."""
 _hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 
 def _field_path(kind: Any, loc: tuple[str | int, ...]) -> list[str]:
-    """The field names in pydantic's location, without its names of union branches."""
+    """Return the field names in pydantic's location, without its names of union branches."""
     path: list[str] = []
     for part in loc:
         if isinstance(part, int):
@@ -229,12 +229,12 @@ def _field_path(kind: Any, loc: tuple[str | int, ...]) -> list[str]:
 
 
 def _dataclass_in(hint: Any) -> Any:
-    """The dataclass in a type hint, alone or inside a union or tuple; None if there is none."""
+    """Return the dataclass in a type hint, alone or inside a union or tuple; None if there is none."""
     return hint if is_dataclass(hint) else next((a for a in get_args(hint) if is_dataclass(a)), None)
 
 
 def _require_known_keys(kind: Any, table: Any, where: str) -> None:
-    """Raise InputError for unknown keys at any depth, and values that are no table."""
+    """Raise InputError for unknown keys at any depth, and for values that are not tables."""
     if not isinstance(table, Mapping):
         raise InputError(where, table, "must be a table of key = value")
     hints = _hints(kind)
@@ -268,7 +268,7 @@ def make_model(table: Any, folder: Path) -> tuple[ModelSpec, list[str]]:
     if name is not None:
         from_preset = complete(preset(str(name)))
         if not user_fields and not any(isinstance(part, Mapping | list) for part in from_preset.values()):
-            return ModelSpec(**from_preset), notes  # ours, not a user's: skip the strict reading, which takes 0.1 s
+            return ModelSpec(**from_preset), notes  # trusted: skip the strict reading, which takes 0.1 s
         user_fields = {**preset(str(name)), **user_fields}
     elif config is not None:
         from_config, notes = from_hugging_face(_beside(str(config), folder))

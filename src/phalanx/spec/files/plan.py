@@ -1,4 +1,4 @@
-"""The Plan: everything that was decided about a run, as `plan.json` keeps it.
+"""The Plan: all decisions about a run, as stored in `plan.json`.
 
 Written before the first rank starts; read by every rank, by resume, and by commands that compare runs afterwards.
 """
@@ -30,7 +30,7 @@ from phalanx.spec.strategy.stack_options import StackOptions
 
 @dataclass(frozen=True)
 class Plan:
-    """A run as it was planned."""
+    """A planned run."""
 
     model: ModelSpec
     cluster: ClusterSpec
@@ -38,11 +38,11 @@ class Plan:
     strategy: Strategy
     train: Train
     choices: dict[str, Any]
-    """What was chosen beside the strategy, with reasons: cluster, transports of collectives, bucket, threads."""
+    """Choices in addition to the strategy, with reasons: cluster, transports of collectives, bucket, threads."""
     prediction: dict[str, Any]
-    """What the run is compared with: step_time_s, memory_bytes, bytes_per_axis, flops."""
+    """Prediction with which the run is compared: step_time_s, memory_bytes, bytes_per_axis, flops."""
     options: StackOptions = field(default_factory=StackOptions)
-    """What the stack does beyond the strategy. The file has the key only where something differs from the default."""
+    """Options of the stack beyond the strategy. The file has the key only if some differ from the default."""
 
     @property
     def collectives(self) -> tuple[Choice, ...]:
@@ -56,7 +56,7 @@ def write(plan: Plan, path: Path) -> None:
 
 
 def to_dict(plan: Plan) -> dict[str, Any]:
-    """Return a plan as its JSON has it: options by the names of those that differ from their defaults, if any."""
+    """Return a plan as its JSON content: options by name, only those that differ from their defaults."""
     content = {"version": VERSION, **asdict(plan)}
     options = plan.options.changed()
     del content["options"]
@@ -85,11 +85,9 @@ def read(path: Path) -> Plan:
 
 
 def job_of(path: Path, overrides: Sequence[str] = ()) -> JobFile:
-    """Read what to run from a job file or a plan (a plan.json, or a folder with one), and apply `table.field=value`
-    overrides.
-
-    A plan made with `--model` has neither data nor a number of steps: the overrides must give them. Raises
-    InputError.
+    """Read the job to run from a job file or a plan (a plan.json, or a folder with one), and apply
+    `table.field=value` overrides. A plan made from a model alone has neither data nor a number of steps: the
+    overrides must give them. Raises InputError.
     """
     if path.is_dir():
         path = path / "plan.json"
@@ -109,19 +107,20 @@ _UNPLANNED = ("train.data", "train.steps")
 
 
 def as_job(plan: Plan, overrides: Sequence[str] = ()) -> JobFile:
-    """The job file that a plan was made from, with the strategy it chose. Raises InputError for bad overrides."""
+    """Return the job file from which a plan was made, with the chosen strategy. Raises InputError for bad
+    overrides."""
     choice = build(ClusterChoice, plan.choices["cluster"], "cluster")
     tables = job_file.to_tables(JobFile(plan.model, choice, plan.job, plan.strategy, plan.train))
     return job_file.from_tables(job_file.override(json.loads(json.dumps(tables)), overrides), Path())
 
 
 def write_model(spec: ModelSpec, folder: Path) -> None:
-    """Write model.json, which the folder of an imported model has in place of a plan."""
+    """Write model.json, which replaces a plan in the folder of an imported model."""
     write_json(folder / "model.json", {"version": VERSION, "model": asdict(spec)})
 
 
 def model_of(folder: Path) -> ModelSpec:
-    """Read the model of a run's folder, or of a folder that `phalanx weights import` made. Raises InputError."""
+    """Read the model of a run's folder, or of a folder made by `phalanx weights import`. Raises InputError."""
     path = folder / "model.json"
     trained = (folder / "plan.json").exists()
     if not trained and not path.exists() and (folder / "config.json").exists():

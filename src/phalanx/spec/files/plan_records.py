@@ -1,7 +1,6 @@
-"""The types of what plan.json holds beside its specs: what was chosen with the strategy, and what was predicted.
-
-Programs keep both as tables; a file's tables are held to these records when it is read, so that whoever prints a
-prediction or follows a choice finds a number where one belongs.
+"""Types of plan.json's contents in addition to its specs: choices made with the strategy, and predictions. Programs
+keep both as tables; a file's tables are checked against these records when it is read, so that readers find numbers
+where they expect them.
 """
 
 from __future__ import annotations
@@ -66,8 +65,8 @@ class _Predicted:
 
 
 def require_typed(choices: Any, prediction: Any) -> None:
-    """Require that the tables of a plan.json hold what their names say; other keys are left alone. Raises InputError
-    with the field."""
+    """Require that the known keys of a plan.json's tables have the right types; other keys are ignored. Raises
+    InputError with the field."""
     _require(_Chosen, choices, "choices")
     _require(_Predicted, prediction, "prediction")
     if choices.get("bucket") is not None:

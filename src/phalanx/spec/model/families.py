@@ -1,4 +1,5 @@
-"""The table of model families: what each fixes, so that a user writes only sizes, and the format of its config.json.
+"""The table of model families: the fields that each fixes, so that a user writes only sizes, and the format of its
+config.json.
 
 Any field may be overridden. To add a family: a row here, its reader and writer in hugging_face/, the names of its
 weights in nn/hugging_face/names.py.
@@ -47,11 +48,11 @@ class Family:
     fields: Fields
     """Fields of ModelSpec that the family fixes."""
     routing: Fields
-    """How it routes tokens where the model does not say: fields of Experts."""
+    """Default routing of tokens: fields of Experts."""
     needs: tuple[str, ...]
-    """Mechanisms without which there is no such model: experts, latent."""
+    """Mechanisms that the family requires: experts, latent."""
     read: Reader | None
-    """Reads the fields of its config.json; None: `transformers` has no such family."""
+    """Reader of its config.json; None: `transformers` has no such family."""
     write: Writer | None
     """(Class of `transformers`, writer of its config.json); None: its weights are not exported."""
 
@@ -144,7 +145,7 @@ def family_of(name: object) -> Family:
 
 
 def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Complete the fields of a ModelSpec by what their `family` fixes, and by what follows from other sizes.
+    """Complete the fields of a ModelSpec with those fixed by `family`, and with sizes derived from others.
 
     Raises InputError for a missing or unknown family, a mechanism it needs, or heads that do not divide `hidden`.
     """

@@ -1,7 +1,6 @@
-"""Read a model's shape from the `config.json` that Hugging Face's `transformers` keeps beside its weights.
-
-What a config leaves out gets the default of `transformers` for its family. What it asks for and our decoder does not
-do is refused by name, never dropped.
+"""Read a model's shape from the `config.json` that Hugging Face's `transformers` keeps with its weights. Missing keys
+get the default of `transformers` for the family. Features that our decoder does not support are refused by name,
+never dropped.
 """
 
 from __future__ import annotations

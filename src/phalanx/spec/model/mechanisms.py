@@ -10,18 +10,18 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.ranges import Count, Range, require_ranges
 
 MOST_LAYERS = 10**4
-"""Blocks that a model may have: readers that enumerate them look before."""
+"""Maximum blocks of a model, checked by readers before they enumerate them."""
 Width = Annotated[int, Range(1, 10**7)]
-"""Elements of a vector: the largest published are about 10^5 (of an MLP) and 3 x 10^5 (vocabularies)."""
+"""Maximum elements of a vector: the largest published are about 10^5 (of an MLP) and 3 x 10^5 (vocabularies)."""
 Coefficient = Annotated[float, Range(0, 1e6)]
-"""Of a part of the loss; 0: there is no such part."""
+"""Coefficient of a part of the loss; 0: no such part."""
 Turns = Annotated[float, Range(1e-6, 1e9)]
 """Turns of a rotary frequency within the original sequence length."""
 
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotary frequencies are stretched beyond the length that a model was trained for, as in `transformers`.
+    """Scaling of rotary frequencies beyond a model's training length, as in `transformers`.
 
     linear    all frequencies are divided by `factor` (Chen et al. 2023)
     llama3    only low ones: fewer than `low_freq_factor` turns in `original_max_seq` tokens (Meta's
@@ -35,13 +35,13 @@ class RopeScaling:
     low_freq_factor: Annotated[float, Range(-1e9, 1e9)] = 1.0
     """llama3: turns below which a frequency is divided by `factor`."""
     high_freq_factor: Annotated[float, Range(-1e9, 1e9)] = 4.0
-    """llama3: turns above which a frequency is left as it is."""
+    """llama3: turns above which a frequency is unchanged."""
     original_max_seq: Count | None = None
     """The length that the model was trained for, in tokens. llama3 and yarn need it."""
     kind: Literal["llama3", "linear", "yarn"] = "llama3"
     """The method, as above."""
     beta_fast: Turns = 32.0
-    """yarn: turns above which a frequency is left as it is."""
+    """yarn: turns above which a frequency is unchanged."""
     beta_slow: Turns = 1.0
     """yarn: turns below which a frequency is divided by `factor`."""
     attention_factor: Annotated[float, Range(1e-6, 1e6)] | None = None
@@ -49,7 +49,7 @@ class RopeScaling:
     truncate: bool = True
     """yarn: whether the range of blended dimensions is rounded outwards to integers."""
     mscale_all_dim: Coefficient = 0.0
-    """Of latent attention only: multiplies all of its logits by (0.1 mscale_all_dim ln(factor) + 1)²."""
+    """Latent attention only: multiplies all of its logits by (0.1 mscale_all_dim ln(factor) + 1)²."""
 
     def __post_init__(self) -> None:
         where = "model.rope_scaling"
@@ -63,7 +63,7 @@ class RopeScaling:
 
     @property
     def logits(self) -> float:
-        """The factor of latent attention's logits, from `mscale_all_dim`; 1 where that is 0."""
+        """Factor of latent attention's logits, from `mscale_all_dim`; 1 if that is 0."""
         return float((0.1 * self.mscale_all_dim * math.log(max(self.factor, 1.0)) + 1) ** 2)
 
 
@@ -91,7 +91,7 @@ class Experts:
     router_bias: bool = False
     """Whether the router's matrix has a bias."""
     score: Literal["softmax", "sigmoid"] = "softmax"
-    """How scores follow from the router's logits."""
+    """Function from the router's logits to scores."""
     normalized: bool = False
     """Whether the chosen scores of a token are divided by their sum."""
     scale: Annotated[float, Range(0, 1e6, above=True)] = 1.0
@@ -112,8 +112,8 @@ class Experts:
     z_loss: Coefficient = 0.0
     """Coefficient of the loss on large router logits (Zoph et al. 2022)."""
     balance_bias: Coefficient | None = None
-    """How much the bias of an expert's score, used for choosing only, moves per step against its load (Wang et al.
-    2024). None: there is no such bias."""
+    """Step by which the bias of an expert's score, used only for choosing, moves against its load (Wang et al. 2024).
+    None: no such bias."""
     local_count: Annotated[int, Range(1, 10**5)] | None = None
     """Experts that one rank holds under expert parallelism. None: all. Set by strategy/split.py."""
 

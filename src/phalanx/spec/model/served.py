@@ -1,9 +1,7 @@
-"""Models that are served, by their Hugging Face name: what a step's price depends on, from their config.json.
-
-`tests/spec/data/served_configs.json` holds what those files say of 44 of them; a test compares every row that it has.
-
-It holds mechanisms that Phalanx prices but does not run: gated linear attention beside full attention (Yang et al.
-2024), sparse attention over chosen tokens (DeepSeek-V3.2). Models that it runs become rows by `served_of`.
+"""Served models by their Hugging Face name: the sizes that determine a step's price, from their config.json.
+`tests/spec/data/served_configs.json` has the sizes of 44 of those files; a test compares every row with it. The table
+includes mechanisms that Phalanx prices but does not run: gated linear attention along with full attention (Yang et
+al. 2024), sparse attention over selected tokens (DeepSeek-V3.2). `served_of` makes rows of models that it runs.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from phalanx.spec.model.spec import ModelSpec, expert_layers
 
 @dataclass(frozen=True)
 class ServedModel:
-    """Shape of a decoder. Sizes are elements; 0: the model has no such part."""
+    """Sizes of a served decoder, in elements; 0: the model has no such part."""
 
     vocab: int
     layers: int
@@ -30,7 +28,7 @@ class ServedModel:
     """Width of the dense MLP; 0: every layer has experts."""
     tied: int = 0
     window: int = 0
-    """Tokens that layers with a window see."""
+    """Window of layers with one, in tokens."""
     window_layers: int = 0
     experts: int = 0
     top_k: int = 0
@@ -38,7 +36,8 @@ class ServedModel:
     shared_ffn: int = 0
     expert_layers: int = 0
     kv_rank: int = 0
-    """Of latent attention, with `q_rank` (0: queries come from the token), `nope_dim`, `rope_dim`, `v_dim`."""
+    """Size of latent attention's key and value latent, with `q_rank` (0: queries come from the token), `nope_dim`,
+    `rope_dim`, `v_dim`."""
     q_rank: int = 0
     nope_dim: int = 0
     rope_dim: int = 0
@@ -49,7 +48,7 @@ class ServedModel:
     linear_value_heads: int = 0
     linear_dim: int = 0
     index_top: int = 0
-    """Tokens that sparse attention chooses, by `index_heads` of `index_dim`."""
+    """Tokens selected by sparse attention, with `index_heads` of `index_dim`."""
     index_heads: int = 0
     index_dim: int = 0
     wide_norm: int = 0
@@ -69,7 +68,7 @@ class ServedModel:
 
     @property
     def latent_elements(self) -> int:
-        """Of latent projections and routers: every rank of a group has them whole."""
+        """Elements of latent projections and routers, which are replicated in a group."""
         down = self.hidden * (self.kv_rank + self.rope_dim + self.q_rank) if self.latent else 0
         index = self.hidden * self.index_dim + (self.q_rank or self.hidden) * self.index_heads * self.index_dim
         return (
@@ -78,7 +77,7 @@ class ServedModel:
 
     @property
     def attention_elements(self) -> int:
-        """Of projections that tensor parallelism splits."""
+        """Elements of projections split by tensor parallelism."""
         h = self.hidden
         if self.latent:
             q = (self.q_rank or h) * self.heads * (self.nope_dim + self.rope_dim)
@@ -91,24 +90,24 @@ class ServedModel:
 
     @property
     def mlp_elements(self) -> int:
-        """Of dense MLPs and shared experts."""
+        """Elements of dense MLPs and shared experts."""
         each = (2 + self.gated) * self.hidden
         return each * ((self.layers - self.expert_layers) * self.ffn + self.expert_layers * self.shared_ffn)
 
     @property
     def expert_elements(self) -> int:
-        """Of routed experts."""
+        """Elements of routed experts."""
         return (2 + self.gated) * self.hidden * self.expert_ffn * self.experts * self.expert_layers
 
     @property
     def parameters(self) -> int:
-        """All of them; norms and biases aside."""
+        """All parameters except norms and biases."""
         ends = self.vocab * self.hidden * (1 if self.tied else 2)
         return self.attention_elements + self.latent_elements + self.mlp_elements + self.expert_elements + ends
 
     @property
     def cache_elements(self) -> int:
-        """Of one token in one layer that attends: keys and values of all heads, or the latent."""
+        """Cached elements of one token in one attention layer: keys and values of all heads, or the latent."""
         index = self.index_dim if self.index_top else 0
         return (self.kv_rank + self.rope_dim if self.latent else 2 * self.kv_heads * self.head_dim) + index
 
@@ -224,7 +223,7 @@ SERVED: dict[str, ServedModel] = {
     "google/gemma-3-27b": _S(262208, 62, 5376, 32, 16, 128, 21504, tied=1, window=1024, window_layers=52),
     "microsoft/phi-4": _S(100352, 40, 5120, 40, 10, 128, 17920),
 }
-"""By Hugging Face name, without what says how it was tuned or quantised."""
+"""Rows by Hugging Face name, without the suffixes of tuning and quantisation."""
 
 _TUNED = re.compile(
     r"-(instruct|thinking|chat|base|it|hf|fp8|fp4|nvfp4|mxfp4|awq|gptq|int4|w4a16|bf16|dynamic|terminus|exp|v0\.\d"
@@ -257,7 +256,7 @@ def served(*names: str) -> ServedModel:
 
 
 def served_of(model: ModelSpec) -> ServedModel:
-    """Return what serving's price depends on, of a model that Phalanx runs."""
+    """Return the row of a model that Phalanx runs."""
     more: dict[str, Any] = {}
     if model.experts is not None:
         x = model.experts

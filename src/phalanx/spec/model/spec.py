@@ -3,8 +3,8 @@
     forward: embed, blocks.0, blocks.1, ..., head        the units of a model, in order
     block:   norm1, attention, norm2, mlp                the mlp may be a mixture of experts
 
-Everything that needs to know what a model is made of (initialisation, buckets, sharding, checkpoints, memory,
-parameter counts) reads `parameters(spec)`; there is no second list.
+Every user of a model's parameters (initialisation, buckets, sharding, checkpoints, memory, parameter counts) reads
+`parameters(spec)`; there is no second list.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Role = Literal[
     "head",
     "balance",  # a buffer: the bias of experts' scores, used for choosing only
 ]
-"""What a parameter does, from which its initialisation and its split over ranks follow (strategy/split.py)."""
+"""Role of a parameter, which determines its initialisation and its split over ranks (strategy/split.py)."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class ModelSpec:
     """
 
     family: Name
-    """The architecture, a row of families.py: fills in other fields and names the weight format of `transformers`."""
+    """The architecture, a row of families.py: provides defaults of other fields and the weight format of
+    `transformers`."""
     vocab: Width
     """Tokens in the vocabulary."""
     hidden: Annotated[int, Range(1, 10**6)]
@@ -73,7 +74,8 @@ class ModelSpec:
     position: Literal["rotary", "learned"]
     """Rotary positions (Su et al. 2021), or a learned table of `max_seq` rows."""
     activation: Literal["swiglu", "swiglu_clamped", "gelu", "gelu_tanh"]
-    """Of the MLP. swiglu is gated: a third matrix; swiglu_clamped is gpt_oss's; gelu_tanh approximates gelu."""
+    """Activation of the MLP. swiglu is gated: a third matrix; swiglu_clamped is gpt_oss's; gelu_tanh approximates
+    gelu."""
     qkv_bias: bool
     """Whether the query, key and value projections have biases."""
     out_bias: bool
@@ -85,14 +87,14 @@ class ModelSpec:
     rope_theta: Annotated[float, Range(1e-6, 1e18)] = 10_000.0
     """Base of the rotary frequencies."""
     rope_scaling: RopeScaling | None = None
-    """How rotary frequencies are stretched for longer sequences; None: not at all."""
+    """Scaling of rotary frequencies for longer sequences; None: no scaling."""
     norm_bias: bool = True
     """Whether LayerNorm has biases; RMSNorm has none."""
     residual: Literal["serial", "parallel", "parallel_one_norm"] = "serial"
     """serial: the MLP follows attention. parallel: both read the block's input, through a norm each.
     parallel_one_norm: through one norm."""
     rotary_dim: Width | None = None
-    """Dimensions of a head that turn with the position, even; None: all."""
+    """Rotated dimensions of a head, even; None: all."""
     qk_norm: bool = False
     """Whether queries and keys are normed, head by head."""
     window: Count | None = None
@@ -168,23 +170,23 @@ class ModelSpec:
 
     @property
     def core_dim(self) -> int:
-        """Width of a head in attention's core: that of keys or of values, whichever is wider."""
+        """Width of a head in attention's core: the wider of keys and values."""
         return self.head_dim if self.latent is None else max(self.head_dim, self.latent.v_dim)
 
     @property
     def rotary_width(self) -> int:
-        """How many dimensions of a head turn with the position."""
+        """Number of rotated dimensions of a head."""
         if self.latent is not None:
             return self.latent.rope_dim
         return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
     @property
     def gated(self) -> bool:
-        """Whether the MLP has a gate beside its first product."""
+        """Whether the MLP has a gate in addition to its first product."""
         return self.activation.startswith("swiglu")
 
     def window_of(self, layer: int) -> int | None:
-        """The sliding window of a layer, in tokens; None: a token attends to all before it."""
+        """Return the sliding window of a layer, in tokens; None: a token attends to all before it."""
         return self.window if self.window_layers is None or layer in self.window_layers else None
 
     @property
@@ -193,7 +195,7 @@ class ModelSpec:
         return tuple(range(self.layers))
 
     def masked(self, seq: int) -> bool:
-        """Whether `seq` tokens exceed the sliding window of a layer, so that its attention needs another mask."""
+        """Whether `seq` tokens exceed the sliding window of some layer, so that its attention needs a mask."""
         return (
             self.window is not None
             and self.window < seq
@@ -218,10 +220,10 @@ MODEL_FIELDS = tuple(f.name for f in fields(ModelSpec))
 
 @dataclass(frozen=True)
 class StageSpec(ModelSpec):
-    """What one pipeline rank holds of a model. All sizes, `layers` too, are those of the full model."""
+    """A pipeline rank's part of a model. All sizes, including `layers`, are the full model's."""
 
     chunks: tuple[tuple[str, ...], ...] = ()
-    """The units of each chunk that the rank holds, in forward order."""
+    """Units of each chunk on the rank, in forward order."""
 
     @property
     def held_blocks(self) -> tuple[int, ...]:
@@ -235,12 +237,12 @@ class StageSpec(ModelSpec):
 
     @classmethod
     def of(cls, model: ModelSpec, chunks: tuple[tuple[str, ...], ...]) -> StageSpec:
-        """The stage of `model` that holds these chunks."""
+        """Return the stage of `model` with these chunks."""
         return cls(**{name: getattr(model, name) for name in MODEL_FIELDS}, chunks=chunks)
 
 
 def require_runnable(spec: ModelSpec) -> None:
-    """Require that the trainer can run a model. Raises InputError for mechanisms of which only the shape is known."""
+    """Require that the trainer can run a model. Raises InputError for mechanisms that are only priced."""
     for name, unsupported, what in (
         ("sinks", spec.sinks, "attention sinks"),
         ("activation", spec.activation == "swiglu_clamped", "gpt_oss's activation"),
@@ -263,9 +265,9 @@ class Parameter:
     shape: tuple[int, ...]
     """Shape before any split over ranks."""
     role: Role
-    """What it does."""
+    """Role in the model."""
     unit: str
-    """`embed`, `blocks.i` or `head`; `model` for a tied embedding, which two of them use."""
+    """Unit: `embed`, `blocks.i` or `head`; `model` for a tied embedding, used by two units."""
 
     @cached_property
     def numel(self) -> int:
@@ -279,21 +281,22 @@ class Parameter:
 
     @property
     def matrices(self) -> int:
-        """Matrices of a hidden layer in it, which its products read: one, or one for each expert; 0 of all else, such
-        as embeddings, head, norms, biases and routers."""
+        """Number of hidden-layer matrices: one, or one per expert; 0 for embeddings, head, norms, biases and
+        routers."""
         if self.role not in ("column", "row", "latent", "expert_column", "expert_row"):
             return 0
         return self.shape[0] if self.of_experts else 1
 
 
 def expert_layers(spec: ModelSpec) -> tuple[int, ...]:
-    """The blocks of the full model, by number, that have experts in place of the MLP."""
+    """Return the blocks of the full model, by number, that have experts in place of the MLP."""
     x = spec.experts
     return tuple(i for i in range(spec.layers) if i not in x.dense_layers) if x else ()
 
 
 def as_seen_by(spec: ModelSpec, unit: str) -> ModelSpec:
-    """The model as one unit sees it: without experts if the unit is a dense block of a model with experts."""
+    """Return the model from the viewpoint of one unit: without experts if the unit is a dense block of a model with
+    experts."""
     kind, _, index = unit.partition(".")
     if spec.experts is None or kind != "blocks" or int(index) not in spec.experts.dense_layers:
         return spec
@@ -301,25 +304,25 @@ def as_seen_by(spec: ModelSpec, unit: str) -> ModelSpec:
 
 
 def units(spec: ModelSpec) -> tuple[str, ...]:
-    """Units in forward order (of a pipeline rank, those it holds): what runs, and what ZeRO-3 gathers, at once."""
+    """Return the units in forward order (of a pipeline rank, its own), each run, and gathered by ZeRO-3, at once."""
     if isinstance(spec, StageSpec):
         return tuple(unit for chunk in spec.chunks for unit in chunk)
     return ("embed", *(f"blocks.{i}" for i in range(spec.layers)), "head")
 
 
 def blocks_among(units: tuple[str, ...]) -> tuple[int, ...]:
-    """The numbers of the blocks among these units."""
+    """Return the numbers of the blocks among these units."""
     return tuple(int(unit.split(".")[1]) for unit in units if unit.startswith("blocks"))
 
 
 def chunks(spec: ModelSpec) -> tuple[tuple[str, ...], ...]:
-    """The units of each chunk that is held; a full model is one chunk."""
+    """Return the units of each chunk on the rank; a full model is one chunk."""
     return spec.chunks if isinstance(spec, StageSpec) else (units(spec),)
 
 
 @cache
 def parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
-    """All logical parameters in forward order; of a pipeline rank, those of its units."""
+    """Return all logical parameters in forward order; for a pipeline rank, those of its units."""
     if isinstance(spec, StageSpec):
         of_stage = set(units(spec))
         if spec.tied and not of_stage.isdisjoint(("embed", "head")):
@@ -351,7 +354,8 @@ def parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
 
 
 def buffers(spec: ModelSpec) -> tuple[Parameter, ...]:
-    """The state that a model learns without gradients (experts' balance biases), listed as parameters are."""
+    """Return the buffers that a model learns without gradients (experts' balance biases), in the form of
+    parameters."""
     if spec.experts is None or spec.experts.balance_bias is None:
         return ()
     layers = [i for i in expert_layers(spec) if i in spec.held_blocks]
@@ -366,7 +370,7 @@ def holds_one_tied_copy(spec: ModelSpec) -> bool:
 
 
 def is_head_copy(spec: ModelSpec, fqn: str) -> bool:
-    """Whether `fqn` is the head's copy of a tied embedding, whose first copy another pipeline rank holds."""
+    """Whether `fqn` is the head's copy of a tied embedding, whose first copy is on another pipeline rank."""
     return isinstance(spec, StageSpec) and fqn == "embed.token.weight" and "embed" not in units(spec)
 
 
@@ -402,7 +406,7 @@ def _latent(spec: ModelSpec, a: Latent, name: str) -> _Rows:
         rows = _linear(f"{name}.q", spec.q_width, h, "column", False)
     else:
         rows = _linear(f"{name}.q_down", a.q_rank, h, "latent", bias)
-    # Beside q_down, for the gradients of the two are ready together.
+    # Next to q_down, since the gradients of the two are ready together.
     rows += _linear(f"{name}.kv_down", a.kv_rank + a.rope_dim, h, "latent", bias)
     if a.q_rank is not None:
         rows += [(f"{name}.q_norm.weight", (a.q_rank,), "norm")]

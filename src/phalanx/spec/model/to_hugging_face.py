@@ -1,7 +1,6 @@
 """Write a ModelSpec as the `config.json` from which `transformers` builds the same model (see from_hugging_face.py).
 
-What a family of `transformers` cannot express is left out. To learn whether anything was, read the file back and
-compare.
+Fields that a family of `transformers` cannot express are left out. To detect them, read the file back and compare.
 """
 
 from __future__ import annotations

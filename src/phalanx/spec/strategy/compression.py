@@ -7,9 +7,9 @@
     threshold:t              the elements of magnitude t or above
     powersgd:r               matrices as products of rank r (Vogels et al. 2019)
 
-What compression drops is kept as a residual and added to the next gradient (error feedback: Seide et al. 2014,
-Karimireddy et al. 2019), unless `nofeedback` is given. `stochastic` rounds up or down at random, without bias.
-The facts about each are in compressors.py.
+The dropped part is kept as a residual and added to the next gradient (error feedback: Seide et al. 2014, Karimireddy
+et al. 2019), unless `nofeedback` is given. `stochastic` rounds up or down at random, without bias. The facts about
+each are in compressors.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The table of gradient compressors: one row for each, with every fact that parsing, sending, memory and prices need.
 
-They travel in three ways, and each way has a type of row:
+There are three ways to send gradients, each with its type of row:
 
     Codes               every element in fewer bits: an all-to-all, each part summed by its owner; at zero 0 also an
                         all-gather of the sums' codes
@@ -38,12 +38,12 @@ class Number:
     """The number after a compressor's name."""
 
     example: str
-    """A usual one, for messages."""
+    """A usual number, for messages."""
     measured: str
-    """The one with which `phalanx measure` times the compressor."""
+    """The number with which `phalanx measure` times the compressor."""
     allowed: Callable[[float], bool]
     rule: str
-    """What is allowed, for messages."""
+    """The allowed numbers, for messages."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Compression:
     stochastic: bool = False
     """Whether int8 and int4 round at random, without bias, instead of to the nearest."""
     feedback: bool = True
-    """Whether what was dropped is added to the next gradient."""
+    """Whether the dropped part is added to the next gradient."""
 
     @property
     def row(self) -> Codes | GatheredElements | Summed:
@@ -79,7 +79,7 @@ class Compression:
 
 @dataclass(frozen=True)
 class Reduction:
-    """The gradients of a rank, as its compressor reduces them."""
+    """A rank's gradients, from the viewpoint of its compressor."""
 
     padded: tuple[int, ...]
     """Elements of each bucket, padding included."""
@@ -100,7 +100,7 @@ class Codes:
     bits: int
     """Bits per element."""
     largest: float
-    """The code of a block's largest magnitude: what scales are relative to."""
+    """The code of a block's largest magnitude, to which scales are relative."""
     scaled: bool
     """Whether blocks carry a scale. bf16 needs none: it has the range of fp32."""
     stochastic: bool
@@ -108,7 +108,7 @@ class Codes:
     write_passes: int
     """Passes to encode."""
     error_passes: int
-    """Passes to find what encoding lost, with error feedback."""
+    """Passes to find the encoding's loss, with error feedback."""
     add_passes: int
     """Passes to decode and add."""
     read_passes: int
@@ -132,11 +132,11 @@ class GatheredElements:
     elements: Callable[[Compression, int, int], int]
     """(c, n, p) -> elements that a rank sends of n; the most, if `counted`."""
     counted: bool
-    """Whether the gradients decide how many are sent: an all-gather of their number goes ahead."""
+    """Whether the number of elements depends on the gradients, so that an all-gather of it goes ahead."""
     share: Callable[[Compression, int], float]
     """(c, p) -> elements sent per element."""
     memory: Callable[[Compression, Reduction], int]
-    """Bytes held throughout the step, beside residuals."""
+    """Bytes held throughout the step, in addition to residuals."""
     passes: int
     """Passes without error feedback."""
     feedback_passes: int
@@ -153,9 +153,9 @@ class Summed:
     share: Callable[[Compression, Sequence[Parameter]], float]
     """(c, parameters of the model) -> elements sent per element."""
     memory: Callable[[Compression, Reduction], int]
-    """Bytes held throughout the step, beside residuals."""
+    """Bytes held throughout the step, in addition to residuals."""
     scratch: Callable[[Compression, Reduction], int]
-    """Bytes allocated temporarily, beside a piece of the elements."""
+    """Bytes allocated temporarily, in addition to a piece of the elements."""
     passes: int
     """Passes without error feedback."""
     feedback_passes: int
@@ -166,12 +166,12 @@ class Summed:
 
 
 def elements_sent(c: Compression, n: int) -> int:
-    """Return how many elements of n topk and randk send: an even number, so that what follows is aligned."""
+    """Return the number of elements of n that topk and randk send: even, so that the following data is aligned."""
     return min(n + n % 2, 2 * ceil(c.value * n / 2))
 
 
 def max_elements(n: int, p: int) -> int:
-    """Return the most elements that a rank sends under threshold: one in p. More would cost more than sending
+    """Return the maximum elements that a rank sends under threshold: one in p. More would cost more than sending
     everything: p messages of n/p indices and values outweigh the 2 (p-1)/p n values of an all-reduce."""
     return 2 * ceil(n / p / 2)
 
@@ -208,8 +208,8 @@ class Factors:
 
 
 def factors(c: Compression, parameters: Sequence[Parameter]) -> tuple[tuple[Factors, ...], tuple[Parameter, ...]]:
-    """Split parameters into those that are sent as factors, and those that are sent as they are: vectors, and
-    matrices whose factors would not be smaller."""
+    """Split parameters into those sent as factors, and those sent unchanged: vectors, and matrices whose factors
+    would not be smaller."""
     matrices, rest = [], []
     for p in parameters:
         n, m = (p.shape[0], prod(p.shape[1:])) if len(p.shape) > 1 else (1, 1)
@@ -222,7 +222,7 @@ def factors(c: Compression, parameters: Sequence[Parameter]) -> tuple[tuple[Fact
 
 
 def _powersgd_sums(c: Compression, n: int, parameters: Sequence[Parameter]) -> tuple[int, ...]:
-    """Return the elements of P and of what is not sent as factors, then those of Q."""
+    """Return the elements of P and of parameters not sent as factors, then those of Q."""
     matrices, rest = factors(c, parameters)
     left = sum(f.n * f.r for f in matrices) + sum(p.numel for p in rest)
     right = sum(f.m * f.r for f in matrices)
@@ -275,7 +275,7 @@ COMPRESSORS: dict[str, Codes | GatheredElements | Summed] = {
         feedback_passes=5,
     ),
     "threshold": GatheredElements(
-        # Measured below all gradients, as its bytes are priced at their most too.
+        # Measured with a threshold below all gradients, since its bytes are priced at their maximum too.
         number=Number(
             "1e-3", "1e-9", lambda value: 0 < value < inf, "the least magnitude must be positive and finite"
         ),

@@ -1,4 +1,4 @@
-"""What context parallelism asks of a model and a sequence: equal parts for all of its ranks.
+"""Requirements of context parallelism on a model and a sequence: equal parts for all of its ranks.
 
 cp = ring x ulysses: the ring passes keys and values around (Liu et al. 2023), Ulysses gives each of its ranks a part
 of the heads (Jacobs et al. 2023). Both together: Fang & Zhao 2024, "USP". A ring of r ranks cuts a sequence into

@@ -1,4 +1,5 @@
-"""Which strategies and models generate text: what splits layers, stages, experts and prompts; nothing of training."""
+"""Legality of text generation: fields that split layers, stages, experts and prompts are allowed; fields of training
+only are not."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ _USED = ("dp", "tp", "pp", "ep", "etp", "layers", "order")
 
 
 def require_generation(model: ModelSpec, s: Strategy) -> None:
-    """Require that a model generates text under a strategy. Raises InputError naming a field that is of training
-    only, a degree that does not divide the model, or a model whose choices of experts need later tokens."""
+    """Require that a model generates text under a strategy. Raises InputError naming a field that concerns only
+    training, a degree that does not divide the model, or a model whose choices of experts need later tokens."""
     require_runnable(model)
     for f in fields(s):
         if f.name not in _USED and getattr(s, f.name) != f.default:
@@ -32,8 +33,8 @@ def require_generation(model: ModelSpec, s: Strategy) -> None:
 
 
 def served(model: ModelSpec) -> ModelSpec:
-    """The model as it generates: experts drop no token, for a capacity depends on the length of the text; and
-    auxiliary losses are of training."""
+    """Return the model for generation: experts drop no tokens, since a capacity depends on the length of the text;
+    and there are no auxiliary losses."""
     if model.experts is None:
         return model
     return replace(model, experts=replace(model.experts, capacity=None, balance_loss=0.0, z_loss=0.0))

@@ -1,7 +1,7 @@
-"""Legality: which strategies fit a model, a batch and a world size (`check`), and which of these the trainer runs
+"""Legality: whether a strategy fits a model, a batch and a world size (`check`), and whether the trainer runs it
 (`require_runnable`).
 
-Every rule raises an InputError with the numbers that clash and, where there is one, the way out.
+Every rule raises an InputError with the numbers that clash and, if there is one, a remedy.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def require_narrow(model: ModelSpec, job: Job, s: Strategy) -> None:
     field, value, operands = "job.precision.products", job.precision.products, job.precision.operands
     assert operands is not None
     multiple = operands.multiple
-    sizes = {"model.hidden": (model.hidden, 1)}  # (of the model, ranks that share it)
+    sizes = {"model.hidden": (model.hidden, 1)}  # (the model's size, ranks that share it)
     if model.experts is None or model.experts.dense_layers:
         sizes["model.ffn"] = model.ffn, s.tp
     if model.experts is not None:
@@ -148,7 +148,7 @@ _RUNNABLE: dict[str, set[Any] | None] = {
 def require_runnable(strategy: Strategy, job: Job) -> None:
     """Require that the trainer can run a strategy with the job's number types.
 
-    Raises InputError naming the field that is part of the grammar but is not run or priced yet.
+    Raises InputError naming a field value that is part of the grammar but not run or priced yet.
     """
     p = job.precision
     _require_in_range(p)
@@ -187,7 +187,7 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
     if job.optimizer.row.whole and p.compute == "float16":
         reason = "sends directions in the compute type, and float16 has no room for their smallest numbers"
         raise InputError("job.optimizer.name", job.optimizer.name, reason, "use bfloat16")
-    strategy.recompute_of(0)  # refuses what other stacks recompute
+    strategy.recompute_of(0)  # refuses recomputation of other stacks
     for name, runnable in _RUNNABLE.items():
         chosen = getattr(strategy, name)
         if runnable is not None and chosen not in runnable:
@@ -202,7 +202,7 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
 
 def _require_in_range(p: Precision) -> None:
     """Allow float16 only where a loss scale keeps the numbers within its range (Micikevicius et al. 2018), and narrow
-    products only of bfloat16, the one type that their kernels with a scale a row return."""
+    products only with bfloat16, the one result type of their kernels with a scale per row."""
     operands = p.operands
     if operands is not None and p.compute != "bfloat16":
         reason = f"needs job.precision.compute = bfloat16, not {p.compute}"

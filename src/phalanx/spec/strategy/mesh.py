@@ -58,12 +58,12 @@ class Mesh:
         return last.reshape(-1, last.shape[-1] // self.ulysses, self.ulysses)
 
     def size(self, axis: str) -> int:
-        """Ranks per group of an axis, named as for `groups`."""
+        """Return the number of ranks per group of an axis, named as for `groups`."""
         return int(self.groups(axis).shape[1])
 
     def groups(self, axis: str) -> Ranks:
-        """All groups of an axis: an array of ranks, (groups, ranks per group), each group in ascending order, as
-        torch.distributed numbers the ranks of a group whatever order it is given.
+        """Return all groups of an axis: an array of ranks, (groups, ranks per group), each group in ascending order,
+        as torch.distributed numbers the ranks of a group regardless of the given order.
 
         `axis` is a mesh axis, several joined by `+` (`dp_shard+cp`), `ring`, `ulysses`, `ep`, `etp`, `edp` (replicas
         of the same experts), `ep+etp`, `edp+etp`, `tokens` (ranks that share sequences: cp and tp), `embed` (the
@@ -75,7 +75,7 @@ class Mesh:
 
     @cached_property
     def _groups(self) -> dict[str, Ranks]:
-        """The groups of the axes asked for so far."""
+        """Cache of groups by axis."""
         return {}
 
     def _groups_of(self, axis: str) -> Ranks:
@@ -93,27 +93,27 @@ class Mesh:
         if axis == "embed":
             lines = _lines(self._ranks, (names.index("pp"),))
             return lines[:, [0, -1]] if lines.shape[1] > 1 else lines
-        # In the order of the mesh, whatever that of the name: then ranks ascend.
+        # In the order of the mesh, regardless of the name's: then ranks ascend.
         return _lines(self._ranks, tuple(sorted(names.index(part) for part in axis.split("+"))))
 
     def group_of(self, rank: int, axis: str) -> tuple[int, ...]:
-        """The ranks of this rank's group along an axis; the rank alone if it is in none (`embed`)."""
+        """Return the ranks of a rank's group along an axis; the rank alone if it is in none (`embed`)."""
         groups = self.groups(axis)
         row = np.nonzero((groups == rank).any(axis=1))[0]
         return tuple(int(r) for r in groups[row[0]]) if len(row) else (rank,)
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """This rank's coordinate along every axis larger than 1."""
+        """Return a rank's coordinate along every axis larger than 1."""
         sizes = dict(self.axes)
         return {name: i for name, i in self.place(rank).items() if sizes[name] > 1}
 
     def place(self, rank: int) -> dict[str, int]:
-        """This rank's coordinate along every axis."""
+        """Return a rank's coordinate along every axis."""
         place = np.unravel_index(rank, self._ranks.shape)
         return {name: int(i) for (name, _), i in zip(self.axes, place, strict=True)}
 
     def replica(self, rank: int) -> int:
-        """The index, in dp, of the data-parallel replica that this rank belongs to."""
+        """Return the index, in dp, of a rank's data-parallel replica."""
         place = self.place(rank)
         return place["dp_replicate"] * dict(self.axes)["dp_shard"] + place["dp_shard"]
 
@@ -141,7 +141,7 @@ class Mesh:
         return places
 
     def shard(self, rank: int) -> int:
-        """The index, in its group of `shard_axis`, of the shard of the model state that this rank holds."""
+        """Return the index, in its group of `shard_axis`, of a rank's shard of the model state."""
         return int(self.along(self.shard_axis)[rank])
 
     def within(self, axis: str, ranks: int) -> bool:
@@ -150,8 +150,8 @@ class Mesh:
         return bool(np.all(groups == groups[:, :1]))
 
     def hosts(self, axis: str, ranks: int) -> int:
-        """How many blocks of `ranks` neighbouring ranks (nodes) each group of the axis spans, evenly; 0 where groups
-        differ or have unequal parts on the nodes."""
+        """Return the number of blocks of `ranks` neighbouring ranks (nodes) that each group of the axis spans evenly;
+        0 if groups differ or are spread unevenly."""
         if self.within(axis, ranks):
             return 1
         groups = self.groups(axis) // ranks
@@ -160,7 +160,7 @@ class Mesh:
         return len(parts) if len(counts) == 1 and len(set(parts)) == 1 else 0
 
     def tier(self, axis: str, cluster: ClusterSpec) -> Tier:
-        """The innermost tier of links that contains every group of the axis; the outermost if none does."""
+        """Return the innermost tier of links that contains every group of the axis; the outermost if none does."""
         groups = self.groups(axis)
         low, high = groups.min(axis=1), groups.max(axis=1)
         for tier in cluster.tiers:
@@ -170,7 +170,7 @@ class Mesh:
 
 
 def mesh(strategy: Strategy) -> Mesh:
-    """The mesh of a strategy, in its `order`, where `dp` stands for dp_replicate, then dp_shard."""
+    """Return the mesh of a strategy, in its `order`, where `dp` means dp_replicate, then dp_shard."""
     sizes = {
         "pp": (("pp", strategy.pp),),
         "dp": (("dp_replicate", strategy.dp_replicate), ("dp_shard", strategy.dp_shard)),

@@ -1,4 +1,4 @@
-"""The grammar of `recompute`: what the backward pass computes again instead of keeping it.
+"""The grammar of `recompute`: the activations that the backward pass computes again instead of keeping them.
 
 none              nothing
 selective         attention's core (Korthikanti et al. 2022), the same as selective:core_attn
@@ -25,7 +25,7 @@ _COUNTED = ("every", "block", "uniform")
 @dataclass(frozen=True)
 class Recomputation:
     """A parsed `recompute`. `kind`: none, selective, full, every, block or uniform; `count`: the number after a
-    counted kind, 1 for full; `modules`: those of selective."""
+    counted kind, 1 for full; `modules`: of selective."""
 
     kind: str
     count: int = 0

@@ -22,7 +22,7 @@ from phalanx.spec.strategy.compressors import Compression
 from phalanx.spec.strategy.zero_levels import ZERO_LEVELS, ZeroLevel
 
 Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
-"""The names; schedule/pipeline/schedules.py must have a row for each, with every other fact about it."""
+"""Names of pipeline schedules; schedule/pipeline/schedules.py must have a row for each."""
 Recompute = Literal["none", "selective", "full"]
 AXES = ("pp", "dp", "cp", "tp")
 MOST_RANKS = 10**7
@@ -32,7 +32,7 @@ DEFAULT_BUCKET_MIB = 25.0  # torch DDP's default
 
 @dataclass(frozen=True)
 class Strategy:
-    """The degree of every parallelism, and how the engines behave. The defaults describe one plain process.
+    """Degrees of every parallelism, and the behaviour of the engines. The defaults describe one plain process.
 
     Raises InputError for a field outside its range, and for degrees that do not divide each other.
     """
@@ -40,7 +40,7 @@ class Strategy:
     dp: Ranks = 1
     """Data-parallel replicas: each takes global_batch / dp sequences a step."""
     zero: Literal[0, 1, 2, 3] = 0
-    """ZeRO level (Rajbhandari et al. 2020): what is sharded over the shard group. 0: nothing, gradients are
+    """ZeRO level (Rajbhandari et al. 2020): the state sharded over the shard group. 0: nothing, gradients are
     all-reduced. 1: optimizer state and master parameters. 2: gradients too. 3: parameters too."""
     shard: Ranks | None = None
     """Replicas that share one model state, a divisor of dp; None: all of them. Fewer than dp is HSDP: dp / shard
@@ -69,11 +69,11 @@ class Strategy:
     micro_batch: Count = 1
     """Sequences in a micro-batch. A replica accumulates global_batch / (micro_batch x dp) of them a step."""
     recompute: Name = "none"
-    """What the backward pass computes again: none; selective (attention's core); selective:a+b (modules of every
-    block); full (every block); every:k (blocks 0, k, 2k, ...); block:n (the first n blocks of each chunk); uniform:n
-    (every block, from the input of each n-th). recompute.py has the grammar."""
+    """Activations recomputed in the backward pass: none; selective (attention's core); selective:a+b (modules of
+    every block); full (every block); every:k (blocks 0, k, 2k, ...); block:n (the first n blocks of each chunk);
+    uniform:n (every block, from the input of each n-th). recompute.py has the grammar."""
     compression: Name = "none"
-    """How gradients are compressed while they travel; compression.py has the grammar."""
+    """Compression of gradients in transit; compression.py has the grammar."""
     grad_sync: Literal["step", "micro"] | None = None
     """When gradients are reduced: once a step, or after every micro-batch. None: micro at zero = 2 and 3, else
     step."""
@@ -123,7 +123,7 @@ class Strategy:
 
     @property
     def level(self) -> ZeroLevel:
-        """What `zero` shards, wherever there are several ranks to shard over."""
+        """The state that `zero` shards if there are several ranks to shard over."""
         return ZERO_LEVELS[self.zero]
 
     @property
@@ -143,7 +143,7 @@ class Strategy:
 
     @property
     def shards(self) -> int:
-        """Ranks that the model state is sharded over: dp_shard x cp, for ranks of cp hold the same parameters."""
+        """Ranks over which the model state is sharded: dp_shard x cp, since ranks of cp hold the same parameters."""
         return self.dp_shard * self.cp if self.level.state else 1
 
     @property
@@ -168,9 +168,8 @@ class Strategy:
         return self.shards > 1 or self.pp > 1 or self.separate_experts
 
     def recompute_of(self, block: int) -> Recompute:
-        """What the backward pass of a block (numbered from 0) computes again: nothing, attention's core, or all.
-
-        Raises InputError for kinds that our runtime has not: modules, and numbers of blocks per chunk."""
+        """Return the recomputation in the backward pass of a block (numbered from 0): none, attention's core, or all.
+        Raises InputError for kinds that our runtime lacks: modules, and numbers of blocks per chunk."""
         how = recomputation.parse(self.recompute)
         if how.kind == "every":
             return "none" if block % how.count else "full"
@@ -181,20 +180,20 @@ class Strategy:
 
     @property
     def compressor(self) -> Compression | None:
-        """How gradients are compressed; None where they are not, or do not travel."""
+        """The parsed compression of gradients; None if they are not compressed, or not sent."""
         return compression.parse(self.compression) if self.gradient_ranks > 1 else None
 
     @property
     def bucket_bytes(self) -> int:
-        """Bytes of a full bucket; the default where `auto` was not resolved (plan/auto/bucket_size.py)."""
+        """Bytes of a full bucket; the default if `auto` was not resolved (planning/auto/bucket_size.py)."""
         return int((DEFAULT_BUCKET_MIB if self.bucket == "auto" else self.bucket) * 2**20)
 
     def accumulation(self, job: Job) -> int:
-        """Micro-batches per replica and step: global_batch / (micro_batch x dp)."""
+        """Return the micro-batches per replica and step: global_batch / (micro_batch x dp)."""
         return job.global_batch // (self.micro_batch * self.dp)
 
     def __str__(self) -> str:
-        """The one-line form: only the fields that differ from their defaults, `dp=1` where none does."""
+        """Return the one-line form: only the fields that differ from their defaults, `dp=1` if none does."""
         changed = [f for f in fields(self) if getattr(self, f.name) != f.default]
         return ",".join(f"{f.name}={format_field(getattr(self, f.name))}" for f in changed) or "dp=1"
 
@@ -226,7 +225,7 @@ def parse(line: str) -> dict[str, Any]:
 
 
 def value(text: str) -> Any:
-    """Read a word of a command line as bool, int, float or, failing these, a string."""
+    """Parse a word as bool, int, float or, failing these, a string."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):
@@ -249,7 +248,7 @@ def _require_divisor(name: str, part: int, total_name: str, total: int) -> None:
 
 
 def format_field(field: Any) -> str:
-    """Write a field as the one-line form has it: 1 for True, 0.5 for a float, anything else as it prints."""
+    """Write a field for the one-line form: 1 for True, 0.5 for a float, anything else as printed."""
     if isinstance(field, bool):
         return str(int(field))
     return f"{field:g}" if isinstance(field, float) else str(field)

@@ -1,18 +1,18 @@
-"""What each rank holds of the layers: tensor parallelism (Shoeybi et al. 2019, "Megatron-LM"), and experts over ep
-and etp.
+"""Each rank's part of the layers: tensor parallelism (Shoeybi et al. 2019, "Megatron-LM"), and experts over ep and
+etp.
 
 By the role of a parameter, whose matrix is (out, in):
 
     column          rows of the matrix, with their biases: entire heads, or a part of the MLP's width
-    row             columns of the matrix; its bias is replicated, for it is added once, to the sum
+    row             columns of the matrix; its bias is replicated, since it is added once, to the sum
     embedding, head rows: a part of the vocabulary, padded with rows of zeros on the last ranks
     norms, position replicated; under sequence parallelism each rank's gradient covers its own tokens
     router          replicated; each rank's gradient covers the tokens that it routes
     latent          replicated; each rank's gradient covers its own heads
     experts         entire experts over ep, parts of their width over etp; not split over tp
 
-With fewer key heads than ranks, neighbouring ranks hold copies of one. What a rank holds is itself a ModelSpec, with
-fewer heads and less of the MLP, of the vocabulary and of the experts: `local_model`.
+With fewer key heads than ranks, neighbouring ranks hold copies of one. A rank's part is itself a ModelSpec, with
+fewer heads and a part of the MLP, of the vocabulary and of the experts: `local_model`.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ class Degrees(Protocol):
 
 @dataclass(frozen=True)
 class ParameterBox:
-    """The box of a logical parameter that one rank holds."""
+    """One rank's box of a logical parameter."""
 
     parameter: Parameter
     """The parameter, with its global shape."""
     shape: tuple[int, ...]
-    """The rank's tensor. Rows beyond `sizes` are padding: zeros that nothing uses."""
+    """Shape of the rank's tensor. Rows beyond `sizes` are padding: unused zeros."""
     offsets: tuple[int, ...]
-    """Where the box begins in the global shape, per dimension."""
+    """Offset of the box in the global shape, per dimension."""
     sizes: tuple[int, ...]
     """The extent of the box, per dimension."""
     copies: int = 1
-    """How many neighbouring tp ranks hold this same box."""
+    """Number of neighbouring tp ranks that hold this same box."""
     partial: bool = False
     """Whether each copy computes a part of the gradient, which is their sum; else all compute the same gradient."""
 
@@ -64,7 +64,7 @@ class ParameterBox:
 
 
 def local_model(spec: ModelSpec, s: Degrees) -> ModelSpec:
-    """The model that one rank holds; its shapes are the same on every rank."""
+    """Return one rank's part as a model; its shapes are the same on every rank."""
     if s.tp == s.ep == s.etp == 1:
         return spec
     kv_heads, x = max(1, spec.kv_heads // s.tp), spec.experts
@@ -82,7 +82,7 @@ def local_model(spec: ModelSpec, s: Degrees) -> ModelSpec:
 
 @dataclass(frozen=True)
 class Split:
-    """A model split over tp ranks and its experts over ep x etp, as seen from one rank."""
+    """A model split over tp ranks and its experts over ep x etp, from the viewpoint of one rank."""
 
     spec: ModelSpec
     """The unsplit model."""
@@ -97,18 +97,18 @@ class Split:
     etp: int = 1
     """Ranks that split each expert's width."""
     expert: int = 0
-    """This rank's coordinate along ep: which experts it holds."""
+    """This rank's coordinate along ep, which determines its experts."""
     part: int = 0
-    """This rank's coordinate along etp: which part of their width."""
+    """This rank's coordinate along etp, which determines its part of their width."""
 
     @classmethod
     def of(cls, spec: ModelSpec, s: Strategy, tp: int = 0, ep: int = 0, etp: int = 0) -> Split:
-        """The split of a strategy, seen from the coordinates `tp`, `ep` and `etp`."""
+        """Return the split of a strategy, from the viewpoint of the coordinates `tp`, `ep` and `etp`."""
         return cls(spec, s.tp, tp, s.sp, s.ep, s.etp, ep, etp)
 
     @cached_property
     def local(self) -> ModelSpec:
-        """The model that this rank holds."""
+        """This rank's part as a model."""
         return local_model(self.spec, self)
 
     @property
@@ -118,30 +118,30 @@ class Split:
 
     @property
     def first_token(self) -> int:
-        """The first token of the vocabulary that this rank holds."""
+        """First vocabulary entry on this rank."""
         return min(self.index * self.local.vocab, self.spec.vocab)
 
     @property
     def tokens(self) -> int:
-        """How many tokens of the vocabulary this rank holds; its further rows are padding."""
+        """Number of vocabulary entries on this rank; its further rows are padding."""
         return min(self.local.vocab, self.spec.vocab - self.first_token)
 
     def box(self, fqn: str) -> ParameterBox:
-        """The box that this rank holds of the parameter `fqn`."""
+        """Return this rank's box of the parameter `fqn`."""
         return self.boxes[fqn]
 
     @cached_property
     def boxes(self) -> dict[str, ParameterBox]:
-        """The box that this rank holds of every parameter, by name."""
+        """This rank's box of every parameter, by name."""
         pairs = zip(parameters(self.spec), parameters(self.local), strict=True)
         return {p.fqn: _box_of(self, p, local_shape=of_rank.shape) for p, of_rank in pairs}
 
     def at(self, index: int) -> Split:
-        """The same split, seen from coordinate `index` along tp."""
+        """Return the same split from the viewpoint of coordinate `index` along tp."""
         return replace(self, index=index)
 
     def at_experts(self, index: int) -> Split:
-        """The same split, seen from rank `index` of the ep x etp group that holds all experts together."""
+        """Return the same split from the viewpoint of rank `index` of the ep x etp group."""
         return replace(self, expert=index // self.etp, part=index % self.etp)
 
 
@@ -166,13 +166,14 @@ _SPLIT_DIM = {"column": 0, "column_bias": 0, "row": 1, "sink": 0}
 
 
 def _copies(split: Split, p: Parameter, local_shape: tuple[int, ...]) -> tuple[int, bool]:
-    """Return how many tp ranks hold the same box of a parameter, and whether each has a part of its gradient."""
+    """Return the number of tp ranks that hold the same box of a parameter, and whether each has only a part of its
+    gradient."""
     if p.of_experts or p.role in ("embedding", "head"):
         return 1, False
     dim = _SPLIT_DIM.get(p.role)
     if dim is None:
-        # Norms inside attention, and the latent projections that all heads share, see this rank's heads only; a
-        # router sees the tokens that this rank routes; all others see what every rank sees.
+        # Norms inside attention, and the latent projections shared by all heads, see only this rank's heads; a router
+        # sees the tokens that this rank routes; all others see what every rank sees.
         own_heads = p.role in ("latent", "latent_bias") or (p.role == "norm" and ".attention." in p.fqn)
         return split.tp, split.sp or own_heads or p.role in ("router", "router_bias")
     copies = local_shape[dim] * split.tp // p.shape[dim]
@@ -180,7 +181,8 @@ def _copies(split: Split, p: Parameter, local_shape: tuple[int, ...]) -> tuple[i
 
 
 def partial(split: Split) -> dict[str, int]:
-    """Parameters whose gradient is a sum over tp ranks that hold copies: the number of distinct boxes, by name."""
+    """Return the parameters whose gradient is a sum over tp ranks with copies: the number of distinct boxes, by
+    name."""
     if split.tp == 1:
         return {}
     boxes = {}

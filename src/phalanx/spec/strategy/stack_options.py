@@ -1,11 +1,11 @@
 """Options of training frameworks, beyond Strategy, that change the time or memory of a step.
 
-A Strategy says who holds and computes what. These say how a stack does it: in which number types, what it offloads to
-the host, what it fuses and hides. `auto`, the default of most, is what the stack's release does by itself
-(frameworks/ has its constants), so `StackOptions()` is what a Strategy alone has always meant. Which
-stack has which option is in frameworks/; what each is worth is in cost/analytic/option_effects.py.
+A Strategy determines who holds and computes what. These options determine how a stack does it: number types,
+offloading to the host, fusion and overlap. `auto`, the default of most, is the release's own behaviour (frameworks/
+has its constants), so `StackOptions()` leaves a Strategy as is. frameworks/ has the options of each stack,
+cost/analytic/option_effects.py the effect of each.
 
-Beside these, Strategy itself has fields that other frameworks write as options: `recompute` (by module, by number of
+In addition, Strategy itself has fields that other frameworks write as options: `recompute` (by module, by number of
 blocks), `layers` (an explicit pipeline layout), `ulysses` (all-to-all context parallelism: a2a is ulysses=cp, a2a+p2p
 is 1 < ulysses < cp).
 """
@@ -25,7 +25,7 @@ StateType = Literal["auto", "float32", "float16", "bfloat16", "float8"]
 
 @dataclass(frozen=True)
 class StackOptions:
-    """What a training step does beyond its Strategy. Raises InputError for a value outside its range."""
+    """Options of a training step beyond its Strategy. Raises InputError for a value outside its range."""
 
     first_stage_layers: Natural = 0
     """Blocks on the first pipeline rank, all of its chunks together; 0: as many as on the others."""
@@ -46,8 +46,8 @@ class StackOptions:
     second_moment: StateType = "auto"
     """Type of Adam's second moment."""
     master: Literal["auto", "float32", "float16"] = "auto"
-    """Type of the parameters that the optimizer updates. float16: the 16 bits that bfloat16 parameters lack beside
-    them (Megatron's --main-params-dtype fp16)."""
+    """Type of the parameters that the optimizer updates. float16: the 16 bits missing from bfloat16 parameters, kept
+    separately (Megatron's --main-params-dtype fp16)."""
     gradients: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type in which gradients are accumulated over micro-batches."""
     reduce: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -56,32 +56,32 @@ class StackOptions:
     """Update rule. auto: the job's. muon (Jordan et al. 2024): one moment for the matrices of blocks, whose
     orthogonalised update needs whole matrices; embedding and head stay with Adam."""
     optimizer_offload: Share = 0.0
-    """Share of the optimizer's state, and of its update, that is on the host."""
+    """Share of the optimizer's state, and of its update, on the host."""
     parameter_offload: bool = False
-    """Whether sharded parameters (zero=3) are on the host between their uses."""
+    """Whether sharded parameters (zero=3) are on the host between uses."""
     activation_offload: Natural = 0
-    """Blocks per pipeline rank whose kept activations travel to the host and back."""
+    """Blocks per pipeline rank whose kept activations are offloaded to the host and back."""
     context: Literal["auto", "p2p", "all_gather"] = "auto"
-    """How the part of cp that ulysses leaves exchanges keys and values: around a ring, or gathered before attention
+    """Exchange of keys and values over the rest of cp (without ulysses): around a ring, or gathered before attention
     (Llama 3, Grattafiori et al. 2024, section 3.3.2)."""
     cross_entropy: Literal["auto", "plain", "fused", "linear"] = "auto"
     """The loss. fused: softmax and loss in one kernel, in the logits' own type; linear: with the head's product, in
-    parts of the tokens, so that logits never exist as a whole (Liger, cut cross-entropy)."""
+    slices of the tokens, so that the full logits never exist (Liger, cut cross-entropy)."""
     document: Natural = 0
     """Mean tokens of a document where several are packed into a sequence and attention stays inside each (THD
     layout); 0: attention spans the sequence."""
     lora: Annotated[int, Range(0, 4096)] = 0
-    """Rank of the adapters that alone are trained (Hu et al. 2021); 0: all parameters are."""
+    """Rank of the adapters, which alone are trained (Hu et al. 2021); 0: all parameters are trained."""
     lora_targets: Literal["attention", "linear"] = "linear"
-    """Which products have adapters: those of attention, or every linear layer (experts excluded)."""
+    """Layers with adapters: attention's, or every linear layer (experts excluded)."""
     mtp: Annotated[int, Range(0, 16)] = 0
     """Depths of multi-token prediction (DeepSeek-V3, section 2.2): further blocks at the end, each with a product of
     twice the hidden size and the head once more."""
     tp_overlap: Literal["auto", "none", "async", "userbuffers"] = "auto"
-    """How collectives of tensor parallelism overlap the products beside them. async: cut into one part per rank by
-    the compiler; userbuffers: by Transformer Engine."""
+    """Overlap of tensor-parallel collectives with products. async: cut into one part per rank by the compiler;
+    userbuffers: by Transformer Engine."""
     dispatch: Literal["auto", "all_gather", "all_to_all", "deepep", "hybridep"] = "auto"
-    """What carries tokens to their experts."""
+    """Transport of tokens to their experts."""
     overlap_experts: Literal["auto", "on", "off"] = "auto"
     """Whether the experts' all-to-alls of one micro-batch overlap the compute of another (DualPipe's forward and
     backward chunks, Megatron's --overlap-moe-expert-parallel-comm)."""
@@ -90,12 +90,12 @@ class StackOptions:
         require_ranges(self, "options")
 
     def __str__(self) -> str:
-        """The one-line form: only what differs from the defaults; empty if nothing does."""
+        """Return the one-line form: only options that differ from their defaults; empty if none does."""
         changed = self.changed()
         return ",".join(f"{name}={_written(value)}" for name, value in changed.items())
 
     def under(self, job: Job) -> StackOptions:
-        """Return the options with the optimizer of a job that needs whole matrices, where they leave it to the
+        """Return the options with the job's optimizer filled in, if it needs whole matrices and they leave it to the
         job."""
         if not job.optimizer.row.whole or self.optimizer != "auto":
             return self
@@ -107,7 +107,7 @@ class StackOptions:
 
 
 AS_RELEASED = StackOptions()
-"""Every option as the stack's release has it."""
+"""Every option at the release's default."""
 OPTION_FIELDS = {f.name: f for f in fields(StackOptions)}
 DEFAULTS = {name: f.default for name, f in OPTION_FIELDS.items()}
 

@@ -6,8 +6,8 @@
     sum        integers and fields joined by * % + -, from left to right with * and % first
 
 Fields with words for values (schedule, recompute, order, ...) are compared with = != in, and a value may end in `*`:
-`recompute=block:*`. The same conditions hold of one Strategy and of columns of strategies: `holds` returns a bool or
-a mask. Rules of what a stack refuses are written in it too (frameworks/).
+`recompute=block:*`. The same conditions apply to one Strategy and to columns of strategies: `holds` returns a bool or
+a mask. Refusals of stacks are written in this grammar too (frameworks/).
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ class Words:
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition: `text` as it was written, the fields it reads, and its test."""
+    """One condition: its source `text`, the fields it reads, and its test."""
 
     text: str
     fields: frozenset[str]
     test: Callable[[Mapping[str, Any]], Any]
 
     def holds(self, values: Mapping[str, Any]) -> Any:
-        """Whether it holds of `values`, field by field: numbers, words, columns of numbers, or Words."""
+        """Evaluate the condition on `values` by field: numbers, words, columns of numbers, or Words."""
         return self.test(values)
 
 
 def parse(line: str, known: Sequence[str], words: Mapping[str, Sequence[str]], field: str) -> tuple[Condition, ...]:
-    """Parse a line into its conditions. `known`: the names of all fields; `words`: those whose values are words, with
-    the values where they are known ((): any). Raises InputError under the name `field`."""
+    """Parse a line into its conditions. `known`: the names of all fields; `words`: the fields whose values are words,
+    with their legal values ((): any). Raises InputError under the name `field`."""
     parts = [part.strip() for part in re.split(r",(?![^(]*\))|\s+and\s+", line)]
     conditions: list[Condition] = []
     for part in filter(None, parts):
@@ -73,11 +73,11 @@ def parse(line: str, known: Sequence[str], words: Mapping[str, Sequence[str]], f
 
 
 def holds(conditions: Iterable[Condition], values: Mapping[str, Any]) -> Any:
-    """Whether all conditions hold: a bool, or a mask where `values` holds columns."""
+    """Whether all conditions hold: a bool, or a mask if `values` has columns."""
     result: Any = True
     for condition in conditions:
         result = result & condition.holds(values)
-        if result is False:  # of single values: thousands of strategies are judged one by one
+        if result is False:  # scalars: thousands of strategies are judged one by one
             return False
     return result
 

@@ -1,6 +1,5 @@
-"""The levels of ZeRO (Rajbhandari et al. 2020): what each shards over the ranks of a shard group.
-
-The only place that knows what the number of a level means. When gradients reduce and parameters are gathered follows
+"""The levels of ZeRO (Rajbhandari et al. 2020): the state that each shards over the ranks of a shard group. This is
+the only place that defines the meaning of a level's number. When gradients reduce and parameters are gathered follows
 from it, from the strategy and from the stack: schedule/gradients/sharding.py.
 """
 
@@ -12,19 +11,19 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ZeroLevel:
-    """What a level shards: booleans of one level, arrays of them of a column of levels (`level_columns`)."""
+    """State sharded by a level: booleans for one level, arrays of them for a column of levels (`level_columns`)."""
 
     number: Any
     state: Any
-    """Masters and the optimizer's state."""
+    """Whether masters and the optimizer's state are sharded."""
     gradients: Any
-    """Gradients, from one micro-batch to the next."""
+    """Whether gradients are sharded between micro-batches."""
     parameters: Any
-    """Parameters, which each pass of a unit gathers."""
+    """Whether parameters are sharded, and gathered for each pass of a unit."""
     words: str
 
     def bytes_kept(self, state: float, gradients: float, parameters: float, ranks: Any) -> Any:
-        """Return the bytes left on each of `ranks` of these bytes of the three kinds."""
+        """Return the bytes per rank, over `ranks` ranks, given the unsharded bytes of the three kinds."""
         parts = ((state, self.state), (gradients, self.gradients), (parameters, self.parameters))
         return sum(size / ranks if sharded else size for size, sharded in parts)
 
@@ -35,7 +34,7 @@ ZERO_LEVELS = (
     ZeroLevel(2, True, True, False, "the optimizer's state and gradients"),
     ZeroLevel(3, True, True, True, "all of the state"),
 )
-"""A row a level, in the order of numbers. A level shards all that the one below it does."""
+"""One row per level, by number. A level shards everything that the one below it does."""
 
 ALL_SHARDED = len(ZERO_LEVELS) - 1
 """The highest level."""
@@ -50,5 +49,5 @@ _STATE, _GRADIENTS, _PARAMETERS = map(_first, ("state", "gradients", "parameters
 
 
 def level_columns(levels: Any) -> ZeroLevel:
-    """Return what each level of a column shards, as arrays of booleans."""
+    """Return the state sharded by each level of a column, as arrays of booleans."""
     return ZeroLevel(levels, levels >= _STATE, levels >= _GRADIENTS, levels >= _PARAMETERS, "")

@@ -55,7 +55,7 @@ def write_deepseek_v3(spec: ModelSpec) -> Fields:
 
 
 def _read_shared(c: Config, max_seq: int) -> Fields:
-    """The fields that both generations share. Sizes whose defaults differ between them must be present."""
+    """Read the fields shared by both generations. Sizes whose defaults differ between them must be present."""
     c.only("moe_layer_freq", 1)
     if c("aux_loss_alpha"):
         c.only("seq_aux", True)

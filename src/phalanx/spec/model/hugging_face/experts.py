@@ -75,13 +75,13 @@ def read_gpt_oss(c: Config) -> Fields:
 
 
 def _read_losses(c: Config, top_k: int) -> Fields:
-    """The router's loss coefficients. In `transformers` the balance loss is the number of experts x the sum over them
-    of (share of tokens x mean score), with shares that sum to top_k; ours sum to 1."""
+    """Read the router's loss coefficients. In `transformers` the balance loss is the number of experts x the sum over
+    them of (share of tokens x mean score), with shares that sum to top_k; ours sum to 1."""
     return {"balance_loss": c("router_aux_loss_coef", 0.001) * top_k, "z_loss": c("router_z_loss_coef", 0.0)}
 
 
 def _write_losses(x: Experts) -> Fields:
-    """The coefficients for `transformers`, where the experts' shares of tokens sum to top_k; ours sum to 1. Its
-    configurations have no z loss: that key stands there only if it is used."""
+    """Return the coefficients for `transformers`, where the experts' shares of tokens sum to top_k; ours sum to 1.
+    Its configurations have no z loss: the key is written only if it is used."""
     z_loss = {"router_z_loss_coef": x.z_loss} if x.z_loss else {}
     return {"router_aux_loss_coef": x.balance_loss / x.top_k, **z_loss}

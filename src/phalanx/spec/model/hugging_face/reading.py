@@ -1,7 +1,7 @@
 """Read a Hugging Face `config.json`: its keys, and the fields that descendants of Llama share.
 
-What a config leaves out gets the default of `transformers` for its family. What it asks for and our decoder does not
-do is refused by name, never dropped.
+Missing keys get the default of `transformers` for the family. Features that our decoder does not support are refused
+by name, never dropped.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Config:
         return default if value is None else value
 
     def need(self, *names: str) -> Any:
-        """The value of the first of these keys that is present. Raises InputError if none is."""
+        """Return the value of the first of these keys that is present. Raises InputError if none is."""
         for name in names:
             if self.keys.get(name) is not None:
                 return self.keys[name]
         raise self.wrong(f"has no {names[0]!r}", "is this a Hugging Face config.json?")
 
     def wrong(self, reason: str, remedy: str = "") -> InputError:
-        """An InputError that names the file."""
+        """Return an InputError that names the file."""
         return InputError("model.config", str(self.path), reason, remedy)
 
     def only(self, key: str, *usable: Any) -> None:
@@ -65,7 +65,8 @@ def sizes(c: Config, max_seq: int, norm_eps: float = 1e-6, kv_heads: int | None 
 
 
 def _layers(c: Config) -> Any:
-    """Read how many layers there are: within ModelSpec's range, as some families enumerate them before it looks."""
+    """Read the number of layers, within ModelSpec's range, since some families enumerate them before it is
+    checked."""
     layers = c.need("num_hidden_layers")
     problem = Range(1, MOST_LAYERS).problem(layers) if isinstance(layers, int) else ""
     if problem:
@@ -88,7 +89,7 @@ def biases(c: Config, default: bool = False) -> Fields:
 def rope(c: Config, theta: float = 10_000.0, partial: bool = False, default: Fields | None = None) -> Fields:
     """Read rotary positions: transformers 5 writes `rope_parameters`, 4 wrote `rope_theta` and `rope_scaling`.
 
-    `theta` and `default` stand for missing keys; `partial`: the family may rotate only a part of each head, which the
+    `theta` and `default` replace missing keys; `partial`: the family may rotate only a part of each head, which the
     caller reads.
     """
     rope = c("rope_parameters") or c("rope_scaling") or default or {}
@@ -113,7 +114,7 @@ def rope(c: Config, theta: float = 10_000.0, partial: bool = False, default: Fie
 
 
 def _yarn_attention(rope: Mapping[str, Any]) -> float | None:
-    """The factor of cos and sin: as stated, or DeepSeek's quotient of two scales; None: YaRN's default."""
+    """Read the factor of cos and sin: as stated, or DeepSeek's quotient of two scales; None: YaRN's default."""
     factor = rope.get("attention_factor")
     if factor is None and rope.get("mscale") and rope.get("mscale_all_dim"):
         above, below = (0.1 * rope[k] * math.log(max(rope["factor"], 1)) + 1 for k in ("mscale", "mscale_all_dim"))

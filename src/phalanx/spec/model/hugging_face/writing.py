@@ -12,7 +12,7 @@ Fields = dict[str, Any]
 
 
 def sizes(spec: ModelSpec) -> Fields:
-    """Return the sizes as most families name them."""
+    """Return the sizes under the names used by most families."""
     return {
         "hidden_size": spec.hidden,
         "intermediate_size": spec.ffn,
@@ -57,6 +57,6 @@ def rope(spec: ModelSpec, **more: float) -> Fields:
 
 
 def experts(spec: ModelSpec) -> Experts:
-    """Return the experts of a model that has some."""
+    """Return the keys of a model's experts."""
     assert spec.experts is not None
     return spec.experts
