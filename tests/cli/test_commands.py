@@ -113,7 +113,7 @@ def test_a_run_from_job_to_comparison(here: Path, whole: dict[str, Any]) -> None
     several = ("--prompt", "the lazy", "--slots", "1", "--page", "3")
     assert phalanx(here, *words, *several)[1].startswith(text + "\nthe lazy")
     for more, said in (
-        (("--tokens", "70"), "model.max_seq is 64; shorten it, or ask for fewer with --tokens"),
+        (("--tokens", "70"), "model.max_seq is 64; shorten it, or ask for fewer tokens"),
         (("--strategy", "tp=4"), "strategy.tp = 4: is more than the model's 2 heads"),
         (("--strategy", "pp=2,schedule=gpipe"), "strategy.schedule = 'gpipe': is of training"),
         (("--prompt", ""), "--prompt 2 = '': is empty"),

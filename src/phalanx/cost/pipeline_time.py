@@ -20,8 +20,8 @@ from phalanx.schedule.pipeline.simulate import Times, run
 @dataclass(frozen=True)
 class Costs:
     """Seconds of F, I and W of every chunk for a micro-batch, and of a transfer between two ranks; `overhead` of them
-    keep sender and receiver from computing. `pace`: the speed with 1, 2, ... ranks at work over that with all, where
-    they share cores, and a transfer is all overhead; empty where each has its own."""
+    keep sender and receiver from computing. `pace`: the speed with 1, 2, ... active ranks over the speed with all, if
+    ranks share cores, where a transfer is all overhead; empty if each has its own."""
 
     forward: Sequence[float]
     input_grad: Sequence[float]
@@ -45,7 +45,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class PricedSchedule:
-    """A schedule that has been run. `times`: start and end of every rank's actions, in seconds. `messages`: number of
+    """A simulated schedule. `times`: start and end of every rank's actions, in seconds. `messages`: number of
     messages between ranks. `peak`: the most activations that each rank holds at once, counted per chunk and
     micro-batch."""
 

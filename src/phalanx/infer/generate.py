@@ -114,11 +114,11 @@ def require_context(model: ModelSpec, requests: Sequence[Request]) -> None:
     """Require that every request has a prompt, and that its prompt and text fit the model. Raises InputError."""
     for r in requests:
         if not r.prompt:
-            raise InputError(_named("--prompt", r, requests), "", "is empty", "give it at least one character")
+            raise InputError(_named("prompt", r, requests), "", "is empty", "give it at least one character")
         if len(r.prompt) + r.most > model.max_seq:
             reason = f"is {len(r.prompt)} tokens, and {r.most} more are {len(r.prompt) + r.most}: model.max_seq is"
-            remedy = "shorten it, or ask for fewer with --tokens"
-            raise InputError(_named("--prompt", r, requests), None, f"{reason} {model.max_seq}", remedy)
+            remedy = "shorten it, or ask for fewer tokens"
+            raise InputError(_named("prompt", r, requests), None, f"{reason} {model.max_seq}", remedy)
 
 
 def _named(option: str, r: Request, requests: Sequence[Request]) -> str:

@@ -79,8 +79,8 @@ def question(
     require_context(model, requests)
     for i in range(strategy.dp):
         enough_pages(requests[i :: strategy.dp], policy)
-    dtype = compute_type(precision, "--precision") if precision else DTYPE_NAMES[widest(weights, model)]
-    return TextQuery(folder, model, compute_type(dtype, "--precision"), tuple(requests), how, policy, strategy)
+    dtype = compute_type(precision, "precision") if precision else DTYPE_NAMES[widest(weights, model)]
+    return TextQuery(folder, model, compute_type(dtype, "precision"), tuple(requests), how, policy, strategy)
 
 
 def answer(asked: TextQuery, comm: Comm | None = None, piece: Piece = lambda request, text, last: None) -> list[str]:

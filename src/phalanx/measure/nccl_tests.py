@@ -37,7 +37,7 @@ def read(text: str, name: str, op: str = "") -> CollectiveFit:
     collective = _OPS.get(title[1], "") if title else op
     if not collective:
         problem = "phalanx has no such collective" if title else "does not say which collective it measured"
-        raise InputError("nccl_tests", name, problem, f"give --op, one of {', '.join(_OPS.values())}")
+        raise InputError("nccl_tests", name, problem, f"give op, one of {', '.join(_OPS.values())}")
     hosts = {int(rank): host for rank, host in _RANK.findall(text)}
     if len(hosts) < 2:
         raise InputError("nccl_tests", name, f"names {len(hosts)} ranks", "keep the lines that begin with # Rank")

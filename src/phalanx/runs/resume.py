@@ -32,7 +32,7 @@ def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:
     done = steps(folder / "checkpoint")
     if not (folder / "plan.json").exists() or not done:
         why = none_intact(folder / "checkpoint")
-        raise InputError("resume", str(folder), why, "train it without --resume to begin it anew")
+        raise InputError("resume", str(folder), why, "train it anew instead of resuming")
     old = plan.read(folder / "plan.json")
     if file is None:
         file = plan.as_job(old, overrides)

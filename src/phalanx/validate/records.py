@@ -79,8 +79,8 @@ class Row:
 
 def load(path: Path, needed: tuple[str, ...] = ("source_family", "gpu", "gpus", "model")) -> list[Row]:
     """Read all rows of a CSV file. Raises InputError if it cannot be read, or lacks one of the columns `needed`."""
-    with csv_of(path, "--runs"):
-        reader = csv.DictReader(StringIO(read_packed(path, "--runs"), newline=""))
+    with csv_of(path, "runs"):
+        reader = csv.DictReader(StringIO(read_packed(path, "runs"), newline=""))
         rows = [Row(cells) for cells in reader]
         columns = reader.fieldnames or []
     missing = [c for c in needed if c not in columns]

@@ -1,5 +1,6 @@
-"""Strategies whose blocks are alike: a search prices many that differ only in what no block sees (replicas, virtual
-stages, schedules, micro-batches of a step, ZeRO), and prices one block for all of them."""
+"""Sharing of prices between strategies with equal blocks: a search prices many that differ only in fields irrelevant
+to a block (replicas, virtual stages, schedules, micro-batches of a step, ZeRO), and prices one block for all of
+them."""
 
 from __future__ import annotations
 
@@ -21,16 +22,16 @@ _BY_NONE = {
 WITHOUT_EXPERTS = frozenset(_BY_NONE | {"ep", "etp"})
 """Fields of a Layout that a micro-batch's passes through attention, a dense MLP or the head do not depend on."""
 OF_EXPERTS = frozenset(_BY_NONE | {"ulysses", "tp_stride", "cp_stride"})
-"""The same of the products of a rank's experts."""
+"""Fields of a Layout that the products of a rank's experts do not depend on."""
 FEW = 2048
-"""Rows that are priced as they are."""
+"""Maximum number of rows that are priced without grouping."""
 _SINGLE = (float, int, str)
-"""What most fields are, told apart first: a search asks a hundred thousand times."""
+"""Common field types, tested first, since a search does so a hundred thousand times."""
 T = TypeVar("T")
 
 
 def once(price: Callable[[Layout], T], layout: Layout, unseen: frozenset[str], *others: Any) -> T:
-    """Return the `price` of each row, computed once for all rows that differ in the fields `unseen` alone. Rows are
+    """Return the `price` of each row, computed once for all rows that differ only in the fields `unseen`. Rows are
     priced one by one where `others`, which `price` reads too, have columns of their own."""
     columns = [c for f in fields(layout) if f.name not in unseen for c in _columns(getattr(layout, f.name))]
     rows = max((len(column) for column in columns), default=0)
@@ -48,7 +49,7 @@ def once(price: Callable[[Layout], T], layout: Layout, unseen: frozenset[str], *
 
 
 def taken(part: Any, rows: npt.NDArray[np.int64]) -> Any:
-    """Return a dataclass of columns, or a column, with these rows of it; numbers stay."""
+    """Select rows of a dataclass of columns, or of a column; numbers stay."""
     if isinstance(part, np.ndarray):
         return part[rows] if part.ndim else part
     if isinstance(part, _SINGLE):

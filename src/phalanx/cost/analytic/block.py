@@ -1,7 +1,6 @@
-"""Seconds of one block and micro-batch on a rank, by what takes them: matrix products, attention, memory-bound
-kernels, and what of tensor, context and expert parallelism's traffic they do not overlap; of head and loss too.
-
-What does not depend on how experts are spread is priced once for all rows that are alike in it."""
+"""Seconds of one block and micro-batch on a rank, by cause: matrix products, attention, memory-bound kernels, and
+exposed traffic of tensor, context and expert parallelism; head and loss too. Parts independent of the spread of
+experts are priced once for all rows that agree in them."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ from phalanx.cost.ledger.rank_layout import FORMATS, Layout
 
 @dataclass(frozen=True)
 class Block:
-    """Seconds of one block and micro-batch, forward and backward, by what takes them; `again`: seconds of the modules
-    that the backward pass computes again."""
+    """Seconds of one block and micro-batch, forward and backward, by cause; `again`: seconds of the modules
+    recomputed in the backward pass."""
 
     matmul: Passes
     attention: Passes
@@ -72,7 +71,7 @@ class _Timer:
     def one(self, flow: Flow) -> Column:
         """Return seconds of one of a flow's operations."""
         key = (flow.op, id(flow.bytes), id(flow.ranks))
-        if key not in self._known:  # with the flow, lest its arrays' numbers be given to others
+        if key not in self._known:  # keeps the flow alive, so that ids of its arrays are not reused
             self._known[key] = flow, seconds_of(flow, self.system)
         return self._known[key][1]
 
@@ -86,8 +85,8 @@ def seconds_of(flow: Flow, system: System) -> Column:
 
 @dataclass(frozen=True)
 class _Sent:
-    """Seconds that the collectives of a block take over tp, forward and backward; `beside`: of the backward pass's,
-    those that only weight gradients wait for."""
+    """Seconds that the collectives of a block take over tp, forward and backward; `beside`: seconds of the backward
+    pass's collectives that only weight gradients wait for."""
 
     forward: Column
     backward: Column
@@ -117,8 +116,8 @@ def _sent(flows: _Flows, layout: Layout, timer: _Timer, profile: Profile) -> _Se
 
 def _exposed(sent: _Sent, layout: Layout, system: System, profile: Profile, products: Passes) -> Passes:
     """Return exposed seconds of tensor parallelism in one block. Within a node collectives overlap the neighbouring
-    products, half of a block's; between nodes they wait for their hops and overlap nothing. What only weight
-    gradients read is gathered beside the backward pass's products."""
+    products, half of a block's; between nodes they wait for their hops and overlap nothing. Gathers read only by
+    weight gradients overlap with the backward pass's products."""
     inside = np.where(layout.tp * layout.tp_stride <= system.tiers[0].ranks, profile.tp_overlap, 0.0)
     return Passes(
         sent.forward - np.minimum(inside * sent.forward, products.forward / 2),
@@ -133,15 +132,15 @@ _GATHERED = tuple(f.gathers for f in FORMATS)
 _NOT_SENT = _Sent(0.0, 0.0, 0.0)
 
 _COPIES = 3
-"""Copies of what Ulysses exchanges: heads are brought to the front, and on the other side two restore the order of
-sequences (TransformerEngine, attention/dot_product_attention/context_parallel.py, flash_attn_a2a_communicate)."""
+"""Number of copies of tensors exchanged by Ulysses: heads are moved to the front, and on the receiving side two
+copies restore the order of sequences (TransformerEngine, attention/dot_product_attention/context_parallel.py,
+flash_attn_a2a_communicate)."""
 
 
 def _context_parallel(flows: _Flows, layout: Layout, system: System, profile: Profile, core: Passes) -> Passes:
     """Return exposed seconds of context parallelism in one block. Ring: keys and values travel while attention runs
-    over the part received before; what does not fit is exposed, and so is the gradients' last hop, beside which
-    nothing is left to compute. Ulysses: exposed all-to-alls of queries, keys and values before attention and of its
-    result after it."""
+    over the part received before; the rest is exposed, and so is the gradients' last hop, which no compute overlaps.
+    Ulysses: exposed all-to-alls of queries, keys and values before attention and of its result after it."""
     if not flows:
         return _NONE
     exchanged: Column = 0.0
@@ -171,15 +170,15 @@ def _expert_parallel(
     flows: _Flows, shape: Shape, layout: Layout, system: System, profile: Profile, products: Passes, compute: Passes
 ) -> Passes:
     """Return exposed seconds of expert parallelism in one block: all-to-alls (dispatch and combine), permutation on
-    both sides, the router, what each of a rank's experts takes, and waiting for the rank whose experts got the most
-    tokens (`products`: the experts'; `compute`: all of a block's)."""
+    both sides, the router, the overhead of each of a rank's experts, and waiting for the rank whose experts got the
+    most tokens (`products`: the experts'; `compute`: all of a block's)."""
     forward: Column = 0.0
     backward: Column = 0.0
     for flow in flows:
         each = seconds_of(_dispatched(flow, shape, layout, system, profile), system)
         forward, backward = forward + flow.count("F") * each, backward + flow.count("B") * each
     if np.any(profile.overlaps_experts):
-        # Another micro-batch's products run meanwhile; what they do not cover is exposed, and they are slowed.
+        # Another micro-batch's products run meanwhile; the uncovered part is exposed, and the products are slowed.
         slowed, overlaps = profile.contention - 1, np.asarray(profile.overlaps_experts) > 0
         forward, backward = (
             np.where(overlaps, np.maximum(sent - own, 0) + slowed * np.minimum(sent, own), sent)
@@ -201,9 +200,9 @@ def _permuted(rows: Column, shape: Shape, system: System, profile: Profile) -> C
 
 
 def _dispatched(flow: Flow, shape: Shape, layout: Layout, system: System, profile: Profile) -> Flow:
-    """Return the operation that carries tokens to their experts, or back, where it is not an all-to-all of a copy
-    for each expert: one copy for each node, or rank of a node, that has one of them (DeepEP; of `k` experts drawn
-    from `n` nodes, n (1 - (1 - 1/n)^k) are distinct); or all tokens for every rank."""
+    """Return the operation that carries tokens to their experts, or back, if it is not an all-to-all with one copy
+    per expert: one copy for each node, or rank of a node, that has one of them (DeepEP; of `k` experts drawn from `n`
+    nodes, n (1 - (1 - 1/n)^k) are distinct); or all tokens for every rank."""
     if flow.op != "all_to_all" or flow.axis != "ep":
         return flow
     k = np.maximum(shape.top_k, 1)
@@ -222,8 +221,8 @@ _NONE = Passes(0.0, 0.0)
 
 @dataclass(frozen=True)
 class Common:
-    """What does not depend on how experts are spread: seconds of a block with a dense MLP, of head and loss, and of
-    the embedding's collectives; and of a block with experts, `around`: the products around attention; `shared`: those
+    """Seconds that do not depend on the spread of experts: of a block with a dense MLP, of head and loss, and of the
+    embedding's collectives; and of a block with experts, `around`: the products around attention; `shared`: products
     of shared experts; `memory`: memory-bound kernels; `sent`: collectives over tp; `again`: see _again."""
 
     dense: Block
@@ -237,7 +236,7 @@ class Common:
 
 
 def _products(layout: Layout, system: System, profile: Profile) -> kernels.Products:
-    """Return how a rank multiplies outside of its experts."""
+    """Return the Products of a rank outside of its experts."""
     inside = layout.tp * layout.tp_stride <= system.tiers[0].ranks
     parts = np.where((profile.tp_split > 0) & inside, layout.tp, 1)
     rate = kernels.rate_of(layout, system, profile)
@@ -247,8 +246,8 @@ def _products(layout: Layout, system: System, profile: Profile) -> kernels.Produ
 def block_kinds(
     shape: Shape, layout: Layout, system: System, profile: Profile, common: Common | None = None
 ) -> list[tuple[Block, Column]]:
-    """Return each kind of block with how many the model has, those with a plain MLP first. `common`: the parts that
-    do not depend on how experts are spread, where they are known."""
+    """Return each kind of block with how many the model has, those with a plain MLP first. `common`: the parts
+    independent of the spread of experts, if already computed."""
     common = common or common_parts(shape, layout, system, profile)
     kinds = [(common.dense, shape.layers - shape.moe_layers)]
     if np.any(shape.moe_layers):
@@ -257,8 +256,8 @@ def block_kinds(
 
 
 def least_block_kinds(shape: Shape, layout: Layout, system: System, profile: Profile) -> list[tuple[Block, Column]]:
-    """Return the kinds of blocks with less than any way to spread experts takes: each rank has one expert, which all
-    its products' FLOPs are of and keep the tensor cores busy, and nothing travels to it."""
+    """Return the kinds of blocks with a lower bound over all spreads of experts: each rank has one expert, with all
+    FLOPs of its products at full tensor-core rate, and no tokens travel."""
     common = common_parts(shape, layout, system, profile)
     kinds = [(common.dense, shape.layers - shape.moe_layers)]
     if np.any(shape.moe_layers):
@@ -285,7 +284,7 @@ def least_block_kinds(shape: Shape, layout: Layout, system: System, profile: Pro
 
 
 def common_parts(shape: Shape, layout: Layout, system: System, profile: Profile) -> Common:
-    """Return the seconds of what does not depend on how experts are spread."""
+    """Return the seconds that do not depend on the spread of experts."""
     return once(lambda some: _common(shape, some, system, profile), layout, WITHOUT_EXPERTS, shape, system, profile)
 
 
@@ -371,13 +370,13 @@ def experts_block(common: Common, shape: Shape, layout: Layout, system: System, 
 
 
 def _element(layout: Layout, system: System) -> Column:
-    """Return the seconds in which a rank reads or writes one activation of each of its tokens."""
+    """Return the seconds for a rank to read or write one activation of each of its tokens."""
     return layout.tokens * layout.activation_bytes / (system.memory_bytes_per_s * system.memory)
 
 
 def _again(shape: Shape, layout: Layout, system: System, up: Passes) -> Column:
-    """Return the forward seconds of the modules of any block that run again, beside its MLP: norms, and the products
-    `up` that expand latents."""
+    """Return the forward seconds of the recomputed modules of a block, except its MLP: norms, and the products `up`
+    that expand latents."""
     if not layout.modules.any:
         return 0.0
     ways = np.where(layout.sp > 0, layout.tp, 1)

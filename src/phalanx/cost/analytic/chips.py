@@ -1,4 +1,5 @@
-"""What kernels and NCCL reach of a chip and its links, as a System. The chips' datasheets: spec/cluster/chips.py."""
+"""Rates that kernels and NCCL achieve on a chip and its links, as a System. The chips' datasheets are in
+spec/cluster/chips.py."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ from phalanx.spec.errors import InputError
 
 @dataclass(frozen=True)
 class Generation:
-    """What kernels reach on chips of one generation, and NCCL on its links. Field names as in System. `nvlink`: share
-    of one direction's rate that an all-gather in a node reaches; `nic`: share of a port's rate. Hops between nodes:
-    `net` over InfiniBand or RoCE, `cloud` over a provider's own transport (EFA, TCPXO)."""
+    """Rates achieved by kernels on chips of one generation, and by NCCL on its links. Field names as in System.
+    `nvlink`: share of one direction's rate that an all-gather in a node reaches; `nic`: share of a port's rate. Hops
+    between nodes: `net` over InfiniBand or RoCE, `cloud` over a provider's own transport (EFA, TCPXO)."""
 
     gemm: float = 0.78
     gemm_half: float = 200
@@ -60,7 +61,7 @@ _BUILT: dict[str, dict[str, float]] = {
     "hopper": {},
     "blackwell": {},
     "blackwell-ultra": {},
-    # Without published runs; assumed to reach what NVIDIA's chips reach on average.
+    # Without published runs; assumed to achieve the average of NVIDIA's chips.
     "ampere-gddr": {"reduce_gain": 1.0, "tree": _TREE_AMPERE},
     "ada": {"reduce_gain": 1.0, "tree": _TREE_AMPERE},
     "blackwell-gddr": {"reduce_gain": 1.0, "tree": _TREE_AMPERE},
@@ -132,7 +133,7 @@ def system(
 
 
 def chip_name(device: str) -> str:
-    """Return the chip that a device's name stands for, the longest match. Raises InputError if none is known."""
+    """Return the chip of a device's name, the longest match. Raises InputError if none is known."""
     name = re.sub(r"^(NVIDIA |Tesla |GeForce )+", "", device)
     name = name.replace("SXM4-", "").replace("SXM5-", "").replace("RTX ", "RTX-").replace("PRO ", "PRO-")
     matches = [known for known in CHIPS if re.match(rf"{known}(?!\w)", name)]  # an A10G is no A10
@@ -144,9 +145,9 @@ def chip_name(device: str) -> str:
 
 
 def system_of(cluster: ClusterSpec) -> System:
-    """Return the System of a described cluster: its tiers and its chip's rates. What `phalanx measure` recorded is
-    used as it is: rates and latencies of links, and the best product, which scales the chip against its generation.
-    Raises InputError for an unknown chip."""
+    """Return the System of a described cluster: its tiers and its chip's rates. Measurements recorded by `phalanx
+    measure` are used unchanged: rates and latencies of links, and the best product, which scales the chip relative to
+    its generation. Raises InputError for an unknown chip."""
     device = cluster.device
     name = chip_name(device.name)
     base, g = system(name, cluster.ranks_per_node, 1.0), generation(CHIPS[name].generation)

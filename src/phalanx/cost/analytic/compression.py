@@ -7,8 +7,9 @@
                  elements and their places
     smaller      randk, powersgd: all-reduce of what remains            2 (p-1)/p n v g / busbw
 
-v: elements sent per gradient element; x: further bytes per element (4 for an index, scales, codes). What a rank
-receives grows with p if sparse, but not in a dense all-reduce: by bytes alone, sparse pays up to p = 2 g / (v g + x).
+v: elements sent per gradient element; x: further bytes per element (4 for an index, scales, codes). The received
+bytes grow with p for sparse kinds, but not for a dense all-reduce: by bytes alone, sparse pays up to p = 2 g / (v g +
+x).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ MOST = 4096
 
 
 def coding_s(c: Compressed, n: Column, g: Column, p: Column, system: System) -> Column:
-    """Return seconds of coding n elements of g bytes and decoding what arrives; if sparse, the elements of all p
+    """Return seconds of coding n elements of g bytes and decoding the received ones; if sparse, the elements of all p
     ranks are added one by one."""
     received = np.where(c.sparse, p * (c.sent(g) + 2 * c.values * g), 0.0)
     return n * (c.passes * g + received) / (system.memory_bytes_per_s * system.memory)
@@ -66,9 +67,9 @@ def reduced(
 
 @dataclass(frozen=True)
 class Payment:
-    """What compression saves of a step's gradient exchange alone: seconds dense, seconds compressed, seconds of
-    coding. `ranks`: the fewest and the most ranks, from 2 to MOST, with which it pays, or None. `by_bytes`: the most
-    ranks with which sparse pays by bytes alone."""
+    """Savings of compression in a step's gradient exchange: seconds dense, seconds compressed, seconds of coding.
+    `ranks`: the fewest and the most ranks, from 2 to MOST, with which it pays, or None. `by_bytes`: the most ranks
+    with which sparse pays by bytes alone."""
 
     dense_s: float
     sent_s: float

@@ -1,7 +1,7 @@
 """The price of one strategy on a described cluster under a named software stack: time, memory, FLOPs, traffic.
 
 `predict` (cost/step/predict.py) prices our own runtime exactly on a measured cluster; `estimate` prices any stack on
-any known hardware, by the formulas that `phalanx validate` holds against published runs.
+any known hardware, by the formulas that `phalanx validate` compares with published runs.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from phalanx.spec.strategy.spec import FIELDS, Strategy
 from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 
 _BY_POLICY = ("grad_sync", "reshard")
-"""Fields that a stack's policy decides (cost/ledger/policy.py)."""
+"""Fields decided by a stack's policy (cost/ledger/policy.py)."""
 _AS_DEFAULT = (*_BY_POLICY, "bucket", "prefetch")
 """Fields of a strategy that have no term here; only their defaults are priced."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The price of one step and what it was priced from; fields are numbers, or columns where columns were priced."""
+    """The price of one step and its inputs; fields are numbers, or columns if columns were priced."""
 
     step: Step
     memory: Memory
@@ -73,26 +73,26 @@ class Estimate:
 
     @property
     def allocatable_bytes(self) -> Column:
-        """Bytes of the device that the stack's allocator may have."""
+        """Bytes of the device available to the stack's allocator."""
         return allocatable_bytes(self.system.memory_bytes, self.profile)
 
     @property
     def fits(self) -> Column:
-        """Whether the reserved bytes fit in the device's memory that the stack's allocator may have."""
+        """Whether the reserved bytes fit in the memory available to the stack's allocator."""
         return self.memory.reserved <= self.allocatable_bytes
 
 
 def require_modelled(s: Strategy, stack: str) -> None:
     """Require that every field of a strategy has a term here, and that the stack can run it. Raises InputError naming
-    a field that has none or that it cannot."""
+    a field without a term or that the stack cannot run."""
     _require_default(s, _AS_DEFAULT)
     require_compressible(s, "float32")
     _require_priced(stack, s)
 
 
 def require_policy(s: Strategy, stack: str) -> None:
-    """Require that the stack can run a strategy, and that the strategy leaves to the stack what its policy decides.
-    Raises InputError naming a field."""
+    """Require that the stack can run a strategy, and that the strategy does not set fields that the stack's policy
+    decides. Raises InputError naming a field."""
     _require_default(s, _BY_POLICY)
     _require_priced(stack, s)
 
@@ -140,7 +140,8 @@ def estimate(
 def laid_out_strategy(
     model: ModelSpec, job: Job, s: Strategy, options: StackOptions = AS_RELEASED, number_format: str = "bfloat16"
 ) -> Layout:
-    """Return the layout of one strategy with its compression, its stack's options and the blocks that they give."""
+    """Return the layout of one strategy with its compression, its stack's options and the blocks that they
+    prescribe."""
     layers = model.layers + options.mtp
     even = replace(layout(s, job, layers, number_format), compressed=compressed_gradients(model, s))
     given_blocks(s, options, layers)  # raises for parts that do not add up
@@ -170,7 +171,7 @@ def estimate_placed(
 
 def _run_schedule(result: Step, s: Strategy, model: ModelSpec) -> None:
     """Set the bubble of a schedule that splits the backward pass (half of it each for input and weight gradients), by
-    running its actions over chunks that are as equal as whole blocks allow."""
+    running its actions over chunks as equal as whole blocks allow."""
     ranks, passes = rank_of(s), [kind for _, kind in result.blocks]
     experts = model.experts
     kinds = [passes[0 if experts is None or i in experts.dense_layers else -1] for i in range(model.layers)]
@@ -186,7 +187,8 @@ def _run_schedule(result: Step, s: Strategy, model: ModelSpec) -> None:
 
 
 def compression_payment(e: Estimate) -> Payment | None:
-    """Return what gradient compression saves, or None without compression or if the bytes depend on the gradients."""
+    """Return the savings of gradient compression, or None without compression or if the bytes depend on the
+    gradients."""
     c = e.layout.compressed
     if not c.kind or c.bound:
         return None

@@ -1,7 +1,7 @@
-"""Constants of stacks and chips, as `python -m calibration --write` fitted them to the published runs that ship.
+"""Constants of stacks and chips, as fitted by `python -m calibration --write` to the shipped published runs.
 
 Fields are documented in their classes (profile.Profile, chips.Generation), from whose defaults the fit starts. The
-file has them in groups by owner (a stack, a generation of chips, a chip), each with the runs that determine it.
+file groups them by owner (a stack, a generation of chips, a chip), each with the runs that determine it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FILE = Path(__file__).with_suffix(".json")
 
 @cache
 def fitted_constants() -> Mapping[str, float]:
-    """Return the constants that ship, by `owner.field`, read once. Raises ValueError for one that is not a number."""
+    """Return the shipped constants, by `owner.field`, read once. Raises ValueError for one that is not a number."""
     constants: dict[str, float] = {}
     for group in json.loads(FILE.read_text()):
         for key, value in group["constants"].items():
@@ -29,9 +29,8 @@ def fitted_constants() -> Mapping[str, float]:
 def resolve(
     defaults: Mapping[str, float], chain: Sequence[str], constants: Mapping[str, float] | None
 ) -> dict[str, float]:
-    """Return each field's constant: that of the first owner in `chain` that has one, else the default.
-
-    Without `constants`, those that ship.
+    """Return each field's constant: from the first owner in `chain` that has one, else the default. Without
+    `constants`, the shipped ones.
     """
     constants = fitted_constants() if constants is None else constants
     result = dict(defaults)

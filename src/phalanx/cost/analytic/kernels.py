@@ -16,11 +16,11 @@ from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.rank_layout import FORMATS, Layout
 
 _FINE = tuple(f.scales == "block" for f in FORMATS)
-"""By FORMATS: whether a cast finds many scales."""
+"""Whether a cast to each of FORMATS computes many scales."""
 _TILES = Tiles(((256, 128), (128, 128), (128, 64), (64, 64)))
-"""Of cuBLAS's kernels for 2-byte types."""
+"""Tiles of cuBLAS's kernels for 2-byte types."""
 _SHARES = (1.0, 0.93, 0.80, 0.60)
-"""What each tile reaches of the best one on a large product."""
+"""Rate of each tile relative to the best one on a large product."""
 
 
 def product_s(
@@ -45,7 +45,7 @@ def rate_of(layout: Layout, system: System, profile: Profile) -> Column:
 
 
 def _tuned(system: System, profile: Profile) -> Column:
-    """Return what the stack's products reach of the chip's own best."""
+    """Return the rate of the stack's products relative to the chip's best."""
     return profile.gemm * np.where(profile.plain > 0, system.portable_gemm, 1.0)
 
 
@@ -59,7 +59,7 @@ class Passes:
 
 @dataclass(frozen=True)
 class Products:
-    """How a rank multiplies: at `rate` FLOP/s, in elements of `e` bytes; `frozen`: 1 where weights have no
+    """Matrix products of a rank: at `rate` FLOP/s, in elements of `e` bytes; `frozen`: 1 where weights have no
     gradients."""
 
     system: System
@@ -67,8 +67,8 @@ class Products:
     e: Column
     frozen: Column = 0.0
     parts: Column = 1.0
-    """Kernels that a product is cut into so that it overlaps the tensor-parallel collective of its operand or
-    result. They are launched on streams in turn, and where the tiles of one do not fill a wave, those of the next do
+    """Kernels that a product is cut into so that it overlaps the tensor-parallel collective of its operand or result.
+    They are launched on streams in turn, and where the tiles of one do not fill a wave, the next kernel's do
     (TransformerEngine, common/comm_gemm_overlap/comm_gemm_overlap.cpp, split_overlap_ag and split_overlap_rs:
     `_stream_compute[i % _stream_compute.size()]`)."""
 
@@ -105,7 +105,7 @@ def projections(shape: Shape, layout: Layout, by: Products) -> Passes:
 
 
 def up_projections(shape: Shape, layout: Layout, by: Products) -> Passes:
-    """Return seconds of the products that expand latent queries, keys and values; nothing without latents."""
+    """Return seconds of the products that expand latent queries, keys and values; zero without latents."""
     if not np.any(shape.kv_rank):
         return Passes(0.0, 0.0)
     m, latent = layout.tokens, shape.kv_rank > 0
@@ -199,19 +199,19 @@ _FUSED_BATCHES = 4
 """Masked softmax in one kernel takes matrices of scores by four (Megatron-LM 0cb36de,
 megatron/model/fused_softmax.py, attn_batch_size % 4)."""
 _UNFUSED_BYTES = 32.0
-"""Traffic per score of the five kernels instead, beyond that of the one: a cast to fp32 (6 bytes), scale, mask and
-softmax there (8 each) and a cast back (6), less 4."""
+"""Additional traffic per score if five kernels run instead of one: a cast to fp32 (6 bytes), scale, mask and softmax
+there (8 each) and a cast back (6), less 4."""
 
 
 def unfused(shape: Shape, layout: Layout, profile: Profile) -> Column:
-    """Return 1 where scores are written and their masked softmax is no single kernel, since a rank's heads and
+    """Return 1 where scores are written and their masked softmax is not a single kernel, since a rank's heads and
     sequences are not a multiple of four."""
     matrices = layout.micro_batch * shape.heads / (layout.tp * layout.ulysses)
     return 1.0 * ((np.asarray(profile.flash) == 0) & (matrices % _FUSED_BATCHES != 0))
 
 
 def _aligned(d: Column, otherwise: Column) -> Column:
-    """Return the share of the rate that products reach whose inner size is not a multiple of 64 elements (128 bytes);
+    """Return the share of the rate reached by products whose inner size is not a multiple of 64 elements (128 bytes);
     `otherwise` if it is not a multiple of 8 (NVIDIA, "Matrix multiplication background", table 1)."""
     d = np.asarray(d)
     loss = np.where(d % 64 == 0, 1.0, np.where(d % 32 == 0, 0.85, np.where(d % 16 == 0, 0.7, 0.55)))

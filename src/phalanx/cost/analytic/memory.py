@@ -3,9 +3,9 @@
     start of a backward pass   state + activations in flight + logits + gathered parameters
     update                     state + temporaries of the update
 
-The allocator reserves that, what it loses to fragmentation, and memory that is free but cannot be reused yet. With a
-pipeline, the fuller of the first rank (most micro-batches in flight, the embedding) and the last (head, logits)
-counts. What blocks keep and the state's bytes are the ledger's (cost/ledger/live_bytes.py).
+The allocator reserves that, its fragmentation, and memory that is free but cannot be reused yet. With a pipeline, the
+fuller of the first rank (most micro-batches in flight, the embedding) and the last (head, logits) counts. Bytes kept
+by blocks, and bytes of state, come from the ledger (cost/ledger/live_bytes.py).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ QUEUE = 1024
 @dataclass(frozen=True)
 class Memory:
     """Bytes of the fullest rank. `steady`: allocated between steps. `peak`: allocated at most; `last`: the same on
-    the last pipeline rank. `reserved`: what the allocator reserves; `first`: the same on the first pipeline rank, in
-    a run that completed. `shown`: what the driver shows. `terms`: the parts of the peak, which they sum to."""
+    the last pipeline rank. `reserved`: reserved by the allocator; `first`: the same on the first pipeline rank, in a
+    run that completed. `shown`: shown by the driver. `terms`: the parts of the peak, which they sum to."""
 
     steady: Column
     peak: Column
@@ -52,12 +52,12 @@ class Memory:
     shown: Column
     terms: dict[str, Column]
     by_rank: Callable[[int], list[dict[str, Column]]]
-    """The terms of each of so many pipeline ranks."""
+    """Return the terms of each of `pp` pipeline ranks."""
 
 
 def allocatable_bytes(usable: Column, profile: Profile) -> Column:
-    """Return the bytes of a device that a stack's allocator may have: `usable`, those of the device less what context
-    and libraries usually take, and less what this stack's take beyond that."""
+    """Return the bytes of a device available to a stack's allocator: `usable` (the device's bytes less the usual
+    context and libraries), less the excess of this stack's."""
     return usable - np.maximum(profile.context_bytes - CONTEXT_BYTES, 0.0)
 
 
@@ -91,12 +91,12 @@ def _two_matrices(shape: Shape, layout: Layout, apart: Column) -> Column:
 
 
 _STATE_OF_ADAPTERS = 18.0
-"""Bytes per parameter of adapters: as without ZeRO, for they are small."""
+"""Bytes per parameter of adapters: as without ZeRO, since they are small."""
 
 
 class _Rank(NamedTuple):
-    """Bytes of a pipeline rank: `state`, what lasts from step to step; `transient`, above it at the peak; and the
-    parts of that peak, of which `held` is the state without what lies idle then."""
+    """Bytes of a pipeline rank: `state`, persistent from step to step; `transient`, above it at the peak; and the
+    parts of that peak, where `held` is the state in use at the time."""
 
     state: Column
     transient: Column
@@ -131,8 +131,8 @@ class _Ends(NamedTuple):
 
 
 def _ends(shape: Shape, layout: Layout) -> _Ends:
-    """Where chunks lie in a V, the first rank holds the first and the last of them. Else the last rank has the head,
-    which of a tied embedding is a copy."""
+    """Return the parameters of the ends. Where chunks lie in a V, the first rank holds the first and the last chunk.
+    Else the last rank has the head, for a tied embedding a copy."""
     one_stage = layout.pp == 1
     both = one_stage | (np.asarray(layout.v_shaped) > 0)
     head = np.where(shape.tied > 0, shape.vocab * shape.hidden, shape.head_params)
@@ -143,8 +143,8 @@ def _ends(shape: Shape, layout: Layout) -> _Ends:
 
 
 def _loss_bytes(shape: Shape, layout: Layout, profile: Profile, last_norm: Column) -> Column:
-    """Return the bytes of the loss when its backward pass begins: logits, whole or the gradient of those that went in
-    slices; `last_norm`; and the placeholder of the head's gradient."""
+    """Return the bytes of the loss when its backward pass begins: full logits, or the gradient of sliced ones;
+    `last_norm`; and the placeholder of the head's gradient."""
     size = layout.activation_bytes / 2
     logits = profile.kept_logit * size * layout.tokens * shape.vocab / layout.tp * (1 + shape.depths)
     head_gradient = np.maximum(profile.stand_in, profile.every_tensor) * profile.parameter_bytes
@@ -156,14 +156,12 @@ def _loss_bytes(shape: Shape, layout: Layout, profile: Profile, last_norm: Colum
 
 @dataclass(frozen=True)
 class _Share:
-    """What a rank holds for each block, for each parameter of the ends, and for each micro-batch in flight.
-
-    `dense_params`, `expert_params`: parameters of a block. Bytes: `block_state`, of a block's state; `end_state`, of
-    that of a parameter of the ends; `stored`, `stream`, what a block and the rest keep of a micro-batch;
-    `recomputed`, what the backward pass of a block brings back; `unit`, what a pass gathers where units have no
-    buffers; `reduced`, gradients of a block before they are reduced. `of_blocks`, `in_buckets`: elements of the
-    buffers in which units take turns, of parameters and of gradients. `narrow`: 1 where blocks are gathered in 8
-    bits."""
+    """A rank's unit costs: per block, per parameter of the ends, and per micro-batch in flight. `dense_params`,
+    `expert_params`: parameters of a block. Bytes: `block_state`, of a block's state; `end_state`, of the state per
+    parameter of the ends; `stored`, `stream`, kept of a micro-batch by a block and by the rest; `recomputed`,
+    restored by the backward pass of a block; `unit`, gathered by a pass where units have no buffers; `reduced`,
+    gradients of a block before they are reduced. `of_blocks`, `in_buckets`: elements of the buffers in which units
+    take turns, of parameters and of gradients. `narrow`: 1 where blocks are gathered in 8 bits."""
 
     how: Sharding
     profile: Profile
@@ -196,7 +194,7 @@ class _Share:
         kept = (resident * self.stored + self.stream) * in_flight
         activations = kept + np.where(loss_bytes >= self.recomputed, 0.0, self.recomputed)
         transient = activations + loss + gathered
-        # Activations lie where the update's temporaries will: of the state, these are not there at the peak.
+        # Activations reuse the memory of the update's temporaries, which are therefore not live at the peak.
         held = state - np.minimum(idle, transient)
         return _Rank(state, np.maximum(transient - idle, 0.0), gathered, loss, activations, held)
 
@@ -208,7 +206,7 @@ class _Share:
         turns, e = np.asarray(profile.unit_buffers), profile.parameter_bytes
         of_blocks = np.where(self.narrow > 0, 1.0, e)
         reduced_in, gathered_in = turns * how.reduces_each * profile.gradient_bytes, turns * e
-        # Parameters that stay from the forward to the backward pass are all that the rank has.
+        # If parameters stay from the forward to the backward pass, all of the rank's are gathered.
         kept = how.by_unit * (ends * e + (params - ends) * of_blocks) + self.reduced
         end, some = np.minimum(ends, self.larger_end), np.minimum(blocks, 2.0) / 2
         in_buffers = turns * (end * e + some * self.of_blocks * of_blocks)
@@ -217,7 +215,7 @@ class _Share:
 
 
 def _share(shape: Shape, layout: Layout, profile: Profile, ends: _Ends, stream: Column) -> _Share:
-    """Return what a rank holds for each of its parts; `stream`: bytes of a micro-batch that no block keeps."""
+    """Return a rank's unit costs; `stream`: bytes of a micro-batch that no block keeps."""
     dense_params, expert_params = _parameters_of_block(shape, layout)
     params = dense_params + expert_params
     how = sharding(layout, profile.policy)
@@ -227,10 +225,10 @@ def _share(shape: Shape, layout: Layout, profile: Profile, ends: _Ends, stream: 
     expert_bytes = state_bytes(layout, profile, how, expert_shards)
     cast_bytes = cast_weight_bytes(layout, profile)
     block_state = dense_params * (dense_bytes + cast_bytes) + expert_params * (expert_bytes + cast_bytes)
-    narrow = (np.asarray(layout.narrow_gathers) > 0) * how.parameters  # a rounded byte beside each sharded master
+    narrow = (np.asarray(layout.narrow_gathers) > 0) * how.parameters  # plus a rounded byte per sharded master
     block_state = block_state + narrow * (dense_params / how.shards + expert_params / expert_shards)
     block = live_bytes(shape, layout, profile)
-    # The backward pass of a block has all that it needs at once; of `group` blocks where only their first input is
+    # The backward pass of a block has all its tensors at once; of `group` blocks where only their first input is
     # kept.
     by_operation = layout.selective * np.asarray(profile.per_op)
     recomputed = np.where(layout.full + by_operation > 0, layout.group * block.kept, block.freed)
@@ -262,7 +260,7 @@ def _share(shape: Shape, layout: Layout, profile: Profile, ends: _Ends, stream: 
 def _constant_bytes(
     shape: Shape, layout: Layout, profile: Profile, share: _Share, most_params: Column
 ) -> tuple[Column, Column]:
-    """Return bytes that every rank holds all the time, and how many of them compression does."""
+    """Return bytes that every rank holds permanently, and those of compression among them."""
     # Products that accumulate their weights' gradients in place return a placeholder, kept for each shape; the head's
     # goes with the loss.
     moe = shape.moe_layers / shape.layers

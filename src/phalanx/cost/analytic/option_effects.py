@@ -1,4 +1,4 @@
-"""What a stack's options change in its constants and in the sizes of a model (spec/strategy/stack_options.py).
+"""Effects of a stack's options on its constants and on the sizes of a model (spec/strategy/stack_options.py).
 
 Each option is one or a few lines here; the terms that read the changed constants are in memory.py, step.py and
 kernels.py. Bytes per parameter under Adam: moments 4 + 4, master 4, accumulated gradient 4 or 2, parameter 2; traffic
@@ -26,13 +26,13 @@ from phalanx.spec.strategy.stack_options import StackOptions
 BYTES = {"auto": 4.0, **{f.name: f.bits / 8 for f in NUMBER_FORMATS.values()}}
 """Bytes of a parameter's state by its type; auto: float32."""
 _GIVEN = ("first_blocks", "most_blocks", "last_blocks", "most_place")
-"""The fields of a Layout for the blocks that are given."""
+"""Fields of a Layout with prescribed blocks."""
 _PARTS = 8
 """Parts of the tokens in which a fused linear loss computes its logits."""
 _FUSED_KEPT, _FUSED_TRAFFIC = 4.0, 8.0
 """Bytes per logit that a fused loss keeps (logits and gradient in 16 bits) and moves (both read and written)."""
 _OVERLAPPED_STACK = "nemo-24.11"
-"""The stack whose fitted overlap stands for userbuffers and async tensor parallelism: NVIDIA's recipes had it on."""
+"""The stack whose fitted overlap represents userbuffers and async tensor parallelism: NVIDIA's recipes had it on."""
 
 
 def constants(stack: str, job: Job, model: Shape, options: StackOptions) -> Profile:
@@ -80,9 +80,9 @@ def effective(by: Profile, model: Shape, options: StackOptions) -> Profile:
 
 
 def _state(by: Profile, model: Shape, o: StackOptions) -> Profile:
-    """Return the constants with the options about model state: number types, Muon, adapters, what is on the host."""
+    """Return the constants with the options about model state: number types, Muon, adapters, offloading."""
     moments = BYTES[o.first_moment] + BYTES[o.second_moment]
-    if o.optimizer == "muon":  # one moment for what are matrices of blocks
+    if o.optimizer == "muon":  # one moment for matrices of blocks
         matrices = 1 - model.ends / model.params
         moments = BYTES[o.first_moment] + BYTES[o.second_moment] * (1 - matrices)
     master = BYTES[o.master]
@@ -106,14 +106,14 @@ def _state(by: Profile, model: Shape, o: StackOptions) -> Profile:
     if o.parameter_offload:
         new = replace(new, full_shard_bytes=new.full_shard_bytes - 2.0)
     if o.lora:
-        # Of frozen parameters there is the weight alone.
+        # Frozen parameters have only a weight.
         new = replace(new, whole_bytes=2.0, kept_bytes=2.0, full_shard_bytes=2.0, replica_bytes=0.0)
         new = replace(new, shard_bytes=0.0, accumulated_bytes=0.0, idle_bytes=0.0)
     return new
 
 
 def adapter_params(model: Shape, o: StackOptions) -> float:
-    """Return the parameters of a block's adapters: r (inputs + outputs) of each product that has one."""
+    """Return the parameters of a block's adapters: r (inputs + outputs) for each product that has one."""
     if not o.lora:
         return 0.0
     q, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
@@ -153,8 +153,8 @@ def laid_out(how: Layout, o: StackOptions, blocks: Sequence[Column] | None = Non
 
 
 def require_priced(o: StackOptions, kind: str) -> None:
-    """Require that options have a price on a device of this kind. Raises InputError for those that need a host link
-    that is not known."""
+    """Require that options have a price on a device of this kind. Raises InputError for options that need an unknown
+    host link."""
     uses_host = o.optimizer_offload or o.parameter_offload or o.activation_offload
     if uses_host and kind != "cuda":
         raise InputError("options", str(o), f"a {kind} device has no link to a host", "leave offloading out")

@@ -1,8 +1,8 @@
-"""What a job's number types and its optimizer change in a stack's constants, which are for AdamW in mixed precision.
+"""Effects of a job's number types and optimizer on a stack's constants, which are for AdamW in mixed precision.
 
 A parameter has a weight of w bytes, a gradient of a as it is accumulated and r as it is reduced (kept apart where
 they differ), a master of o where it is not the weight itself, and k moments of o: two of AdamW, one of SGD with
-momentum. Muon differs for matrices alone, as its stack option does (option_effects.py).
+momentum. Muon differs only for matrices, as does its stack option (option_effects.py).
 
     level 0   w + o + k o + a + r      1   w + a + r kept, o + k o sharded      3   (o + k o + a) / shards
 
@@ -20,8 +20,8 @@ from phalanx.spec.optimizers import Optimizer
 
 @dataclass(frozen=True)
 class _PerParameter:
-    """Bytes of one parameter: `weight`, accumulated `gradient`; `reduced`: the buffer of another type in which it is
-    reduced; `master`, with the optimizer's `moments`; `sent`: of a gradient on its way."""
+    """Bytes of one parameter: `weight`, accumulated `gradient`; `reduced`: the buffer for reducing it in another
+    type; `master`, with the optimizer's `moments`; `sent`: a gradient in transit."""
 
     weight: float
     gradient: float
@@ -50,8 +50,8 @@ _MIXED = _per_parameter(Precision("bfloat16"), Optimizer())
 
 
 def typed(by: Profile, job: Job) -> Profile:
-    """Return a stack's constants under the number types and the optimizer of a job: every count of bytes moved by its
-    distance from that of AdamW in mixed precision."""
+    """Return a stack's constants under the number types and the optimizer of a job: every count of bytes shifted by
+    its difference from AdamW in mixed precision."""
     own, usual = _per_parameter(job.precision, job.optimizer), _MIXED
     if own == usual:
         return by

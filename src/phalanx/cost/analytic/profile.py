@@ -1,8 +1,8 @@
-"""What a software stack fuses, hides, launches and allocates, as physical constants.
+"""Fusion, overlap, launches and allocation of a software stack, as physical constants.
 
 A Profile says nothing about hardware (cost/hardware/system.py) or about a model. Its values are those of one stack
 and release: counted in the stack's code (frameworks/*/facts.toml), or fitted on published runs
-(fitted_constants.json); a stack without a number of its own has that of its parent.
+(fitted_constants.json); a stack without its own number inherits its parent's.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from phalanx.frameworks.registry import priced_stack
 
 @dataclass(frozen=True)
 class Profile(Keeps):
-    """Constants of one stack and release, beside what it keeps. Bytes are per element of what they name, in the
+    """Constants of one stack and release, in addition to Keeps. Bytes are per element of the named tensor, in the
     forward pass; overlaps are the share of a transfer that is hidden where there is enough compute to hide it."""
 
     name: str = ""
     score_bytes: Column = 10.0
-    """Traffic per score of attention that writes them: masked softmax and dropout, in 2-byte elements."""
+    """Traffic per score of attention that writes scores: masked softmax and dropout, in 2-byte elements."""
     hidden_bytes: Column = 20.0
-    """Traffic per token and hidden element of a block beside the products: norms, residuals, rotary, dropout."""
+    """Traffic per token and hidden element of a block outside of products: norms, residuals, rotary, dropout."""
     ffn_bytes: Column = 8.0
     """The same per element inside the MLP: activation, gate, bias."""
     backward_traffic: Column = 1.6
-    """Backward over forward, of both."""
+    """Backward over forward traffic, of blocks and MLPs."""
     logit_bytes: Column = 14.0
     """Traffic per logit of the loss, forward and backward together."""
     pads_vocab: Column = 1.0
     """1: a rank's part of the vocabulary is rounded up so that its products are aligned (Megatron-LM,
     --make-vocab-size-divisible-by 128)."""
     gemm: Column = 1.0
-    """Matrix products against the chip's own best."""
+    """Rate of matrix products relative to the chip's best."""
     gemm8: Column = 1.0
     """The same for products in 8 bits or less, on top of `gemm`."""
     grouped: Column = 0.8
-    """Products of many experts at once against plain ones."""
+    """Rate of grouped products of experts relative to plain ones."""
     portable: Column = 0.0
     """1: flash attention is FlashAttention 2, not cuDNN's or FlashAttention 3."""
     plain: Column = 0.0
     """1: products are plain library calls, not tuned for the chip's generation."""
     attention: Column = 1.0
-    """Flash attention against what other stacks reach with the same kind of kernel."""
+    """Rate of flash attention relative to other stacks with the same kind of kernel."""
     cast_bytes: Column = 6.0
     """Traffic per element cast to an 8-bit (or smaller) format."""
     fine_cast: Column = 1.5
@@ -56,7 +56,7 @@ class Profile(Keeps):
     """Kernels of a block's forward pass that the CPU launches one by one, counted in the stack's code; 0 if the step
     is one program. The GPU is never faster than its launches."""
     unfused_launches: Column = 8.0
-    """Further launches of a block's forward pass where attention's masked softmax is no single kernel."""
+    """Further launches of a block's forward pass if attention's masked softmax is not a single kernel."""
     launch_s: Column = 20e-6
     """CPU time of a launch, Python and autograd included."""
     launch_backward: Column = 1.5
@@ -64,13 +64,13 @@ class Profile(Keeps):
     listed: Column = 0.0
     """Collectives per pass of a block that take a list of tensors, one per rank."""
     list_s: Column = 3e-4
-    """Seconds by which each of these delays later launches, in jobs that their CPUs hold up."""
+    """Seconds by which each of these delays later launches, in jobs delayed by their CPUs."""
     held_up: Column = 0.0
-    """Share of jobs over several nodes that their CPUs hold up, where no job's collectives were observed."""
+    """Share of multi-node jobs delayed by their CPUs, assumed if a job's collectives were not observed."""
     stalled_s: Column = 1e-3
     """Delay of each pipeline message where the ranks of a node do not reach each other over NVLink."""
     joined: Column = 0.0
-    """1: launches are hardly ahead of a small model's kernels, so that nothing runs for `join_s` around a collective
+    """1: launches are barely ahead of a small model's kernels, so that nothing runs for `join_s` around a collective
     of tensor parallelism: its stream takes over, and its ranks wait for the last one."""
     join_s: Column = 1e-4
     launch_sync: Column = 0.05
@@ -95,9 +95,9 @@ class Profile(Keeps):
     """Slowdown of compute that overlaps communication: near 1.13 as Galvatron measured it (Miao et al. 2022); fitted
     for stacks with runs at ZeRO-3."""
     gradient_bytes: Column = 4.0
-    """Bytes of a gradient element as it is sent."""
+    """Bytes per sent gradient element."""
     parameter_bytes: Column = 2.0
-    """Bytes of a parameter element as it is gathered."""
+    """Bytes per gathered parameter element."""
     optimizer_bytes: Column = 30.0
     """Traffic per parameter of norm, clipping and update."""
     bucket_bytes: Column = 160e6
@@ -111,8 +111,8 @@ class Profile(Keeps):
     router_s: Column = 1.0e-4
     """Seconds per layer with experts: routing, and waiting for the counts."""
     expert_s: Column = 1e-5
-    """Seconds per pass of each of a rank's experts beside its products' FLOPs, twice that backward: their products
-    are launched, and their rows quantised, one expert after another."""
+    """Seconds per pass of each of a rank's experts in addition to its products' FLOPs, twice that backward: their
+    products are launched, and their rows quantised, one expert after another."""
     imbalance: Column = 0.1
     """Share of the experts' products that a rank waits for the one whose experts got the most tokens."""
     expert_launches: Column = 30.0
@@ -120,10 +120,11 @@ class Profile(Keeps):
     balanced: Column = 0.0
     """1: pipeline ranks have equal work (the head counted), not equal numbers of blocks."""
     by_work: Column = 0.0
-    """1: the same by our own partition, in what is held (times are those of equal chunks until a strategy is timed
-    action by action)."""
+    """1: the same by our own partition, for memory (times assume equal chunks until a strategy is timed action by
+    action)."""
     idle_bytes: Column = 0.0
-    """Bytes per parameter of that which are free at the activations' peak: allocated during or after the update."""
+    """Bytes per parameter of the state that are free at the activations' peak: allocated during or after the
+    update."""
     kept_logit: Column = 8.0
     """Bytes per logit at the loss."""
     unit_buffers: Column = 0.0
@@ -141,7 +142,7 @@ class Profile(Keeps):
     constant_bytes: Column = 0.1e9
     """Bytes that do not depend on the model: tables, workspaces, scratch."""
     fragments: Column = 0.06
-    """What the allocator reserves beyond the peak, as a share of the bytes above the model state."""
+    """Memory reserved by the allocator beyond the peak, as a share of the bytes above the model state."""
     context_bytes: Column = 1.5e9
     """Bytes that the driver shows beyond those reserved by the allocator: context, NCCL, libraries."""
     jitter: Column = 0.0
@@ -167,7 +168,7 @@ FIELDS = {f.name: float(f.default) for f in fields(Profile) if f.name not in ("n
 
 
 def profile(name: str, constants: Mapping[str, float] | None = None) -> Profile:
-    """Return the Profile of a stack by name, with these fitted constants in place of those that ship.
+    """Return the Profile of a stack by name, with these fitted constants in place of the shipped ones.
 
     Raises InputError for an unknown stack."""
     stack = priced_stack(name)

@@ -28,8 +28,8 @@ from phalanx.cost.ledger.rank_layout import Layout, stages
 
 @dataclass
 class Step:
-    """Seconds by term along the critical path of the slowest rank. `of`: the factors of each term by name, with which
-    its formula in FORMULAS is printed."""
+    """Seconds by term along the critical path of the slowest rank. `of`: factors of each term by name, for printing
+    its formula in FORMULAS."""
 
     terms: dict[str, Column] = field(default_factory=dict)
     of: dict[str, dict[str, Column]] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Step:
     head: Passes = field(default_factory=lambda: Passes(0.0, 0.0))
     """A micro-batch's passes of the head and the loss."""
     ahead: Column = 1.0
-    """1 where the CPU launches ahead of the GPU, 0 where the GPU waits for the CPU; in between where they are as
+    """1 where the CPU launches ahead of the GPU, 0 where the GPU waits for the CPU; in between if they are equally
     fast."""
 
     @property
@@ -70,21 +70,21 @@ FORMULAS = {
 
 
 _UNEVEN = 0.5
-"""By how much the GPU is ahead of its launches, or behind, from one moment to the next: at most this share of the
-slower one's time. At equal rates a pass takes an eighth longer than either."""
+"""Variation of the lead of the GPU over its launches within a pass: at most this share of the slower one's time. At
+equal rates a pass takes an eighth longer than either."""
 
 
 def _slower(gpu: Column, cpu: Column) -> Column:
-    """Return the seconds of a pass of which the GPU needs `gpu` and its launches `cpu`: those of the slower one, and
-    more where both are nearly as fast, since kernels and launches last unequally long and each waits where the other
-    is behind. With a difference d of both that varies evenly by u either way, E max = max + (u - d)^2 / (4 u)."""
+    """Return the seconds of a pass that takes the GPU `gpu` and its launches `cpu`: the slower one's, and more where
+    both are nearly equal, since kernels and launches last unequally long and each waits where the other is behind.
+    With a difference d of both that varies evenly by u either way, E max = max + (u - d)^2 / (4 u)."""
     most = np.maximum(gpu, cpu)
     near = np.maximum(np.minimum(gpu, cpu) / np.maximum(most, 1e-30) - (1 - _UNEVEN), 0.0)
     return most * (1 + near**2 / (4 * _UNEVEN))
 
 
 def step(shape: Shape, layout: Layout, system: System, profile: Profile, replicas: bool = True) -> Step:
-    """Return the terms of one step; without `replicas` neither `dp` nor `coding`, what replicas send each other."""
+    """Return the terms of one step; without `replicas`, omit `dp` and `coding`, the exchange between replicas."""
     layout = layout.on_nodes(system.tiers[0].ranks)
     out = Step()
     terms = out.terms
@@ -97,7 +97,7 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile, replica
     count = profile.launches + profile.unfused_launches * kernels.unfused(shape, layout, profile)
     launch_s = profile.launch_s * sync_factor
     of_block = count * launch_s
-    # A job that nobody observed may be held up; what it reserves is that of one that is not, which reserves more.
+    # An unobserved job may be delayed by its CPUs; its reserved memory assumes that it is not, which reserves more.
     delay = np.where(layout.tp > 1, profile.listed * layout.tp * profile.list_s, 0.0)
     several = np.asarray(layout.world) > system.tiers[0].ranks
     surely = system.held_up * delay
@@ -166,7 +166,7 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile, replica
 
 
 _CORE_LAUNCHES = 4
-"""Kernels of attention's core where it writes scores: two batched products, masked softmax, dropout."""
+"""Number of kernels of attention's core that writes scores: two batched products, masked softmax, dropout."""
 _MLP_LAUNCHES = 3
 """Kernels of an MLP, and of shared experts: two products and the activation."""
 _NORM_LAUNCHES, _UP_LAUNCHES = 2, 2
@@ -227,8 +227,8 @@ def _adapters(shape: Shape, layout: Layout, system: System, profile: Profile) ->
 def _offloaded(
     shape: Shape, layout: Layout, system: System, profile: Profile, block: Block, blocks: Column
 ) -> Column:
-    """Return exposed seconds per block of what goes to the host in the forward pass and comes back in the backward
-    pass, beside the block's compute."""
+    """Return exposed seconds per block of offloading activations to the host in the forward pass and back in the
+    backward pass, overlapped with the block's compute."""
     if not np.any(profile.offloaded_blocks):
         return 0.0
     travel = live_bytes(shape, layout, profile).stored / system.host_bytes_per_s

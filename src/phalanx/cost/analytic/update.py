@@ -1,5 +1,5 @@
-"""What happens once a step, or beside each pass, to gradients and parameters: reduction over the replicas, gathers of
-sharded parameters, coding of compressed gradients, and the update."""
+"""Processing of gradients and parameters once a step, or overlapped with each pass: reduction over the replicas,
+gathers of sharded parameters, coding of compressed gradients, and the update."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def bucket_bytes(layout: Layout, profile: Profile) -> Column:
 
 @dataclass(frozen=True)
 class Terms:
-    """Seconds by term, and by term what its formula reads (FORMULAS)."""
+    """Seconds by term, and the factors of each term's formula (FORMULAS)."""
 
     seconds: dict[str, Column]
     of: dict[str, dict[str, Column]]
 
 
 def _held(shape: Shape, layout: Layout, blocks: Column) -> Held:
-    """Return what the fullest rank holds, `blocks` of them: the embedding, and alone or where chunks lie in a V the
-    head too."""
+    """Return the units of the fullest rank, with `blocks` blocks: the embedding, and the head too without a pipeline
+    or where chunks lie in a V."""
     moe_share = shape.moe_layers / shape.layers
     both = (np.asarray(layout.pp) == 1) | (np.asarray(layout.v_shaped) > 0)
     return Held(blocks * (1 - moe_share), blocks * moe_share, 1.0, 1.0 * both)
@@ -93,7 +93,7 @@ def reduced(shape: Shape, layout: Layout, system: System, profile: Profile, bloc
 
 
 def _once(shape: Shape, layout: Layout, system: System, profile: Profile, held: Held) -> _Once:
-    """Return what one reduction and one gather take, of gradients that are not compressed."""
+    """Return the seconds of one reduction and one gather, for uncompressed gradients."""
     how, params = sharding(layout, profile.policy), parameters_of(shape, layout, held)
     grad, param, m = profile.gradient_bytes, profile.parameter_bytes, layout.micro_batches
     stride = layout.data_stride(system.tiers[0].ranks)
@@ -139,8 +139,8 @@ def _compressed(
 def _exposed(
     once: _Once, how: Sharding, profile: Profile, passes: Passes, m: Column, units: Column
 ) -> tuple[Column, Column]:
-    """Return seconds a step of reductions and gathers that no computation hides, with `m` micro-batches through
-    `units`; and what is hidden of those that happen once a step."""
+    """Return the exposed seconds per step of reductions and gathers, with `m` micro-batches through `units`; and the
+    hidden seconds of those that happen once a step."""
     (scatter, replicate, gather), (forward, backward) = once, (passes.forward, passes.backward)
     replicates = np.asarray(how.replicates_each)
     forward_room = profile.dp_overlap * forward / profile.contention
@@ -148,12 +148,12 @@ def _exposed(
     hidden = np.minimum(profile.dp_overlap * (scatter + replicate), backward_room)
     hidden = hidden + np.minimum(profile.gather_overlap * gather, forward)
     # For every micro-batch: parameters in the forward pass, and again in the backward pass, and gradients in the
-    # latter; of what is done once a step the same share is hidden as above.
+    # latter; the same share of once-a-step collectives is hidden as above.
     again = how.regathers * gather
     reduction = scatter + replicates * replicate
     slowed = (profile.contention - 1) * np.minimum(forward + backward, gather + again + reduction)
     both_passes = np.maximum(gather - forward_room, 0) + np.maximum(again + reduction - backward_room, 0) + slowed
-    # Nothing is computed beside the gather of a pass's first unit, nor beside the reduction of its last one.
+    # No compute overlaps the gather of a pass's first unit, nor the reduction of its last one.
     both_passes = both_passes + (gather + reduction) / np.maximum(units, 1)
     reduced_each = reduction - np.minimum(profile.dp_overlap * reduction, backward_room)
     gathered_once = gather - np.minimum(profile.gather_overlap * gather, forward)

@@ -33,9 +33,9 @@ def closed_form(
 ) -> float | None:
     """Return the published time in seconds for n bytes, or None if no formula applies.
 
-    Formulas assume that p, and the segments of a pipelined algorithm, divide n. There is none for hierarchies, and
-    none if a condition fails, such as p being a power of two. Sources: Thakur et al. 2005, Rabenseifner 2004; MPICH's
-    file comments; Sanders, Speck & Träff 2009, see `_double_tree`."""
+    Formulas assume that p, and the segments of a pipelined algorithm, divide n. None for hierarchies, or if a
+    condition fails, such as p being a power of two. Sources: Thakur et al. 2005, Rabenseifner 2004; MPICH's file
+    comments; Sanders, Speck & Träff 2009, see `_double_tree`."""
     lg = math.ceil(math.log2(p))
     m = 1 << (p.bit_length() - 1)
     if m != p and (op, algorithm) in _POWERS:

@@ -75,19 +75,19 @@ class _Round:
     sender: Ints
     target: Ints
     sent: Floats
-    """Elements of each message; `added`: those of them that are added."""
+    """Elements of each message; `added`: the elements that are added."""
     added: Floats
     alpha: Floats
     beta: Floats
     source: Ints
-    """Of each atom that moves: from where, to where, which; the three as an index of (rank, atom) times."""
+    """Source, destination and atom of each moved atom, as indices of (rank, atom) times."""
     destination: Ints
     atom: Ints
     adds: npt.NDArray[np.bool_]
 
 
 class Path:
-    """A schedule on the links of a cluster, prepared once to be followed for any number of bytes."""
+    """A schedule on the links of a cluster, prepared once for simulation with any number of bytes."""
 
     def __init__(self, s: Schedule, links: Costs) -> None:
         """Raises InputError for schedules too large to follow."""
@@ -107,7 +107,7 @@ class Path:
         sends, receives = np.zeros(ranks), np.zeros(ranks)
         queues = _Queues(self._links, ranks)
         for r in self._rounds:
-            # When what is sent is ready, and what it is added to.
+            # Ready times of the sent data, and of the data to which it is added.
             sent_ready, local_ready = np.zeros(ranks), np.zeros(ranks)
             np.maximum.at(sent_ready, r.source, ready[r.source, r.atom])
             if r.adds.any():
@@ -139,7 +139,7 @@ def _round(s: Schedule, edges: Ints, rows: slice, links: Costs) -> _Round:
 
 
 class _Queues:
-    """The shared links of all hosts, and until when each is busy."""
+    """Shared links of all hosts, and the time until which each is busy."""
 
     def __init__(self, links: Costs, ranks: int) -> None:
         up = [(below, beta, np.zeros(-(-ranks // below))) for below, beta in links.shared]

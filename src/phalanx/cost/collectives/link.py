@@ -1,9 +1,9 @@
 """The α (seconds per message) and β (seconds per byte, one direction, one rank) of a group's links.
 
-A message crosses one link, so `link` gives it one port. A ring of NCCL is several rings side by side: the r ranks
-that a group has in a node leave it through r ports, each with its part of the buffer. So `ring_link` gives a group r
-times the port's rate, at most the rate inside the node; and of the p - 1 hops of a chunk only one out of each node
-takes the network's latency.
+A message crosses one link, so `link` gives it one port. NCCL's ring consists of several parallel rings: the r ranks
+of a group in a node leave it through r ports, each with its part of the buffer. So `ring_link` gives a group r times
+the port's rate, at most the rate inside the node; and of the p - 1 hops of a chunk only one out of each node takes
+the network's latency.
 """
 
 from __future__ import annotations

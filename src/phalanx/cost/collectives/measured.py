@@ -1,4 +1,4 @@
-"""How long a collective takes on a measured machine: the cheapest fit for such a group, else the ring's formula.
+"""The time of a collective on a measured machine: the cheapest fit for such a group, else the ring's formula.
 
 Ring all-reduce of n bytes over p ranks: 2(p-1) α + 2n(p-1)/p β; all-gather and reduce-scatter half of that
 (Thakur et al. 2005), and so does a pairwise all-to-all. n counts the buffer, as Event.bytes does.

@@ -29,7 +29,7 @@ from phalanx.cost.hardware.system import System, TierRates
 
 
 def together(p: Column, stride: Column, tier: TierRates) -> Column:
-    """Return how many ranks of a group of p at distance `stride` lie in one block of a tier."""
+    """Return the number of ranks of a group of p at distance `stride` in one block of a tier."""
     return np.minimum(p, np.maximum(np.floor(tier.ranks / stride), 1))
 
 
@@ -44,7 +44,8 @@ def collective_s(op: str, n: Column, p: Column, stride: Column, system: System) 
 
 
 def _spanning(op: str, n: Column, p: Column, stride: Column, system: System) -> Column:
-    """Return the same, with an all-reduce done by switches or a tree."""
+    """Return the seconds of a collective over several blocks, with an all-reduce by switches or a tree where
+    faster."""
     p = np.maximum(p, 1)
     share, chunk = (p - 1) / p, n / p
     reduces = op == "all_reduce"
@@ -61,7 +62,7 @@ def _spanning(op: str, n: Column, p: Column, stride: Column, system: System) -> 
     for tier in system.tiers[1:]:
         blocks = np.ceil(p / members)
         crossing = blocks > 1
-        if not np.any(crossing):  # as of most groups of tensor parallelism
+        if not np.any(crossing):  # as for most groups of tensor parallelism
             members = together(p, stride, tier)
             continue
         rate = tier.bytes_per_s_per_gpu_per_direction
@@ -95,8 +96,8 @@ def _hop_s(tier: TierRates, chunk: Column, reduces: bool, system: System) -> Col
 
 
 def message_s(n: Column, stride: Column, system: System, chain: Column = 1) -> Column:
-    """Return seconds of n bytes from one rank to the one `stride` away, over the slowest hop of a chain of so many
-    ranks, `stride` apart: one that is longer than a block leaves it somewhere, however close neighbours are."""
+    """Return seconds of n bytes from one rank to the one `stride` away, over the slowest hop of a chain of `chain`
+    ranks, `stride` apart: a chain longer than a block leaves it somewhere, however close neighbours are."""
     inner = system.tiers[0]
     result = _sent(n, inner, system)
     for below, tier in itertools.pairwise(system.tiers):

@@ -18,9 +18,9 @@ class Formula:
     sent: str
     """Bytes that the rank on the critical path sends."""
     reduced: str = "0"
-    """Bytes that it adds."""
+    """Bytes added by the rank on the critical path."""
     condition: str = ""
-    """What must hold of p; "" for any."""
+    """Condition on p; "" for any."""
 
 
 _POWER = "p a power of two"
@@ -56,4 +56,4 @@ FORMULAS: dict[tuple[str, str], Formula] = {
     ("all_reduce", "rabenseifner"): Formula("2 lg p", "2 n (p-1)/p", "n (p-1)/p", _POWER),
     ("barrier", "dissemination"): Formula("lg p", "0"),
 }
-"""By (operation, algorithm); none for hierarchies, whose links differ."""
+"""Formulas by (operation, algorithm); none for hierarchies, whose links differ."""

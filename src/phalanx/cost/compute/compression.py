@@ -1,7 +1,7 @@
 """The cost of compressing gradients on a rank: memory throughout the step, and work added to the backward pass.
 
-Both follow runtime/data_parallel/compression tensor by tensor; the rows of spec/strategy/compressors.py say how much
-each compressor takes. e is the size of an element of the accumulate type.
+Both follow runtime/data_parallel/compression tensor by tensor; the rows of spec/strategy/compressors.py have the
+amounts for each compressor. e is the size of an element of the accumulate type.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def held_bytes(c: Compression, cut: Sequence[Bucket], s: Strategy, e: int) -> in
 
 
 def scratch_bytes(c: Compression, cut: Sequence[Bucket], s: Strategy, e: int) -> int:
-    """Return the most bytes that coding allocates temporarily: a piece of 2^15 elements and its copies, and what the
-    compressor adds."""
+    """Return the peak of temporary bytes in coding: a piece of 2^15 elements and its copies, plus the compressor's
+    own."""
     return 8 * PIECE + (c.row.scratch(c, reduction(cut, s, e)) if isinstance(c.row, Summed) else 0)
 
 
@@ -56,7 +56,7 @@ def passes(c: Compression, s: Strategy) -> float:
     if not isinstance(row, Codes):
         return row.passes + (row.feedback_passes if c.feedback else 0)
     p = s.shards if s.shards > 1 else s.gradient_ranks
-    # With error feedback the residual is added (3 passes), and what encoding lost is written back.
+    # With error feedback the residual is added (3 passes), and the encoding's loss is written back.
     encode = row.write_passes + (3 + row.error_passes if c.feedback else 0)
     total: float = encode + row.add_passes
     if s.shards == 1:

@@ -24,7 +24,8 @@ def forward(spec: ModelSpec, a: Latent, t: Column, e: int) -> Work:
 
 
 def input_grad(spec: ModelSpec, a: Latent, t: Column, e: int) -> Work:
-    """Return the same for the backward pass, where the gradients of keys, values and the latent are joined."""
+    """Return the backward work except products, core and rotary positions; the gradients of keys, values and the
+    latent are joined."""
     ranks, norms = _ranks(a)
     elements = _up(spec, a) + 3 * a.rope_dim + 2 * a.kv_rank + 2 * spec.heads * spec.core_dim
     between = (2 * spec.head_dim if spec.head_dim < spec.core_dim else 0) + _wider(spec, a.v_dim)
@@ -32,7 +33,7 @@ def input_grad(spec: ModelSpec, a: Latent, t: Column, e: int) -> Work:
 
 
 def _ranks(a: Latent) -> tuple[int, int]:
-    """Return the total width of the normed latents, and how many there are."""
+    """Return the total width of the normed latents, and their number."""
     return a.kv_rank + (a.q_rank or 0), 1 + (a.q_rank is not None)
 
 

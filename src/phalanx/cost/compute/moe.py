@@ -1,5 +1,5 @@
 """The work of experts in place of an MLP, except the MLP that all tokens share (nn/moe.py). It is counted in rows,
-with as many on each rank as balanced routing sends there (schedule/layers/routing.py)."""
+assuming balanced routing (schedule/layers/routing.py)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def forward(spec: ModelSpec, x: Experts, r: Routed, e: int, narrow: Narrow | Non
 
 
 def shared(spec: ModelSpec, x: Experts, tokens: Column, e: int, backward: bool) -> Work:
-    """Return the work of the MLP that all tokens share, forward or `backward`: what overlaps the dispatch of rows."""
+    """Return the work of the MLP that all tokens share, forward or `backward`, which overlaps the dispatch of
+    rows."""
     h, f = spec.hidden, x.shared_ffn
     one = gemm(tokens, f, h, e) * 2 + gemm(tokens, h, f, e) + memory(5 * tokens * f, e, 2)
     return one * (1 + backward)
@@ -68,7 +69,7 @@ def _moved(x: Experts, r: Routed) -> Column:
 
 def _grouped(rows: Column, n: int, k: int, experts: int, e: int, narrow: Narrow | None = None) -> Work:
     """Return the work of multiplying rows by their expert's (n, k) matrix, one expert after the other. `narrow`:
-    how products of a narrow format are computed."""
+    parameters of products of a narrow format."""
     if narrow is not None:
         return narrow_gemm(rows, n, k, e, narrow, experts)
     return Work(2 * rows * n * k, 0, e * (rows * k + experts * k * n + rows * n), experts)

@@ -1,4 +1,4 @@
-"""The work of a unit's passes, and how long a device takes for it.
+"""The work of a unit's passes, and its time on a device.
 
 Work is counted in four kinds, each with its own rate; time is their sum:
 
@@ -75,7 +75,7 @@ def forward(
     """Return the work of one forward pass of a unit kind (`embed`, `blocks`, `head`) over `tokens` tokens, in
     elements of `e` bytes. `keys`: keys per query in attention; `seq` by default, fewer where ranks share a sequence.
     `routed`: the routed rows of these tokens, where the model has experts; by default one rank has all experts.
-    `narrow`: how a block's products of a narrow format are computed, if they are such."""
+    `narrow`: parameters of a block's products of a narrow format, if it has them."""
     t, h, f = tokens, spec.hidden, mlp_width(spec)
     norm = _rms_norm(t * h, e) if spec.norm == "rms" else _memory(3 * t * h, e, 1)
     if unit == "embed":
@@ -246,13 +246,14 @@ def _windowed(spec: ModelSpec, seq: int) -> float:
 
 def mask(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int, keys: int | None = None) -> Work:
     """Return the work of reading a mask between documents, in blocks whose window has no mask already. Rates are
-    fitted without masks, so they do not cover that attention then cannot skip hidden keys."""
+    fitted without masks, so they do not reflect that attention then cannot skip hidden keys."""
     return _memory(tokens * (keys or seq) * (1 - _windowed(spec, seq)), e, 0) if unit == "blocks" else NO_WORK
 
 
 def optimizer(n: int, job: Job, matrices: int = 0, product_flops: int = 0) -> Work:
     """Return the work of the optimizer over n parameters of one rank: norm, clipping, update, cast to the compute
-    dtype. `matrices`: how many of them are in matrices of hidden layers; `product_flops`: of products with these."""
+    dtype. `matrices`: the number of them in matrices of hidden layers; `product_flops`: FLOPs of products with
+    these."""
     master = DTYPE_BYTES[job.precision.master_dtype]
     accumulate = DTYPE_BYTES[job.precision.accumulate_dtype]
     # read and write of weights and moments; gradients: read for the norm, scaled, read for the update

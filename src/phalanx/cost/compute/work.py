@@ -22,13 +22,13 @@ class Work:
     traffic_bytes: Column = 0
     kernels: Column = 0
     narrow_flops: Column = 0
-    """Of products of a narrow format, which are not among `gemm_flops`."""
+    """FLOPs of products of a narrow format, not included in `gemm_flops`."""
     fused_bytes: Column = 0
-    """Of `traffic_bytes`, what a device whose norms are one kernel does not move."""
+    """Part of `traffic_bytes` not moved by a device whose norms are one kernel."""
     fused_kernels: Column = 0
-    """Of `kernels`, what such a device does not launch."""
+    """Part of `kernels` not launched by a device whose norms are one kernel."""
     narrow_format: str = ""
-    """The narrow format; "": there are no such products."""
+    """The narrow format; "": no such products."""
 
     def __add__(self, other: Work) -> Work:
         return Work(
@@ -71,7 +71,7 @@ class Work:
         )
 
     def moved(self, fused_norms: bool) -> tuple[Column, Column]:
-        """Return (bytes moved, kernels launched) on a device that has, or has not, norms of one kernel."""
+        """Return (bytes moved, kernels launched) on a device with or without norms as one kernel."""
         if fused_norms:
             return self.traffic_bytes - self.fused_bytes, self.kernels - self.fused_kernels
         return self.traffic_bytes, self.kernels
@@ -86,11 +86,12 @@ def gemm(m: Column, n: int, k: int, e: int) -> Work:
 
 
 Weights = Literal["rounded", "gathered", "transposed"]
-"""How a product of a narrow format gets a weight: rounds it just before; reads it as it came; transposes that."""
+"""Source of a weight in a product of a narrow format: rounded just before; read as gathered; gathered and
+transposed."""
 
 
 class Narrow(NamedTuple):
-    """How products of a narrow format are computed."""
+    """Parameters of products of a narrow format."""
 
     format: NumberFormat
     weights: Weights = "rounded"
@@ -114,7 +115,7 @@ def narrow_gemm_weight(m: Column, n: int, k: int, e: int, narrow: Narrow) -> Wor
 
 
 def gemm_weight(m: Column, n: int, k: int, e: int) -> Work:
-    """Return the work of a weight's gradient (n, k), and of copying it to where it is reduced."""
+    """Return the work of a weight's gradient (n, k), and of copying it into the reduction buffer."""
     return gemm(n, k, m, e) + Work(traffic_bytes=2 * n * k * e, kernels=1)
 
 

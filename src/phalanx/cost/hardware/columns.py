@@ -18,7 +18,7 @@ Column = Any
 
 
 def gather(rows: Sequence[T]) -> T:
-    """Return one dataclass whose fields are columns over `rows`. Rows that are the same object are read once."""
+    """Return one dataclass whose fields are columns over `rows`. Identical objects are read once."""
     kinds = list({id(row): row for row in rows}.values())
     place = {id(row): i for i, row in enumerate(kinds)}
     return take(kinds, np.array([place[id(row)] for row in rows], dtype=int))

@@ -1,7 +1,7 @@
 """A chip's rates for each kind of work, and tiers of links with the latency of their hops.
 
-Peaks come from a ClusterSpec (datasheets); the shares of them that kernels and NCCL reach are constants of a
-generation of chips and links, fitted on published runs (`python -m calibration`).
+Peaks come from a ClusterSpec (datasheets); the achieved shares of peaks are constants of a generation of chips and
+links, fitted on published runs (`python -m calibration`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class System:
     peak_fp8: Column
     peak_fp4: Column
     peak_fp32: Column
-    """Outside of tensor cores."""
+    """FLOP/s outside of tensor cores."""
     peak_fp64: Column
     memory_bytes_per_s: Column
     memory_bytes: Column
@@ -45,18 +45,18 @@ class System:
     gemm8: Column
     gemm4: Column
     misaligned: Column
-    """Share of tensor cores' rate where rows are no multiple of 8 elements."""
+    """Share of tensor cores' rate if rows are not a multiple of 8 elements."""
     odd: Column
     """Share of `gemm` that long products of 2-byte elements reach where rows have an odd number of them."""
     attention: Column
     portable_gemm: Column
-    """Share of `gemm` that plain library calls reach, as eager PyTorch and XLA make them."""
+    """Share of `gemm` reached by plain library calls, as made by eager PyTorch and XLA."""
     portable_attention: Column
     """`attention` for kernels that are not written for this generation (FlashAttention 2)."""
     portable_backward: Column
     """Backward over forward, for these kernels, in FLOP/s."""
     attention_narrow: Column
-    """Exponent of head_dim / 128 in what attention reaches with narrow heads."""
+    """Exponent of head_dim / 128 in the rate of attention with narrow heads."""
     attention_backward: Column
     """Backward over forward, in FLOP/s."""
     attention_half: Column
@@ -64,11 +64,11 @@ class System:
     reduce_gain: Column
     """In the innermost tier, all-reduce by the switch (NVLS) against a ring: busbw over the ring's."""
     reduce_across: Column
-    """Between nodes, the all-reduce's rate over what the NICs carry."""
+    """Between nodes, the all-reduce's rate over the NICs' rate."""
     tree: Column
     """bytes/s that a tree of two nodes carries through each node in an all-reduce; 0: switches reduce."""
     observed: Column
-    """1: collectives were measured on the machine or beside the job, so that `held_up` says what they show."""
+    """1: collectives were measured on the machine or along with the job, so that `held_up` is known."""
     held_up: Column
     """1: a job's own measurements show that its CPUs delay its collectives."""
     cut_off: Column
@@ -80,12 +80,12 @@ class System:
     start_s: Column = 0.0
     """Seconds before the ranks of a collective of many bytes move the first of them, whatever their number."""
     host_bytes_per_s: Column = 64e9
-    """Of a GPU's link to its host, in one direction."""
+    """Bytes/s of a GPU's link to its host, in one direction."""
     host_memory_bytes_per_s: Column = 77e9
-    """One GPU's share of the host's memory bandwidth."""
+    """Bytes/s of one GPU's share of the host's memory bandwidth."""
 
     def peak(self, element_bytes: Column) -> Column:
-        """Return the peak of products of elements of so many bytes: 2, 4 or 8."""
+        """Return the peak FLOP/s of products with elements of 2, 4 or 8 bytes."""
         size = np.asarray(element_bytes)
         if not np.any(size > 2):
             return self.peak_bf16

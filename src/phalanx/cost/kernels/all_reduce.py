@@ -17,21 +17,21 @@ from phalanx.cost.hardware.columns import Column
 from phalanx.cost.kernels.chip import KernelChip
 
 BUS_BYTES_PER_S = 100e9
-"""Links up to this rate are PCIe."""
+"""Maximum bytes/s of a link that counts as PCIe."""
 
 
 @dataclass(frozen=True)
 class LinkConstants:
-    """What all-reduces reach on a generation's links."""
+    """Rates of all-reduces on a generation's links."""
 
     rate: Column = 0.75
     """Share of NVLink's rate, between two GPUs."""
     rate8: Column = 1.0
-    """Factor of that between more: what switches that reduce add."""
+    """Factor of the NVLink rate between more GPUs: the gain by switches that reduce."""
     bus: Column = 0.5
     """Share of PCIe's rate, between two GPUs."""
     bus8: Column = 0.4
-    """Factor of that between more, which share the host's links."""
+    """Factor of the PCIe rate between more GPUs, which share the host's links."""
     bus_latency: Column = 1.5
     """Factor of latencies over PCIe."""
     latency: Column = 1.0
@@ -44,9 +44,9 @@ class AllReduceLibrary:
 
     start_s: Column = 5e-6
     hop_s: Column = 1e-6
-    """Per doubling of GPUs."""
+    """Seconds per doubling of GPUs."""
     one_step: Column = 0.6
-    """Rate of reading in one step, over that of two."""
+    """Rate of reading in one step over the rate in two."""
     sync_s: Column = 6e-6
     """Seconds by which two steps start later."""
     rate: Column = 1.0

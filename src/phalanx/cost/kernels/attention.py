@@ -30,14 +30,14 @@ class Heads:
     key_dim: Column
     value_dim: Column
     cached: Column
-    """Elements of a token's cache: kv_heads x (key_dim + value_dim), or of the latent."""
+    """Elements of a token's cache: kv_heads x (key_dim + value_dim), or the latent's."""
     window: Column = 0.0
-    """Keys that a query sees; 0: all before it."""
+    """Window of keys visible to a query; 0: all before it."""
 
 
 @dataclass(frozen=True)
 class PromptConstants:
-    """What attention of prompts reaches on a generation of chips."""
+    """Rates of prompt attention on a generation of chips."""
 
     rate16: Column = 0.6
     """Share of FLOP/s, of 16 bits and of 8."""
@@ -46,29 +46,29 @@ class PromptConstants:
     idle: Column = 0.5
     """Share of the last wave's idle processors that stay idle."""
     tile_s: Column = 3e-6
-    """Seconds of a tile beside its products: loading queries, rescaling, writing."""
+    """Seconds of a tile in addition to its products: loading queries, rescaling, writing."""
     narrow: Column = 0.3
     """Exponent of heads under 128 wide: softmax is done per key, whatever the width."""
     wide: Column = 0.3
     """Exponent of heads over 128 wide, which need smaller tiles."""
     fill: Column = 300.0
-    """Keys that starting and ending a tile's loop is worth."""
+    """Cost of starting and ending a tile's loop, in keys."""
     rows: Column = 64.0
-    """Rows of a tile that are worked on, where there are fewer queries."""
+    """Minimum rows computed per tile, even with fewer queries."""
 
 
 @dataclass(frozen=True)
 class DecodeConstants:
-    """What attention reaches in decoding on a generation of chips."""
+    """Rates of decoding attention on a generation of chips."""
 
     memory: Column = 0.8
     """Share of memory bandwidth."""
     parallel: Column = 0.3
-    """Exponent by which the rate falls where fewer processors read than there are."""
+    """Exponent of the rate's decrease if only some processors read."""
     tile_s: Column = 2e-6
-    """Seconds of a part beside its reads."""
+    """Seconds of a part in addition to its reads."""
     keys: Column = 256.0
-    """The least keys of a part."""
+    """Minimum keys of a part."""
     idle: Column = 0.5
     rate16: Column = 0.4
     rows: Column = 16.0
@@ -78,19 +78,19 @@ class DecodeConstants:
 
 @dataclass(frozen=True)
 class AttentionLibrary:
-    """What one library's kernels differ by. Factors are of the chip's constants."""
+    """Deviation of one library's kernels, as factors of the chip's constants."""
 
     start_s: Column = 6e-6
-    """Seconds of launching, and of kernels beside it."""
+    """Seconds of launches, and of additional kernels."""
     rate: Column = 1.0
-    """Of the rate of 16 bits; in decoding, of memory's."""
+    """Factor of the 16-bit rate; in decoding, of memory bandwidth."""
     rate8: Column = 1.0
     tile: Column = 1.0
-    """Of `tile_s`."""
+    """Factor of `tile_s`."""
     cache8_s: Column = 1e-6
-    """Seconds added where the cache is in 8 bits."""
+    """Additional seconds with a cache in 8 bits."""
     cache8: Column = 1.0
-    """Factor of time there."""
+    """Factor of the time with a cache in 8 bits."""
 
 
 def _wide(waves: Any, idle: Any) -> Any:
@@ -100,7 +100,7 @@ def _wide(waves: Any, idle: Any) -> Any:
 def pairs_of(tokens: Any, past: Any, window: Any) -> Any:
     """Return pairs of queries and keys of one prompt's `tokens` after `past`, under a causal mask and a window."""
     w = np.where(window > 0, window, past + tokens)
-    short = np.clip(w - past, 0, tokens)  # queries that see all before them
+    short = np.clip(w - past, 0, tokens)  # queries whose window covers all keys before them
     return short * past + short * (short + 1) / 2 + (tokens - short) * w
 
 

@@ -1,8 +1,8 @@
-"""What kernels read of a chip's datasheet, and the constants that say what they reach of it.
+"""A chip's datasheet for kernels, and the constants of the rates that they achieve.
 
 A constant is common to all chips, times a factor of the chip's generation; a library's constants are common to all
-chips. They are fitted on kernels that were measured alone (`python -m calibration.kernels`), in logarithms, with
-priors that pull factors to 1: a chip of a generation that nobody measured gets the common ones.
+chips. They are fitted on kernels measured in isolation (`python -m calibration.kernels`), in logarithms, with priors
+that pull factors to 1: a chip of an unmeasured generation gets the common ones.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _CACHE_BYTES = {
     "blackwell-ultra": 126e6,
     "blackwell-gddr": 128e6,
 }
-"""Level-2 cache, as the constants were fitted with it: NVIDIA's architecture whitepapers."""
+"""Level-2 cache assumed in the fit of the constants: NVIDIA's architecture whitepapers."""
 
 
 @dataclass(frozen=True)
 class KernelChip:
-    """A chip's datasheet as kernels read it: rates in FLOP/s and bytes/s."""
+    """A chip's datasheet for kernels: rates in FLOP/s and bytes/s."""
 
     half: Column
     fp8: Column
@@ -41,13 +41,13 @@ class KernelChip:
     processors: Column
     """Streaming multiprocessors."""
     cache_bytes: Column
-    """Of the level-2 cache."""
+    """Bytes of the level-2 cache."""
     link_bytes_per_s: Column
-    """Of NVLink in one direction, or of PCIe."""
+    """Bytes/s of NVLink in one direction, or of PCIe."""
 
 
 def kernel_chip(name: str) -> KernelChip:
-    """Return a chip as kernels read it. Raises InputError for an unknown name."""
+    """Return a chip's datasheet for kernels. Raises InputError for an unknown name."""
     if name not in CHIPS:
         raise InputError("chip", name, "is not a chip that Phalanx knows", nearest(name, CHIPS))
     x = CHIPS[name]
@@ -63,7 +63,7 @@ def kernel_chip(name: str) -> KernelChip:
 
 
 def generation_of(name: str) -> str:
-    """Return whose constants a chip has: its generation, or one that has the same kernels."""
+    """Return the generation whose constants apply to a chip: its own, or one with the same kernels."""
     generation = CHIPS[name].generation
     return _SAME.get(generation, generation)
 

@@ -21,7 +21,7 @@ from phalanx.cost.kernels.chip import KernelChip
 
 @dataclass(frozen=True)
 class ExpertLayer:
-    """A layer's routed experts and how they lie over ranks."""
+    """A layer's routed experts and their placement on ranks."""
 
     hidden: Column
     ffn: Column
@@ -31,12 +31,12 @@ class ExpertLayer:
     moe_tp: Column
     moe_ep: Column
     matrices: Column = 3.0
-    """Of an expert: 3 with a gate, 2 without."""
+    """Matrices of an expert: 3 with a gate, 2 without."""
 
 
 @dataclass(frozen=True)
 class ExpertConstants:
-    """What grouped products reach on a generation of chips."""
+    """Rates of grouped products on a generation of chips."""
 
     rate16: Column = 0.5
     """Share of FLOP/s, of 16, 8 and 4 bits."""
@@ -46,7 +46,7 @@ class ExpertConstants:
     """Share of memory bandwidth."""
     sharpness: Column = 2.0
     cache_share: Column = 0.5
-    """As of products."""
+    """Exponent by which computing and reading add, as for products."""
     cache_gain: Column = 2.0
     rows: Column = 30.0
     """Rows that an expert's tokens are padded by, at most, times the library's."""
@@ -55,32 +55,32 @@ class ExpertConstants:
     hot1: Column = 2.0
     """Load of the busiest of many ranks over the mean, where experts are chosen by a power law of exponent 1.01."""
     hot12: Column = 2.2
-    """The same of exponent 1.2."""
+    """The same load for an exponent of 1.2."""
     expert_s: Column = 1e-7
     """Seconds per expert that is reached."""
 
 
 @dataclass(frozen=True)
 class ExpertLibrary:
-    """What one library's kernels differ by."""
+    """Deviation of one library's kernels."""
 
     start_s: Column = 3e-5
     """Seconds of routing, and of launches."""
     quantised: Column = 1.2
-    """Factor of that where weights have 8 or 4 bits."""
+    """Factor of that time with weights of 8 or 4 bits."""
     memory: Column = 0.8
-    """Of the chip's share."""
+    """Factor of the chip's share."""
     passes: Column = 4.0
     """Passes over the tokens that a rank computes."""
     all_passes: Column = 5.0
-    """Passes over all tokens, where experts lie over ranks."""
+    """Passes over all tokens, if experts are spread over ranks."""
     padding: Column = 1.0
     """Factor of `rows`."""
 
 
 @dataclass(frozen=True)
 class ExpertRate:
-    """What a library reaches with one type of weights."""
+    """Rate of a library with one type of weights."""
 
     rate: Column = 1.0
     """Factor of the chip's share."""

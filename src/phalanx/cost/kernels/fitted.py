@@ -1,4 +1,4 @@
-"""Constants of kernels, as `python -m calibration.kernels` fitted them. What each is: the kernels' files."""
+"""Constants of kernels, as fitted by `python -m calibration.kernels`. The kernels' files document each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 FILE = Path(__file__).with_name("fitted.json")
 COMMON = "common"
-"""The row of a chip whose generation was not measured."""
+"""Row of chips of an unmeasured generation."""
 Rows = Mapping[str, Mapping[str, float]]
 
 
@@ -19,9 +19,9 @@ class KernelConstants:
     """Constants by kernel and row. Raises ValueError for a constant that is not a positive number."""
 
     chips: Mapping[str, Rows]
-    """By kernel, such as `product`, then by generation of chips."""
+    """Constants by kernel, such as `product`, then by generation of chips."""
     libraries: Mapping[str, Rows]
-    """By kernel, then by library."""
+    """Constants by kernel, then by library."""
 
     def __post_init__(self) -> None:
         for kernel, rows in (*self.chips.items(), *self.libraries.items()):
@@ -33,5 +33,5 @@ class KernelConstants:
 
 @cache
 def kernel_constants() -> KernelConstants:
-    """Return the constants that ship, read once."""
+    """Return the shipped constants, read once."""
     return KernelConstants(**json.loads(FILE.read_text()))

@@ -1,4 +1,4 @@
-"""Matrix products by shape, as the kernels of libraries that were measured alone (tiles.py has the model of both):
+"""Matrix products by shape, for library kernels measured in isolation (tiles.py has the model):
 
 compute = tiles in waves, partly whole, split along k where there are few
 read    = bytes / (share bytes/s), faster where all operands fit in a share of the level-2 cache
@@ -19,28 +19,28 @@ from phalanx.cost.kernels.tiles import Tiles, split_waves_s
 
 @dataclass(frozen=True)
 class ProductConstants:
-    """What products reach of a generation's datasheets."""
+    """Rates of products relative to a generation's datasheets."""
 
     start_s: Column = 2e-6
     """Seconds from launch to the first tile, and from the last to the end."""
     memory: Column = 0.85
     """Share of memory bandwidth."""
     cache_share: Column = 0.4
-    """Of the level-2 cache, what operands may fill to be found there again."""
+    """Share of the level-2 cache up to which operands are still found there."""
     cache_gain: Column = 2.0
-    """Rate of reads there, over that of memory."""
+    """Rate of reads from the level-2 cache over the rate from memory."""
     rate16: Column = 0.8
     """Share of FLOP/s that the largest tiles reach, of 16 bits; then of 8 and of 4."""
     rate8: Column = 0.7
     rate4: Column = 0.55
     fill: Column = 200.0
-    """k0: inner size that filling and draining a tile's pipeline is worth."""
+    """k0: cost of filling and draining a tile's pipeline, as an inner size."""
     sharpness: Column = 2.5
     """Exponent by which computing and reading add: large, the longer hides the other."""
     small_tile: Column = 0.65
     """Share of the largest tiles' rate that tiles of 64 x 64 reach."""
     medium_tile: Column = 0.9
-    """The same of 128 x 128."""
+    """Share of the largest tiles' rate that tiles of 128 x 128 reach."""
     idle: Column = 0.5
     """Share of the last wave's idle processors that stay idle."""
     part: Column = 1024.0
@@ -49,12 +49,12 @@ class ProductConstants:
 
 @dataclass(frozen=True)
 class ProductLibrary:
-    """What an engine's kernel for a number type adds."""
+    """Overheads of an engine's kernel for a number type."""
 
     quantise_s: Column = 2e-6
     """Seconds of the kernels that turn inputs into 8 or 4 bits."""
     passes: Column = 4.0
-    """Bytes that they move, per element of the input."""
+    """Bytes moved by quantising, per element of the input."""
     rate: Column = 1.0
     """Share of the type's rate that this library reaches."""
     launch_s: Column = 1e-6

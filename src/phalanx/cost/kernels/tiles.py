@@ -1,15 +1,15 @@
-"""Matrix products (m, k) x (k, n) cut into tiles: one model, which training and kernels measured alone both read.
+"""Matrix products (m, k) x (k, n) cut into tiles: one model, used for training and for kernels measured in isolation.
 
 Each of the chip's P processors takes one tile of a x b at a time, so that time comes in waves, and the library takes
 the best of some sizes (NVIDIA, "Matrix multiplication background", tile and wave quantisation):
 
     t = min over tiles  waves 2 a b (k + k0) P / (share rate)       waves = ceil(m/a) ceil(n/b) / P, rounded up
 
-k0 is the inner size that filling and draining a tile's pipeline is worth; `share` is what a tile reaches of the rate
-of the largest ones. There are two sets of constants because they were fitted on different things. Those of training
-come from whole published steps, which show neither partial waves nor splits along k (cost/analytic/kernels.py). Those
-of libraries come from kernels measured alone, which do: the last wave's idle processors cost a part of their time,
-and where tiles are few, each is split along k (product.py).
+k0 is the cost of filling and draining a tile's pipeline, as an inner size; `share` is a tile's rate relative to the
+largest tiles. There are two sets of constants because they were fitted on different data. Training constants come
+from whole published steps, which show neither partial waves nor splits along k (cost/analytic/kernels.py). Library
+constants come from kernels measured in isolation, which do: the last wave's idle processors cost a part of their
+time, and where tiles are few, each is split along k (product.py).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Tiles:
 
     @cached_property
     def rows(self) -> frozenset[int]:
-        """Rows that some tile has."""
+        """Distinct numbers of rows of the tiles."""
         return frozenset(a for a, _ in self.sizes)
 
     @cached_property
     def columns(self) -> frozenset[int]:
-        """Columns that some tile has."""
+        """Distinct numbers of columns of the tiles."""
         return frozenset(b for _, b in self.sizes)
 
 

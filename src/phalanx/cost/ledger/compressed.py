@@ -1,4 +1,4 @@
-"""How compressed gradients travel and what compressing them keeps, per gradient element: read by the price of a step.
+"""Traffic and memory of compressed gradients per gradient element, for the price of a step.
 
 codes        fp16, bf16, int8, int4         x bytes per element: codes and their scales
 sparse       topk, threshold                v elements of g bytes, and x bytes of places
@@ -23,7 +23,7 @@ DENSE, CODES, SPARSE, SMALLER = range(4)
 
 @dataclass(frozen=True)
 class Compressed:
-    """How gradients travel, per element, as numbers or columns. `kind`: DENSE, CODES, SPARSE or SMALLER. `values`,
+    """Traffic of gradients per element, as numbers or columns. `kind`: DENSE, CODES, SPARSE or SMALLER. `values`,
     `beside`: v and x above. `passes`: passes over the gradients to code and decode them. `kept`: elements of residual
     (error feedback)."""
 
@@ -33,7 +33,7 @@ class Compressed:
     passes: Column = 0.0
     kept: Column = 0.0
     bound: Column = 0.0
-    """1: what is sent depends on the gradients; `values` is an upper bound."""
+    """1: the sent bytes depend on the gradients; `values` is an upper bound."""
 
     @property
     def sparse(self) -> Column:
@@ -58,7 +58,7 @@ DENSELY = Compressed()
 
 
 def compressed_gradients(spec: ModelSpec, s: Strategy) -> Compressed:
-    """Return how the gradients of a strategy travel."""
+    """Return the traffic of a strategy's gradients."""
     c = s.compressor
     if c is None:
         return DENSELY

@@ -1,7 +1,7 @@
 """FLOPs of a step, exact per layer: 2 per multiply-add, backward twice forward, attention over the full square.
 
     model      of one process: nothing repeated, nothing computed on several ranks (the numerator of MFU)
-    hardware   what ranks do under a stack's policy: what recomputation repeats, and what every tp rank computes alike
+    hardware   executed by ranks under a stack's policy, including recomputation, and work repeated on every tp rank
                (latents, key heads that several ranks hold, in our runtime padded values), by capacity no more rows
 
 6N per token is the cross-check: it counts embeddings, which multiply nothing, and leaves attention out.
@@ -59,7 +59,7 @@ class Flops:
 
 
 def rank_flops(shape: Shape, layout: Layout, policy: Policy, held: Held) -> Flops:
-    """Return the FLOPs of a rank that holds these units (with several ranks' units, of them together)."""
+    """Return the FLOPs of a rank with these units (with several ranks' units, of all together)."""
     per_pass = 2.0 * layout.tokens * layout.micro_batches
     around, last_around = _attention_products(shape, layout)
     pads = np.asarray(policy.pads_core) > 0
@@ -73,7 +73,7 @@ def rank_flops(shape: Shape, layout: Layout, policy: Policy, held: Held) -> Flop
             continue
         mlp, last, shared = _inner_products(shape, layout, moe)
         forward = around + mlp
-        # What a repeated block ends with: with a parallel residual, attention's last product too.
+        # The end of a repeated block: with a parallel residual, attention's last product too.
         unread = last + np.where(np.asarray(shape.parallel) > 0, last_around, 0.0)
         again = layout.full * (forward - (1 - policy.repeats_last) * unread)
         m = layout.modules
@@ -108,8 +108,8 @@ def _expanding(shape: Shape, layout: Layout) -> Column:
 
 
 def _inner_products(shape: Shape, layout: Layout, moe: bool) -> tuple[Column, Column, Column]:
-    """Return multiply-adds per token of what follows attention in a block: all; of the last product that all tokens
-    go through; and of the shared expert alone."""
+    """Return multiply-adds per token after attention in a block: all; the last product that all tokens go through;
+    and only the shared expert."""
     h, f = shape.hidden, shape.ffn / layout.tp
     if not moe:
         return shape.mlp_matrices * h * f, h * f, 0.0
@@ -121,7 +121,7 @@ def _inner_products(shape: Shape, layout: Layout, moe: bool) -> tuple[Column, Co
 
 
 def hardware_flops(shape: Shape, layout: Layout, policy: Policy) -> Column:
-    """Return FLOPs of one step on all ranks, as the stack computes them."""
+    """Return FLOPs of one step on all ranks, as executed by the stack."""
     model = Held(shape.layers - shape.moe_layers, shape.moe_layers, 1.0, 1.0)
     return rank_flops(shape, layout, policy, model).all * (layout.world / layout.pp)
 

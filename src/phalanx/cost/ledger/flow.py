@@ -1,4 +1,4 @@
-"""One kind of operation that a rank issues, and how often: what the ledger's rows are made of."""
+"""A kind of operation issued by a rank, and its counts: the elements of the ledger's rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from phalanx.cost.hardware.columns import Column
 
 Unit = Literal["dense", "experts", "embed", "head", "rank"]
-"""What issues an operation: a block with an MLP, a block with experts, embedding, head; or a rank as a whole."""
+"""Issuer of an operation: a block with an MLP, a block with experts, embedding, head; or a rank as a whole."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,17 @@ class Flow:
     what: str
     unit: Unit
     ranks: Column
-    """Group size; 2 of a message."""
+    """Group size; 2 for a message."""
     stride: Column
     """Distance in ranks from one member of the group to the next."""
     bytes: Column
     counts: Mapping[str, Column]
     beside: Column = 0.0
-    """Of B's operations, those whose result only a weight gradient reads, beside the product before it."""
+    """Number of B's operations whose result is read only by a weight gradient, overlapped with the preceding
+    product."""
     chain: Column = 1.0
     """Ranks of the chain that messages pass along, `stride` apart; the slowest hop sets the pace of them all. 1: the
-    stride is that of the slowest hop already."""
+    stride is already the slowest hop's."""
 
     def count(self, phases: str = "FBR") -> Column:
         """Return the operations of some phases."""
@@ -42,7 +43,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class Held:
-    """How many units of each kind a rank has, or ranks together."""
+    """Number of units of each kind on a rank, or on several ranks together."""
 
     dense: Column
     experts: Column

@@ -1,15 +1,17 @@
-"""What data parallelism sends in a step: gradients reduced, parameters gathered, under a level of ZeRO and a policy.
+"""Traffic of data parallelism in a step: gradients reduced and parameters gathered, under a level of ZeRO and a
+policy.
 
     unsharded   all-reduce of gradients over dp x cp
     sharded     reduce-scatter over the shards, all-reduce of each shard over its replicas (HSDP), all-gather of
                 parameters over the shards
 
 each as often as the Sharding says (schedule/gradients/sharding.py). Blocks' parameters may be gathered in 8 bits at
-level 3; their scales, and what is in no matrix, are then reduced once a step (schedule/gradients/narrow.py).
+level 3; their scales, and parameters that are not matrices, are then reduced once a step
+(schedule/gradients/narrow.py).
 
 Experts reduce and shard over the ranks with the same experts, edp = dp cp tp / (ep etp), if those are others than the
-rest's. The head stays gathered from its forward to its backward pass. tp ranks sum the gradients of which each has a
-part; the first and the last pipeline rank those of a tied embedding.
+rest's. The head stays gathered from its forward to its backward pass. tp ranks sum partial gradients; the first and
+the last pipeline rank sum the gradient of a tied embedding.
 """
 
 from __future__ import annotations
@@ -29,8 +31,7 @@ from phalanx.schedule.gradients.sharding import Sharding
 
 @dataclass(frozen=True)
 class Types:
-    """Bytes of an element: of a gradient as it is sent, of a parameter as it is gathered, of an accumulated
-    gradient."""
+    """Bytes per element: of a sent gradient, of a gathered parameter, of an accumulated gradient."""
 
     gradient: Column
     parameter: Column
@@ -40,8 +41,8 @@ class Types:
 @dataclass(frozen=True)
 class Parameters:
     """Parameters on a rank. `dense`: all but experts; `blocks`: of these, those of blocks; `kept`: the head's,
-    gathered once for both passes. `units`, `kept_units`: in how many units they lie; a tied embedding is one of its
-    own."""
+    gathered once for both passes. `units`, `kept_units`: number of units that contain them; a tied embedding is a
+    separate unit."""
 
     dense: Column
     experts: Column
@@ -52,12 +53,12 @@ class Parameters:
 
     @property
     def all(self) -> Column:
-        """Experts too."""
+        """All parameters, including experts."""
         return self.dense + self.experts
 
 
 def parameters_of(shape: Shape, layout: Layout, held: Held) -> Parameters:
-    """Return the parameters of a rank that holds these units (with several ranks' units, of them together)."""
+    """Return the parameters of a rank with these units (with several ranks' units, of all together)."""
     blocks = held.dense * on_rank(shape.block_params, shape.block_whole, shape.block_kv, shape, layout.tp)
     blocks = blocks + held.experts * on_rank(
         shape.moe_block_params, shape.moe_block_whole, shape.block_kv, shape, layout.tp
@@ -79,7 +80,7 @@ def parameters_of(shape: Shape, layout: Layout, held: Held) -> Parameters:
 
 
 def _scales(shape: Shape, layout: Layout, held: Held) -> tuple[Column, Column]:
-    """Return the numbers that are reduced where blocks are gathered in 8 bits: of all but experts, and of experts."""
+    """Return the number of elements reduced to gather blocks in 8 bits: for all but experts, and for experts."""
     dense = held.dense * (
         shape.matrices + on_rank(shape.others, shape.others_whole, shape.others_kv, shape, layout.tp)
     )
@@ -104,19 +105,19 @@ class _Group:
     replicas: Column
     replica_stride: Column
     units: Column
-    """In which they are gathered and reduced where that is by unit."""
+    """Number of units in which they are gathered and reduced, if that is by unit."""
     kept_units: Column
     narrow: Column
-    """Of `params`, those that are gathered in 8 bits, in so many units."""
+    """Number of `params` gathered in 8 bits, and of their units."""
     narrow_units: Column
     numbers: Column
-    """Reduced for that."""
+    """Number of elements reduced to gather in 8 bits."""
     twice: Column = 0.0
-    """Of `params`, those whose gradients two chunks of the rank reduce, each in its own backward pass."""
+    """Number of `params` whose gradients two chunks of the rank reduce, each in its own backward pass."""
 
 
 def experts_apart(layout: Layout) -> Column:
-    """Return where experts reduce over other ranks than all else."""
+    """Return the mask of rows whose experts reduce over ranks other than the rest's."""
     return layout.tp * layout.ep * layout.etp > 1
 
 
@@ -128,8 +129,8 @@ def expert_ranks(layout: Layout) -> Column:
 def gradient_flows(
     shape: Shape, layout: Layout, how: Sharding, types: Types, held: Held, stride: Column, bucket_bytes: Column
 ) -> list[Flow]:
-    """Return the collectives of gradients and parameters of a rank that holds these units. `stride`: ranks' distance
-    along dp and cp together. `bucket_bytes`: of gradients that are reduced together, where not by unit."""
+    """Return the collectives of gradients and parameters of a rank with these units. `stride`: ranks' distance along
+    dp and cp together. `bucket_bytes`: bytes of gradients reduced together, if not by unit."""
     p = parameters_of(shape, layout, held)
     apart = experts_apart(layout)
     ranks, edp = layout.dp * layout.cp, expert_ranks(layout)
@@ -205,9 +206,9 @@ def _of_group(g: _Group, m: Column, how: Sharding, types: Types, bucket_bytes: C
 
 
 def summed_copies(shape: Shape, layout: Layout, policy: Policy, how: Sharding, types: Types, held: Held) -> Flow:
-    """Return the all-reduce over tp of gradients of which each rank has a part: under sequence parallelism of all
-    that every rank holds; else of what sees a rank's own heads or tokens; and of key heads of which ranks hold
-    copies. In one operation of accumulated gradients, or parameter by parameter whenever gradients are reduced."""
+    """Return the all-reduce over tp of partial gradients: under sequence parallelism of all replicated parameters;
+    else of those that see only a rank's heads or tokens; and of key heads with copies. In one operation of
+    accumulated gradients, or parameter by parameter whenever gradients are reduced."""
     split = np.asarray(layout.sp) > 0
     dense = np.where(split, shape.block_whole, shape.block_own)
     experts = np.where(split, shape.moe_block_whole, shape.moe_block_own)
@@ -218,7 +219,7 @@ def summed_copies(shape: Shape, layout: Layout, policy: Policy, how: Sharding, t
     size = elements / np.maximum(how.shards, 1) * types.accumulated
     apart = np.asarray(policy.copies_each) > 0
     norms = np.maximum((held.dense + held.experts) * shape.norms + np.minimum(held.head, 1.0), 1.0)
-    each = ~how.state | (how.reduces_each > 0)  # else they are added up first, in the type that is reduced
+    each = ~how.state | (how.reduces_each > 0)  # else they are added up first, in the reduced type
     size = np.where(apart, elements * np.where(each, types.parameter, types.gradient) / norms, size)
     times = np.where(each, layout.micro_batches, 1.0)
     count = np.where(apart, norms * times, 1.0) * (elements > 0)
@@ -234,7 +235,7 @@ def tied_embedding(shape: Shape, layout: Layout, how: Sharding, types: Types) ->
     """Return the all-reduce of a tied embedding's gradient between the first and the last pipeline rank."""
     size = _embedding(shape, layout) / np.maximum(how.shards, 1) * types.accumulated
     count = 1.0 * ((np.asarray(shape.tied) > 0) & (np.asarray(layout.pp) > 1) & (np.asarray(layout.v_shaped) == 0))
-    stride = layout.pp_stride * layout.pp / 2  # in a node wherever the whole pipeline is
+    stride = layout.pp_stride * layout.pp / 2  # inside a node if the whole pipeline is
     return Flow(
         "embed", "all_reduce", "tied embedding", "rank", np.where(count, 2.0, 1.0), stride, size, {"B": count}
     )

@@ -1,4 +1,4 @@
-"""What layers send in a micro-batch, by axis: the columns of schedule/layers/collectives.py and context.py, under a
+"""Traffic of layers in a micro-batch, by axis: the columns of schedule/layers/collectives.py and context.py, under a
 stack's policy.
 
     tp      blocks: an all-reduce of what attention and of what the MLP adds (parallel residual: of their sum), and of
@@ -28,15 +28,15 @@ from phalanx.cost.ledger.rank_layout import Layout
 from phalanx.schedule.layers.head import slices_over_ranks
 
 SCALAR_BYTES = 4.0
-"""Of the loss's numbers per token: fp32, or wider where the activations are."""
+"""Bytes of the loss's numbers per token: fp32, or wider where the activations are."""
 SCALE_BYTES = 4.0
-"""Of the largest magnitude of what is gathered in 8 bits: fp32."""
+"""Bytes of the largest magnitude before a gather in 8 bits: fp32."""
 COUNT_BYTES = 8.0
-"""Of a count of tokens: int64."""
+"""Bytes of a count of tokens: int64."""
 
 
 def layer_flows(shape: Shape, layout: Layout, policy: Policy) -> list[Flow]:
-    """Return what the layers of a rank send."""
+    """Return the traffic of a rank's layers."""
     flows = flows_without_routing(shape, layout, policy)
     if np.any(shape.moe_layers):
         flows += [*_core(shape, layout, "experts"), *expert_flows(shape, layout, policy)]
@@ -44,7 +44,7 @@ def layer_flows(shape: Shape, layout: Layout, policy: Policy) -> list[Flow]:
 
 
 def flows_without_routing(shape: Shape, layout: Layout, policy: Policy) -> list[Flow]:
-    """Return the same without what depends on how experts are spread, and attention's core of one kind of block."""
+    """Return the flows that do not depend on the spread of experts, with attention's core of one kind of block."""
     parts = _halves(layout, policy)
     whole = stream_bytes(shape, layout)
     of = _Stream(whole, whole / parts if np.any(parts > 1) else whole, parts)
@@ -60,7 +60,8 @@ def flows_without_routing(shape: Shape, layout: Layout, policy: Policy) -> list[
 
 @dataclass(frozen=True)
 class _Stream:
-    """The residual stream of a micro-batch: its bytes, those of one of its parts, and how many parts travel."""
+    """The residual stream of a micro-batch: its bytes, the bytes of one of its parts, and the number of parts
+    sent."""
 
     whole: Column
     part: Column
@@ -73,7 +74,7 @@ def stream_bytes(shape: Shape, layout: Layout) -> Column:
 
 
 def _halves(layout: Layout, policy: Policy) -> Column:
-    """Return into how many operations a collective of sequence parallelism is cut."""
+    """Return the number of operations of a collective of sequence parallelism."""
     return np.where((policy.halves_stream > 0) & (layout.tokens % (2 * layout.tp) == 0), 2.0, 1.0)
 
 
@@ -118,7 +119,7 @@ def _stream(shape: Shape, layout: Layout, policy: Policy, of: _Stream, unit: Uni
 
 
 def head_slices(shape: Shape, layout: Layout, policy: Policy) -> Column:
-    """Return into how many slices tp ranks cut the tokens of the head; 1: they hold all logits."""
+    """Return the number of slices into which tp ranks cut the head's tokens; 1: they hold all logits."""
     rows = np.ceil(shape.vocab / layout.tp)
     n = slices_over_ranks(layout.tokens, rows, shape.hidden, layout.activation_bytes)
     return np.where((np.asarray(policy.slices_head) > 0) & (layout.tp > 1) & (np.asarray(layout.splits) == 0), n, 1)
@@ -154,7 +155,7 @@ def kv_heads(shape: Shape, layout: Layout) -> Column:
 
 
 def _core(shape: Shape, layout: Layout, unit: Unit) -> list[Flow]:
-    """Return what attention's core sends: hops of the ring, all-to-alls of Ulysses."""
+    """Return the traffic of attention's core: hops of the ring, all-to-alls of Ulysses."""
     if not np.any(np.asarray(layout.cp) > 1):
         return []
     again = np.minimum(layout.full + layout.selective, 1.0)
@@ -196,7 +197,7 @@ def routed_rows(shape: Shape, layout: Layout, held: Column) -> Column:
 
 
 def expert_flows(shape: Shape, layout: Layout, policy: Policy) -> list[Flow]:
-    """Return what routing sends: rows to experts and back, counts, choices."""
+    """Return the traffic of routing: rows to experts and back, counts, choices."""
     copies = np.where(policy.sends_copies > 0, layout.etp, 1.0)
     ranks = layout.ep * copies
     axis = "ep" if not np.any((policy.sends_copies > 0) & (np.asarray(layout.etp) > 1)) else "ep+etp"
@@ -229,7 +230,7 @@ def expert_flows(shape: Shape, layout: Layout, policy: Policy) -> list[Flow]:
 
 
 def messages(shape: Shape, layout: Layout, policy: Policy, boundaries: Column) -> Flow:
-    """Return the messages of a pipeline over so many boundaries between chunks on different ranks, forward and
+    """Return the messages of a pipeline over `boundaries` boundaries between chunks on different ranks, forward and
     backward, in a step."""
     whole = stream_bytes(shape, layout)
     parts = np.where((np.asarray(layout.sp) > 0) | (policy.scatters_messages > 0), layout.tp, 1.0)

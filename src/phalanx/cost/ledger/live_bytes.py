@@ -1,4 +1,4 @@
-"""What stays on a rank until its backward pass, as columns: bytes of activations under what a stack keeps.
+"""Activations kept on a rank for its backward pass, as columns: bytes under a stack's Keeps.
 
 A block keeps, for t tokens and e bytes per element (Korthikanti et al. 2022, section 4.1; here by width):
 
@@ -8,8 +8,8 @@ A block keeps, for t tokens and e bytes per element (Korthikanti et al. 2022, se
     experts      rows that arrive, what is inside, rows that return; a router's scores and places
 
 Recomputation keeps less: the input of a block, or of a group of them; all but attention's core; all but the named
-modules. For our own runtime every tensor is counted (`Keeps.every_tensor`), and a drawn test holds the bytes equal to
-the StepProgram's, event by event; published stacks have constants where nobody counted their tensors.
+modules. For our own runtime every tensor is counted (`Keeps.every_tensor`), and a drawn test requires the bytes to
+equal the StepProgram's, event by event; published stacks have constants where their tensors were not counted.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from phalanx.schedule.layers.head import kept_bytes
 
 @dataclass(frozen=True)
 class Keeps:
-    """What a stack keeps: bytes per element of what they name, where elements have 2 bytes."""
+    """Activations and state kept by a stack: bytes per element of the named tensor, for elements of 2 bytes."""
 
     policy: Policy = PLAIN
-    """When it reduces and gathers."""
+    """Policy of reductions and gathers."""
     flash: Column = 1.0
     """1: attention never writes its scores (flash attention)."""
     whole_bytes: Column = 18.0
     """Bytes of state per parameter without ZeRO: weight 2, gradient 4 (and 2 where both are kept), master 4, moments
     8."""
     replica_bytes: Column = 0.0
-    """More of them, where gradients are reduced in separate buckets."""
+    """Further bytes of state per parameter, if gradients are reduced in separate buckets."""
     kept_bytes: Column = 6.0
     """Bytes of state per parameter that ZeRO-1 leaves unsharded."""
     accumulated_bytes: Column = 4.0
@@ -54,21 +54,21 @@ class Keeps:
     """Bytes per token and hidden element that a block's forward pass keeps for its backward pass: inputs of norms
     and products, residuals, masks of dropout (Korthikanti et al. 2022, equation 1)."""
     kept_qkv: Column = 1.0
-    """Copies that it keeps of queries, keys, values and attention's result."""
+    """Number of copies kept of queries, keys, values and attention's result."""
     kept_ffn: Column = 1.0
-    """Copies that it keeps of what is inside the MLP."""
+    """Number of copies kept of the MLP's inner activations."""
     kept_score: Column = 5.0
-    """Bytes per score where attention writes them: before and after the softmax, and a mask of dropout."""
+    """Bytes per score if attention writes scores: before and after the softmax, and a mask of dropout."""
     kept_cast: Column = 0.0
-    """1: products in 8 bits or less keep their operands for the backward pass as cast, not in 16 bits."""
+    """1: products in 8 bits or less keep cast operands for the backward pass, not 16-bit ones."""
     cast_parameters: Column = 0.0
-    """1: parameters of products in 8 bits are 8-bit values themselves (both ways round); else these are kept
-    beside."""
+    """1: parameters of products in 8 bits are 8-bit values themselves (both ways round); else these are kept in
+    addition."""
     kept_routed: Column = 4.0
     """Bytes per routed token and hidden element: the experts' input, and their result where the router's
     probabilities multiply it."""
     kept_inside: Column = 1.0
-    """Share of what is inside experts that is kept; less where their activation is computed again."""
+    """Share of experts' inner activations that is kept; less if their activation is recomputed."""
     per_op: Column = 0.0
     """1: selective recomputation chooses among a block's operations, not just attention's core."""
     result_again: Column = 0.0
@@ -81,13 +81,13 @@ class Keeps:
 
 
 _OPERAND_BYTES = tuple(float(f.bytes_per_value) for f in FORMATS)
-"""Bytes of an element of a product's operand by FORMATS, with the scales of blocks."""
+"""Bytes per element of a product's operand by FORMATS, including scales of blocks."""
 _PARAMETERS = tuple(f.bits == 8 for f in FORMATS)
-"""By FORMATS: whether parameters can be such values themselves."""
+"""Whether parameters can be values of each of FORMATS themselves."""
 
 
 def state_bytes(layout: Layout, keeps: Keeps, how: Sharding, shards: Column) -> Column:
-    """Return bytes of state per parameter that a rank computes with, over `shards` ranks. Weights and gradients are
+    """Return bytes of state per computed parameter of a rank, over `shards` ranks. Weights and gradients are
     unsharded at ZeRO-1; accumulated gradients are sharded where every micro-batch reduces them; at ZeRO-3 everything
     is, except the gradients of a stack that reduces them once a step, which it adds up in the type in which it
     reduces them."""
@@ -111,7 +111,7 @@ def operand_bytes(layout: Layout, keeps: Keeps) -> Column:
 
 
 def cast_weight_bytes(layout: Layout, keeps: Keeps) -> Column:
-    """Return bytes per parameter of a block's products that are kept beside the parameters: their values in 8 bits or
+    """Return bytes per parameter of a block's products kept in addition to the parameters: their values in 8 bits or
     less, in both orders that the products of both passes need, unless the parameters themselves are such values."""
     kind = np.asarray(layout.format, dtype=int)
     beside = np.where((np.asarray(keeps.cast_parameters) > 0) & np.choose(kind, _PARAMETERS), 0.0, 1.0)
@@ -125,7 +125,7 @@ def _ways(layout: Layout) -> Column:
 
 
 def _gathered_share(layout: Layout, keeps: Keeps) -> Column:
-    """Return the share of the stream that is kept beside a rank's own tokens, where gathered inputs stay."""
+    """Return the share of the stream kept in addition to a rank's own tokens, where gathered inputs stay."""
     return np.asarray(keeps.policy.keeps_gathered) * (1 - 1 / _ways(layout))
 
 
@@ -154,8 +154,8 @@ def _widths(shape: Shape, layout: Layout, keeps: Keeps) -> _Widths:
 
 
 def _attention_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> tuple[Column, Column]:
-    """Return bytes per token of attention in 2-byte elements: what is kept whatever is recomputed (queries, keys,
-    values, what they come from), and of its core (the result, sums, what Ulysses exchanged)."""
+    """Return bytes per token of attention in 2-byte elements: kept regardless of recomputation (queries, keys, values
+    and their sources), and of its core (the result, sums, tensors exchanged by Ulysses)."""
     w = _widths(shape, layout, keeps)
     every = np.asarray(keeps.every_tensor)
     sums = every * _wide(layout) * 2 / layout.activation_bytes
@@ -173,7 +173,7 @@ def _attention_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> tuple[Column
 
 def _experts_bytes(shape: Shape, layout: Layout, keeps: Keeps, inside: Column, saved: Column) -> Column:
     """Return bytes of a micro-batch's rows in 2-byte elements: as they arrive, inside experts, as they return, and
-    what the router keeps of each token that a rank routes. `inside`: bytes per row and element inside."""
+    the router's bytes for each token that a rank routes. `inside`: bytes per row and element inside."""
     count = np.maximum(shape.experts, 1)
     sent = routed_rows(shape, layout, count)
     arriving = routed_rows(shape, layout, count / layout.ep) * layout.ep * layout.etp
@@ -192,7 +192,7 @@ def block_bytes(shape: Shape, layout: Layout, keeps: Keeps, moe: Column | None =
     """Return the bytes that a block's forward pass keeps for its backward pass without recomputation, the input
     counted, not the output. `moe`: the share of blocks with experts over which to average, by default the model's."""
     moe = shape.moe_layers / shape.layers if moe is None else moe
-    # Of what is kept per hidden element, both norms' results are operands; experts get the second one unquantised.
+    # Both norms' results are operands; experts get the second one unquantised.
     operand = operand_bytes(layout, keeps)
     saved = 2.0 - operand
     # With a parallel residual there is none between attention and MLP, which may share a norm.
@@ -201,7 +201,7 @@ def block_bytes(shape: Shape, layout: Layout, keeps: Keeps, moe: Column | None =
     sums = np.where(np.asarray(shape.rms) > 0, _wide(layout) * 2 / layout.activation_bytes, 4.0)
     sums = np.asarray(keeps.every_tensor) * sums
     hidden = (stream * shape.hidden + shape.norms * sums) / _ways(layout)
-    # What was gathered for products is kept in place of a rank's part of the norms' results.
+    # Inputs gathered for products are kept in place of a rank's part of the norms' results.
     normed = 2 * shape.norms - (shape.norms - moe) * saved
     hidden = hidden + _gathered_share(layout, keeps) * normed * shape.hidden
     # Attention keeps its result in 16 bits; the product after it keeps another, where it is cast.
@@ -223,7 +223,7 @@ def block_bytes(shape: Shape, layout: Layout, keeps: Keeps, moe: Column | None =
 
 
 def freed_bytes(shape: Shape, layout: Layout, keeps: Keeps, moe: Column | None = None) -> Column:
-    """Return the bytes of a block that recomputed parts free. Attention's core: nothing more than its scores, unless
+    """Return the bytes of a block freed by recomputed parts. Attention's core: nothing more than its scores, unless
     the product after it is computed again too. Modules:
 
         layernorm       the norms' results, which are operands; experts get theirs unquantised
@@ -268,7 +268,7 @@ def operation_bytes(shape: Shape, layout: Layout, moe: Column | None = None) -> 
 
 @dataclass(frozen=True)
 class BlockBytes:
-    """Bytes of a block and micro-batch. `kept`: without recomputation; `freed`: what recomputed parts free of them;
+    """Bytes of a block and micro-batch. `kept`: without recomputation; `freed`: of these, freed by recomputed parts;
     `stored`: left on the device or the host from the forward to the backward pass."""
 
     kept: Column
@@ -277,7 +277,8 @@ class BlockBytes:
 
 
 def live_bytes(shape: Shape, layout: Layout, keeps: Keeps, moe: Column | None = None) -> BlockBytes:
-    """Return what a block keeps, averaged over the share `moe` of blocks with experts, by default the model's."""
+    """Return the bytes kept by a block, averaged over the share `moe` of blocks with experts, by default the
+    model's."""
     kept = block_bytes(shape, layout, keeps, moe)
     freed = np.minimum(freed_bytes(shape, layout, keeps, moe), kept)
     input_bytes = stream_bytes(shape, layout) / _ways(layout)
@@ -290,7 +291,7 @@ def live_bytes(shape: Shape, layout: Layout, keeps: Keeps, moe: Column | None = 
 
 def sliced_head(shape: Shape, layout: Layout, keeps: Keeps) -> tuple[Column, Column]:
     """Return (1 where the head goes through its tokens in slices, else 0; bytes that it then keeps from its forward
-    to its backward pass in place of logits: the gradient of its weight and, where the stream is split, those of other
+    to its backward pass in place of logits: the gradient of its weight and, where the stream is split, of other
     ranks' tokens)."""
     e, t = layout.activation_bytes, layout.tokens
     rows = np.ceil(shape.vocab / layout.tp)
@@ -303,8 +304,8 @@ def sliced_head(shape: Shape, layout: Layout, keeps: Keeps) -> tuple[Column, Col
 
 
 def end_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> tuple[Column, Column]:
-    """Return the bytes that embedding and head keep beside logits: the stream that enters the first block, and what
-    the last norm keeps. Zero where these are part of the constants."""
+    """Return the bytes kept by embedding and head in addition to logits: the stream that enters the first block, and
+    tensors of the last norm. Zero where these are part of the constants."""
     stream = stream_bytes(shape, layout) / _ways(layout)
     sums = np.where(np.asarray(shape.rms) > 0, _wide(layout), 2 * layout.activation_bytes)
     every = np.asarray(keeps.every_tensor)

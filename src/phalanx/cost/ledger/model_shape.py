@@ -1,4 +1,4 @@
-"""The sizes of a model that the price of a step depends on, as plain numbers (Shape)."""
+"""Sizes of a model that determine the price of a step, as plain numbers (Shape)."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ class Shape:
     embedding_params: Column
     head_params: Column
     block_whole: Column = 0.0
-    """Of `block_params`, those that every tp rank holds: norms, biases after a sum, latent projections."""
+    """Number of `block_params` replicated over tp: norms, biases after a sum, latent projections."""
     moe_block_whole: Column = 0.0
-    """The same of `moe_block_params`; the router too."""
+    """Number of `moe_block_params` replicated over tp, including the router."""
     block_kv: Column = 0.0
-    """Of a block's parameters, those of key and value heads, of which no rank holds less than one."""
+    """Number of a block's parameters in key and value heads; every rank holds at least one head."""
     block_own: Column = 0.0
-    """Of `block_whole`, those whose gradient on a tp rank covers its own heads alone: latent projections, norms
-    inside attention."""
+    """Number of `block_whole` whose gradient on a tp rank covers only its own heads: latent projections, norms inside
+    attention."""
     moe_block_own: Column = 0.0
-    """The same of `moe_block_whole`; and the router, which covers the tokens that a rank routes."""
+    """The same for `moe_block_whole`, including the router, which covers the tokens that a rank routes."""
     embed_whole: Column = 0.0
-    """The same of the embedding: learned positions."""
+    """Parameters of the embedding replicated over tp: learned positions."""
     head_whole: Column = 0.0
-    """The same of the head: the last norm."""
+    """Parameters of the head replicated over tp: the last norm."""
     core_dim: Column = 0.0
     """Width of a head in attention's core: of keys or values, whichever is wider."""
     parallel: Column = 0.0
@@ -81,7 +81,7 @@ class Shape:
     router_scores: Column = 0.0
     """Numbers per token that a router keeps as scores and weights."""
     router_places: Column = 0.0
-    """Bytes per token that a router keeps of what was chosen and where it goes."""
+    """Bytes per token kept by a router for choices and destinations."""
     depths: Column = 0.0
     """Depths of multi-token prediction, each of which computes the head again; their blocks are among `layers`."""
     adapters: Column = 0.0
@@ -92,15 +92,15 @@ class Shape:
     moe_matrices: Column = 0.0
     expert_matrices: Column = 0.0
     others: Column = 0.0
-    """Of `block_params`, those in no such matrix: norms, biases; of `moe_block_params` the router too."""
+    """Number of `block_params` outside of these matrices: norms, biases; for `moe_block_params` also the router."""
     moe_others: Column = 0.0
     expert_others: Column = 0.0
-    """The same of all experts of a layer."""
+    """The same for all experts of a layer."""
     others_whole: Column = 0.0
-    """Of `others`, those that every tp rank holds."""
+    """Number of `others` replicated over tp."""
     moe_others_whole: Column = 0.0
     others_kv: Column = 0.0
-    """Of `others`, those of key and value heads."""
+    """Number of `others` in key and value heads."""
 
     @property
     def params(self) -> Column:
@@ -115,12 +115,12 @@ class Shape:
 
 
 def on_rank(params: Column, whole: Column, kv: Column, shape: Shape, tp: Column) -> Column:
-    """Return how many of a block's parameters each of `tp` ranks holds (spec/strategy/split.py)."""
+    """Return the number of a block's parameters on each of `tp` ranks (spec/strategy/split.py)."""
     return (params - whole - kv) / tp + kv / np.minimum(tp, np.maximum(shape.kv_heads, 1)) + whole
 
 
 def _choice_bytes(e: Experts) -> float:
-    """Return the bytes per token that say what it, or experts, chose; 0 if no choice depends on another token."""
+    """Return the bytes per token of exchanged choices; 0 if no choice depends on another token."""
     if e.chooser == "experts":
         return 4.0 * e.count  # scores in fp32
     return 4.0 * e.top_k if e.balance_loss or e.capacity is not None else 0.0
@@ -141,7 +141,9 @@ _SPLIT = ("column", "column_bias", "row", "sink", "embedding", "head")
 """Roles of parameters that are split over tp ranks."""
 
 
-@lru_cache(maxsize=64)  # a search asks for every set of options, and counting a model's parameters takes milliseconds
+@lru_cache(
+    maxsize=64
+)  # called for every set of options in a search, while counting a model's parameters takes milliseconds
 def shape(spec: ModelSpec) -> Shape:
     """Return the Shape of a model."""
     e, latent = spec.experts, spec.latent

@@ -1,8 +1,7 @@
-"""Pipeline schedules as a step meets them: their bubble against that of 1f1b, and the activations that ranks hold.
-
-Each schedule's formulas, of equal chunks, stand in its row of schedule/pipeline/schedules.py; here they meet columns
-of strategies. One strategy whose schedule splits the backward pass is run action by action: once it is filled a
-pipeline repeats itself, so of many micro-batches a few rounds are run, and the rest is added at the pace of the
+"""Pipeline schedules in the price of a step: their bubble relative to 1f1b, and the activations that ranks hold. Each
+schedule's formulas, for equal chunks, are in its row of schedule/pipeline/schedules.py; here they are evaluated on
+columns of strategies. One strategy whose schedule splits the backward pass is run action by action: once it is filled
+a pipeline repeats itself, so of many micro-batches a few rounds are run, and the rest is added at the pace of the
 slowest rank.
 """
 
@@ -21,26 +20,26 @@ from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.strategy.spec import Strategy
 
 NAMES = tuple(SCHEDULES)
-"""A column's number of a schedule is its place here."""
+"""Schedules by their number in columns."""
 
 _V_SHAPED = np.array([float(facts.v_shaped) for facts in SCHEDULES.values()])
 _SPLITS = np.array([float(facts.split_backward) for facts in SCHEDULES.values()])
 ROUNDS = 3
-"""Micro-batches per rank that are run: by then every schedule here repeats itself."""
+"""Micro-batches per rank to simulate: by then every schedule repeats itself."""
 
 
 def v_shaped(schedule: Column) -> Column:
-    """Where chunks lie in a V."""
+    """Return the mask of rows whose chunks lie in a V."""
     return _V_SHAPED[np.asarray(schedule, dtype=int)]
 
 
 def splits(schedule: Column) -> Column:
-    """Where backward passes are split in two."""
+    """Return the mask of rows whose backward passes are split in two."""
     return _SPLITS[np.asarray(schedule, dtype=int)]
 
 
 def chunks_per_rank(schedule: Column, virtual: Column) -> Column:
-    """2 where they lie in a V."""
+    """Return the chunks per rank: 2 where they lie in a V."""
     return np.where(v_shaped(schedule) > 0, 2.0, virtual)
 
 
@@ -56,13 +55,14 @@ def by_schedule(schedule: Column, fact: Literal["bubble", "least_wait"], m: Colu
 
 
 def bubble(schedule: Column, m: Column, p: Column, v: Column) -> Column:
-    """Of equal chunks, over that of 1f1b with as many per rank: m micro-batches, p ranks, v chunks each."""
+    """Return the bubble with equal chunks over the bubble of 1f1b with equally many per rank: m micro-batches, p
+    ranks, v chunks each."""
     return by_schedule(schedule, "bubble", m, p, v)
 
 
 def in_flight(schedule: Column, m: Column, p: Column) -> tuple[Column, Column]:
-    """Micro-batches whose activations the first and the last pipeline rank hold at once; 0 where 1f1b's formula says
-    so."""
+    """Return the micro-batches whose activations the first and the last pipeline rank hold at once; 0 means 1f1b's
+    formula."""
     usual = SCHEDULES[Strategy.schedule].in_flight
     first, last = (np.full(np.shape(np.minimum(p, m)), of_rank) for of_rank in usual(m, p))
     for number, facts in enumerate(SCHEDULES.values()):
@@ -77,15 +77,15 @@ def in_flight(schedule: Column, m: Column, p: Column) -> tuple[Column, Column]:
 
 
 def makespan(name: str, ranks: int, m: int, virtual: int, costs: Costs, slowest: float) -> float:
-    """Seconds of a pipeline as it runs, with these costs of its chunks; `slowest`: of a micro-batch on the slowest
-    rank."""
+    """Return the seconds of a simulated pipeline with these costs of its chunks; `slowest`: of a micro-batch on the
+    slowest rank."""
     return makespans(name, ranks, virtual, [m], [costs], [slowest])[0]
 
 
 def makespans(
     name: str, ranks: int, virtual: int, m: Sequence[int], costs: Sequence[Costs], slowest: Sequence[float]
 ) -> list[float]:
-    """Seconds of pipelines that differ in their micro-batches and their chunks' costs; those that run the same
+    """Return the seconds of pipelines that differ in their micro-batches and their chunks' costs; those with equal
     actions run together."""
     seconds = [0.0] * len(m)
     few = [min(n, ROUNDS * ranks) for n in m]
@@ -104,7 +104,7 @@ def makespans(
 
 
 def _actions(costs: Costs) -> npt.NDArray[np.float64]:
-    """Seconds of each action of a chunk, (kinds, chunks)."""
+    """Return the seconds of each action of a chunk, (kinds, chunks)."""
     of_kind = {"F": costs.forward, "I": costs.input_grad, "W": costs.weight_grad}
     of_kind["B"] = [i + w for i, w in zip(costs.input_grad, costs.weight_grad, strict=True)]
     return np.array([of_kind[kind] for kind in KINDS], dtype=float)

@@ -1,11 +1,11 @@
-"""What stacks do differently within a step, as data: one Policy each, from the stack's public source.
+"""Differences between stacks within a step, as data: one Policy each, from the stack's public source.
 
 ZeRO's levels fix what is sharded between steps. They do not fix when gradients reduce, nor how long gathered
-parameters stay: a level of one stack takes m times the traffic of the same level of another, or keeps unsharded
-gradients instead. Each policy names the file and the line that it was read from.
+parameters stay: a level of one stack may take m times the traffic of the same level of another, or keep unsharded
+gradients instead. Each policy names its source file and line.
 
-Fields are 0 or 1, so that stacks can be gathered into columns. What a stack *can* do (levels, schedules) is in its
-row of cost/analytic/stacks.py.
+Fields are 0 or 1, so that stacks can be gathered into columns. The capabilities of a stack (levels, schedules) are in
+its facts (frameworks/*/facts.toml).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Policy:
     0 if once a step. ZeRO-1 does both once."""
 
     zero0_reduces: Column = 0.0
-    """At level 0 without a pipeline, whole gradients."""
+    """Whether unsharded gradients at level 0 without a pipeline are reduced every micro-batch."""
     zero2_reduces: Column = 1.0
     zero2_reduces_in_pipeline: Column = 1.0
     zero2_gathers: Column = 0.0
@@ -39,7 +39,7 @@ class Policy:
     replicas_each: Column = 0.0
     """1: where shards are reduced after every micro-batch, they are summed over their replicas then too; 0: once."""
     repeats_last: Column = 1.0
-    """1: recomputing a block repeats its last collective too, whose result nothing reads."""
+    """1: recomputing a block repeats its last collective too, whose result is never read."""
     scatters_messages: Column = 0.0
     """1: each tp rank sends its part of a pipeline message, which the receivers gather, without sequence parallelism
     too."""
@@ -49,10 +49,10 @@ class Policy:
     """1: under sequence parallelism gathered inputs stay for their weights' gradients; 0: these are gathered
     again."""
     copies_each: Column = 0.0
-    """1: gradients of which tp ranks have parts are summed parameter by parameter whenever gradients are reduced; 0:
-    together and once."""
+    """1: partial gradients of tp ranks are summed parameter by parameter whenever gradients are reduced; 0: together
+    and once."""
     loss_apart: Column = 0.0
-    """1: the two last numbers of the loss over tp ranks travel apart."""
+    """1: the last two numbers of the loss over tp ranks travel separately."""
     sends_copies: Column = 0.0
     """1: a token goes to all etp ranks of its expert; 0: to one, and they gather."""
     equal_rounds: Column = 0.0
@@ -60,12 +60,12 @@ class Policy:
     pads_core: Column = 0.0
     """1: where values are narrower than keys, or wider, attention's core computes both at the wider width."""
     sends_counts: Column = 0.0
-    """1: ranks tell each other in an all-to-all how many tokens come; and gather the choices of a sequence's tokens
-    where one depends on others."""
+    """1: ranks exchange the numbers of tokens in an all-to-all; and gather the choices of a sequence's tokens where
+    one depends on others."""
     slices_head: Column = 0.0
     """1: unless the schedule splits backward passes, the head goes through its tokens in slices where it keeps less
     (schedule/layers/head.py), tp ranks in equal ones, of which each sends the numbers of its own loss."""
 
 
 PLAIN = Policy()
-"""What a stack does that states nothing else."""
+"""The default policy."""

@@ -1,4 +1,4 @@
-"""What the price of a step reads of a job and a strategy, as plain numbers (Layout)."""
+"""Sizes of a job and a strategy that determine the price of a step, as plain numbers (Layout)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from phalanx.spec.strategy.recompute import encode
 from phalanx.spec.strategy.spec import Strategy
 
 FORMATS = tuple(f for f in NUMBER_FORMATS.values() if f.priced_as == f.name)
-"""Number formats of matrix products that have a fitted price; bfloat16's is that of every type that a job computes
-in."""
+"""Number formats of matrix products that have a fitted price; bfloat16's applies to every compute type."""
 FORMAT_INDEX = {
     f.name: FORMATS.index(NUMBER_FORMATS[f.priced_as]) for f in NUMBER_FORMATS.values() if f.priced_as is not None
 }
-"""Index into FORMATS of the one that prices each format of products."""
+"""Index into FORMATS of the entry that prices each format of products."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +50,12 @@ class Layout:
     format: Column
     activation_bytes: Column
     tp_stride: Column
-    """Distance in ranks from a rank to the next one along an axis of the mesh; it follows from the order of axes."""
+    """Distance in ranks from a rank to the next one along an axis of the mesh; determined by the order of axes."""
     cp_stride: Column
     dp_stride: Column
     pp_stride: Column
     bubble: Column = 1.0
-    """The schedule's bubble over that of 1f1b with as many chunks per rank."""
+    """The schedule's bubble over the bubble of 1f1b with equally many chunks per rank."""
     in_flight: Column = 0.0
     """Micro-batches whose activations the first pipeline rank holds at once; 0: as 1f1b or interleaved does."""
     in_flight_last: Column = 1.0
@@ -68,24 +67,24 @@ class Layout:
     frozen: Column = 0.0
     """1: weights have no gradients (only adapters are trained)."""
     compressed: Compressed = DENSELY
-    """How gradients travel."""
+    """Compression of gradients."""
     group: Column = 1.0
     """Blocks between two inputs that full recomputation keeps."""
     modules: Modules = NO_MODULES
-    """Parts of every block that run again."""
+    """Recomputed modules of every block."""
     narrow_gathers: Column = 0.0
     """1: products of blocks get their operands in 8 bits (job.precision.gather): parameters under level 3 of ZeRO,
     tokens under sequence parallelism."""
     document: Column = 0.0
     """Mean tokens of a document that attention stays inside; 0: the whole sequence."""
     first_blocks: Column = -1.0
-    """Blocks of the first pipeline rank, where a layout gives them; -1: as `stages` spreads them."""
+    """Prescribed blocks of the first pipeline rank; -1: as spread by `stages`."""
     most_blocks: Column = -1.0
-    """The same of the fullest rank."""
+    """Prescribed blocks of the fullest rank."""
     last_blocks: Column = -1.0
-    """The same of the last rank."""
+    """Prescribed blocks of the last rank."""
     most_place: Column = -1.0
-    """Place of the first rank that is fullest, where a layout gives the blocks."""
+    """Place of the first fullest rank, if blocks are prescribed."""
 
     @property
     def tokens(self) -> Column:
@@ -94,7 +93,7 @@ class Layout:
 
     @property
     def world(self) -> Column:
-        """Ranks in all."""
+        """World size."""
         return self.tp * self.pp * self.dp * self.cp
 
     def data_stride(self, node: Column) -> Column:
@@ -108,8 +107,8 @@ class Layout:
         return np.where(np.asarray(self.cp) == 1, self.dp_stride, np.where(self.dp == 1, self.cp_stride, both))
 
     def on_nodes(self, node: Column) -> Layout:
-        """Return the layout with the stride of tp, where its groups straddle nodes of `node` ranks, as tp=3 does on
-        nodes of 8, set to one that leaves as few ranks in a node as the worst group has there."""
+        """Return the layout with a corrected stride of tp if its groups straddle nodes of `node` ranks, as with tp=3
+        on nodes of 8: a stride with as few ranks per node as in the worst group."""
         stride = _straddling(self.tp, self.tp_stride, node, self.world)
         return self if stride is None else replace(self, tp_stride=stride)
 
@@ -146,30 +145,30 @@ class Layout:
 
 @dataclass(frozen=True)
 class PlacedLayout(Layout):
-    """A Layout whose ranks a placement has put on GPUs: each axis has the distance at which an even mesh would have
-    as many ranks of a group in every block. `cp_stride` is that of ulysses."""
+    """A Layout with ranks placed on GPUs: each axis has the distance at which an even mesh has equally many ranks of
+    a group in every block. `cp_stride` is that of ulysses."""
 
     data: Column = 1.0
-    """Over dp and cp together."""
+    """Stride over dp and cp together."""
     expert: Column = 1.0
-    """To the next experts."""
+    """Stride to the next experts."""
     same_expert: Column = 1.0
-    """To the next rank with the same experts."""
+    """Stride to the next rank with the same experts."""
     expert_part: Column = 1.0
-    """To the next part of the same expert."""
+    """Stride to the next part of the same expert."""
     ring: Column = 1.0
-    """Of the slowest hop of a ring."""
+    """Stride of the slowest hop of a ring."""
 
     def on_nodes(self, node: Column) -> Layout:
-        """Return this layout: its strides are those of the nodes already."""
+        """Return this layout: its strides already account for the nodes."""
         return self
 
     def data_stride(self, node: Column) -> Column:
-        """Return `data`, whatever the size of a node."""
+        """Return `data`, regardless of the size of a node."""
         return self.data
 
     def chain(self, ranks: Column) -> Column:
-        """Return 1: the strides of pipelines and rings are those of their slowest hops."""
+        """Return 1: the strides of pipelines and rings already are their slowest hops."""
         return 1.0
 
     @property
@@ -219,9 +218,9 @@ class Stages:
 
 
 def stages(shape: Shape, layout: Layout, balanced: Column) -> Stages:
-    """Return how blocks are spread over pipeline ranks: evenly by count, or, where `balanced`, by work, as
-    `blocks_by_work` does."""
-    most = np.ceil(shape.layers / layout.pp)  # of several chunks on a rank too: the longer ones go round
+    """Return the spread of blocks over pipeline ranks: even by count, or, if `balanced`, by work, as in
+    `blocks_by_work`."""
+    most = np.ceil(shape.layers / layout.pp)  # with several chunks per rank too: longer ones go round-robin
     last = np.floor(shape.layers / layout.pp)
     each = _work(shape) / layout.pp
     last_by_work = np.maximum(shape.layers - _whole((layout.pp - 1) * each), 0)
@@ -238,12 +237,13 @@ def stages(shape: Shape, layout: Layout, balanced: Column) -> Stages:
 
 
 def _work(shape: Shape) -> Column:
-    """Return the work of a model in blocks: the head counts as many as it has times their multiplied weights."""
+    """Return the work of a model in units of blocks: the head counts by its multiplied weights relative to a
+    block's."""
     return shape.layers + _head_in_blocks(shape)
 
 
 def _whole(blocks: Column) -> Column:
-    """Return the fewest whole blocks that are not fewer than `blocks`, but for rounding."""
+    """Return ceil(blocks), tolerant of rounding errors."""
     return np.ceil(blocks - 1e-9)
 
 
@@ -263,20 +263,20 @@ def _head_in_blocks(shape: Shape) -> Column:
 
 
 def stages_by_work(shape: Shape, layout: Layout) -> Stages:
-    """Return how our own partition spreads blocks over pipeline ranks (schedule/partition/balance.py): as few on the
-    fullest as it takes where the head counts as blocks of as many multiplied weights, those of the routed experts
-    too, and its rank, the first one in a V, has what that leaves. Blocks that a layout gives stay."""
+    """Return the spread of blocks over pipeline ranks by our own partition (schedule/partition/balance.py): the
+    fewest possible on the fullest rank, counting the head as blocks by multiplied weights, including routed experts';
+    the head's rank (the first one in a V) has the remainder. Prescribed blocks stay."""
     head, p = _head_in_blocks(shape), layout.pp
     fewer = np.floor((shape.layers + head) / p)
 
     def left(most: Column) -> Column:
-        """Blocks on the head's rank if the others have `most`."""
+        """Return the blocks on the head's rank if the others have `most`."""
         return np.maximum(shape.layers - (p - 1) * most, 0.0)
 
     slowest, slower = (np.maximum(most, left(most) + head) for most in (fewer, fewer + 1))
     most = np.where(slowest <= slower, fewer, fewer + 1)
     with_head = np.maximum(np.floor(most - head), left(most))
-    # The others share the rest; what does not divide evenly lies on the last of them.
+    # The others share the rest; the remainder lies on the last of them.
     others = np.maximum(p - 1, 1)
     inner, more = np.divmod(shape.layers - with_head, others)
     v_shaped, even = np.asarray(layout.v_shaped) > 0, stages(shape, layout, 0.0)
@@ -295,9 +295,9 @@ products stay in 16 bits where a block's are narrow."""
 
 
 def under_any_cut(shape: Shape, layout: Layout) -> Layout:
-    """Return layouts of which no rank has more blocks than under any cut that is balanced or equal, and so a lower
-    bound on the memory of both: on the fullest rank the mean in whole blocks, on the first one no more than the mean,
-    and one with the head less as many blocks as the head may count for. Blocks that a layout gives stay."""
+    """Return layouts with at most as many blocks on each rank as under any balanced or equal cut, for a lower bound
+    on the memory of both: on the fullest rank the mean rounded up, on the first one at most the mean, and on the
+    head's rank that less the blocks for which the head may count. Prescribed blocks stay."""
     p, mean = layout.pp, shape.layers / layout.pp
     head = _HEAVIER[np.asarray(layout.format, dtype=int)] * _head_in_blocks(shape)
     with_head = np.maximum(np.floor(mean - head * (p - 1) / p) - 1, 0.0)

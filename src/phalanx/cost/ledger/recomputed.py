@@ -1,4 +1,4 @@
-"""What a strategy's `recompute` means for the blocks of a rank, as numbers or columns.
+"""Effect of a strategy's `recompute` on the blocks of a rank, as numbers or columns.
 
 `full`: the share of blocks that run again as a whole: ceil(L/k)/L of every:k; min(n, c)/c of block:n, over chunks
 of c blocks. The named modules run again in every block. `group`: blocks between two inputs that are kept, n of
@@ -21,7 +21,7 @@ _SELECTIVE, _FULL, _EVERY, _BLOCK, _UNIFORM = (
 
 @dataclass(frozen=True)
 class Modules:
-    """1 where a module of every block runs again in the backward pass, beside attention's core."""
+    """1 where a module of every block is recomputed in the backward pass, in addition to attention's core."""
 
     mlp: Column = 0.0
     moe: Column = 0.0
@@ -41,18 +41,18 @@ NO_MODULES = Modules()
 
 @dataclass(frozen=True)
 class Recomputed:
-    """What blocks compute again: fields of Layout."""
+    """Recomputation of blocks, as fields of Layout."""
 
     full: Column
     selective: Column
-    """1 where attention's core runs again."""
+    """1 where attention's core is recomputed."""
     group: Column
     modules: Modules
 
 
 def recomputed(codes: Column, layers: Column, chunks: Column) -> Recomputed:
-    """Return what codes of `recompute` (spec/strategy/recompute.py) mean for a model of `layers` blocks in `chunks`
-    chunks over all pipeline ranks."""
+    """Decode `recompute` (spec/strategy/recompute.py) for a model of `layers` blocks in `chunks` chunks over all
+    pipeline ranks."""
     kind, count, bits = decode(codes)
     count = np.maximum(count, 1)
     chunk = np.ceil(layers / chunks)

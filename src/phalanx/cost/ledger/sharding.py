@@ -1,5 +1,5 @@
-"""How columns of strategies shard under a stack's policy: the record of schedule/gradients/sharding.py, of which our
-own engine has the one of the stack `phalanx`."""
+"""Sharding of columns of strategies under a stack's policy, as the record of schedule/gradients/sharding.py; our own
+engine is the stack `phalanx`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from phalanx.spec.strategy.zero_levels import level_columns
 
 
 def sharding(layout: Layout, policy: Policy) -> Sharding:
-    """Return how the columns of a layout are sharded under a policy."""
+    """Return the Sharding of a layout's columns under a policy."""
     ranks = layout.dp * layout.cp
     declared = level_columns(np.asarray(layout.zero))
     shards = np.where(declared.state, np.minimum(np.maximum(layout.shards, 1), ranks), 1)
@@ -39,7 +39,7 @@ def sharding(layout: Layout, policy: Policy) -> Sharding:
         policy.zero3_gathers,
         policy.zero3_gathers_in_pipeline,
     )
-    # Of a single micro-batch nothing is added up, and each unit's gradients are reduced as they come.
+    # With a single micro-batch nothing is accumulated, and each unit's gradients are reduced as they arrive.
     reduces = np.where(gradients & ~piped & (np.asarray(layout.micro_batches) <= 1), 1.0, reduces)
     whole = np.where(piped, 0.0, policy.zero0_reduces)
     return Sharding(

@@ -15,8 +15,8 @@ from phalanx.spec.model.spec import ModelSpec
 
 
 class Core:
-    """The tensors of a context-parallel attention core, in bytes, for `t` tokens of a rank. `spec`: what the rank
-    holds. `ring_index`: its index in the ring, or None for the rank that holds the most.
+    """The tensors of a context-parallel attention core, in bytes, for `t` tokens of a rank. `spec`: the rank's part
+    of the model. `ring_index`: its index in the ring, or None for the rank that holds the most.
 
     Q    queries of the rank's tokens, or with Ulysses of its group's, of a part of the heads; attention's result
     K    keys of the rank's tokens          A    keys of its group's tokens, of the heads that Ulysses leaves it
@@ -34,14 +34,14 @@ class Core:
         self.widened = queries * wide if self.e < wide else 0
         separate = job.documents == "separate"
         self.masked = separate or spec.masked(part.seq)
-        self.sequences = t // part.tokens if separate else 1  # with masks of their own
+        self.sequences = t // part.tokens if separate else 1  # with separate masks
         all_windows = {spec.window_of(i) for i in spec.held_blocks}
         self.windows = {w if w is not None and w < part.seq else None for w in all_windows}
-        self.blocks = part.ring - 1  # of keys and values that travel the ring
+        self.blocks = part.ring - 1  # of keys and values sent around the ring
 
     def forward(self, walk: Walk) -> None:
-        """Walk the forward pass. Queries, keys and values are live at its start; what is live above them at its end
-        is what the backward pass frees."""
+        """Walk the forward pass. Queries, keys and values are live at its start; the tensors live above them at its
+        end are freed by the backward pass."""
         Q, K, A = self.Q, self.K, self.A
         if self.part.ulysses > 1:
             self._all_to_all(walk, Q + 2 * A)
@@ -73,8 +73,8 @@ class Core:
             walk.free(Q + 2 * K)
 
     def backward(self, walk: Walk) -> None:
-        """Walk the backward pass. The result's gradient is replaced by those of queries, keys and values; what the
-        forward pass kept is freed, except the copy of the result that Ulysses has returned."""
+        """Walk the backward pass. The result's gradient is replaced by those of queries, keys and values; tensors
+        kept by the forward pass are freed, except the copy of the result that Ulysses has returned."""
         Q, K, A = self.Q, self.K, self.A
         if self.part.ulysses > 1:
             self._all_to_all(walk, Q)
@@ -152,7 +152,7 @@ def first_visible_bytes(
     spec: ModelSpec, part: Context, sequences: Column, separate: bool, blocks: Sequence[int] | None = None
 ) -> dict[int, Column]:
     """Return bytes of the first visible position of each query, by the block whose backward pass is the last to use
-    them. They are made for every micro-batch with `separate` documents, else once. `blocks`: those of a chunk; by
+    them. They are created for every micro-batch with `separate` documents, else once. `blocks`: a chunk's blocks; by
     default all."""
     last: dict[int | None, int] = {}
     if separate or spec.masked(part.seq):

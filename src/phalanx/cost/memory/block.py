@@ -1,4 +1,4 @@
-"""Live bytes along the passes of a block: what each operation allocates and frees, in the order of nn/decoder.py."""
+"""Live bytes along the passes of a block: allocations and frees of each operation, in the order of nn/decoder.py."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from phalanx.spec.strategy.spec import Recompute
 
 
 class Block:
-    """The tensors of a block on one of `tp` ranks, in bytes, for `t` tokens and `e` bytes per element. `spec`: what
-    the rank holds. `core`: attention's core over several ranks. `repeat`: what the backward pass recomputes of the
-    forward pass (runtime/autograd/recompute.py). `mask`: what keeps documents apart, but for the rotary angles.
+    """The tensors of a block on one of `tp` ranks, in bytes, for `t` tokens and `e` bytes per element. `spec`: the
+    rank's part of the model. `core`: attention's core over several ranks. `repeat`: recomputation in the backward
+    pass (runtime/autograd/recompute.py). `mask`: bytes of the masks between documents, without rotary angles.
 
     S (t, hidden)    residual stream, its norms, their gradients; with `sp` of the rank's own tokens only
     W (t, hidden)    the same of all tokens, while they are summed; G: while they are gathered
@@ -41,10 +41,10 @@ class Block:
         mask: Column = 0,
     ) -> None:
         self.mask = mask
-        self.operands = operands  # the narrow format that products read, if they do
+        self.operands = operands  # the products' narrow format, or None
         self.operand_bytes = operands.bytes_per_value if operands else 0
-        self.gathered = gathered  # weights come in them, so that forward passes do not round these
-        self.narrow_stream = narrow_stream  # and so does what sequence parallelism gathers
+        self.gathered = gathered  # weights are gathered in it, so that forward passes do not round them
+        self.narrow_stream = narrow_stream  # and so are gathers of sequence parallelism
         self.rounds_weights = 1
         self.spec, self.t, self.e, self.tp, self.sp, self.repeat, self.core = spec, t, e, tp, sp, repeat, core
         h, wide = spec.hidden, max(e, 4)
@@ -72,15 +72,15 @@ class Block:
             self.forward(backward, output=False)
         else:
             self.forward(forward)
-        self.rounds_weights = 1  # and transposes what was gathered
+        self.rounds_weights = 1  # and transposes gathered weights
         self.backward(backward)
         if self.repeat == "full":  # the inputs of the pass are kept until it ends
             backward.masked = backward.highest
         return forward, backward
 
     def forward(self, walk: Walk, output: bool = True) -> None:
-        """Walk the forward pass. What is live at its end is kept for the backward pass; this includes the output, not
-        the input. `output`: also compute the output, and what only the output needs."""
+        """Walk the forward pass. Tensors live at its end are kept for the backward pass, including the output, not
+        the input. `output`: also compute the output, and its exclusive inputs."""
         self._norm(walk)
         self._attention(walk)
         if (output or self.serial) and (self.serial or not self.sp):
@@ -187,7 +187,7 @@ class Block:
         walk.free(together)
 
     def _rounded(self, walk: Walk, read: Column, result: Column) -> None:
-        """Touch what a product of a narrow format holds: its operands, rounded, and the result. `read`, `result`:
+        """Touch the tensors of a product of a narrow format: its rounded operands, and the result. `read`, `result`:
         bytes of the tensors of all tokens."""
         if self.operand_bytes:
             row = self.t * self.e
@@ -204,9 +204,9 @@ class Block:
             walk.touch((m * k + n * k) * self.operand_bytes + m * n * self.e)
 
     def _in_chunks(self, walk: Walk, *others: Column, added: bool = False) -> None:
-        """Touch what products of a narrow format hold that are computed chunk by chunk, with sequence parallelism:
-        all weights, rounded, and a chunk of what they read. They go from the stream to tensors of `others` bytes, or
-        if `added` from these to one sum."""
+        """Touch the tensors of narrow products computed chunk by chunk, with sequence parallelism: all rounded
+        weights, and a chunk of the inputs. The products map the stream to tensors of `others` bytes, or if `added`
+        these to one sum."""
         if not self.operand_bytes:
             return
         widths = [other // (self.t * self.e) for other in others]
@@ -249,7 +249,7 @@ class Block:
         walk.alloc(self.S)
 
     def _wide_norm(self, walk: Walk, elements: Column) -> None:
-        """Walk the fp32 temporaries of an RMSNorm over so many elements of a narrower dtype."""
+        """Walk the fp32 temporaries of an RMSNorm over `elements` elements of a narrower dtype."""
         if self.e < 4:
             walk.touch(2 * elements * 4)
 
@@ -286,9 +286,9 @@ class Block:
         walk.touch(core_walk.highest)
 
     def backward(self, walk: Walk) -> None:
-        """Walk the backward pass. The output's gradient is replaced by the input's, and what the forward pass kept is
-        freed; the input is freed in place of the output. With full recomputation, the input and the output's gradient
-        outlive the pass."""
+        """Walk the backward pass. The output's gradient is replaced by the input's, and tensors kept by the forward
+        pass are freed; the input is freed in place of the output. With full recomputation, the input and the output's
+        gradient outlive the pass."""
         self._mlp_backward(walk)
         S = self.S
         if not self.one_norm:
@@ -317,7 +317,7 @@ class Block:
             self._rounded(walk, S, A)
             walk.alloc(A)
             self._weight(walk, self.dW_mlp * self.copied, S, A)
-        walk.free(A)  # what the second product read
+        walk.free(A)  # the input of the second product
         if self.spec.gated:
             walk.alloc(3 * A)
             walk.free(4 * A)
@@ -356,7 +356,7 @@ class Block:
         walk.free(*results, *weights)
 
     def _input_gradient(self, walk: Walk, *results: Column) -> None:
-        """Walk the gradient of an input of products from those of their results, one after the other."""
+        """Walk the gradient of an input of products from the gradients of their results, in sequence."""
         self._rounded(walk, results[0], self.S)
         walk.alloc(self.S)
         for size in results[1:]:

@@ -121,8 +121,8 @@ def head(
 
 
 def _sliced_head(spec: ModelSpec, t: int, e: int, shared: int, id_copies: Column) -> Footprint:
-    """The head that goes through its tokens in slices: it keeps the gradients of its normed input, and of its weight
-    in a wide type, and computes both in the forward pass."""
+    """Return the bytes of the sliced head: it keeps the gradients of its normed input, and of its weight in a wide
+    type, and computes both in the forward pass."""
     h, v, wide = spec.hidden, spec.vocab, max(e, 4)
     stream, gradient, narrow = t * h * e, v * h * wide, e < 4
     rows = int(rows_of_slice(t, v))
@@ -143,8 +143,8 @@ def _sliced_head(spec: ModelSpec, t: int, e: int, shared: int, id_copies: Column
 def _head_over_ranks(
     spec: ModelSpec, t: int, rows: int, own_tokens: int, e: int, shared: int, id_copies: Column, sp: bool
 ) -> Footprint:
-    """The same of tp ranks, each with its rows of the vocabulary, in slices of `rows` tokens. With sequence
-    parallelism the input is gathered, and its gradient kept, of all tokens."""
+    """Return the bytes of the sliced head of tp ranks, each with its rows of the vocabulary, in slices of `rows`
+    tokens. With sequence parallelism the input is gathered, and its gradient kept, of all tokens."""
     h, v, wide = spec.hidden, spec.vocab, max(e, 4)
     stream, every, gradient, narrow = own_tokens * h * e, t * h * e, v * h * wide, e < 4
     slice_ = rows * v * e + max(_loss_over_ranks(rows, v, e), v * h * e * narrow)
@@ -161,15 +161,15 @@ def _head_over_ranks(
 
 
 def _loss_over_ranks(t: Column, v: int, e: int) -> Column:
-    """Return bytes of the cross-entropy of t tokens over tp ranks, beside the logits of v rows of the vocabulary: of
-    every token its place, three sums, whether it is here, and the loss; or slices of logits."""
+    """Return bytes of the cross-entropy of t tokens over tp ranks, in addition to the logits of v rows of the
+    vocabulary: each token's place, three sums, whether it is local, and the loss; or slices of logits."""
     wide, rows = max(e, 4), np.minimum(t, max(1, LOGITS_AT_ONCE // v))
     cast = rows * v * wide if e < 4 else 0
     return np.maximum(t * wide + t * e, cast + np.maximum(rows * wide, t * e)) + _lookup_bytes(t) + 3 * t * wide
 
 
 def _lookup_bytes(t: Column) -> Column:
-    """Return bytes of the rows of t tokens in a rank's part of the vocabulary, and of whether they are there."""
+    """Return bytes of the rows of t tokens in a rank's part of the vocabulary, and of the mask of local ones."""
     return t * 9
 
 

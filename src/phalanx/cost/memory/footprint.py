@@ -29,9 +29,9 @@ from phalanx.spec.strategy.spec import Recompute
 def documents(
     spec: ModelSpec, job: Job, tokens: Column, part: Context | None = None, blocks: Sequence[int] | None = None
 ) -> dict[int, Column]:
-    """Return bytes of what keeps the documents of a micro-batch apart, by the block whose backward pass is the last
-    to use it: a mask for each attention window, and every token's rotary angles; with context parallelism, the first
-    visible positions in place of masks. `blocks`: those of a chunk, which makes its own; by default all."""
+    """Return bytes of the separation of documents in a micro-batch, by the block whose backward pass is the last to
+    use it: a mask for each attention window, and every token's rotary angles; with context parallelism, the first
+    visible positions in place of masks. `blocks`: a chunk's blocks, which have their own masks; by default all."""
     blocks = spec.held_blocks if blocks is None else blocks
     if job.documents != "separate" or not blocks:
         return {}
@@ -66,10 +66,10 @@ def footprint(
 ) -> Footprint:
     """Return the bytes of a unit kind (`embed`, `blocks`, `head`) for `tokens` tokens of one micro-batch.
 
-    `spec`: what each of `tp` ranks holds. `sp`: the residual stream has this rank's own tokens only. `placed`: dtype
-    of the memory that gradients are written to. `repeat`: what a block recomputes. `core`: attention over ranks that
+    `spec`: one rank's part of the model. `sp`: the residual stream has only this rank's tokens. `placed`: dtype of
+    the memory that gradients are written to. `repeat`: recomputation of a block. `core`: attention over ranks that
     share sequences. `in_parts`: layers can defer weight gradients, which are then computed directly into their memory
-    where dtypes allow. `routed`: rows of a block with experts. `gathered`: weights come in 8 bits."""
+    where dtypes allow. `routed`: rows of a block with experts. `gathered`: weights are gathered in 8 bits."""
     if unit == "embed":
         return embed(spec, tokens, seq, job, placed, tp, sp, core, in_parts)
     if unit == "head":
@@ -105,7 +105,7 @@ class LatentExpertsBlock(LatentBlock, ExpertsBlock):
 
 
 class SplitLatentExpertsBlock(SplitLatentBlock, SplitExpertsBlock):
-    """The same, with its backward pass split in two."""
+    """A block with latent attention and experts whose layers can defer weight gradients."""
 
 
 _BLOCKS: dict[tuple[bool, bool, bool], type[Block]] = {
@@ -118,4 +118,4 @@ _BLOCKS: dict[tuple[bool, bool, bool], type[Block]] = {
     (True, True, False): LatentExpertsBlock,
     (True, True, True): SplitLatentExpertsBlock,
 }
-"""The class of a block, by: latent attention, experts, backward pass split in two."""
+"""Class of a block, by whether it has latent attention, experts, and a split backward pass."""

@@ -1,8 +1,8 @@
-"""Bytes of the KV cache: keys and values of every token and block, or the latents that they are computed from.
+"""Bytes of the KV cache: keys and values of every token and block, or their latents.
 
-grouped-query attention   2 kv_heads head_dim numbers a token and block; with tp, those of a rank's key heads, of
-                          which neighbouring ranks hold copies where tp is more than the key heads
-latent attention          kv_rank + rope_dim, the same on every tp rank (DeepSeek-AI 2024a, table 1)
+    grouped-query attention   2 kv_heads head_dim numbers per token and block; with tp, only for a rank's key heads,
+                              with copies on neighbouring ranks if tp exceeds the key heads
+    latent attention          kv_rank + rope_dim, the same on every tp rank (DeepSeek-AI 2024a, table 1)
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from phalanx.spec.model.spec import ModelSpec
 
 
 def per_token(local: ModelSpec) -> int:
-    """Return the numbers that a rank caches of one token in one block. `local`: its part of the model."""
+    """Return the number of elements that a rank caches per token and block. `local`: its part of the model."""
     a = local.latent
     return 2 * local.kv_width if a is None else a.kv_rank + a.rope_dim
 

@@ -1,5 +1,5 @@
-"""Live bytes along a pass, as tensors are allocated and freed (Walk), what a unit adds to them (Footprint), and the
-bytes that norms hold."""
+"""Live bytes along a pass, as tensors are allocated and freed (Walk), bytes of a unit (Footprint), and bytes of
+norms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Walk:
     live: Column = 0
     highest: Column = 0
     masked: Column = 0
-    """The peak until masks are no longer needed, and that without the masks until the rotary angles are not."""
+    """The peak until masks are no longer needed, and the peak after that until rotary angles are no longer needed."""
 
     def alloc(self, *sizes: Column) -> None:
         """Allocate tensors of these sizes, in bytes, at once."""
@@ -63,8 +63,8 @@ class Parts:
 class Footprint:
     """Bytes of one unit and micro-batch.
 
-    `kept`: allocated forward, freed backward. `forward`: the forward pass's temporaries above `kept` when it is
-    fullest. `backward`: temporaries above what is live when the backward pass begins. `leaves`: what stays after the
+    `kept`: allocated forward, freed backward. `forward`: peak of the forward pass's temporaries above `kept`.
+    `backward`: temporaries above the live bytes at the beginning of the backward pass. `leaves`: bytes left after the
     backward pass (the gradient that flows on, a shared weight's partial gradient). `masked`: for a block, `backward`
     until masks are no longer needed.
     """
@@ -75,11 +75,11 @@ class Footprint:
     leaves: Column
     masked: Column = 0
     parts: Parts | None = None
-    """The same backward pass split in two, for layers that can defer weight gradients."""
+    """The backward pass split in two, for layers that can defer weight gradients."""
 
 
 def statistics(spec: ModelSpec, t: Column, e: int) -> Column:
-    """Return the bytes of statistics that a norm of t tokens keeps besides its input and output."""
+    """Return the bytes of statistics that a norm of t tokens keeps in addition to its input and output."""
     return t * (max(e, 4) if spec.norm == "rms" else 2 * e)
 
 

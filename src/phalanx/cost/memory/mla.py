@@ -1,4 +1,4 @@
-"""Live bytes along the passes of a block with latent attention, in the order of nn/mla.py; all else as in
+"""Live bytes along the passes of a block with latent attention, in the order of nn/mla.py; everything else as in
 block.py."""
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LatentHeads(Block):
         self._queries_keys_values(walk, kept=False)
 
     def _queries_keys_values(self, walk: Walk, kept: bool) -> None:
-        """Walk from the norm's result to queries, keys and values. `kept`: keep what the backward pass needs."""
+        """Walk from the norm's result to queries, keys and values. `kept`: keep tensors for the backward pass."""
         self._columns(walk, self.first, self.down)
         if self.q_rank is not None:
             self._normed(walk, self.q_rank, kept)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _Mixture(Block):
-    """The tensors of experts and their rows, in bytes; the rest as in Block, whose A is now of the MLP that all
+    """The tensors of experts and their rows, in bytes; the rest as in Block, where A refers to the MLP that all
     tokens share.
 
     N (own tokens, hidden)   the tokens that the rank routes       P (own tokens, count)   scores, in fp32 or fp64
@@ -44,7 +44,7 @@ class _Mixture(Block):
         self.dW_router = x.count * h * e
         self.all_local = rows.copies == 1 and x.here == x.count
         """All experts are on this rank, so no rows are sent."""
-        # What weight gradients in products of a narrow format hold of one expert, rounded.
+        # Rounded operands of one expert's weight gradients in products of a narrow format.
         self.both = 0
         if self.operands is not None:
             numbers = padded(rows.most, self.operands.multiple) * (h + x.ffn)
@@ -59,19 +59,20 @@ class _Mixture(Block):
 
     @property
     def into(self) -> Column:
-        """What products of a narrow format to an expert's width hold rounded: rows, and a matrix."""
+        """Bytes of rounded operands of narrow products to an expert's width: rows, and a matrix."""
         return self._rounded_expert(self.spec.hidden)
 
     @property
     def out_of(self) -> Column:
-        """The same of products from it."""
+        """Bytes of rounded operands of narrow products from an expert's width."""
         return self._rounded_expert(self.x.ffn)
 
     def _rounded_expert(self, width: int) -> Column:
         return (self.rows.most * width + self.x.ffn * self.spec.hidden * self.rounds_weights) * self.operand_bytes
 
     def _choose(self, walk: Walk, kept: bool) -> None:
-        """Walk from the router's product to where rows go. `kept`: keep what the weights' backward pass needs."""
+        """Walk from the router's product to the destinations of rows. `kept`: keep tensors for the weights' backward
+        pass."""
         x, P, ids = self.x, self.P, self.I
         walk.alloc(self.Z)
         cast = P if self.e < self.wide else 0
@@ -122,7 +123,7 @@ class _Mixture(Block):
             walk.touch(self.in_order)
 
     def _return(self, walk: Walk) -> None:
-        """Walk sending the experts' results back; what is received replaces them."""
+        """Walk sending the experts' results back; received rows replace them."""
         if not self.all_local:
             walk.alloc(self.in_order)
             walk.alloc(self.D)
@@ -180,7 +181,7 @@ class _Mixture(Block):
         walk.free(S)
 
     def _add_to_stream(self, walk: Walk) -> None:
-        """Walk from the routed tokens' sums to what is added to the stream, with the shared MLP's result."""
+        """Walk from the routed tokens' sums to the addition to the stream, with the shared MLP's result."""
         S = self.S
         if self.sp:
             if self.shared:
@@ -255,7 +256,7 @@ class _Mixture(Block):
     def _dispatch_backward(self, walk: Walk) -> None:
         """Walk to the routed tokens' part of the gradient."""
         if not self.all_local:
-            walk.free(self.C)  # what has been sent
+            walk.free(self.C)  # rows that have been sent
         walk.alloc(self.D if self.rows.copies > 1 else 0)
         walk.alloc(self.N)
         self._sum_rows(walk, weighted=False)

@@ -1,7 +1,7 @@
 """Live bytes along the passes of a block whose layers can defer weight gradients, in the order of nn/decoder.py and
 runtime/autograd/deferred_weight_grads.py: backward passes split in two, I and W, and undivided ones, B.
 
-What W needs stays live after I: the input and the output's gradient of each matrix product. Gradients of norms'
+Tensors needed by W stay live after I: the input and the output's gradient of each matrix product. Gradients of norms'
 weights, which are small, are computed in I.
 """
 
@@ -103,7 +103,7 @@ class SplitBlock(Block):
         self._columns_inputs(walk, *[A] * self.products)
 
     def _columns_inputs(self, walk: Walk, *results: Column) -> None:
-        """Walk I of products of one input, whose results' gradients have so many bytes."""
+        """Walk I of products of one input, whose results' gradients have `results` bytes."""
         if not self.sp:
             self._input_gradient(walk, *results)
             return

@@ -34,7 +34,7 @@ class State:
     compression: int = 0
     """Residuals (error feedback) and messages of compressed gradients."""
     scratch: int = 0
-    """Temporary bytes of coding a gradient; not in `total`, since no term says when they are live."""
+    """Temporary bytes of coding a gradient; not in `total`, since no term has their lifetime."""
     cache: int = 0
     """The KV cache of generation."""
 
@@ -47,8 +47,8 @@ class State:
 
 def updated_elements(local: ModelSpec, s: Strategy, matrices: bool = False) -> int:
     """Return the elements that a rank updates, without padding, if shards are equal; with `matrices`, those in
-    matrices of hidden layers. `local`: what the rank holds. Without ZeRO it updates all of them, also where quantised
-    gradients are summed part by part."""
+    matrices of hidden layers. `local`: the rank's part of the model. Without ZeRO it updates all elements, even if
+    quantised gradients are summed part by part."""
     held = [p for p in parameters(local) if p.matrices or not matrices]
     total = sum(p.numel for p in held)
     if s.shards == 1:
@@ -121,13 +121,13 @@ def model_state(view: RankView) -> State:
 
 
 def _optimizer_bytes(view: RankView, elements: int, pieces: int) -> int:
-    """Return bytes of the optimizer's state of so many elements, in so many pieces of parameters."""
+    """Return bytes of the optimizer's state for `elements` elements in `pieces` pieces of parameters."""
     o, s, master = view.job.optimizer, view.strategy, DTYPE_BYTES[view.job.precision.master_dtype]
     in_matrices = of_matrices = 0
     if o.row.matrices != o.row.others:
         if s.shards > 1 and view.shard is not None:
             in_matrices, of_matrices = owned_elements(view, view.shard, matrices=True)
-        else:  # the shard with the most of all else
+        else:  # the shard with the most of the other elements
             for b, size in zip(view.buckets, view.padded, strict=True):
                 parts = b.parts(s) if s.shards > 1 else 1
                 in_matrices += max(0, size // parts - (size - sum(p.numel for p in b.parameters if p.matrices)))
@@ -138,8 +138,8 @@ def _optimizer_bytes(view: RankView, elements: int, pieces: int) -> int:
 
 
 def update_bytes(view: RankView, elements: int) -> int:
-    """Return the most bytes that the update of so many elements allocates: gradients cast to the masters' type, and
-    what one matrix takes that is orthogonalised."""
+    """Return the peak bytes allocated by the update of `elements` elements: gradients cast to the masters' type, and
+    temporaries of one orthogonalised matrix."""
     p = view.job.precision
     compute, master = DTYPE_BYTES[p.compute], DTYPE_BYTES[p.master_dtype]
     temporary = max((x.temporary_bytes(compute, master) for x in view.exchanges), default=0)
@@ -147,7 +147,8 @@ def update_bytes(view: RankView, elements: int) -> int:
 
 
 def _narrow_bytes(view: RankView) -> int:
-    """Return bytes of what is gathered in 8 bits (zero=3): a rank's shards, their scales, and what is no matrix."""
+    """Return bytes for gathers in 8 bits (zero=3): a rank's shards, their scales, and parameters that are not
+    matrices."""
     s, p = view.strategy, view.job.precision
     cut = [b for b in view.buckets if gathered_narrow(b, p)]
     matrices = sum(scales(parameter) for b in cut for parameter in b.parameters)
@@ -157,8 +158,8 @@ def _narrow_bytes(view: RankView) -> int:
 
 
 def _expert_tables(view: RankView) -> int:
-    """Return bytes of what each layer with experts keeps: load counters, balance biases, and which tokens the rank
-    routes."""
+    """Return bytes of buffers of layers with experts: load counters, balance biases, and indices of the rank's
+    tokens."""
     x, s = view.model.experts, view.strategy
     if x is None:
         return 0
@@ -170,12 +171,12 @@ def _expert_tables(view: RankView) -> int:
 
 
 def partial_gradient_bytes(view: RankView) -> int:
-    """Return bytes of the buffer in which tp ranks sum gradients of which each has a part."""
+    """Return bytes of the buffer in which tp ranks sum partial gradients."""
     return 0 if view.strategy.tp == 1 else view.summed_elements * _accumulate_bytes(view)
 
 
 def tied_gradient_bytes(view: RankView) -> int:
-    """Return bytes of a tied embedding's gradient, of which the first and the last pipeline rank have a part each;
+    """Return bytes of a tied embedding's gradient, to which the first and the last pipeline rank each contribute;
     else 0."""
     if not holds_one_tied_copy(view.stage):
         return 0

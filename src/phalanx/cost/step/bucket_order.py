@@ -18,7 +18,7 @@ from phalanx.schedule.event import Event
 class _Open:
     """A bucket whose reduction has started.
 
-    `remaining`: collectives still to be issued. `across`: those that reduce its shard over the replicas.
+    `remaining`: collectives still to be issued. `across`: collectives that reduce its shard over the replicas.
     """
 
     remaining: list[Event]

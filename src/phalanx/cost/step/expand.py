@@ -40,8 +40,8 @@ from phalanx.spec.model.spec import as_seen_by, blocks_among
 
 
 def expand(view: RankView, step_terms: Sequence[Term] | None = None) -> StepProgram:
-    """Return the ordered events of one step of a rank and the model state around them. The view of a pipeline rank
-    has the peers of the first rank there. `step_terms`: the rank's terms, if the caller has them."""
+    """Return the ordered events of one step of a rank and the model state around them. A stage view uses the peers of
+    its first rank. `step_terms`: the rank's terms, if the caller has them."""
     return _Expansion(view, terms(view) if step_terms is None else step_terms).program()
 
 
@@ -65,7 +65,7 @@ class _Expansion:
         ]
         self.bucket_order = BucketOrder(early)
         self.reductions_left = Counter(view.buckets[i].name for indices in sets for i in indices)  # in this step
-        # What ZeRO-3 gathers, in the order of the forward pass.
+        # Units gathered by ZeRO-3, in the order of the forward pass.
         self.gathers = [b.unit for b in reversed(view.buckets) if b.unit not in ("", "model") and not b.experts]
         self.gathered_units: set[str] = set()
         self.outgoing: set[tuple[str, int]] = set()
@@ -82,7 +82,7 @@ class _Expansion:
         self.log = EventLog()
 
     def program(self) -> StepProgram:
-        """Expand all actions, then what follows the last backward pass: reductions, metrics, optimizer, gathers."""
+        """Expand all actions, then the end of the step: reductions, metrics, optimizer, gathers."""
         view, job, strategy, log = self.view, self.job, self.strategy, self.log
         for at, action in enumerate(view.actions):
             kind, chunk, m = action
@@ -122,7 +122,7 @@ class _Expansion:
         units = self.view.chunks[index]
         if self.view.buckets[-1].unit == "model":
             self.log.add(self._gathered(["model"], "F", m))
-        if units[0] != "embed" and (masks := self.masks[index]):  # the embedding's own term includes them
+        if units[0] != "embed" and (masks := self.masks[index]):  # the embedding's term includes them
             self.log.hold(sum(masks.values()) + self.boolean_masks)
             self.log.hold(-self.boolean_masks)
         for unit in units:
@@ -220,7 +220,7 @@ class _Expansion:
 
 
 class EventLog:
-    """Events in issue order. Memory taken or freed between two passes is booked to the pass before it."""
+    """Events in issue order. Memory taken or freed between two passes is attributed to the earlier one."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []
@@ -246,7 +246,7 @@ class EventLog:
         self._live, self._highest = event.alloc - event.free, event.alloc
 
     def _close(self) -> None:
-        """Book the memory taken since the last pass began to that pass."""
+        """Attribute the memory taken since the last pass began to that pass."""
         if self._at is None:
             self.before = self._live, self._highest
             return
@@ -269,7 +269,7 @@ def _exchanged(x: Exchange, view: RankView) -> Iterator[Event]:
 
 
 def _update(term: Term, view: RankView) -> Event:
-    """Return the optimizer's event, with the cast gradients of a certain rank's shard."""
+    """Return the optimizer's event, with the cast gradients of a specific rank's shard."""
     cast = term.alloc
     if view.strategy.shards > 1 and view.shard is not None:
         cast = update_bytes(view, owned_elements(view, view.shard)[0])
@@ -339,7 +339,7 @@ def _communication(view: RankView, unit: str, phase: Phase) -> Iterator[Event]:
 
 
 def _core(view: RankView, unit: str, phase: Phase, way: collectives.Way) -> Iterator[Event]:
-    """Yield what the attention core communicates in a pass of a block: hops of the ring, all-to-alls of Ulysses."""
+    """Yield the attention core's communication in a pass of a block: hops of the ring, all-to-alls of Ulysses."""
     dtype, rank = view.job.precision.compute, view.representative
     for x in context.communication(view.local, view.strategy, dtype, way, view.tokens):
         group = view.mesh.group_of(rank, x.axis)

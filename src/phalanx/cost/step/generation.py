@@ -4,9 +4,9 @@
     embed      of all tokens; over tp an all-reduce
     blocks     as in training's forward pass (schedule/layers/collectives.py), for the tokens of the step; attention
                reads the cache
-    head       of the tokens that give another one; over tp an all-gather of their logits
+    head       of the tokens that yield another one; over tp an all-gather of their logits
     send       the stream to the stage after
-    tokens     an all-reduce of the sampled tokens, int64, over all ranks: so each knows what all compute next
+    tokens     an all-reduce of the sampled tokens, int64, over all ranks: so each rank knows the next step of all
 
 FLOPs of attention are 4 x heads x width for each query and key that are multiplied, masked or not: requests that
 decode attend together, as far as the longest of them. Latent attention decodes in the space of the latents, so that
@@ -36,8 +36,8 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 def generating(model: ModelSpec, s: Strategy, dtype: DType) -> Layout:
-    """Lay a model out to generate in `dtype`. Raises InputError where a strategy does not split it, or is of
-    training."""
+    """Lay a model out to generate in `dtype`. Raises InputError if the strategy does not split it, or has fields that
+    concern only training."""
     require_generation(model, s)
     job = Job(s.dp, 1, Precision(compute=dtype))
     check(s, model, job, None)
@@ -45,8 +45,8 @@ def generating(model: ModelSpec, s: Strategy, dtype: DType) -> Layout:
 
 
 def generation_step(view: RankView, batch: Batch, sampled: int, cached: int) -> StepProgram:
-    """Return what a rank does in a step. `batch`: of its replica; `sampled`: tokens that all replicas get; `cached`:
-    tokens that its cache has room for."""
+    """Return the program of a rank in a step. `batch`: its replica's; `sampled`: number of tokens sampled by all
+    replicas; `cached`: capacity of its cache, in tokens."""
     events = tuple(replace(e, micro_batch=0) if e.unit != TOKENS else e for e in _events(view, batch, sampled))
     return StepProgram(events, state(view, cached))
 
@@ -56,7 +56,7 @@ TOKENS = "tokens"
 
 
 def state(view: RankView, cached: int) -> State:
-    """Return what a rank holds between steps: weights, tables of angles and of experts' biases, and the cache."""
+    """Return the state of a rank between steps: weights, tables of angles and of experts' biases, and the cache."""
     local, dtype = view.local, view.job.precision.compute
     e, x = DTYPE_BYTES[dtype], local.experts
     tables = local.max_seq * local.rotary_width * e if local.position == "rotary" else 0

@@ -47,7 +47,7 @@ def _bucket_terms(view: RankView, cut: Sequence[Bucket], sizes: Sequence[int]) -
     numel, reduced = sum(sizes), sum(size * n for size, n in zip(sizes, filled, strict=True))
 
     def term(op: str, phase: Phase, unit: str, axis: str, dtype: DType, part: int = 1) -> Term:
-        """A collective per bucket and step, of the bucket or one of its `part` equal parts."""
+        """Return the term of one collective per bucket and step, of the bucket or one of its `part` equal parts."""
         event = Event("collective", op, phase, first.kind(unit), axis, dtype=dtype)
         return Term(event, count=len(cut), bytes=numel // part * DTYPE_BYTES[dtype])
 
@@ -82,8 +82,8 @@ def _bucket_terms(view: RankView, cut: Sequence[Bucket], sizes: Sequence[int]) -
 
 
 def _times_filled(view: RankView, bucket: Bucket) -> int:
-    """Return how many chunks of the rank fill a bucket in their backward passes of one micro-batch: two fill that of
-    a tied embedding, where the rank has both ends of a pipeline whose chunks lie in a V."""
+    """Return the number of chunks of the rank that fill a bucket in their backward passes of one micro-batch: two for
+    a tied embedding, if the rank has both ends of a pipeline whose chunks lie in a V."""
     if bucket.parameters[0].unit != "model":
         return 1
     return max(1, sum("embed" in units or "head" in units for units in view.chunks))
@@ -93,8 +93,8 @@ def _compressed_terms(
     c: Compression, s: Strategy, dtype: DType, held: Sequence[Bucket], cut: Sequence[Bucket], times_a_step: int
 ) -> list[Term]:
     """Return the terms of reducing compressed gradients of the buckets in `cut`: the first collective of every
-    bucket, the second of every bucket that has one, then the same for the shards of those `held` over their replicas.
-    The first term carries the work of coding."""
+    bucket, the second of every bucket that has one, then the same for the shards of the buckets `held` over their
+    replicas. The first term carries the work of coding."""
     terms: list[Term] = []
     bucket_sends = [bucket_collectives(c, b, s, dtype) for b in cut]
     shard_sends = [replica_collectives(c, b, s) for b in held]
@@ -125,8 +125,8 @@ def _gathers(sized: Sequence[tuple[Bucket, int]], s: Strategy, dtype: str, m: in
 
 
 def _scales(cut: Sequence[Bucket], s: Strategy, p: Precision) -> Term:
-    """Return the all-reduce from which ranks find the scales of what they gather in 8 bits; its work reads masters
-    for that, and again to round them."""
+    """Return the all-reduce by which ranks find the scales of 8-bit gathers; its work reads masters for that, and
+    again to round them."""
     event = Event("collective", "all_reduce", "opt", cut[0].kind(SCALES), cut[0].axis(s), dtype="float32")
     part = sum(b.padded(s) // b.parts(s) for b in cut)
     rounding = Work(traffic_bytes=part * (2 * DTYPE_BYTES[p.master_dtype] + 2 * DTYPE_BYTES[p.compute] + 1))

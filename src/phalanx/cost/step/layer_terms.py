@@ -26,7 +26,7 @@ def layer_terms(view: RankView) -> list[Term]:
 
 
 def _of_pass(view: RankView, name: str, member: str, phase: Phase) -> list[Term]:
-    """Return the terms of one phase of one unit class, of which `member` is a unit."""
+    """Return the terms of one phase of one unit class; `member`: a unit of the class."""
     job, s, t, rows = view.job, view.strategy, view.tokens, view.routed
     compute, n = job.precision.compute, view.passes[phase, name]
     unit_spec, unit = as_seen_by(view.stage, member), name.split(",")[0]
@@ -51,7 +51,7 @@ def _of_pass(view: RankView, name: str, member: str, phase: Phase) -> list[Term]
 
 
 def partial_gradients(view: RankView) -> list[Term]:
-    """Return the term of summing gradients that tp ranks have in parts."""
+    """Return the term of summing partial gradients of tp ranks."""
     if not (size := partial_gradient_bytes(view)):
         return []
     event = Event("collective", "all_reduce", "opt", "copies", "tp", dtype=view.job.precision.accumulate_dtype)
@@ -60,7 +60,7 @@ def partial_gradients(view: RankView) -> list[Term]:
 
 def pipeline_messages(view: RankView) -> list[Term]:
     """Return the messages of a pipeline rank: the residual stream and its gradient, between chunks that lie on
-    different ranks; and the reduction of a tied embedding, of which the first and the last rank have a copy."""
+    different ranks; and the reduction of a tied embedding, which has copies on the first and the last rank."""
     job, s, rank_of, m = view.job, view.strategy, view.layout.rank_of, view.layout.micro_batches
     if s.pp == 1:
         return []

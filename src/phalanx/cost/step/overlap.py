@@ -1,6 +1,5 @@
-"""What hides the communication of gradients and parameters, on devices that transfer beside compute.
-
-A collective is hidden by the passes that run while it may travel; what does not fit there is exposed:
+"""Overlap of the communication of gradients and parameters, on devices that transfer concurrently with compute. A
+collective is hidden by the passes that run while it may travel; the rest is exposed:
 
     gradients reduced after every micro-batch (ZeRO 2, 3)    all backward passes
     gradients reduced once a step                            the last micro-batch's backward pass

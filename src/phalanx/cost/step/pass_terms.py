@@ -24,7 +24,7 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 def attention_core(view: RankView) -> Core | None:
-    """Return the tensors of attention over ranks that share sequences; None where each rank has entire ones."""
+    """Return the tensors of attention over ranks that share sequences; None if each rank has entire sequences."""
     if not view.context.parallel:
         return None
     return Core(view.local, view.job, view.tokens, view.context, view.ring_index)
@@ -39,7 +39,7 @@ def pass_terms(view: RankView) -> Iterator[Term]:
 
 
 def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iterator[Term]:
-    """Yield the passes of one class, of which `member` is a unit."""
+    """Yield the passes of one class; `member`: a unit of the class."""
     job, s, spec, t = view.job, view.strategy, view.local, view.tokens
     dtype, e = job.precision.compute, DTYPE_BYTES[job.precision.compute]
     unit, repeat, unit_spec = name.split(",")[0], repeat_of(s, member), as_seen_by(spec, member)
@@ -119,7 +119,7 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
 
 
 def _narrow(p: Precision, s: Strategy) -> tuple[unit_work.Narrow | None, unit_work.Narrow | None]:
-    """Return how products of a narrow format are computed in forward and backward passes; None: there are none."""
+    """Return the parameters of narrow products in forward and backward passes; None: no such products."""
     if p.operands is None:
         return None, None
     if p.gathers_narrow and sharding_of(s).parameters:
@@ -129,7 +129,7 @@ def _narrow(p: Precision, s: Strategy) -> tuple[unit_work.Narrow | None, unit_wo
 
 def _first_masks(view: RankView, core: Core | None) -> tuple[int, int]:
     """Return bytes of the masks between documents of the first chunk's blocks, which the embedding builds; and the
-    same with what it builds them from."""
+    same including their inputs."""
     masks = documents(view.local, view.job, view.tokens, view.context, blocks_among(view.chunks[0]))
     if not masks:
         return 0, 0
@@ -138,7 +138,7 @@ def _first_masks(view: RankView, core: Core | None) -> tuple[int, int]:
 
 
 def boolean_mask_bytes(view: RankView, core: Core | None) -> int:
-    """Return bytes of what a chunk's masks between documents are built from."""
+    """Return bytes of the inputs of a chunk's masks between documents."""
     return view.tokens * view.job.seq if core is None else int(core.first_visible_temporary())
 
 
@@ -149,7 +149,7 @@ def _gradient_dtype(s: Strategy, job: Job) -> DType:
 
 
 def _freed(spec: ModelSpec, unit: str, t: int, job: Job, kept: int) -> int:
-    """Return the activation bytes that a backward pass frees: what its forward pass kept, with the input of the unit
-    in place of its output."""
+    """Return the activation bytes freed by a backward pass: those kept by its forward pass, with the input of the
+    unit in place of its output."""
     stream = t * spec.hidden * DTYPE_BYTES[job.precision.compute]
     return {"embed": kept - stream, "blocks": kept, "head": kept + stream}[unit]

@@ -1,6 +1,6 @@
 """The price of a strategy on a cluster: step time, memory, traffic, from its terms.
 
-The memory peak, a walk over instants, has a closed form here; a property test holds it equal to the walk over the
+The memory peak, a walk over instants, has a closed form here; a property test requires it to equal the walk over the
 expanded events.
 """
 
@@ -45,7 +45,8 @@ class StepPrediction:
     exposed_communication_s: float
     flops: int
     model_flops: int
-    """A rank's mean part of the model FLOPs of one process: without recomputation, attention over the full square."""
+    """Model FLOPs of one process divided by the number of ranks: without recomputation, attention over the full
+    square."""
     bytes_per_axis: dict[str, int]
     memory_bytes: int
     activation_bytes: int
@@ -65,7 +66,7 @@ def _price(view: RankView, cluster: ClusterSpec) -> StepPrediction:
     s, rates = view.strategy, rates_of(view.layout, cluster)
     forward = backward = communication = optimizer = 0.0
     inside_layers = 0.0  # seconds of communication in the middle of layers
-    exposed_inside = 0.0  # the part of it that no compute overlaps
+    exposed_inside = 0.0  # the exposed part of it
     sent: list[tuple[Term, float]] = []  # communication outside layers
     flops = 0
     traffic: dict[str, int] = {}
@@ -145,8 +146,8 @@ def _price_pipeline(layout: Layout, cluster: ClusterSpec) -> StepPrediction:
 
 
 def model_flops(layout: Layout) -> int:
-    """Return a rank's mean part of the model FLOPs of a step: of one process, nothing repeated, padded or computed on
-    several ranks. The analytic engine's MFU has the same numerator."""
+    """Return the model FLOPs of a step divided by the number of ranks: of one process, nothing repeated, padded or
+    computed on several ranks. The analytic engine's MFU has the same numerator."""
     s, job = layout.strategy, layout.job
     columns = ledger_layout(s, job, layout.model.layers)
     return int(ledger_flops(shape(layout.model), columns) / s.world)
@@ -158,7 +159,7 @@ def _ring_seconds(
     """Return seconds of a ring's messages (keys and values, or their gradients), and the exposed part of them.
 
     Each hop overlaps attention over the block received before. Of the R + 1 equal parts of attention over a ring of R
-    ranks, two are over the rank's own block; the rest have a hop beside them. Receives overlap sends and cost 0."""
+    ranks, two are over the rank's own block; each of the others overlaps a hop. Receives overlap sends and cost 0."""
     if term.event.op == "recv":
         return 0.0, 0.0
     over = link(cluster, view.mesh, term.event.axis)
@@ -179,7 +180,7 @@ def _ring_seconds(
 
 
 def _peak(view: RankView, step_terms: Sequence[Term]) -> int:
-    """Return the peak above the state, in closed form, of a rank that holds the entire model.
+    """Return the peak above the state, in closed form, for a rank with the entire model.
 
     Blocks of a class have equal passes, so live bytes only grow from one to the next in the forward pass and only
     fall in the backward pass. The peak is therefore at the last block of some class, or, where that block frees masks

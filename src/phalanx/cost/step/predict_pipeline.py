@@ -89,9 +89,9 @@ def price_pipeline(views: Sequence[RankView], terms_of: Sequence[Sequence[Term]]
 
 
 def pace(layout: Layout, terms_of: Iterable[Iterable[Term]], cluster: ClusterSpec, stages: int) -> tuple[float, ...]:
-    """Return the speed of passes with 1, 2, ... of so many pipeline ranks at work over that with all, from the rates
-    that were measured with as many ranks of a host at once; between two of these, seconds are interpolated. Empty
-    where ranks have cores of their own, or only one rate is known."""
+    """Return the speed of passes with 1, 2, ... of `stages` active pipeline ranks over the speed with all, from the
+    rates measured with equally many ranks of a host; between measurements, seconds are interpolated. Empty where
+    ranks have cores of their own, or only one rate is known."""
     if cluster.device.own_communication_engine:
         return ()
     computed = [(t, t.event.phase == "F") for own in terms_of for t in own if t.event.kind == "compute"]
@@ -105,7 +105,7 @@ def pace(layout: Layout, terms_of: Iterable[Iterable[Term]], cluster: ClusterSpe
     if len(seconds) < 2:
         return ()
     levels = sorted(seconds)
-    # Another rank at work makes no rank faster: what says so is noise.
+    # Another active rank cannot make a rank faster: such measurements are noise.
     slower = np.maximum.accumulate([float(seconds[level]) for level in levels])
     at_work = np.arange(1, stages + 1) * most / stages
     taken = np.interp(at_work, levels, slower)
@@ -122,8 +122,8 @@ def unit_seconds(view: RankView, cluster: ClusterSpec) -> dict[str, float]:
 
 
 def rates_of(layout: Layout, cluster: ClusterSpec) -> KernelRates:
-    """Return the rates of the job's compute dtype with as many ranks of a node at work as the layout has. Raises
-    InputError if the cluster has none, or none of products of a narrow format where the job has these."""
+    """Return the rates of the job's compute dtype with the layout's number of active ranks per node. Raises
+    InputError if the cluster has none, or lacks rates of the job's narrow products."""
     p = layout.job.precision
     rates = cluster.rates(p.compute, min(layout.strategy.world, cluster.ranks_per_node))
     if p.operands is not None and p.products not in rates.forward.per_narrow_flop:
@@ -167,7 +167,7 @@ def _seconds_of_passes(
             difference = t.recomputed.seconds(rates.forward) - t.recomputed.seconds(rates.backward)
             seconds = (t.work.seconds(by) + (difference if phase != "F" else 0)) * rates.pass_slowdown
             passes[t.event.phase, t.event.unit] = t.count
-            # Where I and W are known, they price the undivided backward pass too.
+            # If I and W are known, they price the undivided backward pass too.
             seconds_of.setdefault((phase, t.event.unit), seconds / t.count)
     for t in sent:
         unit, phase = t.event.unit.removesuffix(", then"), t.event.phase

@@ -1,6 +1,6 @@
 """The StepProgram: the terms of one strategy, expanded into the ordered events of one training step.
 
-What `verify` and the trainer's own check compare with the recorded step, event for event, byte for byte
+`verify` and the trainer's self-check compare it with the recorded step, event for event, byte for byte
 (observation/diff.py).
 """
 

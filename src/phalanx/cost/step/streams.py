@@ -1,9 +1,9 @@
-"""The events of a step on two streams, as a GPU runs them: compute, and communication beside it.
+"""The events of a step on two streams, as on a GPU: compute, and concurrent communication.
 
-Collectives run one after the other in the order in which they are issued. What a program issues after a pass begins
-once that pass has ended; what it issues before a pass runs beside it. A pass waits for the gather of its own unit
-alone. So a gather that is issued one unit ahead (`prefetch`) is hidden by the pass before its own, and gradients by
-the passes that follow them. Gathered parameters are freed when their pass ends.
+Collectives run one after the other in the order in which they are issued. A collective issued after a pass begins
+once that pass has ended; one issued before a pass overlaps with it. A pass waits only for the gather of its own unit.
+So a gather that is issued one unit ahead (`prefetch`) is hidden by the pass before its own, and gradients by the
+passes that follow them. Gathered parameters are freed when their pass ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ANY = ""
 
 @dataclass(frozen=True)
 class Timed:
-    """An event with when it runs, in seconds."""
+    """An event with its start and end, in seconds."""
 
     event: Event
     start: float
@@ -27,7 +27,8 @@ class Timed:
 
 
 def timed(events: Sequence[Event], seconds: Callable[[Event], float]) -> list[Timed]:
-    """Return when each event of a step runs, in the order of the program; `seconds`: how long it takes alone.
+    """Return each event of a step with its start and end, in the order of the program; `seconds`: duration of an
+    event without contention.
 
     A pass before the optimizer waits for gathers of its unit; the optimizer for everything."""
     result: list[Timed] = []
@@ -71,5 +72,5 @@ def gathered_bytes(of: Sequence[Timed]) -> list[tuple[float, float]]:
     held, points = 0.0, dict[float, float]()
     for at, change in sorted(changes):
         held += change
-        points[at] = held  # what is freed in the instant in which more is gathered leaves no dip
+        points[at] = held  # a free and a gather at the same instant leave no dip
     return list(points.items())

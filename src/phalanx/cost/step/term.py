@@ -26,9 +26,9 @@ class Term:
     recomputed: Work = NO_WORK
     """The part of `work` that repeats forward passes (recomputation)."""
     overlapping: Work = NO_WORK
-    """Compute of the same passes that overlaps this communication."""
+    """Compute of the same passes, overlapped with this communication."""
     coding: Work = NO_WORK
-    """The work of compressing what is sent, with the compressor `code`."""
+    """The work of compressing the sent bytes, with the compressor `code`."""
     code: str = ""
 
 

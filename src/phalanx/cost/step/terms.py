@@ -1,7 +1,7 @@
 """A training step of one rank, written once, as terms.
 
-A Term stands for all events of one template in the step: how many, how many bytes, how much work, and what each
-allocates and frees. The price sums terms (predict.py); `expand.expand` turns the same terms into ordered events.
+A Term represents all events of one template in the step: count, bytes, work, and bytes that each allocates and frees.
+The price sums terms (predict.py); `expand.expand` turns the same terms into ordered events.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from phalanx.spec.strategy.spec import Strategy
 
 def terms(view: RankView) -> tuple[Term, ...]:
     """Return the terms of a rank's step: the passes of its units, communication inside their layers, the collectives
-    of gradients and parameters, the messages between pipeline ranks, metrics, the optimizer, and what it sends."""
+    of gradients and parameters, the messages between pipeline ranks, metrics, and the optimizer with its
+    communication."""
     return (
         *pass_terms(view),
         *layer_terms(view),
@@ -35,7 +36,7 @@ def terms(view: RankView) -> tuple[Term, ...]:
 
 
 def metrics(spec: ModelSpec, s: Strategy) -> int:
-    """Return how many numbers the fused fp64 all-reduce of a step carries: loss sum, target tokens, stop flag,
+    """Return the number of elements in the fused fp64 all-reduce of a step: loss sum, target tokens, stop flag,
     non-finite flag; the squared gradient norm where ranks have parts of the gradients; and for each layer with
     experts the load of every expert, dropped rows, and two losses."""
     loads = len(expert_layers(spec)) * (spec.experts.count + 3) if spec.experts else 0
@@ -60,7 +61,7 @@ def _optimizer(view: RankView) -> Term:
 
 
 def _matrices(view: RankView) -> list[Term]:
-    """Return the terms of bringing whole matrices together for the update, and of sending the results back."""
+    """Return the terms of gathering whole matrices for the update, and of scattering the results."""
     dtype, terms = view.job.precision.compute, []
     for x in view.exchanges:
         if x.axis:

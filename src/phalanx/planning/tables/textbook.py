@@ -298,5 +298,5 @@ def training(params: float, tokens: float, rate: float, gpus: Sequence[int]) -> 
 _DAY = 86_400
 FOLLOWS = (
     "from a number of parameters follow: state by level of ZeRO, gradient traffic, 6 N FLOP per token; "
-    "activations, tensor-parallel and pipeline traffic do not: they need hidden, layers and heads (--model)"
+    "activations, tensor-parallel and pipeline traffic do not: they need hidden, layers and heads of a model"
 )

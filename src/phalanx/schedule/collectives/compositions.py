@@ -46,7 +46,7 @@ def composed(op: str, text: str, ranks: int, size: int, root: int = 0) -> Schedu
     name, _, algorithm = first.partition(":")
     if name == "dual" and not others:
         if op not in DUALS:
-            raise InputError("as", text, f"{op} has no dual", f"use --op with one of {', '.join(DUALS)}")
+            raise InputError("as", text, f"{op} has no dual", f"use an op of {', '.join(DUALS)}")
         source = DUALS[op]
         algorithm = algorithm or ALGORITHMS[source][0]
         reduces = op in ("reduce", "reduce_scatter")
@@ -62,8 +62,8 @@ def composed(op: str, text: str, ranks: int, size: int, root: int = 0) -> Schedu
     names = tuple(part.partition(":")[0] for part in (first, *others))
     if names not in known:
         ways = [*map("+".join, known), *(["dual"] if op in DUALS else [])]
-        mend = nearest("+".join(names), ways) if ways else "leave --as out"
-        raise InputError("as", text, f"does not make up {op}", mend)
+        remedy = nearest("+".join(names), ways) if ways else "leave it out"
+        raise InputError("as", text, f"does not make up {op}", remedy)
     parts = []
     for part in (first, *others):
         name, _, algorithm = part.partition(":")

@@ -52,12 +52,12 @@ class Device:
     own_communication_engine: bool
     """Whether transfers overlap with compute (DMA, NICs), instead of running on the same cores, as on a CPU."""
     origin: Origin
-    """Kind of source of these numbers."""
+    """Origin of these numbers."""
     source: Name
-    """Where the numbers come from, for people."""
+    """Source of the numbers, for people."""
     narrow_flops_per_s: dict[str, Rate] = field(default_factory=dict)
-    """Peak FLOP/s of dense products of narrow formats, by name. Those that the device lacks, or of which no rate was
-    measured, are missing."""
+    """Peak FLOP/s of dense products of narrow formats, by name. Formats that the device lacks, or without a measured
+    rate, are missing."""
     gamma_s_per_byte: SecondsPer | None = None
     """Gamma: seconds to add each byte received in a reduction. None: two reads and a write at memory bandwidth."""
 
@@ -78,9 +78,9 @@ class Tier:
     bandwidth_bytes_per_s_per_gpu_per_direction: Rate
     """Bytes/s that one rank sends, and receives at the same time."""
     origin: Origin
-    """Kind of source of these numbers."""
+    """Origin of these numbers."""
     source: Name
-    """Where the numbers come from, for people."""
+    """Source of the numbers, for people."""
     uplink_bandwidth_bytes_per_s_per_direction: Rate | None = None
     """Bytes/s that all ranks of a block of the tier below, such as a host, share into this tier. None: every rank has
     a link of its own."""
@@ -108,8 +108,8 @@ class Rates:
     per_kernel: SecondsPer
     """Seconds to launch a kernel."""
     per_narrow_flop: dict[str, SecondsPer] = field(default_factory=dict)
-    """Seconds per FLOP of products of narrow formats, by name, without rounding to them. Those that the device lacks,
-    or of which no rate was measured, are missing."""
+    """Seconds per FLOP of products of narrow formats, by name, without rounding to them. Formats that the device
+    lacks, or without a measured rate, are missing."""
     fused_norms: bool = False
     """Whether an RMS norm is one kernel, as on GPUs, instead of several passes over memory."""
 

@@ -95,10 +95,10 @@ def job_of(path: Path, overrides: Sequence[str] = ()) -> JobFile:
         return job_file.load(path, overrides)
     plan = read(path)
     if not plan.train.name:
-        missing = [f"--set {name}=..." for name in _UNPLANNED if not any(o.startswith(f"{name}=") for o in overrides)]
+        missing = [f"{name}=..." for name in _UNPLANNED if not any(o.startswith(f"{name}=") for o in overrides)]
         if missing:
-            reason = "has neither data nor a number of steps, for it was planned with --model"
-            raise InputError("plan", str(path), reason, f"add {' '.join(missing)}")
+            reason = "has neither data nor a number of steps, since it was planned from a model alone"
+            raise InputError("plan", str(path), reason, f"set {' '.join(missing)}")
         plan = replace(plan, train=replace(plan.train, name=path.stem))
     return as_job(plan, overrides)
 

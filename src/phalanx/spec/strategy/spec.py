@@ -214,7 +214,7 @@ def parse(line: str) -> dict[str, Any]:
             raise InputError("strategy", line, f"{item!r} is not of the form field=value", "e.g. dp=4,zero=3")
         if name.rstrip("<>!") in FIELDS and name not in FIELDS:
             raise InputError(
-                "strategy", item, "is a condition, where a strategy has a value", "plan takes it by --where"
+                "strategy", item, "is a condition, where a strategy has a value", "give it as a condition (where) to a search"
             )
         if name not in FIELDS:
             raise InputError(f"strategy.{name}", text, "no such field", nearest(name, FIELDS))
