@@ -213,7 +213,7 @@ def test_recomputation_by_operation_repeats_every_second_product() -> None:
     assert share == pytest.approx(19_456 / 53_248)
 
 
-def test_products_beside_an_exchange_are_cut() -> None:
+def test_gradient_products_an_exchange_are_cut() -> None:
     """In as many parts as ranks, where a stack does it and these are in a node. Parts of whole tiles share waves, so
     that they take as long as the whole; rows that do not fill a tile are lost in each."""
 

@@ -213,7 +213,7 @@ def test_a_plan_of_names_needs_data_and_steps(here):
     assert phalanx(here, "plan", *words, "--out", "g.json")[0] == 0
     code, _, err = phalanx(here, "train", "g.json", "--set", "train.steps=2")
     assert (code, err.count("\n")) == (2, 1)
-    assert "add --set train.data=..." in err
+    assert "set train.data=..." in err
     file = plans.job_of(here / "g.json", ["train.steps=2", "train.data=austen"])
     assert (file.train.name, file.cluster.preset, file.strategy.world) == ("g", "dgx-a100", 8)
     code, _, err = phalanx(here, "train", "absent.json")

@@ -155,7 +155,7 @@ def test_what_is_known_before_changes_no_answer(model, nodes, batch, seq, kinds)
     known = [faster.rows.strategy(int(row)) for row in faster.order[:120]]
     known += [replace(s, recompute=kind) for s in first for kind in kinds]
     found = branch_and_bound.explore(here, 8 * nodes, options, keep=60)
-    again = branch_and_bound.explore(here, 8 * nodes, options, keep=60, known=known)
+    again = branch_and_bound.explore(here, 8 * nodes, options, keep=60, hints=known)
     best, same = (np.sort(e.seconds)[:60].tolist() for e in (found, again))
     assert best == same
     for kind in set(found.family):

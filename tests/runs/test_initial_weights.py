@@ -180,7 +180,7 @@ def test_a_run_takes_the_tokenizer_of_its_weights_and_gives_back_what_lay_beside
         return {p.name: p.read_text() for p in out.iterdir() if p.suffix != ".safetensors"}
 
     own = str(folder / "tokenizer.json")
-    assert f"weights: train.tokenizer = {own!r}, which is beside them" in train()
+    assert f"weights: train.tokenizer = {own!r}, from the folder of the weights" in train()
     there = plan.read(Path("runs/job/plan.json"))
     assert there.train.tokenizer == own
     assert resumed(Path("job.toml"), ()).train.tokenizer == own

@@ -170,10 +170,10 @@ def test_masters_are_finer_than_weights() -> None:
     ("line", "words"),
     [
         ("zero=5", "strategy.zero"),
-        ("dp=2", "there are 1; leave dp out, or start so many"),
+        ("dp=2", "there are 1; leave dp out, or start as many"),
         ("zerro=1", "did you mean"),
-        ("tp=2", "for 2 ranks, but there are 1; start so many: torchrun --nproc-per-node 2 SCRIPT"),
-        ("pp=2", "for 2 ranks, but there are 1; start so many: torchrun --nproc-per-node 2 SCRIPT"),
+        ("tp=2", "for 2 ranks, but there are 1; start as many: torchrun --nproc-per-node 2 SCRIPT"),
+        ("pp=2", "for 2 ranks, but there are 1; start as many: torchrun --nproc-per-node 2 SCRIPT"),
         ("virtual=2", "applies to pipelines only"),
         ("micro_batch=2", "what your loop hands"),
         ("recompute=full", "torch.utils.checkpoint"),

@@ -80,13 +80,13 @@ def measured(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) -> 
             rows.pop()
 
     def hook(p: nn.Parameter) -> None:
-        products: list[Product] = p.products_beside  # type: ignore[attr-defined]
-        deliver(p, products.pop() if products else None, p.rows_beside)  # type: ignore[attr-defined]
+        products: list[Product] = p.gradient_products  # type: ignore[attr-defined]
+        deliver(p, products.pop() if products else None, p.gradient_rows)  # type: ignore[attr-defined]
         p.grad = None
 
     for p in part.model.parameters():
-        p.rows_beside = []  # type: ignore[attr-defined]
-        p.products_beside = []  # type: ignore[attr-defined]
+        p.gradient_rows = []  # type: ignore[attr-defined]
+        p.gradient_products = []  # type: ignore[attr-defined]
         p.register_post_accumulate_grad_hook(hook)
     gc.collect()
     with instrument(part.model.units(), comm.recorder, lambda: Now(0, "B")) as tracker:

@@ -61,9 +61,9 @@ def test_a_sweep_is_one_question(questions: list[PublishedSweep]) -> None:
 
 def test_a_jobs_links_stand_in_for_those_of_jobs_that_measured_none(questions: list[PublishedSweep]) -> None:
     sweep = next(s for s in questions if s.family == "hf-ultrascale" and not all(ran(c) for c in s.runs))
-    assert all(np.any(b.gather) for b in sweep.beside())
+    assert all(np.any(b.gather) for b in sweep.benchmarks())
     blind = PublishedSweep(tuple(replace(c, row=_without_links(c.row)) for c in sweep.runs))
-    assert not any(np.any(b.gather) for b in blind.beside())
+    assert not any(np.any(b.gather) for b in blind.benchmarks())
 
 
 def _without_links(row: records.Row) -> records.Row:

@@ -137,8 +137,8 @@ def score(rows: Sequence[Row], announce: Callable[[str], None] = lambda _: None)
 
 def score_sweep(sweep: PublishedSweep, links: str) -> SweepScore:
     """Score the order of one question's strategies, with links as measured beside the runs or of the datasheets."""
-    beside = sweep.beside() if links == "cluster" else [Benched()] * len(sweep.runs)
-    predicted, (memory, _, room) = priced(sweep.runs, beside=beside)
+    benchmarks = sweep.benchmarks() if links == "cluster" else [Benched()] * len(sweep.runs)
+    predicted, (memory, _, room) = priced(sweep.runs, benchmarks=benchmarks)
     seconds = by_strategy(sweep, predicted)
     measured = by_strategy(sweep, [c.measured_s or np.nan for c in sweep.runs])
     strategies = list(measured)
@@ -146,7 +146,7 @@ def score_sweep(sweep: PublishedSweep, links: str) -> SweepScore:
     candidates = np.flatnonzero(fits)
     chosen = sweep.runs[int(candidates[np.argmin(predicted[candidates])])] if len(candidates) else None
     without = [constants for kinds, constants in left_out.constants() if kinds_of(sweep.runs[0].row) in kinds]
-    blind = by_strategy(sweep, priced(sweep.runs, without[0], beside)[0]) if without else None
+    blind = by_strategy(sweep, priced(sweep.runs, without[0], benchmarks)[0]) if without else None
     return SweepScore(
         question=sweep.name,
         family=sweep.family,

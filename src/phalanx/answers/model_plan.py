@@ -270,7 +270,7 @@ def _searched(
         return replace(question.pricing_on(count), headroom=wishes.headroom)
 
     objective: Objective = "memory" if wishes.objective == "memory" else "throughput"
-    result = answer(pricing, gpus, objective, whole_front=wishes.front, fewer=fewer, watch=watch, known=known)
+    result = answer(pricing, gpus, objective, whole_front=wishes.front, fewer=fewer, watch=watch, hints=known)
     if goal is not None and wishes.deadline is not None:
         _require_in_time(goal, result, wishes.deadline)
     whole: ConditionCost | None = None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.answers.this_machine import Announce
 from phalanx.runs.folder import RUNS, claim, move_aside
-from phalanx.runs.initial_weights import TOKENIZER, beside
+from phalanx.runs.initial_weights import TOKENIZER, companions
 from phalanx.spec.byte_sizes import write_bytes
 from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError
@@ -72,7 +72,7 @@ def import_weights(source: Path, name: str, announce: Announce) -> Path:
                 part.mkdir()
                 announce(f"importing {source} ({describe(weights, spec)})")
                 store.write_alone(part / "checkpoint", 0, _chunks(weights, spec), {"imported": str(source)})
-                for file in beside(source):
+                for file in companions(source):
                     shutil.copyfile(file, part / file.name)
                 plan.write_model(spec, part)
                 move_aside(folder)  # an old run of that name, only now that the new one is complete
@@ -130,7 +130,7 @@ def export_weights(
         base = config if same else base | {k: v for k, v in config.items() if k.endswith("_token_id")}
     config = {**base, **to_hugging_face(spec), "dtype": dtype or DTYPE_NAMES[widest(weights, spec)]}
     _require_expressible(config, spec)
-    small = {file.name: file.read_bytes() for file in beside(run)}
+    small = {file.name: file.read_bytes() for file in companions(run)}
     if TOKENIZER in small and "tokenizer_config.json" not in small:
         about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": spec.max_seq}
         small["tokenizer_config.json"] = (json.dumps(about, indent=2) + "\n").encode()

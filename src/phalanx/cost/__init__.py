@@ -7,5 +7,5 @@ only prunes the search of `plan JOB.toml`: it gives lower bounds on the seconds 
 priced by `cost/step`. Each engine prices an all-reduce in one place. `cost/step` takes the cheapest measured fit for
 such a group, else a ring over the cluster's links: cost/collectives/measured.py, with α and β from link.py.
 `cost/analytic` takes cost/collectives/nccl_model.py. The lower bounds price all-reduces inside layers as `cost/step`
-does, and leave out those of gradients.
+does, and leave out all-reduces of gradients.
 """

@@ -6,7 +6,8 @@ step (cost/step/generation.py predicts them as events).
     send       the stream to the stage after; on the last stage, sample
 
 Layers communicate as in training: over tp an all-reduce after attention and after the MLP, over ep all-to-alls of
-tokens to their experts and back. All ranks then sum the sampled tokens, of which one rank of each replica has a part.
+tokens to their experts and back. All ranks then sum the sampled tokens; one rank of each replica contributes its
+part.
 """
 
 from __future__ import annotations
@@ -88,8 +89,8 @@ class Replica:
         return [choose(row, how, slot.request, slot.context) for slot, row in zip(slots, rows, strict=True)]
 
     def share(self, chosen: Sequence[int], first: int, total: int) -> list[int]:
-        """Exchange sampled tokens: returns those of all replicas, (total,), where `chosen` begin at `first`; all
-        ranks together."""
+        """Exchange sampled tokens: returns all replicas' tokens, (total,), where `chosen` begin at `first`; all ranks
+        together."""
         got = [0] * total
         got[first : first + len(chosen)] = chosen
         if not total or self.comm.world.size == 1:

@@ -41,25 +41,25 @@ class Sampling:
             raise InputError("seed", self.seed, "must be between 0 and 2^63 - 1")
 
 
-def choose(logits: npt.NDArray[np.float64], how: Sampling, request: int, place: int) -> int:
+def choose(logits: npt.NDArray[np.float64], sampling: Sampling, request: int, place: int) -> int:
     """Return the token that follows, from its logits (vocab,). `place`: number of tokens of the request before it.
     Raises InputError if the largest logit is not finite, as with damaged weights or after a diverged training."""
     if not np.isfinite(logits.max()):  # -inf marks a token that never follows
         raise InputError(
             "weights", None, "give a logit that is not finite", "use a checkpoint from before the loss diverged"
         )
-    if how.temperature == 0:
+    if sampling.temperature == 0:
         return int(logits.argmax())
-    scaled = logits / how.temperature
+    scaled = logits / sampling.temperature
     p = np.exp(scaled - scaled.max())
-    if 0 < how.top_k < len(p):
-        p[p < np.partition(p, -how.top_k)[-how.top_k]] = 0
-    if how.top_p < 1:
+    if 0 < sampling.top_k < len(p):
+        p[p < np.partition(p, -sampling.top_k)[-sampling.top_k]] = 0
+    if sampling.top_p < 1:
         order = np.argsort(-p, kind="stable")
         before = np.cumsum(p[order]) - p[order]  # of the tokens that are likelier
-        p[order[before >= how.top_p * p.sum()]] = 0
+        p[order[before >= sampling.top_p * p.sum()]] = 0
     sums = np.cumsum(p)
-    return int(np.searchsorted(sums, uniform(how.seed, request, place) * sums[-1], side="right"))
+    return int(np.searchsorted(sums, uniform(sampling.seed, request, place) * sums[-1], side="right"))
 
 
 def uniform(seed: int, request: int, place: int) -> float:

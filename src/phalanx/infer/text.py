@@ -56,7 +56,7 @@ class TextQuery:
 def question(
     folder: Path,
     prompts: Sequence[str],
-    how: Sampling,
+    sampling: Sampling,
     strategy: Strategy = Strategy(),  # noqa: B008 frozen
     policy: BatchingPolicy = BatchingPolicy(),  # noqa: B008 frozen
     precision: str | None = None,
@@ -67,29 +67,29 @@ def question(
     generating(model, strategy, "float32")  # refuses a strategy that does not split it
     tokenizer = tokenizer_of(folder, model)
     weights = weights_of(folder, model)
-    stops = _ends(folder) if how.stop else ()
+    stops = _ends(folder) if sampling.stop else ()
     if not prompts:
         raise InputError("prompts", None, "has no prompt", "give one on each line")
     requests = []
     for number, prompt in enumerate(prompts):
         ids = tuple(tokenizer.encode(prompt).ids)
         room = model.max_seq - len(ids)
-        most = how.tokens or max(1, min(_TOKENS, room))
+        most = sampling.tokens or max(1, min(_TOKENS, room))
         requests.append(Request(number, ids, most, stops))
     require_context(model, requests)
     for i in range(strategy.dp):
         enough_pages(requests[i :: strategy.dp], policy)
     dtype = compute_type(precision, "precision") if precision else DTYPE_NAMES[widest(weights, model)]
-    return TextQuery(folder, model, compute_type(dtype, "precision"), tuple(requests), how, policy, strategy)
+    return TextQuery(folder, model, compute_type(dtype, "precision"), tuple(requests), sampling, policy, strategy)
 
 
-def answer(asked: TextQuery, comm: Comm | None = None, piece: Piece = lambda request, text, last: None) -> list[str]:
+def answer(query: TextQuery, comm: Comm | None = None, piece: Piece = lambda request, text, last: None) -> list[str]:
     """Generate, alone or all ranks of a world together; return each prompt with the text that continues it."""
-    comm = comm or Comm(_Alone(0, 1, 0, 1), mesh(asked.strategy))
-    weights = weights_of(asked.folder, asked.model)
-    receiver = Texts(tokenizer_of(asked.folder, asked.model), asked.requests, piece)
+    comm = comm or Comm(_Alone(0, 1, 0, 1), mesh(query.strategy))
+    weights = weights_of(query.folder, query.model)
+    receiver = Texts(tokenizer_of(query.folder, query.model), query.requests, piece)
     generation = BatchedGeneration(
-        asked.model, asked.strategy, comm, weights, asked.dtype, asked.requests, asked.how, asked.policy
+        query.model, query.strategy, comm, weights, query.dtype, query.requests, query.how, query.policy
     )
     while not generation.done:
         generation.step(receiver)
@@ -148,7 +148,8 @@ def model_of(folder: Path) -> ModelSpec:
 
 
 def weights_of(folder: Path, model: ModelSpec) -> Weights:
-    """Open the newest weights of a run, or those of a Hugging Face folder. Raises InputError, CheckpointError."""
+    """Open the newest weights of a run, or the weights of a Hugging Face folder. Raises InputError,
+    CheckpointError."""
     with said_of(FIELD):
         return of_run(folder, model) if is_run(folder) else files.read(folder, model)
 

@@ -24,27 +24,27 @@ from phalanx.spec.strategy.spec import Strategy
 _TIMEOUT_S = 300.0
 
 
-def over_ranks(asked: TextQuery, prompts: list[str], stream: bool) -> list[str]:
+def over_ranks(query: TextQuery, prompts: list[str], stream: bool) -> list[str]:
     """Answer a question on local ranks. With `stream`, rank 0 prints text as it comes. Raises RankFailure."""
     with private_folder() as (folder, _):
         file, out = folder / "question.json", folder / "texts.json"
         content = {
-            **{"run": str(asked.folder.absolute()), "prompts": prompts, "how": asdict(asked.how)},
-            **{"policy": asdict(asked.policy), "strategy": asdict(asked.strategy), "precision": asked.dtype},
+            **{"run": str(query.folder.absolute()), "prompts": prompts, "how": asdict(query.how)},
+            **{"policy": asdict(query.policy), "strategy": asdict(query.strategy), "precision": query.dtype},
             **{"stream": stream, "out": str(out)},
         }
         write_json(file, content)
-        launch("phalanx.infer.worker", str(file), asked.strategy.world, 1, None, _TIMEOUT_S)
+        launch("phalanx.infer.worker", str(file), query.strategy.world, 1, None, _TIMEOUT_S)
         return list(json.loads(out.read_text()))
 
 
-def as_rank(world: World, asked: TextQuery, prompts: list[str], stream: bool) -> list[str]:
+def as_rank(world: World, query: TextQuery, prompts: list[str], stream: bool) -> list[str]:
     """Answer a question as one rank of a world that torchrun or srun started. Raises RankFailure."""
     with named(world):
         worlds.join(world, _TIMEOUT_S)
-        comm = Comm(world, mesh(asked.strategy))
+        comm = Comm(world, mesh(query.strategy))
         piece = printed(prompts) if stream and world.rank == 0 else lambda request, text, last: None
-        texts = answer(asked, comm, piece)
+        texts = answer(query, comm, piece)
         worlds.leave()
         return texts
 
@@ -52,21 +52,21 @@ def as_rank(world: World, asked: TextQuery, prompts: list[str], stream: bool) ->
 def printed(prompts: list[str]) -> Piece:
     """Return a callback that prints text as it arrives: piece by piece for one prompt; for several, each when it is
     complete, in their order."""
-    held: dict[int, str] = {}
+    texts: dict[int, str] = {}
     complete: set[int] = set()
     shown = 0
 
     def piece(request: int, text: str, last: bool) -> None:
         nonlocal shown
         if len(prompts) == 1:
-            print((prompts[0] if not held else "") + text, end="\n" if last else "", flush=True)
-            held[0] = ""
+            print((prompts[0] if not texts else "") + text, end="\n" if last else "", flush=True)
+            texts[0] = ""
             return
-        held[request] = held.get(request, prompts[request]) + text
+        texts[request] = texts.get(request, prompts[request]) + text
         if last:
             complete.add(request)
         while shown in complete:
-            print(("\n" if shown else "") + held[shown], flush=True)
+            print(("\n" if shown else "") + texts[shown], flush=True)
             shown += 1
 
     return piece

@@ -38,12 +38,14 @@ def measure(world: World, dtype: DType, threads: int) -> ClusterSpec | None:
     wire = RealWire(comm)
     tiers: list[TierLines] = []
     fits: list[CollectiveFit] = []
+    # Links, tier by tier.
     if local > 1:
         comm.status.now("measuring links inside a host")
         tiers.append(measure_tier(wire, INSIDE, local // 2))
     if hosts > 1:
         comm.status.now("measuring links between hosts")
         tiers.append(measure_tier(wire, BETWEEN, local))
+        # Collectives, then kernels with the collectives chosen from them.
         comm.status.now("measuring collectives")
         for axis in ("dp_shard", "dp_replicate", "world") if local > 1 else ("world",):
             fits += collectives.measure_collectives(comm, axis)
@@ -57,6 +59,7 @@ def measure(world: World, dtype: DType, threads: int) -> ClusterSpec | None:
         rows = measure_host(Comm(world, mesh(Strategy(dp=local))), dtype, threads, levels(local))
     if world.rank:
         return None
+    # On rank 0: the cluster from its rows.
     tables = describe(fingerprint(), local, dtype, rows)
     shape = {INSIDE: local, BETWEEN: world.size}
     measured = [asdict(lines.tier(shape[lines.name])) for lines in tiers]

@@ -114,6 +114,7 @@ def _rounds(
     one_clock = comm.world.size == comm.world.local_size
     cold = 0 if warm else 1
     times = torch.zeros(3, len(names), count + cold, dtype=torch.float64)  # begin, end, share stolen
+    # Each round times all candidates, starting with another one.
     for i in range(count + cold):
         for k in [*range(i % len(names), len(names)), *range(i % len(names))]:
             call, way = tried[names[k]]
@@ -131,6 +132,7 @@ def _rounds(
                 torch.cuda.synchronize(call.source.device)
             times[1, k, i] = time.perf_counter()
             times[2, k, i] = stolen_share(stolen_s() - before, float(times[1, k, i] - times[0, k, i]))
+    # Without a common clock, compare durations instead of moments.
     if not one_clock:
         times = torch.stack([torch.zeros_like(times[0]), times[1] - times[0], times[2]])
         ranks = tuple(range(comm.world.size))  # the slowest of all groups counts

@@ -57,6 +57,7 @@ def _actions(dtype: DType, device: torch.device) -> Iterator[tuple[str, str, flo
     """
     on_gpu, kind = device.type == "cuda", DTYPES[dtype]
     few = dtype == "float16" and not on_gpu  # CPUs without fp16 instructions have a hundredth of the speed
+    # Matrix products.
     for m, n, k in (_GPU_PRODUCTS if on_gpu else _CPU_PRODUCTS)[: 2 if few else None]:
         a, b = (torch.randn(shape, device=device).to(kind) for shape in ((m, k), (k, n)))
         out = torch.empty(m, n, device=device, dtype=kind)
@@ -66,6 +67,7 @@ def _actions(dtype: DType, device: torch.device) -> Iterator[tuple[str, str, flo
             2.0 * m * n * k,
             partial(torch.mm, a, b, out=out),
         )
+    # Attention.
     for shape in (_GPU_ATTENTION if on_gpu else _CPU_ATTENTION)[: 1 if few else None]:
         batch, heads, seq, head_dim = shape
         q, k_, v = (torch.randn(shape, device=device).to(kind) for _ in range(3))
@@ -76,10 +78,12 @@ def _actions(dtype: DType, device: torch.device) -> Iterator[tuple[str, str, flo
             flops,
             partial(F.scaled_dot_product_attention, q, k_, v, is_causal=True),
         )
+    # Memory bandwidth.
     copied = _COPIED["gpu" if on_gpu else "cpu"]
     source = torch.ones(copied // 4, device=device)
     target = torch.zeros_like(source)
     yield "memory, read and written", "B/s", 2.0 * copied, lambda: target.copy_(source)
+    # Kernel launches.
     one = torch.ones(1, device=device)
 
     def launches() -> None:

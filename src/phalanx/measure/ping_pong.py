@@ -37,6 +37,7 @@ class RealWire:
         source = torch.ones(size // 4, device=device)
         target = torch.empty_like(source)
         timed, total_s = TimedRounds(), 0.0
+        # Rounds, until there are enough undisturbed ones.
         for i in range(_ROUNDS[1] + 1):
             comm.barrier()
             spent, stolen = 0.0, stolen_s()
@@ -50,6 +51,7 @@ class RealWire:
                 self._settle()
                 spent = time.perf_counter() - start
             share = stolen_share(stolen_s() - stolen, spent) if spent else 0.0
+            # All ranks get the slowest one's time.
             slowest = torch.tensor([spent, share], dtype=torch.float64)
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
             spent, share = slowest.tolist()

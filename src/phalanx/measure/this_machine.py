@@ -95,6 +95,7 @@ def local_cluster(
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     folder = cache_folder() / "machines"
     full, short = folder / f"{digest}.json", folder / f"{digest}.quick.json"
+    # A cached measurement.
     for path in (full, short) if not anew else ():
         if path.exists():
             try:
@@ -105,6 +106,7 @@ def local_cluster(
             if path == short:
                 announce("note: this machine was measured quickly; `phalanx measure` measures it well")
             return cluster
+    # Measure, from where an interrupted measurement stopped.
     path = short if quick else full
     if not machine["torch"]:
         raise InputError(
@@ -114,21 +116,22 @@ def local_cluster(
             "pip install '.[train]' in a checkout, or plan for a preset such as dgx-h100",
         )
     folder.mkdir(exist_ok=True)
-    kept = path.with_suffix(".kept")
-    if kept.exists():
-        if time.time() - kept.stat().st_mtime > _KEPT_S:
-            kept.unlink()
+    interrupted = path.with_suffix(".kept")
+    if interrupted.exists():
+        if time.time() - interrupted.stat().st_mtime > _KEPT_S:
+            interrupted.unlink()
         else:
             announce("what was measured before the interruption is kept")
     announce(f"measuring this machine ({ranks} rank{'s' * (ranks > 1)}, {dtype}, {threads} thread each) ...")
     try:
         with noted(announce, ranks * threads):
-            rows = _measure(ranks, dtype, threads, quick, kept)
+            rows = _measure(ranks, dtype, threads, quick, interrupted)
     except KeyboardInterrupt:
-        if kept.exists():
+        if interrupted.exists():
             announce("what was measured is kept for an hour; the same command goes on from there")
         raise
-    kept.unlink(missing_ok=True)
+    # Cache it.
+    interrupted.unlink(missing_ok=True)
     cluster = build(ClusterSpec, describe(machine, ranks, dtype, rows), "cluster")
     write_json(path, asdict(cluster))
     return cluster
@@ -148,7 +151,7 @@ def _measure(ranks: int, dtype: DType, threads: int, quick: bool, kept: Path) ->
 
 
 def describe(machine: dict[str, Any], ranks: int, dtype: DType, rows: dict[str, Any]) -> dict[str, Any]:
-    """Return the tables of a ClusterSpec from measured `rows` (those of worker.written)."""
+    """Return the tables of a ClusterSpec from measured `rows` (worker.written)."""
     last = rows["kernels"][-1]
     on_gpu = bool(machine["gpus"])
     # Without a measurement, the link is described by the rate that torch's own all-reduce achieves on it.

@@ -45,15 +45,15 @@ def measure_host(
     threads: int,
     at_once: Sequence[int],
     quick: bool = False,
-    kept: Path | None = None,
+    cache: Path | None = None,
 ) -> dict[str, Any]:
     """Measure the kernels and collectives of one host's ranks, at each concurrency in `at_once`.
 
-    `quick`: in few rounds, and without figures for people. `kept`: a file with the measurements before an
+    `quick`: in few rounds, and without figures for people. `cache`: a file with the measurements before an
     interruption, to which new ones are added. Returns rows for the tables of a ClusterSpec (see `written`).
     """
     rank = comm.world.rank
-    rates, fits = _read(kept)
+    rates, fits = _read(cache)
     known = {rate.concurrent for rate in rates}
     parts = _Parts(comm, sum(2 - (n == 1) for n in at_once if n not in known) + (not quick))
     ladder = kernels.Ladder(dtype, comm.world.device, quick)
@@ -76,8 +76,8 @@ def measure_host(
         rounds = most if concurrent == comm.world.size else fewer
         over = _all_reduce(fits, concurrent)
         rates.append(kernel_rates(together, ladder, threads, concurrent, over, rounds))
-        if kept is not None and rank == 0:
-            write_json(kept, written(rates, fits, ()))
+        if cache is not None and rank == 0:
+            write_json(cache, written(rates, fits, ()))
     comm.barrier()
     if quick:
         return written(rates, fits, [measure_gamma(RealWire(comm))])

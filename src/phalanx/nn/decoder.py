@@ -235,17 +235,17 @@ class Decoder(nn.Module):
         super().__init__()
         self.spec, self.tp, self.cp, self.ep = spec, tp, cp, ep
         self.chunks = chunks(spec)
-        held = units(spec)
-        if "embed" in held or (spec.tied and "head" in held):  # a tied head has its name too
+        names = units(spec)
+        if "embed" in names or (spec.tied and "head" in names):  # a tied head has its name too
             self.embed = Embed(spec, tp)
         # Numbered as in the full model.
         self.blocks = nn.ModuleDict(
             {
                 n: DecoderBlock(spec, int(n), tp, cp, ep, tokens)
-                for n in (u.split(".")[1] for u in held if u.startswith("blocks"))
+                for n in (u.split(".")[1] for u in names if u.startswith("blocks"))
             }
         )
-        if "head" in held:
+        if "head" in names:
             self.head = Head(spec, self.embed.token.weight if spec.tied else None, tp)
         if spec.position == "rotary":
             cos, sin = rotary_table(spec)
@@ -290,15 +290,15 @@ class Decoder(nn.Module):
         `cache`: the tokens, (1, tokens), belong to a step of generation; logits cover `cache.wanted`, (1, wanted,
         vocab), and the stream is returned if that is None.
         """
-        held = self.chunks[chunk]
+        names = self.chunks[chunk]
         if cache is not None:
-            return self._generate(tokens, x, held, cache)
+            return self._generate(tokens, x, names, cache)
         if self.tp is not None:
             self.tp.begin(*tokens.shape)
         places = positions if self.cp is None else self.cp.places(positions)
         if x is None:
             x = self.embed(tokens, places)
-        blocks = [block for unit, block in self._blocks().items() if unit in held]
+        blocks = [block for unit, block in self._blocks().items() if unit in names]
         angles = None
         if self.spec.position == "rotary" and blocks:
             here = slice(tokens.shape[1]) if positions is None else places
@@ -307,10 +307,10 @@ class Decoder(nn.Module):
         masks = self._masks(x.new_empty(()).expand(tokens.shape), positions, blocks)
         for block in blocks:
             x = block(x, angles, masks[block.window])
-        return x if held[-1] != "head" else self.head(x, targets)
+        return x if names[-1] != "head" else self.head(x, targets)
 
-    def _generate(self, tokens: Tensor, x: Tensor | None, held: Sequence[str], cache: Cache) -> Tensor:
-        """Run the units `held` over the tokens of a step of generation."""
+    def _generate(self, tokens: Tensor, x: Tensor | None, names: Sequence[str], cache: Cache) -> Tensor:
+        """Run the units `names` over the tokens of a step of generation."""
         if self.tp is not None:
             self.tp.begin(*tokens.shape)
         if x is None:
@@ -319,9 +319,9 @@ class Decoder(nn.Module):
         if self.spec.position == "rotary":  # (1, tokens, 1, rotary_width / 2)
             angles = (self.cos[cache.positions].unsqueeze(-2), self.sin[cache.positions].unsqueeze(-2))
         for unit, block in self._blocks().items():
-            if unit in held:
+            if unit in names:
                 x = block(x, angles, None, cache)
-        if held[-1] != "head" or cache.wanted is None:
+        if names[-1] != "head" or cache.wanted is None:
             return x
         logits: Tensor = self.head(x[:, cache.wanted])
         return logits

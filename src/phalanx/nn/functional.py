@@ -197,16 +197,16 @@ class _Embedding(torch.autograd.Function):
             deferred.rows(ctx.weight, lambda: (tokens.reshape(-1), rows))
             return None, None
         index = tokens.reshape(-1)
-        beside: list[tuple[Tensor, Tensor]] | None = getattr(ctx.weight, "rows_beside", None)
-        if beside is None:
+        row_gradients: list[tuple[Tensor, Tensor]] | None = getattr(ctx.weight, "gradient_rows", None)
+        if row_gradients is None:
             return None, torch.zeros_like(ctx.weight).index_add_(0, index, rows)
-        beside.append((index, rows))
+        row_gradients.append((index, rows))
         return None, None  # autograd calls the weight's hook all the same
 
 
 def embedding(tokens: Tensor, weight: Tensor) -> Tensor:
     """Return weight[tokens], (*tokens.shape, hidden). Keeps the tokens. Where the data-parallel engine takes
-    gradients, it gets the weight's as rows in `rows_beside`, so that no dense tensor of zeros is written and
+    gradients, it gets the weight's as rows in `gradient_rows`, so that no dense tensor of zeros is written and
     added."""
     return _Embedding.apply(tokens, weight)  # type: ignore[no-any-return]
 

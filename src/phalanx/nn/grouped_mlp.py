@@ -29,20 +29,20 @@ def product(
     operands: NumberFormat | None = None,
     gradient: bool = False,
     narrow: narrow_product.NarrowWeight | None = None,
-    where: grouped_product.Rows | None = None,
+    offsets: grouped_product.Rows | None = None,
 ) -> Tensor:
     """Compute x W_e for the rows of each expert e: (rows, n), from x (rows, m), of which expert e has counts[e] rows,
     and W (experts, m, n). Written to `out` if given, or with `add` added to it. `operands`, `gradient`: as for
     products of a narrow format (runtime/autograd/narrow_product.py); `narrow`: the weights in 8 bits, if they are
-    gathered in 8 bits. `where`: the row offsets on the device, if one kernel can multiply all experts."""
-    if where is not None and not grouped_product.fits(x):
-        where = None
-    if where is not None and out is None:
-        return grouped_product.all_at_once(x, weights, where)
+    gathered in 8 bits. `offsets`: the row offsets on the device, if one kernel can multiply all experts."""
+    if offsets is not None and not grouped_product.fits(x):
+        offsets = None
+    if offsets is not None and out is None:
+        return grouped_product.all_at_once(x, weights, offsets)
     y = x.new_empty(len(x), weights.shape[-1]) if out is None else out
     for expert, here, into in _each(counts, x, y):
-        if where is not None:  # no second matrix of all rows
-            one = grouped_product.of_rows(here, weights[expert], expert, where)
+        if offsets is not None:  # no second matrix of all rows
+            one = grouped_product.of_rows(here, weights[expert], expert, offsets)
             into.add_(one) if add else into.copy_(one)
             continue
         by: narrow_product.Operand = weights[expert].t()
@@ -82,7 +82,9 @@ class _SwiGLU(torch.autograd.Function):
         down: Tensor,
     ) -> Tensor:
         ctx.owners, ctx.counts, ctx.operands, ctx.narrow = owners, counts, operands, narrow
-        multiply = partial(product, counts=counts, operands=operands, where=_where(counts, operands, gate, up, down))
+        multiply = partial(
+            product, counts=counts, operands=operands, offsets=_where(counts, operands, gate, up, down)
+        )
         g, u = (multiply(x, w.mT, narrow=n) for w, n in zip((gate, up), narrow[:2], strict=True))
         ctx.save_for_backward(x, g, u, gate, up, down)
         return multiply(nn.functional.silu(g).mul_(u), down.mT, narrow=narrow[2])
@@ -93,7 +95,7 @@ class _SwiGLU(torch.autograd.Function):
         x, g, u, gate, up, down = ctx.saved_tensors
         counts, d_y = ctx.counts, d_y.contiguous()
         where = _where(counts, ctx.operands, gate, up, down)
-        multiply = partial(product, counts=counts, operands=ctx.operands, gradient=True, where=where)
+        multiply = partial(product, counts=counts, operands=ctx.operands, gradient=True, offsets=where)
         gradient = _WeightGradient(ctx.owners, counts, ctx.operands, where)
         of_gate, of_up, of_down = ctx.narrow
         d_a = multiply(d_y, down, narrow=of_down)

@@ -88,6 +88,7 @@ def draw(spec: ModelSpec, p: Parameter, seed: int, start: int, stop: int) -> npt
     Norm weights are one, biases zero; matrices are normal with standard deviation 0.02, or 0.02 / sqrt(2 layers) if
     they write into the residual stream (GPT-2).
     """
+    # Constants.
     if p.role == "norm":
         return np.full(stop - start, 1.0 if p.fqn.endswith("weight") else 0.0, dtype=np.float32)
     if p.role.endswith("_bias"):
@@ -95,6 +96,7 @@ def draw(spec: ModelSpec, p: Parameter, seed: int, start: int, stop: int) -> npt
     std = STD / (2 * spec.layers) ** 0.5 if p.role in ("row", "expert_row") else STD
     out = np.empty(stop - start, dtype=np.float32)
 
+    # Matrices, block by block, so that any slice has the same values under every layout.
     def fill(block: int) -> None:
         key = hashlib.sha256(f"{seed}/{p.fqn}/{block}".encode()).digest()
         generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))

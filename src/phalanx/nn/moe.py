@@ -124,13 +124,13 @@ class MoE(nn.Module):
         which runs while rows travel). `shape`: (batch, seq) of the part that the ranks of tp divide."""
         weights, route = self._chosen(recompute.linear(self.router, x), shape)
         rows = expert.leave(self.ep, self.unit, route, x)
-        beside = None if shared is None else shared()
+        shared_output = None if shared is None else shared()
         rows = expert.come(self.ep, self.unit, route, rows)
         bank = self.experts
         matrices = bank.gate.weight, bank.up.weight, bank.down.weight
         rows = grouped_mlp.swiglu(rows, route.rows_per_expert, *matrices, recompute.operands_of(bank))
         rows = expert.give_back(self.ep, self.unit, route, rows)
-        return expert.combine(route, rows, weights, needed), beside
+        return expert.combine(route, rows, weights, needed), shared_output
 
     def _chosen(self, logits: Tensor, shape: Shape) -> tuple[Tensor, Route]:
         """Choose experts for this rank's tokens by logits (tokens, count). Returns (weights, the route of their
@@ -161,24 +161,24 @@ class MoE(nn.Module):
         x, seq = self.x, self.tokens.seq(shape)
         if self.noted is not None:
             self.noted.append((p, None if self.balance is None else self.balance.clone()))
-        chosen = routing.choose(p, x, self.balance)
+        choices = routing.choose(p, x, self.balance)
         if self._even:
-            chosen = routing.evenly(len(p), x, p.device)
+            choices = routing.evenly(len(p), x, p.device)
         limit = most(x, seq)
         if limit is None and not x.balance_loss:
-            return chosen, chosen.flatten()
-        everyone = self.tokens.gather(chosen.int(), shape, self.unit).long()  # (batch, seq, top_k)
+            return choices, choices.flatten()
+        everyone = self.tokens.gather(choices.int(), shape, self.unit).long()  # (batch, seq, top_k)
         if x.balance_loss:
             of = torch.arange(len(everyone), device=p.device).view(-1, 1, 1) * x.count
             share = _counts((everyone + of).flatten(), len(everyone) * x.count).view(-1, x.count) / (seq * x.top_k)
             losses.even = share.mul_(x.balance_loss * x.count).to(p.dtype)[self.tokens.sequence(shape, p.device)]
         if limit is None:
-            return chosen, chosen.flatten()
+            return choices, choices.flatten()
         if self._even:
-            kept = routing.fits(chosen[None], x.count, most(x, len(p)) or 0)[0]
+            kept = routing.fits(choices[None], x.count, most(x, len(p)) or 0)[0]
         else:
             kept = self.tokens.own(routing.fits(everyone, x.count, limit), shape)
-        return chosen, chosen.masked_fill(kept.logical_not_(), x.count).flatten()
+        return choices, choices.masked_fill(kept.logical_not_(), x.count).flatten()
 
     def _by_experts(self, p: Tensor, shape: Shape) -> Tensor:
         """Let experts choose. Returns, for every pair of a token of this rank and an expert, flat, the expert if it

@@ -18,7 +18,7 @@ from phalanx.spec.optimizers import MUON_RMS, Optimizer, OptimizerName
 
 Groups = list[dict[str, Any]]
 """Groups of tensors: `params`, their names `fqns`, `weight_decay`, and whether they are `matrices` of hidden layers
-that their optimizer treats apart."""
+that their optimizer treats separately."""
 
 _add = unwrap(torch.optim.Optimizer.add_param_group)
 _adamw, _sgd = unwrap(torch.optim.AdamW.step), unwrap(torch.optim.SGD.step)
@@ -73,7 +73,8 @@ class Muon(AdamW):
         update     W <- (1 - lr decay) W - lr 0.2 sqrt(max(rows, columns)) U Vᵀ, with D = U S Vᵀ
 
     as torch.optim.Muon does with adjust_lr_fn="match_rms_adamw", under which AdamW's learning rate and decay serve
-    both. `whole` brings the pieces of D together, and sends those of U Vᵀ back: the communication of an update."""
+    both. `whole` brings the pieces of D together, and sends the pieces of U Vᵀ back: the communication of an
+    update."""
 
     def __init__(self, groups: Groups, s: Optimizer, whole: WholeMatrices | None) -> None:
         assert whole is not None

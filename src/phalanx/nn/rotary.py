@@ -1,4 +1,4 @@
-"""The angles of rotary positions, and their scaling for sequences longer than those of pre-training."""
+"""The angles of rotary positions, and their scaling for sequences longer than in pre-training."""
 
 from __future__ import annotations
 

@@ -49,17 +49,17 @@ def choose(p: Tensor, x: Experts, balance: Tensor | None) -> Tensor:
     return by.topk(x.top_k, -1).indices
 
 
-def fits(chosen: Tensor, count: int, most: int) -> Tensor:
+def fits(experts: Tensor, count: int, most: int) -> Tensor:
     """Mark the choices that are among the first `most` of their expert and sequence: (batch, seq, top_k) to bool."""
-    batch, *_ = chosen.shape
-    of = torch.arange(batch, device=chosen.device).view(-1, 1, 1) * count
-    key = (chosen + of).flatten()
+    batch, *_ = experts.shape
+    of = torch.arange(batch, device=experts.device).view(-1, 1, 1) * count
+    key = (experts + of).flatten()
     order = key.argsort(stable=True)
     held = torch.zeros(batch * count, dtype=torch.int64, device=key.device).index_add_(0, key, torch.ones_like(key))
     begins = held.cumsum(0) - held
     place = torch.empty_like(key)
     place[order] = torch.arange(len(key), device=key.device) - begins[key[order]]
-    return place.view(chosen.shape) < most
+    return place.view(experts.shape) < most
 
 
 def take(p: Tensor, most: int) -> Tensor:

@@ -51,10 +51,10 @@ class _Embedding(torch.autograd.Function):
             deferred.rows(ctx.weight, partial(_gradient, ctx.tp, ctx.rows, tokens, g, "W"))
             return None, None, None
         index, rows = _gradient(ctx.tp, ctx.rows, tokens, g, "B")
-        beside: list[tuple[Tensor, Tensor]] | None = getattr(ctx.weight, "rows_beside", None)
-        if beside is None:
+        row_gradients: list[tuple[Tensor, Tensor]] | None = getattr(ctx.weight, "gradient_rows", None)
+        if row_gradients is None:
             return None, None, torch.zeros_like(ctx.weight).index_add_(0, index, rows)
-        beside.append((index, rows))
+        row_gradients.append((index, rows))
         return None, None, None  # autograd calls the weight's hook all the same
 
 

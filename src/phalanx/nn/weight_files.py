@@ -62,9 +62,8 @@ def said_of(field: str) -> Iterator[None]:
 
 
 def open_weights(path: Path, spec: ModelSpec, step: int | None = None) -> Weights:
-    """Open what train.weights names: a Hugging Face folder, safetensors or index file, of which only headers are
-    read, or a run (see `of_run`). Raises InputError if the weights do not fit this model or are damaged, and
-    CheckpointError."""
+    """Open what train.weights names: a Hugging Face folder, safetensors or index file, reading only headers, or a run
+    (see `of_run`). Raises InputError if the weights do not fit this model or are damaged, and CheckpointError."""
     with said_of("train.weights"):
         return of_run(path, spec, step) if is_run(path) else files.read(path, spec)
 

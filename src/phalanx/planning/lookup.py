@@ -98,7 +98,7 @@ def require_counts(*given: tuple[str, int]) -> None:
         if count < 1:
             raise InputError(name, count, "must be at least 1")
         if count > _MOST.get(name, count):
-            raise InputError(name, count, "is more than anybody has", f"at most {_MOST[name]:,}")
+            raise InputError(name, count, "is more than any cluster has", f"at most {_MOST[name]:,}")
 
 
 def require_plausible(cluster: ClusterSpec) -> None:

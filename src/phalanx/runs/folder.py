@@ -21,18 +21,18 @@ RUNS = Path("runs")
 
 
 @contextmanager
-def open_run(decided: Plan, tokenizer: Path, resume: bool, beside: Sequence[Path] = ()) -> Iterator[Path]:
-    """Lock and yield the run's folder, with its plan.json, tokenizer (if there is one) and the small files `beside`.
+def open_run(decided: Plan, tokenizer: Path, resume: bool, companions: Sequence[Path] = ()) -> Iterator[Path]:
+    """Lock and yield the run's folder, with its plan.json, tokenizer (if there is one) and `companions`, small files.
     An old run of that name is moved aside unless it is resumed. Raises InputError."""
     folder = RUNS / decided.train.name
     with ExitStack() as stack:
-        # Only errors of this preparation are about the folder, not those of the run inside `yield`.
+        # Only errors of this preparation are about the folder, not errors of the run inside `yield`.
         try:
             claim(folder, stack, "train.name")
             if not resume:
                 move_aside(folder)
             folder.mkdir(exist_ok=True)
-            for file in () if resume else beside:
+            for file in () if resume else companions:
                 _copy(file, folder / file.name)
             if tokenizer.exists():
                 _copy(tokenizer, folder / "tokenizer.json")

@@ -25,7 +25,7 @@ _BESIDE = (
 )
 
 
-def beside(folder: Path) -> list[Path]:
+def companions(folder: Path) -> list[Path]:
     """List the companion files of a folder of weights, which are copied with them on import and export."""
     return [folder / name for name in _BESIDE if (folder / name).is_file()]
 
@@ -48,10 +48,11 @@ def start_from_weights(file: JobFile, announce: Callable[[str], None]) -> JobFil
             announce(f"note: train.tokenizer = {train.tokenizer!r} differs from the weights' own, {theirs}")
     elif not holds_ids(train.data):
         if theirs.is_file():
-            announce(f"weights: train.tokenizer = {str(theirs)!r}, which is beside them")
+            announce(f"weights: train.tokenizer = {str(theirs)!r}, from the folder of the weights")
             return replace(file, train=replace(train, tokenizer=str(theirs)))
         announce(
-            f"note: no {TOKENIZER} beside the weights: one is trained on the texts, whose ids the weights do not know"
+            f"note: no {TOKENIZER} in the folder of the weights: one is trained on the texts, and the weights do not "
+            "know its ids"
         )
     return file
 
@@ -59,7 +60,9 @@ def start_from_weights(file: JobFile, announce: Callable[[str], None]) -> JobFil
 def companion_files(train: Train) -> list[Path]:
     """List the companion files of the initial weights to copy into the run's folder for later export: if the run uses
     their tokenizer, all but the tokenizer itself."""
-    return [f for f in beside(_folder(train)) if f.name != TOKENIZER] if train.weights and _is_theirs(train) else []
+    return (
+        [f for f in companions(_folder(train)) if f.name != TOKENIZER] if train.weights and _is_theirs(train) else []
+    )
 
 
 def _folder(train: Train) -> Path:

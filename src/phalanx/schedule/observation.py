@@ -1,8 +1,8 @@
 """The observation: what one training step of any torch program did, on one rank of each class of ranks.
 
 Recorded by observation/ (torch); read by tables, prices and comparisons (no torch). Its events are the same Events as
-those of a StepProgram, so that any program is priced and compared like our own; each comes with the place in the
-program where it was issued.
+a StepProgram's, so that any program is priced and compared like our own; each comes with the place in the program
+where it was issued.
 """
 
 from __future__ import annotations

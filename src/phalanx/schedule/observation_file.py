@@ -95,8 +95,8 @@ def _reader() -> Any:
     return create_model("ObservationRecord", **columns(Observation, ranks=ranks))
 
 
-def from_json(text: str, where: str = "observation") -> Observation:
-    """Read the text that `to_json` became; `where` names the file. Raises InputError with the place of a mistake."""
+def from_json(text: str, name: str = "observation") -> Observation:
+    """Read the text that `to_json` became; `name` names the file. Raises InputError with the place of a mistake."""
     from pydantic import ValidationError
 
     try:
@@ -110,7 +110,7 @@ def from_json(text: str, where: str = "observation") -> Observation:
         message = first["msg"].removeprefix("Input ")
         reason = message[:1].lower() + message[1:]
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        place, reason = where, f"is damaged: {error}"
+        place, reason = name, f"is damaged: {error}"
     raise InputError(f"observation {place}", None, reason, "observe the program again")
 
 

@@ -85,10 +85,10 @@ Bytes = Annotated[int, Range(0, 2**60)]
 _SINGLE = (int, float, str)
 
 
-def require_ranges(record: Any, where: str) -> None:
+def require_ranges(record: Any, record_name: str) -> None:
     """Require that the fields of a record are in their declared ranges; None is in every range.
 
-    `where` names the record in messages. Raises InputError for `where.field`.
+    `record_name` names the record in messages. Raises InputError for `where.field`.
     """
     for name, rule in _rules(record.__class__):
         value = getattr(record, name)
@@ -97,7 +97,7 @@ def require_ranges(record: Any, where: str) -> None:
         # Most values are single: searches check strategies by thousands.
         for place, part in (("", value),) if type(value) in _SINGLE else _parts(value, ""):
             if isinstance(part, str) == isinstance(rule, Length) and (problem := rule.problem(part)):
-                raise InputError(f"{where}.{name}{place}", part, problem)
+                raise InputError(f"{record_name}.{name}{place}", part, problem)
 
 
 def _parts(value: Any, place: str) -> Iterator[tuple[str, Any]]:

@@ -134,9 +134,9 @@ class LoadWatch:
             warnings.append(f"{dropped:.0%} of all choices were dropped, capacity = {self._spec.experts.capacity:g}")  # type: ignore[union-attr]
         if not warnings:
             return ""
-        return f"experts, last {OVER} steps: {'; '.join(warnings)}; {self._mend()}"
+        return f"experts, last {OVER} steps: {'; '.join(warnings)}; {self._remedy()}"
 
-    def _mend(self) -> str:
+    def _remedy(self) -> str:
         """Return the setting that would even out the loads."""
         x = self._spec.experts
         assert x is not None

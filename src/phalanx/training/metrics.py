@@ -56,17 +56,17 @@ def lines_after(folder: Path, start: int, first: bool) -> Iterator[TextIO | None
         yield None
         return
     path = folder / "metrics.jsonl"
-    kept = []
+    lines = []
     if start and path.exists():
         for line in path.read_text().splitlines():
             try:
                 if json.loads(line)["step"] <= start:
-                    kept.append(line + "\n")
+                    lines.append(line + "\n")
             except (json.JSONDecodeError, KeyError):
                 continue  # the half-written last line of a killed run
     part = path.with_name(".metrics.jsonl")
     part.unlink(missing_ok=True)  # it may be a link
-    part.write_text("".join(kept))
+    part.write_text("".join(lines))
     os.replace(part, path)
     with path.open("a") as file:
         yield file

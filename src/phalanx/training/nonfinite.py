@@ -57,7 +57,7 @@ class NonFinite:
     place: Place = ()
 
 
-def nonfinite_in(what: str, tensors: list[Tensor], micro_batch: int = 0, place: Place = ()) -> NonFinite | None:
+def nonfinite_in(name: str, tensors: list[Tensor], micro_batch: int = 0, place: Place = ()) -> NonFinite | None:
     """Return the NaN and Inf of some tensors, counted together, or None if all elements are finite."""
     nan = inf = total = 0
     for t in tensors:
@@ -69,7 +69,7 @@ def nonfinite_in(what: str, tensors: list[Tensor], micro_batch: int = 0, place: 
     if not nan + inf:
         return None
     kinds = " and ".join(kind for kind, n in (("nan", nan), ("inf", inf)) if n)
-    return NonFinite(what, f"{nan + inf} of {total} elements: {kinds}", micro_batch, place)
+    return NonFinite(name, f"{nan + inf} of {total} elements: {kinds}", micro_batch, place)
 
 
 class _Watch:
@@ -107,6 +107,7 @@ def _watching(
         dense = [] if grad is None else [grad]
         watch.see(f"gradient of {name}", way.gradient(name), *dense, *(values for _, values in rows))
 
+    # Watch weights and outputs by hooks, gradients through the engine.
     for unit, module in units.items():
         follow(unit, module)
     engine.watch = gradient
@@ -155,7 +156,7 @@ def origin(
 
 
 def _describe(
-    comm: Comm, own: list[NonFinite | None], once: list[NonFinite | None], twice: list[NonFinite | None]
+    comm: Comm, first_seen: list[NonFinite | None], once: list[NonFinite | None], twice: list[NonFinite | None]
 ) -> str:
     """Describe in one line the findings of every rank: in its second run, and in the sums of the first and second
     run."""
@@ -173,10 +174,12 @@ def _describe(
         assert chosen is not None
         return chosen, f"rank {rank}{f' ({place})' if place else ''}{{}} ({chosen.elements}{others})"
 
-    local = first(own)
+    # A rank produced it.
+    local = first(first_seen)
     if local is not None:
         f, where = local
         return f"{f.what} on {where.format(f' in micro-batch {f.micro_batch} is not finite')}"
+    # The reduction produced it, in both runs.
     summed = first(twice)
     if summed is not None:
         f, where = summed
@@ -184,6 +187,7 @@ def _describe(
             f"every rank's own gradients are finite, but the reduced one of {f.what} is not on {where.format('')}: "
             "it is too large for its type, or communication is at fault"
         )
+    # It happened in the first run only.
     transient = "this did not happen again when the step was repeated: a transient fault of hardware or communication"
     reduced = first(once)
     if reduced is not None:

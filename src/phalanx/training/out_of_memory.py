@@ -44,7 +44,7 @@ def explained(plan: Plan, rank: int, device: DeviceMemory) -> OutOfMemory:
     more = {name: ours - expected for name, ours, expected in rows if ours > expected * (1 + TOLERANCE)}
     if unused > TOLERANCE * device.total:
         more["allocator"] = unused
-    mends = {
+    remedies = {
         "state": "take a higher zero, or more ranks",
         "passes": "take a smaller micro_batch, or recompute=full",
         "allocator": "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
@@ -56,6 +56,6 @@ def explained(plan: Plan, rank: int, device: DeviceMemory) -> OutOfMemory:
             f"{device.peak / GIB:.2f} were there when it did not fit: take a higher zero, or more ranks"
         )
     verdict = f"{worst} is what differs most" if worst else "as predicted: the plan does not fit this device"
-    mend = mends[worst or "passes"]
+    remedy = remedies[worst or "passes"]
     held = f"the allocator holds {unused / GIB:.2f} GiB unused, of {device.total / GIB:.2f}"
-    return OutOfMemory(f"out of memory: {', '.join(parts)}, {held}; {verdict}: {mend}")
+    return OutOfMemory(f"out of memory: {', '.join(parts)}, {held}; {verdict}: {remedy}")

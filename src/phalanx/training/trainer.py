@@ -70,7 +70,7 @@ class Trainer:
         if train.weights and saved is None:
             comm.status.now("reading of the initial weights")
             source = Path(train.weights)
-            step = agree_on_newest(source / "checkpoint", comm, own=False) if is_run(source) else None
+            step = agree_on_newest(source / "checkpoint", comm, set_aside=False) if is_run(source) else None
             weights = open_weights(source, plan.model, step)
         try:
             self.training = Training(plan.model, job, strategy, comm, train.seed, train.nonfinite, weights)
@@ -284,8 +284,7 @@ class Trainer:
             raise replica_check.ReplicasDiffer(f"after step {step} {error}") from None
 
     def _inputs(self, step: int) -> list[Tensor]:
-        """Return this rank's micro-batches of a step on the device; on a GPU, start to copy those of the next
-        step."""
+        """Return this rank's micro-batches of a step on the device; on a GPU, start to copy the next step's."""
         strategy, device = self.plan.strategy, self.comm.world.device
 
         def send(step: int) -> list[Tensor]:

@@ -308,7 +308,7 @@ class Training:
     @torch.no_grad()
     def _update(self, lr: float, skip: Tensor | None = None) -> None:
         """Step the optimizer, cast the weights down from their masters and start to gather them. `skip`, () fp32, on
-        the device: where it is 1, masters and optimizer state stay as they are."""
+        the device: where it is 1, masters and optimizer state stay unchanged."""
         self.comm.recorder.compute("optimizer", "opt", "", None, self.job.precision.master_dtype)
         for name, master in self.masters.items():
             gradient = self._gradients[name]

@@ -50,7 +50,7 @@ class PublishedSweep:
         """The source family."""
         return self.runs[0].row.family
 
-    def beside(self) -> list[Benched]:
+    def benchmarks(self) -> list[Benched]:
         """Return the microbenchmarks run along with each run by its own job; for jobs without, the median of the
         question's other jobs; empty if there are none."""
         own = [benched(c.row) for c in self.runs]
@@ -85,8 +85,8 @@ def sweeps(cases: Iterable[Case]) -> list[PublishedSweep]:
 def recipes(cases: Iterable[Case]) -> tuple[list[Case], list[tuple[Row, str]]]:
     """Return the runs whose strategy experts tuned, one for each question, and all others with the reason why they
     are not. A layout that was also run at other scales or under other releases counts once, at the smallest scale."""
-    chosen: dict[Any, Case] = {}
-    others: list[tuple[Row, str]] = []
+    by_question: dict[Any, Case] = {}
+    rejected: list[tuple[Row, str]] = []
     cases = list(cases)
     in_sweeps = {id(c) for sweep in sweeps(cases) for c in sweep.runs}
     for c in sorted((c for c in cases if ran(c)), key=lambda c: (c.strategy.world, c.measured_s or 0.0)):
@@ -96,14 +96,14 @@ def recipes(cases: Iterable[Case]) -> tuple[list[Case], list[tuple[Row, str]]]:
             (question, "a slower strategy of the same question"),
             (_scaled(c), "a recipe at another scale or release"),
         ):
-            if not reason and key in chosen:
+            if not reason and key in by_question:
                 reason = why
         if reason:
-            others.append((c.row, reason))
+            rejected.append((c.row, reason))
         else:
-            chosen[question] = chosen[_scaled(c)] = c
-    kept = {id(c): c for c in chosen.values()}
-    return list(kept.values()), others
+            by_question[question] = by_question[_scaled(c)] = c
+    kept = {id(c): c for c in by_question.values()}
+    return list(kept.values()), rejected
 
 
 def _question(c: Case) -> tuple[Any, ...]:

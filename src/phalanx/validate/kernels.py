@@ -210,20 +210,20 @@ def measured() -> tuple[dict[str, Measured], int]:
         reader = csv.reader(io.StringIO(file.read()))
         names = next(reader)
         text = dict(zip(names, map(np.array, zip(*reader, strict=True)), strict=True))
-    out, left = {}, len(text["kind"])
+    out, other_rows = {}, len(text["kind"])
     for name, kind in _OF_FILE.items():
         keep = text["kind"] == name
         if kind == "product":
             keep &= np.isin(text["dtype"], _PRODUCTS)
         cells: dict[str, npt.NDArray[Any]] = {}
         for column, values in text.items():
-            chosen = values[keep]
-            cells[column] = chosen
+            cell_values = values[keep]
+            cells[column] = cell_values
             if column not in ("gpu", "kind", "framework", "version", "dtype", "kv_dtype", "kernel", "distribution"):
-                cells[column] = np.array([float(v) if v else np.nan for v in chosen])
+                cells[column] = np.array([float(v) if v else np.nan for v in cell_values])
         out[kind] = Measured(kind, cells)
-        left -= int(keep.sum())
-    return out, left
+        other_rows -= int(keep.sum())
+    return out, other_rows
 
 
 def chips_of(rows: Measured) -> tuple[KernelChip, list[str]]:
@@ -252,34 +252,36 @@ def predicted(rows: Measured, fitted: KernelConstants | None = None) -> Floats:
 def kernel_scores() -> dict[str, Any]:
     """Score the kernel model as `phalanx validate kernels --json` prints it: by kind and GPU, in percent; `left_out`:
     with constants fitted without the row's GPU."""
-    by_kind, left = measured()
+    by_kind, other_rows = measured()
     without = json.loads(LEFT_OUT.read_text())
     out: dict[str, Any] = {"by_kind": {}, "by_gpu": {}}
-    seen: dict[str, list[tuple[Floats, Floats, Floats]]] = {}
+    by_gpu: dict[str, list[tuple[Floats, Floats, Floats]]] = {}
     every = []
+    # Each kind, with the constants that ship and with those fitted without the row's GPU.
     for kind, rows in by_kind.items():
-        here = predicted(rows)
+        prediction = predicted(rows)
         blind = np.empty(len(rows))
         for gpu in np.unique(rows.gpus):
             mine = rows.gpus == gpu
             blind[mine] = predicted(rows.only(mine), KernelConstants(*without[str(gpu)]))
             if kind != "all-reduce":
-                seen.setdefault(str(gpu), []).append((here[mine], blind[mine], rows.seconds[mine]))
-        out["by_kind"][kind] = {**errors(here, rows.seconds), "left_out": errors(blind, rows.seconds)}
+                by_gpu.setdefault(str(gpu), []).append((prediction[mine], blind[mine], rows.seconds[mine]))
+        out["by_kind"][kind] = {**errors(prediction, rows.seconds), "left_out": errors(blind, rows.seconds)}
         out["by_kind"][kind]["by_gpu"] = {
             str(gpu): {
-                **errors(here[mine], rows.seconds[mine]),
+                **errors(prediction[mine], rows.seconds[mine]),
                 "left_out": errors(blind[mine], rows.seconds[mine]),
             }
             for gpu in np.unique(rows.gpus)
             for mine in (rows.gpus == gpu,)
         }
         if kind != "all-reduce":
-            every.append((here, blind, rows.seconds))
-    for gpu, parts in seen.items():
-        here, blind, true = (np.concatenate(column) for column in zip(*parts, strict=True))
-        out["by_gpu"][gpu] = {**errors(here, true), "left_out": errors(blind, true)}
-    here, blind, true = (np.concatenate(column) for column in zip(*every, strict=True))
-    out["kernels"] = {**errors(here, true), "left_out": errors(blind, true)}
-    out["not_modelled"] = left
+            every.append((prediction, blind, rows.seconds))
+    # Over all kinds, by GPU and in total.
+    for gpu, parts in by_gpu.items():
+        prediction, blind, true = (np.concatenate(column) for column in zip(*parts, strict=True))
+        out["by_gpu"][gpu] = {**errors(prediction, true), "left_out": errors(blind, true)}
+    prediction, blind, true = (np.concatenate(column) for column in zip(*every, strict=True))
+    out["kernels"] = {**errors(prediction, true), "left_out": errors(blind, true)}
+    out["not_modelled"] = other_rows
     return out

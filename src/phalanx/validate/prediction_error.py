@@ -61,10 +61,10 @@ class PredictionError:
 
 
 def priced(
-    cases: Sequence[Case], constants: Mapping[str, float] | None = None, beside: Sequence[Benched] | None = None
+    cases: Sequence[Case], constants: Mapping[str, float] | None = None, benchmarks: Sequence[Benched] | None = None
 ) -> tuple[Column, Any]:
-    """Predict all cases at once, in columns of one entry per case. `beside`: microbenchmarks run along with each run;
-    by default those stated in its row.
+    """Predict all cases at once, in columns of one entry per case. `benchmarks`: microbenchmarks run along with
+    each run; by default those stated in its row.
 
     Returns (seconds of a step, (Memory, bytes of the card, bytes of the card less the stack's context)).
     """
@@ -73,7 +73,7 @@ def priced(
     kinds = sorted({description(c.row) for c in cases})
     which = np.array([kinds.index(description(c.row)) for c in cases])
     systems = take([system(*kind, constants=constants) for kind in kinds], which)
-    systems = measured(systems, gather(beside or [benched(c.row) for c in cases]))
+    systems = measured(systems, gather(benchmarks or [benched(c.row) for c in cases]))
     shapes, layouts = gather([c.shape for c in cases]), gather([c.layout for c in cases])
     predicted_step = step(shapes, layouts, systems, stacks)
     room = np.asarray(systems.memory_bytes - stacks.context_bytes)
@@ -149,6 +149,7 @@ def scores(c: PredictionError) -> dict[str, Any]:
     )
     groups = sorted({p.row.group for p in c.time} | {f[0].group for f in c.fits})
     kinds = sorted({kinds_of(p.row) for p in c.time})
+    # Count the reasons for skipped rows.
     reasons: dict[str, Counter[str]] = {}
     for row, why in c.skipped:
         reasons.setdefault(row.family or row["hardware"], Counter())[why] += 1
@@ -189,7 +190,7 @@ def _one_of(name: str, group: Callable[[Row], str]) -> Callable[[Row], bool]:
     return lambda row: group(row) == name
 
 
-def _scored(c: PredictionError, wanted: Callable[[Row], bool]) -> dict[str, Any]:
+def _scored(c: PredictionError, selects: Callable[[Row], bool]) -> dict[str, Any]:
     out = {}
     for name, pairs in (
         ("time", c.time),
@@ -197,11 +198,11 @@ def _scored(c: PredictionError, wanted: Callable[[Row], bool]) -> dict[str, Any]
         ("memory_reserved", c.reserved),
         ("memory_shown", c.shown),
     ):
-        selected = [p for p in pairs if wanted(p.row)]
+        selected = [p for p in pairs if selects(p.row)]
         out[name] = errors([p.predicted for p in selected], [p.measured for p in selected])
-    blind = [p for p in c.time if wanted(p.row) and id(p.row) in c.blind]
+    blind = [p for p in c.time if selects(p.row) and id(p.row) in c.blind]
     out["time_left_out"] = errors([c.blind[id(p.row)] for p in blind], [p.measured for p in blind])
-    fits = [f for f in c.fits if wanted(f[0])]
+    fits = [f for f in c.fits if selects(f[0])]
     near = [f for f in fits if 0.5 <= f[3] <= 2]
     for name, verdicts in (("fit", fits), ("fit_near", near)):
         out[name] = fit([f[1] for f in verdicts], [f[2] for f in verdicts])

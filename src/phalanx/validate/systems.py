@@ -118,32 +118,36 @@ _CUT_OFF = 0.25
 """Share of NVLink's bandwidth below which traffic cannot have gone over NVLink."""
 
 
-def measured(known: System, by: Benched) -> System:
+def measured(system: System, by: Benched) -> System:
     """Correct a system by a row's microbenchmarks (columns, one entry per row). Links: the rate inside a node; the
     rate of all-reduce between nodes, less its tree's hops; whether CPUs hold up all-gather, which has a hop to each
     node (n / busbw - n / busbw inside a node = the cost of ranks beyond it); whether the ranks of a node are cut off
     from each other. Matrix products and memory: their shares of the peak.
     """
-    inner, outer = known.tiers
+    # Rows without measured links get neutral values, and keep the system's.
+    inner, outer = system.tiers
     has_links = np.asarray(by.gather_inside) > 0
     inside, reduce_inside = np.where(has_links, by.gather_inside, 1.0), np.where(has_links, by.reduce_inside, 1.0)
     gather, reduce = np.where(has_links, by.gather, 1.0), np.where(has_links, by.reduce, 1.0)
     ranks = np.maximum(by.ranks, inner.ranks + 1)
     blocks = np.maximum(ranks / inner.ranks, 1.001)
+    # All-gather: the excess over the rate inside a node, per rank beyond it, shows CPUs that hold it up.
     cpu_wait_s = np.maximum(_BENCHED * (1 / gather - 1 / inside), 0.0)
     rank_s = cpu_wait_s / np.maximum(ranks - inner.ranks, 1.0)  # a row may state any node, even one of 10^18
+    # All-reduce: the rate between nodes, without the hops of its tree.
     tree = np.minimum(blocks - 1, 2 * np.log2(blocks))
     between_s_per_byte = (
         np.maximum(1 / reduce - tree * outer.bulk_reduce_hop_s / _BENCHED, 0.1 / reduce) * blocks / (blocks - 1)
     )
     beyond_node = has_links & (by.ranks > inner.ranks)
     across = 1 / between_s_per_byte / (inner.ranks * outer.bytes_per_s_per_gpu_per_direction)
-    predicted_flops_per_s = 2.0 * np.prod(_PRODUCT) / product_s(*_PRODUCT, known, known.peak_bf16 * known.gemm, 2)
+    # Products: measured over predicted.
+    predicted_flops_per_s = 2.0 * np.prod(_PRODUCT) / product_s(*_PRODUCT, system, system.peak_bf16 * system.gemm, 2)
     has_product = np.asarray(by.product_flops_per_s) > 0
     return replace(
-        known,
-        gemm=known.gemm * np.where(has_product, by.product_flops_per_s / predicted_flops_per_s, 1.0),
-        memory=np.where(has_product, by.memory_bytes_per_s / known.memory_bytes_per_s, known.memory),
+        system,
+        gemm=system.gemm * np.where(has_product, by.product_flops_per_s / predicted_flops_per_s, 1.0),
+        memory=np.where(has_product, by.memory_bytes_per_s / system.memory_bytes_per_s, system.memory),
         tiers=(
             replace(
                 inner,
@@ -153,8 +157,8 @@ def measured(known: System, by: Benched) -> System:
             ),
             outer,
         ),
-        reduce_gain=np.where(has_links, reduce_inside / inside, known.reduce_gain),
-        reduce_across=np.where(beyond_node, across, known.reduce_across),
+        reduce_gain=np.where(has_links, reduce_inside / inside, system.reduce_gain),
+        reduce_across=np.where(beyond_node, across, system.reduce_across),
         observed=1.0 * has_links,
         held_up=1.0 * (beyond_node & (rank_s > _CPU_S)),
         cut_off=1.0 * (has_links & (inside < _CUT_OFF * inner.bytes_per_s_per_gpu_per_direction)),

@@ -297,6 +297,7 @@ def _common(shape: Shape, layout: Layout, system: System, profile: Profile) -> C
     def sent(unit: str) -> _Sent:
         return _sent([flow for flow in by_unit.get(unit, ()) if flow.axis == "tp"], layout, timer, profile)
 
+    # A block with a dense MLP.
     core, around = kernels.attention(shape, layout, system, profile), kernels.projections(shape, layout, by)
     inner, up = kernels.mlp(shape, layout, shape.ffn, by), kernels.up_projections(shape, layout, by)
     products = Passes(around.forward + inner.forward, around.backward + inner.backward)
@@ -311,6 +312,7 @@ def _common(shape: Shape, layout: Layout, system: System, profile: Profile) -> C
         ep=_NONE,
         again=again + layout.modules.mlp * (inner.forward + 3 * _element(layout, system) * shape.ffn / layout.tp),
     )
+    # Parts of a block with experts that do not depend on their spread.
     shared, memory, of_experts = _NONE, _NONE, _NOT_SENT
     if np.any(shape.moe_layers):
         memory = kernels.traffic(shape, layout, shape.top_k * shape.expert_ffn + shape.shared_ffn, system, profile)
@@ -318,6 +320,7 @@ def _common(shape: Shape, layout: Layout, system: System, profile: Profile) -> C
     if np.any(shape.shared_ffn):
         has, passes = shape.shared_ffn > 0, kernels.mlp(shape, layout, np.maximum(shape.shared_ffn, 1), by)
         shared = Passes(np.where(has, passes.forward, 0), np.where(has, passes.backward, 0))
+    # Head and loss, once for each depth of multi-token prediction.
     products, loss = kernels.head(shape, layout, system, profile)
     of_head, heads = _exposed(sent("head"), layout, system, profile, products), 1 + shape.depths
     return Common(

@@ -87,6 +87,7 @@ def system(
 ) -> System:
     """Return the System of a chip in nodes (NVLink domains) of `node` ranks, each rank with `nic` bytes/s in one
     direction to other nodes; `cloud`: over a provider's own transport."""
+    # Datasheet rates times the generation's achieved shares; a chip's clock scales what runs on its processors.
     chip = CHIPS[name]
     g = generation(chip.generation, constants)
     hop, bulk = (g.cloud_hop_s, g.cloud_bulk_s) if cloud else (g.net_hop_s, g.net_bulk_s)
@@ -175,16 +176,16 @@ def system_of(cluster: ClusterSpec) -> System:
     )
 
 
-def _as_measured(known: System, cluster: ClusterSpec) -> System:
-    """Return `known` scaled so that its products reach the measured rate, all other rates in proportion. Where the
+def _as_measured(nominal: System, cluster: ClusterSpec) -> System:
+    """Return `nominal` scaled so that its products reach the measured rate, all other rates in proportion. Where the
     links in a node were measured, their rate is that of an all-reduce, so no gain by switches is added."""
-    result = known
+    result = nominal
     rates = [k.peak_flops_per_s for k in cluster.kernels if k.dtype in ("bfloat16", "float16")]
     if rates:
         n = float(MEASURED_PRODUCT)
-        predicted = 2 * n**3 / float(product_s(n, n, n, known, known.peak_bf16 * known.gemm, 2))
+        predicted = 2 * n**3 / float(product_s(n, n, n, nominal, nominal.peak_bf16 * nominal.gemm, 2))
         clock = max(rates) / predicted
         shares = ("gemm", "gemm8", "gemm4", "attention", "portable_attention")
-        result = replace(result, **{name: getattr(known, name) * clock for name in shares})
+        result = replace(result, **{name: getattr(nominal, name) * clock for name in shares})
     inside = cluster.tiers[0]
     return replace(result, reduce_gain=1.0) if inside.origin == "measured" else result

@@ -209,17 +209,17 @@ def estimate_all(
     return priced(size, columns, system_of(cluster), constants(stack, job, size, AS_RELEASED))
 
 
-def priced(model: Shape, how: Layout, on: System, by: Profile) -> Estimate:
+def priced(model: Shape, layout: Layout, on: System, by: Profile) -> Estimate:
     """Apply the formulas to numbers, or to columns of any of the four arguments."""
-    result = step(model, how, on, by)
+    result = step(model, layout, on, by)
     return Estimate(
         result,
-        memory(model, how, by, result.ahead),
-        model_flops(model, how),
-        hardware_flops(model, how, by.policy),
+        memory(model, layout, by, result.ahead),
+        model_flops(model, layout),
+        hardware_flops(model, layout, by.policy),
         active_params(model),
         model,
-        how,
+        layout,
         on,
         by,
     )

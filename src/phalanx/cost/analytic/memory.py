@@ -69,7 +69,7 @@ def waiting_bytes(
     GPU:
 
         GPU bound    what the queue of launches holds; without a further micro-batch, one forward pass
-        warm-up      `passes`, those of a first rank whose messages wait for the other ranks
+        warm-up      `passes` of a first rank whose messages wait for the other ranks
     """
     if not np.any(profile.given):
         return 0.0
@@ -82,7 +82,7 @@ def waiting_bytes(
 
 
 def _two_matrices(shape: Shape, layout: Layout, apart: Column) -> Column:
-    """Return the elements of the two largest matrices of blocks; of experts sharded apart, three more."""
+    """Return the elements of the two largest matrices of blocks; of separately sharded experts, three more."""
     wide = np.maximum(shape.heads * np.maximum(shape.head_dim, shape.value_dim), shape.shared_ffn)
     wide = np.maximum(wide, np.where(shape.moe_layers < shape.layers, shape.ffn, 0.0))
     dense = shape.hidden * wide / layout.tp
@@ -201,7 +201,7 @@ class _Share:
     def _gathered(self, blocks: Column, ends: Column, params: Column) -> Column:
         """Return the bytes of gathered parameters and of gradients that are being reduced.
 
-        Units may take turns in buffers: the larger end's and two blocks'; three of experts that are sharded apart."""
+        Units may take turns in buffers: the larger end's and two blocks'; three of separately sharded experts."""
         how, profile = self.how, self.profile
         turns, e = np.asarray(profile.unit_buffers), profile.parameter_bytes
         of_blocks = np.where(self.narrow > 0, 1.0, e)
@@ -218,26 +218,26 @@ def _share(shape: Shape, layout: Layout, profile: Profile, ends: _Ends, stream: 
     """Return a rank's unit costs; `stream`: bytes of a micro-batch that no block keeps."""
     dense_params, expert_params = _parameters_of_block(shape, layout)
     params = dense_params + expert_params
-    how = sharding(layout, profile.policy)
+    zero = sharding(layout, profile.policy)
     apart = np.asarray(experts_apart(layout)) > 0
-    expert_shards = np.where(apart, np.where(how.state, expert_ranks(layout), 1.0), how.shards)
-    dense_bytes = state_bytes(layout, profile, how, how.shards)
-    expert_bytes = state_bytes(layout, profile, how, expert_shards)
+    expert_shards = np.where(apart, np.where(zero.state, expert_ranks(layout), 1.0), zero.shards)
+    dense_bytes = state_bytes(layout, profile, zero, zero.shards)
+    expert_bytes = state_bytes(layout, profile, zero, expert_shards)
     cast_bytes = cast_weight_bytes(layout, profile)
     block_state = dense_params * (dense_bytes + cast_bytes) + expert_params * (expert_bytes + cast_bytes)
-    narrow = (np.asarray(layout.narrow_gathers) > 0) * how.parameters  # plus a rounded byte per sharded master
-    block_state = block_state + narrow * (dense_params / how.shards + expert_params / expert_shards)
+    narrow = (np.asarray(layout.narrow_gathers) > 0) * zero.parameters  # plus a rounded byte per sharded master
+    block_state = block_state + narrow * (dense_params / zero.shards + expert_params / expert_shards)
     block = live_bytes(shape, layout, profile)
     # The backward pass of a block has all its tensors at once; of `group` blocks where only their first input is
     # kept.
     by_operation = layout.selective * np.asarray(profile.per_op)
     recomputed = np.where(layout.full + by_operation > 0, layout.group * block.kept, block.freed)
-    # Where parameters stay and gradients are sharded: those of a block until they are reduced, in place of the
+    # Where parameters stay and gradients are sharded: a block's gradients until they are reduced, in place of the
     # activations that its backward pass freed.
-    reduced = how.reduces_each * np.maximum(profile.gradient_bytes * params - block.stored, 0.0)
+    reduced = zero.reduces_each * np.maximum(profile.gradient_bytes * params - block.stored, 0.0)
     of_blocks = 2 * dense_params + np.where(apart, 3.0, 2.0) * expert_params
     return _Share(
-        how,
+        zero,
         profile,
         dense_params,
         expert_params,
@@ -252,7 +252,7 @@ def _share(shape: Shape, layout: Layout, profile: Profile, ends: _Ends, stream: 
         np.where(np.asarray(profile.unit_buffers) > 0, 0.0, reduced),
         of_blocks,
         # At level 2 a matrix has a bucket of its own.
-        np.where(how.parameters, of_blocks, _two_matrices(shape, layout, apart)),
+        np.where(zero.parameters, of_blocks, _two_matrices(shape, layout, apart)),
         narrow,
     )
 
@@ -260,7 +260,7 @@ def _share(shape: Shape, layout: Layout, profile: Profile, ends: _Ends, stream: 
 def _constant_bytes(
     shape: Shape, layout: Layout, profile: Profile, share: _Share, most_params: Column
 ) -> tuple[Column, Column]:
-    """Return bytes that every rank holds permanently, and those of compression among them."""
+    """Return bytes that every rank holds permanently, and the share of compression among them."""
     # Products that accumulate their weights' gradients in place return a placeholder, kept for each shape; the head's
     # goes with the loss.
     moe = shape.moe_layers / shape.layers

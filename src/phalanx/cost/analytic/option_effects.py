@@ -49,7 +49,9 @@ def effective(by: Profile, model: Shape, options: StackOptions) -> Profile:
     """Return constants with the options of their stack."""
     if not options.changed():
         return by
+    # Model state.
     new = _state(by, model, options)
+    # The loss.
     if options.cross_entropy in ("fused", "linear"):
         new = replace(
             new,
@@ -60,6 +62,7 @@ def effective(by: Profile, model: Shape, options: StackOptions) -> Profile:
         new = replace(new, kept_logit=new.kept_logit / _PARTS)
     if options.cross_entropy == "plain":
         new = replace(new, kept_logit=np.maximum(new.kept_logit, FIELDS["kept_logit"]))
+    # Number formats, overlap and dispatch.
     if options.narrow_parameters != "auto":
         narrow = options.narrow_parameters == "on"
         new = replace(new, cast_parameters=float(narrow), parameter_bytes=1.0 if narrow else 2.0)
@@ -137,7 +140,7 @@ def extended(model: Shape, o: StackOptions) -> Shape:
     return replace(model, adapters=adapter_params(model, o)) if o.lora else model
 
 
-def laid_out(how: Layout, o: StackOptions, blocks: Sequence[Column] | None = None) -> Layout:
+def laid_out(layout: Layout, o: StackOptions, blocks: Sequence[Column] | None = None) -> Layout:
     """Return a layout with its options: documents, adapters, and where given the blocks of the first, the fullest and
     the last pipeline rank, and the place of the fullest."""
     changes: dict[str, Column] = {}
@@ -149,7 +152,7 @@ def laid_out(how: Layout, o: StackOptions, blocks: Sequence[Column] | None = Non
         changes["format"] = FORMAT_INDEX[o.products]
     if blocks is not None:
         changes |= dict(zip(_GIVEN, blocks, strict=True))
-    return replace(how, **changes) if changes else how
+    return replace(layout, **changes) if changes else layout
 
 
 def require_priced(o: StackOptions, kind: str) -> None:

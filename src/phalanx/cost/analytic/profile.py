@@ -1,8 +1,8 @@
 """Fusion, overlap, launches and allocation of a software stack, as physical constants.
 
-A Profile says nothing about hardware (cost/hardware/system.py) or about a model. Its values are those of one stack
-and release: counted in the stack's code (frameworks/*/facts.toml), or fitted on published runs
-(fitted_constants.json); a stack without its own number inherits its parent's.
+A Profile says nothing about hardware (cost/hardware/system.py) or about a model. Its values describe one stack and
+release: counted in the stack's code (frameworks/*/facts.toml), or fitted on published runs (fitted_constants.json); a
+stack without its own number inherits its parent's.
 """
 
 from __future__ import annotations

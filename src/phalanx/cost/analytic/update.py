@@ -57,20 +57,23 @@ def reduced(shape: Shape, layout: Layout, system: System, profile: Profile, bloc
     gathers of parameters after the update or for every pass, as far as a micro-batch's `passes`
     through the rank's blocks do not hide them; and `coding`."""
     ranks, m, grad = layout.dp * layout.cp, layout.micro_batches, profile.gradient_bytes
-    how, held = sharding(layout, profile.policy), _held(shape, layout, blocks)
+    zero, held = sharding(layout, profile.policy), _held(shape, layout, blocks)
     params = parameters_of(shape, layout, held)
+    # Seconds of one reduction and one gather.
     once = _once(shape, layout, system, profile, held)
     c = layout.compressed
+    # Compressed gradients replace the dense reduction.
     if np.any(c.kind):
         scatter, replicate = _compressed(layout, system, profile, blocks, params)
         once = _Once(
             np.where(c.kind, scatter, once.scatter), np.where(c.kind, replicate, once.replicate), once.gather
         )
-    exposed, hidden = _exposed(once, how, profile, passes, m, params.units)
+    # What the passes do not hide, and the factors of the formula.
+    exposed, hidden = _exposed(once, zero, profile, passes, m, params.units)
     out = Terms({}, {})
     out.of["dp"] = {
         "ranks": ranks,
-        "shards": how.shards,
+        "shards": zero.shards,
         "gradient_bytes": params.dense * grad,
         "gradients": params.dense + params.experts,
         "scatter_s": once.scatter,
@@ -80,7 +83,7 @@ def reduced(shape: Shape, layout: Layout, system: System, profile: Profile, bloc
     }
     out.seconds["dp"] = np.where(ranks > 1, exposed, 0.0) * (1 - layout.frozen)
     if np.any(c.kind):
-        times = how.reductions(m)
+        times = zero.reductions(m)
         coding = compression.coding_s(c, params.dense + params.experts, grad, ranks, system)
         out.of["coding"] = {
             "gradients": params.dense + params.experts,
@@ -94,20 +97,20 @@ def reduced(shape: Shape, layout: Layout, system: System, profile: Profile, bloc
 
 def _once(shape: Shape, layout: Layout, system: System, profile: Profile, held: Held) -> _Once:
     """Return the seconds of one reduction and one gather, for uncompressed gradients."""
-    how, params = sharding(layout, profile.policy), parameters_of(shape, layout, held)
+    zero, params = sharding(layout, profile.policy), parameters_of(shape, layout, held)
     grad, param, m = profile.gradient_bytes, profile.parameter_bytes, layout.micro_batches
     stride = layout.data_stride(system.tiers[0].ranks)
     totals = {"reduce_scatter": 0.0 * m, "all_reduce": 0.0 * m, "all_gather": 0.0 * m}
     for flow in gradient_flows(
-        shape, layout, how, Types(grad, param, grad), held, stride, bucket_bytes(layout, profile)
+        shape, layout, zero, Types(grad, param, grad), held, stride, bucket_bytes(layout, profile)
     ):
         totals[flow.op] = totals[flow.op] + flow.count() * seconds_of(flow, system)
     # Parameters that come from the host do so before each gather.
-    fetched = profile.parameters_on_host * param * (params.dense + params.experts) / np.maximum(how.shards, 1)
+    fetched = profile.parameters_on_host * param * (params.dense + params.experts) / np.maximum(zero.shards, 1)
     return _Once(
-        totals["reduce_scatter"] / how.reductions(m),
-        totals["all_reduce"] / how.replications(m),
-        totals["all_gather"] / how.gathers(m) + fetched / system.host_bytes_per_s,
+        totals["reduce_scatter"] / zero.reductions(m),
+        totals["all_reduce"] / zero.replications(m),
+        totals["all_gather"] / zero.gathers(m) + fetched / system.host_bytes_per_s,
     )
 
 
@@ -115,8 +118,8 @@ def _compressed(
     layout: Layout, system: System, profile: Profile, blocks: Column, params: Parameters
 ) -> tuple[Column, Column]:
     """Return seconds of one reduction of compressed gradients over the shards, and over their replicas."""
-    how, cut, expert_ranks_ = sharding(layout, profile.policy), bucket_bytes(layout, profile), expert_ranks(layout)
-    shards, stride = how.shards, layout.data_stride(system.tiers[0].ranks)
+    zero, cut, expert_ranks_ = sharding(layout, profile.policy), bucket_bytes(layout, profile), expert_ranks(layout)
+    shards, stride = zero.shards, layout.data_stride(system.tiers[0].ranks)
 
     def over(op: str, bytes_: Column, group: Column, distance: Column, filled: Column = 0.0) -> Column:
         """Return seconds of `op` on all compressed gradients, `bytes_` per element, over `group` ranks at distance
@@ -126,30 +129,30 @@ def _compressed(
             (params.dense, group, distance),
             (params.experts, expert_ranks_, layout.edp_stride),
         ):
-            buckets = np.where(how.by_unit > 0, blocks, np.maximum(np.ceil(n * filled / cut), 1))
+            buckets = np.where(zero.by_unit > 0, blocks, np.maximum(np.ceil(n * filled / cut), 1))
             result = result + buckets * collective_s(op, n * bytes_ / buckets, among, between, system) * (n > 0)
         return result
 
     replica_distance = np.where(shards > 1, layout.dp_stride * shards / layout.cp, stride)
-    groups = ((layout.dp * layout.cp, stride), (shards, stride), (how.replicas, replica_distance))
-    scatter, replicate = compression.reduced(layout.compressed, over, profile.gradient_bytes, how.state, *groups)
+    groups = ((layout.dp * layout.cp, stride), (shards, stride), (zero.replicas, replica_distance))
+    scatter, replicate = compression.reduced(layout.compressed, over, profile.gradient_bytes, zero.state, *groups)
     return scatter, replicate
 
 
 def _exposed(
-    once: _Once, how: Sharding, profile: Profile, passes: Passes, m: Column, units: Column
+    once: _Once, zero: Sharding, profile: Profile, passes: Passes, m: Column, units: Column
 ) -> tuple[Column, Column]:
     """Return the exposed seconds per step of reductions and gathers, with `m` micro-batches through `units`; and the
     hidden seconds of those that happen once a step."""
     (scatter, replicate, gather), (forward, backward) = once, (passes.forward, passes.backward)
-    replicates = np.asarray(how.replicates_each)
+    replicates = np.asarray(zero.replicates_each)
     forward_room = profile.dp_overlap * forward / profile.contention
     backward_room = profile.dp_overlap * backward / profile.contention
     hidden = np.minimum(profile.dp_overlap * (scatter + replicate), backward_room)
     hidden = hidden + np.minimum(profile.gather_overlap * gather, forward)
     # For every micro-batch: parameters in the forward pass, and again in the backward pass, and gradients in the
     # latter; the same share of once-a-step collectives is hidden as above.
-    again = how.regathers * gather
+    again = zero.regathers * gather
     reduction = scatter + replicates * replicate
     slowed = (profile.contention - 1) * np.minimum(forward + backward, gather + again + reduction)
     both_passes = np.maximum(gather - forward_room, 0) + np.maximum(again + reduction - backward_room, 0) + slowed
@@ -158,16 +161,16 @@ def _exposed(
     reduced_each = reduction - np.minimum(profile.dp_overlap * reduction, backward_room)
     gathered_once = gather - np.minimum(profile.gather_overlap * gather, forward)
     last_replicate = (1 - replicates) * np.maximum(replicate - backward_room, 0)
-    each = np.where(how.gathers_each > 0, m * both_passes, m * reduced_each + gathered_once) + last_replicate
-    every = (how.reduces_each > 0) | (replicates > 0)
+    each = np.where(zero.gathers_each > 0, m * both_passes, m * reduced_each + gathered_once) + last_replicate
+    every = (zero.reduces_each > 0) | (replicates > 0)
     return np.where(every, each, scatter + replicate + gather - hidden), hidden
 
 
 def updated(shape: Shape, layout: Layout, system: System, profile: Profile, blocks: Column) -> Terms:
     """Return `optimizer`: the update of a rank's shards."""
-    how, params = sharding(layout, profile.policy), parameters_of(shape, layout, _held(shape, layout, blocks))
-    expert_shards = np.where(how.state, expert_ranks(layout), 1)
-    updated_params = params.dense / how.shards + params.experts / expert_shards
+    zero, params = sharding(layout, profile.policy), parameters_of(shape, layout, _held(shape, layout, blocks))
+    expert_shards = np.where(zero.state, expert_ranks(layout), 1)
+    updated_params = params.dense / zero.shards + params.experts / expert_shards
     here = profile.optimizer_bytes / (system.memory_bytes_per_s * system.memory)
     # On the host: gradients down, the update there, parameters up, one after another.
     there = (profile.accumulated_bytes + profile.parameter_bytes) / system.host_bytes_per_s
@@ -175,7 +178,7 @@ def updated(shape: Shape, layout: Layout, system: System, profile: Profile, bloc
     each_s = (1 - profile.on_host) * here + profile.on_host * there
     if np.any(profile.orthogonal):
         each_s = each_s + profile.orthogonal * _orthogonal_s(shape, system)
-    factors = {"parameters": params.dense / how.shards, "bytes": profile.optimizer_bytes}
+    factors = {"parameters": params.dense / zero.shards, "bytes": profile.optimizer_bytes}
     return Terms({"optimizer": (1 - layout.frozen) * each_s * updated_params}, {"optimizer": factors})
 
 

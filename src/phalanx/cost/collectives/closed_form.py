@@ -40,7 +40,7 @@ def closed_form(
     m = 1 << (p.bit_length() - 1)
     if m != p and (op, algorithm) in _POWERS:
         return None
-    part = n * (p - 1) / p
+    volume = n * (p - 1) / p
     # If p is no power of two: ranks beyond the power of two m send to one of these first, and get the result back.
     folded = m.bit_length() - 1
     fold = 0.0 if m == p else 2 * alpha + 2 * n * beta + n * gamma
@@ -48,26 +48,26 @@ def closed_form(
         ("broadcast", "flat"): (p - 1) * (alpha + n * beta),
         ("broadcast", "binomial"): lg * (alpha + n * beta),
         ("broadcast", "chain"): (p - 2 + segments) * (alpha + n / segments * beta) if p > 1 else 0.0,
-        ("broadcast", "scatter_all_gather"): (lg + p - 1) * alpha + 2 * part * beta,
+        ("broadcast", "scatter_all_gather"): (lg + p - 1) * alpha + 2 * volume * beta,
         ("reduce", "flat"): (p - 1) * (alpha + n * beta + n * gamma),
         ("reduce", "binomial"): lg * (alpha + n * beta + n * gamma),
         ("scatter", "flat"): (p - 1) * (alpha + n / p * beta),
-        ("scatter", "binomial"): lg * alpha + part * beta,
+        ("scatter", "binomial"): lg * alpha + volume * beta,
         ("gather", "flat"): (p - 1) * (alpha + n / p * beta),
-        ("gather", "binomial"): lg * alpha + part * beta,
-        ("all_gather", "ring"): (p - 1) * alpha + part * beta,
-        ("all_gather", "doubling"): lg * alpha + part * beta,
-        ("all_gather", "bruck"): lg * alpha + part * beta,
-        ("reduce_scatter", "ring"): (p - 1) * alpha + part * (beta + gamma),
-        ("reduce_scatter", "pairwise"): (p - 1) * alpha + part * (beta + gamma),
-        ("reduce_scatter", "halving"): lg * alpha + part * (beta + gamma),
-        ("all_to_all", "pairwise"): (p - 1) * alpha + part * beta,
+        ("gather", "binomial"): lg * alpha + volume * beta,
+        ("all_gather", "ring"): (p - 1) * alpha + volume * beta,
+        ("all_gather", "doubling"): lg * alpha + volume * beta,
+        ("all_gather", "bruck"): lg * alpha + volume * beta,
+        ("reduce_scatter", "ring"): (p - 1) * alpha + volume * (beta + gamma),
+        ("reduce_scatter", "pairwise"): (p - 1) * alpha + volume * (beta + gamma),
+        ("reduce_scatter", "halving"): lg * alpha + volume * (beta + gamma),
+        ("all_to_all", "pairwise"): (p - 1) * alpha + volume * beta,
         ("all_to_all", "bruck"): lg * (alpha + n / 2 * beta),
         ("all_reduce", "naive"): (p - 1) * (2 * alpha + 2 * n * beta + n * gamma),
         ("all_reduce", "binomial"): lg * (2 * alpha + 2 * n * beta + n * gamma),
         ("all_reduce", "doubling"): folded * (alpha + n * beta + n * gamma) + fold,
         ("all_reduce", "double_tree"): _double_tree(p, n, alpha, beta, gamma, segments),
-        ("all_reduce", "ring"): 2 * (p - 1) * alpha + part * (2 * beta + gamma),
+        ("all_reduce", "ring"): 2 * (p - 1) * alpha + volume * (2 * beta + gamma),
         ("all_reduce", "rabenseifner"): 2 * folded * alpha + n * (m - 1) / m * (2 * beta + gamma) + fold,
         ("barrier", "dissemination"): lg * alpha,
     }

@@ -24,7 +24,7 @@ def ring_seconds(op: str, p: int, count: Column, total_bytes: Column, over: Link
 
 
 def measured(cluster: ClusterSpec, mesh: Mesh, op: str, axis: str) -> list[CollectiveFit]:
-    """Return the fits measured for an operation over groups like those of an axis; empty if none was measured."""
+    """Return the fits measured for an operation over groups like an axis's; empty if none was measured."""
     if not any(fit.op == op for fit in cluster.collectives):
         return []
     hosts = mesh.hosts(axis, cluster.ranks_per_node)

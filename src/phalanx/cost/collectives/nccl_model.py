@@ -8,7 +8,7 @@ communicate at once:
     all-reduce, a ring           both of these
     all-reduce, a tree           2 n / (r x NIC), up and down; two blocks send both at once: n / min(r x NIC, tree)
     all-reduce, switches (NVLS)  reduce in each block first: 2 n (b-1)/b / (r x NIC)
-    + hops x latency             p-1 hops of a ring, of which the slowest chunk takes one out of every block; from
+    + hops x latency             p-1 hops of a ring; the slowest chunk takes one out of every block; from
                                  block to block of a tree
 
 Where switches do not reduce, the ring or the tree is taken, as NCCL does, whichever is faster: of two nodes with slow
@@ -50,6 +50,7 @@ def _spanning(op: str, n: Column, p: Column, stride: Column, system: System) -> 
     share, chunk = (p - 1) / p, n / p
     reduces = op == "all_reduce"
     passes = 2 if reduces else 1
+    # Inside the innermost tier.
     inner = system.tiers[0]
     members = per_block = together(p, stride, inner)
     gain = np.where(per_block >= 4, system.reduce_gain, 1.0) if reduces else 1.0
@@ -59,6 +60,7 @@ def _spanning(op: str, n: Column, p: Column, stride: Column, system: System) -> 
     )
     if reduces:
         latency = passes * (per_block - 1) * _hop_s(inner, chunk, reduces, system)
+    # Across each further tier that the group spans; the slowest tier sets the rate.
     for tier in system.tiers[1:]:
         blocks = np.ceil(p / members)
         crossing = blocks > 1

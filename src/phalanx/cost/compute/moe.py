@@ -33,8 +33,8 @@ def combined(spec: ModelSpec, x: Experts, r: Routed, e: int) -> Work:
 
 
 def input_grad(spec: ModelSpec, x: Experts, r: Routed, e: int, narrow: Narrow | None = None) -> Work:
-    """Return the work of input gradients: those of the routing weights need the rows; the rest mirrors the forward
-    pass."""
+    """Return the work of input gradients: gradients of the routing weights need the rows; the rest mirrors the
+    forward pass."""
     h, f = spec.hidden, x.ffn
     work = gemm(r.tokens, h, x.count, e) + memory(10 * r.tokens * x.count, 4, 8)
     work += memory((2 * _moved(x, r) + 5 * r.rows * r.copies) * h, e, 8)

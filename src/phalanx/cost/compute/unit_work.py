@@ -57,7 +57,7 @@ def mlp_width(spec: ModelSpec) -> int:
 
 
 def _routed(spec: ModelSpec, tokens: Column, rows: Routed | None, narrow: Narrow | None = None) -> Routed:
-    """Return the routed rows, by default those of all experts on one rank."""
+    """Return the routed rows, by default of all experts on one rank."""
     assert spec.experts is not None
     return rows or routed(spec.experts, Strategy(), tokens, multiple=narrow.format.multiple if narrow else 1)
 
@@ -148,7 +148,7 @@ def input_grad(
     routed: Routed | None = None,
     narrow: Narrow | None = None,
 ) -> Work:
-    """Return the work of input gradients, which cannot be deferred, with those of norms' weights."""
+    """Return the work of input gradients, which cannot be deferred, including gradients of norms' weights."""
     t, h, f = tokens, spec.hidden, mlp_width(spec)
     if unit == "embed":
         return NO_WORK

@@ -23,7 +23,7 @@ from phalanx.cost.kernels.chip import KernelChip
 
 @dataclass(frozen=True)
 class Heads:
-    """Heads of a rank: queries, keys, and their sizes. With latents: one key head, of which values are a part."""
+    """Heads of a rank: queries, keys, and their sizes. With latents: one key head, which includes the values."""
 
     heads: Column
     kv_heads: Column

@@ -58,7 +58,7 @@ class Flops:
         return self.products + self.attention
 
 
-def rank_flops(shape: Shape, layout: Layout, policy: Policy, held: Held) -> Flops:
+def rank_flops(shape: Shape, layout: Layout, policy: Policy, units: Held) -> Flops:
     """Return the FLOPs of a rank with these units (with several ranks' units, of all together)."""
     per_pass = 2.0 * layout.tokens * layout.micro_batches
     around, last_around = _attention_products(shape, layout)
@@ -68,7 +68,7 @@ def rank_flops(shape: Shape, layout: Layout, policy: Policy, held: Held) -> Flop
     expanded = _expanding(shape, layout)
     products: Column = 0.0
     attention: Column = 0.0
-    for moe, count in ((False, held.dense), (True, held.experts)):
+    for moe, count in ((False, units.dense), (True, units.experts)):
         if not np.any(count):
             continue
         mlp, last, shared = _inner_products(shape, layout, moe)
@@ -82,7 +82,7 @@ def rank_flops(shape: Shape, layout: Layout, policy: Policy, held: Held) -> Flop
         products = products + count * (3 * forward + again + (1 - layout.full) * modules)
         attention = attention + count * core * (3 + np.minimum(layout.full + layout.selective, 1.0))
     vocab = np.ceil(shape.vocab / layout.tp) * (1 + shape.depths) + shape.depths * 2 * shape.hidden
-    head = 3 * held.head * vocab * shape.hidden
+    head = 3 * units.head * vocab * shape.hidden
     return Flops(per_pass * (products + head), per_pass * attention)
 
 

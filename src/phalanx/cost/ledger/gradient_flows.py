@@ -40,7 +40,7 @@ class Types:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Parameters on a rank. `dense`: all but experts; `blocks`: of these, those of blocks; `kept`: the head's,
+    """Parameters on a rank. `dense`: all but experts; `blocks`: the part of these in blocks; `kept`: the head's,
     gathered once for both passes. `units`, `kept_units`: number of units that contain them; a tied embedding is a
     separate unit."""
 
@@ -57,10 +57,10 @@ class Parameters:
         return self.dense + self.experts
 
 
-def parameters_of(shape: Shape, layout: Layout, held: Held) -> Parameters:
+def parameters_of(shape: Shape, layout: Layout, rank_units: Held) -> Parameters:
     """Return the parameters of a rank with these units (with several ranks' units, of all together)."""
-    blocks = held.dense * on_rank(shape.block_params, shape.block_whole, shape.block_kv, shape, layout.tp)
-    blocks = blocks + held.experts * on_rank(
+    blocks = rank_units.dense * on_rank(shape.block_params, shape.block_whole, shape.block_kv, shape, layout.tp)
+    blocks = blocks + rank_units.experts * on_rank(
         shape.moe_block_params, shape.moe_block_whole, shape.block_kv, shape, layout.tp
     )
     vocab = np.ceil(shape.vocab / layout.tp) * shape.hidden
@@ -70,12 +70,12 @@ def parameters_of(shape: Shape, layout: Layout, held: Held) -> Parameters:
     # One rank with both ends shares a tied embedding between them; else the first and the last have a copy each.
     shared = tied & ((np.asarray(layout.pp) == 1) | (np.asarray(layout.v_shaped) > 0))
     own_head = np.where(shared, 0.0, vocab)
-    embed, head = held.embed * (vocab + positions), held.head * (own_head + norm)
-    kept = np.where(shared, head + held.embed * vocab, head)
-    copies = np.where(shared, np.minimum(held.embed + held.head, 1.0), held.embed + held.head)
-    kept_units = held.head + np.where(tied, copies, 0.0)
-    units = held.dense + held.experts + held.embed * (~tied | (positions > 0)) + kept_units
-    experts = held.experts * shape.expert_params / (layout.ep * layout.etp)
+    embed, head = rank_units.embed * (vocab + positions), rank_units.head * (own_head + norm)
+    kept = np.where(shared, head + rank_units.embed * vocab, head)
+    copies = np.where(shared, np.minimum(rank_units.embed + rank_units.head, 1.0), rank_units.embed + rank_units.head)
+    kept_units = rank_units.head + np.where(tied, copies, 0.0)
+    units = rank_units.dense + rank_units.experts + rank_units.embed * (~tied | (positions > 0)) + kept_units
+    experts = rank_units.experts * shape.expert_params / (layout.ep * layout.etp)
     return Parameters(blocks + embed + head, experts, blocks, kept, units, kept_units)
 
 
@@ -127,41 +127,51 @@ def expert_ranks(layout: Layout) -> Column:
 
 
 def gradient_flows(
-    shape: Shape, layout: Layout, how: Sharding, types: Types, held: Held, stride: Column, bucket_bytes: Column
+    shape: Shape, layout: Layout, zero: Sharding, types: Types, rank_units: Held, stride: Column, bucket_bytes: Column
 ) -> list[Flow]:
     """Return the collectives of gradients and parameters of a rank with these units. `stride`: ranks' distance along
     dp and cp together. `bucket_bytes`: bytes of gradients reduced together, if not by unit."""
-    p = parameters_of(shape, layout, held)
+    p = parameters_of(shape, layout, rank_units)
     apart = experts_apart(layout)
     ranks, edp = layout.dp * layout.cp, expert_ranks(layout)
-    replica_stride = np.where(how.shards > 1, layout.dp_stride * how.shards / layout.cp, stride)
+    replica_stride = np.where(zero.shards > 1, layout.dp_stride * zero.shards / layout.cp, stride)
+    # Dense parameters, and experts that reduce over the same ranks.
     dense = p.dense + np.where(apart, 0.0, p.experts)
-    narrow = (np.asarray(layout.narrow_gathers) > 0) & how.parameters
-    numbers, of_experts = _scales(shape, layout, held) if np.any(narrow) else (0.0, 0.0)
+    narrow = (np.asarray(layout.narrow_gathers) > 0) & zero.parameters
+    numbers, of_experts = _scales(shape, layout, rank_units) if np.any(narrow) else (0.0, 0.0)
     blocks = narrow * (p.blocks + np.where(apart, 0.0, p.experts))
     numbers = numbers + np.where(apart, 0.0, of_experts)
-    units, over = narrow * (held.dense + held.experts), (ranks, stride, how.shards, how.replicas, replica_stride)
-    both_ends = (np.minimum(held.embed, held.head) > 0) & (np.asarray(shape.tied) > 0) & (np.asarray(layout.pp) > 1)
+    units, over = (
+        narrow * (rank_units.dense + rank_units.experts),
+        (ranks, stride, zero.shards, zero.replicas, replica_stride),
+    )
+    # A tied embedding is reduced by two chunks if the rank has both ends of a V.
+    both_ends = (
+        (np.minimum(rank_units.embed, rank_units.head) > 0)
+        & (np.asarray(shape.tied) > 0)
+        & (np.asarray(layout.pp) > 1)
+    )
     twice = both_ends * (np.asarray(layout.v_shaped) > 0) * _embedding(shape, layout)
     groups = [_Group("dp", dense, p.kept, *over, p.units, p.kept_units, blocks, units, narrow * numbers, twice)]
+    # Experts that reduce over ranks of their own.
     if np.any(p.experts):
-        params, shards = np.where(apart, p.experts, 0.0), np.where(how.state, edp, 1.0)
+        params, shards = np.where(apart, p.experts, 0.0), np.where(zero.state, edp, 1.0)
         between = layout.edp_stride
-        over, units = (edp, between, shards, edp / shards, between), held.experts
+        over, units = (edp, between, shards, edp / shards, between), rank_units.experts
         numbers = narrow * np.where(apart, of_experts, 0.0)
         groups.append(_Group("edp", params, 0.0, *over, units, 0.0, narrow * params, narrow * units, numbers))
     flows: list[Flow] = []
     for group in groups:
-        flows += _of_group(group, layout.micro_batches, how, types, bucket_bytes)
+        flows += _of_group(group, layout.micro_batches, zero, types, bucket_bytes)
     return flows
 
 
-def _of_group(g: _Group, m: Column, how: Sharding, types: Types, bucket_bytes: Column) -> list[Flow]:
-    by_unit = how.by_unit > 0
+def _of_group(g: _Group, m: Column, zero: Sharding, types: Types, bucket_bytes: Column) -> list[Flow]:
+    by_unit = zero.by_unit > 0
 
     def flow(
         op: str,
-        what: str,
+        payload: str,
         params: Column,
         e: Column,
         ranks: Column,
@@ -174,17 +184,25 @@ def _of_group(g: _Group, m: Column, how: Sharding, types: Types, bucket_bytes: C
         pieces = np.where(by_unit, np.maximum(units, 1.0), cut)
         count = np.where(params > 0, pieces * times, 0.0)
         return Flow(
-            g.axis, op, what, "rank", ranks, stride, params * e / pieces, {"B" if "grad" in what else "F": count}
+            g.axis,
+            op,
+            payload,
+            "rank",
+            ranks,
+            stride,
+            params * e / pieces,
+            {"B" if "grad" in payload else "F": count},
         )
 
+    # Gradients: all-reduced, or scattered to shards and summed over their replicas.
     sharded = 1.0 * (np.asarray(g.shards) > 1)
-    reductions, replications, gathers = how.reductions(m), how.replications(m), how.gathers(m)
-    kept = g.kept * how.regathers  # these are gathered once for both passes
+    reductions, replications, gathers = zero.reductions(m), zero.replications(m), zero.gathers(m)
+    head_params = g.kept * zero.regathers  # these are gathered once for both passes
     unsharded = flow(
-        "all_reduce", "gradients", g.params, types.gradient, g.ranks, g.stride, replications * ~how.state
+        "all_reduce", "gradients", g.params, types.gradient, g.ranks, g.stride, replications * ~zero.state
     )
     scatter = flow("reduce_scatter", "gradients", g.params, types.gradient, g.shards, g.stride, reductions * sharded)
-    again = m * sharded * how.reduces_each
+    again = m * sharded * zero.reduces_each
     tied = flow("reduce_scatter", "gradients", g.twice, types.gradient, g.shards, g.stride, again, 1.0)
     across = flow(
         "all_reduce",
@@ -193,19 +211,20 @@ def _of_group(g: _Group, m: Column, how: Sharding, types: Types, bucket_bytes: C
         types.accumulated,
         g.replicas,
         g.replica_stride,
-        replications * how.state,
+        replications * zero.state,
     )
+    # Parameters: by unit, the head's once for both passes, and blocks in 8 bits with their scales.
     over = (types.parameter, g.shards, g.stride)
-    rest = g.units - g.narrow_units - g.kept_units * how.regathers
-    gather = flow("all_gather", "parameters", g.params - g.narrow - kept, *over, gathers * sharded, rest)
-    once = flow("all_gather", "parameters of the head", kept, *over, m * sharded, g.kept_units)
+    rest = g.units - g.narrow_units - g.kept_units * zero.regathers
+    gather = flow("all_gather", "parameters", g.params - g.narrow - head_params, *over, gathers * sharded, rest)
+    once = flow("all_gather", "parameters of the head", head_params, *over, m * sharded, g.kept_units)
     eight = flow("all_gather", "8-bit parameters", g.narrow, 1.0, *over[1:], gathers * sharded, g.narrow_units)
     size, one = g.numbers * NUMBER_BYTES, sharded * (np.asarray(g.numbers) > 0)
     scales = Flow(g.axis, "all_reduce", "scales", "rank", g.shards, g.stride, size, {"F": one})
     return [f for f in (unsharded, scatter, tied, across, gather, once, eight, scales) if np.any(f.count())]
 
 
-def summed_copies(shape: Shape, layout: Layout, policy: Policy, how: Sharding, types: Types, held: Held) -> Flow:
+def summed_copies(shape: Shape, layout: Layout, policy: Policy, zero: Sharding, types: Types, units: Held) -> Flow:
     """Return the all-reduce over tp of partial gradients: under sequence parallelism of all replicated parameters;
     else of those that see only a rank's heads or tokens; and of key heads with copies. In one operation of
     accumulated gradients, or parameter by parameter whenever gradients are reduced."""
@@ -213,13 +232,13 @@ def summed_copies(shape: Shape, layout: Layout, policy: Policy, how: Sharding, t
     dense = np.where(split, shape.block_whole, shape.block_own)
     experts = np.where(split, shape.moe_block_whole, shape.moe_block_own)
     copied = np.where(layout.tp > shape.kv_heads, shape.block_kv, 0.0) * (np.asarray(shape.kv_rank) == 0)
-    elements = held.dense * (dense + copied) + held.experts * (experts + copied)
-    ends = shape.embed_whole * np.minimum(held.embed, 1.0) + shape.head_whole * np.minimum(held.head, 1.0)
+    elements = units.dense * (dense + copied) + units.experts * (experts + copied)
+    ends = shape.embed_whole * np.minimum(units.embed, 1.0) + shape.head_whole * np.minimum(units.head, 1.0)
     elements = elements + np.where(split, ends, 0.0)
-    size = elements / np.maximum(how.shards, 1) * types.accumulated
+    size = elements / np.maximum(zero.shards, 1) * types.accumulated
     apart = np.asarray(policy.copies_each) > 0
-    norms = np.maximum((held.dense + held.experts) * shape.norms + np.minimum(held.head, 1.0), 1.0)
-    each = ~how.state | (how.reduces_each > 0)  # else they are added up first, in the reduced type
+    norms = np.maximum((units.dense + units.experts) * shape.norms + np.minimum(units.head, 1.0), 1.0)
+    each = ~zero.state | (zero.reduces_each > 0)  # else they are added up first, in the reduced type
     size = np.where(apart, elements * np.where(each, types.parameter, types.gradient) / norms, size)
     times = np.where(each, layout.micro_batches, 1.0)
     count = np.where(apart, norms * times, 1.0) * (elements > 0)

@@ -84,8 +84,8 @@ def _tp(
     return Flow("tp", op, what, unit, layout.tp, layout.tp_stride, size, counts, beside)
 
 
-def _stream(shape: Shape, layout: Layout, policy: Policy, of: _Stream, unit: Unit) -> list[Flow]:
-    """Return the collectives of a block over tp: all-reduces, or those of sequence parallelism."""
+def _stream(shape: Shape, layout: Layout, policy: Policy, stream: _Stream, unit: Unit) -> list[Flow]:
+    """Return the collectives of a block over tp: all-reduces, or the collectives of sequence parallelism."""
     split = np.asarray(layout.sp) > 0
     plain = 1.0 - 1.0 * split
     sums = np.where(shape.parallel > 0, 1.0, 2.0)
@@ -99,22 +99,24 @@ def _stream(shape: Shape, layout: Layout, policy: Policy, of: _Stream, unit: Uni
     last = (1 - policy.repeats_last) * (np.where(split, shared, 1.0) if unit == "experts" else 1.0)
     repeats = layout.full
     reduce = {"F": plain * sums, "B": plain * inputs, "R": plain * repeats * (sums - last)}
-    s = split * of.parts
+    s = split * stream.parts
     again = inputs * (1 - np.asarray(policy.keeps_gathered))
     gathers = {"F": s * inputs, "B": s * (sums + again), "R": s * repeats * inputs}
     scatters = {"F": s * sums, "B": s * inputs, "R": s * repeats * (sums - last)}
     flows = []
     if np.any(plain):
-        flows.append(_tp("outputs of layers, gradients of inputs", "all_reduce", unit, layout, of.whole, reduce, 0.0))
+        flows.append(
+            _tp("outputs of layers, gradients of inputs", "all_reduce", unit, layout, stream.whole, reduce, 0.0)
+        )
     if np.any(split):
         narrow = np.asarray(layout.narrow_gathers) > 0
-        part = np.where(narrow, of.part / layout.activation_bytes, of.part)
+        part = np.where(narrow, stream.part / layout.activation_bytes, stream.part)
         flows.append(_tp("inputs of layers", "all_gather", unit, layout, part, gathers, s * again))
         if np.any(narrow):
             once = split * narrow * 1.0
             scales = {"F": once * inputs, "B": once * sums, "R": once * repeats * inputs}
             flows.append(_tp("scales of inputs", "all_reduce", unit, layout, SCALE_BYTES, scales, 0.0))
-        flows.append(_tp("outputs of layers", "reduce_scatter", unit, layout, of.part, scatters, 0.0))
+        flows.append(_tp("outputs of layers", "reduce_scatter", unit, layout, stream.part, scatters, 0.0))
     return flows
 
 
@@ -125,19 +127,19 @@ def head_slices(shape: Shape, layout: Layout, policy: Policy) -> Column:
     return np.where((np.asarray(policy.slices_head) > 0) & (layout.tp > 1) & (np.asarray(layout.splits) == 0), n, 1)
 
 
-def _ends(shape: Shape, layout: Layout, policy: Policy, of: _Stream) -> list[Flow]:
+def _ends(shape: Shape, layout: Layout, policy: Policy, stream: _Stream) -> list[Flow]:
     """Return the collectives of embedding, head and loss over tp."""
     slices = head_slices(shape, layout, policy)
     split = 1.0 * (np.asarray(layout.sp) > 0)
-    plain, s, what = 1 - split, split * of.parts, "embedding, head"
+    plain, s, what = 1 - split, split * stream.parts, "embedding, head"
     again = s * (slices == 1) * (1 - np.asarray(policy.keeps_gathered))
     flows = [
-        _tp(what, "all_reduce", "embed", layout, of.whole, {"F": plain}, 0.0),
-        _tp(what, "reduce_scatter", "embed", layout, of.part, {"F": s}, 0.0),
-        _tp(what, "all_gather", "embed", layout, of.part, {"B": s}, s),
-        _tp(what, "all_reduce", "head", layout, of.whole, {"B": plain}, 0.0),
-        _tp(what, "all_gather", "head", layout, of.part, {"F": s, "B": again}, again),
-        _tp(what, "reduce_scatter", "head", layout, of.part, {"B": s}, 0.0),
+        _tp(what, "all_reduce", "embed", layout, stream.whole, {"F": plain}, 0.0),
+        _tp(what, "reduce_scatter", "embed", layout, stream.part, {"F": s}, 0.0),
+        _tp(what, "all_gather", "embed", layout, stream.part, {"B": s}, s),
+        _tp(what, "all_reduce", "head", layout, stream.whole, {"B": plain}, 0.0),
+        _tp(what, "all_gather", "head", layout, stream.part, {"F": s, "B": again}, again),
+        _tp(what, "reduce_scatter", "head", layout, stream.part, {"B": s}, 0.0),
     ]
     flows = [flow for flow in flows if np.any(flow.count())]
     numbers = np.maximum(SCALAR_BYTES, layout.activation_bytes) * layout.tokens
@@ -198,6 +200,7 @@ def routed_rows(shape: Shape, layout: Layout, held: Column) -> Column:
 
 def expert_flows(shape: Shape, layout: Layout, policy: Policy) -> list[Flow]:
     """Return the traffic of routing: rows to experts and back, counts, choices."""
+    # Rows to experts and back.
     copies = np.where(policy.sends_copies > 0, layout.etp, 1.0)
     ranks = layout.ep * copies
     axis = "ep" if not np.any((policy.sends_copies > 0) & (np.asarray(layout.etp) > 1)) else "ep+etp"
@@ -211,10 +214,12 @@ def expert_flows(shape: Shape, layout: Layout, policy: Policy) -> list[Flow]:
         Flow(axis, "all_to_all", "tokens to experts", "experts", ranks, stride, sent, once),
         Flow(axis, "all_to_all", "experts' results", "experts", ranks, stride, received, once),
     ]
+    # A token sent to one of etp ranks is gathered by all of them.
     if np.any((policy.sends_copies == 0) & (np.asarray(layout.etp) > 1)):
         gathered = np.where(policy.sends_copies > 0, 0.0, sent * layout.etp)
         for what in ("rows of an expert", "experts' results"):
             flows.append(Flow("etp", "all_gather", what, "experts", layout.etp, layout.etp_stride, gathered, once))
+    # Counts before the rows, and choices that depend on other tokens.
     if np.any(policy.sends_counts):
         counts = policy.sends_counts
         size = count * layout.etp * COUNT_BYTES

@@ -86,7 +86,7 @@ _PARAMETERS = tuple(f.bits == 8 for f in FORMATS)
 """Whether parameters can be values of each of FORMATS themselves."""
 
 
-def state_bytes(layout: Layout, keeps: Keeps, how: Sharding, shards: Column) -> Column:
+def state_bytes(layout: Layout, keeps: Keeps, zero: Sharding, shards: Column) -> Column:
     """Return bytes of state per computed parameter of a rank, over `shards` ranks. Weights and gradients are
     unsharded at ZeRO-1; accumulated gradients are sharded where every micro-batch reduces them; at ZeRO-3 everything
     is, except the gradients of a stack that reduces them once a step, which it adds up in the type in which it
@@ -95,17 +95,17 @@ def state_bytes(layout: Layout, keeps: Keeps, how: Sharding, shards: Column) -> 
     one = keeps.kept_bytes + keeps.shard_bytes / shards
     two = keeps.kept_bytes - keeps.reduced_bytes - accumulated + (keeps.shard_bytes + accumulated) / shards
     unsharded = np.where(np.asarray(keeps.reduced_bytes) > 0, keeps.reduced_bytes, accumulated)
-    three = keeps.full_shard_bytes / shards + unsharded * (1 - how.reduces_each)
-    sharded = np.where(how.by_unit > 0, three, np.where(how.reduces_each > 0, two, one))
+    three = keeps.full_shard_bytes / shards + unsharded * (1 - zero.reduces_each)
+    sharded = np.where(zero.by_unit > 0, three, np.where(zero.reduces_each > 0, two, one))
     whole = keeps.whole_bytes + keeps.replica_bytes * (layout.dp * layout.cp > 1)
-    # Experts of which a rank has the only copy have nothing to shard; what is reduced is not kept at ZeRO-2 either.
-    only_copy = whole - np.asarray(keeps.reduced_bytes) * (how.reduces_each > 0)
-    sharded = np.where((shards <= 1) & (how.by_unit == 0), only_copy, sharded)
-    return np.where(how.state, sharded, whole)
+    # Experts with a single copy have nothing to shard; reduced gradients are not kept at ZeRO-2 either.
+    only_copy = whole - np.asarray(keeps.reduced_bytes) * (zero.reduces_each > 0)
+    sharded = np.where((shards <= 1) & (zero.by_unit == 0), only_copy, sharded)
+    return np.where(zero.state, sharded, whole)
 
 
 def operand_bytes(layout: Layout, keeps: Keeps) -> Column:
-    """Return bytes per element of a product's input as it is kept for the backward pass."""
+    """Return bytes per element of a product's input when kept for the backward pass."""
     cast = np.choose(np.asarray(layout.format, dtype=int), _OPERAND_BYTES)
     return np.where(np.asarray(keeps.kept_cast) > 0, cast, 2.0)
 
@@ -114,9 +114,9 @@ def cast_weight_bytes(layout: Layout, keeps: Keeps) -> Column:
     """Return bytes per parameter of a block's products kept in addition to the parameters: their values in 8 bits or
     less, in both orders that the products of both passes need, unless the parameters themselves are such values."""
     kind = np.asarray(layout.format, dtype=int)
-    beside = np.where((np.asarray(keeps.cast_parameters) > 0) & np.choose(kind, _PARAMETERS), 0.0, 1.0)
+    separate = np.where((np.asarray(keeps.cast_parameters) > 0) & np.choose(kind, _PARAMETERS), 0.0, 1.0)
     cast = 2 * np.choose(kind, _OPERAND_BYTES) * (kind > 0)
-    return np.asarray(keeps.kept_cast) * beside * cast
+    return np.asarray(keeps.kept_cast) * separate * cast
 
 
 def _ways(layout: Layout) -> Column:
@@ -229,7 +229,7 @@ def freed_bytes(shape: Shape, layout: Layout, keeps: Keeps, moe: Column | None =
         layernorm       the norms' results, which are operands; experts get theirs unquantised
         mla_up_proj     queries, keys and values, from their latents; attention's result stays
         moe_act         the activation's result inside experts
-        mlp, moe        what is inside, and operands cast beside the input, which stays
+        mlp, moe        what is inside, and operands cast in addition to the input, which stays
         shared_experts  what is inside them
 
     (Megatron-Core 0.19, megatron/core/transformer/transformer_config.py:546)."""

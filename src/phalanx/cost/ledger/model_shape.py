@@ -151,24 +151,26 @@ def shape(spec: ModelSpec) -> Shape:
     sizes: dict[tuple[str, bool], int] = {}
     whole: dict[str, int] = {}
     kv: dict[str, int] = {}
-    own: dict[str, int] = {}
+    partial: dict[str, int] = {}
     matrices: dict[tuple[str, bool], int] = {}
-    others: dict[tuple[str, bool], int] = {}
+    loose: dict[tuple[str, bool], int] = {}
     others_whole: dict[str, int] = {}
     others_kv: dict[str, int] = {}
+    # Sum parameters by unit, and by how tp splits them and gathers in 8 bits treat them.
     for p in parameters(spec):
         key = (p.unit, p.of_experts)
         sizes[key] = sizes.get(key, 0) + p.numel
         matrices[key] = matrices.get(key, 0) + (scales(p) > 0)
-        others[key] = others.get(key, 0) + p.numel * (not scales(p))
+        loose[key] = loose.get(key, 0) + p.numel * (not scales(p))
         if not p.of_experts and p.role not in _SPLIT:
             whole[p.unit] = whole.get(p.unit, 0) + p.numel
             others_whole[p.unit] = others_whole.get(p.unit, 0) + p.numel * (not scales(p))
             if p.role.startswith(("latent", "router")) or (p.role == "norm" and ".attention." in p.fqn):
-                own[p.unit] = own.get(p.unit, 0) + p.numel
+                partial[p.unit] = partial.get(p.unit, 0) + p.numel
         if latent is None and p.fqn.split(".attention.")[-1].split(".")[0] in ("k", "v"):
             kv[p.unit] = kv.get(p.unit, 0) + p.numel
             others_kv[p.unit] = others_kv.get(p.unit, 0) + p.numel * (not scales(p))
+    # All dense blocks have equal sizes, and so have all blocks with experts: one of each represents them.
     dense = next((i for i in range(spec.layers) if i not in moe), None)
     windowed = [i for i in range(spec.layers) if spec.window_of(i) is not None]
     return Shape(
@@ -200,8 +202,8 @@ def shape(spec: ModelSpec) -> Shape:
         block_whole=whole.get(f"blocks.{dense}", 0),
         moe_block_whole=whole.get(f"blocks.{moe[0]}", 0) if moe else 0,
         block_kv=kv.get("blocks.0", 0),
-        block_own=own.get(f"blocks.{dense}", 0),
-        moe_block_own=own.get(f"blocks.{moe[0]}", 0) if moe else 0,
+        block_own=partial.get(f"blocks.{dense}", 0),
+        moe_block_own=partial.get(f"blocks.{moe[0]}", 0) if moe else 0,
         embed_whole=whole.get("embed", 0) + whole.get("model", 0),
         head_whole=whole.get("head", 0),
         core_dim=spec.core_dim,
@@ -217,9 +219,9 @@ def shape(spec: ModelSpec) -> Shape:
         matrices=matrices.get((f"blocks.{dense}", False), 0),
         moe_matrices=matrices[f"blocks.{moe[0]}", False] if moe else 0,
         expert_matrices=matrices[f"blocks.{moe[0]}", True] if moe else 0,
-        others=others.get((f"blocks.{dense}", False), 0),
-        moe_others=others[f"blocks.{moe[0]}", False] if moe else 0,
-        expert_others=others[f"blocks.{moe[0]}", True] if moe else 0,
+        others=loose.get((f"blocks.{dense}", False), 0),
+        moe_others=loose[f"blocks.{moe[0]}", False] if moe else 0,
+        expert_others=loose[f"blocks.{moe[0]}", True] if moe else 0,
         others_whole=others_whole.get(f"blocks.{dense}", 0),
         moe_others_whole=others_whole.get(f"blocks.{moe[0]}", 0) if moe else 0,
         others_kv=others_kv.get("blocks.0", 0),

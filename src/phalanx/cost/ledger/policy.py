@@ -64,7 +64,7 @@ class Policy:
     one depends on others."""
     slices_head: Column = 0.0
     """1: unless the schedule splits backward passes, the head goes through its tokens in slices where it keeps less
-    (schedule/layers/head.py), tp ranks in equal ones, of which each sends the numbers of its own loss."""
+    (schedule/layers/head.py), tp ranks in equal ones, each with the numbers of its own loss."""
 
 
 PLAIN = Policy()

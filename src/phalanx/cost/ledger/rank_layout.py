@@ -290,8 +290,8 @@ def stages_by_work(shape: Shape, layout: Layout) -> Stages:
 
 
 _HEAVIER = np.array([1.5 * 16 / f.bits for f in FORMATS])
-"""By FORMATS: a head's seconds per weight over those of a block's, at most. Its loss moves logits too, and its
-products stay in 16 bits where a block's are narrow."""
+"""By FORMATS: upper bound on a head's seconds per weight over a block's. Its loss moves logits too, and its products
+stay in 16 bits where a block's are narrow."""
 
 
 def under_any_cut(shape: Shape, layout: Layout) -> Layout:
@@ -323,6 +323,7 @@ def strides(s: Strategy) -> dict[str, int]:
 
 def layout(s: Strategy, job: Job, layers: int, number_format: str = "bfloat16") -> Layout:
     """Return the Layout of one strategy. Raises KeyError for a number format without a price."""
+    # Fields that follow from the schedule and from recomputation.
     m, number, stride = s.accumulation(job), NAMES.index(s.schedule), strides(s)
     first, last = in_flight(number, m, s.pp)
     chunks = float(chunks_per_rank(number, s.virtual)) if s.pp > 1 else s.virtual

@@ -73,13 +73,16 @@ class Core:
             walk.free(Q + 2 * K)
 
     def backward(self, walk: Walk) -> None:
-        """Walk the backward pass. The result's gradient is replaced by those of queries, keys and values; tensors
-        kept by the forward pass are freed, except the copy of the result that Ulysses has returned."""
+        """Walk the backward pass. The result's gradient is replaced by the gradients of queries, keys and values;
+        tensors kept by the forward pass are freed, except the copy of the result that Ulysses has returned."""
         Q, K, A = self.Q, self.K, self.A
+        # Scatter heads of the result's gradient.
         if self.part.ulysses > 1:
             self._all_to_all(walk, Q)
+        # Blocks of the ring, followed by their gradients.
         if self.blocks:
             walk.alloc(4 * A)
+        # The rank's own block.
         mask = self._mask(walk, 1)
         walk.alloc(Q + 2 * A)
         walk.free(mask)

@@ -311,6 +311,7 @@ class Block:
 
     def _mlp_backward(self, walk: Walk) -> None:
         S, A = self.S, self.A
+        # The second product.
         if self.sp:
             self._product_backward(walk, mlp=True, attention=not self.serial)
         else:
@@ -318,12 +319,14 @@ class Block:
             walk.alloc(A)
             self._weight(walk, self.dW_mlp * self.copied, S, A)
         walk.free(A)  # the input of the second product
+        # The activation.
         if self.spec.gated:
             walk.alloc(3 * A)
             walk.free(4 * A)
         else:
             walk.alloc(A)
             walk.free(2 * A)
+        # The products that read the MLP's input.
         if self.joint:  # all weight gradients of one input are computed while its own gradient is reduced
             self._columns_backward(walk, *[(A, self.dW_mlp)] * self.products)
             self._read(walk)
@@ -365,7 +368,8 @@ class Block:
     def _product_backward(self, walk: Walk, mlp: bool, attention: bool) -> None:
         """Walk the backward pass of products added to the stream, with sequence parallelism: the MLP's second
         product, attention's, or both where one sum has both. In that case attention's gradients wait for their turn:
-        the weight's, and the result's or, where the core was recomputed, those of queries, keys and values."""
+        the weight's, and the result's or, where the core was recomputed, the gradients of queries, keys and
+        values."""
         walk.alloc(self.G)
         recomputed = attention and self.repeat == "selective"
         if recomputed:
@@ -402,7 +406,8 @@ class Block:
             walk.alloc(self.Q + 2 * self.K)  # which Ulysses would otherwise have freed
 
     def _core_backward(self, walk: Walk) -> None:
-        """Walk the core's backward pass: the result's gradient is replaced by those of queries, keys and values."""
+        """Walk the core's backward pass: the result's gradient is replaced by the gradients of queries, keys and
+        values."""
         Q, K = self.Q, self.K
         if self.core is None:
             walk.alloc(Q, K, K)

@@ -24,13 +24,13 @@ def embed(
     core: Core | None = None,
     in_parts: bool = False,
 ) -> Footprint:
-    """Return the bytes of the embedding of `t` tokens; the arguments are those of `footprint`."""
+    """Return the bytes of the embedding of `t` tokens; arguments as for `footprint`."""
     h, e = spec.hidden, DTYPE_BYTES[job.precision.compute]
     own_tokens = t // tp if sp else t
     stream = own_tokens * h * e  # the residual stream, and its gradient
     together = t * h * e if sp else 0  # of all tokens, gathered or not yet scattered
     id_copies = 0 if core is not None else _contiguous_ids(t, seq)
-    shared = _shared_bytes(spec, e)
+    tied_bytes = _shared_bytes(spec, e)
     position = 0
     looked_up = core.part.tokens * h * e if core is not None else 0  # rows that are not a slice of the table
     if spec.position == "learned":
@@ -55,11 +55,11 @@ def embed(
             forward=np.maximum(lookup, 2 * stream * learned),
             # the cast copy is made after the incoming gradient is freed
             backward=np.maximum(lookup, together + t * 8 + wider - stream - places),
-            leaves=-stream - shared,
+            leaves=-stream - tied_bytes,
             parts=parts,
         )
-    # rows of the embedding's gradient are those of the stream's gradient, unless dtypes differ; with tp a copy
-    # of them, zero where the row belongs to another rank
+    # rows of the embedding's gradient are views of the stream's gradient, unless dtypes differ; with tp a copy of
+    # them, zero where the row belongs to another rank
     rows_held = np.maximum(wider, stream) + _lookup_bytes(t) if tp > 1 else wider + id_copies
     summed = (stream + (stream if job.documents == "separate" else looked_up)) * (spec.position == "learned")
     if in_parts:
@@ -69,7 +69,7 @@ def embed(
         kept=stream + kept_ids,
         forward=np.maximum(summed, _lookup_bytes(t)) if tp > 1 else summed,
         backward=np.maximum(rows_held, position),
-        leaves=-stream - shared,
+        leaves=-stream - tied_bytes,
         parts=parts,
     )
 
@@ -85,20 +85,20 @@ def head(
     core: Core | None = None,
     in_parts: bool = False,
 ) -> Footprint:
-    """Return the bytes of the head and the loss of `t` tokens; the arguments are those of `footprint`."""
+    """Return the bytes of the head and the loss of `t` tokens; arguments as for `footprint`."""
     h, v, e = spec.hidden, spec.vocab, DTYPE_BYTES[job.precision.compute]
     own_tokens = t // tp if sp else t
     id_copies = 0 if core is not None else _contiguous_ids(t, seq)
-    shared = _shared_bytes(spec, e)
+    tied_bytes = _shared_bytes(spec, e)
     if tp == 1 and not in_parts and sliced(t, v, h, e):
-        return _sliced_head(spec, t, e, shared, id_copies)
+        return _sliced_head(spec, t, e, tied_bytes, id_copies)
     if tp > 1 and not in_parts and (slices := int(slices_over_ranks(t, v, h, e))) > 1:
-        return _head_over_ranks(spec, t, t // slices, own_tokens, e, shared, id_copies, sp)
+        return _head_over_ranks(spec, t, t // slices, own_tokens, e, tied_bytes, id_copies, sp)
     wide = max(e, 4)  # statistics and sums
     stream = own_tokens * h * e  # the residual stream, and its gradient
     together = t * h * e if sp else 0  # of all tokens, gathered or not yet scattered
     in_place = in_parts and placed == job.precision.compute  # products write straight into gradient memory
-    kept = stream + statistics(spec, own_tokens, e) + t * v * e
+    activations = stream + statistics(spec, own_tokens, e) + t * v * e
     rows = np.minimum(t, max(1, LOGITS_AT_ONCE // v))
     cast = rows * v * wide if e < 4 else 0
     # before there are logits
@@ -110,17 +110,17 @@ def head(
     if tp > 1:
         loss = _loss_over_ranks(t, v, e)
     return Footprint(
-        kept=kept,
+        kept=activations,
         forward=np.maximum(np.maximum(id_copies + loss, norm), together),
-        backward=np.maximum(stream + 2 * together + v * h * e * (tp > 1 or not in_place), last + shared),
-        leaves=stream + shared,
+        backward=np.maximum(stream + 2 * together + v * h * e * (tp > 1 or not in_place), last + tied_bytes),
+        leaves=stream + tied_bytes,
         parts=split_backward.head(spec, t, own_tokens, e, stream, together, v * h * e * (sp or not in_place))
         if in_parts
         else None,
     )
 
 
-def _sliced_head(spec: ModelSpec, t: int, e: int, shared: int, id_copies: Column) -> Footprint:
+def _sliced_head(spec: ModelSpec, t: int, e: int, tied_bytes: int, id_copies: Column) -> Footprint:
     """Return the bytes of the sliced head: it keeps the gradients of its normed input, and of its weight in a wide
     type, and computes both in the forward pass."""
     h, v, wide = spec.hidden, spec.vocab, max(e, 4)
@@ -135,13 +135,13 @@ def _sliced_head(spec: ModelSpec, t: int, e: int, shared: int, id_copies: Column
         kept=stream + statistics(spec, t, e) + gradient,
         forward=max(id_copies + slice_, norm),
         # the weight's gradient in its own type; the norm's own temporaries, when the wide one is gone
-        backward=max(v * h * e * narrow, normed(spec, t, e) - gradient + shared, 0),
-        leaves=stream + shared,
+        backward=max(v * h * e * narrow, normed(spec, t, e) - gradient + tied_bytes, 0),
+        leaves=stream + tied_bytes,
     )
 
 
 def _head_over_ranks(
-    spec: ModelSpec, t: int, rows: int, own_tokens: int, e: int, shared: int, id_copies: Column, sp: bool
+    spec: ModelSpec, t: int, rows: int, own_tokens: int, e: int, tied_bytes: int, id_copies: Column, sp: bool
 ) -> Footprint:
     """Return the bytes of the sliced head of tp ranks, each with its rows of the vocabulary, in slices of `rows`
     tokens. With sequence parallelism the input is gathered, and its gradient kept, of all tokens."""
@@ -154,9 +154,9 @@ def _head_over_ranks(
         kept=every + statistics(spec, own_tokens, e) + gradient,
         forward=max(id_copies + stream + every * sp + slice_, norm),
         backward=max(
-            scattered + v * h * e * narrow, normed(spec, own_tokens, e) + (stream - every) - gradient + shared, 0
+            scattered + v * h * e * narrow, normed(spec, own_tokens, e) + (stream - every) - gradient + tied_bytes, 0
         ),
-        leaves=stream + shared,
+        leaves=stream + tied_bytes,
     )
 
 

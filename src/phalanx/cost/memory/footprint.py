@@ -75,6 +75,7 @@ def footprint(
     if unit == "head":
         return head(spec, tokens, seq, job, placed, tp, sp, core, in_parts)
     e = DTYPE_BYTES[job.precision.compute]
+    # Only what the kind of block takes.
     kwargs: dict[str, Any] = {} if routed is None or spec.experts is None else {"rows": routed}
     if job.documents == "separate":
         part = core and core.part

@@ -1,8 +1,8 @@
 """Bytes of the KV cache: keys and values of every token and block, or their latents.
 
-    grouped-query attention   2 kv_heads head_dim numbers per token and block; with tp, only for a rank's key heads,
-                              with copies on neighbouring ranks if tp exceeds the key heads
-    latent attention          kv_rank + rope_dim, the same on every tp rank (DeepSeek-AI 2024a, table 1)
+grouped-query attention   2 kv_heads head_dim numbers per token and block; with tp, only for a rank's key heads,
+                          with copies on neighbouring ranks if tp exceeds the key heads
+latent attention          kv_rank + rope_dim, the same on every tp rank (DeepSeek-AI 2024a, table 1)
 """
 
 from __future__ import annotations

@@ -43,37 +43,37 @@ class LatentHeads(Block):
         self.in_one = one and self.repeat != "selective"
 
     def _heads(self, walk: Walk) -> None:
-        self._queries_keys_values(walk, kept=True)
+        self._queries_keys_values(walk, keep=True)
 
     def _heads_without_graph(self, walk: Walk) -> None:
-        self._queries_keys_values(walk, kept=False)
+        self._queries_keys_values(walk, keep=False)
 
-    def _queries_keys_values(self, walk: Walk, kept: bool) -> None:
-        """Walk from the norm's result to queries, keys and values. `kept`: keep tensors for the backward pass."""
+    def _queries_keys_values(self, walk: Walk, keep: bool) -> None:
+        """Walk from the norm's result to queries, keys and values. `keep`: keep tensors for the backward pass."""
         self._columns(walk, self.first, self.down)
         if self.q_rank is not None:
-            self._normed(walk, self.q_rank, kept)
+            self._normed(walk, self.q_rank, keep)
             self._rounded(walk, self.first, self.raw)
             walk.alloc(self.raw)
-            walk.free(0 if kept else 2 * self.first)
+            walk.free(0 if keep else 2 * self.first)
         walk.touch(self.raw)  # rotated, replacing the previous ones
-        self._normed(walk, self.kv_rank, kept)
+        self._normed(walk, self.kv_rank, keep)
         walk.alloc(self.rope)
-        walk.free(0 if kept else self.down)
+        walk.free(0 if keep else self.down)
         if self.padded:  # only after the latent's norm, whose temporaries are the peak where latents are wide
             walk.alloc(self.Q)
             walk.free(self.raw)
         self._rounded(walk, self.latent, self.up)
         walk.alloc(self.up)
         walk.alloc(2 * self.K)
-        walk.free(self.up + self.rope + (0 if kept else self.latent))
+        walk.free(self.up + self.rope + (0 if keep else self.latent))
 
-    def _normed(self, walk: Walk, rank: int, kept: bool) -> None:
+    def _normed(self, walk: Walk, rank: int, keep: bool) -> None:
         """Walk the norm of a latent of width `rank`."""
         walk.alloc(self.token_sums)
         self._wide_norm(walk, self.t * rank)
         walk.alloc(self.t * rank * self.e)
-        walk.free(0 if kept else self.token_sums)
+        walk.free(0 if keep else self.token_sums)
 
     def _core(self, walk: Walk) -> None:
         super()._core(walk)
@@ -127,7 +127,7 @@ class LatentHeads(Block):
 
     def _down_backward(self, walk: Walk) -> None:
         """Walk from the gradients of the normed latent and of the rotary part to the joint one; take the padding from
-        those of queries before, and rotate them back after."""
+        the queries' before, and rotate them back after."""
         with_queries = 2 * self.K * self.in_one
         if self.padded:
             walk.alloc(self.raw)

@@ -22,7 +22,7 @@ class _Mixture(Block):
 
     N (own tokens, hidden)   the tokens that the rank routes       P (own tokens, count)   scores, in fp32 or fp64
     R (rows, hidden)         their rows, each once                 I (own tokens, width)   8 bytes for each choice
-    D (rows, hidden)         the rows as they are sent             w (own tokens, width)   routing weights, as scores
+    D (rows, hidden)         the rows when sent             w (own tokens, width)   routing weights, as scores
     C (received, hidden)     the rows that are received            F (received, ffn)       inside the local experts
     """
 
@@ -70,15 +70,17 @@ class _Mixture(Block):
     def _rounded_expert(self, width: int) -> Column:
         return (self.rows.most * width + self.x.ffn * self.spec.hidden * self.rounds_weights) * self.operand_bytes
 
-    def _choose(self, walk: Walk, kept: bool) -> None:
-        """Walk from the router's product to the destinations of rows. `kept`: keep tensors for the weights' backward
+    def _choose(self, walk: Walk, keep: bool) -> None:
+        """Walk from the router's product to the destinations of rows. `keep`: keep tensors for the weights' backward
         pass."""
         x, P, ids = self.x, self.P, self.I
+        # Logits and scores.
         walk.alloc(self.Z)
         cast = P if self.e < self.wide else 0
         walk.alloc(cast)
         walk.alloc(P)
         walk.free(cast)
+        # Choices, and the order of rows by expert.
         even = 0
         if self.chosen:
             best = self.rows.tokens * x.top_k
@@ -92,6 +94,7 @@ class _Mixture(Block):
         walk.alloc(key)
         walk.touch(2 * ids)
         walk.alloc(ids)  # slots
+        # Losses and weights.
         walk.touch(2 * P * bool(x.balance_loss or x.z_loss))
         walk.alloc(self.rows.tokens * self.wide if x.z_loss else 0)
         walk.touch(3 * self.w)
@@ -102,7 +105,7 @@ class _Mixture(Block):
         walk.alloc(self.order)
         walk.touch(2 * self.order)
         walk.free(self.Z + key)
-        if not kept:
+        if not keep:
             walk.free(self.kept_choice)
 
     def _dispatch(self, walk: Walk) -> None:
@@ -147,14 +150,14 @@ class _Mixture(Block):
         else:
             walk.touch(self.rows.rows * (8 + 8 * weighted + self.e * weighted) + self.R * weighted)
 
-    def _experts(self, walk: Walk, kept: bool) -> None:
+    def _experts(self, walk: Walk, keep: bool) -> None:
         """Walk the local experts' MLPs."""
         walk.alloc(2 * self.F)
         walk.touch(self.into)
         walk.alloc(self.F)
         walk.alloc(self.C)
         walk.touch(self.out_of)
-        walk.free(self.F if kept else 3 * self.F + self.C)  # its inputs too
+        walk.free(self.F if keep else 3 * self.F + self.C)  # its inputs too
 
     def _shared_term(self, walk: Walk) -> None:
         """Walk the first products and activation of the shared MLP."""
@@ -164,14 +167,14 @@ class _Mixture(Block):
 
     def _mlp(self, walk: Walk, output: bool) -> None:
         S = self.S
-        self._choose(walk, kept=True)
+        self._choose(walk, keep=True)
         self._dispatch(walk)
         self._shared_term(walk)
         if self.shared and not self.sp:
             self._rounded(walk, self.A * output, S * output)
             walk.alloc(S * output)
         self._receive(walk)
-        self._experts(walk, kept=True)
+        self._experts(walk, keep=True)
         self._return(walk)
         if not output:
             return
@@ -202,7 +205,7 @@ class _Mixture(Block):
         S = self.S
         self._norm(walk)
         walk.free(self.statistics)
-        self._choose(walk, kept=False)
+        self._choose(walk, keep=False)
         self._dispatch(walk)
         self._shared_term(walk)
         if self.shared:
@@ -212,7 +215,7 @@ class _Mixture(Block):
                 walk.alloc(S)
                 walk.free(self.A)
         self._receive(walk)
-        self._experts(walk, kept=False)
+        self._experts(walk, keep=False)
         self._return(walk)
         self._combine(walk)
         walk.free(self.D + self.w + self.I + self.I * self.chosen + self.order)

@@ -84,6 +84,7 @@ class _Expansion:
     def program(self) -> StepProgram:
         """Expand all actions, then the end of the step: reductions, metrics, optimizer, gathers."""
         view, job, strategy, log = self.view, self.job, self.strategy, self.log
+        # The pipeline's actions.
         for at, action in enumerate(view.actions):
             kind, chunk, m = action
             if kind == "F":
@@ -92,6 +93,7 @@ class _Expansion:
                 self._backward(kind, chunk, m, last=self.finished[chunk] == at)  # type: ignore[arg-type]
             else:
                 self._message(kind, chunk, m)
+        # Remaining reductions, and gradients that several ranks of a replica share.
         log.add(self.bucket_order.finish())
         log.hold(-self.stream * len(self.outgoing))
         accumulate = job.precision.accumulate_dtype
@@ -101,12 +103,14 @@ class _Expansion:
             log.add(
                 [Event("collective", "all_reduce", "opt", "copies", "tp", strategy.tp, dtype=accumulate, bytes=size)]
             )
+        # Metrics, and the update.
         if strategy.world > 1:
             event = self.terms["all_reduce", "metrics"].event
             log.add([replace(event, group_size=strategy.world, bytes=metrics(view.model, strategy) * 8)])
         log.compute(_update(self.terms["optimizer", ""], view))
         for x in view.exchanges:
             log.add(_exchanged(x, view))
+        # Gathers of updated parameters.
         if self.sharding.updates_gather:
             for b in reversed(view.buckets):
                 log.add(self._sent("all_gather", PARAMETERS, b, None))

@@ -52,6 +52,7 @@ def _bucket_terms(view: RankView, cut: Sequence[Bucket], sizes: Sequence[int]) -
         return Term(event, count=len(cut), bytes=numel // part * DTYPE_BYTES[dtype])
 
     reductions = sharding.reductions(m)  # of each bucket in a step
+    # Reductions.
     c = s.compressor
     if c is not None:
         again = [b for b, n in zip(cut, filled, strict=True) for _ in range(n)]
@@ -69,6 +70,7 @@ def _bucket_terms(view: RankView, cut: Sequence[Bucket], sizes: Sequence[int]) -
         reduce = accumulate if c else DTYPE_BYTES[p.reduce_dtype]
         copies = Work(traffic_bytes=reduced * reductions * (compute + reduce + 3 * accumulate / parts))
         terms[0] = replace(terms[0], work=terms[0].work + copies)
+    # Gathers of parameters: after the update, or by unit and pass.
     if sharding.updates_gather:
         terms.append(term("all_gather", "opt", PARAMETERS, axis, p.compute))
     elif sharding.parameters:

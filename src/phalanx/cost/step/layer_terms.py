@@ -40,7 +40,7 @@ def _of_pass(view: RankView, name: str, member: str, phase: Phase) -> list[Term]
             continue
         event = Event("collective", x.op, phase, name if i == 0 else f"{name}, then", x.axis, dtype=x.dtype)
         overlapping = NO_WORK
-        if x.beside:
+        if x.overlapped:
             assert view.local.experts is not None
             overlapping = moe.shared(view.local, view.local.experts, t, DTYPE_BYTES[compute], phase != "F") * n
         terms.append(Term(event, count=x.count * n, bytes=x.bytes * n, overlapping=overlapping))

@@ -49,6 +49,7 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
     cuts = sliced if s.tp == 1 else lambda *sizes: slices_over_ranks(*sizes) > 1
     in_slices = unit == "head" and not view.splits_backward and bool(cuts(t, spec.vocab, spec.hidden, e))
     in_parts = deferrable and not in_slices
+    # Live bytes of the passes.
     memory = footprint(
         unit_spec,
         unit,
@@ -68,6 +69,7 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
     mask_bytes, temporary = _first_masks(view, core) if unit == "embed" and separate else (0, 0)
     mask_work = unit_work.mask(spec, unit, t, job.seq, e, keys) if separate else NO_WORK
     depends_on_routing = unit_spec.experts is not None and depends_on_router(unit_spec.experts, s)
+    # The forward pass; a sliced head computes the products of its backward pass in it.
     forward = unit_work.forward(unit_spec, unit, t, job.seq, e, keys, rows, narrow) + mask_work
     products = NO_WORK  # of the backward pass, which a head in slices does in its forward pass
     if in_slices:
@@ -81,6 +83,7 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
         alloc=int(memory.kept) + highest,
         free=highest - mask_bytes,
     )
+    # Work of the backward pass, with the repeated part of the forward pass.
     recomputed = unit_work.recomputed(unit_spec, repeat, t, job.seq, e, keys, rows, narrow) + (
         mask_work if repeat != "none" else NO_WORK
     )
@@ -88,6 +91,7 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
     inputs = unit_work.input_grad(unit_spec, unit, t, job.seq, e, keys, rows, turned) + mask_work + recomputed
     weights = unit_work.weight_grad(unit_spec, unit, t, e, rows, turned)
     event = Event("compute", "backward", "B", name, dtype=dtype, routed=depends_on_routing)
+    # A split backward pass: I and W.
     if memory.parts is not None and view.splits_backward:
         halves: tuple[tuple[Phase, str, Work, Work, Pass], ...] = (
             ("I", "input_grad", inputs, recomputed, memory.parts.inputs),
@@ -105,6 +109,7 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
                 before=mask_bytes if phase == "I" else 0,
                 masked=int(pass_memory.masked),
             )
+    # The undivided backward pass.
     n = view.passes["B", name]
     yield Term(
         event,

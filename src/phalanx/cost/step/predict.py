@@ -199,6 +199,7 @@ def _peak(view: RankView, step_terms: Sequence[Term]) -> int:
         ]
         return base + sum(n * (term.alloc - term.free) for term, n in counts)
 
+    # Through the forward pass to the head and back.
     peak = first.alloc
     end = before(view.model.layers)
     peak = max(peak, end + last.alloc)
@@ -206,6 +207,7 @@ def _peak(view: RankView, step_terms: Sequence[Term]) -> int:
     backward = t["B", "head"]
     peak = max(peak, live + backward.alloc)
     live = live + backward.alloc - backward.free
+    # The last block of each class, and the one before it if that frees masks.
     for name, members in classes.items():
         f, b = t["F", name], t["B", name]
         for unit in reversed(members):
@@ -215,6 +217,7 @@ def _peak(view: RankView, step_terms: Sequence[Term]) -> int:
             peak = max(peak, live - freed + highest(b, masks.get(at, 0)))
             if at not in masks:
                 break
+    # The embedding, and the update.
     backward = t["B", "embed"]
     peak = max(peak, live - (end - base) - backward.before + backward.alloc)
     return max(peak, t["opt", ""].alloc)

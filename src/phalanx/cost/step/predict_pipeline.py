@@ -54,6 +54,7 @@ def price_pipeline(views: Sequence[RankView], terms_of: Sequence[Sequence[Term]]
     rates = rates_of(layout, cluster)
     seconds: dict[str, dict[int, float]] = {"F": {}, "I": {}, "W": {}}
     communication, exposed, optimizer = [], [], []
+    # Seconds of each chunk's passes, and of each rank's collectives and update.
     for view, rank_terms in zip(views, terms_of, strict=True):
         of_pass = _seconds_of_passes(view, rank_terms, cluster, rates)
         for chunk, units in zip(view.chunk_indices, view.chunks, strict=True):
@@ -78,6 +79,7 @@ def price_pipeline(views: Sequence[RankView], terms_of: Sequence[Sequence[Term]]
         exposed.append(exposed_s + coding_seconds)
         update = next(t for t in rank_terms if t.event.op == "optimizer")
         optimizer.append(unit_work.optimizer_seconds(update.work, rates))
+    # Run the schedule with them.
     pp_link = link(cluster, layout.mesh, "pp")
     size = next(t.bytes / t.count for t in terms_of[-1] if t.event.axis == "pp" and t.count)
     forward, inputs, weights = ([seconds[p][c] for c in range(len(layout.rank_of))] for p in "FIW")

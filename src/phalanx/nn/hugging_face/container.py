@@ -78,6 +78,7 @@ def contents(path: Path) -> dict[str, Stored]:
 
     Raises InputError if it is not a safetensors file, is cut short, or has an inconsistent header.
     """
+    # Read the header, of bounded size.
     try:
         if not path.is_file():  # opening a pipe would block
             raise InputError(FIELD, str(path), "is not a regular file")
@@ -96,6 +97,7 @@ def contents(path: Path) -> dict[str, Stored]:
             raise
         raise InputError(FIELD, str(path), "is not a safetensors file (its header is not JSON)") from None
     try:
+        # Parse it.
         tensors = {
             name: _stored(name, path, about, 8 + length) for name, about in header.items() if name != "__metadata__"
         }
@@ -103,6 +105,7 @@ def contents(path: Path) -> dict[str, Stored]:
         if isinstance(error, InputError):
             raise
         raise InputError(FIELD, str(path), f"has a header that cannot be read ({error!r})") from None
+    # Tensors must fill the file without gaps.
     end = 8 + length
     for stored in sorted(tensors.values(), key=lambda s: (s.begin, s.end)):
         if stored.begin != end:

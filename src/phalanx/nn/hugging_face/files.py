@@ -99,6 +99,7 @@ def read(path: Path, spec: ModelSpec) -> HuggingFaceWeights:
 
 def _stored(path: Path) -> Iterator[Stored]:
     """Yield all tensors of the files that `path` names."""
+    # Resolve a folder to its file or index; refuse pickles.
     if path.is_dir():
         names = {SINGLE: path / SINGLE, INDEX: path / INDEX}
         path = next((p for p in names.values() if p.exists()), path)
@@ -119,6 +120,7 @@ def _stored(path: Path) -> Iterator[Stored]:
     if path.suffix != ".json":
         yield from container.contents(path).values()
         return
+    # The files of an index, each checked against it.
     placed = _index(path)
     for name in sorted(set(placed.values())):
         file = path.parent / name
@@ -140,7 +142,7 @@ def _index(path: Path) -> dict[str, str]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(FIELD, str(path), f"is not an index of safetensors files ({error!r})") from None
     if not isinstance(placed, dict) or not all(isinstance(f, str) and f == Path(f).name for f in placed.values()):
-        raise InputError(FIELD, str(path), "weight_map does not map tensors to files beside it")
+        raise InputError(FIELD, str(path), "weight_map does not map tensors to files in its folder")
     return placed
 
 
@@ -177,12 +179,12 @@ def write(
     weights: Weights,
     dtype: torch.dtype | None,
     shard_bytes: float,
-    beside: Mapping[str, bytes],
+    small_files: Mapping[str, bytes],
 ) -> list[Path]:
     """Write a folder that `transformers` can load, atomically; returns its safetensors files.
 
-    `dtype`: None keeps each tensor's. A file takes at most `shard_bytes`, or one tensor. `beside`: small files to
-    add, config.json among them. Raises InputError where the disk is too small, or a value overflows `dtype`.
+    `dtype`: None keeps each tensor's. A file takes at most `shard_bytes`, or one tensor. `small_files`: to add,
+    config.json among them. Raises InputError where the disk is too small, or a value overflows `dtype`.
     """
     tensors = list(_outgoing(spec, weights, dtype))
     folder = folder.absolute()
@@ -195,7 +197,7 @@ def write(
     part.mkdir()
     try:
         names = _write_shards(part, tensors, shard_bytes)
-        for name, content in beside.items():
+        for name, content in small_files.items():
             (part / name).write_bytes(content)
         os.replace(part, folder)
     except BaseException:
@@ -212,20 +214,20 @@ def _outgoing(spec: ModelSpec, weights: Weights, dtype: torch.dtype | None) -> I
         for i, s in enumerate(parts):
             ours.setdefault(s.tensor, []).append((fqn, i, s))
 
-    def make(tensor: str, held: Iterable[tuple[str, int, Source]], kind: torch.dtype) -> Tensor:
-        theirs: Tensor | None = None
-        for fqn, i, s in held:
+    def make(tensor: str, pieces: Iterable[tuple[str, int, Source]], kind: torch.dtype) -> Tensor:
+        result: Tensor | None = None
+        for fqn, i, s in pieces:
             each = math.prod(s.ours)
             value = _cast(weights.slice(fqn, i * each, (i + 1) * each), kind, tensor).view(s.ours)
             if s.run == s.stride:  # a tensor of its own
                 return value.T if s.transposed else value
-            if theirs is None:
-                theirs = torch.empty(s.shape, dtype=kind)
-            rows = theirs.T if s.transposed else theirs
+            if result is None:
+                result = torch.empty(s.shape, dtype=kind)
+            rows = result.T if s.transposed else result
             place = rows.unflatten(0, (-1, s.stride))[:, s.first : s.first + s.run]
             place.copy_(value.unflatten(0, (-1, s.run)))
-        assert theirs is not None
-        return theirs
+        assert result is not None
+        return result
 
     for tensor, held in ours.items():
         fqn, _, s = held[0]

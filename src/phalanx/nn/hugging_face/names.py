@@ -149,22 +149,22 @@ def source(spec: ModelSpec, p: Parameter) -> tuple[Source, ...]:
     if block is None:
         base = "" if module == "head.linear" else naming.base
         return (Source(f"{base}{naming.outside[module]}.{kind}", p.shape, 0, rows, rows),)
-    number, part = block.groups()
+    number, rest = block.groups()
     transposed = naming.transposed and len(p.shape) == 2
     prefix = f"{naming.base}{naming.block}.{number}"
     if p.role == "balance":
         return (Source(f"{prefix}.{_BALANCE}", p.shape, 0, rows, rows),)
     if p.of_experts:
-        each, out = f"{prefix}.{naming.inside[part]}.{kind}", p.shape[1]
+        each, out = f"{prefix}.{naming.inside[rest]}.{kind}", p.shape[1]
         return tuple(Source(each.replace("*", str(e)), p.shape[1:], 0, out, out) for e in range(rows))
-    if naming.fused and part in ("attention.q", "attention.k", "attention.v"):
-        which = ("attention.q", "attention.k", "attention.v").index(part)
+    if naming.fused and rest in ("attention.q", "attention.k", "attention.v"):
+        which = ("attention.q", "attention.k", "attention.v").index(rest)
         run = spec.head_dim if naming.by_head else rows
         whole = (3 * rows, *p.shape[1:])
         name = f"{prefix}.{naming.fused}.{kind}"
         return (Source(name, whole[::-1] if transposed else whole, which * run, run, 3 * run, transposed),)
     shape = p.shape[::-1] if transposed else p.shape
-    return (Source(f"{prefix}.{naming.inside[part]}.{kind}", shape, 0, rows, rows, transposed),)
+    return (Source(f"{prefix}.{naming.inside[rest]}.{kind}", shape, 0, rows, rows, transposed),)
 
 
 def sources(spec: ModelSpec) -> dict[str, tuple[Source, ...]]:

@@ -130,7 +130,7 @@ _SEVERAL: Node = Branch(
             "Sequences of 32,768 tokens or more?",
             ("long sequences", "short sequences"),
             lambda f: f.seq >= _LONG,
-            Leaf("context parallelism, beside tensor parallelism inside a node and ZeRO-1", "dp,zero=1,tp=T,cp=C"),
+            Leaf("context parallelism, with tensor parallelism inside a node and ZeRO-1", "dp,zero=1,tp=T,cp=C"),
             Branch(
                 "Does the state, 16 N bytes, fit one GPU (within 60 %)?",
                 ("state fits one GPU", "state is more than one GPU"),
@@ -171,7 +171,7 @@ def facts(model: ModelSpec, cluster: ClusterSpec, gpus: int, batch: int, seq: in
     """Return the facts about a training that the tree reads."""
     outer = cluster.tiers[1] if len(cluster.tiers) > 1 else cluster.tiers[0]
     rate = outer.bandwidth_bytes_per_s_per_gpu_per_direction
-    shared = outer.uplink_bandwidth_bytes_per_s_per_direction
+    uplink = outer.uplink_bandwidth_bytes_per_s_per_direction
     rates = [t.bandwidth_bytes_per_s_per_gpu_per_direction for t in cluster.tiers[1:]]
     uplinks = [
         t.uplink_bandwidth_bytes_per_s_per_direction / below.ranks
@@ -187,7 +187,7 @@ def facts(model: ModelSpec, cluster: ClusterSpec, gpus: int, batch: int, seq: in
         gpus=gpus,
         node=cluster.tiers[0].ranks,
         usable_bytes=cluster.device.usable_bytes,
-        network_bytes_per_s=min(rate, shared / cluster.ranks_per_node) if shared else rate,
+        network_bytes_per_s=min(rate, uplink / cluster.ranks_per_node) if uplink else rate,
         sites=len(cluster.tiers) > 2 and slowest * 10 <= rate,
     )
 

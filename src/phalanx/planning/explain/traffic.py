@@ -100,23 +100,23 @@ def job_flows(pricing: Pricing, s: Strategy) -> list[JobFlow]:
     for f in typical:
         ends = (f.axis == "pp" and s.pp == 2) or f not in inner
         fullest = "first stage" if head_first and f.axis != "pp" else "both ends"
-        where = "all ranks" if s.pp == 1 else fullest if ends else "inner ranks" if s.pp > 2 else "each stage"
-        rows.append(JobFlow(f, where, job.pop((f.axis, f.op, f.what), 0.0)))
+        ranks = "all ranks" if s.pp == 1 else fullest if ends else "inner ranks" if s.pp > 2 else "each stage"
+        rows.append(JobFlow(f, ranks, job.pop((f.axis, f.op, f.what), 0.0)))
     others = "other stages" if head_first else "inner ranks"
     rows += [JobFlow(f, others, 0.0) for f in inner if f not in typical]
     if s.pp == 1:
         return rows
     _, end = _boundaries(pricing, s)
     known = {(f.axis, f.op, f.what, f.payload) for f in typical if f.axis != "pp" or s.pp == 2}
-    for where, units in (
+    for ranks, units in (
         ("first stage", Held(0.0, 0.0, 1.0, float(head_first))),
         ("last stage", Held(0.0, 0.0, 0.0, float(not head_first))),
         ("both ends", Held(0.0, 0.0, 0.0, 0.0)),
     ):
         nothing = Held(0.0, 0.0, 0.0, 0.0)
-        for f in _of_rank(pricing, s, units, nothing, end if where == "both ends" else 0.0, where == "both ends"):
+        for f in _of_rank(pricing, s, units, nothing, end if ranks == "both ends" else 0.0, ranks == "both ends"):
             if (f.axis, f.op, f.what, f.payload) not in known:
-                rows.append(JobFlow(f, where, job.pop((f.axis, f.op, f.what), 0.0)))
+                rows.append(JobFlow(f, ranks, job.pop((f.axis, f.op, f.what), 0.0)))
     return rows
 
 
@@ -130,7 +130,7 @@ def _boundaries(pricing: Pricing, s: Strategy) -> tuple[float, float]:
 
 
 def _rows(
-    pricing: Pricing, s: Strategy, held: Held, reduced: Held, crossed: float, tied: bool
+    pricing: Pricing, s: Strategy, units: Held, reduced: Held, crossed: float, tied: bool
 ) -> list[tuple[ledger.Flow, float]]:
     """Return the ledger's flows of ranks with these units, and the number of times each is issued. `crossed`:
     boundaries between chunks that they send over, in each direction; `tied`: they share the embedding with the other
@@ -150,16 +150,16 @@ def _rows(
     if tied:
         rows.append(tied_embedding(shape, layout, how, types))
     m = s.accumulation(pricing.job)
-    counted = [(row, _number(row.count()) * (1.0 if row.unit == "rank" else m * held.of(row.unit))) for row in rows]
+    counted = [(row, _number(row.count()) * (1.0 if row.unit == "rank" else m * units.of(row.unit))) for row in rows]
     return [(row, n) for row, n in counted if _number(row.ranks) > 1 and n * _number(row.bytes) > 0]
 
 
 def _of_rank(
-    pricing: Pricing, s: Strategy, held: Held, reduced: Held, crossed: float, tied: bool = False
+    pricing: Pricing, s: Strategy, units: Held, reduced: Held, crossed: float, tied: bool = False
 ) -> list[TrafficRow]:
     """Return the traffic of a rank with these units; equal operations of different blocks are one row."""
     merged: dict[tuple[str, str, str, float], list[tuple[ledger.Flow, float]]] = {}
-    for row, count in _rows(pricing, s, held, reduced, crossed, tied):
+    for row, count in _rows(pricing, s, units, reduced, crossed, tied):
         merged.setdefault((row.axis, row.op, row.what, _number(row.bytes)), []).append((row, count))
     return [
         _flow(
@@ -203,7 +203,7 @@ def _flow(
     s: Strategy,
     axis: str,
     op: str,
-    what: str,
+    payload: str,
     ranks: int,
     stride: int,
     chain: float,
@@ -226,7 +226,7 @@ def _flow(
     return TrafficRow(
         axis=axis,
         op=op,
-        what=what,
+        what=payload,
         ranks=ranks,
         tier=_tier(pricing, s, axis, ranks, stride),
         count=count,

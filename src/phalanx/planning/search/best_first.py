@@ -107,6 +107,7 @@ def search(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequence[in
             f"no split of {max(worlds)} ranks divides job.global_batch = {job.global_batch} and the model's sizes"
         )
         raise InputError("strategy", "auto", reason, f"use {fewer} ranks, or another batch")
+    # Price all strategies best first, or, of too many, those that the formulas choose.
     legal = int(space.size(cores, model, job, OPTIONS).sum())
     exhaustive = legal <= _LARGE or not published(cluster)
     if exhaustive:
@@ -116,6 +117,7 @@ def search(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequence[in
     else:
         candidates = [price(model, cluster, job, s) for s in _first_pass(model, cluster, job, worlds)]
     candidates.sort(key=lambda c: (bool(c.reason), c.seconds))
+    # Nothing fits: report the strategy of least memory.
     if not candidates:
         candidates = [price(model, cluster, job, _smallest(model, cluster, job, cores))]
     if candidates[0].reason:
@@ -188,7 +190,7 @@ def _estimated(model: ModelSpec, cluster: ClusterSpec, job: Job, rows: Strategie
 def _best_first(model: ModelSpec, cluster: ClusterSpec, job: Job, rows: Strategies) -> tuple[list[Candidate], bool]:
     """Price strategies best first; return them, and whether the bounds prove the fastest that fits to be the best.
 
-    If none of the first `_MOST` strategies fits, those of least estimated memory are tried."""
+    If none of the first `_MOST` strategies fits, the strategies of least estimated memory are tried."""
     candidates: list[Candidate] = []
     bounds = Bounds(model, cluster, job)
     rows = rows.take(bounds.bytes_of_rows(rows) <= cluster.device.usable_bytes)

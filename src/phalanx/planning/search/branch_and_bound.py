@@ -92,7 +92,7 @@ def explore(
     watch: Callable[[int, int], None] | None = None,
     families: float = np.inf,
     below: float = np.inf,
-    known: Sequence[Strategy] = (),
+    hints: Sequence[Strategy] = (),
 ) -> Exploration:
     """Find the best strategies over `ranks` ranks by branch and bound.
 
@@ -100,8 +100,8 @@ def explore(
     fastest of all by at most the share `families`, and every strategy slower than those by at most the share `slack`;
     those that take more than `below` seconds may be missing. With `front` > 0 it also contains the complete front of
     time and memory up to `front` times the shortest step. `watch`: callback with the number of legal strategies
-    priced so far. `known`: strategies that are likely among the best, such as those of a similar question; they speed
-    up the search and do not change the result.
+    priced so far. `hints`: strategies that are likely among the best, such as the answer to a similar question; they
+    speed up the search and do not change the result.
 
     Raises InputError if the job has no legal strategy over `ranks` ranks.
     """
@@ -112,8 +112,8 @@ def explore(
     if not legal:
         raise space.nothing_within(options, ranks)
     incumbents = _Incumbents(pricing, keep, slack, front, families, below)
-    if known and not front:
-        incumbents.bound_by([s for s in dict.fromkeys(known) if space.contains(s, model, job, ranks, options)])
+    if hints and not front:
+        incumbents.bound_by([s for s in dict.fromkeys(hints) if space.contains(s, model, job, ranks, options)])
     cores_first = _MANY if incumbents.bounded else _CORES
 
     def finish(rows: Strategies) -> None:
@@ -248,22 +248,22 @@ class _Incumbents:
             return
         least = self._pricing.least_seconds(rows, complete)
         bytes_ = np.full(len(rows), np.nan)
-        left = np.argsort(least, kind="stable")
+        queue = np.argsort(least, kind="stable")
         if self.bounded and not self._front:
-            left = left[self.may_win(families[left], least[left])]
-        while len(left):
-            chosen = np.zeros(len(left), dtype=bool)
+            queue = queue[self.may_win(families[queue], least[queue])]
+        while len(queue):
+            chosen = np.zeros(len(queue), dtype=bool)
             for place in range(len(FAMILIES)):
-                chosen[np.flatnonzero(families[left] == place)[:batch]] = True
-            continue_with(rows.take(left[chosen]))
-            left = left[~chosen]
-            remaining = self.may_win(families[left], least[left])
+                chosen[np.flatnonzero(families[queue] == place)[:batch]] = True
+            continue_with(rows.take(queue[chosen]))
+            queue = queue[~chosen]
+            remaining = self.may_win(families[queue], least[queue])
             if self._front:
-                near = np.flatnonzero(~remaining & (least[left] <= self._front * self._fastest))
-                unknown = left[near[np.isnan(bytes_[left[near]])]]
+                near = np.flatnonzero(~remaining & (least[queue] <= self._front * self._fastest))
+                unknown = queue[near[np.isnan(bytes_[queue[near]])]]
                 bytes_[unknown] = self._pricing.least_bytes(rows.take(unknown), complete)
-                remaining[near] = self.may_extend_front(least[left[near]], bytes_[left[near]])
-            left = left[remaining]
+                remaining[near] = self.may_extend_front(least[queue[near]], bytes_[queue[near]])
+            queue = queue[remaining]
             batch *= 2
 
     def may_win(self, families: Ints, least: Floats) -> npt.NDArray[np.bool_]:

@@ -135,6 +135,7 @@ class Pricing:
         def as_float(column: Ints) -> Floats:
             return column.astype(np.float64)  # convert once, not in every operation
 
+        # As rank_layout.layout, for columns of strategies.
         m = rows.micro_batches(self.job)
         first, last = in_flight(rows.schedule, m, rows.pp)
         stride = _strides(rows)
@@ -321,7 +322,7 @@ class Pricing:
 
     @property
     def usable(self) -> int:
-        """Bytes of a device available to a strategy: those of the stack's allocator, less the headroom."""
+        """Bytes of a device available to a strategy: the stack allocator's, less the headroom."""
         return int((1 - self.headroom) * self.allocatable)
 
     @property

@@ -131,9 +131,9 @@ class SearchLimits:
             keep &= self._legal(name, given)
         return keep
 
-    def _due_of(self, own: tuple[str, ...], known: Iterable[str]) -> _Due:
-        """Return the conditions, rules and restricted fields that concern `own` and read only fields in `known`."""
-        chosen, there = set(own), {*self.constants, *known}
+    def _due_of(self, own: tuple[str, ...], columns: Iterable[str]) -> _Due:
+        """Return the conditions, rules and restricted fields that concern `own` and read only fields in `columns`."""
+        chosen, there = set(own), {*self.constants, *columns}
         wanted = [c for c in self.wanted if c.fields <= there and c.fields & chosen]
         fields = [frozenset[str]().union(*(c.fields for c in rule)) for rule in self._rules]
         rules = [rule for rule, f in zip(self._rules, fields, strict=True) if f <= there and f & chosen]
@@ -142,7 +142,7 @@ class SearchLimits:
         read = set(legal).union(*(c.fields for c in wanted), *(c.fields for rule in rules for c in rule))
         if legal:
             read |= {"pp", "zero", "dp"}  # `_legal` also reads these fields
-        return wanted, rules, legal, tuple(n for n in known if n in read)
+        return wanted, rules, legal, tuple(n for n in columns if n in read)
 
     @cached_property
     def _due_on(self) -> dict[tuple[tuple[str, ...], ...], _Due]:

@@ -39,12 +39,12 @@ def nothing_legal(error: InputError, pricing: Pricing, gpus: int) -> InputError:
 def _option_to_blame(error: InputError, pricing: Pricing, gpus: int) -> InputError | None:
     """Return an error about the option without which a strategy exists, with the stack's reason; None if no single
     option is to blame."""
-    row, asked = pricing.row, pricing.extra
+    row, options = pricing.row, pricing.extra
     if row is None:
         return None
-    for name, value in asked.changed().items():
+    for name, value in options.changed().items():
         default: dict[str, Any] = {name: DEFAULTS[name]}
-        without = replace(pricing, extra=replace(asked, **default))
+        without = replace(pricing, extra=replace(options, **default))
         try:
             explored = branch_and_bound.explore(without, gpus, without.options, keep=1)
         except InputError:
@@ -52,7 +52,7 @@ def _option_to_blame(error: InputError, pricing: Pricing, gpus: int) -> InputErr
         if not len(explored.rows):
             continue
         s = explored.rows.strategy(int(explored.order[0]))
-        refusal = row.refusal(s, asked, facts(pricing.model, pricing.job, s))
+        refusal = row.refusal(s, options, facts(pricing.model, pricing.job, s))
         wanted = f" as {error.value!r} asks" if error.field == "where" else ""
         says = f"; to {s} it says: {refusal.reason} ({refusal.source})" if refusal else ""
         reason = f"leaves {row.title} no strategy over {gpus} ranks{wanted}{says}"

@@ -68,7 +68,7 @@ class SearchAnswer:
     ranked: tuple[RankedStrategy, ...]
     """Best first by the objective."""
     families: tuple[RankedStrategy, ...]
-    """The fastest of each family of which any strategy fits."""
+    """The fastest of each family with a fitting strategy."""
     front: tuple[RankedStrategy, ...]
     """Fastest first, each with less memory than all before it."""
     rejected: tuple[Rejected, ...]
@@ -110,13 +110,13 @@ def answer(
     whole_front: bool = False,
     fewer: bool = True,
     watch: Callable[[int, int], None] | None = None,
-    known: Sequence[Strategy] = (),
+    hints: Sequence[Strategy] = (),
 ) -> SearchAnswer:
     """Find the best strategies on `gpus` GPUs.
 
     `larger` returns the same question on another number of GPUs. With `whole_front` no point of the front is missed;
     without it, the front covers what the search for the best strategy met. `fewer`: whether smaller numbers of GPUs
-    are tried too. `watch`: callback with the number of legal strategies priced so far. `known`: strategies that are
+    are tried too. `watch`: callback with the number of legal strategies priced so far. `hints`: strategies that are
     likely among the best, such as the `first` of an answer to a similar question; they do not change the answer.
 
     Raises InputError if no strategy is legal, or if none fits: then it names the fewest GPUs that suffice.
@@ -124,21 +124,24 @@ def answer(
     start = time.perf_counter()
     pricing = larger(gpus)
     options = pricing.options
+    # The first pass: formulas over all legal strategies.
     try:
         slack, front_limit = _SLACK if objective == "memory" else 0.0, _FRONT if whole_front else 0.0
         explored = branch_and_bound.explore(
-            pricing, gpus, options, _EACH * keep, slack, front_limit, watch, known=known
+            pricing, gpus, options, _EACH * keep, slack, front_limit, watch, hints=hints
         )
     except InputError as error:
         raise no_answer.nothing_legal(error, pricing, gpus) from None
     if not len(explored.rows) and not explored.close:
         raise no_answer.nothing_fits(pricing, explored, larger, gpus, options)
+    # Candidates of the second pass: the fastest, each family's, the front, and the smallest in memory.
     fastest, family_rows = fastest_rows(explored, keep), best_of_each_family(explored)
     front = _promising(explored, whole_front)
     if objective == "memory" and len(explored.rows):
         near = explored.order[explored.seconds[explored.order] <= (1 + _SLACK) * explored.seconds[explored.order[0]]]
         fastest += [int(row) for row in near[np.argsort(explored.bytes_[near], kind="stable")][:keep]]
     rows = list(dict.fromkeys([*fastest, *family_rows, *front]))
+    # The second pass: pipelines timed action by action, then neighbours until none is faster.
     pricing = with_best_options(pricing, [explored.rows.strategy(row) for row in fastest])
     prices = RefinedPrices(pricing)
     candidates = prices.descend([*(explored.rows.strategy(row) for row in rows), *explored.close])
@@ -147,6 +150,7 @@ def answer(
     costs = [(r.seconds, r.priced.bytes_) for r in candidates]
     candidates = [candidates[i] for i in _distinct([r.strategy for r in candidates], costs)]
     candidates = [*that_fit(prices, candidates), *candidates]
+    # Rank by the objective.
     each_best = {r.family: r for r in reversed(candidates)}
     families = tuple(each_best[name] for name in FAMILIES if name in each_best)
     ranked = [candidates[i] for i in _unlike([r.strategy for r in candidates])][:keep]

@@ -77,8 +77,7 @@ def price_under(
     each: Sequence[Pricing], strategies: Sequence[Strategy], cuts: Sequence[Blocks | None] = ()
 ) -> tuple[dict[str, Floats], Floats]:
     """Price strategies under questions that differ only in the constants of their stacks, all in one call: the terms
-    of a step, with blocks cut as for `layout_of`, and the reserved bytes, those of the first question's strategies
-    first."""
+    of a step, with blocks cut as for `layout_of`, and the reserved bytes, first question first."""
     pricing, rows = each[0], len(each) * len(strategies)
     everything = [*strategies] * len(each)
     by = _joined([one.profile for one in each], len(strategies))

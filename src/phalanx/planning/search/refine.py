@@ -72,7 +72,7 @@ class PipelineRun:
     def terms(self, formula: Mapping[str, float]) -> dict[str, float]:
         """Correct a formula's terms by this run; they sum to `seconds`.
 
-        The blocks' terms become those of a mean rank, `head` the excess of the slowest rank, `bubble` its waiting."""
+        The blocks' terms become a mean rank's, `head` the excess of the slowest rank, `bubble` its waiting."""
         if self.mean is None:
             return dict(formula)
         block_terms = {name: formula.get(name, 0.0) for name in _PIPELINED if name not in ("head", "bubble")}

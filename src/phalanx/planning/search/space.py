@@ -77,6 +77,7 @@ def _cores(model: ModelSpec, job: Job, ranks: int, ulysses: bool) -> Strategies:
         reason = f"is longer than model.max_seq = {model.max_seq}"
         raise InputError("job.seq", job.seq, reason, "shorten seq or raise model.max_seq")
     parts: dict[str, list[Ints]] = {name: [] for name in ("dp", "tp", "sp", "cp", "ulysses", "pp", "micro_batch")}
+    # Enumerate degrees; micro-batches and Ulysses parts as arrays.
     for tp, cp in _pairs(ranks):
         degrees = divisors(cp) if ulysses else [1]
         ways = np.array([u for u in degrees if _splits(model, job, tp, cp, u)], dtype=np.int64)
@@ -95,6 +96,7 @@ def _cores(model: ModelSpec, job: Job, ranks: int, ulysses: bool) -> Strategies:
                 parts["ulysses"].append(np.tile(ways, len(fits)))
                 for name, value in (("dp", dp), ("tp", tp), ("sp", sp), ("cp", cp), ("pp", pp)):
                     parts[name].append(np.full(len(fits) * len(ways), value, dtype=np.int64))
+    # Columns, with defaults for later steps.
     columns = {name: np.concatenate(pieces) if pieces else np.zeros(0, np.int64) for name, pieces in parts.items()}
     if not len(columns["dp"]):
         reason = f"no split of {ranks} ranks divides global_batch = {job.global_batch} and the model's sizes"
@@ -108,7 +110,7 @@ def nothing_within(options: Options, ranks: int) -> InputError:
     """Return the error for limits that leave no strategy: about a condition that conflicts with the stack by itself,
     about all conditions, or about the stack."""
     limits = options.limits
-    row, wanted = limits.row, ", ".join(dict.fromkeys(c.text for c in limits.wanted))
+    row, conditions = limits.row, ", ".join(dict.fromkeys(c.text for c in limits.wanted))
     stack = (row.title if row else "") or "the model"
     for condition in limits.wanted if row else ():
         for name in condition.fields:
@@ -119,9 +121,11 @@ def nothing_within(options: Options, ranks: int) -> InputError:
                     legal = " or ".join(f"{name}={int(v) if isinstance(v, bool) else v}" for v in entry.values)
                     reason = f"{stack} does not have it ({entry.source})"
                     return InputError("where", condition.text, reason, f"use {legal or 'its default'}")
-    if wanted:
-        return InputError("where", wanted, f"{stack} has no such strategy over {ranks} ranks", "loosen a condition")
-    return InputError("gpus", ranks, f"{stack} has no strategy over so many", "use another number, or stack")
+    if conditions:
+        return InputError(
+            "where", conditions, f"{stack} has no such strategy over {ranks} ranks", "loosen a condition"
+        )
+    return InputError("gpus", ranks, f"{stack} has no strategy over that many", "use another number, or stack")
 
 
 def _holds(condition: Condition, name: str, value: Any) -> bool:
@@ -271,17 +275,17 @@ def _by_experts(rows: Strategies, model: ModelSpec, options: Options) -> _Expans
 
 
 def _by_pipeline(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> _Expansion:
-    known = options.pipelines
+    cache = options.pipelines
 
     def tables(kinds: Sequence[tuple[int, int]]) -> list[Ints]:
         """Return the ways of each (pp, micro-batches); new pairs are judged in one call."""
-        new = [kind for kind in kinds if (model.layers, *kind) not in known]
+        new = [kind for kind in kinds if (model.layers, *kind) not in cache]
         ways = [np.array(pipeline_ways(model.layers, *kind, options.schedules), np.int64) for kind in new]
         ways = [table.reshape(-1, 2) for table in ways]
         keep = _legal_pipelines(new, ways, model, options)
         for kind, table, of_kind in zip(new, ways, keep, strict=True):
-            known[model.layers, *kind] = table[of_kind]
-        return [known[model.layers, *kind] for kind in kinds]
+            cache[model.layers, *kind] = table[of_kind]
+        return [cache[model.layers, *kind] for kind in kinds]
 
     return _Expansion(rows, rows.pp, rows.micro_batches(job), ("schedule", "virtual"), tables)
 

@@ -26,7 +26,7 @@ SEARCHED = ("pp/dp/cp/tp", "dp/pp/cp/tp")
 """Orders that a search chooses from: stages outermost, the default of the mesh; or replicas outermost, with stages on
 neighbouring nodes."""
 ORDERS = SEARCHED + tuple(name for name in map("/".join, permutations(AXES)) if name not in SEARCHED)
-"""Every order of the mesh's axes, those of SEARCHED first."""
+"""Every order of the mesh's axes, SEARCHED first."""
 RECOMPUTE = ("none", "selective", "full", "every:2", "every:4")
 
 

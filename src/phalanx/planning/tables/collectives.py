@@ -84,6 +84,7 @@ def compare(op: str, size_bytes: float, ranks: int, cluster: ClusterSpec) -> Alg
         raise InputError("ranks", ranks, f"{cluster.name} has {cluster.ranks} ranks", "ask for as many or fewer")
     if ranks > _FOLLOWED:
         return _by_formula(op, 0.0 if op == "barrier" else size_bytes, ranks, cluster)
+    # Links of the tiers in use.
     links = costs(cluster)
     tiers_used = next((i for i, t in enumerate(cluster.tiers) if t.ranks >= ranks), len(cluster.tiers) - 1) + 1
     priced = _pricing(op, ranks, cluster, links, links.tiers[tiers_used - 1][1:])
@@ -92,6 +93,7 @@ def compare(op: str, size_bytes: float, ranks: int, cluster: ClusterSpec) -> Alg
     flat = tiers_used == 1 and cluster.tiers[0].uplink_bandwidth_bytes_per_s_per_direction is None
     bound = lower_bound(op, ranks, n, links)
     rows = []
+    # Each algorithm at this size.
     for algorithm in ALGORITHMS[op]:
         timed = priced(algorithm, n)
         formula = closed_form(op, algorithm, ranks, n, alpha, beta, links.gamma_s_per_byte, timed.segments)
@@ -105,6 +107,7 @@ def compare(op: str, size_bytes: float, ranks: int, cluster: ClusterSpec) -> Alg
             formula_seconds=formula if flat else None,
         )
         rows.append(row)
+    # The fastest algorithm by size.
     winners: list[tuple[float, float, str]] = []
     for size in _SIZES if op != "barrier" else ():
         best = min(ALGORITHMS[op], key=lambda a: priced(a, size).seconds(size))
@@ -135,9 +138,9 @@ def formulas() -> Sheet:
 
 def _by_formula(op: str, n: float, ranks: int, cluster: ClusterSpec) -> AlgorithmComparison:
     """Price the algorithms by their published formulas, assuming the slowest tier's links between all ranks."""
-    used = [t for i, t in enumerate(cluster.tiers) if i == 0 or cluster.tiers[i - 1].ranks < ranks]
+    tiers = [t for i, t in enumerate(cluster.tiers) if i == 0 or cluster.tiers[i - 1].ranks < ranks]
     links = costs(cluster)
-    _, alpha, beta = links.tiers[len(used) - 1]
+    _, alpha, beta = links.tiers[len(tiers) - 1]
     bound = lower_bound(op, ranks, n, links)
 
     def priced(algorithm: str, size: float) -> float | None:
@@ -145,6 +148,7 @@ def _by_formula(op: str, n: float, ranks: int, cluster: ClusterSpec) -> Algorith
         return closed_form(op, algorithm, ranks, size, alpha, beta, links.gamma_s_per_byte, segments)
 
     rows = []
+    # Each algorithm at this size.
     for algorithm in ALGORITHMS[op]:
         seconds = priced(algorithm, n)
         if seconds is None:
@@ -154,12 +158,13 @@ def _by_formula(op: str, n: float, ranks: int, cluster: ClusterSpec) -> Algorith
         rounds, sent = (closed_form(op, algorithm, ranks, n, a, b, 0.0, segments) or 0.0 for a, b in ((1, 0), (0, 1)))
         shown = segments if (op, algorithm) in SEGMENTED else None
         rows.append(AlgorithmRow(algorithm, shown, round(rounds), sent, seconds, bound, seconds))
+    # The fastest algorithm by size.
     winners: list[tuple[float, float, str]] = []
     for size in _SIZES if op != "barrier" else ():
         best = min((row.algorithm for row in rows), key=lambda a: priced(a, size) or math.inf)
         low = winners.pop()[0] if winners and winners[-1][2] == best else size
         winners.append((low, size, best))
-    crossovers = [Crossover(t.name, t.latency_s * t.bandwidth_bytes_per_s_per_gpu_per_direction) for t in used]
+    crossovers = [Crossover(t.name, t.latency_s * t.bandwidth_bytes_per_s_per_gpu_per_direction) for t in tiers]
     return AlgorithmComparison(tuple(sorted(rows, key=lambda r: r.seconds)), tuple(winners), tuple(crossovers))
 
 

@@ -14,6 +14,7 @@ def sheet(x: AnalyticSubject) -> Sheet:
     """Tabulate each kind of operation of a strategy in a step: for a rank, and for the job."""
     rows = []
     seconds_of_term: dict[str, float] = {}
+    # The exposed part is known by term: divide it over the operations that share the term.
     for f in x.flows:
         seconds_of_term[term_of(f.axis)] = seconds_of_term.get(term_of(f.axis), 0.0) + f.seconds
     for row in job_flows(x.pricing, x.strategy):
@@ -38,6 +39,7 @@ def sheet(x: AnalyticSubject) -> Sheet:
                 _bound(f, x.pricing.cluster),
             )
         )
+    # The busiest link is the port of a rank.
     node = x.pricing.cluster.ranks_per_node
     port = sum(f.network for f in x.flows)
     busiest = f"a rank's port, {port / 2**30:.2f} GiB a step, {node * port / 2**30:.2f} a node"

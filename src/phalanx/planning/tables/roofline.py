@@ -26,6 +26,7 @@ def ridges() -> Sheet:
             continue
         peak = float(system.peak_bf16)
         inner, outer = cluster.tiers[0], cluster.tiers[-1]
+        # Between nodes, ranks may share an uplink.
         near, far = (t.bandwidth_bytes_per_s_per_gpu_per_direction for t in (inner, outer))
         shared = outer.uplink_bandwidth_bytes_per_s_per_direction
         far = min(far, shared / cluster.ranks_per_node) if shared else far
@@ -98,6 +99,7 @@ def level_of(size: float, levels: list[tuple[str, float, str]]) -> str:
 
 
 def _operators(title: str, operators_: list[Operator], levels: list[tuple[str, float, str]]) -> Sheet:
+    # One row per operator.
     rows = [
         (
             o.name,

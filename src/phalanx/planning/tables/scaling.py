@@ -22,12 +22,13 @@ Question = Callable[[int], Pricing]
 def by_gpus(question: Question, gpus: Sequence[int], weak: bool) -> Sheet:
     """Tabulate strong scaling (one batch on more GPUs), or weak scaling (the batch grows with the GPUs, up to the
     question's)."""
-    asked, most = question(gpus[-1]).job.global_batch, gpus[-1]
+    full_batch, most = question(gpus[-1]).job.global_batch, gpus[-1]
     rows: list[tuple[object, ...]] = []
     base = computing = 0.0
+    # The best strategy for each number of GPUs, compared with the first that fits.
     for n in gpus:
         p = question(n)
-        batch = asked * n // most if weak else asked
+        batch = full_batch * n // most if weak else full_batch
         if not batch:
             rows.append((n, 0, "less than a sequence", *(None,) * (len(_SCALED) - 3)))
             continue
@@ -45,20 +46,21 @@ def by_gpus(question: Question, gpus: Sequence[int], weak: bool) -> Sheet:
         slower = (_computing(best) - computing * batch / n) / step
         hours = n * step / 3600 / (batch * p.job.seq) * 1e9
         rows.append((*row, *(seconds / step for seconds in lost), slower, hours))
+    # Explain the columns, and efficiencies above one.
     note = (
         "efficiency: tokens/s per GPU over that of the first row that fits; lost, as shares of the step, to exposed "
         "communication, the bubble, the slowest stage, and computing: what a sequence's computing takes longer than "
         "in the first row, in smaller pieces or with more repeated (negative: less)"
     )
     if headroom := question(most).headroom:
-        note += f"; every strategy leaves {headroom:.0%} of the memory free, as those of phalanx plan do"
+        note += f"; every strategy leaves {headroom:.0%} of the memory free, as in phalanx plan"
     above = [(n, row) for n, row in zip(gpus, rows, strict=True) if isinstance(row[5], float) and row[5] > _MORE]
     if above:
         first = next(n for n, row in zip(gpus, rows, strict=True) if row[4] is not None)
         note += f"; above 100 %: {_why_above(question(first), first, *max(above, key=lambda item: item[1][5]))}"  # type: ignore[arg-type,return-value]
     title = "strong scaling: one batch on more GPUs"
     if weak:
-        title = f"weak scaling: the batch grows with the GPUs, to {asked:,}"
+        title = f"weak scaling: the batch grows with the GPUs, to {full_batch:,}"
     return Sheet(title, _SCALED, rows, note, stacked=("communication", "bubble", "imbalance", "computing"))
 
 
@@ -150,13 +152,14 @@ def sensitivity(question: Question, gpus: int) -> Sheet:
     """Tabulate the best strategy with the network, then the fastest links, at half and at double their rate."""
     p, rows = question(gpus), []
     base: float | None = None
-    for what, inner, outer in (
-        ("as it is", 1.0, 1.0),
+    for label, inner, outer in (
+        ("unchanged", 1.0, 1.0),
         ("network at half", 1.0, 0.5),
         ("network at double", 1.0, 2.0),
         ("inside the node at half", 0.5, 1.0),
         ("inside the node at double", 2.0, 1.0),
     ):
+        # Scale the rates of the links, innermost tier or all others.
         tiers = tuple(
             replace(
                 t,
@@ -169,7 +172,7 @@ def sensitivity(question: Question, gpus: int) -> Sheet:
         if best is None:
             continue
         base = base or best.seconds
-        rows.append((what, str(best.strategy), best.seconds, best.seconds / base - 1, best.mfu))
+        rows.append((label, str(best.strategy), best.seconds, best.seconds / base - 1, best.mfu))
     return Sheet(
         f"sensitivity on {gpus} GPUs",
         columns("links", "strategy", ("step", "s"), ("change", "share"), ("MFU", "share")),

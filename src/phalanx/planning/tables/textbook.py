@@ -49,7 +49,7 @@ class BytesPolicy:
 
 POLICIES = {
     12: BytesPolicy(2, 2, 0, 8, "no master copy: an update below 1/512 of a bf16 weight is lost"),
-    16: BytesPolicy(2, 2, 4, 8, "master copy in fp32, gradients as they are sent"),
+    16: BytesPolicy(2, 2, 4, 8, "master copy in fp32, gradients in the sent type"),
     18: BytesPolicy(2, 4, 4, 8, "gradients kept and added in fp32"),
     20: BytesPolicy(2, 6, 4, 8, "gradients in both types"),
 }

@@ -6,7 +6,7 @@
     optimizer.step()        attached: reads the reduced gradients, spreads the new weights, makes buffers alike
     state_dict, save, load  the state, whatever the layout (state.py)
 
-Collectives are the engine's (runtime/data_parallel/engine.py), of split layers, and those of the state.
+Collectives are issued by the engine (runtime/data_parallel/engine.py), by split layers, and for the state.
 """
 
 from __future__ import annotations

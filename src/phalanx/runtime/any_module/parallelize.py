@@ -70,7 +70,7 @@ def parallelize(
                 parameters are used in its own forward pass alone; what several share is gathered for the whole pass
     average     gradients are averaged over the replicas, as by DistributedDataParallel; else summed
     transport   of all collectives: torch's own, sends and receives, or shared memory (ranks of one host)
-    buffers     at the end of a step they follow those of rank 0, or floating-point ones are averaged over all ranks;
+    buffers     at the end of a step they are copied from rank 0, or floating-point ones are averaged over all ranks;
                 "synchronise": every BatchNorm takes its statistics over all replicas' batches (batch_norm.py)
     tp_plan     with tp > 1, which layers are split and how (tensor_plan.py): {"layers.*.up": "colwise", ...};
                 "published", the default, takes that of a Hugging Face model. All tp ranks of a replica get the same
@@ -78,7 +78,7 @@ def parallelize(
     cuts        with pp > 1, of an nn.Sequential: the numbers or names of the children with which each chunk after the
                 first begins (stages.py). All pp ranks of a replica get the same batch, by `model.step(batch, loss)`
 
-    Parameters and buffers become those of rank 0. Frozen parameters are not sharded. A parameter that gets no
+    Parameters and buffers are copied from rank 0. Frozen parameters are not sharded. A parameter that gets no
     gradient is updated with a gradient of zeros. ZeRO-3 has no double backward, and allows activation checkpointing
     inside a unit, not around it. Raises InputError.
     """
@@ -98,6 +98,7 @@ def spread(
     cuts: Sequence[int | str] | None = None,
 ) -> Parallel:
     """Parallelize a module in a world that has already been joined; arguments as for `parallelize`."""
+    # Refuse before anything is sent or changed.
     if not isinstance(module, nn.Module):
         raise InputError("module", type(module).__name__, "is not a torch.nn.Module", "wrap the model itself")
     s = _strategy(strategy, world)
@@ -121,6 +122,7 @@ def spread(
         raise InputError("units", None, "are the children of the module in a pipeline", "leave them out")
     if s.pp == 1 and cuts is not None:
         raise InputError("cuts", list(cuts), "cut a module into stages, and pp is 1", "use a strategy with pp=2")
+    # All ranks start from rank 0's parameters and buffers.
     module.to(world.device)
     choices = [Choice(op, world.size, 0, transport) for op in _OPS] if transport != "native" else []
     comm = Comm(world, mesh(s), choices)
@@ -128,11 +130,13 @@ def spread(
         for tensor in (*module.parameters(), *module.buffers()):
             tensor.data = tensor.data.contiguous()
             comm.broadcast(tensor.data, "world")
+    # Without a pipeline: the whole module, or its part of each split layer.
     if s.pp == 1:
         if buffers == "synchronise":
             synchronise_batch_norms(module, comm)
         dims = split_layers(module, plan, comm) if s.tp > 1 else {}
         return Parallel(module, s, precision, comm, find_units(module, units), average, buffers, dims)
+    # In a pipeline: this rank's children, and the whole module without memory for its shapes.
     skeleton = without_memory(module, {id(p) for p in trained.values()}, DTYPES[precision.compute])
     place = mesh(s).place(world.rank)["pp"]
     own = [name for names, rank in zip(chunks, rank_of(s), strict=True) if rank == place for name in names]
@@ -158,14 +162,16 @@ def _world(timeout_s: float) -> World:
 
 def _strategy(strategy: str | Strategy, world: World) -> Strategy:
     """Return a strategy that the engine can run in this world. Raises InputError."""
+    # dp defaults to the remaining ranks.
     if isinstance(strategy, str):
         table = parse(strategy)
         sizes = [n for name in ("tp", "pp") if isinstance(n := table.get(name, 1), int) and n > 0]
         parsed = make_strategy({"dp": max(world.size // math.prod(sizes), 1), **table})
         assert parsed is not None
         strategy = parsed
+    # Fields that need knowledge of the model.
     train = "`phalanx train` does for a model that it knows"
-    for name, alone, why, mend in (
+    for name, alone, why, remedy in (
         ("cp", 1, f"splits sequences inside attention, which {train}", "use dp, tp or pp"),
         ("sp", False, f"splits the residual stream between layers, which {train}", "leave sp out"),
         ("ep", 1, f"sends tokens to experts, which {train}", "use dp, tp or pp"),
@@ -174,7 +180,7 @@ def _strategy(strategy: str | Strategy, world: World) -> Strategy:
         ("micro_batch", 1, "is what your loop hands to the model", "leave it out"),
     ):
         if getattr(strategy, name) != alone:
-            raise InputError(f"strategy.{name}", getattr(strategy, name), why, mend)
+            raise InputError(f"strategy.{name}", getattr(strategy, name), why, remedy)
     if strategy.tp > 1 and strategy.pp > 1:
         reason = "with tp > 1 is what `phalanx train` does for a model that it knows"
         raise InputError("strategy.pp", strategy.pp, reason, "use dp and pp, or dp and tp")
@@ -182,11 +188,12 @@ def _strategy(strategy: str | Strategy, world: World) -> Strategy:
     if strategy.tp > 1 and strategy.compression != "none":
         reason = "compresses gradients of whole layers, and tp splits them"
         raise InputError("strategy.compression", strategy.compression, reason, "leave one of them out")
+    # The number of ranks.
     if strategy.world != world.size:
-        start = f"start so many: torchrun --nproc-per-node {strategy.world} SCRIPT"
+        start = f"start as many: torchrun --nproc-per-node {strategy.world} SCRIPT"
         fits = world.size % (strategy.world // strategy.dp) == 0  # with another dp
-        mend = f"leave dp out, or {start}" if fits else start
+        remedy = f"leave dp out, or {start}" if fits else start
         raise InputError(
-            "strategy", str(strategy), f"is for {strategy.world} ranks, but there are {world.size}", mend
+            "strategy", str(strategy), f"is for {strategy.world} ranks, but there are {world.size}", remedy
         )
     return strategy

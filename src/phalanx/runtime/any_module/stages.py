@@ -34,6 +34,7 @@ _MUST = "must have children that run one after the other, as nn.Sequential's do"
 def cut_children(module: nn.Module, cuts: Sequence[int | str] | None, s: Strategy) -> tuple[tuple[str, ...], ...]:
     """Return the names of the children of each chunk. Raises InputError for a module, a schedule or cuts that do not
     make the chunks of the strategy, for a chunk that trains nothing, and for a trained parameter of two chunks."""
+    # Refuse modules, schedules and options that cannot be cut.
     if type(module).forward is not nn.Sequential.forward:
         remedy = "write it as nn.Sequential(embedding, *blocks, head)"
         raise InputError("module", type(module).__name__, f"{_MUST}: pp={s.pp} cuts between them", remedy)
@@ -55,6 +56,7 @@ def cut_children(module: nn.Module, cuts: Sequence[int | str] | None, s: Strateg
             f"pp={s.pp} makes {count} chunks of {len(names)} children: say with which each after the first begins"
         )
         raise InputError("cuts", what, reason, remedy)
+    # The chunks between the cuts.
     at = [0, *(_place(cut, names) for cut in cuts), len(names)]
     for low, high in pairwise(at):
         if low >= high:

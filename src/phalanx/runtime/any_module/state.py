@@ -96,21 +96,21 @@ def _from_its_stage(state: ModuleState, name: str, like: Tensor, own: Tensor | N
 
 
 @torch.no_grad()
-def load_state_dict(state: ModuleState, given: Mapping[str, Tensor]) -> None:
+def load_state_dict(state: ModuleState, tensors: Mapping[str, Tensor]) -> None:
     """Load an unsharded state_dict of the entire module. Raises InputError, before anything changes, if names or
     shapes are not the module's."""
-    own = state.module.state_dict()
-    expected = state.whole or own
-    for name in sorted(expected.keys() ^ given.keys()):
+    current = state.module.state_dict()
+    expected = state.whole or current
+    for name in sorted(expected.keys() ^ tensors.keys()):
         raise InputError("state_dict", name, "is missing" if name in expected else "is not in the module")
     for name, t in expected.items():
         shape = tuple(t.shape) if state.whole else state.split.box(name).parameter.shape
-        if tuple(given[name].shape) != shape:
-            actual = tuple(given[name].shape)
+        if tuple(tensors[name].shape) != shape:
+            actual = tuple(tensors[name].shape)
             raise InputError("state_dict", name, f"has the shape {actual}, the module's is {shape}")
-    mine = {name: state.split.part(state.place(name), given[name]) for name in own}
-    for name in own.keys() - state.names.keys():
-        own[name].copy_(mine[name])
+    mine = {name: state.split.part(state.place(name), tensors[name]) for name in current}
+    for name in current.keys() - state.names.keys():
+        current[name].copy_(mine[name])
     if not state.engine.sharding.state:
         for name, master in state.masters.items():
             master.copy_(mine[name])
@@ -156,7 +156,7 @@ def _rest(state: ModuleState, copies: bool) -> Iterator[Part]:
             yield Part(f"rest.{name}", box.parameter.shape, 0, t.detach().view(-1), (box.offsets, box.sizes))
 
 
-def make_buffers_alike(state: ModuleState, how: Buffers) -> None:
+def make_buffers_alike(state: ModuleState, mode: Buffers) -> None:
     """Give the ranks that hold the same part of a module the buffers of the first of them, or the mean of
     floating-point ones, one collective for each type. They differ where ranks saw different batches, as in BatchNorm;
     synchronised statistics are equal already, and other buffers follow the first rank."""
@@ -170,7 +170,7 @@ def make_buffers_alike(state: ModuleState, how: Buffers) -> None:
     for dtype, own in by_type.items():
         flat = torch.cat([buffer.reshape(-1) for buffer in own])
         flat = flat if dtype.is_floating_point else flat.to(torch.int64)
-        averaged = how == "average" and dtype.is_floating_point
+        averaged = mode == "average" and dtype.is_floating_point
         if not averaged and state.comm.index(state.alike):
             flat.zero_()  # so that the sum is what the first rank has
         state.comm.all_reduce(flat, state.alike, unit="buffers", phase="opt").wait()

@@ -85,36 +85,40 @@ def split_layers(module: nn.Module, plan: Mapping[str, str], comm: Comm) -> dict
     layers = dict(module.named_modules())
     parameters, tied = dict(module.named_parameters()), _tied(module)
     dims: dict[str, int] = {}
-    for pattern, given in plan.items():
-        style = _SAME.get(given, given)
+    # Layers and parameters of each entry of the plan.
+    for pattern, word in plan.items():
+        style = _SAME.get(word, word)
         if style not in STYLES:
-            raise InputError(f"tp_plan.{pattern}", given, "is not a style here", nearest(given, STYLES))
+            raise InputError(f"tp_plan.{pattern}", word, "is not a style here", nearest(word, STYLES))
         matching = _matching(pattern)
         names = [name for name in layers if matching.fullmatch(name)]
         alone = [name for name in parameters if matching.fullmatch(name)]
         if not names and not alone:
-            known = [name for name in layers if name]  # the module itself has none
-            mend = nearest(pattern, known) if known else 'name the module itself: ""'
-            raise InputError(f"tp_plan.{pattern}", given, "is the name of no layer", mend)
+            layer_names = [name for name in layers if name]  # the module itself has none
+            hint = nearest(pattern, layer_names) if layer_names else 'name the module itself: ""'
+            raise InputError(f"tp_plan.{pattern}", word, "is the name of no layer", hint)
+        # Replicated: only gradients are summed.
         if style == "replicated_with_grad_allreduce":
-            own = [p for name in names for p in layers[name].parameters()] + [parameters[name] for name in alone]
-            for p in own:
+            replicas = [p for name in names for p in layers[name].parameters()] + [parameters[name] for name in alone]
+            for p in replicas:
                 p.register_hook(lambda g: _sum(g, comm, "B"))
             continue
         for name in names:
+            # Check the layer before it is changed.
             layer = layers[name]
             kind = nn.Embedding if style == "embedding_rowwise" else nn.Linear
             if not isinstance(layer, kind):
                 reason = f"splits nn.{kind.__name__}, {name} is {type(layer).__name__}"
-                raise InputError(f"tp_plan.{pattern}", given, reason)
+                raise InputError(f"tp_plan.{pattern}", word, reason)
             if name in tied:
                 remedy = "leave it out: it is then whole on every rank"
-                raise InputError(f"tp_plan.{pattern}", given, f"{name} shares its weight with another layer", remedy)
+                raise InputError(f"tp_plan.{pattern}", word, f"{name} shares its weight with another layer", remedy)
             dim = 1 if style == "rowwise" else 0
             if layer.weight.shape[dim] % tp:
                 size = "rows" if kind is nn.Embedding else "inputs" if dim else "outputs"
                 reason = f"tp={tp} does not divide the {layer.weight.shape[dim]} {size} of {name}"
                 raise InputError("strategy.tp", tp, reason, "use a divisor, or leave it out of the plan")
+            # Split it.
             dims[f"{name}.weight"] = dim
             if isinstance(layer, nn.Embedding):
                 _look_up(layer, tp, index, comm)

@@ -22,11 +22,11 @@ from phalanx.spec.strategy.spec import Strategy
 def require_spreadable(module: nn.Module) -> None:
     """Refuse parameters that the engine cannot handle: on the meta device, not real, sharing memory, or already
     parallelized. Raises InputError with the parameter's name."""
-    seen: dict[int, list[tuple[int, int, str]]] = {}
+    spans: dict[int, list[tuple[int, int, str]]] = {}
     for name, p in module.named_parameters():
         if p.is_meta:
             raise InputError("module", name, "is on the meta device, and has no values", "use to_empty and fill it")
-        if hasattr(p, "rows_beside"):
+        if hasattr(p, "gradient_rows"):
             raise InputError("module", name, "is already parallelized", "create the module again")
         if not p.requires_grad:
             continue
@@ -34,10 +34,10 @@ def require_spreadable(module: nn.Module) -> None:
             raise InputError("module", name, f"is of {p.dtype}", "only real numbers are reduced; freeze it")
         low = int(p.storage_offset())
         high = int(low + sum((n - 1) * stride for n, stride in zip(p.shape, p.stride(), strict=True)) + 1)
-        for other_low, other_high, other in seen.setdefault(p.untyped_storage().data_ptr(), []):
+        for other_low, other_high, other in spans.setdefault(p.untyped_storage().data_ptr(), []):
             if p.numel() and low < other_high and other_low < high:
                 raise InputError("module", name, f"shares memory with {other}", "use one parameter twice instead")
-        seen[p.untyped_storage().data_ptr()].append((low, high, name))
+        spans[p.untyped_storage().data_ptr()].append((low, high, name))
 
 
 def common_dtype(trained: dict[str, nn.Parameter]) -> str:
@@ -53,17 +53,17 @@ def common_dtype(trained: dict[str, nn.Parameter]) -> str:
     return DTYPE_NAMES.get(next(iter(first_of)), str(next(iter(first_of))))
 
 
-def find_units(module: nn.Module, chosen: Sequence[nn.Module] | None) -> dict[str, nn.Module]:
-    """Return units by their name in the module, in forward order: `chosen`, or by default the members of the
+def find_units(module: nn.Module, modules: Sequence[nn.Module] | None) -> dict[str, nn.Module]:
+    """Return units by their name in the module, in forward order: `modules`, or by default the members of the
     outermost ModuleLists and Sequentials. Raises InputError if one is not in the module, or two nest."""
     names = {id(m): name for name, m in module.named_modules()}
-    if chosen is None:
+    if modules is None:
         lists = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
         outermost = [m for n, m in lists if not any(n != o and (not o or n.startswith(f"{o}.")) for o, _ in lists)]
-        chosen = [child for m in outermost for child in m if next(child.parameters(), None) is not None]
-        chosen = list({id(m): m for m in chosen}.values())
+        modules = [child for m in outermost for child in m if next(child.parameters(), None) is not None]
+        modules = list({id(m): m for m in modules}.values())
     units: dict[str, nn.Module] = {}
-    for unit in chosen:
+    for unit in modules:
         name = names.get(id(unit))
         if not name or name == SHARED:
             reason = "is not a part of the module" if not name else "cannot be a unit's name"
@@ -83,7 +83,7 @@ def cut_chunks(
     chunks: Sequence[Sequence[str]],
 ) -> tuple[tuple[Bucket, ...], list[list[int]]]:
     """Fill buckets that cross no chunk of a pipeline rank; `chunks`: the names of the children of each. Returns the
-    buckets in the order of the backward pass, and those of each chunk."""
+    buckets in the order of the backward pass, and the buckets of each chunk."""
     buckets: list[Bucket] = []
     of_chunks: list[list[int]] = []
     for children in reversed(chunks):

@@ -207,7 +207,7 @@ def _product(weight: nn.Parameter, gradient: Product, deliver: Deliver) -> None:
     deliver(weight, gradient, [])
 
 
-def beside(
+def weight_gradient(
     owner: Sequence[nn.Parameter], g: Tensor, x: Tensor, operands: NumberFormat | None = None
 ) -> Tensor | None:
     """Return the gradient gᵀ x of a weight, or leave it to its owner as a product.
@@ -220,8 +220,8 @@ def beside(
 
 
 def taken(owner: Sequence[nn.Parameter], gradient: Product | Grouped) -> Tensor | None:
-    """Return a gradient as a tensor, or leave it to its owner as a product, as `beside` does."""
-    products: list[Product | Grouped] | None = getattr(owner[0], "products_beside", None) if owner else None
+    """Return a gradient as a tensor, or leave it to its owner as a product, as `weight_gradient` does."""
+    products: list[Product | Grouped] | None = getattr(owner[0], "gradient_products", None) if owner else None
     if products is None:
         return gradient.compute()
     products.append(gradient)

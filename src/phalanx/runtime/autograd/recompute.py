@@ -108,7 +108,7 @@ class _Product(torch.autograd.Function):
         if deferred_gradients is not None:
             deferred_gradients.product(ctx.owners, g, rows, ctx.operands)
             return None, None, None, None, d_x, None, None
-        d_weight = deferred_weight_grads.beside(ctx.owners, g, rows, ctx.operands)
+        d_weight = deferred_weight_grads.weight_gradient(ctx.owners, g, rows, ctx.operands)
         return None, None, None, None, d_x, d_weight, g.sum(0) if ctx.biased else None
 
 

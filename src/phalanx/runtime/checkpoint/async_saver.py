@@ -88,17 +88,17 @@ class Saver:
             self._thread.join(worlds.timeout_s())
 
     def _write(self, step: int, chunks: list[Chunk], about: dict[str, Any]) -> None:
-        part = self.folder / f".writing-{step:08d}-{self._attempt}"
+        partial = self.folder / f".writing-{step:08d}-{self._attempt}"
         try:
-            part.mkdir(exist_ok=True)
-            store.write(part, self.rank, chunks)
+            partial.mkdir(exist_ok=True)
+            store.write(partial, self.rank, chunks)
             if self.rank == 0:
-                self._await_all(part)
-                store.commit(part, self.folder, step, self.ranks, about, self.keep)
+                self._await_all(partial)
+                store.commit(partial, self.folder, step, self.ranks, about, self.keep)
         except BaseException as error:  # of any kind: the training thread reports it
             why = str(error) if isinstance(error, CheckpointError) else reason(error)
             self._error = f"the checkpoint of step {step} cannot be written: {why}"
-            store.give_up(part, self.rank, why)
+            store.give_up(partial, self.rank, why)
 
     def _await_all(self, part: Path) -> None:
         """Wait until every rank has written its part.
@@ -130,11 +130,11 @@ def together(comm: Comm, work: Callable[[], object]) -> None:
             return
 
 
-def agree_on_newest(folder: Path, comm: Comm, own: bool = True) -> int | None:
+def agree_on_newest(folder: Path, comm: Comm, set_aside: bool = True) -> int | None:
     """Return the newest step with an intact checkpoint, the same on all ranks; None if none was ever saved.
 
     Collective: each rank verifies its share of the files. Damaged newer ones are reported and, if the run is our
-    `own`, set aside. Raises CheckpointError if all are damaged.
+    `set_aside`, set aside. Raises CheckpointError if all are damaged.
     """
     rank, ranks = comm.world.rank, comm.world.size
     comm.status.now("reading the checkpoint")
@@ -157,7 +157,7 @@ def agree_on_newest(folder: Path, comm: Comm, own: bool = True) -> int | None:
             raise problems[0]
         if rank == 0:
             store.report_damaged(step, problems[0])
-        if rank == 0 and own:
+        if rank == 0 and set_aside:
             store.set_aside(folder, step)
     if steps:
         raise CheckpointError(f"{folder} holds no intact checkpoint")

@@ -77,27 +77,27 @@ class Reader:
         """Fill parts in place, by name.
 
         Only what the parts cover is read, of one stored box at a time. A part whose name begins with `optional` and
-        is not in the checkpoint is left as it is. Raises CheckpointError.
+        is not in the checkpoint is left unchanged. Raises CheckpointError.
         """
         with self._explained(), ExitStack() as stack:
             opened: dict[str, int] = {}
-            for part in parts:
-                if part.name not in self.contents:
-                    if optional is None or not part.name.startswith(optional):
-                        raise ValueError(f"{part.name} is not in the checkpoint")
+            for target in parts:
+                if target.name not in self.contents:
+                    if optional is None or not target.name.startswith(optional):
+                        raise ValueError(f"{target.name} is not in the checkpoint")
                     continue
-                shape = self.contents[part.name][0]
-                if shape != part.shape:
-                    raise ValueError(f"{part.name} has shape {shape} in the checkpoint, not {part.shape}")
-                for box, place in pieces(part):
+                shape = self.contents[target.name][0]
+                if shape != target.shape:
+                    raise ValueError(f"{target.name} has shape {shape} in the checkpoint, not {target.shape}")
+                for box, place in pieces(target):
                     missing = place.numel()
-                    for stored in self._stored[part.name].boxes:
+                    for stored in self._stored[target.name].boxes:
                         if stored.file not in opened:
                             opened[stored.file] = open_regular(self.path / stored.file)
                             stack.callback(os.close, opened[stored.file])
-                        missing -= self._copy(part.name, opened[stored.file], stored, box, place)
+                        missing -= self._copy(target.name, opened[stored.file], stored, box, place)
                     if missing:
-                        raise ValueError(f"{missing} elements of {part.name} are not in the checkpoint")
+                        raise ValueError(f"{missing} elements of {target.name} are not in the checkpoint")
 
     def read(self, name: str, start: int, stop: int) -> Tensor:
         """Read elements [start, stop) of a flattened tensor, (stop - start,), in its stored type.

@@ -1,4 +1,4 @@
-"""The index of a checkpoint: which box of which tensor lies where, as JSON.
+"""The index of a checkpoint: the location of every box of every tensor, as JSON.
 
     tensors.json    {name: {"shape": [...], "dtype": "F32", "boxes": [[file, begin, offsets, sizes], ...]}}
 

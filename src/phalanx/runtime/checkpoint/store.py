@@ -4,7 +4,7 @@
         rank-00000.safetensors     the boxes that rank 0 owned, of
             parameters.<fqn>           in the master type
             optimizer.<fqn>.<state>    exp_avg, exp_avg_sq, momentum_buffer, step
-        tensors.json               which box of which tensor lies where
+        tensors.json               the location of every box of every tensor
         phalanx.json               {version, step, seed, data cursor, random state, files: {name: [bytes, sha256]}}
 
 Every rank writes what it owns into a temporary folder (`write`); once all have, one of them completes the checkpoint
@@ -171,15 +171,15 @@ def _free(path: Path) -> Path:
     return next(p for i in count() if not (p := path.with_name(path.name + (f".{i}" if i else ""))).exists())
 
 
-def write(part: Path, rank: int, chunks: Sequence[Chunk]) -> None:
-    """Write the chunks that one rank owns into the temporary folder `part`, and mark the rank as done.
+def write(partial: Path, rank: int, chunks: Sequence[Chunk]) -> None:
+    """Write the chunks that one rank owns into the temporary folder `partial`, and mark the rank as done.
 
     Chunks are fetched and held one at a time.
     """
-    tensors = container.store(part, rank, chunks)
+    tensors = container.store(partial, rank, chunks)
     name = container.file_of(rank)
-    done = part / f".done-{rank}"
-    done.with_suffix(".tmp").write_text(json.dumps({"tensors": tensors, "files": {name: _sealed(part / name)}}))
+    done = partial / f".done-{rank}"
+    done.with_suffix(".tmp").write_text(json.dumps({"tensors": tensors, "files": {name: _sealed(partial / name)}}))
     os.replace(done.with_suffix(".tmp"), done)
 
 
@@ -190,26 +190,26 @@ def missing_ranks(part: Path, ranks: int) -> list[int]:
     return [rank for rank in range(ranks) if not (part / f".done-{rank}").exists()]
 
 
-def commit(part: Path, folder: Path, step: int, ranks: int, about: dict[str, Any], keep: int) -> Path:
+def commit(partial: Path, folder: Path, step: int, ranks: int, about: dict[str, Any], keep: int) -> Path:
     """Complete a checkpoint that all ranks have written, rename it, and remove all but the last `keep`.
 
     `about` goes into the manifest. Returns the final folder.
     """
-    done = [part / f".done-{rank}" for rank in range(ranks)]
+    done = [partial / f".done-{rank}" for rank in range(ranks)]
     written_parts = [read_json(d, _LARGEST_PART) for d in done]
-    index = container.conclude(part, [of_rank["tensors"] for of_rank in written_parts])
+    index = container.conclude(partial, [of_rank["tensors"] for of_rank in written_parts])
     for d in done:
         d.unlink()
     files = {name: row for of_rank in written_parts for name, row in of_rank["files"].items()}
-    files[index] = _sealed(part / index)
+    files[index] = _sealed(partial / index)
     manifest = {"version": VERSION, "step": step, **about, "files": files}
-    (part / MANIFEST).write_text(json.dumps({**manifest, "seal": seal(json.loads(json.dumps(manifest)))}))
-    _sync(part / MANIFEST)
-    _sync(part)
+    (partial / MANIFEST).write_text(json.dumps({**manifest, "seal": seal(json.loads(json.dumps(manifest)))}))
+    _sync(partial / MANIFEST)
+    _sync(partial)
     final = path_of(folder, step)
     if final.exists():
         _remove(final)
-    os.replace(part, final)
+    os.replace(partial, final)
     _sync(folder)
     # Later ones belong to steps that this run has rolled back: they do not count.
     for old in [s for s in steps(folder) if s <= step][:-keep]:

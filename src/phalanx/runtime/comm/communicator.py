@@ -189,21 +189,21 @@ class Comm:
         if p == 1:
             target.copy_(source)
             return DONE
-        to, of = (me + 1) % p, (me - 1) % p
+        to, source_index = (me + 1) % p, (me - 1) % p
         dtype = DTYPE_NAMES[source.dtype]
         sends, receives = (
             Event("p2p", op, phase, unit, axis, p, ranks[peer], dtype, micro_batch=micro_batch, bytes=source.nbytes)
-            for op, peer in (("send", to), ("recv", of))
+            for op, peer in (("send", to), ("recv", source_index))
         )
         self.recorder.collective(sends)
         self.recorder.collective(receives)
         label = f"{unit} over {axis}"
-        what = f"exchange of {label} ({source.nbytes} bytes, to rank {ranks[to]}, from rank {ranks[of]})"
+        what = f"exchange of {label} ({source.nbytes} bytes, to rank {ranks[to]}, from rank {ranks[source_index]})"
         self.status.arrive(what, axis, ranks)
         flight = self.timeline.issue(receives)
         if self.null:
             return self._unissued(label, "exchange", (source,), (target,))
-        handle: Handle = self.wire.exchange(ranks, to, of, source.detach(), target.detach(), flight)
+        handle: Handle = self.wire.exchange(ranks, to, source_index, source.detach(), target.detach(), flight)
         return self.timeline.issued(flight, handle if self._shm is None else InOrder(handle, self._shm))
 
     def send(self, tensor: Tensor, peer: int, phase: Phase, chunk: int, micro_batch: int) -> Handle:

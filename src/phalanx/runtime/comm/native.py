@@ -24,7 +24,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class _OwnPart:
-    """A reduce-scatter as an all-reduce, of which this rank copies its own part."""
+    """A reduce-scatter as an all-reduce; this rank copies its part of the result."""
 
     def __init__(self, work: dist.Work, part: Tensor, target: Tensor) -> None:
         self._work, self._part, self._target = work, part, target
@@ -35,7 +35,7 @@ class _OwnPart:
             self._target.copy_(self._part)
 
 
-_TAG = 8  # for exchanges; those of a pair of ranks arrive in the order in which they were sent
+_TAG = 8  # for exchanges; exchanges between two ranks arrive in the order in which they were sent
 FREE_TAG = 16  # single messages use tags from here on
 
 
@@ -51,19 +51,22 @@ class _Messages:
         self._works = []  # release the tensors that were sent
 
 
-def exchange(ranks: tuple[int, ...], to: int, of: int, source: Tensor, target: Tensor, watch: Watch | None) -> Handle:
-    """Issue a send of `source` and a receive of `target`; `to` and `of` are indices in the group `ranks`."""
+def exchange(
+    ranks: tuple[int, ...], to: int, source_index: int, source: Tensor, target: Tensor, watch: Watch | None
+) -> Handle:
+    """Issue a send of `source` to the rank at index `to` of the group `ranks`, and a receive of `target` from the
+    one at `source_index`."""
     if watch is not None:
         watch.begins("native")
     over = group(ranks)
     if not source.is_cuda:
         # Gloo needs receives to be posted before sends.
-        receive = over.recv([target], of, _TAG)
+        receive = over.recv([target], source_index, _TAG)
         return _Messages([receive, over.send([source], to, _TAG)])
     return _Messages(
         dist.batch_isend_irecv(
             [
-                dist.P2POp(dist.irecv, target, group=over, group_peer=of),
+                dist.P2POp(dist.irecv, target, group=over, group_peer=source_index),
                 dist.P2POp(dist.isend, source, group=over, group_peer=to),
             ]
         )

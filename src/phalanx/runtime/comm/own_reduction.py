@@ -25,21 +25,21 @@ def contribution(rank: int, size: int) -> torch.Tensor:
 
 def main() -> None:
     """Run as a launched rank: argument {algorithm, op, size, function, out}."""
-    asked = json.loads(sys.argv[1])
+    options = json.loads(sys.argv[1])
     world = external() or ALONE
 
     def work() -> None:
-        buffer = contribution(world.rank, asked["size"])
-        tiers = tuple(asked["tiers"])
-        schedule = build(asked["op"], asked["algorithm"], world.size, asked["size"], tiers=tiers)
+        buffer = contribution(world.rank, options["size"])
+        tiers = tuple(options["tiers"])
+        schedule = build(options["op"], options["algorithm"], world.size, options["size"], tiers=tiers)
         if world.size > 1:
             executor = Executor(group(tuple(range(world.size))), grouped=False)
             steps = program(schedule, world.rank)
-            executor.run(steps, lambda low, high: buffer[low:high], named(asked["function"]), buffer)
+            executor.run(steps, lambda low, high: buffer[low:high], named(options["function"]), buffer)
         mine = schedule.end.rank == world.rank
         ends = zip(schedule.end.offset[mine].tolist(), schedule.end.length[mine].tolist(), strict=True)
         held = {str(low): buffer[low : low + length].tolist() for low, length in ends}
-        (Path(asked["out"]) / f"{world.rank}.json").write_text(json.dumps(held))
+        (Path(options["out"]) / f"{world.rank}.json").write_text(json.dumps(held))
 
     run_rank(world, 60.0, work)
 

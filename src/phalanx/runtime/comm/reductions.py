@@ -1,4 +1,4 @@
-"""Reductions by name: torch's, those of Python's `operator`, or a user's MODULE:FUNCTION."""
+"""Reductions by name: from torch, from Python's `operator`, or a user's MODULE:FUNCTION."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ SEGMENT = 1 << 20  # bytes: longer messages are sent in segments of this size
 _AHEAD = 1 << 22  # bytes of staging memory for receives that are not needed yet
 _ROUNDS = 8  # by which receives are posted ahead, at most
 _KEPT = 16  # sizes of staging memory that are kept for reuse
-_TAG = 7  # for our messages; those of a pair of ranks arrive in the order in which they were sent
+_TAG = 7  # for our messages; messages between two ranks arrive in the order in which they were sent
 
 Memory = Callable[[int, int], Tensor]
 """Returns the tensor in which this rank keeps the elements [low, high)."""

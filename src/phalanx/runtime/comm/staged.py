@@ -45,10 +45,13 @@ def arriving(handle: Handle, here: Call, there: Call) -> Handle:
     return _Arriving(handle, here.target, there.target)
 
 
-def exchange(ranks: tuple[int, ...], to: int, of: int, source: Tensor, target: Tensor, watch: Watch | None) -> Handle:
-    """Issue a send of `source` and a receive of `target`; `to` and `of` are indices in the group `ranks`."""
+def exchange(
+    ranks: tuple[int, ...], to: int, source_index: int, source: Tensor, target: Tensor, watch: Watch | None
+) -> Handle:
+    """Issue a send of `source` to the rank at index `to` of the group `ranks`, and a receive of `target` from the
+    one at `source_index`."""
     here = torch.empty_like(target, device="cpu")
-    return _Arriving(native.exchange(ranks, to, of, source.to("cpu", copy=True), here, watch), here, target)
+    return _Arriving(native.exchange(ranks, to, source_index, source.to("cpu", copy=True), here, watch), here, target)
 
 
 def message(ranks: tuple[int, ...], peer: int, tensor: Tensor, sends: bool, tag: int, watch: Watch | None) -> Handle:

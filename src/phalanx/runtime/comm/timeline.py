@@ -205,14 +205,14 @@ def length(intervals: Iterable[Interval]) -> float:
 
 def common(a: list[Interval], b: list[Interval]) -> list[Interval]:
     """Return the intersection of two lists of disjoint ascending intervals."""
-    shared: list[Interval] = []
+    overlaps: list[Interval] = []
     i = j = 0
     while i < len(a) and j < len(b):
         start, stop = max(a[i][0], b[j][0]), min(a[i][1], b[j][1])
         if start < stop:
-            shared.append((start, stop))
+            overlaps.append((start, stop))
         if a[i][1] < b[j][1]:
             i += 1
         else:
             j += 1
-    return shared
+    return overlaps

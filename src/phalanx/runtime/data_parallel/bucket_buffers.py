@@ -30,8 +30,8 @@ class Piece:
 
 
 class FlatBucket:
-    """A bucket cut into the equal shards of a strategy, of which this rank has number `index`. Gradients are reduced
-    over `axis`, and then `across_replicas` of the shard (HSDP). `zero` decides which tensors exist:
+    """A bucket cut into the equal shards of a strategy; `index`: this rank's shard. Gradients are reduced over
+    `axis`, and then `across_replicas` of the shard (HSDP). `zero` decides which tensors exist:
 
     weights   (padded,) of the compute type, the parameters' own memory        zero 1, 2
     gradients (padded,) of the accumulate type, of all parameters              zero 0, 1

@@ -49,8 +49,8 @@ def _call(hook: weakref.WeakMethod[Callable[[str, nn.Parameter], None]], name: s
 def _release(parameters: list[nn.Parameter]) -> None:
     """Make layers return full gradients to autograd again, when their engine is gone."""
     for p in parameters:
-        p.__dict__.pop("rows_beside", None)
-        p.__dict__.pop("products_beside", None)
+        p.__dict__.pop("gradient_rows", None)
+        p.__dict__.pop("gradient_products", None)
         p.__dict__.pop("in_8_bits", None)
 
 
@@ -109,14 +109,15 @@ class DataParallel:
         for name, p in self.parameters.items():
             # Gradient rows or products that a layer delivers alongside, or in place of, a dense gradient
             # (nn/functional.py).
-            p.rows_beside = []  # type: ignore[attr-defined]
-            p.products_beside = []  # type: ignore[attr-defined]
+            p.gradient_rows = []  # type: ignore[attr-defined]
+            p.gradient_products = []  # type: ignore[attr-defined]
             p.register_post_accumulate_grad_hook(partial(_call, hook, name))
         weakref.finalize(self, _release, list(self.parameters.values())).atexit = False
 
     def _allocate(self, precision: Precision, slot_plan: tuple[list[int], list[int]] | None) -> None:
         buffer, compute, master = self.comm.buffer, DTYPES[precision.compute], DTYPES[precision.master_dtype]
         accumulate = DTYPES[precision.accumulate_dtype]
+        # Gradients, weights and masters of each bucket.
         for b in self.buckets:
             if self.sharding.reduces_each:
                 b.shard = buffer(b.part, accumulate)
@@ -134,6 +135,7 @@ class DataParallel:
         self._views = {
             name: v for b in self.buckets if b.gradients is not None for name, v in b.views(b.gradients).items()
         }
+        # Buffers for gradients in flight, used in turn.
         self._slot_of: dict[str, int] = {}
         self._slots: dict[int, tuple[Tensor, FlatBucket | None]] = {}
         if self.sharding.reduces_each:
@@ -227,8 +229,8 @@ class DataParallel:
                 b.shard.zero_()
         for p in self.parameters.values():
             p.grad = None
-            p.rows_beside.clear()  # type: ignore[attr-defined]
-            p.products_beside.clear()  # type: ignore[attr-defined]
+            p.gradient_rows.clear()  # type: ignore[attr-defined]
+            p.gradient_products.clear()  # type: ignore[attr-defined]
         self._micro_batch, self._open = -1, False
 
     def forward(self, micro_batch: int) -> None:
@@ -265,7 +267,7 @@ class DataParallel:
                 f"{name} got a gradient in a backward pass that was not announced to the engine: "
                 "of a parallelized module call model.backward(loss), not loss.backward()"
             )
-        rows, products = parameter.rows_beside, parameter.products_beside  # type: ignore[attr-defined]
+        rows, products = parameter.gradient_rows, parameter.gradient_products  # type: ignore[attr-defined]
         self.take(name, products.pop() if products else parameter.grad, rows)
         rows.clear()
         parameter.grad = None
@@ -325,6 +327,7 @@ class DataParallel:
 
     def _issue(self) -> None:
         b = self._now[self._next]
+        # Zeros for parameters without a gradient.
         b.left -= self._last
         if self.sharding.reduces_each:
             for earlier in self._under_way[-1:]:
@@ -338,9 +341,11 @@ class DataParallel:
             for p in b.bucket.parameters:
                 if p.fqn not in b.touched:
                     self._views[p.fqn].zero_()
+        # Cast to the reduced type.
         assert b.sent is not None
         if b.gradients is not None and b.sent is not b.gradients:
             b.sent.copy_(b.gradients)
+        # Start the reduction.
         if self.compressor is not None:
             if self.unscale != 1.0:
                 b.sent.mul_(self.unscale)
@@ -364,12 +369,14 @@ class DataParallel:
         b.handle.wait()
         b.handle = None
         self._under_way.remove(b)
+        # Unsharded: the sum stays in place.
         assert b.sent is not None
         assert b.shard is not None
         if not self.sharding.state:
             if b.sent is not b.gradients:
                 b.shard.copy_(b.sent)
             return
+        # Sharded: accumulate this rank's shard, and free the buffer for the next bucket.
         own = b.own(b.sent)
         if self.sharding.reduces_each:
             b.shard.add_(own)
@@ -379,6 +386,7 @@ class DataParallel:
                 self._slots[slot] = (self._slots[slot][0], None)
         elif not same_place(own, b.shard):
             b.shard.copy_(own)
+        # At its last reduction of the step, the shard is reduced over its replicas (HSDP).
         if b.left or not b.across_replicas:
             return
         self._across.append(b)

@@ -53,7 +53,7 @@ class Boxes(Protocol):
 def owned(
     engine: DataParallel, masters: dict[str, Tensor], optimizer: torch.optim.Optimizer, split: Boxes | None = None
 ) -> Iterator[Part]:
-    """Yield the parts that this rank saves; those of all ranks together are the state, each element once. With the
+    """Yield the parts that this rank saves; all ranks' parts together are the state, each element once. With the
     Split of a decoder its buffers are among them. All ranks together."""
     comm, grid = engine.comm, engine.comm.mesh
 
@@ -76,7 +76,8 @@ def owned(
 
 
 def buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers that a model learns without gradients, the same on all ranks: those of its state_dict."""
+    """Return the buffers that a model learns without gradients, the same on all ranks: the buffers in its
+    state_dict."""
     persistent = module.state_dict().keys()
     return {f"buffers.{name}": t for name, t in module.named_buffers() if name in persistent}
 
@@ -234,10 +235,10 @@ def load(
     draws = torch.tensor(c.draws)
     parts.append(full_part(f"{OPTIONAL}draws", draws))
     # A checkpoint without compression has no residuals: start from zero.
-    kept = {b.name: torch.zeros_like(k) for b in engine.buckets if (k := c.residual(b)) is not None}
+    restored = {b.name: torch.zeros_like(k) for b in engine.buckets if (k := c.residual(b)) is not None}
     for b in engine.buckets:
-        if b.name in kept:
-            parts += [full_part(f"{OPTIONAL}{name}.kept", view) for name, view in b.views(kept[b.name]).items()]
+        if b.name in restored:
+            parts += [full_part(f"{OPTIONAL}{name}.kept", view) for name, view in b.views(restored[b.name]).items()]
         parts += [full_part(f"{OPTIONAL}{name}.q{q.shape[1]}", q) for name, q in c.factors(b).items()]
     own = _own_residuals(engine)
     for part in own[:1]:
@@ -246,6 +247,6 @@ def load(
     c.draws = int(draws)
     resumes = bool(own) and bool(own[0].data.all())  # this layout's own residuals are in place
     for b in engine.buckets:
-        if b.name in kept and not resumes:
-            c.set_residual(b, kept[b.name].div_(engine.comm.size(engine.comm.mesh.gradient_axis)))
+        if b.name in restored and not resumes:
+            c.set_residual(b, restored[b.name].div_(engine.comm.size(engine.comm.mesh.gradient_axis)))
     engine.updated()

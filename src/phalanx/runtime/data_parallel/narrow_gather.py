@@ -48,7 +48,7 @@ class NarrowShards:
         """Parameters that are not matrices."""
 
     def place(
-        self, flat: FlatBucket, memory: Tensor, of: dict[str, nn.Parameter], arrive: narrow_product.Arrive
+        self, flat: FlatBucket, memory: Tensor, parameters: dict[str, nn.Parameter], arrive: narrow_product.Arrive
     ) -> None:
         """Register where a bucket's parameters are once it is gathered in `memory`; `arrive` waits for that."""
         views = flat.views(memory.view(narrow_product.E4M3))
@@ -57,10 +57,10 @@ class NarrowShards:
             if scales(p):
                 back = self._back[place] if p.of_experts else self._back[place.start]
                 aligned = views[p.fqn].storage_offset() % _MULTIPLE == 0  # others may lie before this one
-                of[p.fqn].in_8_bits = narrow_product.NarrowWeight(views[p.fqn], back, arrive, aligned)  # type: ignore[attr-defined]
+                parameters[p.fqn].in_8_bits = narrow_product.NarrowWeight(views[p.fqn], back, arrive, aligned)  # type: ignore[attr-defined]
             else:
                 begins, ends = place.start - self._matrices, place.stop - self._matrices
-                of[p.fqn].data = self._whole[begins:ends].view(p.shape)
+                parameters[p.fqn].data = self._whole[begins:ends].view(p.shape)
 
     def round(self) -> None:
         """Find the scales, all ranks together, and round this rank's shards."""

@@ -66,6 +66,7 @@ def _unequal(engine: DataParallel, masters: Mapping[str, Tensor], split: Split |
     unsharded, shards = _held(engine, masters)
     names = [*unsharded, *shards]
     absent = torch.zeros((), dtype=torch.int64, device=comm.world.device)
+    # One checksum per tensor, gathered over the ranks of this stage.
     sums = [absent if t is None else checksum(t) for t in (*unsharded.values(), *shards.values())]
     own = torch.stack(sums)
     table = own.new_empty(len(ranks) * len(names))
@@ -80,6 +81,7 @@ def _unequal(engine: DataParallel, masters: Mapping[str, Tensor], split: Split |
     def rows(group: list[int]) -> list[int]:
         return [ranks.index(rank) for rank in group]
 
+    # Data-parallel replicas of weights, and of shards.
     of_experts = {p.fqn for b in engine.buckets if b.bucket.experts for p in b.bucket.parameters}
     axis, replicated = comm.mesh.gradient_axis, not engine.sharding.state
     for experts, weights_on, shards_on in ((False, axis, "dp_replicate"), (True, "edp", "")):
@@ -88,6 +90,7 @@ def _unequal(engine: DataParallel, masters: Mapping[str, Tensor], split: Split |
         for held_by, columns in zip((weights_on, weights_on if replicated else shards_on), both, strict=True):
             for group in groups(held_by) if columns else ():
                 unequal += _differences(table[rows(group)][:, columns], [names[i] for i in columns], group)
+    # Copies over tp.
     if split is not None and split.tp > 1:
         for group in groups("tp"):
             for i, name in enumerate(names):
@@ -95,6 +98,7 @@ def _unequal(engine: DataParallel, masters: Mapping[str, Tensor], split: Split |
                 for first in range(0, split.tp, n) if n > 1 else ():
                     holders = group[first : first + n]
                     unequal += _differences(table[rows(holders), i : i + 1], [name], holders)
+    # The two copies of a tied embedding.
     if split is not None and holds_one_tied_copy(split.spec):
         ends = comm.ranks("embed")
         tied = [

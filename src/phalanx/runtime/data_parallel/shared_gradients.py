@@ -34,6 +34,7 @@ class SharedGradients:
         sums: list[tuple[Tensor, int, int]] = []  # (gradient, distinct boxes among the ranks, index of this one)
         boxes = partial(split)
         self._tied: Tensor | None = None
+        # Runs of adjacent gradients with equal numbers of holders, and gradients to sum over tp.
         for b in engine.buckets:
             assert b.shard is not None
             begins, before = 0, 0
@@ -51,6 +52,7 @@ class SharedGradients:
                 self._runs[before * replicas][-1] = b.shard[begins : piece.at + here.numel()]
                 if fqn in boxes:
                     sums.append((here, boxes[fqn], split.index // box.copies))
+        # A place in the buffer for each distinct part of a summed gradient.
         self._sums: list[tuple[Tensor, Tensor]] = []  # (gradient, its place in the buffer)
         shard = engine.buckets[0].shard
         assert shard is not None

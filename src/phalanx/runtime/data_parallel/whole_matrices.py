@@ -55,14 +55,14 @@ class WholeMatrices:
     def _exchanged(self, x: Exchange, read: Read, compute: Compute, write: Write) -> None:
         """Update the matrices of one exchange. Messages are allocated only for this time, when activations have no
         memory."""
-        held, owned = self._empty(x.held_elements), self._empty(x.owned_elements)
+        directions, owned = self._empty(x.held_elements), self._empty(x.owned_elements)
         # To the owners: pieces lie by owner here, and by sender there.
         pieces, received = list(x.pieces(x.rank)), list(x.received(x.rank))
-        for place, (number, start, stop) in _placed(held, pieces):
+        for place, (number, start, stop) in _placed(directions, pieces):
             place.copy_(self._direction(read, x.matrices[number], start, stop))
         sends = _counts(x, ((x.owners[number], stop - start) for number, start, stop in pieces))
         gets = _counts(x, ((sender, stop - start) for sender, _, start, stop in received))
-        self._send(x, owned, held, sends, gets)
+        self._send(x, owned, directions, sends, gets)
         # Owned matrices, one after another.
         parts: dict[int, list[tuple[int, int, int, Tensor]]] = {}
         for place, (sender, number, start, stop) in _placed(owned, received):
@@ -72,8 +72,8 @@ class WholeMatrices:
             self._cut(x.matrices[number], its, result)
             del result
         # And back.
-        self._send(x, held, owned, gets, sends)
-        for place, (number, start, _) in _placed(held, pieces):
+        self._send(x, directions, owned, gets, sends)
+        for place, (number, start, _) in _placed(directions, pieces):
             m = x.matrices[number]
             write(m.fqn, m.expert * m.elements + start - self._starts.get(m.fqn, 0), m.shape, place)
 

@@ -72,6 +72,7 @@ class ParameterGatherer:
         self._names: dict[str, list[str]] = {}  # of each unit's buckets, in the order of gathering
         for b in sorted(buckets, key=lambda b: b.bucket.experts):
             self._names.setdefault(b.bucket.unit, []).append(b.name)
+        # Memory to gather into: a buffer per bucket if gathered once a step, else buffers that units use in turn.
         memories: list[tuple[FlatBucket, Tensor]] = []
         for experts in (False, True):
             kind = {b.bucket.unit: b for b in buckets if b.bucket.experts == experts}
@@ -84,12 +85,14 @@ class ParameterGatherer:
                 memories += [(b, shared[slot]) for b, slot in zip(turns, slots(sizes), strict=True)]
             if SHARED in kind:
                 memories.append((kind[SHARED], comm.buffer(kind[SHARED].padded, dtype)))
+        # Units, with placeholders until they are gathered.
         self.units: dict[str, _Unit] = {}  # by the name of the bucket
         for b, memory in memories:
             own = {p.fqn: parameters[p.fqn] for p in b.bucket.parameters}
             memory = memory[: gathered_elements(b.bucket, b.padded, precision)]
             eight = gathered_narrow(b.bucket, precision)
             self.units[b.name] = _Unit(b, own, memory.view(torch.uint8) if eight else memory)
+        # Units that are gathered in 8 bits.
         self._narrow = []
         for experts in (False, True):
             held = [u for u in self.units.values() if u.flat.bucket.experts == experts]
@@ -105,13 +108,13 @@ class ParameterGatherer:
         self._watch(module, units)
 
     def _watch(self, module: nn.Module, units: dict[str, nn.Module]) -> None:
-        this = weakref.ref(self)
+        gatherer = weakref.ref(self)
 
         def before(name: str) -> Any:
             saved: list[saved_tensors_hooks] = []
 
             def enter(_: nn.Module, args: object) -> None:
-                gathered = this()
+                gathered = gatherer()
                 if gathered is not None:
                     gathered.forward_begins(name)
                     saved.append(gathered.note_places(name))
@@ -120,24 +123,26 @@ class ParameterGatherer:
             def leave(_: nn.Module, args: object, out: Any) -> None:
                 if saved:
                     saved.pop().__exit__(None, None, None)
-                gathered = this()
+                gathered = gatherer()
                 if gathered is not None:
                     gathered.forward_ends(name, out)
 
             return enter, leave
 
+        # Units gather before their forward pass, and release after it.
         for name in self.order:
             enter, leave = before(name)
             units[name].register_forward_pre_hook(enter)
             units[name].register_forward_hook(leave, always_call=True)
 
+        # Parameters that several units share are gathered for the whole pass.
         def all_begins(_: nn.Module, args: object) -> None:
-            gathered = this()
+            gathered = gatherer()
             if gathered is not None and SHARED in gathered.units:
                 gathered.need(SHARED, "F")
 
         def all_ends(_: nn.Module, args: object, out: object) -> None:
-            gathered = this()
+            gathered = gatherer()
             if gathered is not None and SHARED in gathered.units and not torch.is_grad_enabled():
                 gathered._release_unit(SHARED)
 

@@ -43,7 +43,7 @@ class ContextParallel:
 
     def places(self, positions: Tensor | None) -> Tensor:
         """Return the positions of this rank's tokens: (tokens,) in the sequence; or (batch, tokens) in their
-        documents, from those of the Ulysses group, (ulysses, batch, tokens)."""
+        documents, from the Ulysses group's positions, (ulysses, batch, tokens)."""
         return self.own if positions is None else positions[self.context.index % self.context.ulysses]
 
     def lowest(self, windows: Collection[int | None], positions: Tensor | None) -> dict[int | None, Lowest]:
@@ -96,17 +96,18 @@ def _ring_forward(
     cp: ContextParallel, unit: str, q: Tensor, k: Tensor, v: Tensor, *, lowest: Lowest, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     """Compute attention over the keys of all ranks of the ring: (out, log-sum-exp)."""
-    ring, own, tokens = cp.context.ring, cp.context.ring_index, q.shape[2]
+    ring, ring_index, tokens = cp.context.ring, cp.context.ring_index, q.shape[2]
     block = torch.stack([k, v]) if ring > 1 else None
-    rows, keys = _rectangle(cp, own, tokens)
+    rows, keys = _rectangle(cp, ring_index, tokens)
     out = lse = q  # overwritten in the first round
     for step in range(ring):
+        # Send the current block on while attention over it is computed.
         if step + 1 < ring:
             assert block is not None
             arriving, underway = cp.pass_on(block, unit, "F")
-        source = (own - step) % ring
+        source = (ring_index - step) % ring
         if step == 0:
-            mask = cp.mask(lowest, own, rows, keys, q.dtype)
+            mask = cp.mask(lowest, ring_index, rows, keys, q.dtype)
             out, lse = attention_core.forward(q, k, v, mask, lowest is None, scale)
             del mask
             if ring > 1:
@@ -152,26 +153,28 @@ def _ring_backward(
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of q, k and v, while keys, values and their gradients travel around the ring."""
-    ring, own, tokens = cp.context.ring, cp.context.ring_index, q.shape[2]
+    ring, ring_index, tokens = cp.context.ring, cp.context.ring_index, q.shape[2]
     if ring > 1:
         block = torch.stack([k, v])
         arriving, underway = cp.pass_on(block, unit, "B")
-    rows, keys = _rectangle(cp, own, tokens)
-    mask = cp.mask(lowest, own, rows, keys, q.dtype)
+    # The rank's own block, while the first one travels.
+    rows, keys = _rectangle(cp, ring_index, tokens)
+    mask = cp.mask(lowest, ring_index, rows, keys, q.dtype)
     d_q, d_k, d_v = attention_core.backward(g, q, k, v, out, lse, mask, lowest is None, scale)
     del mask
     if ring == 1:
         return d_q, d_k, d_v
+    # The others' blocks: each travels on while its gradients are computed, and these follow one hop behind.
     coming, in_flight = torch.zeros_like(block), None  # gradients of the current block
     for step in range(1, ring):
         underway.wait()
         block = arriving
         if step + 1 < ring:
             arriving, underway = cp.pass_on(block, unit, "B")
-        source = (own - step) % ring
+        source = (ring_index - step) % ring
         rows, keys = _rectangle(cp, source, tokens)
         mask = cp.mask(lowest, source, rows, keys, q.dtype)
-        part, *others = attention_core.backward(
+        d_query, *d_block = attention_core.backward(
             g[:, :, rows],
             q[:, :, rows],
             block[0][:, :, keys],
@@ -181,16 +184,17 @@ def _ring_backward(
             mask,
             scale=scale,
         )
-        d_q[:, :, rows] += part
-        del mask, part
+        d_q[:, :, rows] += d_query
+        del mask, d_query
         if in_flight is not None:
             in_flight.wait()
             leaving = None
-        for gradient, own_part in zip(coming, others, strict=True):
+        for gradient, own_part in zip(coming, d_block, strict=True):
             gradient[:, :, keys] += own_part
-        del gradient, own_part, others
+        del gradient, own_part, d_block
         leaving = coming  # alive until it is sent
         coming, in_flight = cp.pass_on(leaving, unit, "B")
+    # The last hop brings this rank's gradients home.
     assert in_flight is not None
     in_flight.wait()
     del leaving

@@ -343,8 +343,8 @@ def come(ep: ExpertParallel | None, unit: str, route: Route, rows: Tensor) -> Te
 
 
 def give_back(ep: ExpertParallel | None, unit: str, route: Route, y: Tensor) -> Tensor:
-    """Send the results of own experts, y (rows, hidden), back; return those of own tokens' rows. Autograd keeps
-    nothing."""
+    """Send the results of this rank's experts, y (rows, hidden), back; return the results of its tokens' rows.
+    Autograd keeps nothing."""
     if ep is None or ep.ranks == 1:
         return y
     return _Return.apply(ep, unit, route, y)  # type: ignore[no-any-return]

@@ -135,6 +135,7 @@ class Pipeline:
         total = torch.zeros((), dtype=torch.float64, device=self.comm.world.device)
         self.engine.begin()
         self.inner.seed = seed
+        # Run the schedule's actions.
         for at, action in enumerate(self.actions):
             self.inner.micro_batch = action.micro_batch
             match action.kind:
@@ -152,6 +153,7 @@ class Pipeline:
                 detail = {"kind": action.kind, "chunk": action.chunk, "micro_batch": action.micro_batch}
                 span = Span(str(action), SCHEDULE, self._started, perf_counter(), detail)
                 self.comm.timeline.passes.append(span)
+        # Complete gradients and sends.
         self.engine.finish()
         for way in list(self._leaving):
             self._sent(*way)

@@ -71,18 +71,18 @@ class RankRows:
         return gathered, started
 
     def gather_rounded(
-        self, own: Tensor, dtype: torch.dtype, unit: str, phase: Phase, back: Tensor | None = None
+        self, local: Tensor, dtype: torch.dtype, unit: str, phase: Phase, back: Tensor | None = None
     ) -> tuple[narrow_product.Rounded, list[Handle]]:
         """Start to gather all ranks' rows in 8 bits, with one scale for all. `back`: the inverse scale from an
         earlier gather of the same rows; None: ranks compute it."""
         if back is None:
-            largest = torch.linalg.vector_norm(own, math.inf, dtype=torch.float32)
+            largest = torch.linalg.vector_norm(local, math.inf, dtype=torch.float32)
             self.inner.all_reduce(largest, "tp", unit, phase, "max").wait()
             back = narrow_product.scale_of(largest, dtype).reciprocal()
-        scale = back.reciprocal().to(own.dtype)  # exactly: it is a power of two
-        numbers = torch.empty(self.tokens, own.shape[-1], dtype=dtype, device=own.device)
+        scale = back.reciprocal().to(local.dtype)  # exactly: it is a power of two
+        numbers = torch.empty(self.tokens, local.shape[-1], dtype=dtype, device=local.device)
         started = []
-        for into, rows in self.per_chunk(numbers, own):
+        for into, rows in self.per_chunk(numbers, local):
             mine = into.chunk(self._ranks)[self.index]
             torch.mul(rows, scale, out=mine)
             source, target = (part.view(torch.uint8).view(-1) for part in (mine, into))
@@ -96,7 +96,7 @@ class RankRows:
 
 def _gather(
     rows: RankRows,
-    own: Tensor,
+    local: Tensor,
     unit: str,
     phase: Phase,
     operands: NumberFormat | None,
@@ -105,8 +105,8 @@ def _gather(
 ) -> tuple[narrow_product.Operand, list[Handle]]:
     """Start to gather all ranks' rows as products of a format read them. `back`: as in `gather_rounded`."""
     if rows.rounds and operands is not None and operands.gathers:
-        return rows.gather_rounded(own, narrow_product.E5M2 if gradient else narrow_product.E4M3, unit, phase, back)
-    return rows.gather(own, unit, phase)
+        return rows.gather_rounded(local, narrow_product.E5M2 if gradient else narrow_product.E4M3, unit, phase, back)
+    return rows.gather(local, unit, phase)
 
 
 def _arrived(
@@ -155,7 +155,9 @@ class _Columns(torch.autograd.Function):
         g = [part.reshape(-1, part.shape[-1]) for part in d_outs]
         deferred = deferred_weight_grads.now(ctx.owners)
         if deferred is None:
+            # Gather the input for weight gradients, unless those are deferred.
             gathered, arriving = _gather(rows, x, ctx.unit, "B", ctx.operands, ctx.back)
+        # The input's gradient, scattered chunk by chunk.
         d_x = torch.empty_like(x)
         underway = []
         terms = rows.memory(x.shape[-1], x)
@@ -163,6 +165,7 @@ class _Columns(torch.autograd.Function):
         for into, term in _chunk_by_chunk(rows, d_x, terms, g, right, ctx.operands, True):
             underway.append(rows.scatter(into, term, ctx.unit, "B"))
         del right
+        # The weights' gradients, while the last chunks travel.
         d_given: list[Tensor | None] = [None] * (2 * len(weights))
         if deferred is None:
             for handle in arriving:
@@ -210,7 +213,7 @@ def _weight_gradients(
             for d_weight, part in zip(d_weights, parts, strict=True):
                 torch.addmm(d_weight, part.t(), here, beta=min(i, 1), out=d_weight)
         del here
-    else:  # scales are those of all tokens
+    else:  # scales over all tokens
         for handle in arriving:
             handle.wait()
         d_weights = _products(g, gathered, operands)
@@ -240,7 +243,7 @@ def _chunk_by_chunk(
 
 
 def _each(
-    here: narrow_product.Operand,
+    chunk: narrow_product.Operand,
     weights: Sequence[narrow_product.Operand],
     outs: Sequence[Tensor],
     operands: NumberFormat | None,
@@ -248,11 +251,11 @@ def _each(
     gradient: bool = False,
 ) -> None:
     """Write x Wᵀ + b of a chunk's rows x to `outs`, for several W and b."""
-    read = narrow_product.operand(here, operands, gradient)
+    read = narrow_product.operand(chunk, operands, gradient)
     for out, weight, bias in zip(outs, weights, biases or [None] * len(outs), strict=True):
         if bias is not None and isinstance(weight, Tensor):
-            assert isinstance(here, Tensor)
-            torch.addmm(bias, here, weight.t(), out=out)
+            assert isinstance(chunk, Tensor)
+            torch.addmm(bias, chunk, weight.t(), out=out)
             continue
         narrow_product.product(read, weight, operands, gradient, out)
         if bias is not None:
@@ -366,8 +369,8 @@ class _Summed(torch.autograd.Function):
         d_x = [x.new_empty(x.shape).view(rows.tokens, -1) for x, *_ in terms]
         by = [narrow_product.of_gradients(weight, n) for (_, _, weight, _), n in zip(terms, ctx.narrow, strict=True)]
         held = [narrow_product.operand(b, ctx.operands) for b in by]
-        for here, *into in _arrived(rows, gathered, arriving, *d_x):
-            _each(here, held, into, ctx.operands, gradient=True)
+        for chunk, *into in _arrived(rows, gathered, arriving, *d_x):
+            _each(chunk, held, into, ctx.operands, gradient=True)
         del by, held
         d_bias = g.sum(0) if any(bias is not None for *_, bias in terms) else None
         d_weights: list[Tensor | None] = [None] * len(terms)
@@ -385,7 +388,7 @@ class _Summed(torch.autograd.Function):
                     deferred.deliver_later(bias, d_bias)
                 deferred.product(owners[:1], gathered, x.detach().view(rows.tokens, -1), ctx.operands)
             d_bias = None
-        del gathered, here  # frees memory for the repeated core passes
+        del gathered, chunk  # frees memory for the repeated core passes
         d_given: list[Tensor | None] = []
         for d, d_weight, (x, inputs, _, bias), (core, *_) in zip(d_x, d_weights, terms, ctx.terms, strict=True):
             d_inputs: list[Tensor | None] = [d.view(x.shape)]

@@ -90,7 +90,7 @@ class _Columns(torch.autograd.Function):
             # Overlapped with the all-reduce. Without tp the engine computes the products where it takes gradients.
             by_layer = deferred_weight_grads.by_layer(() if ctx.tp is not None else ctx.owners, ctx.biased)
             for i, (part, owners, biased) in enumerate(zip(g, by_layer, ctx.biased, strict=True)):
-                d_parameters[2 * i] = deferred_weight_grads.beside(owners, part, rows, ctx.operands)
+                d_parameters[2 * i] = deferred_weight_grads.weight_gradient(owners, part, rows, ctx.operands)
                 d_parameters[2 * i + 1] = part.sum(0) if biased else None
         underway.wait()
         return (None, None, None, None, None, d_x.view(x.shape), *d_parameters)

@@ -94,17 +94,17 @@ class SequenceTokens:
         """Return the number of tokens of a full sequence."""
         return shape[1] * self.context.ring * self.context.ulysses
 
-    def gather(self, own: Tensor, shape: Shape, unit: str) -> Tensor:
+    def gather(self, local: Tensor, shape: Shape, unit: str) -> Tensor:
         """Gather each rank's values for its tokens, (tokens, n), to full sequences, (batch, seq, n), in one
         all-gather."""
-        batch, n = shape[0], own.shape[-1]
+        batch, n = shape[0], local.shape[-1]
         if self.ranks == 1:
-            return own.view(batch, -1, n)
-        where = self._ids(shape, own.device)[1]
+            return local.view(batch, -1, n)
+        where = self._ids(shape, local.device)[1]
         longest = -(-shape[0] * shape[1] // (self.tp.split.tp if self.tp else 1))
-        sent = own.new_zeros(longest, n)
-        sent[: len(own)] = own
-        everyone = own.new_empty(self.ranks * longest, n)
+        sent = local.new_zeros(longest, n)
+        sent[: len(local)] = local
+        everyone = local.new_empty(self.ranks * longest, n)
         assert self.inner is not None
         self.inner.all_gather(everyone.view(-1), sent.view(-1), "tokens", unit, "F").wait()
         return everyone[where].view(batch, -1, n)

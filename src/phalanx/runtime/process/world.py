@@ -75,17 +75,17 @@ def _rendezvous(world: World, timeout_s: float) -> Store:
     nonce = uuid.uuid4().hex
     if world.rank == 0:
         store.set("round", nonce)
-        shared = PrefixStore(nonce, store)
+        common = PrefixStore(nonce, store)
         for rank in range(1, world.size):
-            shared.set(f"seen-{rank}", shared.get(f"here-{rank}").decode())
-        return shared
+            common.set(f"seen-{rank}", common.get(f"here-{rank}").decode())
+        return common
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        shared = PrefixStore(store.get("round").decode(), store)
-        shared.set(f"here-{world.rank}", nonce)
+        common = PrefixStore(store.get("round").decode(), store)
+        common.set(f"here-{world.rank}", nonce)
         time.sleep(0.05)
-        if shared.check([f"seen-{world.rank}"]) and shared.get(f"seen-{world.rank}").decode() == nonce:
-            return shared
+        if common.check([f"seen-{world.rank}"]) and common.get(f"seen-{world.rank}").decode() == nonce:
+            return common
     raise TimeoutError(f"timed out after {timeout_s:g} s waiting for the rendezvous with rank 0")
 
 
@@ -109,7 +109,7 @@ _nodes: list[str] = []  # the host name of every rank, once `launchers` has gath
 
 
 def described(ranks: Sequence[int]) -> str:
-    """Name ranks in words, and the hosts of which all ranks are among them."""
+    """Name ranks in words, and the hosts whose ranks are all included."""
     words = ", ".join(f"rank {rank}" for rank in ranks)
     gone = [n for n in dict.fromkeys(_nodes) if {r for r, name in enumerate(_nodes) if name == n} <= set(ranks)]
     return f"{words} (all of host {', '.join(gone)})" if gone else words
@@ -169,7 +169,7 @@ def group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
     """Return the process group of these ranks, created once.
 
     torch names a group by its ranks and by the number of groups that its creator already had. So every rank must
-    create its groups in the same order of axes (Comm does so for those of a pipeline).
+    create its groups in the same order of axes (Comm does so for the groups of a pipeline).
     """
     if ranks not in _groups:
         if ranks == tuple(range(dist.get_world_size())):

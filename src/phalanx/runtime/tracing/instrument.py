@@ -155,8 +155,10 @@ def instrument(
         hooks.append(module.register_forward_pre_hook(before))
         hooks.append(module.register_forward_hook(after))
 
+    # Hooks mark where each unit's passes begin.
     for unit, module in units.items():
         watch(unit, module)
+    # Garbage of earlier steps would count as live.
     gc.collect()
     try:
         with tracker(recorder) as follows:

@@ -44,6 +44,7 @@ def composed(op: str, text: str, ranks: int, size: int, root: int = 0) -> Schedu
     Raises InputError for parts that do not make up `op`."""
     first, *others = [part.strip() for part in text.split("+")]
     name, _, algorithm = first.partition(":")
+    # The dual of one algorithm.
     if name == "dual" and not others:
         if op not in DUALS:
             raise InputError("as", text, f"{op} has no dual", f"use an op of {', '.join(DUALS)}")
@@ -58,6 +59,7 @@ def composed(op: str, text: str, ranks: int, size: int, root: int = 0) -> Schedu
                 "as", text, f"{algorithm} {source} brings a piece to a rank twice, so that backwards {error}"
             ) from None
         return backwards
+    # One operation after another.
     known = COMPOSITIONS.get(op, ())
     names = tuple(part.partition(":")[0] for part in (first, *others))
     if names not in known:

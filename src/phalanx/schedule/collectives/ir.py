@@ -72,20 +72,21 @@ def compose(
     op: str, algorithm: str, ranks: int, size: int, rounds: Sequence[Round], start: Holdings, end: Holdings
 ) -> Schedule:
     """Build a schedule from its rounds. Drops empty transfers, and rounds without any other."""
-    kept = []
+    filled = []
     for r in rounds:
         columns = [c.ravel() for c in (r.source, r.destination, r.offset, r.length)]
         nonempty = columns[3] > 0
         if not nonempty.all():
             columns = [c[nonempty] for c in columns]
         if len(columns[0]):
-            kept.append((columns, r.reduces))
-    counts = [len(columns[0]) for columns, _ in kept]
+            filled.append((columns, r.reduces))
+    counts = [len(columns[0]) for columns, _ in filled]
     source, destination, offset, length = (
-        np.concatenate([columns[i] for columns, _ in kept]) if kept else np.zeros(0, dtype=np.int64) for i in range(4)
+        np.concatenate([columns[i] for columns, _ in filled]) if filled else np.zeros(0, dtype=np.int64)
+        for i in range(4)
     )
-    number = np.repeat(np.arange(len(kept), dtype=np.int64), counts)
-    reduces = np.repeat(np.array([r for _, r in kept], dtype=bool), counts)
+    number = np.repeat(np.arange(len(filled), dtype=np.int64), counts)
+    reduces = np.repeat(np.array([r for _, r in filled], dtype=bool), counts)
     return Schedule(op, algorithm, ranks, size, number, source, destination, offset, length, reduces, start, end)
 
 

@@ -71,28 +71,30 @@ class Run:
         _one_port(s, number, rows)
         row, atom = atoms(self.edges, s.offset[rows], s.length[rows])
         source, destination, adds = s.source[rows][row], s.destination[rows][row], s.reduces[rows][row]
+        # Nothing is sent, or added to, before it is there; nothing is received twice.
         sent = counts[source, atom]
         at = _first(~sent.any(axis=1))
         if at is not None:
-            where = self._where(source[at], atom[at], number)
-            raise Unproved(f"{where}: sends to rank {destination[at]} what it does not have")
+            place = self._where(source[at], atom[at], number)
+            raise Unproved(f"{place}: sends to rank {destination[at]} what it does not have")
         to, piece = destination[adds], atom[adds]
-        held = counts[to, piece]
-        at = _first(~held.any(axis=1))
+        before = counts[to, piece]
+        at = _first(~before.any(axis=1))
         if at is not None:
-            where = self._where(to[at], piece[at], number)
-            raise Unproved(f"{where}: adds what rank {source[adds][at]} sends to what it does not have")
+            place = self._where(to[at], piece[at], number)
+            raise Unproved(f"{place}: adds what rank {source[adds][at]} sends to what it does not have")
         at = _first(np.bincount(destination * len(self.edges) + atom) > 1)
         if at is not None:
             who, what = divmod(at, len(self.edges))
             raise Unproved(f"{self._where(who, what, number)}: receives it twice")
+        # Update, and check that no contribution is added twice.
         counts[destination, atom] = sent
-        counts[to, piece] += held
+        counts[to, piece] += before
         at = _first((counts[to, piece] > 1).any(axis=1))  # copied contributions were counted at their source
         if at is not None:
-            where = self._where(to[at], piece[at], number)
+            place = self._where(to[at], piece[at], number)
             who = int(np.argmax(counts[to[at], piece[at]]))
-            raise Unproved(f"{where}: adds the contribution of rank {who} a second time")
+            raise Unproved(f"{place}: adds the contribution of rank {who} a second time")
 
     def _where(self, rank: int, atom: int, number: int) -> str:
         return f"rank {rank}, chunk {self.chunk(atom)}, round {number}"

@@ -43,18 +43,18 @@ def operands(schedule: Schedule) -> list[tuple[int, ...]]:
     prove(schedule)
     symbolic = run(schedule)
     atoms = len(symbolic.edges) - 1
-    held: list[list[tuple[int, ...]]] = [[() for _ in range(atoms)] for _ in range(schedule.ranks)]
+    orders: list[list[tuple[int, ...]]] = [[() for _ in range(atoms)] for _ in range(schedule.ranks)]
     for rank, atom in np.argwhere(symbolic.positions(schedule.start)).tolist():
-        held[rank][atom] = (rank,)
+        orders[rank][atom] = (rank,)
     for number in range(schedule.rounds):
-        before = [list(row) for row in held]
+        before = [list(row) for row in orders]
         for i in np.nonzero(schedule.round == number)[0]:
             source, destination = int(schedule.source[i]), int(schedule.destination[i])
             for atom in range(*symbolic.span(int(schedule.offset[i]), int(schedule.length[i])).indices(atoms)[:2]):
                 sent = before[source][atom]
-                held[destination][atom] = held[destination][atom] + sent if schedule.reduces[i] else sent
+                orders[destination][atom] = orders[destination][atom] + sent if schedule.reduces[i] else sent
     ends = np.argwhere(symbolic.positions(schedule.end)).tolist()
-    return list(dict.fromkeys(held[rank][atom] for rank, atom in ends))
+    return list(dict.fromkeys(orders[rank][atom] for rank, atom in ends))
 
 
 def needs(schedule: Schedule) -> Needs:
@@ -64,7 +64,7 @@ def needs(schedule: Schedule) -> Needs:
     return Needs(bool(moved), (moved or orders)[0])
 
 
-def examine(combine: Combine, needed: Needs, seed: int = 0) -> None:
+def examine(combine: Combine, algebra: Needs, seed: int = 0) -> None:
     """Require of a function, on drawn integers, the algebra that a schedule needs.
 
     Raises Unproved with a counterexample."""
@@ -75,9 +75,9 @@ def examine(combine: Combine, needed: Needs, seed: int = 0) -> None:
         i = int(np.argmax(left != right))
         x, y, z = a[i], b[i], c[i]
         raise Unproved(f"not associative: f(f({x}, {y}), {z}) = {left[i]}, but f({x}, f({y}, {z})) = {right[i]}")
-    if needed.commutative and (combine(a, b) != combine(b, a)).any():
+    if algebra.commutative and (combine(a, b) != combine(b, a)).any():
         i = int(np.argmax(combine(a, b) != combine(b, a)))
-        order = ", ".join(map(str, needed.example[:8]))
+        order = ", ".join(map(str, algebra.example[:8]))
         raise Unproved(
             f"not commutative: f({a[i]}, {b[i]}) = {combine(a, b)[i]}, but f({b[i]}, {a[i]}) = {combine(b, a)[i]}; "
             f"this algorithm combines ranks in the order {order}"

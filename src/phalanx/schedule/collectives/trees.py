@@ -140,20 +140,20 @@ def _alternate(parents: list[int], children: list[int]) -> list[int]:
     for ends in (parents, children):
         first: dict[int, int] = {}
         for e, member in enumerate(ends):
-            other = first.setdefault(member, e)
-            if other != e:
-                conflicts[e].append(other)
-                conflicts[other].append(e)
+            neighbour = first.setdefault(member, e)
+            if neighbour != e:
+                conflicts[e].append(neighbour)
+                conflicts[neighbour].append(e)
     colour = [-1] * len(parents)
     for start in range(len(parents)):
         if colour[start] < 0:
             colour[start], waiting = 0, [start]
             while waiting:
                 e = waiting.pop()
-                for other in conflicts[e]:
-                    if colour[other] < 0:
-                        colour[other] = 1 - colour[e]
-                        waiting.append(other)
+                for neighbour in conflicts[e]:
+                    if colour[neighbour] < 0:
+                        colour[neighbour] = 1 - colour[e]
+                        waiting.append(neighbour)
     return colour
 
 

@@ -1,4 +1,4 @@
-"""The batch of one step of generation: which tokens of which requests a replica computes.
+"""The batch of one step of generation: the tokens that a replica computes, by request.
 
     prefill   tokens of a prompt, all of it or a chunk; the last chunk gives the request's first token
     decode    one token, the latest, of a request whose prompt is cached

@@ -75,6 +75,7 @@ class Scheduler:
     def batch(self, step: int) -> Batch:
         """Admit requests and return what step number `step` computes; a batch without slots if there is nothing to do
         yet."""
+        # Admit waiting requests.
         while self._waiting and self._waiting[0].arrives <= step:
             needed = pages_of(self._waiting[0], self.policy)
             if not self.policy.admits(len(self._running), needed, self.pages - self._promised):
@@ -82,6 +83,7 @@ class Scheduler:
             request = self._waiting.popleft()
             self._promised += needed
             self._running[request.number] = _Running(request, list(request.prompt))
+        # Decode one token each; the rest of the budget goes to prompts.
         decoding: list[_Running] = []
         prompts: list[_Running] = []
         for r in self._running.values():
@@ -96,6 +98,7 @@ class Scheduler:
             slots.append(Slot(r.request.number, r.cached, new, r.cached + new == len(r.tokens)))
         if not slots:
             return Batch(())
+        # Allocate pages for the new tokens.
         for slot in slots:
             r = self._running[slot.request]
             while len(r.pages) * self.policy.page < slot.context:

@@ -21,8 +21,8 @@ it gather it first. In place of the all-reduces of the stream:
 Where blocks gather in 8 bits (job.precision.gather = "float8"), ranks first reduce the largest magnitude of what they
 gather to its maximum, from which each finds the same scale; what is gathered once more needs no new one.
 
-If the head goes through its tokens in slices (layers/head.py), the two all-reduces of the loss are those of each
-slice in turn, and B does not gather its input again, as both products are done.
+If the head goes through its tokens in slices (layers/head.py), the two all-reduces of the loss run slice by slice,
+and B does not gather its input again, as both products are done.
 
 If a block has experts instead of an MLP, over the ranks that share them (runtime/model_parallel/expert.py):
 
@@ -61,7 +61,7 @@ Way = Literal["F", "B"]
 @dataclass(frozen=True)
 class LayerMessage:
     """`count` consecutive collectives of `bytes` in total; numbers or columns. `routed`: the bytes depend on where
-    tokens go, and assume balanced routing. `beside`: the shared expert is computed meanwhile."""
+    tokens go, and assume balanced routing. `overlapped`: the shared expert is computed meanwhile."""
 
     op: str
     dtype: DType | Literal["int64", "uint8"]
@@ -69,7 +69,7 @@ class LayerMessage:
     count: Any = 1
     axis: str = "tp"
     routed: bool = False
-    beside: bool = False
+    overlapped: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,12 +118,14 @@ def communication(
     reduce: Sends = (LayerMessage("all_reduce", compute, size),)
     if s.tp == 1:
         reduce = scalars = ()
+    # Blocks.
     if unit == "blocks":
         stream = _of_blocks(job.precision, s, size, tokens * spec.hidden, tokens)
         if spec.experts is not None and rows is not None:
             experts = _experts(spec, spec.experts, job, s, tokens, rows)
             return _with_experts(spec.experts, phase, repeat, reduce, stream, s.sp, experts)
         return _block(spec, phase, repeat, reduce, stream, s.sp)
+    # Embedding and head with sequence parallelism, then without.
     if s.sp:
         gather, scatter = _gather_and_scatter(s, compute, size, tokens)
         if unit == "embed":
@@ -213,12 +215,14 @@ def _experts(spec: ModelSpec, x: Experts, job: Job, s: Strategy, tokens: Any, ro
     results = LayerMessage("all_to_all", compute, rows.received * e, axis=axis, routed=True)
     counts = LayerMessage("all_to_all", "int64", x.count * s.etp * 8, axis=axis)
     return _Experts(
-        (*leave, counts, replace(rows_out, beside=shared)), (results,), (rows_out, replace(results, beside=shared))
+        (*leave, counts, replace(rows_out, overlapped=shared)),
+        (results,),
+        (rows_out, replace(results, overlapped=shared)),
     )
 
 
 def _with_experts(
-    x: Experts, phase: Phase, repeat: Recompute, reduce: Sends, stream: _Stream, sp: bool, of: _Experts
+    x: Experts, phase: Phase, repeat: Recompute, reduce: Sends, stream: _Stream, sp: bool, messages: _Experts
 ) -> Sends:
     """Return the messages of a block with experts, which runs attention and experts in sequence."""
     gather, scatter = stream.gather, stream.scatter
@@ -226,17 +230,26 @@ def _with_experts(
     core_backward: Sends = (CoreRuns("B"),)
     if repeat == "selective":
         core_backward = core_forward + core_backward
-    shared = sp and x.shared_ffn > 0
+    reduces_shared = sp and x.shared_ffn > 0
+    # Deferred weight gradients gather again what they read.
     if phase == "W":
-        return stream.again * (1 + shared) if sp else ()
+        return stream.again * (1 + reduces_shared) if sp else ()
     again = () if phase == "I" else stream.again  # the inputs of products, which weight gradients need
+    # The forward and the backward pass.
     if not sp:
-        forward, last = core_forward + reduce + of.leave + of.come, reduce
-        backward = of.back + reduce + core_backward + reduce
+        forward, last = core_forward + reduce + messages.leave + messages.come, reduce
+        backward = messages.back + reduce + core_backward + reduce
     else:
-        forward = gather + core_forward + scatter + of.leave + gather * shared + of.come
-        last = scatter * shared
-        backward = gather * shared + of.back + (again + scatter) * shared + gather + core_backward + (again + scatter)
+        forward = gather + core_forward + scatter + messages.leave + gather * reduces_shared + messages.come
+        last = scatter * reduces_shared
+        backward = (
+            gather * reduces_shared
+            + messages.back
+            + (again + scatter) * reduces_shared
+            + gather
+            + core_backward
+            + (again + scatter)
+        )
     if phase == "F":
         return forward + last
     return (forward if repeat == "full" else ()) + backward

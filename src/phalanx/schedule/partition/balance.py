@@ -86,7 +86,7 @@ class ChunkShare:
 
 @dataclass(frozen=True)
 class RankShare:
-    """The share of one rank. `share`: its seconds over those of the slowest rank; `most`: its limit in bytes."""
+    """The share of one rank. `share`: its seconds over the slowest rank's; `most`: its limit in bytes."""
 
     rank: int
     seconds: float
@@ -108,6 +108,7 @@ class Explained:
 def partition(seconds: Units, rank_of: Sequence[int], limits: MemoryLimits | None = None) -> Partition:
     """Return the best partition for chunks on the ranks `rank_of`. Raises InputError if none fits the limits."""
     ranks = _checked(seconds, rank_of, limits)
+    # Costs as integers, so that equal blocks stay equal.
     total = seconds.embed + sum(seconds.blocks) + seconds.head
     scale = 2.0 ** (49 - math.frexp(total)[1]) if total > 0 else 1.0
     time = _measure([_integers(seconds, lambda cost: round(cost * scale))] * ranks, [0] * ranks, rank_of)
@@ -125,6 +126,7 @@ def partition(seconds: Units, rank_of: Sequence[int], limits: MemoryLimits | Non
             return deal(question)
         return deal_after(question, first) if first else least_worst(question)
 
+    # If nothing fits, start from the partition of least memory, and search from there.
     best = solve(question)
     if best is None:
         assert limits is not None
@@ -148,6 +150,7 @@ def explain(
     if len(blocks) != len(rank_of) or sum(blocks) != len(seconds.blocks) or any(map(int.__lt__, blocks, least)):
         reason = f"must be {len(rank_of)} counts that make {len(seconds.blocks)}, none of them 0 in the middle"
         raise InputError("blocks per chunk", tuple(blocks), reason)
+    # The cost of each chunk.
     chunks, first = [], 0
     for chunk, (rank, count) in enumerate(zip(rank_of, blocks, strict=True)):
         blocks_here = slice(first, first + count)
@@ -159,6 +162,7 @@ def explain(
         begin, end = (first, first + count - 1) if count else (None, None)
         chunks.append(ChunkShare(chunk, rank, embed, head, begin, end, costs[0], costs[1] if limits else None))
         first += count
+    # The cost of each rank.
     shares_of = [[share for share in chunks if share.rank == rank] for rank in range(ranks)]
     seconds_of = [math.fsum(share.seconds for share in shares) for shares in shares_of]
     slowest, mean = max(seconds_of), math.fsum(seconds_of) / ranks

@@ -87,9 +87,9 @@ def deal(question: PartitionQuestion) -> Solution | None:
     ]
     ranks = range(len(question.target.base))
     sums = [[-int(base) for base in m.base] for m in question.measures]
-    for m, taken, one in zip(question.measures, sums, each, strict=True):
+    for m, loads, costs in zip(question.measures, sums, each, strict=True):
         for chunk, rank in enumerate(question.rank_of):
-            taken[rank] += int(m.extra[chunk]) + one[rank] * counts[chunk]
+            loads[rank] += int(m.extra[chunk]) + costs[rank] * counts[chunk]
 
     def next_of(rank: int) -> tuple[int, int]:
         # Of equal ranks the later one, since it holds fewer activations in 1F1B.
@@ -98,17 +98,17 @@ def deal(question: PartitionQuestion) -> Solution | None:
     more = [0 for _ in ranks]
     heap = [next_of(rank) for rank in sorted(set(question.rank_of))]
     heapq.heapify(heap)
-    left = question.length - sum(counts)
-    while left > 0 and heap:
+    remainder = question.length - sum(counts)
+    while remainder > 0 and heap:
         rank = -heapq.heappop(heap)[1]
         if question.limit and sums[1][rank] + each[1][rank] > 0:
             continue  # full
-        for taken, one in zip(sums, each, strict=True):
-            taken[rank] += one[rank]
+        for loads, costs in zip(sums, each, strict=True):
+            loads[rank] += costs[rank]
         more[rank] += 1
-        left -= 1
+        remainder -= 1
         heapq.heappush(heap, next_of(rank))
-    if left or (question.limit and max(sums[1]) > 0):
+    if remainder or (question.limit and max(sums[1]) > 0):
         return None
     for rank in ranks:
         chunks_by_cost = [
@@ -125,32 +125,35 @@ def deal(question: PartitionQuestion) -> Solution | None:
 
 def least_worst(question: PartitionQuestion, begin: Sequence[int] | None = None) -> Solution | None:
     """Return the best partition found, starting from `begin` (blocks per chunk); None if no move meets the limits."""
+    # Local search.
     starts = [begin] if begin else [_even(question), _by_cost(question)]
     best = min((_improved(question, cuts_of(start)) for start in starts), key=lambda cuts: value_of(question, cuts))
     excess, worst, _ = value_of(question, best)
     if excess > 0:
         return None
+    # Guess a worst rank between the bound and the best partition, and sweep for it.
     below = _bound(question) - 1  # costs of the worst rank up to this are known to be impossible
     if len(question.rank_of) > 2 * len(question.target.base) and below < worst - 1:  # a sweep may have to give up
         below = _of_kinds(question, below + 1, worst) - 1
-    failed, part = 0, 4  # failed guesses since the last success; a lower guess is refuted sooner
+    failed, fraction = 0, 4  # failed guesses since the last success; a lower guess is refuted sooner
     while below < worst - 1:
-        tried = below + (worst - below) // part if failed < 2 else worst - 1
+        tried = below + (worst - below) // fraction if failed < 2 else worst - 1
         try:
             result = _sweep(question, tried)
         except _TooMany:
-            if part > 16:
+            if fraction > 16:
                 break
-            if part == 4:
+            if fraction == 4:
                 best = _kicked(question, best, below + 1)
                 worst = value_of(question, best)[1]
-            failed, part = 0, 4 * part  # a lower guess leaves fewer partial partitions
+            failed, fraction = 0, 4 * fraction  # a lower guess leaves fewer partial partitions
             continue
         if result is None:
             below, failed = tried, failed + 1
         else:
             best, failed = _improved(question, result), 0
             worst = value_of(question, best)[1]
+    # Of partitions as good, the most even one.
     with suppress(_TooMany):
         even = _sweep(question, worst, value_of(question, best)[2])
         best = best if even is None else even
@@ -245,6 +248,7 @@ def _improved(question: PartitionQuestion, cuts: Ints) -> Ints:
     while True:
         best = value
         sums = _sums(question, cuts)
+        # All runs of cuts, shifted either way: cost of each rank after the move, by prefix sums.
         for shift in (1, -1):
             taker, giver = (ranks[:-1], ranks[1:]) if shift > 0 else (ranks[1:], ranks[:-1])
             block = np.clip(cuts[1:-1] - (shift < 0), 0, question.length - 1)
@@ -260,6 +264,7 @@ def _improved(question: PartitionQuestion, cuts: Ints) -> Ints:
             first, last = first[may], last[may]
             if not len(first):
                 continue
+            # Compare the moves that leave every chunk its fewest blocks.
             moved = sums[:, None] + until[:, last + 1] - until[:, first]
             excess = np.maximum(moved[1:], 0).sum(axis=(0, 2))
             worst, squares = moved[0].max(axis=1), _squares(moved[0]).sum(axis=1)
@@ -267,6 +272,7 @@ def _improved(question: PartitionQuestion, cuts: Ints) -> Ints:
             if (excess[at], worst[at], squares[at]) < best:
                 best = int(excess[at]), int(worst[at]), int(squares[at])
                 run = (first[at] + 1, last[at] + 1, shift)
+        # Make the best move, until none helps.
         if best == value:
             return cuts
         cuts = cuts.copy()
@@ -300,59 +306,65 @@ def _sweep(question: PartitionQuestion, worst: int, below: int | None = None) ->
     measures = [question.target.plus(worst), *question.measures[1:]]
     chunks, length = len(question.rank_of), question.length
     ranks = len(question.target.base)
+    # Lower bounds on the cost of the blocks not yet assigned, on their cheapest ranks.
     cheapest = [np.concatenate([[0], np.cumsum(np.diff(m.prefix, axis=1).min(axis=0))]) for m in measures]
-    left = [np.array([low[-1] + m.extra.sum()]) for low, m in zip(cheapest, measures, strict=True)]
+    tail = [np.array([low[-1] + m.extra.sum()]) for low, m in zip(cheapest, measures, strict=True)]
     cuts = np.full((1, chunks + 1), -1, dtype=np.int64)
     cuts[:, 0], cuts[:, chunks] = 0, length
     squares = np.zeros(1, dtype=np.int64)
-    known, done = {0, chunks}, set()
+    fixed_cuts, done = {0, chunks}, set()
+    # Extend all partial partitions (rows) rank by rank, chunk by chunk.
     for rank in range(ranks):
         room = [np.full(len(cuts), m.base[rank]) for m in measures]  # what the rank may still take
         chunks_here = question.own(rank)
         for chunk in chunks_here:
             room = [r - m.extra[chunk] for r, m in zip(room, measures, strict=True)]
             for cut in (chunk, chunk + 1):
-                if cut in known:
+                if cut in fixed_cuts:
                     continue
-                low, high = _range(question, cuts, known, cut)
+                # Every place of this cut that keeps the rank within its budget.
+                low, high = _range(question, cuts, fixed_cuts, cut)
                 for r, m in zip(room, measures, strict=True):
                     prefix = m.prefix[rank]
-                    if cut == chunk and chunk + 1 in known:
+                    if cut == chunk and chunk + 1 in fixed_cuts:
                         low = np.maximum(low, np.searchsorted(prefix, prefix[cuts[:, cut + 1]] - r, "left"))
                     elif cut == chunk + 1:
                         high = np.minimum(high, np.searchsorted(prefix, prefix[cuts[:, chunk]] + r, "right") - 1)
                 counts = np.maximum(high - low + 1, 0)
                 if counts.sum() * (chunks + 1) > ROOM:
                     raise _TooMany
+                # One row for each place of the cut.
                 rows = np.repeat(np.arange(len(cuts)), counts)
                 cuts, squares = cuts[rows], squares[rows]
                 cuts[:, cut] = low[rows] + np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
                 room = [r[rows] for r in room]
-                left = [n[rows] for n in left]
-                known.add(cut)
+                tail = [n[rows] for n in tail]
+                fixed_cuts.add(cut)
             done.add(chunk)
             begin, end = cuts[:, chunk], cuts[:, chunk + 1]
             room = [r - (m.prefix[rank][end] - m.prefix[rank][begin]) for r, m in zip(room, measures, strict=True)]
-            left = [
+            tail = [
                 n - (low[end] - low[begin]) - m.extra[chunk]
-                for n, low, m in zip(left, cheapest, measures, strict=True)
+                for n, low, m in zip(tail, cheapest, measures, strict=True)
             ]
+            # Drop rows whose remaining blocks cannot fit on the remaining ranks, or that cannot be more even.
             keep = np.all([r >= 0 for r in room], axis=0)
             last = chunk == chunks_here[-1]
-            for n, r, m in zip(left, room, measures, strict=True):
+            for n, r, m in zip(tail, room, measures, strict=True):
                 keep &= n <= m.base[rank + 1 :].sum() + (0 if last else r)
             if last:
                 squares = squares + _squares(worst - room[0])
                 if below is not None:  # if the other ranks come out perfectly even
-                    rest = np.maximum((left[0] - question.target.base[rank + 1 :].sum() >> 20) - ranks, 0)
+                    rest = np.maximum((tail[0] - question.target.base[rank + 1 :].sum() >> 20) - ranks, 0)
                     keep &= squares + rest**2 // max(ranks - 1 - rank, 1) < below
             cuts, squares = cuts[keep], squares[keep]
-            room, left = [r[keep] for r in room], [n[keep] for n in left]
+            room, tail = [r[keep] for r in room], [n[keep] for n in tail]
             if last or below is None:
-                open_cuts = [c for c in sorted(known - {0, chunks}) if not {c - 1, c} <= done]
-                kept = _best(cuts[:, open_cuts], length + 1, [squares] if last else [-r for r in room])
-                cuts, squares = cuts[kept], squares[kept]
-                room, left = [r[kept] for r in room], [n[kept] for n in left]
+                # Of rows with equal open cuts, later ranks have equal choices: keep only the best.
+                open_cuts = [c for c in sorted(fixed_cuts - {0, chunks}) if not {c - 1, c} <= done]
+                best_rows = _best(cuts[:, open_cuts], length + 1, [squares] if last else [-r for r in room])
+                cuts, squares = cuts[best_rows], squares[best_rows]
+                room, tail = [r[best_rows] for r in room], [n[best_rows] for n in tail]
             if not len(cuts):
                 return None
     result: Ints = cuts[np.argmin(squares)]

@@ -2,7 +2,7 @@
 
     layers=7/8/8/7                      as written
     first_stage_layers, last_stage_...  these on the first and last rank, the others share the rest equally
-    embedding_as_layer, loss_as_layer   L + e + l layers in equal chunks, of which embedding and head take one each
+    embedding_as_layer, loss_as_layer   L + e + l layers in equal chunks; embedding and head count as one each
 
 (Megatron-Core 0.19, megatron/core/transformer/transformer_config.py:1988-2110.)
 """
@@ -60,14 +60,14 @@ def given_blocks(s: Strategy, options: StackOptions, layers: int) -> Blocks | No
 def _short_ends(s: Strategy, o: StackOptions, layers: int) -> Blocks:
     """Return the blocks of each chunk, given the first or last rank's."""
     ends = {0: o.first_stage_layers, s.pp - 1: o.last_stage_layers}
-    given = {rank: count for rank, count in ends.items() if count}
-    rest, others = layers - sum(given.values()), s.pp - len(given)
+    fixed = {rank: count for rank, count in ends.items() if count}
+    rest, others = layers - sum(fixed.values()), s.pp - len(fixed)
     if rest < 0 or (others == 0 and rest) or (others and rest == 0):
         name = "first_stage_layers" if o.first_stage_layers else "last_stage_layers"
         reason = f"leaves {rest} of {layers} blocks for {others} other ranks"
-        raise InputError(f"options.{name}", sum(given.values()), reason, "use other numbers")
+        raise InputError(f"options.{name}", sum(fixed.values()), reason, "use other numbers")
     shares = iter(equal_blocks(rest, others) if others else ())
-    of_rank = [given[rank] if rank in given else next(shares) for rank in range(s.pp)]
+    of_rank = [fixed[rank] if rank in fixed else next(shares) for rank in range(s.pp)]
     ranks = rank_of(s)
     each = len(ranks) // s.pp
     split = [iter(equal_blocks(n, each)) for n in of_rank]
@@ -75,7 +75,7 @@ def _short_ends(s: Strategy, o: StackOptions, layers: int) -> Blocks:
     if 0 in blocks[1:-1]:
         name = "first_stage_layers" if o.first_stage_layers else "last_stage_layers"
         reason = f"leaves some of {len(ranks)} chunks without a block"
-        raise InputError(f"options.{name}", sum(given.values()), reason, "use fewer chunks")
+        raise InputError(f"options.{name}", sum(fixed.values()), reason, "use fewer chunks")
     return blocks
 
 

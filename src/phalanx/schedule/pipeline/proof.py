@@ -65,24 +65,26 @@ def _messages(s: PipelineSchedule) -> None:
     """Require one send per crossing between ranks, after its payload is computed, and one receive, before the payload
     is used."""
     at = {action: (rank, i) for rank, actions in enumerate(s.actions) for i, action in enumerate(actions)}
-    wanted: set[Action] = set()
+    expected: set[Action] = set()
     for chunk, rank in enumerate(s.rank_of[:-1]):
         if rank == s.rank_of[chunk + 1]:
             continue
         for way, source, target in (("F", chunk, chunk + 1), ("B", chunk + 1, chunk)):
             for i in range(s.micro_batches):
                 send, receive = Action(f"SEND_{way}", source, i), Action(f"RECV_{way}", target, i)  # type: ignore[arg-type]
-                wanted |= {send, receive}
+                expected |= {send, receive}
                 producer, consumer = (_pass(way, c, i, at) for c in (source, target))
-                for action, beside, order in ((send, producer, 1), (receive, consumer, -1)):
+                for action, neighbour, order in ((send, producer, 1), (receive, consumer, -1)):
                     where = s.rank_of[action.chunk]
                     if at.get(action, (None,))[0] != where:
                         raise Unproved(f"rank {where}: {action} is missing")
-                    if (at[action][1] - at[beside][1]) * order < 0:
-                        raise Unproved(f"rank {where}: {action} comes {'before' if order > 0 else 'after'} {beside}")
+                    if (at[action][1] - at[neighbour][1]) * order < 0:
+                        raise Unproved(
+                            f"rank {where}: {action} comes {'before' if order > 0 else 'after'} {neighbour}"
+                        )
     for rank, actions in enumerate(s.actions):
         for action, times in Counter(a for a in actions if "_" in a.kind).items():
-            if action not in wanted:
+            if action not in expected:
                 raise Unproved(f"rank {rank}: {action} has no use on any rank")
             if times > 1:
                 raise Unproved(f"rank {rank}: {action} runs {times} times")

@@ -30,9 +30,9 @@ _ROOM = 2_000_000
 
 @dataclass(frozen=True)
 class ActionRound:
-    """Actions of different ranks, none of which needs another. Each action's `rank`; its `cost`, the place of its
-    seconds; and the outputs of chunks that it `needs` and `gives`: the last but one is available from the start, the
-    last is never read."""
+    """Independent actions of different ranks. Each action's `rank`; its `cost`, the place of its seconds; and the
+    outputs of chunks that it `needs` and `gives`: the last but one is available from the start, the last is never
+    read."""
 
     rank: Ints
     cost: Ints
@@ -79,6 +79,7 @@ def rounds(name: str, ranks: int, micro_batches: int, virtual: int | None) -> Ac
 
 def in_rounds(s: PipelineSchedule) -> ActionRounds:
     """Sort a schedule's actions into rounds. Raises Unproved for one that cannot run."""
+    # Start times if every action takes a second: actions that start together form a round.
     alike: Sequence[float] = [1.0] * s.chunks
     times = run(s, dict.fromkeys(KINDS, alike))
     start = np.array([begin for own in times for begin, _ in own])
@@ -88,6 +89,7 @@ def in_rounds(s: PipelineSchedule) -> ActionRounds:
     micro_batch = np.array([action.micro_batch for action in chain(*s.actions)], dtype=np.int64)
     forward, weights = kind == KINDS.index("F"), kind == KINDS.index("W")
     cells = s.chunks * s.micro_batches
+    # What each action reads and writes, as indices of outputs.
     here = chunk * s.micro_batches + micro_batch + np.where(forward, 0, cells)
     before = chunk + np.where(forward, -1, 1)  # the chunk whose output is read
     inside = (before >= 0) & (before < s.chunks) & ~weights
@@ -96,6 +98,7 @@ def in_rounds(s: PipelineSchedule) -> ActionRounds:
     needs = np.where(sent, here + np.where(forward, -1, 1) * s.micro_batches, 2 * cells)
     gives = np.where(weights, 2 * cells + 1, here)
     cost = kind * s.chunks + chunk
+    # Sort into rounds.
     order = np.lexsort((rank, start))
     bounds = np.flatnonzero(np.diff(start[order])) + 1
     parts = np.split(order, bounds)

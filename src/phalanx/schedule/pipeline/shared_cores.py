@@ -39,25 +39,27 @@ def run_on_shared_cores(
     Raises Unproved, with rank, action and reason, if the schedule cannot be run."""
     to_do = [_work(s, actions, seconds, message) for actions in s.actions]
     current = [next(works, None) for works in to_do]
-    left: dict[int, float] = {}  # seconds of work, by rank at work
+    backlog: dict[int, float] = {}  # seconds of work, by rank at work
     computed: set[_Payload | None] = {None}
     times: Times = [[] for _ in s.actions]
     began, now = [0.0] * s.ranks, 0.0
     while True:
+        # Start what has its inputs.
         for rank, work in enumerate(current):
-            if work is not None and rank not in left and work.needs in computed:
-                left[rank], began[rank] = work.seconds, now
-        if not left:
+            if work is not None and rank not in backlog and work.needs in computed:
+                backlog[rank], began[rank] = work.seconds, now
+        if not backlog:
             break
-        speed, least = pace[len(left) - 1], min(left.values())
+        # Advance to the end of the next work, at the pace of the ranks at work.
+        speed, least = pace[len(backlog) - 1], min(backlog.values())
         now += least / speed
-        for rank in list(left):
+        for rank in list(backlog):
             work = current[rank]
             assert work is not None
-            left[rank] -= least
-            if left[rank] > 1e-9 * work.seconds:
+            backlog[rank] -= least
+            if backlog[rank] > 1e-9 * work.seconds:
                 continue
-            del left[rank]
+            del backlog[rank]
             if work.is_pass:
                 times[rank].append((began[rank], now))
             computed.add(work.gives)

@@ -35,38 +35,41 @@ def run(
     times: Times = [[] for _ in s.actions]
     free = [0.0] * s.ranks  # when each rank has sent what it last computed
     ready = list(range(s.ranks))
+    # Run each rank until it waits; the rank that computes what it needs wakes it.
     while ready:
         rank = ready.pop()
         actions, spans = s.actions[rank], times[rank]
         now = free[rank]
         for kind, chunk, i in actions[len(spans) :]:
-            here, start = chunk * m + i, now
+            index, start = chunk * m + i, now
+            # When its input is there, or which rank waits for it.
             if kind == "F":
                 if chunk:
-                    arrives = forward[here - m]
+                    arrives = forward[index - m]
                     if arrives is None:
-                        waiting["F", here - m] = rank
+                        waiting["F", index - m] = rank
                         break
                     if s.rank_of[chunk - 1] != rank:
                         start = max(now + overhead, arrives + transfer)
             elif kind == "W":
-                if backward[here] is None:
+                if backward[index] is None:
                     raise Unproved(f"rank {rank}: {Action(kind, chunk, i)} comes before {chunk}I{i}, which it needs")
             else:
-                if forward[here] is None:
+                if forward[index] is None:
                     raise Unproved(f"rank {rank}: {Action(kind, chunk, i)} comes before {chunk}F{i}, which it needs")
                 if chunk < last:
-                    arrives = backward[here + m]
+                    arrives = backward[index + m]
                     if arrives is None:
-                        waiting["B", here + m] = rank
+                        waiting["B", index + m] = rank
                         break
                     if s.rank_of[chunk + 1] != rank:
                         start = max(now + overhead, arrives + transfer)
+            # Run it, and wake the rank that waits for its output.
             now = start + seconds[kind][chunk]
             spans.append((start, now))
             if kind != "W":
-                (forward if kind == "F" else backward)[here] = now
-                woken = waiting.pop(("F" if kind == "F" else "B", here), None)
+                (forward if kind == "F" else backward)[index] = now
+                woken = waiting.pop(("F" if kind == "F" else "B", index), None)
                 if woken is not None:
                     ready.append(woken)
                 to = chunk + 1 if kind == "F" else chunk - 1

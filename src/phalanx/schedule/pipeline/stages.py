@@ -99,6 +99,7 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
     if s.pp == 1:
         return
     n = len(rank_of(s))
+    # Blocks of the chunks.
     if model.layers < n - 2:  # embed and head may be alone
         each = f" ({n // s.pp} per rank)" if n > s.pp else ""
         reason = f"makes {n} chunks{each}, too many for model.layers = {model.layers}"
@@ -113,6 +114,7 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
                 reason = "leaves a chunk without blocks that has neither the embedding nor the head"
             remedy = f"give {n} chunks {model.layers} blocks in all, or leave it out"
             raise InputError("strategy.layers", s.layers, reason, remedy)
+    # Micro-batches of the schedule.
     facts = SCHEDULES[s.schedule]
     refusal = facts.refusal(s.pp, s.accumulation(job))  # the refused number is not a field of the strategy
     if refusal:

@@ -1,8 +1,7 @@
 """The topology of a cluster: the host, and the block of each tier of links, of every GPU.
 
 A ClusterSpec says how fast each tier is; its blocks are equal. A Topology holds real ones: hosts with names, hosts of
-unequal size, leaf switches with unequal numbers of hosts. GPUs are numbered from 0, those of a host one after
-another.
+unequal size, leaf switches with unequal numbers of hosts. GPUs are numbered from 0, host by host.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Topology:
     index: Ints
     """Index of each GPU on its host, (gpus,)."""
     blocks: Ints
-    """Block of each GPU at each tier, (tiers, gpus); the block of a tier contains those of the tier below."""
+    """Block of each GPU at each tier, (tiers, gpus); the block of a tier contains the blocks of the tier below."""
 
     @property
     def gpus(self) -> int:

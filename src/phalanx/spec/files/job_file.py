@@ -123,26 +123,28 @@ def from_tables(tables: Mapping[str, Any], folder: Path) -> JobFile:
 
     Raises InputError.
     """
+    # Known tables.
     for name in tables:
         if name not in TABLES:
             raise InputError(f"[{name}]", None, "no such table", nearest(name, TABLES))
     if "job" not in tables:
         raise InputError("[job]", None, "is missing", "it needs global_batch and seq")
+    # Build each, with paths relative to the file's folder.
     model, notes = make_model(tables.get("model", {}), folder)
     cluster = build(ClusterChoice, tables.get("cluster", {"preset": "local"}), "cluster")
     if not cluster.preset and not cluster.file:
         cluster = replace(cluster, preset="local")
     if cluster.file:
-        cluster = replace(cluster, file=str(_beside(cluster.file, folder)))
+        cluster = replace(cluster, file=str(_resolved(cluster.file, folder)))
     train = build(Train, tables.get("train", {}), "train")
     if train.data != "austen":
         prefix = f"{train.data}.idx"  # Megatron's pair of files, given by their common name
-        path = _beside(prefix, folder) if (folder / prefix).exists() else _beside(train.data, folder)
+        path = _resolved(prefix, folder) if (folder / prefix).exists() else _resolved(train.data, folder)
         train = replace(train, data=str(path))
     if train.tokenizer:
-        train = replace(train, tokenizer=str(_beside(train.tokenizer, folder)))
+        train = replace(train, tokenizer=str(_resolved(train.tokenizer, folder)))
     if train.weights:
-        train = replace(train, weights=str(_beside(train.weights, folder)))
+        train = replace(train, weights=str(_resolved(train.weights, folder)))
     return JobFile(
         model=model,
         cluster=cluster,
@@ -175,27 +177,27 @@ def make_strategy(table: Any) -> Strategy | None:
     return build(Strategy, table, "strategy")
 
 
-def build(kind: type[T], table: Any, where: str) -> T:
+def build(kind: type[T], table: Any, table_name: str) -> T:
     """Build a frozen dataclass from a table, strictly.
 
-    `where` is the table's name in messages. Raises InputError for unknown and missing keys, and for wrong types.
+    `table_name` is the table's name in messages. Raises InputError for unknown and missing keys, and for wrong types.
     """
     from pydantic import ValidationError
 
-    _require_known_keys(kind, table, where)
+    _require_known_keys(kind, table, table_name)
     try:
         # Through JSON, because pydantic's strict mode then refuses "2" for 2, yet takes lists for tuples.
         text = json.dumps(table)
     except TypeError as error:
-        raise InputError(where, None, f"holds a value of a type that no field has ({error})") from None
+        raise InputError(table_name, None, f"holds a value of a type that no field has ({error})") from None
     except RecursionError:
-        raise InputError(where, None, "is nested too deep") from None
+        raise InputError(table_name, None, "is nested too deep") from None
     try:
         return cast("T", _adapter(kind).validate_json(text, strict=True))
     except ValidationError as error:
         # For a union (`float or "auto"`) every branch reports an error; the first is as good as any.
         first = error.errors()[0]
-        name = ".".join([where, *_field_path(kind, first["loc"])])
+        name = ".".join([table_name, *_field_path(kind, first["loc"])])
         if first["type"] == "missing":
             raise InputError(name, None, "is missing") from None
         inner = first.get("ctx", {}).get("error")
@@ -233,20 +235,20 @@ def _dataclass_in(hint: Any) -> Any:
     return hint if is_dataclass(hint) else next((a for a in get_args(hint) if is_dataclass(a)), None)
 
 
-def _require_known_keys(kind: Any, table: Any, where: str) -> None:
+def _require_known_keys(kind: Any, table: Any, name: str) -> None:
     """Raise InputError for unknown keys at any depth, and for values that are not tables."""
     if not isinstance(table, Mapping):
-        raise InputError(where, table, "must be a table of key = value")
+        raise InputError(name, table, "must be a table of key = value")
     hints = _hints(kind)
     names = {f.name for f in fields(kind)}
     for key, inner in table.items():
         if key not in names:
-            raise InputError(f"{where}.{key}", None, "no such field", nearest(str(key), names))
+            raise InputError(f"{name}.{key}", None, "no such field", nearest(str(key), names))
         nested = _dataclass_in(hints[key])
         if nested is not None:
             for i, part in enumerate(inner if isinstance(inner, list | tuple) else [inner]):
                 if isinstance(part, Mapping):
-                    place = f"{where}.{key}" + (f".{i}" if isinstance(inner, list | tuple) else "")
+                    place = f"{name}.{key}" + (f".{i}" if isinstance(inner, list | tuple) else "")
                     _require_known_keys(nested, part, place)
 
 
@@ -271,12 +273,12 @@ def make_model(table: Any, folder: Path) -> tuple[ModelSpec, list[str]]:
             return ModelSpec(**from_preset), notes  # trusted: skip the strict reading, which takes 0.1 s
         user_fields = {**preset(str(name)), **user_fields}
     elif config is not None:
-        from_config, notes = from_hugging_face(_beside(str(config), folder))
+        from_config, notes = from_hugging_face(_resolved(str(config), folder))
         user_fields = {**from_config, **user_fields}
     return build(ModelSpec, complete(user_fields), "model"), notes
 
 
-def _beside(name: str, folder: Path) -> Path:
+def _resolved(name: str, folder: Path) -> Path:
     """Resolve a path named in a file: in that file's folder if it exists there, else in the working directory."""
-    beside = folder / name
-    return (beside if beside.exists() else Path(name)).absolute()
+    sibling = folder / name
+    return (sibling if sibling.exists() else Path(name)).absolute()

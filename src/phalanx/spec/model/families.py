@@ -157,6 +157,7 @@ def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
             "needs a preset, a config, or a family with sizes",
             f"families: {', '.join(FAMILIES)}",
         )
+    # What the family requires and fixes.
     row = family_of(family)
     for name in row.needs:
         if not fields.get(name):
@@ -164,6 +165,7 @@ def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
     full = {**row.fields, **fields}
     if isinstance(full.get("experts"), Mapping):
         full["experts"] = {**row.routing, **full["experts"]}
+    # Sizes that follow from others.
     heads, hidden, latent = full.get("heads"), full.get("hidden"), full.get("latent")
     if isinstance(latent, Mapping) and all(isinstance(latent.get(d), int) for d in ("nope_dim", "rope_dim")):
         full.setdefault("head_dim", latent["nope_dim"] + latent["rope_dim"])

@@ -118,29 +118,29 @@ class Experts:
     """Experts that one rank holds under expert parallelism. None: all. Set by strategy/split.py."""
 
     def __post_init__(self) -> None:
-        where = "model.experts"
-        require_ranges(self, where)
+        table = "model.experts"
+        require_ranges(self, table)
         if self.top_k > self.count:
-            raise InputError(f"{where}.top_k", self.top_k, f"is more than count = {self.count}")
+            raise InputError(f"{table}.top_k", self.top_k, f"is more than count = {self.count}")
         if self.count % self.groups:
-            raise InputError(f"{where}.groups", self.groups, f"does not divide count = {self.count}")
+            raise InputError(f"{table}.groups", self.groups, f"does not divide count = {self.count}")
         within = self.count // self.groups
         if self.top_groups > self.groups or self.top_k > self.top_groups * within:
             raise InputError(
-                f"{where}.top_groups",
+                f"{table}.top_groups",
                 self.top_groups,
                 f"is not between top_k / experts of a group = {self.top_k} / {within} and groups = {self.groups}",
             )
         if self.group_score == "top2" and self.groups > 1 and within < 2:
-            raise InputError(f"{where}.group_score", "top2", "needs two experts in a group", "use max")
+            raise InputError(f"{table}.group_score", "top2", "needs two experts in a group", "use max")
         if self.chooser == "experts":
             for name, off in (("groups", self.groups == 1), ("balance_loss", not self.balance_loss)):
                 if not off:
                     reason = "is for chooser = tokens; experts that choose tokens are balanced already"
-                    raise InputError(f"{where}.{name}", getattr(self, name), reason, "leave it out")
+                    raise InputError(f"{table}.{name}", getattr(self, name), reason, "leave it out")
             if self.balance_bias is not None or self.normalized:
                 name = "normalized" if self.normalized else "balance_bias"
-                raise InputError(f"{where}.{name}", getattr(self, name), "is for chooser = tokens", "leave it out")
+                raise InputError(f"{table}.{name}", getattr(self, name), "is for chooser = tokens", "leave it out")
 
     @property
     def here(self) -> int:

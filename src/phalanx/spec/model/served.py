@@ -210,7 +210,7 @@ SERVED: dict[str, ServedModel] = {
     "MiniMaxAI/MiniMax-M2.5": _MINIMAX,
     "MiniMaxAI/MiniMax-M2.7": _MINIMAX,
     "XiaomiMiMo/MiMo-7B": _S(151680, 36, 4096, 32, 8, 128, 11008),
-    # Keys of 192 and values of 128: 160 each. Its windows have 8 key heads, of which little is cached.
+    # Keys of 192 and values of 128: 160 each. Its windows have 8 key heads, with a small cache.
     "XiaomiMiMo/MiMo-V2-Flash": _S(
         152576, 48, 4096, 64, 4, 160, 16384, window=128, window_layers=39, **_moe(256, 8, 2048, 47)
     ),

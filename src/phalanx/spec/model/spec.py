@@ -110,6 +110,7 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         require_ranges(self, "model")
+        # Positions and heads.
         if self.rope_scaling is not None and self.rope_scaling.kind == "yarn" and self.rope_theta <= 1:
             raise InputError(
                 "model.rope_theta", self.rope_theta, "must be above 1 with yarn, which divides by its log"
@@ -131,14 +132,17 @@ class ModelSpec:
             )
         if self.rotary_dim is not None and not 2 <= self.rotary_dim <= self.head_dim:
             raise InputError("model.rotary_dim", self.rotary_dim, f"is not between 2 and head_dim = {self.head_dim}")
+        # Lists of layers.
         if self.window_layers is not None and self.window is None:
             raise InputError("model.window_layers", list(self.window_layers), "needs model.window")
         self._check_layers("window_layers", self.window_layers or ())
         self._check_layers("experts.dense_layers", self.experts.dense_layers if self.experts else ())
+        # Experts.
         if self.experts and self.residual != "serial":
             raise InputError("model.residual", self.residual, "experts need a serial residual", "use serial")
         if self.experts and not self.gated:
             raise InputError("model.activation", self.activation, "experts need a gated activation", "use swiglu")
+        # Latent attention.
         if self.latent and self.latent.nope_dim + self.latent.rope_dim != self.head_dim:
             raise InputError(
                 "model.head_dim",
@@ -191,7 +195,7 @@ class ModelSpec:
 
     @property
     def held_blocks(self) -> tuple[int, ...]:
-        """The blocks, by number: all of the model's, or those of a pipeline rank."""
+        """The blocks, by number: all of the model's, or a pipeline rank's."""
         return tuple(range(self.layers))
 
     def masked(self, seq: int) -> bool:
@@ -322,7 +326,8 @@ def chunks(spec: ModelSpec) -> tuple[tuple[str, ...], ...]:
 
 @cache
 def parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
-    """Return all logical parameters in forward order; for a pipeline rank, those of its units."""
+    """Return all logical parameters in forward order; for a pipeline rank, the parameters of its units."""
+    # A pipeline rank has the parameters of its units.
     if isinstance(spec, StageSpec):
         of_stage = set(units(spec))
         if spec.tied and not of_stage.isdisjoint(("embed", "head")):
@@ -333,6 +338,7 @@ def parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
     rows = [embedding]
     if spec.position == "learned":
         rows.append(Parameter("embed.position.weight", (spec.max_seq, h), "position", "embed"))
+    # Blocks, each in the order of its forward pass.
     for i in range(spec.layers):
         b = f"blocks.{i}"
         block = _norm(spec, f"{b}.norm1")

@@ -222,7 +222,7 @@ def factors(c: Compression, parameters: Sequence[Parameter]) -> tuple[tuple[Fact
 
 
 def _powersgd_sums(c: Compression, n: int, parameters: Sequence[Parameter]) -> tuple[int, ...]:
-    """Return the elements of P and of parameters not sent as factors, then those of Q."""
+    """Return the elements of P and of parameters not sent as factors, then the elements of Q."""
     matrices, rest = factors(c, parameters)
     left = sum(f.n * f.r for f in matrices) + sum(p.numel for p in rest)
     right = sum(f.m * f.r for f in matrices)

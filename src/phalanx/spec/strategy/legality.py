@@ -24,6 +24,7 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
     or tokens that do not split evenly, and a sequence that is too long for the model.
     """
     s = strategy
+    # Ranks and the batch.
     if world is not None and s.world != world:
         factors = " x ".join(f"{axis}={getattr(s, axis)}" for axis in AXES)
         raise InputError(
@@ -49,6 +50,7 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
             f"micro_batch x dp = {s.micro_batch} x {s.dp} does not divide job.global_batch = {job.global_batch}",
             f"use one of {_first_twelve(fits)}",
         )
+    # Layers, and how many of them are recomputed.
     require_split(model, s)
     kind, _, k = s.recompute.partition(":")
     if kind in ("block", "uniform") and int(k) > model.layers:
@@ -63,6 +65,7 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
             "needs all gradients to reduce over the same ranks, and expert gradients reduce over others",
             "use ep=1 and etp=1, or leave it out",
         )
+    # Sequences and tokens.
     require_context(model, job.seq, s)
     if s.sp and s.micro_batch * job.seq // s.cp % s.tp:
         raise InputError(
@@ -72,13 +75,14 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
             f"{s.micro_batch} x {job.seq}" + (f", over cp = {s.cp}" if s.cp > 1 else ""),
             "use another micro_batch, or leave sp out",
         )
+    # Number formats.
     if job.precision.operands is not None:
         require_narrow(model, job, s)
     if job.precision.gathers_narrow and not (s.level.parameters and s.shards > 1) and not s.sp:
         shards = "1 rank" if s.shards == 1 else f"{s.shards} ranks"
         reason = f"is of what zero=3 and sp gather, and zero={s.zero} over {shards} without sp gathers nothing"
-        mend = "use zero=3 over several ranks or sp=1, or leave it out"
-        raise InputError("job.precision.gather", "float8", reason, mend)
+        remedy = "use zero=3 over several ranks or sp=1, or leave it out"
+        raise InputError("job.precision.gather", "float8", reason, remedy)
     if job.seq > model.max_seq:
         raise InputError(
             "job.seq",
@@ -94,6 +98,7 @@ def require_narrow(model: ModelSpec, job: Job, s: Strategy) -> None:
     field, value, operands = "job.precision.products", job.precision.products, job.precision.operands
     assert operands is not None
     multiple = operands.multiple
+    # Inner and outer sizes of all products of blocks, with the ranks that divide them.
     sizes = {"model.hidden": (model.hidden, 1)}  # (the model's size, ranks that share it)
     if model.experts is None or model.experts.dense_layers:
         sizes["model.ffn"] = model.ffn, s.tp
@@ -111,6 +116,7 @@ def require_narrow(model: ModelSpec, job: Job, s: Strategy) -> None:
         sizes["heads x (nope_dim + v_dim)"] = model.heads * (a.nope_dim + a.v_dim), s.tp
         sizes["heads x v_dim"] = model.heads * a.v_dim, s.tp
     sizes["tokens of a micro-batch on a rank"] = s.micro_batch * job.seq // s.cp, 1
+    # Whole and divided, each must be a multiple.
     for name, (size, ranks) in sizes.items():
         held = -(-size // ranks)
         if size % multiple or held % multiple:
@@ -152,6 +158,7 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
     """
     p = job.precision
     _require_in_range(p)
+    # When gradients reduce and parameters are gathered.
     if strategy.grad_sync == "micro" and not strategy.level.gradients:
         raise InputError(
             "strategy.grad_sync", "micro", f"zero={strategy.zero} reduces gradients once a step", "use zero=2 or 3"
@@ -169,6 +176,7 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
             "is part of the grammar but not yet runnable with pp > 1",
             "leave it out: each unit is gathered once a step",
         )
+    # Compression.
     require_compressible(strategy, p.accumulate_dtype)
     if strategy.tp > 1 and strategy.compressor is not None:
         raise InputError(
@@ -187,6 +195,7 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
     if job.optimizer.row.whole and p.compute == "float16":
         reason = "sends directions in the compute type, and float16 has no room for their smallest numbers"
         raise InputError("job.optimizer.name", job.optimizer.name, reason, "use bfloat16")
+    # Fields with only some runnable values.
     strategy.recompute_of(0)  # refuses recomputation of other stacks
     for name, runnable in _RUNNABLE.items():
         chosen = getattr(strategy, name)

@@ -118,7 +118,7 @@ class Mesh:
         return place["dp_replicate"] * dict(self.axes)["dp_shard"] + place["dp_shard"]
 
     def name(self, *parts: str) -> str:
-        """Name the fused axis of these axes; those of size 1 are dropped ("" if all are)."""
+        """Name the fused axis of these axes; axes of size 1 are dropped ("" if all are)."""
         sizes = dict(self.axes)
         return "+".join(part for part in parts if sizes[part] > 1)
 

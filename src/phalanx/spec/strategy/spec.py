@@ -89,6 +89,7 @@ class Strategy:
 
     def __post_init__(self) -> None:
         require_ranges(self, "strategy")
+        # Degrees.
         if self.world > MOST_RANKS:
             raise InputError("strategy", str(self), f"has {self.world:,} ranks", f"at most {MOST_RANKS:,}")
         _require_divisor("shard", self.shard or 1, "dp", self.dp)
@@ -105,6 +106,7 @@ class Strategy:
             raise InputError("strategy.shard", self.shard, "zero=0 shards nothing", "use zero=1, 2 or 3")
         if self.sp and self.tp == 1:
             raise InputError("strategy.sp", 1, "sequence parallelism runs over the tp ranks", "use tp >= 2")
+        # Fields with a grammar.
         recomputation.parse(self.recompute)
         if not re.fullmatch(r"auto|[0-9]{1,9}(/[0-9]{1,9})*", self.layers):
             raise InputError(
@@ -214,7 +216,10 @@ def parse(line: str) -> dict[str, Any]:
             raise InputError("strategy", line, f"{item!r} is not of the form field=value", "e.g. dp=4,zero=3")
         if name.rstrip("<>!") in FIELDS and name not in FIELDS:
             raise InputError(
-                "strategy", item, "is a condition, where a strategy has a value", "give it as a condition (where) to a search"
+                "strategy",
+                item,
+                "is a condition, where a strategy has a value",
+                "give it as a condition (where) to a search",
             )
         if name not in FIELDS:
             raise InputError(f"strategy.{name}", text, "no such field", nearest(name, FIELDS))

@@ -195,6 +195,7 @@ def partial(split: Split) -> dict[str, int]:
 
 def require_split(spec: ModelSpec, s: Degrees) -> None:
     """Raise InputError where tp, ep or etp does not cut the layers into equal parts."""
+    # tp divides heads and widths.
     tp, x = s.tp, spec.experts
     sizes = {"model.heads": spec.heads, "model.ffn": spec.ffn}
     if x is not None:
@@ -213,6 +214,7 @@ def require_split(spec: ModelSpec, s: Degrees) -> None:
             f"neither divides model.kv_heads = {spec.kv_heads} nor is a multiple of it",
             "a key head is not split: one rank holds it, or several hold copies",
         )
+    # ep and etp divide experts and their width.
     for field, ranks in (("ep", s.ep), ("etp", s.etp)):
         if ranks == 1:
             continue

@@ -60,13 +60,13 @@ class Condition:
         return self.test(values)
 
 
-def parse(line: str, known: Sequence[str], words: Mapping[str, Sequence[str]], field: str) -> tuple[Condition, ...]:
-    """Parse a line into its conditions. `known`: the names of all fields; `words`: the fields whose values are words,
-    with their legal values ((): any). Raises InputError under the name `field`."""
+def parse(line: str, fields: Sequence[str], words: Mapping[str, Sequence[str]], field: str) -> tuple[Condition, ...]:
+    """Parse a line into its conditions. `fields`: the names of all fields; `words`: the fields whose values are
+    words, with their legal values ((): any). Raises InputError under the name `field`."""
     parts = [part.strip() for part in re.split(r",(?![^(]*\))|\s+and\s+", line)]
     conditions: list[Condition] = []
     for part in filter(None, parts):
-        conditions += _parsed(part, known, words, field)
+        conditions += _parsed(part, fields, words, field)
     if not conditions:
         raise InputError(field, line, "states no condition", "e.g. 'tp<=8, zero=1'")
     return tuple(conditions)
@@ -82,14 +82,14 @@ def holds(conditions: Iterable[Condition], values: Mapping[str, Any]) -> Any:
     return result
 
 
-def _parsed(text: str, known: Sequence[str], words: Mapping[str, Sequence[str]], field: str) -> list[Condition]:
+def _parsed(text: str, fields: Sequence[str], words: Mapping[str, Sequence[str]], field: str) -> list[Condition]:
     member = _MEMBER.fullmatch(text)
     if member:
         name, negated, inside = member.groups()
         values = [value.strip() for value in inside.split(",") if value.strip()]
         if not values:
             raise InputError(field, text, "names no value", f"e.g. {name} in (1, 2)")
-        _require_known([name], known, text, field)
+        _require_known([name], fields, text, field)
         if name in words:
             return [_of_words(text, name, values, bool(negated), words[name], field)]
         numbers = [_integer(value, text, field) for value in values]
@@ -104,7 +104,7 @@ def _parsed(text: str, known: Sequence[str], words: Mapping[str, Sequence[str]],
                 raise InputError(field, text, f"{left} has words for values, which have no order", "use =, != or in")
             conditions.append(_of_words(text, left, [right], op == "!=", words[left], field))
             continue
-        one, other = _sum(left, known, words, text, field), _sum(right, known, words, text, field)
+        one, other = _sum(left, fields, words, text, field), _sum(right, fields, words, text, field)
         conditions.append(Condition(text, one.fields | other.fields, _compared(one, _OPS[op], other)))
     return conditions
 
@@ -147,7 +147,8 @@ def _compared(one: _Sum, op: Callable[[Any, Any], Any], other: _Sum) -> Callable
     return lambda given: op(one.value(given), other.value(given))
 
 
-def _sum(text: str, known: Sequence[str], words: Mapping[str, Sequence[str]], whole: str, field: str) -> _Sum:
+def _sum(text: str, fields: Sequence[str], words: Mapping[str, Sequence[str]], whole: str, field: str) -> _Sum:
+    # Split into operands and operators, in turn.
     tokens, place = [], 0
     while place < len(text):
         token = _TOKEN.match(text, place)
@@ -158,11 +159,12 @@ def _sum(text: str, known: Sequence[str], words: Mapping[str, Sequence[str]], wh
     if len(tokens) % 2 == 0 or any((t in "*%+-") != (i % 2 == 1) for i, t in enumerate(tokens)):
         raise InputError(field, whole, f"cannot read {text!r}", "write e.g. tp*cp<=8, zero=1")
     names = [t for t in tokens[::2] if not t.isdigit()]
-    _require_known(names, known, whole, field)
+    _require_known(names, fields, whole, field)
     for name in names:
         if name in words:
             raise InputError(field, whole, f"{name} has words for values", f"use e.g. {name}=VALUE")
 
+    # A single number or field.
     if len(tokens) == 1:
         name = tokens[0]
         if name.isdigit():
@@ -170,6 +172,7 @@ def _sum(text: str, known: Sequence[str], words: Mapping[str, Sequence[str]], wh
             return _Sum(frozenset(), lambda given: number)
         return _Sum(frozenset(names), lambda given: given[name])
 
+    # Evaluate * and % first, then + and -, each from left to right.
     operands = [int(t) if t.isdigit() else t for t in tokens[::2]]
 
     def value(given: Mapping[str, Any]) -> Any:

@@ -1,6 +1,6 @@
 """Texts to token ids: with an existing tokenizer.json, or a byte-level BPE trained on the texts themselves.
 
-Documents are separated by the tokenizer's end-of-text, if it has one. Ids are written to disk as they are made.
+Documents are separated by the tokenizer's end-of-text, if it has one. Ids are streamed to disk.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ def from_texts(
     of_files = [[f.json_lines, content_digest(f.path, "text", cache, _bytes_of(f))] for f in files]
     if not any(chunk.strip() for f in files for chunk in f.chunks()):
         raise InputError("train.data", train.data, "is empty")
+    # The cache's name: a digest of everything that determines the ids.
     if choice.path is None and len(files) == 1 and not files[0].json_lines:
         name = named(str(of_files[0][1]), vocab)
     else:
@@ -87,7 +88,7 @@ def from_texts(
         name = key(what | ({"field": field} if any(json_lines for json_lines, _ in of_files) else {}), vocab)
     folder = cache / "tokens" / name
 
-    def make(part: Path) -> dict[str, Any]:
+    def make(target: Path) -> dict[str, Any]:
         end: int | None
         if choice.path is None:
             texts = chain.from_iterable(map(paragraphs, documents(files, field)))
@@ -100,14 +101,15 @@ def from_texts(
             )
             if end is None and (len(files) > 1 or files[0].json_lines):
                 announce("note: no end-of-text between documents, the tokenizer has none; see train.end_of_text")
-        tokenizer.save(str(part / "tokenizer.json"))
+        tokenizer.save(str(target / "tokenizer.json"))
         size = max(tokenizer.get_vocab_size(), max(tokenizer.get_vocab().values()) + 1, (end or 0) + 1)
         dtype = np.dtype(np.uint16 if size <= 2**16 else np.uint32)
         pieces = ((piece, first) for d in documents(files, field) for piece, first in _first_marked(cut(d)))
-        count = _encode(tokenizer, pieces, end, part / "tokens.npy", dtype, announce)
-        about = survey(split(part / "tokens.npy", "", count), size, end, part, announce=announce)
+        count = _encode(tokenizer, pieces, end, target / "tokens.npy", dtype, announce)
+        about = survey(split(target / "tokens.npy", "", count), size, end, target, announce=announce)
         return about | {"vocab": size, "tokens": count}
 
+    # Encode once; later runs find the folder.
     about = cached(folder, make)
     if "tokens" not in about:  # cached before documents were counted
         about["tokens"] = about["train_tokens"] + about["validation_tokens"]
@@ -144,6 +146,7 @@ def _train(pieces: Iterator[str], vocab: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
+    # Train on the first characters of the texts alone.
     left = _LEARNED_FROM
 
     def some() -> Iterator[str]:

@@ -64,7 +64,7 @@ def from_megatron(
     """Open a Megatron pair, its last ids held out; documents begin where the index says. Raises InputError."""
     path = index.with_suffix(".bin")
     if not path.is_file():
-        raise InputError("train.data", str(index), f"{path.name} is missing beside it")
+        raise InputError("train.data", str(index), f"{path.name} is missing from its folder")
     dtype, count, starts = _read_index(index, path)
     what = {"megatron": [_digest(f, cache, announce) for f in (path, index)]}
     return _token_set(what, split(path, dtype, count), choice, vocab, cache, announce, starts)

@@ -46,7 +46,7 @@ class TextFile:
         return io.TextIOWrapper(cast("IO[bytes]", binary), encoding="utf-8")
 
     def chunks(self) -> Iterator[str]:
-        """Yield the text in pieces as it is read. Raises InputError if it is not UTF-8 text."""
+        """Yield the text in pieces while reading it. Raises InputError if it is not UTF-8 text."""
         try:
             with self.open() as file:
                 while text := file.read(_READ):
@@ -99,22 +99,22 @@ def _lines(chunks: Iterable[str]) -> Iterator[str]:
     yield rest
 
 
-def _text_in(line: str, field: str, where: str) -> str:
+def _text_in(line: str, field: str, place: str) -> str:
     try:
         row = json.loads(line)
     except ValueError as error:  # JSONDecodeError, or a number with too many digits
-        raise InputError("train.data", where, f"is not JSON ({error})", "one object a line is read") from None
+        raise InputError("train.data", place, f"is not JSON ({error})", "one object a line is read") from None
     if not isinstance(row, dict):
-        raise InputError("train.data", where, "is not a JSON object", "one object a line is read")
+        raise InputError("train.data", place, "is not a JSON object", "one object a line is read")
     text = row.get(field)
     if not isinstance(text, str):
         have = f"has {', '.join(map(str, row))}"
-        raise InputError("train.text_field", field, f"{where} {have[:200]}", "name the field that holds the text")
+        raise InputError("train.text_field", field, f"{place} {have[:200]}", "name the field that holds the text")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         half = f"holds {text[error.start]!a}, half a surrogate pair"
-        raise InputError("train.data", where, half, "fix the line") from None
+        raise InputError("train.data", place, half, "fix the line") from None
     return text
 
 
@@ -147,16 +147,16 @@ def _shorter(text: str) -> Iterator[str]:
 def join_chunks(chunks: Iterable[str]) -> Iterator[str]:
     """Yield a document in one piece, up to LARGEST characters; a larger one is cut after a blank line, if it has
     any."""
-    held: list[str] = []
+    buffer: list[str] = []
     size = 0
     for chunk in chunks:
-        held.append(chunk)
+        buffer.append(chunk)
         size += len(chunk)
         if size >= LARGEST:
-            text = "".join(held)
+            text = "".join(buffer)
             cut = text.rfind("\n\n") + 2
             cut = cut if cut > 1 else size
             yield text[:cut]
-            held, size = [text[cut:]], size - cut
-    if text := "".join(held):
+            buffer, size = [text[cut:]], size - cut
+    if text := "".join(buffer):
         yield text

@@ -120,9 +120,9 @@ def content_digest(path: Path, kind: str, cache: Path, read: Callable[[], Iterab
     A file is hashed once: the digest is cached with the file's size and time of change, as git's index does, unless
     the file changed so recently that it may change again within the clock's resolution.
     """
-    seen = path.stat()
+    stat = path.stat()
     memory = cache / "tokens" / "digests" / hashlib.sha256(f"{kind}:{path.absolute()}".encode()).hexdigest()[:16]
-    now = {"size": seen.st_size, "changed_ns": seen.st_mtime_ns, "inode": seen.st_ino}
+    now = {"size": stat.st_size, "changed_ns": stat.st_mtime_ns, "inode": stat.st_ino}
     try:
         known = json.loads(memory.read_text())
         if all(known[k] == v for k, v in now.items()):
@@ -132,7 +132,7 @@ def content_digest(path: Path, kind: str, cache: Path, read: Callable[[], Iterab
     hashed = hashlib.sha256()
     for piece in read():
         hashed.update(piece)
-    if time.time() - seen.st_mtime > _SETTLED_S:
+    if time.time() - stat.st_mtime > _SETTLED_S:
         memory.parent.mkdir(parents=True, exist_ok=True)
         write_json(memory, {**now, "digest": hashed.hexdigest()})
     return hashed.hexdigest()
@@ -142,17 +142,17 @@ def cached(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, An
     """Return about.json of a cache folder. If there is none, `make` fills a new folder and returns the content of
     that file; the folder then appears at once, complete."""
     if not (folder / "about.json").exists():
-        part = folder.with_name(f".{folder.name}.{os.getpid()}")
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
+        partial = folder.with_name(f".{folder.name}.{os.getpid()}")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
         try:
-            (part / "about.json").write_text(json.dumps(make(part)))
-            os.replace(part, folder)
+            (partial / "about.json").write_text(json.dumps(make(partial)))
+            os.replace(partial, folder)
         except OSError:
             if not (folder / "about.json").exists():  # else another process created it first
                 raise
         finally:
-            shutil.rmtree(part, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
     about: dict[str, Any] = json.loads((folder / "about.json").read_text())
     return about
 
@@ -172,28 +172,30 @@ def survey(
     boundaries = [np.zeros(1, dtype=np.int64)]
     done, total = 0, sum(part.count for part in parts)
     due = time.monotonic() + 10
+    # Count ids, check their range, and find boundaries, piece by piece.
     for part in parts:
         tokens = part.open()
         for low in range(0, part.count, _AT_ONCE):
-            here = np.asarray(tokens[low : low + _AT_ONCE])
-            least, most = int(here.min()), int(here.max())
+            ids = np.asarray(tokens[low : low + _AT_ONCE])
+            least, most = int(ids.min()), int(ids.max())
             if least < 0 or most >= vocab:
                 raise InputError(
                     "train.data",
                     str(part.path),
-                    f"holds token {least if least < 0 else most} when read as {here.dtype}, model.vocab is {vocab}",
+                    f"holds token {least if least < 0 else most} when read as {ids.dtype}, model.vocab is {vocab}",
                     "raise model.vocab, or name the type of the ids in train.data_dtype",
                 )
             if part is parts[0]:
-                counts += np.bincount(here, minlength=vocab)
+                counts += np.bincount(ids, minlength=vocab)
             if starts is None and end_of_text is not None:
-                boundaries.append(np.flatnonzero(here == end_of_text) + (done + 1))
-            done += len(here)
+                boundaries.append(np.flatnonzero(ids == end_of_text) + (done + 1))
+            done += len(ids)
             if time.monotonic() >= due:
                 announce(f"counting tokens: {done:,} of {total:,}")
                 due = time.monotonic() + 10
         if starts is None and part.path != parts[1].path:
             boundaries.append(np.array([done], dtype=np.int64))  # a file of its own begins a document
+    # Boundaries of documents, and the entropy of the training part.
     begins = np.unique(np.concatenate(boundaries)) if starts is None else starts
     begins = begins[begins < total]
     np.save(folder / "documents.npy", begins)

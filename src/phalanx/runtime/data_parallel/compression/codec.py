@@ -37,8 +37,8 @@ class Code:
         """Return the size of a message of `numel` elements."""
         return self.row.message_bytes(numel)
 
-    def write(self, x: Tensor, message: Tensor, kept: Tensor | None) -> None:
-        """Encode `x`, (n,), into a message, (bytes(n),); write the error, x minus its decoded value, to `kept`,
+    def write(self, x: Tensor, message: Tensor, error: Tensor | None) -> None:
+        """Encode `x`, (n,), into a message, (bytes(n),); write the error, x minus its decoded value, to `error`,
         (n,)."""
         for low, high, scales, codes in self._pieces(x.numel(), message):
             piece, y = x[low:high], self._x[: high - low]
@@ -53,9 +53,9 @@ class Code:
             else:
                 y.copy_(piece)
             self._pack(y, codes)
-            if kept is not None:
+            if error is not None:
                 self._read(y, scales, codes)
-                torch.sub(piece, y, out=kept[low:high])
+                torch.sub(piece, y, out=error[low:high])
 
     def add(self, message: Tensor, into: Tensor) -> None:
         """Add the message's elements to `into`, (n,)."""

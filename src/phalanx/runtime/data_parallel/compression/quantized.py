@@ -47,7 +47,7 @@ class _Exchange:
     def run(self, x: Tensor, unit: str, micro_batch: int | None) -> Iterator[Handle]:
         """Sum `x`, (n,), over the ranks in place: this rank's part, or all of it if `gathers`."""
         feedback, comm, code = self.code.c.feedback, self.comm, self.code
-        parts, own = x.split(self.part), self.own(x)
+        parts, local = x.split(self.part), self.own(x)
         kept = self.first.split(self.part) if feedback else [None] * self.p
         if feedback:
             x.add_(self.first)
@@ -56,15 +56,15 @@ class _Exchange:
         ):
             code.write(part, message, residual)
         yield comm.all_to_all(self.receive, self.send, self.axis, unit=unit, phase="B", micro_batch=micro_batch)
-        own.zero_()
+        local.zero_()
         for message in host_values.rounds(self.receive.chunk(self.p)):
-            code.add(message, own)
+            code.add(message, local)
         if not self.gathers:
             return
         if feedback:
-            own.add_(self.second)
+            local.add_(self.second)
         mine = self.send.chunk(self.p)[self.me]
-        code.write(own, mine, self.second if feedback else None)
+        code.write(local, mine, self.second if feedback else None)
         yield comm.all_gather(self.send, mine, self.axis, unit=unit, phase="B", micro_batch=micro_batch)
         for part, message in host_values.rounds(list(zip(parts, self.send.chunk(self.p), strict=True))):
             code.read(message, part)
