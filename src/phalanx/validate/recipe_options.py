@@ -88,10 +88,10 @@ def _recipe(row: Row) -> _Recipes | None:
 
 
 def overlaps_experts(row: Row) -> bool:
-    """Whether a recipe exchanges tokens beside another micro-batch's compute: as its row states, or its source
-    (Megatron-Bridge, scripts/performance/configs: 0132842, deepseek/deepseek_llm_pretrain.py:167 and 195, of release
-    25.09; v0.5.0, deepseek/deepseek_workload_base_configs.py:251). Constants of releases from 26.06 on, whose recipes
-    do so too, are fitted on runs that do."""
+    """Whether a recipe overlaps the exchange of tokens with another micro-batch's compute: as its row states, or its
+    source (Megatron-Bridge, scripts/performance/configs: 0132842, deepseek/deepseek_llm_pretrain.py:167 and 195, of
+    release 25.09; v0.5.0, deepseek/deepseek_workload_base_configs.py:251). Constants of releases from 26.06 on, whose
+    recipes do so too, are fitted on runs that do."""
     if "EP overlap" in row["options"]:
         return True
     if row["framework"] != "Megatron-Bridge" or row["model"] != "deepseek-v3":

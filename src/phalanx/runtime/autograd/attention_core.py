@@ -50,8 +50,8 @@ def backward(
 ) -> Gradients:
     """Return the gradients of q, k and v.
 
-    `out` and `lse` may cover more keys than `k` holds: then the gradient of q is these keys' share of it, while those
-    of k and v are complete.
+    `out` and `lse` may cover more keys than `k` holds: then the gradient of q is these keys' share of it, while the
+    gradients of k and v are complete.
     """
     if q.device.type == "cpu":
         return _aten._scaled_dot_product_flash_attention_for_cpu_backward(  # type: ignore[no-any-return]

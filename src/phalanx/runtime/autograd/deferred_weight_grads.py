@@ -1,7 +1,7 @@
 """Deferred weight gradients: a backward pass in two parts, input gradients first and weight gradients later.
 
-    I    while `active`, every layer's backward function computes only the gradient of its input and defers those of
-         its weights: it keeps their factors, and returns None for them to autograd
+    I    while `active`, every layer's backward function computes only the gradient of its input and defers its
+         weights' gradients: it keeps their factors, and returns None for them to autograd
     W    the deferred gradients are computed unit by unit, in the order of the backward pass; the factors of each are
          freed when it has been delivered
     B    while not `active`: both at once, as usual

@@ -113,7 +113,7 @@ def then(first: Schedule, second: Schedule, op: str, algorithm: str) -> Schedule
 
 def staggered(parts: Sequence[Schedule]) -> Schedule:
     """Pipeline an all-reduce or a broadcast over parts of a buffer, each one round behind the part before it: while
-    one part uses the links of one tier, another uses those of the next. Simultaneous steps of different parts are
+    one part uses the links of one tier, another uses the next tier's. Simultaneous steps of different parts are
     written as consecutive rounds, the first part first."""
     begins = np.cumsum([0, *(s.size for s in parts)])[:-1]
     turn = np.concatenate([(i + s.round) * len(parts) + i for i, s in enumerate(parts)])
@@ -128,12 +128,12 @@ def staggered(parts: Sequence[Schedule]) -> Schedule:
         offset=np.concatenate(shifted)[rows],
         length=np.concatenate([s.length for s in parts])[rows],
         reduces=np.concatenate([s.reduces for s in parts])[rows],
-        start=_beside([s.start for s in parts], begins),
-        end=_beside([s.end for s in parts], begins),
+        start=_placed([s.start for s in parts], begins),
+        end=_placed([s.end for s in parts], begins),
     )
 
 
-def _beside(parts: Sequence[Holdings], begins: Ints) -> Holdings:
+def _placed(parts: Sequence[Holdings], begins: Ints) -> Holdings:
     offset = np.concatenate([h.offset + begin for h, begin in zip(parts, begins, strict=True)])
     return Holdings(np.concatenate([h.rank for h in parts]), offset, np.concatenate([h.length for h in parts]))
 

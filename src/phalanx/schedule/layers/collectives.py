@@ -37,8 +37,8 @@ If the backward pass is split (runtime/autograd/deferred_weight_grads.py), I sen
 not need. W sends the rest, with sequence parallelism only: it gathers again what the forward pass gathered, and the
 gradient of the embedding's output.
 
-If the forward pass is recomputed, its messages precede those of the backward pass, except the last, whose result is
-not needed; if only the core is recomputed, the core runs once more just before its backward pass.
+If the forward pass is recomputed, its messages precede the backward pass's, except the last, whose result is not
+needed; if only the core is recomputed, the core runs once more just before its backward pass.
 """
 
 from __future__ import annotations

@@ -47,9 +47,9 @@ class Chip:
     half: float
     """Dense FLOP/s of fp16, and of bf16 where `bf16`, on tensor cores."""
     fp8: float
-    """Dense FLOP/s of fp8; of a chip without, those of 16 bits."""
+    """Dense FLOP/s of fp8; without fp8, of 16 bits."""
     fp4: float
-    """Dense FLOP/s of fp4; of a chip without, those of fp8."""
+    """Dense FLOP/s of fp4; without fp4, of fp8."""
     link_bytes_per_s: float
     """Of NVLink in one direction; of PCIe where there is none."""
     single: float | None
@@ -82,7 +82,7 @@ class Chip:
         return number_format.on(self.generation)
 
     def flops_per_s(self, formats: Iterable[NumberFormat]) -> dict[str, float]:
-        """Return the dense FLOP/s of those of these formats that it multiplies and that have a published figure."""
+        """Return the dense FLOP/s of the formats that the chip multiplies and that have a published figure."""
         rates = {f.name: getattr(self, f.peak) for f in formats if f.peak is not None and self.has(f)}
         return {name: rate for name, rate in rates.items() if rate}
 

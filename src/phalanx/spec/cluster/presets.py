@@ -182,8 +182,8 @@ def preset(name: str, nodes: int) -> ClusterSpec:
 
 
 def resized(cluster: ClusterSpec, nodes: int) -> ClusterSpec:
-    """Return a cluster of `nodes` nodes like those of `cluster`: a preset's tiers follow from its nodes, those of any
-    other cluster stay, and the outermost joins all nodes."""
+    """Return a cluster of `nodes` nodes like the nodes of `cluster`: a preset's tiers follow from its nodes, any
+    other cluster's tiers stay, and the outermost joins all nodes."""
     if cluster.name in PRESETS and preset(cluster.name, cluster.nodes) == cluster:
         return preset(cluster.name, nodes)
     ranks = nodes * cluster.ranks_per_node
