@@ -31,8 +31,6 @@ NAMES = PAST | {"beside", "besides", "contentless", "imagined", "mend", "mends"}
 """What nothing is called: a name is a noun."""
 
 ALLOWED = {
-    # A room that follows (below).
-    "src/phalanx/cli/doctor.py": {"found"},
     # Fields of cost/, whose blocks are rewritten as a whole; they go with them.
     "src/phalanx/cost/analytic/block.py": {"beside"},
     "src/phalanx/cost/ledger/compressed.py": {"beside"},
@@ -49,7 +47,6 @@ FOLLOWING = (
     "src/phalanx/report",
     "src/phalanx/serving",
     "src/phalanx/shared_cluster",
-    "src/phalanx/spec/model/presets.py",
     "src/phalanx/textbook",
     "docs",
 )

@@ -650,7 +650,7 @@ def test_every_command_that_answers_has_json() -> None:
         return [] if any("--json" in p.opts for p in command.params) else [name]
 
     # Two commands that write files, and a page.
-    assert sorted(missing(typer.main.get_command(app), "")) == ["pipeline csv", "report", "ui"]
+    assert sorted(missing(typer.main.get_command(app), "")) == ["pipeline csv", "report run", "ui"]
 
 
 def test_more_ranks_than_gpus_are_refused_unless_they_share_them(monkeypatch: pytest.MonkeyPatch) -> None:

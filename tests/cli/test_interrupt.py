@@ -20,7 +20,7 @@ JOBS = "submit,gpus,duration\n" + "".join(f"{i},{1 + i % 64},{100 + 7 * (i % 900
 LONG = {
     "plan": "plan --model deepseek-v3 --cluster dgx-h100 --gpus 2048 --batch 15360 --seq 4096",
     "serve plan": "serve plan --model llama3-70b --cluster dgx-h100 --gpus 64 --input 4000 --output 500 --ttft 1s",
-    "validate": "validate --choices",
+    "validate": "validate choices",
     "cluster simulate": "cluster simulate --trace jobs.csv --cluster 64x8 --policy conservative",
     "measure": "measure --ranks 2",
     "learn cases": "learn cases",

@@ -16,7 +16,7 @@ def doctor(output: Annotated[Output, "json"]) -> None:
     """Say what this machine has, what is missing and how to get it; exit code 1 if something needed is missing."""
     from phalanx.answers.doctor import look_around
 
-    found = look_around()
-    output.show(found)
-    if not found.good:
+    machine = look_around()
+    output.show(machine)
+    if not machine.good:
         raise typer.Exit(FAILED)

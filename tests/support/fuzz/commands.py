@@ -235,7 +235,7 @@ SLOW: tuple[tuple[tuple[str, ...], Options], ...] = (
         {"--free": "free.json", "--for": "torchrun", "--out": "p", "--stack": "megatron-core"},
     ),
     # Without --runs it is valid, and scores every published choice: longer than a case may take (rule.py).
-    (("validate", "--choices", "--runs", "runs.csv"), {"--json": None}),
+    (("validate", "choices", "--runs", "runs.csv"), {"--json": None}),
     (
         ("serve", "plan"),
         {**_TRACED, "--trace": "requests.csv", "--requests": "60", "--json": None},

@@ -37,7 +37,7 @@ def train(folder: Path) -> None:
     (folder / "local.toml").write_text(JOB)
     for words in (
         ("train", "local.toml", "--set", "train.name=job", "--set", f"train.steps={STEPS}"),
-        ("export-weights", "runs/job", "--out", "hf"),
+        ("weights", "export", "runs/job", "--out", "hf"),
     ):
         code, _, err = phalanx(folder, *words)
         assert code == 0, err
@@ -57,7 +57,7 @@ def checkpoint_readers() -> st.SearchStrategy[tuple[str, ...]]:
     return st.sampled_from(
         (
             ("generate", "runs/job", *_PROMPT),
-            ("export-weights", "runs/job", "--out", "x"),
+            ("weights", "export", "runs/job", "--out", "x"),
             ("train", "--resume", "--set", _GO_ON, "--json"),
             (
                 "train",
@@ -79,8 +79,8 @@ def weights_readers() -> st.SearchStrategy[tuple[str, ...]]:
     return st.sampled_from(
         (
             ("generate", "hf", *_PROMPT),
-            ("import", "hf", "--name", "imported", "--json"),
-            ("models", "hf/config.json", "--json"),
+            ("weights", "import", "hf", "--name", "imported", "--json"),
+            ("presets", "models", "hf/config.json", "--json"),
             ("train", "local.toml", "--set", "train.weights=hf", "--set", "train.steps=4", "--json"),
         )
     )
