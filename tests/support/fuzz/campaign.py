@@ -63,16 +63,16 @@ class Tally:
 
     def table(self) -> str:
         """Return the counts as a Markdown table."""
-        columns = (
-            ("done", "exit 0"),
-            ("refused", "refused in one line"),
-            ("failed", "exit 1"),
-            ("broken", "breaks the rule"),
-        )
-        rows = [["input", "cases", *(title for _, title in columns)]]
+        columns = {
+            "done": "exit 0",
+            "refused": "refused in one line",
+            "failed": "exit 1",
+            "broken": "breaks the rule",
+        }
+        rows = [["input", "cases", *columns.values()]]
         for kind in (*sorted({kind for kind, _ in self.counts}), "total"):
             row = [
-                sum(n for (k, h), n in self.counts.items() if kind in (k, "total") and h == how) for how, _ in columns
+                sum(n for (k, h), n in self.counts.items() if kind in (k, "total") and h == how) for how in columns
             ]
             rows.append([kind, str(sum(row)), *map(str, row)])
         rows.insert(1, ["---"] + ["---:"] * (len(columns) + 1))
@@ -115,26 +115,10 @@ def prepared(folder: Path, quick: bool) -> Path:
     for name in ("e", "f", "g"):
         (folder / "runs" / name).mkdir(parents=True)
         (folder / "runs" / name / "metrics.jsonl").write_bytes(listings.METRICS)
-    (folder / "config.json").write_bytes(files.as_json({"model_type": "llama", **files.LLAMA}))
-    for words in (
-        ("plan", "job.toml"),
-        (
-            "plan",
-            "--model",
-            "gpt2",
-            "--cluster",
-            "dgx-h100",
-            "--gpus",
-            "8",
-            "--batch",
-            "32",
-            "--seq",
-            "1024",
-            "--out",
-            "m.json",
-        ),
-    ):
-        code, _, err = phalanx(folder, *words)
+    (folder / "config.json").write_bytes(files.as_json({"model_type": "llama", **files.CONFIGS["llama"]}))
+    preset = "plan --model gpt2 --cluster dgx-h100 --gpus 8 --batch 32 --seq 1024 --out m.json"
+    for line in ("plan job.toml", preset):
+        code, _, err = phalanx(folder, *line.split())
         assert code == 0, err
     for name in ("e", "f", "g"):
         shutil.copy(folder / "plan.json", folder / "runs" / name)

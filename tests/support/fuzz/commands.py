@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
@@ -36,311 +39,29 @@ def _short(word: str) -> str:
     return word if len(word) < 200 else f"{word[:20]}... ({len(word)} characters)"
 
 
-_ASKED: Options = {"--model": "llama2-7b", "--cluster": "dgx-h100", "--gpus": "16", "--batch": "64", "--seq": "2048"}
-_SERVED: Options = {
-    "--model": "llama2-7b",
-    "--cluster": "dgx-h100",
-    "--gpus": "4",
-    "--input": "1000",
-    "--output": "100",
-    "--out": "s.json",
-}
-_TRACED: Options = {name: value for name, value in _SERVED.items() if name not in ("--input", "--output")}
-_LINE: Options = {"--strategy": "tp=4,pp=2,zero=1"}
-_SHOWN: Options = {"--ranks": "4", "--micro-batches": "8"}
-_PRICED: Options = {"--costs": "1,1,1", "--transfer": "0.1"}
+Line = tuple[tuple[str, ...], Options]
+"""A valid command line: words that stay, and options with their values."""
 
-QUICK: tuple[tuple[tuple[str, ...], Options], ...] = (
-    (("predict",), {**_ASKED, **_LINE, "--stack": "megatron-core", "--precision": "bf16", "--json": None}),
-    (("predict",), {**_ASKED, "--strategy": "tp=2,cp=2,zero=1,micro_batch=2", "--explain": None}),
-    (("explain",), {**_ASKED, **_LINE, "--json": None}),
-    (("lint",), {**_ASKED, **_LINE, "--json": None}),
-    (
-        (
-            "tables",
-            "comm",
-        ),
-        {**_ASKED, **_LINE, "--json": None},
-    ),
-    (
-        (
-            "tables",
-            "comm",
-        ),
-        {"--params": "7B", "--rate": "25", "--csv": None},
-    ),
-    (
-        (
-            "tables",
-            "roofline",
-        ),
-        {**_ASKED, **_LINE, "--json": None},
-    ),
-    (("learn", "draw", "moe-layer"), {"--model": "mixtral-8x7b", "--ranks": "4", "--seq": "2048"}),
-    (("learn", "draw", "fsdp"), {"--model": "llama2-7b", "--cluster": "dgx-h100", "--gpus": "16", "--json": None}),
-    (("learn", "draw", "parameter-bytes"), {"--params": "7B", "--ranks": "8", "--json": None}),
-    (
-        (
-            "tables",
-            "roofline",
-        ),
-        {"--params": "7B", "--cluster": "dgx-a100", "--seq": "2048"},
-    ),
-    (
-        (
-            "tables",
-            "memory",
-        ),
-        {"--model": "llama2-7b", "--card": "80", "--micro-batch": "1", "--seq": "2048", "--json": None},
-    ),
-    (
-        (
-            "tables",
-            "memory",
-        ),
-        {"--params": "7B", "--bytes-per-parameter": "16", "--csv": None},
-    ),
-    (
-        (
-            "tables",
-            "scaling",
-        ),
-        {"--params": "7B", "--tokens": "300B", "--tflops": "150", "--gpus": "64,128", "--json": None},
-    ),
-    (("serve", "memory"), {"--model": "llama2-7b", "--weights": "fp8", "--kv": "bf16", "--json": None}),
-    (("serve", "roofline"), {"--model": "llama2-7b", "--cluster": "dgx-h100", "--seq": "2048"}),
-    (("serve", "comm"), {"--model": "mixtral-8x7b", "--gpus": "8", "--seq": "2048", "--json": None}),
-    (
-        (
-            "presets",
-            "models",
-        ),
-        {"--json": None},
-    ),
-    (("presets", "models", "llama3-8b"), {"--json": None}),
-    (("presets", "clusters", "dgx-h100"), {"--nodes": "4", "--json": None}),
-    (("collectives", "show", "ring"), {"--op": "all_reduce", "--ranks": "4", "--root": "0"}),
-    (("collectives", "show", "binomial"), {"--op": "broadcast", "--ranks": "5", "--root": "2"}),
-    (
-        ("collectives", "table"),
-        {"--op": "all_reduce", "--bytes": "100MB", "--ranks": "8", "--cluster": "dgx-h100", "--json": None},
-    ),
-    (("pipeline", "show", "1f1b"), {**_SHOWN, **_PRICED}),
-    (("pipeline", "show", "interleaved"), {**_SHOWN, "--virtual": "2", "--json": None}),
-    (("pipeline", "table"), {**_SHOWN, **_PRICED, "--virtual": "2", "--json": None}),
-    (("pipeline", "prove", "zb-v"), dict(_SHOWN)),
-    (("pipeline", "csv", "zb-h1"), {**_SHOWN, "--sends": None}),
-    (("mesh",), {"--strategy": "tp=4,pp=2,dp=2", "--cluster": "dgx-h100", "--rank": "3", "--json": None}),
-    (("mesh", "groups"), {"--strategy": "tp=4,pp=2,dp=2", "--cluster": "dgx-h100", "--axis": "tp"}),
-    (("mesh",), {"--strategy": "tp=4,dp=2", "--cluster": "dgx-a100", "--cube": None}),
-    (("plan", "job.toml"), {"--strategy": "dp=2,zero=1", "--choices": None, "--set": "cluster.file=cluster.toml"}),
-    (("plan", "job.toml"), {"--set": "job.global_batch=16", "--out": "p.json", "--json": None}),
-    (("explain", "plan.json"), {"--strategy": "dp=2,zero=2", "--gpus": "2", "--json": None}),
-    (("lint", "plan.json"), {"--strategy": "dp=2", "--json": None}),
-    (("measure", "nccl-tests", "nccl.txt"), {"--preset": "dgx-h100", "--op": "all_reduce", "--json": None}),
-    (("validate",), {"--runs": "runs.csv", "--rows": "own", "--json": None}),
-    (("verify", "job.toml"), {"--strategy": "dp=2,zero=1", "--json": None}),
-    (
-        ("cluster", "place", "m.json"),
-        {"--free": "free.json", "--no-search": None, "--for": "slurm", "--out": "p", "--json": None},
-    ),
-    (("cluster", "place", "m.json"), {"--free": "free.json", "--no-search": None, "--topology": "topology.conf"}),
-    (
-        ("cluster", "simulate"),
-        {
-            **{"--trace": "jobs.csv", "--cluster": "4x8", "--policy": "easy", "--placement": "topology"},
-            **{"--leaf": "2", "--preempt": None, "--restart-s": "60", "--json": None},
-        },
-    ),
-    (
-        ("cluster", "simulate"),
-        {
-            **{"--trace": "jobs.csv", "--cluster": "dgx-h100", "--nodes": "4", "--elastic": None},
-            **{"--leaf": "2", "--oversubscription": "2"},
-        },
-    ),
-    (
-        ("cluster", "read", "topology.conf"),
-        {"--like": "dgx-h100", "--out": "read.toml", "--slurm": "read.conf", "--json": None},
-    ),
-    (("cluster", "read", "topo.txt"), {"--device": "H100", "--nodes": "2", "--port-gbit": "400", "--out": "r.toml"}),
-    (("read", "run.sh"), {"--gpus": "16", "--json": None}),
-    (("read", "fsdp.yaml"), {"--kind": "accelerate"}),
-    (("predict", "run.sh"), {"--cluster": "dgx-h100", "--gpus": "16", "--json": None}),
-    (("export", "m.json"), {"--to": "megatron", "--out": "exported", "--launcher": "slurm", "--json": None}),
-    (("compare", "m.json", "tp=4"), {"--stack": "megatron-core", "--report": "c.html", "--json": None}),
-    (("explain", "observed.json"), {"--cluster": "dgx-h100", "--json": None}),
-    (("lint", "observed.json"), {"--cluster": "dgx-h100"}),
-    (("serve", "launch", "serving.json"), {"--for": "engine", "--json": None}),
-    (("report", "experts", "runs/e"), {"--json": None}),
-    (("report", "runs/e"), {"--out": "page.html"}),
-    (("serve", "validate"), {"--runs": "served.csv", "--json": None}),
-)
-"""Commands that take a moment: words, and options with values that are right."""
 
-SLOW: tuple[tuple[tuple[str, ...], Options], ...] = (
-    (
-        ("plan",),
-        {
-            **_ASKED,
-            "--tokens": "300B",
-            "--price": "2.5",
-            "--objective": "throughput",
-            "--out": "p.json",
-            "--report": "p.html",
-            "--json": None,
-        },
-    ),
-    (
-        ("serve", "plan"),
-        {**_SERVED, "--ttft": "1s", "--tpot": "30ms", "--price": "2.5", "--json": None},
-    ),
-    (
-        ("serve", "plan"),
-        {**_SERVED, "--engine": "sglang", "--rate": "3", "--percentile": "99", "--speculate": "3:0.7"},
-    ),
-    (
-        ("serve", "plan"),
-        {**_SERVED, "--objective": "latency", "--concurrency": "8", "--layout": "tp=2", "--reuse": "0.5"},
-    ),
-    (
-        ("serve", "plan"),
-        {**_SERVED, "--variation": "0.5", "--adapters": "8:2", "--weights": "fp8", "--launch": "engine"},
-    ),
-    (
-        (
-            "tables",
-            "scaling",
-        ),
-        {"--model": "llama2-7b", "--gpus": "16,32", "--batch": "64", "--seq": "2048", "--json": None},
-    ),
-    (("train", "local.toml"), {"--strategy": "dp=2,zero=1", "--set": "train.steps=4", "--json": None}),
-    (("train", "--resume"), {"--set": "train.steps=6", "--max-restarts": "1", "--json": None}),
-    (("parity", "job.toml"), {"--strategy": "dp=2", "--steps": "1", "--dtype": "float64", "--json": None}),
-    (
-        ("generate", "runs/job"),
-        {"--prompt": "the", "--tokens": "4", "--temperature": "0.8", "--top-k": "5", "--top-p": "0.9", "--page": "4"},
-    ),
-    (("weights", "export", "runs/job"), {"--out": "hf2", "--dtype": "float32", "--step": "5", "--shard-size": "1MB"}),
-    (("weights", "import", "hf"), {"--name": "imported", "--json": None}),
-    (
-        ("learn", "cases"),
-        {"--rules": None, "--json": None},
-    ),
-    (("collectives", "prove"), {"--max-ranks": "5", "--json": None}),
-    (("plan", "job.toml"), {"--set": "cluster.ranks=3", "--json": None}),
-    (("plan",), {"--from": "run.sh", "--cluster": "dgx-h100", "--gpus": "16", "--json": None}),
-    (
-        ("cluster", "place", "m.json"),
-        {"--free": "free.json", "--for": "torchrun", "--out": "p", "--stack": "megatron-core"},
-    ),
-    # Without --runs it is valid, and scores every published choice: longer than a case may take (rule.py).
-    (("validate", "choices", "--runs", "runs.csv"), {"--json": None}),
-    (
-        ("serve", "plan"),
-        {**_TRACED, "--trace": "requests.csv", "--requests": "60", "--json": None},
-    ),
-    (
-        ("observe", "--", "python", "program.py"),
-        {"--world": "4", "--ranks": "0,1", "--mesh": "dp=4", "--node": "4", "--step": "2", "--json": None},
-    ),
-    # Valid but for its text: it trains every family, which is longer than a case may take.
-    (("train", "sweep", "local.toml"), {"--steps": "3", "--set": "train.data=none.txt", "--json": None}),
-)
+def _line(text: str) -> Line:
+    fixed, _, rest = text.partition(" | ")
+    words, options = rest.split(), Options()
+    for word, after in zip_longest(words, words[1:], fillvalue="--"):
+        if word.startswith("--"):
+            options[word] = None if after.startswith("--") else after
+    return tuple(fixed.split()), options
+
+
+_DATA: dict[str, Any] = tomllib.loads(Path(__file__).with_name("lines.toml").read_text())
+QUICK: tuple[Line, ...] = tuple(map(_line, _DATA["quick"]))
+"""Commands that take a moment."""
+SLOW: tuple[Line, ...] = tuple(map(_line, _DATA["slow"]))
 """Commands that search, or start ranks."""
-
-_STRATEGY_FIELDS = [
-    "dp",
-    "zero",
-    "shard",
-    "tp",
-    "sp",
-    "cp",
-    "ulysses",
-    "ep",
-    "etp",
-    "pp",
-    "virtual",
-    "schedule",
-    "layers",
-    "micro_batch",
-    "recompute",
-    "compression",
-    "grad_sync",
-    "reshard",
-    "bucket",
-    "prefetch",
-    "order",
-]
-_STRATEGY_VALUES = [
-    "0",
-    "1",
-    "2",
-    "3",
-    "4",
-    "8",
-    "-1",
-    "99",
-    "0.5",
-    "nan",
-    "1e9",
-    "auto",
-    "none",
-    "full",
-    "selective",
-    "every:2",
-    "every:99",
-    "topk:0.01",
-    "int8",
-    "powersgd:4",
-    "1f1b",
-    "gpipe",
-    "naive",
-    "interleaved",
-    "zb-h1",
-    "zb-v",
-    "dualpipe-v",
-    "step",
-    "micro",
-    "action",
-    "2/2",
-    "1/1",
-    "16/16",
-    "pp/dp/cp/tp",
-    "tp/cp/dp/pp",
-    "true",
-]
-_SETS = [
-    "model.layers",
-    "model.hidden",
-    "model.heads",
-    "model.kv_heads",
-    "model.vocab",
-    "model.norm_eps",
-    "job.global_batch",
-    "job.seq",
-    "job.clip",
-    "cluster.nodes",
-    "cluster.preset",
-    "cluster.ranks",
-    "train.lr",
-    "train.steps",
-    "train.name",
-    "train.seed",
-    "strategy.dp",
-    "strategy.bucket",
-    "train.timeout_s",
-    "train.threads",
-    "job.optimizer.betas",
-    "job.precision.compute",
-    "model.experts",
-    "model.window",
-]
 
 
 def lines() -> st.SearchStrategy[str]:
     """A strategy, most often one that is not legal."""
-    one = st.tuples(st.sampled_from(_STRATEGY_FIELDS), st.sampled_from(_STRATEGY_VALUES) | _counts())
+    one = st.tuples(st.sampled_from(_DATA["strategy_fields"]), st.sampled_from(_DATA["strategy_values"]) | _counts())
     return st.lists(one.map("=".join), min_size=1, max_size=4).map(",".join)
 
 
@@ -355,7 +76,7 @@ def _values(option: str, before: str) -> st.SearchStrategy[str]:
     if option == "--strategy":
         return lines() | lines() | free
     if option == "--set":
-        one = st.tuples(st.sampled_from(_SETS), _counts() | free | st.just("[1,2]") | st.just("{a=1}"))
+        one = st.tuples(st.sampled_from(_DATA["set"]), _counts() | free | st.just("[1,2]") | st.just("{a=1}"))
         return one.map("=".join) | free
     if before.replace(",", "").replace(".", "").isdigit():
         return _counts() | st.floats().map(str) | free
@@ -374,7 +95,7 @@ def flat(options: Options) -> list[str]:
 
 
 @st.composite
-def command_lines(draw: st.DrawFn, pool: tuple[tuple[tuple[str, ...], Options], ...]) -> Case:
+def command_lines(draw: st.DrawFn, pool: tuple[Line, ...]) -> Case:
     """A valid command line with one or two mistakes, or none."""
     positional, options = draw(st.sampled_from(pool))
     words, given = list(positional), dict(options)
@@ -402,92 +123,17 @@ def command_lines(draw: st.DrawFn, pool: tuple[tuple[tuple[str, ...], Options], 
     return Case("command line", tuple(w.replace("\0", "") for w in (*words[:at], *given_words, *extra, *words[at:])))
 
 
-def _readers(kind: str, pool_is_quick: bool) -> tuple[tuple[str, ...], ...]:
-    asked = ("--cluster", "c.toml", "--gpus", "16", "--batch", "64", "--seq", "2048")
-    line = ("--strategy", "tp=4,pp=2,zero=1")
-    small = ("--cluster", "dgx-h100", "--gpus", "8", "--batch", "64", "--seq", "32", "--strategy", "dp=4,tp=2")
-    quick: dict[str, tuple[tuple[str, ...], ...]] = {
-        "cluster file": (
-            ("predict", "--model", "llama2-7b", *asked, *line, "--json"),
-            ("explain", "--model", "llama2-7b", *asked, *line, "--json"),
-            ("tables", "comm", "--model", "llama2-7b", *asked, *line, "--json"),
-            ("collectives", "table", "--cluster", "c.toml", "--ranks", "8", "--json"),
-            ("plan", "job.toml", "--set", "cluster.file=c.toml", "--strategy", "dp=2", "--json"),
-        ),
-        "config.json": (
-            ("presets", "models", "config.json", "--json"),
-            ("predict", "--model", "config.json", *small, "--json"),
-            ("tables", "memory", "--model", "config.json", "--json"),
-            ("lint", "--model", "config.json", *small, "--json"),
-        ),
-        "job file": (
-            ("plan", "j.toml", "--json"),
-            ("plan", "j.toml"),
-            ("verify", "j.toml", "--json"),
-        ),
-        "plan.json": (
-            ("explain", "p.json", "--json"),
-            ("lint", "p.json", "--json"),
-            ("tables", "comm", "p.json", "--json"),
-            ("verify", "p.json", "--json"),
-        ),
-        "schedule": (
-            ("pipeline", "show", "s.csv", "--json"),
-            ("pipeline", "show", "s.csv"),
-            ("pipeline", "prove", "s.csv", "--slots"),
-            ("pipeline", "csv", "s.csv"),
-        ),
-        "measured runs": (("validate", "--runs", "r.csv", "--json"),),
-        "nccl-tests": (("measure", "nccl-tests", "n.txt", "--json"),),
-        "free GPUs": (
-            ("cluster", "place", "m.json", "--free", "f.json", "--no-search", "--json"),
-            ("cluster", "place", "m.json", "--free", "f.json", "--no-search", "--for", "slurm", "--out", "q"),
-        ),
-        "topology": (
-            ("cluster", "read", "t.conf", "--like", "dgx-h100", "--out", "r.toml", "--slurm", "r.conf", "--json"),
-            ("cluster", "read", "t.conf", "--device", "H100", "--nodes", "2", "--port-gbit", "400", "--json"),
-            ("cluster", "place", "m.json", "--free", "free.json", "--topology", "t.conf", "--no-search"),
-        ),
-        "jobs": (
-            ("cluster", "simulate", "--trace", "t.csv", "--cluster", "4x8", "--json"),
-            ("cluster", "simulate", "--trace", "t.csv", "--cluster", "4x8", "--elastic", "--skip-bad"),
-        ),
-        "observed.json": (
-            ("explain", "o.json", "--cluster", "dgx-h100", "--json"),
-            ("lint", "o.json", "--cluster", "dgx-h100", "--json"),
-            ("tables", "comm", "o.json", "--cluster", "dgx-h100"),
-            ("compare", "o.json", "m.json", "--json"),
-        ),
-        "serving.json": (
-            ("serve", "launch", "v.json", "--for", "engine", "--json"),
-            ("serve", "launch", "v.json", "--for", "dynamo"),
-        ),
-        "served runs": (("serve", "validate", "--runs", "v.csv", "--json"),),
-        "metrics": (
-            ("report", "experts", "runs/f", "--json"),
-            ("report", "experts", "runs/f"),
-            ("report", "runs/f", "--out", "page.html"),
-        ),
-        "timeline": (("report", "runs/g", "--out", "page.html"),),
-        "record": (("report", "runs/g", "--out", "page.html"),),
-    }
-    priced = ("--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "2048", "--model", "llama2-7b")
-    for name in (*configurations.KINDS, "script", "YAML", "Python"):
-        file = _CONFIGURATION[name]
-        quick[f"{name} configuration"] = (
-            ("read", file, "--json"),
-            ("read", file, "--gpus", "16"),
-            ("read", file, *(() if name in ("script", "YAML", "Python") else ("--kind", name))),
-            ("predict", file, *priced, "--json"),
-            ("lint", file, "--gpus", "16"),
-        )
-    slow = {"job file": (("train", "j.toml", "--json"), ("parity", "j.toml", "--steps", "1", "--json"))}
-    slow |= {"plan.json": (("train", "p.json", "--json"), ("export", "p.json", "--to", "megatron", "--out", "x"))}
-    slow |= {"requests": (("serve", "plan", *flat(_TRACED), "--trace", "q.csv", "--requests", "60", "--json"),)}
+def _readers(kind: str, pool_is_quick: bool) -> list[str]:
+    quick, slow = dict(_DATA["reader_quick"]), dict(_DATA["reader_slow"])
+    question = "--cluster dgx-h100 --gpus 16"
     for name, file in _CONFIGURATION.items():
-        line = ("plan", "--from", file, "--cluster", "dgx-h100", "--gpus", "16", "--out", "y.json", "--json")
-        slow[f"{name} configuration"] = (line, ("compare", file, "tp=2", "--cluster", "dgx-h100", "--gpus", "16"))
-    return quick[kind] if pool_is_quick else (*quick.get(kind, ()), *slow.get(kind, ()))
+        is_kind = "" if name in ("script", "YAML", "Python") else f" --kind {name}"
+        priced = f"predict {file} {question} --batch 64 --seq 2048 --model llama2-7b --json"
+        reads = [f"read {file}{more}" for more in (" --json", " --gpus 16", is_kind)]
+        quick[f"{name} configuration"] = [*reads, priced, f"lint {file} --gpus 16"]
+        plan = f"plan --from {file} {question} --out y.json --json"
+        slow[f"{name} configuration"] = [plan, f"compare {file} tp=2 {question}"]
+    return quick[kind] if pool_is_quick else [*quick.get(kind, ()), *slow.get(kind, ())]
 
 
 _CONFIGURATION = {
@@ -531,10 +177,8 @@ def file_cases(draw: st.DrawFn, plans: tuple[Any, ...], quick: bool) -> Case:
     }
     if not quick:
         texts["requests"] = ((listings.REQUESTS,), "q.csv")
-    often = ("cluster file", "config.json", "job file", "plan.json") * 3 + (
-        "script configuration",
-        "YAML configuration",
-    )
+    often = ("cluster file", "config.json", "job file", "plan.json") * 3
+    often += ("script configuration", "YAML configuration")
     kind = draw(st.sampled_from(often + tuple(texts) + tuple(trees)))
     if kind in texts:
         valid, name = texts[kind]
@@ -549,15 +193,21 @@ def file_cases(draw: st.DrawFn, plans: tuple[Any, ...], quick: bool) -> Case:
         content = write(draw(tree.flatmap(files.mistaken)))
         if draw(st.integers(0, 7)) == 0:
             content = draw(files.damaged(content))
-    return Case(kind, draw(st.sampled_from(_readers(kind, quick))), {name: content})
+    return Case(kind, tuple(draw(st.sampled_from(_readers(kind, quick))).split()), {name: content})
 
 
 @st.composite
 def run_cases(draw: st.DrawFn, run: trained.Run) -> Case:
     """A run whose checkpoint or weights have mistakes, given to a command that reads them."""
-    if draw(st.booleans()):
-        return Case("checkpoint", draw(trained.checkpoint_readers()), draw(trained.checkpoints(run)))
-    return Case("weights", draw(trained.weights_readers()), draw(trained.weights(run)))
+    kind, lines, changed = draw(
+        st.sampled_from(
+            (
+                ("checkpoint", trained.CHECKPOINT_READERS, trained.checkpoints),
+                ("weights", trained.WEIGHTS_READERS, trained.weights),
+            )
+        )
+    )
+    return Case(kind, tuple(draw(st.sampled_from(lines)).split()), draw(changed(run)))
 
 
 def cases(plans: tuple[Any, ...], run: trained.Run | None, quick: bool) -> st.SearchStrategy[Case]:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import cache
+from pathlib import Path as FilePath
 from typing import Any
 
 from hypothesis import strategies as st
@@ -182,53 +183,12 @@ def jobs(draw: st.DrawFn) -> Tree:
     }
 
 
-_SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2}
-_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
-_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32, "beta_slow": 1}
-_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-LLAMA = {**_SIZES, **_HEADS}
-_CONFIGS: dict[str, Tree] = {
-    "llama": {**_SIZES, **_HEADS, "rope_scaling": {**_LLAMA3, "original_max_position_embeddings": 16}},
-    "mistral": {**_SIZES, **_HEADS, "sliding_window": 8, "head_dim": 8, "rope_theta": 1e4},
-    "qwen2": {**_SIZES, **_HEADS, "sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1},
-    "qwen3": {**_SIZES, **_HEADS, "head_dim": 16, "attention_bias": True, "rope_parameters": _YARN},
-    "gpt2": {"vocab_size": 61, "n_embd": 32, "n_head": 4, "n_layer": 2, "n_inner": None, "resid_pdrop": 0.1},
-    "gpt_neox": {**_SIZES, **_HEADS, "rotary_pct": 0.5, "use_parallel_residual": True},
-    "mixtral": {**_SIZES, **_HEADS, "num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.01},
-    "qwen3_moe": {
-        **_SIZES,
-        **_HEADS,
-        "moe_intermediate_size": 8,
-        "num_experts_per_tok": 2,
-        "num_experts": 4,
-        "decoder_sparse_step": 2,
-        "mlp_only_layers": [0],
-    },
-    "deepseek_v3": {
-        **_SIZES,
-        **_HEADS,
-        "moe_intermediate_size": 8,
-        "num_experts_per_tok": 2,
-        "n_routed_experts": 4,
-        "n_shared_experts": 1,
-        "first_k_dense_replace": 1,
-        "q_lora_rank": 12,
-        "kv_lora_rank": 8,
-        "qk_nope_head_dim": 8,
-        "qk_rope_head_dim": 4,
-        "v_head_dim": 8,
-        "n_group": 2,
-        "topk_group": 1,
-        "aux_loss_alpha": 0.01,
-        "rope_scaling": {**_YARN, "mscale_all_dim": 1.0},
-    },
-    "gpt_oss": {**_SIZES, **_HEADS, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
-}
+CONFIGS: dict[str, Tree] = json.loads(FilePath(__file__).with_name("hf_configs.json").read_text())
 
 
 def configs() -> st.SearchStrategy[Tree]:
     """The keys of a Hugging Face config.json."""
-    return st.sampled_from([{"model_type": family, **keys} for family, keys in _CONFIGS.items()])
+    return st.sampled_from([{"model_type": family, **keys} for family, keys in CONFIGS.items()])
 
 
 SCHEDULE = b"0F0,0F1,,,0B0,0B1\n,1F0,1F1,1B0,1B1,\n"

@@ -19,7 +19,6 @@ STEPS = 5
 _CHECKPOINT = f"runs/job/checkpoint/step-{STEPS:08}"
 _MANIFEST, _TENSORS, _RANK = "phalanx.json", "tensors.json", "rank-00000.safetensors"
 _GO_ON = f"train.steps={STEPS + 1}"
-_PROMPT = ("--prompt", "the", "--tokens", "2")
 
 
 @dataclass(frozen=True)
@@ -52,38 +51,21 @@ def of(folder: Path) -> Run | None:
     return Run(json.loads((folder / "runs" / "job" / "plan.json").read_text()), checkpoint, weights)
 
 
-def checkpoint_readers() -> st.SearchStrategy[tuple[str, ...]]:
-    """Commands that read runs/job."""
-    return st.sampled_from(
-        (
-            ("generate", "runs/job", *_PROMPT),
-            ("weights", "export", "runs/job", "--out", "x"),
-            ("train", "--resume", "--set", _GO_ON, "--json"),
-            (
-                "train",
-                "local.toml",
-                "--resume",
-                "--set",
-                "train.name=job",
-                "--set",
-                _GO_ON,
-                "--strategy",
-                "tp=2,sp=1",
-            ),
-        )
-    )
-
-
-def weights_readers() -> st.SearchStrategy[tuple[str, ...]]:
-    """Commands that read hf."""
-    return st.sampled_from(
-        (
-            ("generate", "hf", *_PROMPT),
-            ("weights", "import", "hf", "--name", "imported", "--json"),
-            ("presets", "models", "hf/config.json", "--json"),
-            ("train", "local.toml", "--set", "train.weights=hf", "--set", "train.steps=4", "--json"),
-        )
-    )
+_GENERATE = "generate {} --prompt the --tokens 2"
+CHECKPOINT_READERS = (
+    _GENERATE.format("runs/job"),
+    "weights export runs/job --out x",
+    f"train --resume --set {_GO_ON} --json",
+    f"train local.toml --resume --set train.name=job --set {_GO_ON} --strategy tp=2,sp=1",
+)
+"""Commands that read runs/job."""
+WEIGHTS_READERS = (
+    _GENERATE.format("hf"),
+    "weights import hf --name imported --json",
+    "presets models hf/config.json --json",
+    "train local.toml --set train.weights=hf --set train.steps=4 --json",
+)
+"""Commands that read hf."""
 
 
 @st.composite
