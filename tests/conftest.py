@@ -88,7 +88,7 @@ def measured(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
             shutil.copytree(theirs, ours, dirs_exist_ok=True)
             return
         brief = {"phalanx.measure.worker": "support.tiny_measurement"}
-        code, _, err = phalanx(cache, "measure", "--ranks", "2", instead=brief)
+        code, _, err = phalanx(cache, "measure --ranks 2", instead=brief)
         assert code == 0, err
         assert err.startswith("measuring this machine (2 ranks, float32, 1 thread each) ...\n")
         shutil.copytree(ours, theirs)

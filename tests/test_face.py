@@ -133,7 +133,7 @@ def test_tables_are_those_of_the_commands(tmp_path: Path) -> None:
     from phalanx.answers.tables import state_memory
 
     tables = state_memory("7B")
-    printed = json.loads(command(tmp_path, "tables", "memory", "--params", "7B", "--json")[1])
+    printed = json.loads(command(tmp_path, "tables memory --params 7B --json")[1])
     assert tables.to_dict()["tables"] == printed["tables"]
     assert "<table>" in tables._repr_html_()
     strong, weak, *_ = phalanx.scaling("llama3-8b", "dgx-h100", [8, 16], 64, 8192).tables

@@ -338,10 +338,6 @@ def test_words_for_torchrun(command: list[str], words: list[str]) -> None:
 def test_one_line_says_why_there_can_be_no_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab, "_PATH", str(tmp_path))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert command(tmp_path, "--", "x.py") == (
-        2,
-        "",
-        "error: lab: needs iproute2: no ip and no tc here\n",
-    )
+    assert command(tmp_path, "--", "x.py") == (2, "", "error: lab: needs iproute2: no ip and no tc here\n")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert lab.unavailable() == "needs root, for network namespaces"

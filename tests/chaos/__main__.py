@@ -49,7 +49,7 @@ def main() -> int:
 def _measure(here: Path, ranks: int) -> None:
     """Fill the cache with this machine, measured briefly."""
     instead = {"phalanx.measure.worker": "support.tiny_measurement"}
-    code, _, err = phalanx(here, "measure", "--ranks", str(ranks), instead=instead)
+    code, _, err = phalanx(here, "measure --ranks", str(ranks), instead=instead)
     if code:
         raise SystemExit(err)
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.in_process_cli import phalanx
+from support.in_process_cli import json_of
 from support.sizes import sampled
 from typer.testing import CliRunner
 
@@ -118,9 +118,7 @@ def test_the_proof_ends_with_one_line() -> None:
 
 
 def test_a_million_ranks_are_priced_by_formula_alone(tmp_path: Path) -> None:
-    code, out, err = phalanx(tmp_path, "collectives", "table", "--ranks", "1000000", "--json")
-    assert code == 0, err
-    rows = {row["algorithm"]: row for row in json.loads(out)["rows"]}
+    rows = {row["algorithm"]: row for row in json_of(tmp_path, "collectives table --ranks 1000000 --json")["rows"]}
     ring = rows["ring"]
     assert ring["rounds"] == 2 * (10**6 - 1)
     assert ring["seconds"] == ring["formula_seconds"] > ring["bound"]

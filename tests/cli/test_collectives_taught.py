@@ -50,7 +50,7 @@ def test_a_formula_in_symbols_is_the_one_that_prices(
 
 
 def test_every_algorithm_with_a_formula_is_in_the_table(tmp_path: Path) -> None:
-    (sheet,) = json.loads(phalanx(tmp_path, "collectives", "table", "--symbols", "--json")[1])["tables"]
+    (sheet,) = json.loads(phalanx(tmp_path, "collectives table --symbols --json")[1])["tables"]
     shown = {(row["operation"], row["algorithm"]) for row in sheet["rows"]}
     assert shown == {
         (op, name) for op, names in ALGORITHMS.items() for name in names if closed_form(op, name, 8, 64, 1, 1, 1)
@@ -65,9 +65,9 @@ def test_no_all_reduce_sends_less_than_a_ring(ranks: int, tmp_path: Path) -> Non
     assert ring.sent == bound.sent_share * ranks
     for algorithm in ALGORITHMS["all_reduce"]:
         assert prove(build("all_reduce", algorithm, ranks, ranks)).sent >= ring.sent
-    shown = json.loads(phalanx(tmp_path, "collectives", "bound", "--ranks", str(ranks), "--json")[1])
+    shown = json.loads(phalanx(tmp_path, "collectives bound --ranks", str(ranks), "--json")[1])
     assert shown["messages"] == bound.messages
-    assert "use 2 to 5" in phalanx(tmp_path, "collectives", "bound", "--ranks", "6")[2]
+    assert "use 2 to 5" in phalanx(tmp_path, "collectives bound --ranks 6")[2]
 
 
 @pytest.mark.parametrize("op", [*COMPOSITIONS, *DUALS])
@@ -85,11 +85,11 @@ def test_a_collective_as_others(op: str, ranks: int) -> None:
 
 
 def test_show_as_says_what_it_proves(tmp_path: Path) -> None:
-    said = phalanx(tmp_path, "collectives", "show", "--as", "reduce_scatter:halving+all_gather", "--ranks", "4")[1]
+    said = phalanx(tmp_path, "collectives show --as reduce_scatter:halving+all_gather --ranks 4")[1]
     assert (
         "proved: all_reduce by halving reduce_scatter + ring all_gather; 5 rounds, 20 messages, at most 1.5" in said
     )
-    said = phalanx(tmp_path, "collectives", "show", "--op", "gather", "--as", "dual:binomial")[1]
+    said = phalanx(tmp_path, "collectives show --op gather --as dual:binomial")[1]
     assert "proved: gather by binomial scatter, backwards" in said
     for words, mend in (
         (("--as", "reduce_scatter"), "did you mean reduce_scatter+all_gather"),
@@ -97,7 +97,7 @@ def test_show_as_says_what_it_proves(tmp_path: Path) -> None:
         ((), "give an algorithm, or --as"),
         (("ring", "--as", "dual"), "give an algorithm, or --as"),
     ):
-        assert mend in phalanx(tmp_path, "collectives", "show", *words)[2]
+        assert mend in phalanx(tmp_path, "collectives show", *words)[2]
 
 
 @given(st.sampled_from(ALGORITHMS["all_reduce"]), st.integers(2, 8), st.integers(0, 99))
@@ -131,10 +131,10 @@ def test_a_reduction_of_ones_own_runs(tmp_path: Path, monkeypatch: pytest.Monkey
         "import torch\ndef f(a, b):\n    return torch.where(a.abs() > b.abs(), a, b)\n"
     )
     monkeypatch.chdir(tmp_path)
-    said = phalanx(tmp_path, "collectives", "reduce", "ring", "--with", "mine_only:f", "--ranks", "2")[1]
+    said = phalanx(tmp_path, "collectives reduce ring --with mine_only:f --ranks 2")[1]
     assert "not commutative" in said  # of 3 and -3 the second stays
     (tmp_path / "mine_too.py").write_text("import torch\ndef f(a, b):\n    return torch.gcd(a, b)\n")
-    said = phalanx(tmp_path, "collectives", "reduce", "ring", "--with", "mine_too:f", "--ranks", "2")[1]
+    said = phalanx(tmp_path, "collectives reduce ring --with mine_too:f --ranks 2")[1]
     assert "run on 2 ranks: 0 of 2,000 elements differ from one process" in said
     with pytest.raises(InputError, match="did you mean max"):
         named("maxx")

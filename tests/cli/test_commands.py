@@ -20,7 +20,7 @@ import pytest
 import typer
 from support.forked_cli import Launcher
 from support.forked_cli import phalanx as forked
-from support.in_process_cli import phalanx
+from support.in_process_cli import error_of, json_of, phalanx, text_of
 from support.quick_runs import JOB, TEXT, at_work, rows, wait_for_step
 
 from phalanx.answers import parity, this_machine
@@ -103,13 +103,10 @@ def test_a_run_from_job_to_comparison(here: Path, whole: dict[str, Any]) -> None
     assert (nothing.comparisons, nothing.differences) == ((), ())
 
     words = ("generate", "runs/whole", "--prompt", "the quick", "--tokens", "8")
-    code, text, err = forked(here, *words)
-    assert code == 0, err
+    text = text_of(here, *words, run=forked)
     assert text.startswith("the quick")
     assert phalanx(here, *words)[1] == text
-    code, split, err = forked(here, *words, "--strategy", "tp=2", "--json")
-    assert code == 0, err
-    assert json.loads(split)["text"] == text.removesuffix("\n")
+    assert json_of(here, *words, "--strategy", "tp=2", "--json", run=forked)["text"] == text.removesuffix("\n")
     several = ("--prompt", "the lazy", "--slots", "1", "--page", "3")
     assert phalanx(here, *words, *several)[1].startswith(text + "\nthe lazy")
     for more, said in (
@@ -122,8 +119,7 @@ def test_a_run_from_job_to_comparison(here: Path, whole: dict[str, Any]) -> None
         (("--pages", "9" * 12), "--pages = 999999999999: 999,999,999,999 pages of 16 tokens would take "),
         (("--prompts", "none.txt"), "--prompts = 'none.txt': no such file"),
     ):
-        code, _, err = phalanx(here, *words, *more)
-        assert (code, said in err, err.count("\n")) == (2, True, 1), err
+        assert said in error_of(here, *words, *more)
 
 
 def _few_families_and_an_interruption() -> None:
@@ -159,9 +155,9 @@ def test_a_sweep_trains_every_family_and_says_what_it_leaves_out(here: Path) -> 
     assert row["strategy"] == "dp=2,zero=1,micro_batch=4"
     assert abs(row["memory_off"]) < 0.03
     assert not (here / "runs" / "job-sweep").exists()
-    code, _, err = phalanx(here, "train", "sweep", "job.toml", "--set", "cluster.ranks=9999")
-    assert code == 2
-    assert err.startswith("error: cluster.ranks = 9999: is too many")
+    assert error_of(here, "train sweep job.toml --set cluster.ranks=9999").startswith(
+        "error: cluster.ranks = 9999: is too many"
+    )
 
 
 def _no_ranks(*_: Any) -> None:
@@ -174,7 +170,7 @@ def test_a_training_of_long_steps_says_so_first(here: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(launch, "launch", _no_ranks)
     monkeypatch.setattr(train, "_SILENT_S", silent_s)
-    code, _, err = phalanx(here, "train", "job.toml", "--set", "train.name=announced", "--json")
+    code, _, err = phalanx(here, "train job.toml --set train.name=announced --json")
     assert (code, err.splitlines()[-1]) == (2, "error: ranks: were to begin")
     assert ("training: each step is predicted to take 0 s; the first is said when it is done" in err) == (
         silent_s < 1
@@ -190,7 +186,7 @@ def test_a_sweep_of_nothing_is_refused(here: Path, monkeypatch: pytest.MonkeyPat
         ("train.weights=none", "error: train.weights = "),
         ("train.name=job", "error: job = 'job': allows none of 2 families; tp=5: strategy.tp = 5: "),
     ):
-        code, out, err = phalanx(here, "train", "sweep", "job.toml", "--set", word, "--json")
+        code, out, err = phalanx(here, "train sweep job.toml --set", word, "--json")
         assert (code, out, err.count("\n")) == (2, "", 1), err
         assert err.startswith(said)
 
@@ -218,7 +214,7 @@ app(sys.argv[1:])
 
 @pytest.mark.usefixtures("whole")
 def test_interrupted_and_resumed_is_as_if_never_stopped(here: Path) -> None:
-    process = Launcher(here, "train", "job.toml", "--set", "train.name=stopped", "--set", "train.steps=30")
+    process = Launcher(here, "train job.toml --set train.name=stopped --set train.steps=30")
     run = here / "runs" / "stopped"
     wait_for_step(run, 3)
     process.signal(signal.SIGINT)
@@ -228,8 +224,7 @@ def test_interrupted_and_resumed_is_as_if_never_stopped(here: Path) -> None:
     else:
         assert "state saved" in err
         assert len(rows(run)) < 30
-        code, _, err = forked(here, "train", "--resume")
-        assert code == 0, err
+        text_of(here, "train --resume", run=forked)
     straight, stopped = rows(here / "runs" / "whole"), rows(run)
     assert [r["step"] for r in stopped] == list(range(1, 31))
     for key in ("loss", "grad_norm"):
@@ -250,9 +245,7 @@ def test_what_a_resumed_run_may_not_become(here: Path, monkeypatch: pytest.Monke
             resumed(Path("job.toml"), ["train.name=whole", *changes])
     text = here / "text.txt"
     text.write_text(TEXT + "and one more line")
-    code, _, err = phalanx(
-        here, "train", "job.toml", "--set", "train.name=whole", "--set", "train.steps=40", "--resume"
-    )
+    code, _, err = phalanx(here, "train job.toml --set train.name=whole --set train.steps=40 --resume")
     text.write_text(TEXT)
     assert code == 2
     assert "has changed since the run began" in err
@@ -263,7 +256,7 @@ def test_what_a_resumed_run_may_not_become(here: Path, monkeypatch: pytest.Monke
     moved = ("train", "job.toml", "--set", "train.name=whole", "--set", "train.steps=40", "--resume")
     code, _, err = phalanx(here, *moved, "--set", "train.data=elsewhere.txt")
     assert (code, err.splitlines()[-1]) == (2, "error: ranks: were to begin")
-    assert phalanx(here, "generate", "runs/whole", "--tokens", "2")[0] == 0
+    assert phalanx(here, "generate runs/whole --tokens 2")[0] == 0
 
 
 @pytest.mark.usefixtures("whole")
@@ -271,11 +264,11 @@ def test_a_run_in_another_place_is_not_taken_for_the_one_of_its_name(here: Path)
     shutil.copytree(here / "runs" / "whole", here / "copy")
     shutil.copytree(here / "runs" / "whole", here / "runs" / "whole.20261126")
     for named in ("copy", "copy/plan.json", "runs/whole.20261126"):
-        code, _, err = phalanx(here, "train", named, "--resume", "--set", "train.steps=40")
-        assert (code, err.count("\n")) == (2, 1), err
-        assert f"--resume = '{named.removesuffix('/plan.json')}': is a copy of a run that is resumed from" in err
-    code, _, err = phalanx(here, "train", "runs/whole", "--resume", "--set", "train.steps=30")
-    assert (code, "is finished at step 30" in err) == (2, True), err
+        assert (
+            f"--resume = '{named.removesuffix('/plan.json')}': is a copy of a run that is resumed from"
+            in error_of(here, "train", named, "--resume", "--set", "train.steps=40")
+        )
+    assert "is finished at step 30" in error_of(here, "train runs/whole --resume --set train.steps=30")
     shutil.rmtree(here / "copy")
     shutil.rmtree(here / "runs" / "whole.20261126")
 
@@ -295,15 +288,14 @@ def test_a_run_whose_only_checkpoint_is_damaged_says_so(here: Path, tmp_path: Pa
         ("train", "--resume"),
         ("train", "job.toml", "--resume", "--set", "train.name=whole"),
     ):
-        code, _, err = phalanx(tmp_path, *words)
-        assert (code, why in err, err.count("\n")) == (2, True, 1), err
+        assert why in error_of(tmp_path, *words)
 
 
 def test_little_text_and_a_long_prompt_still_end_well(here: Path) -> None:
     (here / "little.txt").write_text(TEXT[:900])
     words = ("--set", "train.name=little", "--set", "train.data=little.txt", "--set", "train.steps=4")
     long = "a truth " * 80
-    code, out, err = forked(here, "train", "job.toml", *words, "--set", f"train.prompt={long}", "--json")
+    code, out, err = forked(here, "train job.toml", *words, "--set", f"train.prompt={long}", "--json")
     assert code == 0, err
     result = json.loads(out)
     assert (result["eval_loss"], result["last_step"], result["sample"]) == (None, 4, "")
@@ -314,8 +306,7 @@ def test_a_run_of_one_step_has_no_timeline_and_goes_on_with_its_buckets(here: Pa
     """Its only step is the instrumented one, too slow to be timed. On resume buckets keep their size, whatever a new
     measurement of this machine says."""
     words = ("--set", "train.name=short", "--set", "train.steps=1", "--set", "train.warmup=0")
-    code, out, err = forked(here, "train", "job.toml", *words)
-    assert code == 0, err
+    out = text_of(here, "train job.toml", *words, run=forked)
     assert "buckets of " in out
     assert "a step of" not in out
     run = here / "runs" / "short"
@@ -325,8 +316,7 @@ def test_a_run_of_one_step_has_no_timeline_and_goes_on_with_its_buckets(here: Pa
     old["strategy"]["bucket"] = 0.0078125
     old["choices"]["bucket"] = {"bytes": 8192, "reason": "of another day"}
     (run / "plan.json").write_text(json.dumps(old))
-    code, out, err = forked(here, "train", "job.toml", *words, "--resume", "--set", "train.steps=3")
-    assert code == 0, err
+    out = text_of(here, "train job.toml", *words, "--resume", "--set", "train.steps=3", run=forked)
     line = next(line for line in out.splitlines() if line.startswith("a step of"))
     assert line.endswith("; timeline in runs/short/trace.json")
     assert json.loads((run / "trace.json").read_text())["otherData"]["step"] == 3
@@ -337,9 +327,9 @@ def test_a_run_of_one_step_has_no_timeline_and_goes_on_with_its_buckets(here: Pa
 
 
 def test_a_run_is_trained_by_one_process_at_a_time(here: Path) -> None:
-    process = Launcher(here, "train", "job.toml", "--set", "train.name=mine", "--set", "train.steps=100000")
+    process = Launcher(here, "train job.toml --set train.name=mine --set train.steps=100000")
     wait_for_step(here / "runs" / "mine", 2)
-    code, _, err = phalanx(here, "train", "job.toml", "--set", "train.name=mine")
+    code, _, err = phalanx(here, "train job.toml --set train.name=mine")
     process.signal(signal.SIGTERM)
     assert (code, "another process" in err) == (2, True), err
     code, _, other = process.finish()
@@ -371,8 +361,7 @@ def test_another_layout_reads_the_checkpoint(here: Path) -> None:
     words += ("--set", "job.documents=separate")
     assert forked(here, *words)[0] == 0
     longer = ("--resume", "--set", "train.steps=36", "--strategy", "dp=1,micro_batch=4")
-    code, _, err = forked(here, *words, *longer)
-    assert code == 0, err
+    text_of(here, *words, *longer, run=forked)
     metrics = rows(here / "runs" / "moved")
     assert [r["step"] for r in metrics] == list(range(1, 37))
     assert metrics[-1]["overlap"] == metrics[-1]["exposed_communication_s"] == {}  # one rank, nobody to talk to
@@ -386,8 +375,7 @@ def test_torchrun_starts_the_same_file(here: Path) -> None:
     """In forked processes; a new interpreter under torchrun is test_torchrun_starts_generation's."""
     options = ("--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
     words = ("train", "job.toml", "--set", "train.name=torchrun")
-    code, out, err = forked(here, *words, torchrun=options, instead={"phalanx": "phalanx.__main__"})
-    assert code == 0, err
+    out = text_of(here, *words, torchrun=options, instead={"phalanx": "phalanx.__main__"}, run=forked)
     assert "predicted against measured" in out
     ours, theirs = rows(here / "runs" / "whole"), rows(here / "runs" / "torchrun")
     assert [r["loss"] for r in ours] == [r["loss"] for r in theirs]
@@ -410,9 +398,7 @@ def test_torchrun_starts_generation(here: Path) -> None:
 
 
 def test_parity_from_the_command_line(here: Path) -> None:
-    code, out, err = forked(here, "parity", "job.toml", "--strategy", "dp=2,micro_batch=4", "--steps", "3", "--json")
-    assert code == 0, err
-    result = json.loads(out)
+    result = json_of(here, "parity job.toml --strategy dp=2,micro_batch=4 --steps 3 --json", run=forked)
     assert result["passed"] is True
     assert result["loss_rel_max"] <= 1e-9
     assert result["grad_rel_max"] <= 1e-9
@@ -421,10 +407,7 @@ def test_parity_from_the_command_line(here: Path) -> None:
 
 
 def test_parity_of_a_compressed_strategy_says_that_nothing_is_lost(here: Path) -> None:
-    code, out, err = forked(
-        here, "parity", "job.toml", "--strategy", "dp=2,micro_batch=4,compression=int4", "--steps", "2"
-    )
-    assert code == 0, err
+    out = text_of(here, "parity job.toml --strategy dp=2,micro_batch=4,compression=int4 --steps 2", run=forked)
     assert "sent + kept back = gradient to" in out
     assert "holds" in out
 
@@ -499,10 +482,7 @@ WRONG = [
     (("generate", "runs/job", "--tokens"), "--tokens: requires an argument"),
     (("presets", "models", "llama3-8b", "gpt2"), "unexpected extra argument"),
     (("plan", "job.toml", "--set", f"train.name={'x' * 5000}"), "train.name = 'xxx"),
-    (
-        ("plan", "job.toml", "--set", "cluster.nodes=99999999999999"),
-        "99999999999999: must be at most",
-    ),
+    (("plan", "job.toml", "--set", "cluster.nodes=99999999999999"), "99999999999999: must be at most"),
     (("plan", "job.toml", "--set", "strategy.recompute=every:99"), "recomputes the first block alone"),
     (("train", "broken.toml"), "is not TOML"),
     (("plan", "cut.json"), "a job file is TOML; phalanx train, explain and lint read plans"),
@@ -623,21 +603,19 @@ def test_wrong_input_gets_one_line(
 
 
 def test_collectives_are_proved_shown_and_compared(here: Path) -> None:
-    code, out, err = phalanx(here, "collectives", "prove", "--max-ranks", "5")
-    assert code == 0, err
+    out = text_of(here, "collectives prove --max-ranks 5")
     assert out.strip().splitlines()[-1].endswith("schedules proved, 1 to 5 ranks")
-    code, out, err = phalanx(here, "collectives", "show", "ring", "--ranks", "3")
-    assert code == 0, err
+    out = text_of(here, "collectives show ring --ranks 3")
     assert "round 4 of 4" in out
     assert out.count("ABC       ABC       ABC") == 3
-    code, out, err = phalanx(here, "collectives", "table", "--bytes", "100MB", "--ranks", "64", "--json")
-    assert code == 0, err
-    assert json.loads(out)["rows"][0]["algorithm"] == "hierarchical"
+    assert (
+        json_of(here, "collectives table --bytes 100MB --ranks 64 --json")["rows"][0]["algorithm"] == "hierarchical"
+    )
 
 
 def test_resume_with_nothing_to_resume(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(JOB)
-    code, _, err = phalanx(tmp_path, "train", "job.toml", "--resume")
+    code, _, err = phalanx(tmp_path, "train job.toml --resume")
     assert (code, len(err.splitlines())) == (2, 1)
     assert "holds no checkpoint" in err
 

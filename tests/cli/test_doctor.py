@@ -13,7 +13,7 @@ from phalanx.answers import doctor
 
 
 def test_here_everything_needed_is_there(tmp_path: Path) -> None:
-    code, out, _ = phalanx(tmp_path, "doctor", "--json")
+    code, out, _ = phalanx(tmp_path, "doctor --json")
     checks = {row["what"]: row for row in json.loads(out)}
     assert code == 0
     assert {"Python", "cores", "memory", "shared memory", "torch", "Gloo", "GPUs", "measurements kept"} <= set(checks)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.forked_cli import phalanx
+from support.in_process_cli import json_of, text_of
 from support.in_process_cli import phalanx as in_process
 from support.quick_runs import JOB, TEXT
 
@@ -21,15 +22,18 @@ def test_measuring_and_training(tmp_path: Path, ranks: int, monkeypatch: pytest.
     (here / "job.toml").write_text(JOB)
     (here / "text.txt").write_text(TEXT)
     short = [] if ranks == 3 else ["--quick"]  # many ranks that wait awake on few cores take minutes
-    code, _, err = phalanx(here, "measure", "--ranks", str(ranks), *short, instead=BRIEF)
+    code, _, err = phalanx(here, "measure --ranks", str(ranks), *short, instead=BRIEF)
     assert code == 0, err
     assert f"measuring collectives of {ranks} ranks ..." in err
     sets = (f"cluster.ranks={ranks}", f"job.global_batch={2 * ranks}", "train.steps=4", "train.warmup=0")
     words = [word for item in (*sets, "train.sample_tokens=0") for word in ("--set", item)]
     for line in (f"dp={ranks},zero=3",) if ranks == 3 else (f"dp={ranks}", f"dp={ranks},zero=3"):
-        code, out, err = phalanx(here, "train", "job.toml", "--strategy", line, "--json", *words, instead=BRIEF)
-        assert code == 0, err
-        assert json.loads(out)["last_step"] == 4
+        assert (
+            json_of(here, "train job.toml --strategy", line, "--json", *words, instead=BRIEF, run=phalanx)[
+                "last_step"
+            ]
+            == 4
+        )
     in_one = f"dp={ranks},zero=1"
     sets = tuple(words)
     for command in (
@@ -41,9 +45,8 @@ def test_measuring_and_training(tmp_path: Path, ranks: int, monkeypatch: pytest.
         ("collectives", "table", "--cluster", "local", "--ranks", str(ranks), "--bytes", "1000"),
         ("mesh", "--strategy", in_one),
     ):
-        code, _, err = in_process(here, *command)
-        assert code == 0, f"{command}: {err}"
-    code, out, err = in_process(here, "lint", "plan.json")
+        text_of(here, *command)
+    code, _, err = in_process(here, "lint plan.json")
     assert code in (0, 1), err
     assert "error" not in err
 
@@ -65,29 +68,25 @@ def test_every_family_every_pipeline_parity_and_text(
         ("measure", "--ranks", str(ranks), "--quick"),
         ("train", "sweep", "job.toml", "--steps", "3", *words),
     ):
-        code, _, err = phalanx(here, *line, instead=BRIEF)
-        assert code == 0, f"{line}: {err}"
+        text_of(here, *line, instead=BRIEF, run=phalanx)
     line = ("parity", "job.toml", "--strategy", f"dp={ranks},zero=2", "--steps", "2", *words)
-    code, _, err = phalanx(here, *line)
-    assert code == 0, err
-    code, out, err = phalanx(here, "train", "job.toml", "--strategy", f"dp={ranks}", "--json", *words, instead=BRIEF)
-    assert code == 0, err
-    code, out, err = phalanx(here, "generate", json.loads(out)["run"], "--tokens", "4", "--strategy", f"dp={ranks}")
-    assert code == 0, err
+    text_of(here, *line, run=phalanx)
+    out = text_of(here, "train job.toml --strategy", f"dp={ranks}", "--json", *words, instead=BRIEF, run=phalanx)
+    text_of(here, "generate", json.loads(out)["run"], "--tokens", "4", "--strategy", f"dp={ranks}", run=phalanx)
 
 
 def test_what_an_interrupted_measurement_kept_is_not_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PHALANX_CACHE", str(tmp_path / "cache"))
-    code, _, err = phalanx(tmp_path, "measure", "--ranks", "1", "--quick", instead=BRIEF)
+    code, _, err = phalanx(tmp_path, "measure --ranks 1 --quick", instead=BRIEF)
     assert code == 0, err
     assert "kernels, 1 rank at once ... (1 of 1)" in err
     (short,) = (tmp_path / "cache" / "machines").iterdir()
     rows = json.loads(short.read_text())
     kept = short.with_name(short.name.replace(".quick.json", ".kept"))
     kept.write_text(json.dumps({"kernels": rows["kernels"], "collectives": []}))
-    code, out, err = phalanx(tmp_path, "measure", "--ranks", "1", "--json", instead=BRIEF)
+    code, out, err = phalanx(tmp_path, "measure --ranks 1 --json", instead=BRIEF)
     assert code == 0, err
     assert "is kept" in err
     assert "kernels, 1 rank" not in err

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.in_process_cli import phalanx
+from support.in_process_cli import error_of, json_of, phalanx, text_of
 from support.sizes import examples
 
 from phalanx.planning.explain.traffic import term_of
@@ -138,9 +138,7 @@ def _small_questions(draw: st.DrawFn) -> list[str]:
 
 
 def _verify_agrees(here: Path, asked: list[str]) -> None:
-    code, out, err = phalanx(here, "verify", *asked, "--json")
-    assert code == 0, err
-    verified = json.loads(out)
+    verified = json_of(here, "verify", *asked, "--json")
     found = [
         json.loads(phalanx(here, *_words(c), *asked, "--stack", "phalanx", "--json")[1]) for c in ("predict", "comm")
     ]
@@ -196,24 +194,19 @@ def test_dp_fills_the_gpus_or_says_why_not(tmp_path: Path) -> None:
             assert _question(answer)["dp_rule"] == rule
     for command in _COMMANDS:
         for line, reason in (("tp=3", "do not divide 64 GPUs"), ("tp=8,dp=16", "128 ranks, but there are 64")):
-            code, _, err = phalanx(tmp_path, *_words(command), *asked, "--gpus", "64", "--strategy", line)
-            assert code == 2
-            assert reason in err
+            assert reason in error_of(tmp_path, *_words(command), *asked, "--gpus", "64", "--strategy", line)
 
 
 def test_a_plan_is_explained_as_it_was_priced(tmp_path: Path) -> None:
     """The plan of a search, in every command, has the search's own price, stack and precision."""
     asked = ["--model", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "4096"]
     more = ["--stack", "nemo-24.11", "--precision", "fp8"]
-    code, _, err = phalanx(tmp_path, "plan", *asked, "--options", "first_moment=bfloat16", "--json")
-    assert code == 0, err
+    text_of(tmp_path, "plan", *asked, "--options", "first_moment=bfloat16", "--json")
     answers = [
         json.loads(phalanx(tmp_path, *_words(c), "plan.json", "--json")[1]) for c in ("predict", "comm", "memory")
     ]
     assert all(_question(answer)["options"]["first_moment"] == "bfloat16" for answer in answers)
-    code, out, err = phalanx(tmp_path, "plan", *asked, *more, "--json")
-    assert code == 0, err
-    best = json.loads(out)["best"]
+    best = json_of(tmp_path, "plan", *asked, *more, "--json")["best"]
     for command in ("predict", "explain"):
         found = json.loads(phalanx(tmp_path, *_words(command), "plan.json", "--json")[1])
         predicted = found.get("prediction", found)
@@ -225,23 +218,18 @@ def test_a_plan_is_explained_as_it_was_priced(tmp_path: Path) -> None:
 
 def test_a_search_keeps_the_fields_that_a_line_fixes(tmp_path: Path) -> None:
     asked = ["--model", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "4096"]
-    code, out, err = phalanx(tmp_path, "plan", *asked, "--strategy", "zero=1,tp=4,pp=*", "--json")
-    assert code == 0, err
-    answer = json.loads(out)
+    answer = json_of(tmp_path, "plan", *asked, "--strategy", "zero=1,tp=4,pp=*", "--json")
     for strategy in [answer["best"]["strategy"], *(r["strategy"] for r in answer["alternatives"])]:
         assert {"tp=4", "zero=1"} <= set(strategy.split(","))
-    code, _, err = phalanx(tmp_path, "plan", *asked, "--strategy", "tp=3")
-    assert code == 2
-    code, _, err = phalanx(tmp_path, "plan", *asked, "--strategy", "tpp=4")
-    assert (code, "did you mean tp" in err) == (2, True)
+    error_of(tmp_path, "plan", *asked, "--strategy", "tp=3")
+    assert "did you mean tp" in error_of(tmp_path, "plan", *asked, "--strategy", "tpp=4")
 
 
 def test_an_option_that_leaves_nothing_is_to_blame(tmp_path: Path) -> None:
     """Userbuffers overlap what sequence parallelism sends: not the line of degrees is at fault."""
     asked = ["--model", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "8", "--batch", "64", "--seq", "4096"]
     line = ["--strategy", "tp=4,sp=0,pp=2"]
-    code, _, err = phalanx(tmp_path, "plan", *asked, *line, "--options", "tp_overlap=userbuffers")
-    assert code == 2
+    err = error_of(tmp_path, "plan", *asked, *line, "--options", "tp_overlap=userbuffers")
     assert err.startswith(
         "error: --options = 'tp_overlap=userbuffers': leaves Megatron-Core 0.19 no strategy over 8 "
     )
@@ -250,8 +238,7 @@ def test_an_option_that_leaves_nothing_is_to_blame(tmp_path: Path) -> None:
     assert phalanx(tmp_path, "plan", *asked, *where)[2].startswith(
         "error: --where = 'tp_overlap=userbuffers': leaves "
     )
-    code, _, err = phalanx(tmp_path, "plan", *asked, *line)
-    assert code == 0, err
+    text_of(tmp_path, "plan", *asked, *line)
 
 
 def test_one_replica_may_have_a_narrow_state(tmp_path: Path) -> None:
@@ -259,12 +246,9 @@ def test_one_replica_may_have_a_narrow_state(tmp_path: Path) -> None:
     asked = ["--model", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "8", "--batch", "64", "--seq", "4096"]
     found = []
     for option in ((), ("--options", "first_moment=bfloat16")):
-        code, out, err = phalanx(tmp_path, "plan", *asked, "--strategy", "tp=4,pp=2", *option, "--json")
-        assert code == 0, err
-        found.append(json.loads(out)["best"])
+        found.append(json_of(tmp_path, "plan", *asked, "--strategy", "tp=4,pp=2", *option, "--json")["best"])
     assert found[1]["memory_bytes"] < found[0]["memory_bytes"]
-    code, _, err = phalanx(tmp_path, "export", "plan.json", "--to", "megatron", "--out", "train")
-    assert code == 0, err
+    text_of(tmp_path, "export plan.json --to megatron --out train")
     assert any("--use-distributed-optimizer" in file.read_text() for file in (tmp_path / "train").iterdir())
 
 
@@ -282,17 +266,14 @@ def test_nothing_is_ignored(tmp_path: Path) -> None:
         (["explain", *asked, "--strategy", "compression=fp16"], "strategy.compression"),
         (["explain", *asked, "--strategy", "bucket=50"], "strategy.bucket"),
     ):
-        code, _, err = phalanx(tmp_path, *words)
-        assert code == 2, words
-        assert err.startswith(f"error: {said}"), (words, err)
+        assert error_of(tmp_path, *words).startswith(f"error: {said}")
 
 
 def test_a_precision_that_a_stack_lacks_is_named_by_every_command(tmp_path: Path) -> None:
     """torchtitan has no 8-bit products with one scale a tensor: a search refuses them, a price says so."""
     asked = ["--model", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "4096"]
     asked += ["--stack", "torchtitan", "--precision", "fp8"]
-    code, _, err = phalanx(tmp_path, "plan", *asked)
-    assert code == 2
+    err = error_of(tmp_path, "plan", *asked)
     assert err.startswith("error: --precision = 'fp8': torchtitan")
     assert err.rstrip().endswith("use bf16 or fp8-block or mxfp8")
     out = phalanx(tmp_path, "predict", *asked, "--strategy", "zero=3")[1]
@@ -304,9 +285,7 @@ def test_a_precision_that_a_stack_lacks_is_named_by_every_command(tmp_path: Path
 def test_days_against_money_and_a_deadline(tmp_path: Path) -> None:
     asked = ["--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "32", "--batch", "64", "--seq", "8192"]
     paid = ["--price", "2", "--tokens", "2e12", "--objective", "money", "--json"]
-    code, out, err = phalanx(tmp_path, "plan", *asked, *paid)
-    assert code == 0, err
-    cheap = json.loads(out)
+    cheap = json_of(tmp_path, "plan", *asked, *paid)
     front = cheap["offers"]
     days, cost = [o["training"]["days"] for o in front], [o["training"]["cost"] for o in front]
     assert days == sorted(days)
@@ -317,9 +296,9 @@ def test_days_against_money_and_a_deadline(tmp_path: Path) -> None:
     hurried = json.loads(phalanx(tmp_path, "plan", *asked, *words)[1])
     assert hurried["gpus"] == front[0]["gpus"]
     assert hurried["best"]["training"]["days"] <= limit
-    code, _, err = phalanx(tmp_path, "plan", *asked, "--tokens", "2,000,000,000,000", "--deadline", "1")
-    assert code == 2
-    assert err.startswith("error: --deadline = 1.0: 32 GPUs take ")
+    assert error_of(tmp_path, "plan", *asked, "--tokens", "2,000,000,000,000", "--deadline", "1").startswith(
+        "error: --deadline = 1.0: 32 GPUs take "
+    )
 
 
 def test_a_plan_leaves_room_and_says_what_it_gives(tmp_path: Path) -> None:
@@ -328,7 +307,7 @@ def test_a_plan_leaves_room_and_says_what_it_gives(tmp_path: Path) -> None:
     for share in ("0", "0.3"):
         out = phalanx(tmp_path, "plan", *asked, "--headroom", share, "--json")[1]
         taken[share] = json.loads(out)["best"]["memory_bytes"]
-        usable = json.loads(phalanx(tmp_path, "explain", "plan.json", "--json")[1])["prediction"]["usable_bytes"]
+        usable = json.loads(phalanx(tmp_path, "explain plan.json --json")[1])["prediction"]["usable_bytes"]
         assert taken[share] <= (1 - float(share)) * usable
     assert taken["0.3"] < taken["0"]
     first = phalanx(tmp_path, "plan", *asked, "--tokens", "1T")[1].splitlines()[:8]
@@ -340,8 +319,7 @@ def test_a_plan_has_one_figure_for_its_step(tmp_path: Path) -> None:
     """The tables' row of the chosen strategy has the plan's figures, also where the plan lists the blocks of chunks;
     explain splits the memory that the plan names, and place finds no gain in the plan's own strategy."""
     asked = ["--model", "llama3-70b", "--cluster", "dgx-h100", "--gpus", "64", "--batch", "512", "--seq", "8192"]
-    code, out, err = phalanx(tmp_path, "plan", *asked, "--where", "tp=4, pp=4, virtual=2", "--more")
-    assert code == 0, err
+    out = text_of(tmp_path, "plan", *asked, "--where", "tp=4, pp=4, virtual=2", "--more")
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert plan["strategy"]["layers"] != "auto"  # else this shows nothing
     headline = re.search(r"MFU ([\d.]+%); a step of ([\d.]+ m?s)", out)
@@ -352,7 +330,7 @@ def test_a_plan_has_one_figure_for_its_step(tmp_path: Path) -> None:
     assert len(rows) >= 2
     assert set(rows) == {(headline[2], headline[1], memory[1])}
 
-    code, out, err = phalanx(tmp_path, "explain", "plan.json")
+    out = text_of(tmp_path, "explain plan.json")
     parts = out.split("where the memory goes")[1].split("figures against targets")[0]
     total = float(re.findall(r"([\d.]+) GiB", parts)[0])
     found = re.findall(r"([\d.]+) ([GM])iB +[\d.]+%", parts)
@@ -361,8 +339,7 @@ def test_a_plan_has_one_figure_for_its_step(tmp_path: Path) -> None:
 
     free = {"nodes": "node[0-9]", "free": {"node[0-5]": "0-7", "node[6-9]": "0-3"}}
     (tmp_path / "free.json").write_text(json.dumps(free))
-    code, out, err = phalanx(tmp_path, "cluster", "place", "plan.json", "--free", "free.json", "--json")
-    assert code == 0, err
+    out = text_of(tmp_path, "cluster place plan.json --free free.json --json")
     own = re.sub(r",(layers|order)=[^,]*", "", json.loads(out)["strategy"])
     for other in json.loads(out)["others"]:
         assert re.sub(r",(layers|order)=[^,]*", "", other["strategy"]) != own
@@ -397,5 +374,4 @@ def test_conditions_are_named_by_the_option_that_gave_them(tmp_path: Path) -> No
         (["--strategy", "tp=8", "--where", "pp=3"], "error: --strategy, --where = 'tp=8, pp=3': "),
         (["--strategy", "tp=8,pp<=2"], "error: --strategy = 'pp<=2': is a condition, "),
     ):
-        code, _, err = phalanx(tmp_path, *asked, *words)
-        assert (code, err.startswith(said)) == (2, True), err
+        assert error_of(tmp_path, *asked, *words).startswith(said)

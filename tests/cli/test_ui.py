@@ -16,7 +16,7 @@ from threading import Thread
 
 import pytest
 from support.browser import CHROMIUM, Browser, chromium
-from support.in_process_cli import phalanx
+from support.in_process_cli import error_of, phalanx
 
 from phalanx.report.local_page.answers import Met, answered
 from phalanx.report.local_page.server import LocalServer
@@ -263,9 +263,7 @@ def test_a_plan_does_not_depend_on_what_was_asked_before() -> None:
 
 
 def test_a_port_in_use_is_said(server: LocalServer, tmp_path: Path) -> None:
-    code, _, err = phalanx(tmp_path, "ui", "--port", str(server.server_port))
-    assert (code, err.count("\n")) == (2, 1)
-    assert "cannot be used (address already in use)" in err
+    assert "cannot be used (address already in use)" in error_of(tmp_path, "ui --port", str(server.server_port))
 
 
 def test_ctrl_c_ends_it_and_its_tabs_say_so(browser: Browser, tmp_path: Path) -> None:

@@ -180,10 +180,7 @@ def test_equal_messages_share_a_link_as_one_large_one_would() -> None:
 def test_who_could_start_first_passes_first() -> None:
     """Rank 1 is held up by 3 s of work inside the host, so rank 0, though named later, is first on the uplink."""
     i = np.array
-    rounds = [
-        Round(i([3]), i([1]), i([0]), i([3]), False),
-        Round(i([1, 0]), i([4, 5]), i([0, 3]), i([3, 10]), False),
-    ]
+    rounds = [Round(i([3]), i([1]), i([0]), i([3]), False), Round(i([1, 0]), i([4, 5]), i([0, 3]), i([3, 10]), False)]
     schedule = compose("gather", "test", 6, 13, rounds, intervals([3, 0], [0, 3], [3, 10]), intervals(4, 0, 3))
     links = Costs(((4, 0.0, 1.0), (8, 0.0, 0.0)), 0.0, ((4, 1.0),))
     assert seconds(schedule, 1, links) == pytest.approx(13.0)

@@ -73,8 +73,7 @@ def test_more_reductions_than_backward_passes_hide_are_exposed() -> None:
     """On one hundredth of the network nothing is hidden but by compute, and ZeRO-2 pays for every micro-batch."""
     slow = tuple(
         replace(
-            tier,
-            bandwidth_bytes_per_s_per_gpu_per_direction=tier.bandwidth_bytes_per_s_per_gpu_per_direction / 100,
+            tier, bandwidth_bytes_per_s_per_gpu_per_direction=tier.bandwidth_bytes_per_s_per_gpu_per_direction / 100
         )
         for tier in DGX.tiers
     )

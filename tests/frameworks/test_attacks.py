@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from support.fuzz import configurations, files, listings
-from support.in_process_cli import phalanx
+from support.in_process_cli import error_of, phalanx, text_of
 
 from phalanx.cli.terminal import printable
 from phalanx.frameworks.files import document
@@ -160,8 +160,7 @@ def test_a_plan_holds_numbers_where_they_belong(
 def planned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     folder = tmp_path_factory.mktemp("plan")
     asked = "--model gpt2 --cluster dgx-h100 --gpus 8 --batch 32 --seq 1024 --strategy dp=8 --out p.json"
-    code, _, err = phalanx(folder, "plan", *asked.split())
-    assert code == 0, err
+    text_of(folder, "plan", *asked.split())
     content: dict[str, object] = json.loads((folder / "p.json").read_text())
     return content
 
@@ -184,8 +183,7 @@ def test_an_observation_is_typed(tmp_path: Path, change: object, said: str) -> N
     content = json.loads(json.dumps(listings.observation()))
     change(content)  # type: ignore[operator]
     (tmp_path / "o.json").write_bytes(files.as_json(content))
-    code, _, err = phalanx(tmp_path, "explain", "o.json", "--cluster", "dgx-h100")
-    assert (code, err.count("\n"), said in err) == (2, 1, True), err
+    assert said in error_of(tmp_path, "explain o.json --cluster dgx-h100")
 
 
 def test_a_link_in_the_folder_of_an_export_is_replaced(tmp_path: Path, planned: dict[str, object]) -> None:
@@ -193,8 +191,7 @@ def test_a_link_in_the_folder_of_an_export_is_replaced(tmp_path: Path, planned: 
     (tmp_path / "mine").write_text("kept")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "train.sh").symlink_to(tmp_path / "mine")
-    code, _, err = phalanx(tmp_path, "export", "p.json", "--to", "megatron", "--out", "out")
-    assert code == 0, err
+    text_of(tmp_path, "export p.json --to megatron --out out")
     assert (tmp_path / "mine").read_text() == "kept"
     assert (tmp_path / "out" / "train.sh").read_text().startswith("#!/bin/bash")
 
@@ -204,8 +201,7 @@ def test_a_link_in_a_runs_folder_is_replaced_by_its_page(tmp_path: Path, planned
     (tmp_path / "plan.json").write_text(json.dumps(planned))
     (tmp_path / "metrics.jsonl").write_bytes(listings.METRICS)
     (tmp_path / "report.html").symlink_to(tmp_path / "mine")
-    code, _, err = phalanx(tmp_path, "report", ".")
-    assert code == 0, err
+    text_of(tmp_path, "report .")
     assert (tmp_path / "mine").read_text() == "kept"
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
 

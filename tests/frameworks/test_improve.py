@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from support.in_process_cli import phalanx
+from support.in_process_cli import error_of, json_of, phalanx, text_of
 
 from phalanx.answers.improve import Improvement, improve
 from phalanx.answers.query import Configured, Query
@@ -100,16 +100,14 @@ def test_the_best_has_nothing_to_change(tmp_path: Path) -> None:
 
 def test_plan_from_writes_the_plan_and_prints_the_settings(tmp_path: Path) -> None:
     script(tmp_path, SLOW)
-    code, out, err = phalanx(tmp_path, "plan", "--from", "run.sh", "--cluster", "dgx-h100", "--json")
-    assert code == 0, err
-    found = json.loads(out)
+    found = json_of(tmp_path, "plan --from run.sh --cluster dgx-h100 --json")
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert plan["prediction"]["stack"] == "megatron-core"
     assert plan["prediction"]["step_time_s"] == pytest.approx(found["better"]["step_time_s"])
     assert [e["new"] for c in found["changes"] for e in c["settings"] if "granularity" in e["key"]] == [""]
-    code, out, err = phalanx(tmp_path, "compare", "run.sh", "plan.json", "--json")
-    assert code == 0, err
-    assert json.loads(out)["settings_that_differ"]["--recompute-granularity"] == ["full", ""]
+    assert json_of(tmp_path, "compare run.sh plan.json --json")["settings_that_differ"][
+        "--recompute-granularity"
+    ] == ["full", ""]
 
 
 def test_the_settings_are_a_table() -> None:
@@ -122,9 +120,7 @@ def test_conditions_hold_and_other_spellings_are_kept(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(NANOTRON)
     limits = ("--where", "tp<=4")
     words = ("plan", "--from", "config.yaml", "--cluster", "dgx-h100", "--json")
-    code, out, err = phalanx(tmp_path, *words, *limits)
-    assert code == 0, err
-    found = json.loads(out)
+    found = json_of(tmp_path, *words, *limits)
     keys = [e["key"] for c in found["changes"] for e in c["settings"]]
     assert "parallelism.tp" in keys
     assert "tp=8" not in found["better"]["strategy"]
@@ -143,13 +139,11 @@ model:
 
 def test_a_configuration_becomes_a_plan(tmp_path: Path) -> None:
     script(tmp_path, SLOW)
-    code, _, err = phalanx(tmp_path, "read", "run.sh", "--cluster", "dgx-h100", "--out", "mine.json")
-    assert code == 0, err
-    _, out, _ = phalanx(tmp_path, "predict", "mine.json", "--json")
-    _, same, _ = phalanx(tmp_path, "predict", "run.sh", "--cluster", "dgx-h100", "--json")
+    text_of(tmp_path, "read run.sh --cluster dgx-h100 --out mine.json")
+    _, out, _ = phalanx(tmp_path, "predict mine.json --json")
+    _, same, _ = phalanx(tmp_path, "predict run.sh --cluster dgx-h100 --json")
     assert json.loads(out)["step_time_s"] == json.loads(same)["step_time_s"]
-    code, out, _ = phalanx(tmp_path, "read", "run.sh", "--out", "mine.json")
-    assert code == 2
+    _ = error_of(tmp_path, "read run.sh --out mine.json")
 
 
 def test_options_of_a_file_are_priced(tmp_path: Path) -> None:
@@ -158,9 +152,7 @@ def test_options_of_a_file_are_priced(tmp_path: Path) -> None:
 
     def predicted(*more: str) -> tuple[float, float]:
         script(tmp_path, " ".join((SLOW, *more)))
-        code, out, err = phalanx(tmp_path, "predict", "run.sh", "--cluster", "dgx-h100", "--json")
-        assert code == 0, err
-        found = json.loads(out)
+        found = json_of(tmp_path, "predict run.sh --cluster dgx-h100 --json")
         return found["step_time_s"], found["memory_bytes"]
 
     plain = predicted()
@@ -171,7 +163,7 @@ def test_options_of_a_file_are_priced(tmp_path: Path) -> None:
     assert offloaded[1] < plain[1]
     assert predicted("--fp8-format hybrid")[0] < plain[0]
     script(tmp_path, f"{SLOW} --fp8-format hybrid --fp8-recipe blockwise")
-    _, out, _ = phalanx(tmp_path, "read", "run.sh", "--json")
+    _, out, _ = phalanx(tmp_path, "read run.sh --json")
     assert json.loads(out)["options"] == {"products": "float8-block"}
 
 

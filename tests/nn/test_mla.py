@@ -142,9 +142,7 @@ def priced(draw: st.DrawFn) -> tuple[tuple[ModelSpec, Job, Strategy, int], bool]
     job = Job(4, 256, precision, documents=draw(st.sampled_from(["packed", "separate"])))
     repeat = draw(st.sampled_from(["none", "selective", "full"]))
     s = replace(
-        draw(st.sampled_from(unit_bytes.LAYOUTS)),
-        micro_batch=draw(st.sampled_from([1, 2])),
-        recompute=repeat,
+        draw(st.sampled_from(unit_bytes.LAYOUTS)), micro_batch=draw(st.sampled_from([1, 2])), recompute=repeat
     )
     return (spec, job, s, draw(st.integers(0, s.world - 1))), split
 

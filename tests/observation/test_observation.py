@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.forked_observer import Forked
 from support.fresh_process import in_fresh_process
-from support.in_process_cli import phalanx
+from support.in_process_cli import error_of, json_of, phalanx, text_of
 from support.observed_programs import PROGRAMS, both
 from support.sizes import sampled
 from support.toy_model import model
@@ -25,12 +25,7 @@ from phalanx.observation.observe import observe as phalanx_observe
 from phalanx.observation.unobservable import Unobservable
 from phalanx.planning.explain.observed_against_plan import compare
 from phalanx.schedule.layout import Layout
-from phalanx.schedule.observation import (
-    BackwardStart,
-    Observation,
-    Observed,
-    RankObservation,
-)
+from phalanx.schedule.observation import BackwardStart, Observation, Observed, RankObservation
 from phalanx.schedule.observation_file import from_json, to_json
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.files.plan import Plan
@@ -114,9 +109,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unmodified_script_with_cuda_at_64_ranks(script: Path) -> None:
-    code, out, err = phalanx(
-        script, "observe", "--world", "64", "--json", "--out", "observed.json", "--", "python", "train.py", "5"
-    )
+    code, out, err = phalanx(script, "observe --world 64 --json --out observed.json -- python train.py 5")
     assert code == 0, err
     content = json.loads(out)
     written = (script / "observed.json").read_text()
@@ -148,16 +141,13 @@ def test_an_unmodified_script_with_cuda_at_64_ranks(script: Path) -> None:
 
 
 def test_an_observation_is_priced_and_compared(script: Path) -> None:
-    code, out, err = phalanx(script, "predict", "observed.json", "--cluster", "dgx-h100", "--json")
-    assert code == 0, err
-    rank = json.loads(out)["ranks"][0]
+    rank = json_of(script, "predict observed.json --cluster dgx-h100 --json")["ranks"][0]
     observed = json.loads((script / "observed.json").read_text())
     assert rank["flops"] == sum(f["flops"] for f in observed["flops"])
     assert sum(c["count"] for c in rank["collectives"]) == sum(c["count"] for c in observed["collectives"])
     assert {c["links"] for c in rank["collectives"]} != {"nvlink"}  # 64 ranks span nodes
     assert rank["all_hidden_s"] < rank["none_hidden_s"] == rank["compute_s"] + rank["communication_s"]
-    code, out, err = phalanx(script, "tables", "comm", "observed.json", "--cluster", "dgx-h100")
-    assert code == 0, err
+    out = text_of(script, "tables comm observed.json --cluster dgx-h100")
     assert "reduce_scatter" in out
     for words, message in (
         (["predict", "observed.json"], "--cluster: is missing"),
@@ -239,7 +229,7 @@ def test_a_program_is_compared_with_a_plan() -> None:
     ],
 )
 def test_what_cannot_be_observed_gets_one_line(script: Path, words: list[str], message: str) -> None:
-    code, out, err = phalanx(script, "observe", "--world", "4", "--ranks", "0", *words)
+    code, out, err = phalanx(script, "observe --world 4 --ranks 0", *words)
     assert (code, out) == (2, ""), err
     assert message in err.splitlines()[-1]
     assert err.splitlines()[-1].startswith("error: ")
@@ -264,10 +254,10 @@ def test_a_kernel_without_a_gpu_and_an_address_without_content(tmp_path: Path) -
             f"for _ in range(3):\n    y = m(torch.randn(2, 4))\n{line}"
             "    y.sum().backward(); o.step(); o.zero_grad()\n"
         )
-    code, _, err = phalanx(tmp_path, "observe", "--world", "2", "--ranks", "0", "--", "kernel.py")
-    assert code == 2
-    assert err.startswith("error: kernel.py: a Triton kernel at kernel.py:6 runs on a GPU alone: "), err
-    code, _, err = phalanx(tmp_path, "observe", "--world", "2", "--ranks", "0", "--", "address.py")
+    assert error_of(tmp_path, "observe --world 2 --ranks 0 -- kernel.py").startswith(
+        "error: kernel.py: a Triton kernel at kernel.py:6 runs on a GPU alone: "
+    )
+    code, _, err = phalanx(tmp_path, "observe --world 2 --ranks 0 -- address.py")
     assert code == 0, err
     said = "note: data_ptr of a fake tensor: an address of its storage (6 x, address.py:6)"
     assert said in err.splitlines()
@@ -280,8 +270,7 @@ def test_an_extension_for_cuda_is_refused_with_its_line(tmp_path: Path) -> None:
         "from torch.utils import cpp_extension\ncpp_extension.CUDA_HOME = None  # as on a machine without nvcc\n"
         "cpp_extension.CUDAExtension('own', ['own.cu'])\n"
     )
-    code, _, err = phalanx(tmp_path, "observe", "--world", "2", "--ranks", "0", "--", "own.py")
-    assert code == 2
+    err = error_of(tmp_path, "observe --world 2 --ranks 0 -- own.py")
     assert err.splitlines()[-1].startswith(
         "error: own.py: an extension is built for CUDA at own.py:3, and here is no "
     )
@@ -291,8 +280,7 @@ def test_an_extension_for_cuda_is_refused_with_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("call", sampled(['init_process_group("mine")', 'new_group([0], backend="mine")'], (1,)))
 def test_a_custom_backend_is_refused_with_its_line(tmp_path: Path, call: str) -> None:
     (tmp_path / "own.py").write_text(f"import torch.distributed as dist\ndist.{call}\n")
-    code, _, err = phalanx(tmp_path, "observe", "--world", "2", "--ranks", "0", "--", "own.py")
-    assert code == 2
+    err = error_of(tmp_path, "observe --world 2 --ranks 0 -- own.py")
     name = call.partition("(")[0]
     assert err.splitlines()[-1] == (
         f"error: own.py: {name} = 'mine': is a backend that sends by itself (at own.py:2); "

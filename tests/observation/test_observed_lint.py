@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.fresh_process import in_fresh_process
-from support.in_process_cli import phalanx
+from support.in_process_cli import error_of, json_of, phalanx
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -53,11 +53,7 @@ class Model(nn.Module):
 
 
 def sharded(
-    gathers: str = "once",
-    reads: bool = False,
-    extra: bool = False,
-    wide: bool = False,
-    shard_outermost: bool = False,
+    gathers: str = "once", reads: bool = False, extra: bool = False, wide: bool = False, shard_outermost: bool = False
 ) -> None:
     """fully_shard over 2 nodes of 8; each option is a mistake."""
     dist.init_process_group("nccl")
@@ -261,32 +257,30 @@ def test_every_lint_has_a_case() -> None:
 def test_the_command(tmp_path: Path) -> None:
     for program, mistake, code in (("sharded", (), 0), ("sharded", (("reads", True),), 1)):
         (tmp_path / "observed.json").write_text(json.dumps(to_json(observed(program, *mistake))))
-        answered, out, err = phalanx(tmp_path, "lint", "observed.json", "--cluster", "dgx-h100")
+        answered, out, err = phalanx(tmp_path, "lint observed.json --cluster dgx-h100")
         assert answered == code, err
         assert ("nothing found" if code == 0 else "1 finding") in out
     assert f"{line_of('read')}: host-synchronisation: item" in out
-    answered, _, err = phalanx(tmp_path, "lint", "observed.json", "--batch", "8")
-    assert answered == 2
-    assert "--batch" in err
+    assert "--batch" in error_of(tmp_path, "lint observed.json --batch 8")
 
 
 def test_improve_names_a_faster_strategy_of_the_program(tmp_path: Path) -> None:
     """plan --from: the program's lints with their costs, and with a model the best strategy of its ranks."""
     (tmp_path / "observed.json").write_text(json.dumps(to_json(observed("replicated", ("no_sync", False)))))
     words = ("plan", "--from", "observed.json", "--cluster", "dgx-h100", "--json")
-    code, out, err = phalanx(tmp_path, *words)
-    assert code == 0, err
-    found = json.loads(out)
+    found = json_of(tmp_path, *words)
     (reductions,) = [f for f in found["findings"] if f["name"] == "repeated-reductions"]
     assert reductions["seconds"] > 0
     assert found["better"] is None
-    code, out, err = phalanx(tmp_path, *words, "--model", "llama3-8b", "--batch", "64", "--seq", "2048")
-    assert code == 0, err
-    assert json.loads(out)["better"]["question"]["stack"] == "fsdp2"
+    assert (
+        json_of(tmp_path, *words, "--model", "llama3-8b", "--batch", "64", "--seq", "2048")["better"]["question"][
+            "stack"
+        ]
+        == "fsdp2"
+    )
     plan = json.loads((tmp_path / "plan.json").read_text())
     world = 1
     for axis in ("pp", "dp", "cp", "tp"):
         world *= plan["strategy"][axis]
     assert world == WORLD
-    code, _, err = phalanx(tmp_path, *words, "--model", "llama3-8b")
-    assert (code, "--batch: is missing" in err) == (2, True)
+    assert "--batch: is missing" in error_of(tmp_path, *words, "--model", "llama3-8b")

@@ -112,8 +112,7 @@ def test_ranks_that_send_through_the_host(pool: Pool, line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "zero"),
-    sampled([("mean", 0), ("forgets", 0), ("forgets", 1), ("forgets", 2), ("forgets", 3)], (0, 4)),
+    ("how", "zero"), sampled([("mean", 0), ("forgets", 0), ("forgets", 1), ("forgets", 2), ("forgets", 3)], (0, 4))
 )
 def test_a_broken_engine_is_caught(pool: Pool, how: str, zero: int) -> None:
     model, job, strategy = CASE

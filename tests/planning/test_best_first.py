@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.in_process_cli import phalanx
+from support.in_process_cli import error_of, json_of, phalanx
 from support.strategies import models, with_experts
 
 from phalanx.cost.ledger.pipeline_formulas import NAMES
@@ -160,9 +160,7 @@ def here(tmp_path: Path, measured: None) -> Path:
 
 
 def test_a_plan_of_a_job_is_the_job_with_its_strategy(here):
-    code, out, err = phalanx(here, "plan", "job.toml", "--json")
-    assert code == 0, err
-    found = json.loads(out)
+    found = json_of(here, "plan job.toml --json")
     assert found["strategies_evaluated"] > found["strategies_priced_one_by_one"] >= 1  # as this machine was measured
     file = plans.job_of(here / "plan.json", ["train.steps=3"])
     assert str(replace(file.strategy, bucket="auto", layers="auto")) == found["best"]["strategy"]
@@ -171,17 +169,17 @@ def test_a_plan_of_a_job_is_the_job_with_its_strategy(here):
 
 
 def test_a_plan_of_a_job_is_explained_by_its_exact_price(here):
-    assert phalanx(here, "plan", "job.toml", "--strategy", "dp=2,micro_batch=1")[0] == 0
-    found = json.loads(phalanx(here, "explain", "plan.json", "--json")[1])
+    assert phalanx(here, "plan job.toml --strategy dp=2,micro_batch=1")[0] == 0
+    found = json.loads(phalanx(here, "explain plan.json --json")[1])
     predicted = found["prediction"]
     assert sum(predicted["terms_s"].values()) == pytest.approx(predicted["step_time_s"])
     assert sum(predicted["memory_terms"].values()) == predicted["memory_bytes"]
     assert {"pp 1 -> 2", "micro_batch 1 -> 2", "zero 0 -> 1"} <= {n["change"] for n in found["neighbours"]}
     times = [n["step_time_s"] for n in found["neighbours"]]
     assert times == sorted(times)
-    text = phalanx(here, "explain", "plan.json")[1]
+    text = phalanx(here, "explain plan.json")[1]
     assert "its neighbours" in text
-    code, out, _ = phalanx(here, "lint", "plan.json")
+    code, out, _ = phalanx(here, "lint plan.json")
     assert code == 1
     assert "small-micro-batch: a rank multiplies 16 tokens at a time" in out
 
@@ -211,10 +209,8 @@ def test_lint_examines_our_own_runtime_by_exact_prices(line, mended, name):
 def test_a_plan_of_names_needs_data_and_steps(here):
     words = ("--model", "gpt2", "--cluster", "dgx-a100", "--gpus", "8", "--batch", "8", "--seq", "64")
     assert phalanx(here, "plan", *words, "--out", "g.json")[0] == 0
-    code, _, err = phalanx(here, "train", "g.json", "--set", "train.steps=2")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "set train.data=..." in err
+    assert "set train.data=..." in error_of(here, "train g.json --set train.steps=2")
     file = plans.job_of(here / "g.json", ["train.steps=2", "train.data=austen"])
     assert (file.train.name, file.cluster.preset, file.strategy.world) == ("g", "dgx-a100", 8)
-    code, _, err = phalanx(here, "train", "absent.json")
+    code, _, err = phalanx(here, "train absent.json")
     assert (code, err) == (2, "error: plan = 'absent.json': no such file\n")

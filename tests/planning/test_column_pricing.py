@@ -45,8 +45,7 @@ def test_columns_price_as_single_strategies_do(llama):
 
 
 @pytest.mark.parametrize(
-    ("model", "stack"),
-    [("llama3-8b", "phalanx"), ("mixtral-8x7b", "megatron-core"), ("deepseek-v3", "torchtitan")],
+    ("model", "stack"), [("llama3-8b", "phalanx"), ("mixtral-8x7b", "megatron-core"), ("deepseek-v3", "torchtitan")]
 )
 def test_rows_whose_blocks_are_alike_are_priced_as_each_alone(model, stack):
     p = _pricing(model, 2, 24, 4096, stack)

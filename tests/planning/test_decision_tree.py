@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.in_process_cli import phalanx
+from support.in_process_cli import json_of, phalanx, text_of
 
 from phalanx.planning.explain.decision_tree import Facts, facts, leaves, sentence, walk
 from phalanx.planning.lookup import model_named
@@ -60,28 +60,25 @@ def test_a_path_is_marked_from_the_root_to_its_leaf(line: str) -> None:
 
 def test_the_command_draws_it(tmp_path: Path) -> None:
     job = ("--model", "llama3-70b", "--cluster", "dgx-h100", "--gpus", "64", "--batch", "512", "--seq", "8192")
-    code, out, _ = phalanx(tmp_path, "learn", "cases", "--tree", *job)
-    assert code == 0
+    out = text_of(tmp_path, "learn cases --tree", *job)
     assert "=> ZeRO-3 (FSDP) or ZeRO-1 with what fits" in out
-    assert "--batch: is missing" in phalanx(tmp_path, "learn", "cases", "--tree", *job[:6])[2]
-    assert "goes with --tree alone" in phalanx(tmp_path, "learn", "cases", *job)[2]
-    assert max(map(len, phalanx(tmp_path, "learn", "cases", "--tree")[1].splitlines())) <= 80
+    assert "--batch: is missing" in phalanx(tmp_path, "learn cases --tree", *job[:6])[2]
+    assert "goes with --tree alone" in phalanx(tmp_path, "learn cases", *job)[2]
+    assert max(map(len, phalanx(tmp_path, "learn cases --tree")[1].splitlines())) <= 80
 
 
 def test_the_tree_as_json_has_the_leaves_and_the_path_of_a_job(tmp_path: Path) -> None:
-    code, out, err = phalanx(tmp_path, "learn", "cases", "--tree", "--json")
-    assert code == 0, err
-    bare = json.loads(out)
+    bare = json_of(tmp_path, "learn cases --tree --json")
     assert bare["path"] is None
     assert _lines(bare["tree"]) == [leaf.line for leaf in leaves()]
     job = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "64", "--batch", "64", "--seq", "8192")
-    marked = json.loads(phalanx(tmp_path, "learn", "cases", "--tree", *job, "--json")[1])
+    marked = json.loads(phalanx(tmp_path, "learn cases --tree", *job, "--json")[1])
     node = marked["tree"]
     for step in marked["path"]:
         assert node["question"] == step["question"]
         node = node[step["answer"]]
     assert (node["rule"], node["strategy"]) == (marked["rule"], marked["strategy"])
-    assert phalanx(tmp_path, "learn", "cases", "--tree", "--csv")[0] == 2
+    assert phalanx(tmp_path, "learn cases --tree --csv")[0] == 2
 
 
 def _lines(node: dict[str, Any]) -> list[str]:

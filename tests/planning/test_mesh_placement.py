@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.in_process_cli import phalanx
+from support.in_process_cli import error_of, phalanx
 
 from phalanx.planning.placement import axis_groups, axis_names, groups_of, in_order
 from phalanx.report.gallery.mesh import nodes, slices
@@ -92,7 +92,7 @@ def test_the_command_answers_for_a_rank_and_for_an_axis(tmp_path):
     assert answer["coordinates"] == {"pp": 1, "dp_shard": 0, "tp": 5}
     assert answer["groups"]["tp"] == {"ranks": list(range(32, 40)), "links": "nvlink"}
     assert answer["groups"]["pp"] == {"ranks": [5, 37], "links": "infiniband"}
-    rows = json.loads(phalanx(tmp_path, "mesh", "groups", *line, "--axis", "dp")[1])
+    rows = json.loads(phalanx(tmp_path, "mesh groups", *line, "--axis", "dp")[1])
     assert rows["axis"] == "dp"
     assert rows["groups"][0]["ranks"] == [0, 8, 16, 24]
     assert len(json.loads(phalanx(tmp_path, "mesh", *line)[1])["nodes"]) == 8
@@ -109,8 +109,7 @@ def test_the_command_answers_for_a_rank_and_for_an_axis(tmp_path):
     ],
 )
 def test_wrong_input_is_one_line(tmp_path, words, what):
-    code, _, err = phalanx(tmp_path, "mesh", *words)
-    assert code == 2
+    err = error_of(tmp_path, "mesh", *words)
     assert what in err
     assert err.count("\n") == 1
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from support.in_process_cli import phalanx
+from support.in_process_cli import error_of, phalanx, text_of
 
 from phalanx.planning.explain.regimes import regime
 from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
@@ -192,10 +192,7 @@ _STRATEGY = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "-
         ("tables", "memory", "--params", "25M"),
         ("tables", "comm", "--params", "7B"),
         ("tables", "comm", *_STRATEGY, "--strategy", "dp=4,zero=1,tp=2,sp=1,pp=2"),
-        (
-            "tables",
-            "roofline",
-        ),
+        ("tables", "roofline"),
         ("tables", "roofline", "--params", "7B", "--seq", "4096"),
         ("tables", "scaling", "--params", "7B", "--tokens", "1T", "--gpus", "8,64"),
         ("tables", "roofline", *_STRATEGY, "--strategy", "dp=16,zero=2"),
@@ -217,8 +214,7 @@ _STRATEGY = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "-
     ids=lambda words: " ".join(words[:3]),
 )
 def test_each_table_prints_as_text_json_and_csv(tmp_path, words):
-    code, out, err = phalanx(tmp_path, *words)
-    assert code == 0, err
+    out = text_of(tmp_path, *words)
     assert "─" in out
     sheets = json.loads(phalanx(tmp_path, *words, "--json")[1])["tables"]
     text = phalanx(tmp_path, *words, "--csv")[1]
@@ -259,12 +255,10 @@ def test_tables_are_drawn(tmp_path):
     assert phalanx(tmp_path, *words)[0] == 0
     text = (tmp_path / "s.svg").read_text()
     assert all(f">{name}</text>" in text for name in ("efficiency", "MFU", "communication", "strong: one batch"))
-    assert phalanx(tmp_path, "tables", "roofline", "--plot", "r.svg")[0] == 0
+    assert phalanx(tmp_path, "tables roofline --plot r.svg")[0] == 0
     assert "H100: 295" in (tmp_path / "r.svg").read_text()
     line = ("tables", "comm", "--params", "7B", "--plot", "r.gif")
-    code, _, err = phalanx(tmp_path, *line)
-    assert (code, err.count("\n")) == (2, 1)
-    assert "name a .svg or .html or .png file" in err
+    assert "name a .svg or .html or .png file" in error_of(tmp_path, *line)
 
 
 @pytest.mark.parametrize(

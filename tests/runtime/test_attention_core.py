@@ -38,12 +38,7 @@ def agree(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...], bound: float) ->
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
 def test_products_alone_are_as_good_as_the_kernel(
-    heads: int,
-    kv_heads: int,
-    causal: bool,
-    masked: tuple[int | str, ...] | None,
-    dtype: torch.dtype,
-    bound: float,
+    heads: int, kv_heads: int, causal: bool, masked: tuple[int | str, ...] | None, dtype: torch.dtype, bound: float
 ) -> None:
     g, q, k, v = drawn(heads, kv_heads, dtype)
     shape = None if masked is None else [heads if n == "heads" else int(n) for n in masked]

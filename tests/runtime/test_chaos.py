@@ -13,10 +13,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, measured: None) -> Runs:
     return Runs(folder_of_runs(tmp_path_factory.mktemp("chaos")))
 
 
-SAMPLE = (
-    Case("data parallel", "launcher", "SIGKILL", "optimizer"),
-    Case("data parallel", "files", "full disk"),
-)
+SAMPLE = (Case("data parallel", "launcher", "SIGKILL", "optimizer"), Case("data parallel", "files", "full disk"))
 LONG = (
     Case("data parallel", 1, "clock", "forward"),
     Case("data parallel", "launcher", "SIGSTOP", "saving"),

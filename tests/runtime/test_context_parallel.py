@@ -163,11 +163,7 @@ def test_classes_are_the_ends_of_the_ring_and_what_is_between() -> None:
     spec, job = model(), Job(4, 32)
     assert [
         (c.rank, c.count, c.description) for c in classes(Layout(spec, job, Strategy(cp=8, ulysses=2, dp=2)))
-    ] == [
-        (0, 4, "first in the ring"),
-        (2, 8, "within the ring"),
-        (6, 4, "last in the ring"),
-    ]
+    ] == [(0, 4, "first in the ring"), (2, 8, "within the ring"), (6, 4, "last in the ring")]
     assert [c.count for c in classes(Layout(spec, job, Strategy(cp=2, ulysses=2)))] == [2]
     shards = classes(Layout(spec, job, Strategy(cp=4, zero=3, dp=4)))
     assert sum(c.count for c in shards) == 16

@@ -140,10 +140,7 @@ def test_products_are_those_of_one_process_to_the_bit(pool: Pool) -> None:
     assert not torch.equal(pool.run(2, layers, False)[0]["y"], exact["y"])
 
 
-OVER_RANKS = (
-    ("llama", "tp=2,sp=1,micro_batch=2"),
-    ("latent", "tp=2,sp=1,micro_batch=2,recompute=selective"),
-)
+OVER_RANKS = (("llama", "tp=2,sp=1,micro_batch=2"), ("latent", "tp=2,sp=1,micro_batch=2,recompute=selective"))
 
 
 def gradients(world: World, precision: Precision, cases: tuple[tuple[str, str], ...]) -> list[dict[str, Tensor]]:

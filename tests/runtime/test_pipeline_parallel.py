@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support import pipeline_cases, toy_model
 from support.forked_cli import phalanx
+from support.in_process_cli import text_of
 from support.quick_runs import rows, wait_for_step
 from support.rank_pool import Pool
 from support.sizes import combined, sampled
@@ -170,5 +171,4 @@ def test_ranks_that_use_their_groups_in_other_orders_meet(here: Path) -> None:
     those of the pool have met."""
     settings = ("strategy.pp=2", "strategy.tp=2", "cluster.ranks=4", "train.transport=native", "train.timeout_s=30")
     words = [word for item in settings for word in ("--set", item)]
-    code, out, err = phalanx(here, "parity", "job.toml", "--steps", "1", *words)
-    assert code == 0, (out, err)
+    text_of(here, "parity job.toml --steps 1", *words, run=phalanx)

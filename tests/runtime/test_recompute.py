@@ -67,8 +67,7 @@ def test_losses_and_gradient_norms_are_the_same_bits(sizes: dict[str, Any], dtyp
 
 
 @pytest.mark.parametrize(
-    ("mode", "strategy", "family"),
-    combined(MODES, ["tp=2", "tp=2,dp=2,zero=3,micro_batch=2"], ["gpt_neox", "llama"]),
+    ("mode", "strategy", "family"), combined(MODES, ["tp=2", "tp=2,dp=2,zero=3,micro_batch=2"], ["gpt_neox", "llama"])
 )
 def test_a_step_is_proved_event_for_event_and_in_live_bytes(strategy: str, mode: str, family: str) -> None:
     s = make_strategy(f"{strategy},recompute={mode}")

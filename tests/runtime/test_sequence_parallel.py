@@ -242,8 +242,7 @@ def test_a_run_goes_on_without_it_and_back(pool: Pool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "sizes",
-    sampled([{}, {"family": "gpt2"}, {"family": "qwen3"}, {"family": "gpt_neox", "qkv_bias": True}], (1,)),
+    "sizes", sampled([{}, {"family": "gpt2"}, {"family": "qwen3"}, {"family": "gpt_neox", "qkv_bias": True}], (1,))
 )
 def test_gradients_come_in_the_order_of_one_process(sizes: dict[str, Any]) -> None:
     """Those of one sum over the ranks are made together; buckets fill in one order all the same."""

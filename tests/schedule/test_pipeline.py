@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.in_process_cli import phalanx
+from support.in_process_cli import error_of, phalanx, text_of
 from torch.distributed.pipelining import schedules as torchs
 
 from phalanx.cost.pipeline_time import Costs, price
@@ -214,7 +214,7 @@ def test_a_picture_with_one_backward_on_all_ranks_at_once_is_refused(tmp_path: P
         Unproved, match="6 actions come too early; rank 0: 0B0 is in slot 6 and needs 1B0, which is in"
     ):
         prove_slots(from_csv(path), cells(path))
-    code, out, _ = phalanx(tmp_path, "pipeline", "prove", "picture.csv", "--slots")
+    code, out, _ = phalanx(tmp_path, "pipeline prove picture.csv --slots")
     assert (code, out.startswith("picture.csv: 6 actions come too early")) == (1, True)
     path.write_text("0F0,0SEND_F0,,,0RECV_B0,0B0\n,1RECV_F0,1F0,1B0,1SEND_B0,\n")
     prove_slots(from_csv(path), cells(path))
@@ -230,7 +230,7 @@ def test_a_picture_that_leaves_passes_out_is_refused(tmp_path: Path) -> None:
         assert drawn.count(left_out) == 1
         drawn = drawn.replace(left_out, "")
     path.write_text(drawn)
-    code, out, _ = phalanx(tmp_path, "pipeline", "prove", "picture.csv")
+    code, out, _ = phalanx(tmp_path, "pipeline prove picture.csv")
     assert (code, "rank 2: the backward pass of chunk 2 for micro-batch 3 runs 0 times" in out) == (1, True)
 
 
@@ -238,7 +238,7 @@ def test_a_picture_that_leaves_passes_out_is_refused(tmp_path: Path) -> None:
 def test_slots_of_what_is_no_file_are_refused(names: list[str], said: str, tmp_path: Path) -> None:
     """Before anything is proved: what nobody looked at is not said to be proved."""
     (tmp_path / "picture.csv").write_text(PICTURE)
-    code, out, err = phalanx(tmp_path, "pipeline", "prove", *names, "--slots")
+    code, out, err = phalanx(tmp_path, "pipeline prove", *names, "--slots")
     reason = f"only the cells of a CSV file are time slots, and {said} is not one"
     assert (code, out, err) == (2, "", f"error: --slots: {reason}; name files, or leave it out\n")
 
@@ -269,23 +269,10 @@ def test_what_torch_writes_is_read(tmp_path: Path) -> None:
 
 
 def test_the_command_draws_compares_and_writes(tmp_path: Path) -> None:
-    code, out, _ = phalanx(tmp_path, "pipeline", "show", "1f1b", "zb-h1", "--ranks", "2", "--micro-batches", "3")
-    assert code == 0
+    out = text_of(tmp_path, "pipeline show 1f1b zb-h1 --ranks 2 --micro-batches 3")
     assert "rank 0 F0F1····B0  F2B1  ··B2    idle  25%, at most   2 live" in out
     for words in ((), ("--ascii",)):
-        narrow = phalanx(
-            tmp_path,
-            "pipeline",
-            "show",
-            "interleaved",
-            "--ranks",
-            "2",
-            "--micro-batches",
-            "4",
-            "--width",
-            "24",
-            *words,
-        )[1]
+        narrow = phalanx(tmp_path, "pipeline show interleaved --ranks 2 --micro-batches 4 --width 24", *words)[1]
         assert all(len(line) <= 24 for line in narrow.splitlines() if line.startswith("rank 0"))
         shown = "".join(line.partition("rank 0 ")[2].strip() for line in narrow.splitlines() if "rank 0 " in line)
         drawn = {(k, int(n)) for k, n in re.findall(r"([FBfb])(\d)", shown)}
@@ -293,15 +280,15 @@ def test_the_command_draws_compares_and_writes(tmp_path: Path) -> None:
         assert "idle by rank: " in narrow
         assert ("·" in narrow) == (not words)
     assert "bubble fraction 25.0% of the step, bubble overhead 33.3% over the ideal; at most 2 activations" in out
-    code, out, _ = phalanx(tmp_path, "pipeline", "table", "--json", "--micro-batches", "8")
+    _, out, _ = phalanx(tmp_path, "pipeline table --json --micro-batches 8")
     figures = {s["name"]: s for s in json.loads(out)["schedules"]}
     assert set(figures) == set(SCHEDULES)
     assert figures["gpipe"]["peak_activations"] == [8] * 4
-    code, out, _ = phalanx(tmp_path, "pipeline", "csv", "1f1b", "--ranks", "2", "--micro-batches", "1")
+    _, out, _ = phalanx(tmp_path, "pipeline csv 1f1b --ranks 2 --micro-batches 1")
     assert out == "0F0,0B0\n1F0,1B0\n"
-    _, sends, _ = phalanx(tmp_path, "pipeline", "csv", "1f1b", "--ranks", "2", "--sends")
+    _, sends, _ = phalanx(tmp_path, "pipeline csv 1f1b --ranks 2 --sends")
     (tmp_path / "s.csv").write_text(sends)
-    assert phalanx(tmp_path, "pipeline", "csv", "s.csv", "--sends")[1] == sends
+    assert phalanx(tmp_path, "pipeline csv s.csv --sends")[1] == sends
     for words, said in (
         (("show", "1fb1"), "no such schedule; did you mean 1f1b"),
         (("show", "1f1b", "--width", "3"), "use 20 to 10000"),
@@ -313,6 +300,4 @@ def test_the_command_draws_compares_and_writes(tmp_path: Path) -> None:
         (("show", "1f1b", "--virtual", "3"), "virtual = 3: 1f1b has 1 per rank"),
         (("csv", "dualpipe-v", "--micro-batches", "7"), "needs two per rank to fill both ways, 8"),
     ):
-        code, _, err = phalanx(tmp_path, "pipeline", *words)
-        assert code == 2, words
-        assert said in err
+        assert said in error_of(tmp_path, "pipeline", *words)

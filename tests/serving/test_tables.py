@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.in_process_cli import phalanx
+from support.in_process_cli import error_of, json_of, phalanx
 
 
 def _rows(here: Path, *words: str) -> list[list[dict[str, Any]]]:
-    code, out, err = phalanx(here, "serve", *words, "--json")
-    assert code == 0, err
-    return [sheet["rows"] for sheet in json.loads(out)["tables"]]
+    return [sheet["rows"] for sheet in json_of(here, "serve", *words, "--json")["tables"]]
 
 
 def test_the_cache_by_type_with_and_without_shared_heads(tmp_path: Path) -> None:
@@ -73,16 +71,13 @@ def test_tensor_parallelism_pays_in_a_node_and_a_pipeline_never_for_one_request(
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
-    code, _, err = phalanx(tmp_path, *words)
-    assert code == 2
+    err = error_of(tmp_path, *words)
     assert message in err
     assert err.count("\n") == 1
 
 
 def test_the_ridge_of_decoding_is_the_datasheets(tmp_path: Path) -> None:
-    note = json.loads(phalanx(tmp_path, "serve", "roofline", "--model", "llama3-70b", "--json")[1])["tables"][0][
-        "note"
-    ]
+    note = json.loads(phalanx(tmp_path, "serve roofline --model llama3-70b --json")[1])["tables"][0]["note"]
     assert "the chip's ridge is 295 FLOP per byte" in note
     assert "bound by memory at 295 tokens a step" in note
     assert "Attention is bound by memory at any batch: 8 of 295" in note

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.in_process_cli import phalanx
+from support.in_process_cli import json_of, text_of
 
 from phalanx.serving.validation.predictions import LEFT_OUT, case_of, cases, loaded, scorable
 from phalanx.serving.validation.scores import OTHER_PREDICTOR, compare, floor, scores
@@ -92,9 +92,7 @@ def test_bad_rows_are_listed_with_their_reason_and_the_others_scored(tmp_path: P
         writer = csv.DictWriter(file, list(good.cells))
         writer.writeheader()
         writer.writerows(rows)
-    code, out, err = phalanx(tmp_path, "serve", "validate", "--runs", "mine.csv", "--json")
-    assert code == 0, err
-    summary = json.loads(out)
+    summary = json_of(tmp_path, "serve validate --runs mine.csv --json")
     assert summary["by_engine"]["vllm aggregated"]["tpot"]["n"] >= 1
     reasons = summary["skipped"]["rows"]
     assert "did you mean vllm" in reasons["bad framework"]
@@ -102,6 +100,5 @@ def test_bad_rows_are_listed_with_their_reason_and_the_others_scored(tmp_path: P
     assert "did you mean" in reasons["bad model"]
     assert "needs Blackwell" in reasons["bad weights_dtype"]
     assert "missing" in reasons["bad isl"]
-    code, out, _ = phalanx(tmp_path, "serve", "validate")
-    assert code == 0
+    out = text_of(tmp_path, "serve validate")
     assert "other rows" in out

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support.in_process_cli import phalanx
+from support.in_process_cli import error_of, phalanx
 from support.sizes import drawn
 
 from phalanx.cost.analytic.estimate import estimate
@@ -322,8 +322,7 @@ def test_the_command_places_and_compares(plan):
 )
 def test_wrong_free_files_are_one_line(plan, free, what):
     (plan / "wrong.json").write_text(free)
-    code, _, err = phalanx(plan, "cluster", "place", "p.json", "--free", "wrong.json")
-    assert code == 2
+    err = error_of(plan, "cluster place p.json --free wrong.json")
     assert what in err
     assert err.count("\n") == 1
 

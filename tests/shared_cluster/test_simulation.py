@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from support.in_process_cli import phalanx
+from support.in_process_cli import error_of, phalanx
 from support.sizes import drawn
 
 from phalanx.shared_cluster.simulation.engine import simulate
@@ -143,11 +143,7 @@ def test_priorities_keep_gangs_whole_and_what_is_stopped_ends(trace, name, preem
 
 
 def test_a_job_of_higher_priority_comes_first_and_stops_others_only_when_asked():
-    jobs = [
-        TraceJob(2, 0.0, 1000.0, 4),
-        TraceJob(3, 100.0, 50.0, 4),
-        TraceJob(4, 200.0, 50.0, 4, priority=3),
-    ]
+    jobs = [TraceJob(2, 0.0, 1000.0, 4), TraceJob(3, 100.0, 50.0, 4), TraceJob(4, 200.0, 50.0, 4, priority=3)]
     waits = simulate(jobs, Nodes((4,)), SchedulingPolicy("fifo"))
     assert (waits.finish[2], waits.finish[1]) == (1050.0, 1100.0)
     stops = simulate(jobs, Nodes((4,)), SchedulingPolicy("fifo", restart_s=10.0, preempt=True))
@@ -279,8 +275,8 @@ def test_the_command_compares_policies(here):
     assert len({p["jobs"] for p in answer["policies"]}) == 1
     assert "mean queue time" in (here / "use.svg").read_text()
     words = ("--trace", "jobs.csv", "--cluster", "dgx-h100", "--nodes", "3", "--policy", "easy")
-    assert "nodes over time" not in phalanx(here, "cluster", "simulate", *words)[1]
-    assert "full height" in phalanx(here, "cluster", "simulate", *words)[1]
+    assert "nodes over time" not in phalanx(here, "cluster simulate", *words)[1]
+    assert "full height" in phalanx(here, "cluster simulate", *words)[1]
 
 
 @pytest.mark.parametrize(
@@ -310,8 +306,7 @@ def test_the_command_compares_policies(here):
 )
 def test_bad_rows_are_named(tmp_path, rows, what):
     (tmp_path / "t.csv").write_text(rows + "\n")
-    code, _, err = phalanx(tmp_path, "cluster", "simulate", "--trace", "t.csv", "--cluster", "4x8")
-    assert code == 2
+    err = error_of(tmp_path, "cluster simulate --trace t.csv --cluster 4x8")
     assert what in err
     assert err.count("\n") == 1
 
@@ -319,8 +314,7 @@ def test_bad_rows_are_named(tmp_path, rows, what):
 def test_a_ratio_of_uplinks_needs_leaf_switches_and_links(here):
     for cluster in (("4x8", "--leaf", "2"), ("dgx-h100", "--nodes", "4")):
         line = ("cluster", "simulate", "--trace", "jobs.csv", "--oversubscription", "4", "--cluster", *cluster)
-        code, _, err = phalanx(here, *line)
-        assert (code, "which this cluster has not" in err) == (2, True)
+        assert "which this cluster has not" in error_of(here, *line)
 
 
 def test_bad_rows_are_skipped_only_when_asked_and_counted(tmp_path):
@@ -339,9 +333,7 @@ def test_plans_run_as_fast_as_their_placement_allows(here):
     rows += [f"{i},6,{4000 + i},," for i in range(4)] + ["10,,,p.json,500"]
     (here / "mixed.csv").write_text("\n".join(rows) + "\n")
     line = "cluster simulate --trace mixed.csv --cluster dgx-h100 --nodes 1 --policy fifo"
-    code, _, err = phalanx(here, *line.split())
-    assert code == 2
-    assert "row 6: plan = 'p.json': has 16 ranks, and the cluster 8 GPUs" in err
+    assert "row 6: plan = 'p.json': has 16 ranks, and the cluster 8 GPUs" in error_of(here, *line.split())
     wrong = (
         ("gpus", "8", "has 16 ranks"),
         ("duration", "10", "whose steps say"),
@@ -350,8 +342,7 @@ def test_plans_run_as_fast_as_their_placement_allows(here):
     for column, value, what in wrong:
         (here / "wrong.csv").write_text(f"submit,plan,steps,{column}\n0,p.json,9,{value}\n")
         line = "cluster simulate --trace wrong.csv --cluster dgx-h100 --nodes 4"
-        code, _, err = phalanx(here, *line.split())
-        assert (code, what in err) == (2, True)
+        assert what in error_of(here, *line.split())
     # An elastic plan at widths whose speed is given: half of its GPUs are free, and it starts there.
     (here / "elastic.csv").write_text("submit,gpus,duration,plan,steps,widths\n0,8,9999,,,\n1,,,p.json,50,8:0.5\n")
     line = "cluster simulate --trace elastic.csv --cluster dgx-h100 --nodes 2 --policy fifo --json"

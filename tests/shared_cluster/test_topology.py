@@ -12,7 +12,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from support.in_process_cli import phalanx
+from support.in_process_cli import error_of, phalanx, text_of
 from support.openapi import violations
 
 from phalanx.frameworks.launchers.kubernetes import documents
@@ -285,18 +285,14 @@ def test_ranks_land_where_the_files_say(here, line):
 
 
 def test_a_cluster_is_read_from_its_tools(here):
-    code, out, _ = phalanx(here, "cluster", "read", "topology.conf", "--like", "dgx-h100", "--out", "c.toml")
-    assert code == 0
+    out = text_of(here, "cluster read topology.conf --like dgx-h100 --out c.toml")
     assert "5 hosts under 2 leaf switches of 2 to 3 hosts" in out
     spec = cluster_from_toml(here / "c.toml")
     assert [tier.name for tier in spec.tiers] == ["nvlink", "infiniband", "spine"]
     assert spec.nodes == 5
-    assert phalanx(here, "cluster", "read", "ib.txt", "--slurm", "t.conf")[0] == 0
+    assert phalanx(here, "cluster read ib.txt --slurm t.conf")[0] == 0
     assert "SwitchName=leaf0 Nodes=node[01-02]" in (here / "t.conf").read_text()
-    code, _, _ = phalanx(here, "cluster", "read", "topo.txt", "--device", "A10", "--out", "host.toml")
-    assert code == 0
+    text_of(here, "cluster read topo.txt --device A10 --out host.toml")
     words = "--model llama3-8b --cluster host.toml --gpus 8 --batch 8 --seq 2048 --strategy tp=8"
     assert phalanx(here, "predict", *words.split())[0] == 0
-    code, _, err = phalanx(here, "cluster", "read", "free.json")
-    assert code == 2
-    assert "is no topology that Phalanx reads" in err
+    assert "is no topology that Phalanx reads" in error_of(here, "cluster read free.json")

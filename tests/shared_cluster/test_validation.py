@@ -6,7 +6,7 @@ import json
 from statistics import median
 
 import pytest
-from support.in_process_cli import phalanx
+from support.in_process_cli import error_of, phalanx
 
 from phalanx.shared_cluster.validation.placements import MACHINES, port_of, scores, step_s
 
@@ -33,8 +33,7 @@ def test_links_as_published_explain_two_machines_and_a_measured_port_the_third()
 
 
 def test_the_command(tmp_path):
-    code, out, _ = phalanx(tmp_path, "cluster", "validate", "--json")
+    code, out, _ = phalanx(tmp_path, "cluster validate --json")
     assert (code, len(json.loads(out))) == (0, 4)
-    assert "BERT base" in phalanx(tmp_path, "cluster", "validate")[1]
-    code, _, err = phalanx(tmp_path, "cluster", "validate", "--choices")
-    assert (code, err.count("\n")) == (2, 1)
+    assert "BERT base" in phalanx(tmp_path, "cluster validate")[1]
+    error_of(tmp_path, "cluster validate --choices")

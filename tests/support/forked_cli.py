@@ -31,7 +31,7 @@ def phalanx(here: Path, *words: str, **how: Any) -> tuple[int, str, str]:
 
 
 class Launcher:
-    """A running `phalanx words`.
+    """A running `phalanx words`, of which the first may be several, with spaces between them.
 
     `environment` is added to this process's own. `instead` maps modules of ranks to modules that replace them. Files
     that it writes are limited to `largest` bytes. `grace_s` is how long ranks may take to end when asked to.
@@ -55,7 +55,7 @@ class Launcher:
         context.set_forkserver_preload(["support.preload"])
         self._said = [here.parent / f"{here.name}{namespace}.{name}" for name in ("stdout", "stderr")]
         means = (dict(instead or {}), largest, grace_s, torchrun, namespace, before)
-        given = (here, words, os.environ | dict(environment or {}), *means, self._said)
+        given = (here, [*words[0].split(), *words[1:]], os.environ | dict(environment or {}), *means, self._said)
         self._process: BaseProcess = context.Process(target=_launcher, args=given)
         with importing_as_here():
             self._process.start()

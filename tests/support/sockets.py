@@ -26,13 +26,7 @@ def listening(pids: Iterable[int]) -> dict[tuple[Address, int], int]:
     found = {}
     for table in ("tcp", "tcp6"):
         for line in Path("/proc/net", table).read_text().splitlines()[1:]:
-            (
-                _,
-                local,
-                _,
-                state,
-                *_,
-            ) = fields = line.split()
+            (_, local, _, state, *_) = fields = line.split()
             if state == _LISTENS and fields[9] in holder:
                 address, port = local.split(":")
                 found[_address(address), int(port, 16)] = holder[fields[9]]

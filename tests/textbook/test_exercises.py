@@ -64,18 +64,16 @@ def test_replies() -> None:
 @pytest.mark.parametrize("slow", sampled([False, True], (0,)))
 def test_its_commands_run(tmp_path: Path, slow: bool) -> None:
     """That of 256 ranks takes seconds, as plans do."""
-    for e in json.loads(phalanx(tmp_path, "learn", "quiz", "--json")[1]):
+    for e in json.loads(phalanx(tmp_path, "learn quiz --json")[1]):
         if "MODULE" not in e["command"] and (e["command"].startswith("plan ") or "256" in e["command"]) == slow:
             assert phalanx(tmp_path, *e["command"].split())[0] == 0, e["command"]
 
 
 def test_the_command_asks(tmp_path: Path) -> None:
-    asked = json.loads(phalanx(tmp_path, "learn", "quiz", "--json")[1])
+    asked = json.loads(phalanx(tmp_path, "learn quiz --json")[1])
     assert {e["level"] for e in asked} == {1, 2, 3}
     assert len(asked) == 16
-    assert phalanx(tmp_path, "learn", "quiz", "--level", "1", "--answers")[1].count("phalanx ") == 6
-    assert "phalanx " not in phalanx(tmp_path, "learn", "quiz", "--level", "1")[1]  # not a terminal: questions alone
-    assert "use 1, 2 or 3" in phalanx(tmp_path, "learn", "quiz", "--level", "4")[2]
-    assert (
-        phalanx(tmp_path, "learn", "quiz", "--seed", "2")[1] != phalanx(tmp_path, "learn", "quiz", "--seed", "3")[1]
-    )
+    assert phalanx(tmp_path, "learn quiz --level 1 --answers")[1].count("phalanx ") == 6
+    assert "phalanx " not in phalanx(tmp_path, "learn quiz --level 1")[1]  # not a terminal: questions alone
+    assert "use 1, 2 or 3" in phalanx(tmp_path, "learn quiz --level 4")[2]
+    assert phalanx(tmp_path, "learn quiz --seed 2")[1] != phalanx(tmp_path, "learn quiz --seed 3")[1]

@@ -89,13 +89,11 @@ def test_m8_zero_3_gathers_units_and_zero_1_none():
 
 
 def test_g3_activations_of_gpt3(tmp_path):
-    found = json.loads(phalanx(tmp_path, "tables", "memory", "--model", "gpt3-175b", "--json")[1])["tables"][1][
-        "rows"
-    ][0]
+    found = json.loads(phalanx(tmp_path, "tables memory --model gpt3-175b --json")[1])["tables"][1]["rows"][0]
     assert found["none_GB"] == pytest.approx(275.41, abs=0.005)
     assert found["none_GB"] / 96 == pytest.approx(2.869, abs=5e-4)
     # Of tp 1, 8 and 8 with sp: without scores; all; and what full recomputation keeps.
-    rows = json.loads(phalanx(tmp_path, "tables", "memory", "--model", "gpt3-175b", "--json")[1])["tables"][1]["rows"]
+    rows = json.loads(phalanx(tmp_path, "tables memory --model gpt3-175b --json")[1])["tables"][1]["rows"]
     shown = {(r["tp"], r["sp"]): r for r in rows}
     assert shown[1, "no"]["selective_GB"] == pytest.approx(82.14, abs=0.005)
     assert shown[8, "no"]["none_GB"] == pytest.approx(55.57, abs=0.005)
@@ -109,7 +107,7 @@ def test_g3_activations_of_gpt3(tmp_path):
     ids=["G28", "G23"],
 )
 def test_g23_g28_parameters(tmp_path, model, parameters, active):
-    found = json.loads(phalanx(tmp_path, "presets", "models", model, "--json")[1])
+    found = json.loads(phalanx(tmp_path, "presets models", model, "--json")[1])
     assert (found["parameters"], found["active"]) == (parameters, active)
 
 
@@ -157,7 +155,7 @@ def test_g20_c4_naive_and_ring():
 
 
 def test_g15_g16_intensity(tmp_path):
-    near, far = json.loads(phalanx(tmp_path, "tables", "roofline", "--params", "7B", "--json")[1])["tables"]
+    near, far = json.loads(phalanx(tmp_path, "tables roofline --params 7B --json")[1])["tables"]
     ratio = {row["batch_per_rank"]: row["flop_per_byte"] for row in near["rows"]}
     assert [ratio[b] for b in (1, 4, 16, 64, 256)] == [3072, 12288, 49152, 196608, 786432]
     assert ratio[32] == 98304
@@ -223,7 +221,7 @@ def _sent(
 ):
     words = ("--model", model, "--cluster", cluster, "--gpus", gpus, "--batch", batch, "--seq", seq)
     """Return the first row of each axis: what its layers send. Embedding, head and loss have rows of their own."""
-    (sheet,) = json.loads(phalanx(here, "tables", "comm", *map(str, words), "--strategy", strategy, "--json")[1])[
+    (sheet,) = json.loads(phalanx(here, "tables comm", *map(str, words), "--strategy", strategy, "--json")[1])[
         "tables"
     ]
     return {row["axis"]: row for row in reversed(sheet["rows"])}
@@ -331,7 +329,7 @@ def test_g27_all_to_all_transposes_and_a_ring_takes_three_and_three(tmp_path):
     ring = collective("all_reduce", "ring", 4, 4)
     assert ring.rounds == 6
     assert [bool(ring.reduces[ring.round == n].all()) for n in range(6)] == [True] * 3 + [False] * 3
-    shown = json.loads(phalanx(tmp_path, "collectives", "show", "ring", "--ranks", "4", "--json")[1])["rounds"]
+    shown = json.loads(phalanx(tmp_path, "collectives show ring --ranks 4 --json")[1])["rounds"]
     between = shown[3]["holds"]  # what the command shows after the first three rounds
     assert [[chunk for chunk in range(4) if len(between[r][chunk]) == 4] for r in range(4)] == [[r] for r in range(4)]
 

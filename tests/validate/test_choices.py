@@ -108,10 +108,7 @@ def test_recipes_are_what_experts_tuned(usable: list[Case]) -> None:
 
 # The expert's question by model, chip and number format; the least that the best strategy may take of the expert's
 # time, and whether the expert's is predicted to fit. Today's level, as above.
-_RECIPES = {
-    ("llama3-8b", "B200", "fp8-mx"): (0.90, True),
-    ("gpt3-175b", "H100-SXM-80GB", "bf16"): (0.90, True),
-}
+_RECIPES = {("llama3-8b", "B200", "fp8-mx"): (0.90, True), ("gpt3-175b", "H100-SXM-80GB", "bf16"): (0.90, True)}
 
 
 @pytest.mark.parametrize(("model", "chip", "number_format"), _RECIPES)

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.in_process_cli import phalanx
+from support.in_process_cli import json_of, phalanx, text_of
 
 from phalanx.cost.kernels.all_reduce import AllReduceLibrary, LinkConstants, node_all_reduce_s
-from phalanx.cost.kernels.attention import (
-    AttentionLibrary,
-    DecodeConstants,
-    Heads,
-    decode_attention_s,
-    pairs_of,
-)
+from phalanx.cost.kernels.attention import AttentionLibrary, DecodeConstants, Heads, decode_attention_s, pairs_of
 from phalanx.cost.kernels.chip import constants, generation_of, kernel_chip, library
 from phalanx.cost.kernels.product import ProductConstants, product_s
 from phalanx.spec.cluster.chips import CHIPS
@@ -92,10 +85,7 @@ def test_unknown_names_are_refused() -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    code, out, err = phalanx(tmp_path, "validate", "kernels", "--json")
-    assert code == 0, err
-    assert json.loads(out)["by_gpu"]["H200"]["left_out"]["n"] > 5000
-    assert phalanx(tmp_path, "validate", "kernels", "--runs", "x.csv")[0] == 2
-    code, out, _ = phalanx(tmp_path, "validate", "kernels")
-    assert code == 0
+    assert json_of(tmp_path, "validate kernels --json")["by_gpu"]["H200"]["left_out"]["n"] > 5000
+    assert phalanx(tmp_path, "validate kernels --runs x.csv")[0] == 2
+    out = text_of(tmp_path, "validate kernels")
     assert "all-reduce in a node" in out

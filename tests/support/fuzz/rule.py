@@ -21,17 +21,7 @@ SECONDS = 25.0
 MEMORY = 2 * 2**30
 """Bytes that a case may allocate."""
 _FIELD = re.compile(r"error: [^\s:=].{0,130}?( = .{1,90}?)?: \S.*", re.DOTALL)
-_MAY_FAIL = (
-    "lint",
-    "verify",
-    "pipeline",
-    "collectives",
-    "parity",
-    "train",
-    "generate",
-    "weights",
-    "compare",
-)
+_MAY_FAIL = ("lint", "verify", "pipeline", "collectives", "parity", "train", "generate", "weights", "compare")
 _SIGNED = re.compile(
     r"error|difference|deviation|bias|gap|off|loss|slack|gain|saved|change|value|low|high|grad|computing"
 )
