@@ -10,7 +10,6 @@ HEADS = {
     "memory": "Memory",
     "collectives": "Collectives",
     "data_parallel": "Data parallelism",
-    "compression": "Compression",
     "layers": "Inside layers",
     "experts": "Experts",
     "pipelines": "Pipelines",
@@ -41,7 +40,7 @@ def page() -> str:
     for name, entry in PICTURES.items():
         takes = f", takes `{'`, `'.join(options_of(name))}`" if options_of(name) else ""
         yours = f"; of yours: `phalanx {entry.instead}`" if entry.instead else ""
-        sections[HEADS[entry.draw.__module__.rpartition(".")[2]]] += [
+        sections[HEADS[entry.draw.partition(":")[0].rpartition(".")[2]]] += [
             f"{entry.what}: `phalanx learn draw {name}`{takes}{yours}.",
             f"![{entry.what}](pictures/{name}.svg)",
         ]

@@ -60,25 +60,24 @@ def test_a_path_is_marked_from_the_root_to_its_leaf(line: str) -> None:
 
 def test_the_command_draws_it(tmp_path: Path) -> None:
     job = ("--model", "llama3-70b", "--cluster", "dgx-h100", "--gpus", "64", "--batch", "512", "--seq", "8192")
-    out = text_of(tmp_path, "learn cases --tree", *job)
+    out = text_of(tmp_path, "learn tree", *job)
     assert "=> ZeRO-3 (FSDP) or ZeRO-1 with what fits" in out
-    assert "--batch: is missing" in phalanx(tmp_path, "learn cases --tree", *job[:6])[2]
-    assert "goes with --tree alone" in phalanx(tmp_path, "learn cases", *job)[2]
-    assert max(map(len, phalanx(tmp_path, "learn cases --tree")[1].splitlines())) <= 80
+    assert "--batch: is missing" in phalanx(tmp_path, "learn tree", *job[:6])[2]
+    assert max(map(len, phalanx(tmp_path, "learn tree")[1].splitlines())) <= 80
 
 
 def test_the_tree_as_json_has_the_leaves_and_the_path_of_a_job(tmp_path: Path) -> None:
-    bare = json_of(tmp_path, "learn cases --tree --json")
+    bare = json_of(tmp_path, "learn tree --json")
     assert bare["path"] is None
     assert _lines(bare["tree"]) == [leaf.line for leaf in leaves()]
     job = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "64", "--batch", "64", "--seq", "8192")
-    marked = json.loads(phalanx(tmp_path, "learn cases --tree", *job, "--json")[1])
+    marked = json.loads(phalanx(tmp_path, "learn tree", *job, "--json")[1])
     node = marked["tree"]
     for step in marked["path"]:
         assert node["question"] == step["question"]
         node = node[step["answer"]]
     assert (node["rule"], node["strategy"]) == (marked["rule"], marked["strategy"])
-    assert phalanx(tmp_path, "learn cases --tree --csv")[0] == 2
+    assert phalanx(tmp_path, "learn tree --csv")[0] == 2
 
 
 def _lines(node: dict[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.planning.explain import lint
-from phalanx.textbook.cases.criteria import CRITERIA, sheet
+from phalanx.textbook.rules import CRITERIA, criteria
 
 
 def test_lints_of_the_criteria_exist() -> None:
@@ -16,7 +16,7 @@ def test_lints_of_the_criteria_exist() -> None:
     named = {name for criterion in CRITERIA for name in criterion.lints}
     assert named
     assert named <= known
-    assert len(sheet().rows) == len(CRITERIA)
+    assert len(criteria().rows) == len(CRITERIA)
 
 
 def test_a_bubble_of_a_fifth() -> None:

@@ -15,7 +15,7 @@ from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
 from phalanx.planning.search.priced import PricedStrategy, price
 from phalanx.planning.tables import textbook
 from phalanx.spec.files.job_file import make_strategy
-from phalanx.textbook.cases import case_studies
+from phalanx.textbook import case_studies
 from phalanx.textbook.gallery import growth
 
 PAGES = Path(__file__).parents[2] / "docs" / "site" / "textbook.py"

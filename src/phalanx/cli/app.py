@@ -53,7 +53,7 @@ COMMANDS = (
         "validate", _MEASURE, "phalanx.cli.validate:validate", "Predict published runs, and show how far off it is."
     ),
     Entry("doctor", _MEASURE, "phalanx.cli.doctor:doctor", "Say what this machine has, and what is missing."),
-    Entry("learn", _LEARN, "phalanx.textbook.cli.group:learn", "Pictures, exercises and published trainings."),
+    Entry("learn", _LEARN, "phalanx.textbook.cli:learn", "Pictures, exercises and published trainings."),
     Entry("serve", _SERVE, "phalanx.serving.cli.group:serve", "Plan, launch and prove the serving of a model."),
     Entry(
         "cluster",

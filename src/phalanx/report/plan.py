@@ -51,7 +51,7 @@ def lines(a: ModelPlan) -> Iterator[str]:
     )
     p = a.search.pricing
     facts = decision_tree.facts(p.model, p.cluster, a.gpus, p.job.global_batch, p.job.seq)
-    yield f"the usual tree (learn cases --tree) says: {decision_tree.sentence(facts)}"
+    yield f"the usual tree (learn tree) says: {decision_tree.sentence(facts)}"
     yield (
         f"{a.strategies_evaluated:,} legal strategies in {a.search_s:.2f} s: {a.strategies_priced_one_by_one:,} "
         "priced one by one, others bounded"

@@ -47,7 +47,7 @@ class View:
         from phalanx.report.pictures.files import write
         from phalanx.report.plots import picture
 
-        if file.suffix.lower() == ".html":
+        if file.suffix.lower() == ".html" and (self.sheets or self.html is not None):
             file.write_text(self.page())
         else:
             write(self._pictures() or [picture(self.sheets, self.subject)], file)

@@ -15,6 +15,8 @@ _VIEWS = {
     "Comparison": "phalanx.report.compare",
     "ExpertBalance": "phalanx.report.experts",
     "Explanation": "phalanx.report.explain",
+    "DecisionPath": "phalanx.textbook.answers",
+    "Drawing": "phalanx.textbook.answers",
     "Export": "phalanx.report.export",
     "Findings": "phalanx.report.findings",
     "Improvement": "phalanx.report.improve",
@@ -29,11 +31,13 @@ _VIEWS = {
     "ObservedImprovement": "phalanx.report.observed",
     "ObservedPrice": "phalanx.report.observed",
     "Parity": "phalanx.report.parity",
+    "PictureList": "phalanx.textbook.answers",
     "PlanDifferences": "phalanx.report.observed",
     "PredictionScores": "phalanx.report.validate",
     "PresetClusters": "phalanx.report.clusters",
     "PresetModels": "phalanx.report.models",
     "Prediction": "phalanx.report.predict",
+    "Quiz": "phalanx.textbook.answers",
     "RankMap": "phalanx.report.mesh",
     "RankPlace": "phalanx.report.mesh",
     "Reading": "phalanx.report.read",
@@ -41,7 +45,8 @@ _VIEWS = {
     "Tables": "phalanx.report.tables",
     "Verification": "phalanx.report.verify",
 }
-"""By the name of an answer's class the module whose `view` shows it."""
+"""By the name of an answer's class the module whose `view` shows it. Those of the verticals are named here and not
+imported: a common room does not know them."""
 
 
 def view_of(answer: Any, **details: Any) -> View:

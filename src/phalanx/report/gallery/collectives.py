@@ -69,7 +69,9 @@ def rounds(schedule: Schedule) -> Picture:
     )
 
 
-def _all_reduce(algorithm: str) -> Callable[[int], Picture]:
+def all_reduce(algorithm: str) -> Callable[[int], Picture]:
+    """Return what draws an all-reduce over some ranks."""
+
     def draw(ranks: int = 4) -> Picture:
         require_counts(("ranks", ranks))
         if ranks > MOST_DRAWN:
@@ -77,11 +79,6 @@ def _all_reduce(algorithm: str) -> Callable[[int], Picture]:
         return rounds(build("all_reduce", algorithm, ranks, ranks, tiers=two_tiers(ranks)))
 
     return draw
-
-
-ALL_REDUCES = {name: _all_reduce(name) for name in ("ring", "binomial", "rabenseifner", "hierarchical")}
-SAID = {"rabenseifner": "halving and doubling", "binomial": "a tree"}
-"""What algorithms are also called."""
 
 
 def message_cost() -> Picture:

@@ -16,7 +16,7 @@ def report(sheets: Sequence[Sheet], pictures: Sequence[Picture] = ()) -> str:
     titles = {sheet.title for sheet in sheets}
     drawn = [p for p in pictures if p.title not in titles]
     sections = [Section(p.title, f"{p.note} Source: {p.source}".strip(), panels=p.panels) for p in drawn]
-    return page(sheets[0].title, "tables", [*sections, *map(_section, sheets)])
+    return page((sheets[0] if sheets else pictures[0]).title, "tables", [*sections, *map(_section, sheets)])
 
 
 def _section(sheet: Sheet) -> Section:

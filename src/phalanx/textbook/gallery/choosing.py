@@ -25,8 +25,8 @@ from phalanx.shared_cluster.placement.price import PlacedJob
 from phalanx.shared_cluster.placement.search import place
 from phalanx.spec.cluster.topology import of_cluster
 from phalanx.spec.errors import InputError
-from phalanx.spec.files.job_file import make_strategy
 from phalanx.spec.job import Job, Precision
+from phalanx.spec.strategy.spec import Strategy
 
 Path_ = Sequence[tuple[Branch, bool]]
 
@@ -47,7 +47,7 @@ def decisions(path: Path_ | None = None, job: str = "") -> Picture:
     return Picture(
         "The usual tree for choosing a strategy" + (f", with the path of {job}" if job else ""),
         (Tree(node(decision_tree.TREE, path, "")),),
-        "`phalanx learn cases --tree`; the rules at its leaves are priced by `phalanx learn cases --rules`",
+        "`phalanx learn tree`; the rules at its leaves are priced by `phalanx learn cases rules`",
         "A first guess; `phalanx plan` searches.",
     )
 
@@ -69,9 +69,7 @@ def fragmentation(model: str = "llama3-8b", cluster: str = "dgx-h100") -> Pictur
     there = cluster_named(cluster)(64)
     if there.ranks_per_node != 8:
         raise InputError("cluster", cluster, "has no nodes of 8 GPUs, which are drawn", "name another")
-    line = "dp=4,zero=1,tp=4,sp=1"
-    s = make_strategy(line)
-    assert s is not None
+    s = Strategy(dp=4, zero=1, tp=4, sp=True)
     job = PlacedJob(spec, there, Job(64, 4096, Precision("bfloat16")), s, "megatron-core")
     topology = of_cluster(there)
     cases = (
@@ -92,7 +90,7 @@ def fragmentation(model: str = "llama3-8b", cluster: str = "dgx-h100") -> Pictur
                 items.append(Box(27 * case + 3 * g, 1 + n, 3, 1, ("x" if here else "",), 0 if here else None))
     slower = bars[-1].parts[0][1] / bars[0].parts[0][1]
     return Picture(
-        f"Fragmentation: 16 free GPUs of 64 for {model} with {line}",
+        f"Fragmentation: 16 free GPUs of 64 for {model} with {s}",
         (
             Diagram(tuple(items), "Eight nodes, a row each: x is this job's, the others are busy"),
             Bars("seconds of a step", tuple(bars)),

@@ -11,10 +11,10 @@ from phalanx.report.pictures.figure import Arrow, Bar, Bars, Box, Diagram, Label
 from phalanx.schedule.layers.collectives import CoreRuns, communication
 from phalanx.schedule.layers.routing import balanced, most, routed
 from phalanx.spec.errors import InputError
-from phalanx.spec.files.job_file import make_strategy
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.mechanisms import Experts
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
 
 _TOKENS = 10
 """Tokens that are drawn one by one."""
@@ -79,8 +79,7 @@ def moe_layer(model: str = "mixtral-8x7b", ranks: int = 4, seq: int = 4096) -> P
         raise InputError(
             "ranks", ranks, "does not fit the page or the experts", f"use 2 to 4, a divisor of {x.count}"
         )
-    s = make_strategy(f"dp={ranks},ep={ranks}")
-    assert s is not None
+    s = Strategy(dp=ranks, ep=ranks)
     rows = routed(x, s, seq)
     job = Job(ranks, seq, Precision("bfloat16"))
     sends = communication(spec, job, s, "blocks", "F", seq, rows=rows)

@@ -1,15 +1,24 @@
-"""The growth of models: parameters by date of release, and the loss that the scaling law gives."""
+"""The growth of models: parameters by date of release, and the loss that the scaling law gives.
+
+A model of N parameters has after D tokens the loss (Hoffmann et al. 2022, "Training Compute-Optimal Large Language
+Models", equation 10)
+
+    L(N, D) = E + A / N^α + B / D^β        in nats a token
+
+E is the entropy of text, which no model goes below; the second term falls with size, the third with data.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import date
+from pathlib import Path
 
 import numpy as np
 
 from phalanx.planning.lookup import model_named
 from phalanx.report.pictures.figure import Lines, Mark, Picture, PlotAxis, Series
-from phalanx.textbook.gallery.scaling_law import LAW, loss
+from phalanx.spec.rows import Rows, record
 
 
 @dataclass(frozen=True)
@@ -34,29 +43,31 @@ class Release:
         return self.day.year + (self.day.timetuple().tm_yday - 1) / 365.25
 
 
-RELEASES = (
-    Release("GPT", date(2018, 6, 11), stated=117e6),  # Radford et al. 2018
-    Release("BERT", date(2018, 10, 11), stated=340e6),  # Devlin et al. 2018, large
-    Release("GPT-2", date(2019, 2, 14), "gpt2-xl"),
-    Release("Megatron", date(2019, 9, 17), stated=8.3e9),  # Shoeybi et al. 2019
-    Release("T5", date(2019, 10, 23), stated=11e9),  # Raffel et al. 2019
-    Release("GPT-3", date(2020, 5, 28), "gpt3-175b"),
-    Release("MT-NLG", date(2021, 10, 11), "mt-nlg-530b"),
-    Release("GPT-NeoX", date(2022, 2, 2), "gpt-neox-20b"),
-    Release("PaLM", date(2022, 4, 5), "palm-540b"),
-    Release("LLaMA", date(2023, 2, 24), "llama-65b"),
-    Release("Llama 2", date(2023, 7, 18), "llama2-70b"),
-    Release("Mixtral", date(2023, 12, 11), "mixtral-8x7b"),
-    Release("DeepSeek-V2", date(2024, 5, 7), "deepseek-v2"),
-    Release("Llama 3.1", date(2024, 7, 23), "llama3-405b"),
-    Release("DeepSeek-V3", date(2024, 12, 26), "deepseek-v3"),
-    Release("gpt-oss", date(2025, 8, 5), "gpt-oss-120b"),
-)
-"""Days of the papers or announcements."""
-
-
+RELEASES = tuple(Rows(Path(__file__).with_suffix(".toml"), record(Release, "name")).values())
 KAPLAN_N = 0.076
 """Exponent of parameters, of Kaplan et al. 2020, equation 1.1; that of compute is 0.050 there."""
+
+
+@dataclass(frozen=True)
+class Law:
+    """The constants of L(N, D)."""
+
+    entropy: float
+    a: float
+    b: float
+    alpha: float
+    beta: float
+
+
+LAW = Law(entropy=1.69, a=406.4, b=410.7, alpha=0.34, beta=0.28)
+"""As the paper fitted them."""
+
+
+def loss(parameters: float, tokens: float, law: Law = LAW) -> float:
+    """Return the loss in nats a token."""
+    of_size: float = law.a / parameters**law.alpha
+    of_data: float = law.b / tokens**law.beta
+    return law.entropy + of_size + of_data
 
 
 def growth() -> Picture:

@@ -10,7 +10,6 @@ from phalanx.planning.search.priced import price
 from phalanx.report.pictures.figure import Arrow, Box, Diagram, Label, Lines, Picture, PlotAxis, RuleLine, Series
 from phalanx.schedule.layers.collectives import CoreRuns, communication
 from phalanx.spec.errors import InputError
-from phalanx.spec.files.job_file import make_strategy
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
@@ -20,9 +19,7 @@ Items = list[Box | Arrow | Label]
 
 
 def _tp(ranks: int, sp: bool = False) -> Strategy:
-    s = make_strategy(f"tp={ranks}" + (",sp=1" if sp else ""))
-    assert s is not None
-    return s
+    return Strategy(tp=ranks, sp=sp)
 
 
 def _boxes(spec: ModelSpec, ranks: int, name: str) -> list[ParameterBox]:
@@ -160,9 +157,7 @@ def tp_efficiency(model: str = "llama3-70b", seq: int = 4096) -> Picture:
         points = []
         for t in degrees:
             asked = pricing_by_gpus(spec, cluster_named(name), 1, seq, "megatron-core")(t)
-            s = make_strategy(f"tp={t}" + (",sp=1" if t > 1 else ""))
-            assert s is not None
-            terms = price(asked, [s])[0].terms
+            terms = price(asked, [_tp(t, t > 1)])[0].terms
             points.append((float(t), terms["matmul"] + terms["attention"] + terms["memory"] + terms["tp"]))
         alone = points[0][1]
         curves.append(Series(f"{links} ({name})", [(t, alone / t / seconds) for t, seconds in points], dots=True))

@@ -1,0 +1,165 @@
+"""The answers of `phalanx learn`: pictures, exercises, a job's path through the tree of decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial, singledispatch
+from typing import TYPE_CHECKING, Any
+
+from phalanx.answers.answer import Answer
+from phalanx.answers.encode import plain
+from phalanx.answers.query import Query
+from phalanx.planning.explain import decision_tree
+from phalanx.planning.lookup import cluster_named, model_named, require_counts
+from phalanx.report.pictures.figure import Picture
+from phalanx.report.pictures.files import panel_text, text
+from phalanx.report.view import View
+from phalanx.spec.errors import InputError
+from phalanx.textbook.exercises import Exercise
+from phalanx.textbook.gallery.choosing import decisions
+from phalanx.textbook.gallery.registry import PICTURES, options_of, picture
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+
+@dataclass(frozen=True)
+class Drawing(Answer):
+    """A picture of the textbook."""
+
+    name: str
+    picture: Picture
+
+
+@dataclass(frozen=True)
+class ListedPicture:
+    """A picture in the list of all."""
+
+    name: str
+    what: str
+    takes: tuple[str, ...]
+    """Its options."""
+    of_yours: str
+    """The command that draws the same for the user's own question, without `phalanx`; empty: there is none."""
+
+
+@dataclass(frozen=True)
+class PictureList(Answer):
+    """The pictures of the textbook."""
+
+    pictures: tuple[ListedPicture, ...]
+
+
+@dataclass(frozen=True)
+class Quiz(Answer):
+    """Exercises with their answers."""
+
+    exercises: tuple[Exercise, ...]
+
+
+@dataclass(frozen=True)
+class DecisionPath(Answer):
+    """The usual tree of decisions, and the path of a job through it, if one is given."""
+
+    job: str
+    """Such as `gpt2 on 8 GPUs of dgx-h100`; empty: the tree alone."""
+    facts: decision_tree.Facts | None
+
+
+@plain.register
+def _(value: Drawing) -> dict[str, Any]:
+    panels = [{"kind": type(panel).__name__.lower(), **asdict(panel)} for panel in value.picture.panels]
+    return {"name": value.name, **asdict(value.picture), "panels": panels}
+
+
+@plain.register
+def _(value: PictureList) -> Any:
+    return plain(value.pictures)
+
+
+@plain.register
+def _(value: Quiz) -> Any:
+    return plain(value.exercises)
+
+
+@plain.register
+def _(value: DecisionPath) -> dict[str, Any]:
+    return decision_tree.as_json(value.facts)
+
+
+def drawing(name: str, options: Mapping[str, Any]) -> Drawing:
+    """Draw a picture by name. Raises InputError for an unknown one, or an option that it does not take."""
+    return Drawing(name, picture(name, options))
+
+
+def pictures(options: Mapping[str, Any]) -> PictureList:
+    """List all pictures. Raises InputError for options, which belong to a picture."""
+    for key, value in options.items():
+        raise InputError(key, value, "is an option of a picture", "name one, from this list without it")
+    return PictureList(
+        tuple(ListedPicture(name, e.what, tuple(options_of(name)), e.instead) for name, e in PICTURES.items())
+    )
+
+
+def decision_path(query: Query) -> DecisionPath:
+    """Return the tree of decisions with a job's path, if one is given. Raises InputError for half a job."""
+    numbers = {"gpus": query.gpus, "batch": query.batch, "seq": query.seq}
+    job = {"model": query.model, "cluster": query.cluster, **numbers}
+    if all(value is None for value in job.values()):
+        return DecisionPath("", None)
+    if missing := next((name for name, value in job.items() if value is None), None):
+        raise InputError(missing, None, "is missing", "a path needs a model, a cluster, gpus, batch and seq")
+    gpus, batch, seq = (value or 0 for value in numbers.values())
+    require_counts(("gpus", gpus), ("batch", batch), ("seq", seq))
+    model, cluster = model_named(str(query.model))[0], cluster_named(str(query.cluster))(gpus)
+    facts = decision_tree.facts(model, cluster, gpus, batch, seq)
+    return DecisionPath(f"{query.model} on {gpus} GPUs of {query.cluster}", facts)
+
+
+@singledispatch
+def view(answer: Any, answers: bool = False) -> View:
+    """Show an answer; `answers`: those of exercises too. Raises TypeError for other answers."""
+    raise TypeError(f"{type(answer).__name__} has no view")
+
+
+@view.register
+def _(answer: Drawing) -> View:
+    return View([partial(_drawn, text(answer.picture))], pictures=lambda: [answer.picture])
+
+
+@view.register
+def _(answer: PictureList) -> View:
+    return View(list(_listed(answer)), pictures=lambda: [picture(name) for name in PICTURES])
+
+
+@view.register
+def _(answer: Quiz, answers: bool = False) -> View:
+    lines = []
+    for number, e in enumerate(answer.exercises, 1):
+        lines.append(f"{number}. [{e.topic}, level {e.level}] {e.question}")
+        lines += [f"   {e.answer}", f"   phalanx {e.command}\n"] if answers else []
+    return View(lines)
+
+
+@view.register
+def _(answer: DecisionPath) -> View:
+    path = None if answer.facts is None else decision_tree.walk(answer.facts)[0]
+    tree = decisions(path, answer.job)
+    return View([partial(_drawn, panel_text(panel)) for panel in tree.panels], pictures=lambda: [tree])
+
+
+def _drawn(lines: list[str], width: int) -> Text:
+    """Return a drawing in characters, which is as wide as it is."""
+    from rich.text import Text
+
+    return Text("\n".join(lines))
+
+
+def _listed(answer: PictureList) -> Iterator[str]:
+    for entry in answer.pictures:
+        yield f"{entry.name:<24}{entry.what}"
+        if entry.takes:
+            yield f"    takes {', '.join(entry.takes)}"
+        if entry.of_yours:
+            yield f"    of yours: phalanx {entry.of_yours}"

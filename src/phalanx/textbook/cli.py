@@ -1,0 +1,123 @@
+"""The commands `phalanx learn ...`: pictures, exercises, published trainings, and the tree of decisions."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from phalanx.answers.query import Query
+from phalanx.cli.command import command
+from phalanx.cli.forms import Form, forms
+from phalanx.cli.options import Params
+from phalanx.cli.output import Output
+from phalanx.cli.terminal import announce
+
+learn = forms(
+    "Teaching: pictures, exercises, published trainings.",
+    {
+        "draw": Form(f"{__name__}:draw", "Draw a picture of the textbook, or list all."),
+        "quiz": Form(f"{__name__}:quiz", "Ask exercises with drawn numbers, and check the replies."),
+        "cases": Form(f"{__name__}:cases", "Compare published trainings with what a search chooses."),
+        "tree": Form(f"{__name__}:tree", "Draw the usual tree of decisions, with a job's path."),
+    },
+)
+cases = forms(
+    "Compare the strategies of published trainings, as measured and as predicted, with what a search chooses.",
+    {
+        "searched": Form(f"{__name__}:searched", "Price what was used, and search for a better strategy."),
+        "published": Form(f"{__name__}:published", "Say what was published of each training, without a search."),
+        "rules": Form(f"{__name__}:rules", "Examine the usual rules of thumb, and list when each axis pays."),
+    },
+    lambda _: "searched",
+    default="searched",
+)
+OF_A_JOB = ("model", "cluster", "gpus", "batch", "seq")
+
+
+@command
+def draw(
+    query: Annotated[Query, *OF_A_JOB],
+    output: Annotated[Output, "json", "plot"],
+    name: Annotated[
+        str | None,
+        typer.Argument(help="The picture; without one, all are listed, and drawn by --plot.", show_default=False),
+    ] = None,
+    ranks: Annotated[int | None, typer.Option(help="Number of ranks.")] = None,
+    params: Params = None,
+) -> None:
+    """Draw a picture of the textbook: as text of 80 columns, and with --plot as SVG, page or PNG."""
+    from phalanx.textbook.answers import drawing, pictures
+
+    options = {key: getattr(query, key) for key in OF_A_JOB} | {"ranks": ranks, "params": params}
+    given = {key: value for key, value in options.items() if value is not None}
+    output.show(drawing(name, given) if name is not None else pictures(given))
+
+
+@command
+def quiz(
+    output: Annotated[Output, "json"],
+    level: Annotated[
+        int | None,
+        typer.Option(help="1: a formula; 2: two steps; 3: choose and say why. By default all.", show_default=False),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Which numbers to draw.")] = 1,
+    answers: Annotated[bool, typer.Option("--answers", help="Print the answers too, and ask nothing.")] = False,
+) -> None:
+    """Ask exercises on distributed training with drawn numbers, and check the replies; every answer is computed."""
+    from phalanx.spec.errors import InputError
+    from phalanx.textbook.answers import Quiz
+    from phalanx.textbook.exercises import exercises, right
+
+    if level not in (None, 1, 2, 3):
+        raise InputError("level", level, "is no level", "use 1, 2 or 3")
+    drawn = exercises(seed, level)
+    if output.json or answers or not sys.stdin.isatty():
+        output.show(Quiz(tuple(drawn)), answers=answers)
+        return
+    correct = 0
+    for number, e in enumerate(drawn, 1):
+        good = right(e, input(f"{number}. [{e.topic}, level {e.level}] {e.question}\n   your answer: "))
+        correct += good
+        print(f"   {'right' if good else 'not quite' if e.value is not None else 'compare'}: {e.answer}")
+        print(f"   phalanx {e.command}\n")
+    counted = sum(e.value is not None or ":" in e.answer[:5] for e in drawn)
+    print(f"{correct} of {counted} right; --seed {seed + 1} draws others")
+
+
+@command
+def searched(output: Annotated[Output, "json", "csv"]) -> None:
+    """Compare the strategies of published trainings, as measured and as predicted, with what a search chooses."""
+    from phalanx.answers.tables import Tables
+    from phalanx.progress import in_progress
+    from phalanx.textbook.case_studies import CASES, sheet, study
+
+    studied = in_progress(map(study, CASES), "trainings studied", announce, len(CASES))
+    output.show(Tables(None, (sheet(list(studied)),)))
+
+
+@command
+def published(output: Annotated[Output, "json", "csv"]) -> None:
+    """Say what was published of each training, without a search."""
+    from phalanx.answers.tables import Tables
+    from phalanx.textbook.case_studies import published as sheet
+
+    output.show(Tables(None, (sheet(),)))
+
+
+@command
+def rules(output: Annotated[Output, "json", "csv"]) -> None:
+    """Examine the usual rules of thumb, and list when each axis pays."""
+    from phalanx.answers.tables import Tables
+    from phalanx.textbook.rules import criteria, sheet
+
+    output.show(Tables(None, (sheet(), criteria())))
+
+
+@command
+def tree(query: Annotated[Query, *OF_A_JOB], output: Annotated[Output, "json", "plot"]) -> None:
+    """Draw the usual tree of decisions; with --model, --cluster, --gpus, --batch and --seq, mark a job's path."""
+    from phalanx.textbook.answers import decision_path
+
+    output.show(decision_path(query))
