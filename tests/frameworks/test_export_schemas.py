@@ -18,8 +18,7 @@ from support.exports.cases import cases
 from support.openapi import violations
 
 from phalanx.answers.export import TARGETS
-from phalanx.frameworks.launchers import jobset, pytorchjob, skypilot, trainjob
-from phalanx.frameworks.launchers.task import Task
+from phalanx.frameworks.launchers import LAUNCHERS, Task, manifests
 from phalanx.frameworks.program import Blank
 from phalanx.frameworks.registry import DOCUMENTED
 
@@ -50,9 +49,9 @@ def test_drawn_exports_have_keys_and_choices_that_the_framework_has(to: str, sta
                     assert choices is None or str(value) in map(str, choices), f"{key} = {value}"
 
 
-@pytest.mark.parametrize("module", [pytorchjob, trainjob, jobset])
-def test_manifests_follow_the_published_schemas(module: Any) -> None:
-    document = module.manifest(_TASK)
+@pytest.mark.parametrize("kind", ["pytorchjob", "trainjob", "jobset"])
+def test_manifests_follow_the_published_schemas(kind: str) -> None:
+    _, document = manifests(kind, _TASK)
     schema = _LAUNCHERS[document["kind"]]["schema"]
     assert violations(schema, document) == []
     document["spec"]["nproc"] = 8
@@ -67,14 +66,14 @@ def _skypilot(document: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("device", ["H100-SXM5-80GB", "A100-SXM4-40GB", "GB200"])
 def test_a_skypilot_task_follows_its_schemas(device: str) -> None:
     """`sky.Task.from_yaml` of 0.14.0 also accepted one for every device that is named there."""
-    document = yaml.safe_load(skypilot.files(replace(_TASK, device=device))["task.yaml"])
+    document = yaml.safe_load(LAUNCHERS["skypilot"](replace(_TASK, device=device))["task.yaml"])
     assert _skypilot(document) == []
     assert document["resources"]["network_tier"] in ("standard", "best")  # sky/utils/resources_utils.py NetworkTier
 
 
 def test_the_schemas_of_skypilot_find_mistakes() -> None:
     def with_(table: str, **changes: Any) -> list[str]:
-        document = yaml.safe_load(skypilot.files(_TASK)["task.yaml"])
+        document = yaml.safe_load(LAUNCHERS["skypilot"](_TASK)["task.yaml"])
         (document if table == "task" else document[table]).update(changes)
         return _skypilot(document)
 

@@ -21,7 +21,7 @@ from phalanx.answers.read import read, strategy_of
 from phalanx.answers.release import release_named
 from phalanx.frameworks import files, shell
 from phalanx.frameworks.configuration import Configuration, StatedLayout
-from phalanx.frameworks.lints import LINTS, lint
+from phalanx.frameworks.lints import lint, lints
 from phalanx.spec.errors import InputError
 
 KINDS = tuple(files.READERS)
@@ -84,7 +84,7 @@ def test_the_numbers_of_the_page() -> None:
     names = fixed(files.READERS["deepspeed"]({}, 1).layout)
     compared = sum(name in names for row in rows for name in row["expect"])
     assert (compared, compared - 1, len(data()["megatron"])) == (3152, 3151, 175)
-    assert (len({rule.name for rule in LINTS}), len(data()["traps"])) == (34, 23)
+    assert (len({rule.name for rule in lints()}), len(data()["traps"])) == (34, 23)
 
 
 @cache
@@ -263,9 +263,9 @@ def test_every_lint_has_an_issue_and_a_mended_twin() -> None:
     seen = {name for name, *_ in MISTAKES}
     for trap in data()["traps"]:
         seen |= {m.name for m in lint(trap["config"], files.READERS[trap["kind"]](trap["config"], trap["world"]))}
-    assert seen == {rule.name for rule in LINTS}
+    assert seen == {rule.name for rule in lints()}
     assert len(seen) >= 25
-    assert all(re.search(r"^[\w.-]+/[\w.-]+#\d+", rule.issue) for rule in LINTS)
+    assert all(re.search(r"^[\w.-]+/[\w.-]+#\d+", rule.issue) for rule in lints())
 
 
 SCRIPT = """#!/bin/bash
@@ -661,3 +661,8 @@ def test_an_optimizer_out_of_range_is_refused_by_all_who_read_it(tmp_path: Path,
     command = "predict" if priced else "read"
     code, out, err = phalanx(tmp_path, command, "c.toml", *priced)
     assert (code, out, err) == (2, "", "error: job.optimizer.eps = -1e-08: must be in [1e-30, 1]\n")
+
+
+def test_a_level_of_zero_that_does_not_exist_is_left_open() -> None:
+    config = {"parallelism": {"dp": 2, "pp": 1, "tp": 4}, "optimizer": {"zero_stage": 5}}
+    assert files.READERS["nanotron"](config, None).layout.zero is None

@@ -15,8 +15,7 @@ from phalanx.answers.query import Configured, Query
 from phalanx.frameworks import files
 from phalanx.frameworks.configuration import Config, Configuration, StatedLayout, count, shown
 from phalanx.frameworks.folder import FILES
-from phalanx.frameworks.lints import lint
-from phalanx.frameworks.mistakes import Mistake
+from phalanx.frameworks.lints import Mistake, lint
 from phalanx.frameworks.registry import FRAMEWORKS
 from phalanx.planning import lookup as names
 from phalanx.planning.explain.lint import Finding
@@ -192,7 +191,7 @@ def findings_in(path: Path, gpus: int | None) -> list[Finding]:
     if not is_configuration(path):
         return []
     return [
-        Finding(m.name, f"{m.key} {m.problem}", f"{m.mend} ({m.source})") for m in read([path], None, gpus).mistakes
+        Finding(m.name, f"{m.key} {m.problem}", f"{m.remedy} ({m.source})") for m in read([path], None, gpus).mistakes
     ]
 
 
@@ -249,7 +248,7 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     c, s = reading.configuration, reading.layout
     for m in reading.mistakes:
         if m.name in _CONFLICTS:
-            raise InputError(f"{path}: {m.key}", None, f"{m.problem} ({m.source})", m.mend)
+            raise InputError(f"{path}: {m.key}", None, f"{m.problem} ({m.source})", m.remedy)
     gpus = gpus_of(reading, asked.gpus, path)
     strategy = strategy_of(c, gpus)
     if asked.batch is None and c.kind == "megatron" and s.global_batch is None:

@@ -291,6 +291,11 @@ def truth(value: Any) -> bool | None:
     return None
 
 
+def zero_level(value: Any) -> int | None:
+    """Return a level of ZeRO; None for anything else."""
+    return value if type(value) is int and value in range(len(ZERO_LEVELS)) else None
+
+
 def product(*values: int | None) -> int | None:
     """Return the product; None if a factor is open."""
     result = 1

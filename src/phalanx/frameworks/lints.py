@@ -1,23 +1,200 @@
-"""Lints of all frameworks: from their folders, and common ones.
+"""Mistakes in a configuration that its own loader accepts, each from a reported issue, and the lints that find them.
 
-A corrected twin of every case yields nothing (tests/frameworks/test_read.py).
+Most lints are rows of a folder's lints.toml, a condition each; its lints.py has those that are none. A corrected twin
+of every case yields nothing (tests/frameworks/test_read.py).
+
+    [[uneven-experts]]           several rows may share a name
+    issue                        where it was reported: owner/repository#number
+    kinds, stacks                of which configurations it is; none: of all
+    tables                       tables that the file has
+    stated, open                 fields of the layout, or arguments, that the file fixes; that it leaves open
+    when                         numbers (spec/strategy/where.py): of the layout, arguments by name, those below
+    numbers                      other names in `when`: the paths where each may stand
+    arguments, environment       name -> what it has to be: a truth value, a number, a text or a pattern of one
+    key, problem, remedy         what is said; {tp*pp} is a number, {axes} and {in_experts} are texts
+
+An argument is not true where it is false or not there. A degree that the file leaves open is 1.
 """
 
 from __future__ import annotations
 
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from difflib import SequenceMatcher
+from fnmatch import fnmatchcase
+from functools import cache, cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
-from phalanx.frameworks.configuration import Config, Configuration
-from phalanx.frameworks.mistakes import Found, Lint, Mistake
-from phalanx.frameworks.parts import lints_of
+from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, count, product, truth
+from phalanx.frameworks.framework import Framework
 from phalanx.frameworks.registry import FRAMEWORKS
+from phalanx.spec.rows import record
+from phalanx.spec.strategy import where
 
-_ALIKE = 0.82
-"""How alike a name has to be to one that exists to be a slip of it."""
+Found = Iterator[tuple[str, str, str]]
+"""(key, problem, remedy) of each mistake."""
+ROOT = Path(__file__).parent
+_DEGREES = ("tp", "pp", "cp", "ep", "virtual")
+_LAYOUT = {f.name for f in fields(StatedLayout)}
+
+
+@dataclass(frozen=True)
+class Lint:
+    """What finds a mistake in a file's tables and what was read from them. Several lints may share a name."""
+
+    name: str
+    issue: str
+    """Where it was reported: owner/repository#number."""
+    examine: Callable[[Config, Configuration], Found]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A mistake in a configuration."""
+
+    name: str
+    key: str
+    problem: str
+    remedy: str
+    source: str
+
+
+def argument(config: Config, name: str) -> Any:
+    """Return an argument of a program, of a command line or in the tables themselves, however it is spelt; None where
+    it is not there."""
+    args = config.get("args")
+    return Keys(args if isinstance(args, Mapping) else config).take(name, "")
+
+
+def _axes(s: StatedLayout) -> str:
+    """Return the axes of a replica as text, such as "tp 2 x pp 4"."""
+    degrees = {name: getattr(s, name) for name in ("tp", "pp", "cp")}
+    return " x ".join(f"{name} {n}" for name, n in degrees.items() if n and n > 1) or "1"
+
+
+def _away(name: str) -> Callable[[StatedLayout], int]:
+    return lambda s: int((s.offload or {}).get(name) not in (None, "none"))
+
+
+_DERIVED: dict[str, Callable[[StatedLayout], int | None]] = {
+    "inner": lambda s: (s.tp or 1) * (s.pp or 1) * (s.cp or 1),  # ranks of a replica
+    "chunks": lambda s: (s.pp or 1) * (s.virtual or 1),
+    "etp": lambda s: s.etp or s.tp or 1,
+    "expert_ranks": lambda s: (s.etp or s.tp or 1) * (s.ep or 1) * (s.pp or 1),
+    "per_micro_batch": lambda s: product(s.micro_batch, s.dp),
+    "per_replica": lambda s: product(s.micro_batch, s.accumulation),
+    "optimizer_away": _away("optimizer"),
+    "parameters_away": _away("param"),
+}
+"""Numbers that follow from a layout."""
+_TEXTS: dict[str, Callable[[StatedLayout], str]] = {
+    "axes": _axes,
+    "in_experts": lambda s: f"{'' if s.etp in (None, s.tp) else 'expert '}tensor parallelism",
+}
+
+
+@dataclass(frozen=True)
+class LintRow:
+    """A row of a folder's lints.toml, as above."""
+
+    name: str
+    issue: str
+    key: str
+    problem: str
+    remedy: str
+    when: str = ""
+    kinds: tuple[str, ...] = ()
+    stacks: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
+    stated: tuple[str, ...] = ()
+    open: tuple[str, ...] = ()
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """What the condition and the texts read."""
+        texts = (self.when, *re.findall(r"{(.*?)}", f"{self.problem} {self.remedy}"))
+        return tuple(set(re.findall(r"[a-z_]\w*", " ".join(texts))) - set(_TEXTS))
+
+    @cached_property
+    def conditions(self) -> tuple[where.Condition, ...]:
+        """The parsed condition."""
+        return where.parse(self.when, self.names, {}, f"lint {self.name}") if self.when else ()
+
+    def number(self, name: str, c: Config, s: StatedLayout) -> int | None:
+        """Return a number of a configuration; None where it is open."""
+        if name in self.numbers:
+            return count(Keys(c).first(tuple(self.numbers[name]), ""))
+        if name in _DERIVED:
+            return _DERIVED[name](s)
+        if name not in _LAYOUT:
+            return count(argument(c, name))
+        value = getattr(s, name)
+        return 1 if value is None and name in _DEGREES and name not in self.stated else value
+
+    def examine(self, c: Config, x: Configuration) -> Found:
+        """Yield the mistake where all that the row says holds."""
+        s, env = x.layout, c.get("env")
+        variables = env if isinstance(env, Mapping) else {}
+        if (
+            (self.kinds and x.kind not in self.kinds)
+            or (self.stacks and x.stack not in self.stacks)
+            or not all(c.get(table) for table in self.tables)
+            or any(self.number(name, c, s) is None for name in self.stated)
+            or any(self.number(name, c, s) is not None for name in self.open)
+            or not all(_is(variables.get(name), value) for name, value in self.environment.items())
+            or not all(_is(argument(c, name), value) for name, value in self.arguments.items())
+        ):
+            return
+        values = {name: self.number(name, c, s) for name in self.names}
+        known = all(values[name] is not None for condition in self.conditions for name in condition.fields)
+        if known and where.holds(self.conditions, values):
+            yield self.key, self._said(self.problem, values, s), self._said(self.remedy, values, s)
+
+    def _said(self, text: str, values: Mapping[str, Any], s: StatedLayout) -> str:
+        def shown(match: re.Match[str]) -> str:
+            if match[1] in _TEXTS:
+                return _TEXTS[match[1]](s)
+            return str(where.amount(match[1], self.names, f"lint {self.name}")(values))
+
+        return re.sub(r"{(.*?)}", shown, text)
+
+
+def _is(value: Any, wanted: Any) -> bool:
+    """Whether an argument or a variable is what a lint wants."""
+    if wanted is False:
+        return value in (None, "", False) or truth(value) is False
+    if wanted is True:
+        return truth(value) is True
+    return count(value) == wanted if isinstance(wanted, int) else bool(value) and fnmatchcase(str(value), wanted)
+
+
+def lints_of(framework: Framework) -> tuple[Lint, ...]:
+    """Return the lints of a framework's folder; none where it has none."""
+    path, make, lints = ROOT / framework.folder / "lints.toml", record(LintRow, "name"), []
+    for name, rows in tomllib.loads(path.read_text()).items() if path.is_file() else ():
+        lints += [Lint(name, row.issue, row.examine) for row in (make(name, table) for table in rows)]
+    if path.with_suffix(".py").is_file():
+        lints += import_module(f"{__package__}.{framework.folder}.lints").LINTS
+    return tuple(lints)
+
+
+def _unknown_flag(_: Config, x: Configuration) -> Found:
+    """An unknown flag, one letter or two from one that Megatron-LM has: forks have flags of their own."""
+    for key, near in x.unknown.items():
+        name, other = (text.rpartition(".")[2].lstrip("-").replace("_", "-") for text in (key, near))
+        if x.kind == "megatron" and key.startswith("args.") and SequenceMatcher(None, name, other).ratio() > 0.9:
+            yield name, "is no flag of Megatron-LM, which stops at it", f"--{other}"
 
 
 def _typo(c: Config, x: Configuration) -> Found:
-    """Other dialects with the same tables (GPT-NeoX, axolotl) have keys of their own."""
+    """A slip of a key's name. Other dialects with the same tables (GPT-NeoX, axolotl) have keys of their own."""
     dialect = {"base_model", "deepspeed", "fsdp"} & set(c) or x.layout.pp is not None
     if x.kind not in ("deepspeed", "accelerate") or dialect:
         return
@@ -26,18 +203,26 @@ def _typo(c: Config, x: Configuration) -> Found:
         if not near or key.startswith("_"):
             continue
         shortened = set(name.split("_")) < set(near.split("_")) and len(name.split("_")) > 2
-        if shortened or SequenceMatcher(None, name, near).ratio() > _ALIKE:
+        if shortened or SequenceMatcher(None, name, near).ratio() > 0.82:
             yield key, "is no key of the framework, which ignores it", f"did you mean {near}"
 
 
-_COMMON = (Lint("silent-typo", "deepspeedai/DeepSpeed#653, #1103", _typo),)
-LINTS: tuple[Lint, ...] = tuple(lint for framework in FRAMEWORKS.values() for lint in lints_of(framework)) + _COMMON
+_OF_NAMES = (
+    Lint("unknown-flag", "NVIDIA/Megatron-LM#394", _unknown_flag),
+    Lint("silent-typo", "deepspeedai/DeepSpeed#653, #1103", _typo),
+)
+
+
+@cache
+def lints() -> tuple[Lint, ...]:
+    """Return the lints of all frameworks, and those of names that no framework has."""
+    return tuple(lint for framework in FRAMEWORKS.values() for lint in lints_of(framework)) + _OF_NAMES
 
 
 def lint(config: Config, read: Configuration) -> list[Mistake]:
-    """Return the mistakes of a configuration, in the order of LINTS."""
+    """Return the mistakes of a configuration, in the order of the lints."""
     return [
         Mistake(lint.name, key, problem, remedy, lint.issue)
-        for lint in LINTS
+        for lint in lints()
         for key, problem, remedy in lint.examine(config, read)
     ]

@@ -3,19 +3,17 @@
 read.py           `read(config, world)`: its configuration as a Configuration
 read_python.py    `tables(text, where, function)`: a configuration in Python as tables
 write.py          `program(subject)`: a plan in its words
-lints.py          `LINTS`: mistakes that its own loader accepts
+lints.toml, .py   mistakes that its own loader accepts (frameworks/lints.py)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from phalanx.frameworks.configuration import Config, Configuration
 from phalanx.frameworks.framework import Framework
-from phalanx.frameworks.mistakes import Lint
 from phalanx.frameworks.program import TrainingProgram
 from phalanx.frameworks.subject import Subject
 
@@ -44,14 +42,6 @@ def python_tables(framework: Framework, text: str, where: str, function: str) ->
     """Return the tables of a configuration in Python, which is read and not run. Raises InputError."""
     result: dict[str, Any] = _part(framework, "read_python").tables(text, where, function)
     return result
-
-
-def lints_of(framework: Framework) -> tuple[Lint, ...]:
-    """Return the lints of a framework's folder; none where it has none."""
-    if find_spec(f"{__package__}.{framework.folder}.lints") is None:
-        return ()
-    lints: tuple[Lint, ...] = _part(framework, "lints").LINTS
-    return lints
 
 
 def _part(framework: Framework, name: str) -> Any:

@@ -9,10 +9,17 @@ import re
 import shlex
 import textwrap
 from collections.abc import Iterable
+from pathlib import Path
 
 from phalanx.frameworks.program import FILL_IN, Group, Setting, TrainingProgram
 
+TEMPLATES = Path(__file__).parent / "templates"
 _WIDTH = 100
+
+
+def filled(template: Path, **values: object) -> str:
+    """Return a template's text with values in place of `{{ name }}`. Raises KeyError for one that is not given."""
+    return re.sub(r"\{\{ (\w+) \}\}", lambda match: str(values[match[1]]), template.read_text())
 
 
 def comment(text: str, indent: str = "") -> str:

@@ -11,52 +11,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from phalanx.frameworks.script import TEMPLATES, filled
 from phalanx.frameworks.subject import Subject
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.families import complete, family_of
 from phalanx.spec.model.hugging_face.reading import Config
 from phalanx.spec.model.spec import MODEL_FIELDS
 from phalanx.spec.model.to_hugging_face import to_hugging_face
-
-SCRIPT = '''"""Train the model of config.json; arguments: training_arguments.json. Written by phalanx export."""
-
-import json
-import os
-{imports}from pathlib import Path
-
-{packages}from datasets import load_dataset
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    DataCollatorForLanguageModeling,
-    HfArgumentParser,
-    Trainer,
-    TrainingArguments,
-)
-
-SEQ = {seq}
-
-given = json.loads(Path("training_arguments.json").read_text())
-given |= {{"learning_rate": float(os.environ["LR"]), "max_steps": int(os.environ["TRAIN_ITERS"])}}
-given["output_dir"] = os.environ["CHECKPOINTS"]
-{more}(arguments,) = HfArgumentParser(TrainingArguments).parse_dict(given)
-tokenizer = AutoTokenizer.from_pretrained(os.environ["TOKENIZER"])
-tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-{model}
-
-
-def sequences(batch):
-    """Join texts and cut them into sequences of SEQ tokens."""
-    tokens = [t for text in tokenizer(batch["text"])["input_ids"] for t in (*text, tokenizer.eos_token_id)]
-    return {{"input_ids": [tokens[i : i + SEQ] for i in range(0, len(tokens) - SEQ + 1, SEQ)]}}
-
-
-data = load_dataset(os.environ["DATA_PATH"], split="train")
-data = data.map(sequences, batched=True, remove_columns=data.column_names)
-collate = DataCollatorForLanguageModeling(tokenizer, mlm=False)
-Trainer(model, arguments, train_dataset=data, data_collator=collate).train()
-'''
 
 
 def arguments(x: Subject, **more: Any) -> dict[str, Any]:
@@ -103,7 +64,8 @@ def files(x: Subject, given: dict[str, Any], more: str = "", from_first_rank: bo
     config = to_hugging_face(x.model)
     _require_whole(x, config)
     return {
-        "train.py": SCRIPT.format(
+        "train.py": filled(
+            TEMPLATES / "train.py.template",
             seq=x.job.seq,
             more=more,
             imports="from contextlib import nullcontext\n" if from_first_rank else "",

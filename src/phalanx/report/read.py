@@ -16,7 +16,7 @@ _SHOWN = 12
 
 def view(r: Reading) -> View:
     """Show the layout, the keys and the mistakes of a configuration."""
-    mistakes = [f"{m.name}: {m.key} {m.problem}; {m.mend} ({m.source})" for m in r.mistakes]
+    mistakes = [f"{m.name}: {m.key} {m.problem}; {m.remedy} ({m.source})" for m in r.mistakes]
     return View([_layout(r.configuration, r.title), _keys(r.configuration), *mistakes])
 
 

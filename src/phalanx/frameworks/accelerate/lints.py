@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from phalanx.frameworks.configuration import Config, Configuration, Keys, count
-from phalanx.frameworks.mistakes import Found, Lint
+from phalanx.frameworks.lints import Found, Lint
 
 _BLOCKS = {
     "GPT2Block": "gpt2",

@@ -15,6 +15,7 @@ from phalanx.frameworks.configuration import (
     number,
     product,
     truth,
+    zero_level,
 )
 from phalanx.frameworks.keys import key_table
 
@@ -103,8 +104,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         at = "deepspeed_config"
         keys.first(("deepspeed", f"{at}.deepspeed_config_file"), "file")
         if f"{at}.deepspeed_config_file" not in keys.understood and not axolotl:
-            level = keys.take(f"{at}.zero_stage", "strategy.zero")
-            zero = level if isinstance(level, int) else None
+            zero = zero_level(keys.take(f"{at}.zero_stage", "strategy.zero"))
             offload = {
                 name: keys.take(f"{at}.offload_{name}_device", f"offload.{name}", "none") or "none"
                 for name in ("optimizer", "param")

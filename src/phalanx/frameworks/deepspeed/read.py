@@ -14,6 +14,7 @@ from phalanx.frameworks.configuration import (
     number,
     product,
     truth,
+    zero_level,
 )
 from phalanx.frameworks.keys import key_table
 
@@ -42,8 +43,7 @@ def stage(keys: Keys, at: str = "") -> int | None:
         return int(table)
     if not isinstance(table, dict):
         return 0
-    value = keys.take(at + KEYS["strategy.zero"], "strategy.zero", 0)
-    return value if isinstance(value, int) and 0 <= value <= 3 else None
+    return zero_level(keys.take(at + KEYS["strategy.zero"], "strategy.zero", 0))
 
 
 def precision(keys: Keys, at: str = "") -> str | None:

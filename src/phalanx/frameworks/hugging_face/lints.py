@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from phalanx.frameworks.configuration import Config, Configuration, count, truth
-from phalanx.frameworks.mistakes import Found, Lint, arg, arguments
-
-
-def _recomputes_gathers(c: Config, x: Configuration) -> Found:
-    args, words = arguments(c), str(arg(c, "fsdp") or "")
-    if "full_shard" in words and truth(args.get("gradient_checkpointing")):
-        yield (
-            "gradient_checkpointing",
-            "under full_shard the recomputed forward gathers parameters once more",
-            "fsdp_config.activation_checkpointing",
-        )
+from phalanx.frameworks.lints import Found, Lint, argument
 
 
 def _types_disagree(c: Config, x: Configuration) -> Found:
@@ -23,10 +13,10 @@ def _types_disagree(c: Config, x: Configuration) -> Found:
     if not isinstance(inner, Mapping):
         return
     for name in ("fp16", "bf16"):
-        table, argument = inner.get(name), truth(arg(c, name))
+        table, stated = inner.get(name), truth(argument(c, name))
         enabled = truth(table.get("enabled")) if isinstance(table, Mapping) else None
-        if argument is not None and enabled is not None and argument != enabled:
-            yield f"deepspeed.{name}.enabled", f"is {enabled}, and TrainingArguments have {name}={argument}", '"auto"'
+        if stated is not None and enabled is not None and stated != enabled:
+            yield f"deepspeed.{name}.enabled", f"is {enabled}, and TrainingArguments have {name}={stated}", '"auto"'
 
 
 def _batches_disagree(c: Config, x: Configuration) -> Found:
@@ -36,7 +26,7 @@ def _batches_disagree(c: Config, x: Configuration) -> Found:
             ("train_micro_batch_size_per_gpu", "per_device_train_batch_size"),
             ("gradient_accumulation_steps", "gradient_accumulation_steps"),
         ):
-            a, b = count(inner.get(theirs)), count(arg(c, ours))
+            a, b = count(inner.get(theirs)), count(argument(c, ours))
             if a and b and a != b:
                 yield f"deepspeed.{theirs}", f"is {a}, and TrainingArguments have {b}", '"auto"'
 
@@ -47,7 +37,7 @@ def _both_engines(c: Config, x: Configuration) -> Found:
 
 
 def _both_halves(c: Config, x: Configuration) -> Found:
-    on = [truth(arg(c, n)) for n in ("bf16", "fp16")]
+    on = [truth(argument(c, n)) for n in ("bf16", "fp16")]
     for table in (c, c.get("deepspeed_json")):
         if isinstance(table, Mapping) and all(
             isinstance(table.get(n), Mapping) and truth(table[n].get("enabled")) for n in ("fp16", "bf16")
@@ -58,7 +48,6 @@ def _both_halves(c: Config, x: Configuration) -> Found:
 
 
 LINTS = (
-    Lint("gathers-again", "huggingface/transformers#30404", _recomputes_gathers),
     Lint("types-disagree", "shibing624/MedicalGPT#191", _types_disagree),
     Lint("batches-disagree", "huggingface/transformers#27830", _batches_disagree),
     Lint("two-engines", "axolotl-ai-cloud/axolotl#1388", _both_engines),

@@ -15,6 +15,7 @@ from phalanx.frameworks.configuration import (
     divided,
     product,
     truth,
+    zero_level,
 )
 from phalanx.frameworks.deepspeed import read as deepspeed
 from phalanx.frameworks.keys import key_table
@@ -65,8 +66,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         stack = "deepspeed"
     elif path:
         stack = "deepspeed"
-        level = keys.take(f"{at}zero_stage", "strategy.zero")
-        zero = level if isinstance(level, int) else None
+        zero = zero_level(keys.take(f"{at}zero_stage", "strategy.zero"))
     else:
         words = keys.take(f"{at}fsdp", "strategy.zero")
         text = " ".join(words) if isinstance(words, list) else str(words or "")

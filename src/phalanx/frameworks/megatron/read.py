@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, count, divided, product, truth
+from phalanx.frameworks.configuration import (
+    Config,
+    Configuration,
+    Keys,
+    StatedLayout,
+    count,
+    divided,
+    product,
+    truth,
+    zero_level,
+)
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron import layout as pipelines
 from phalanx.frameworks.megatron import read_model as shaped
@@ -96,7 +106,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     instances = count(flag("num_distributed_optimizer_instances", "strategy.shard"))
     stage = flag("zero_stage", "strategy.zero")
     if truth(flag("deepspeed", "stack")):
-        zero = stage if isinstance(stage, int) else None
+        zero = zero_level(stage)
     granularity = flag("recompute_granularity", "strategy.recompute")
     old = truth(flag("checkpoint_activations", "strategy.recompute")) or truth(
         flag("recompute_activations", "strategy.recompute")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx.frameworks.configuration import Config, Configuration, Keys, count
-from phalanx.frameworks.mistakes import Found, Lint
+from phalanx.frameworks.lints import Found, Lint
 
 
 def _batches_disagree(c: Config, x: Configuration) -> Found:

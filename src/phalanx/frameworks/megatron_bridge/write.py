@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from phalanx.frameworks.megatron import write as megatron
 from phalanx.frameworks.megatron_bridge.flags import DTYPES, IMPLIED, INVERTED, KEYS, TARGETS
 from phalanx.frameworks.program import Blank, Group, Setting, TrainingProgram
-from phalanx.frameworks.script import TORCHRUN, comment
+from phalanx.frameworks.script import TEMPLATES, TORCHRUN, comment
 from phalanx.frameworks.subject import Subject
 from phalanx.frameworks.yaml import scalar
 from phalanx.spec.errors import InputError
@@ -26,7 +26,10 @@ def program(x: Subject) -> TrainingProgram:
     _require_expressible(x)
     parts = groups(x)
     head = f"{x.stack.title}: parts of a ConfigContainer, which pretrain_plan.py builds. train.sh sets the blanks."
-    files = {"config.yaml": document(parts, head), "pretrain_plan.py": _PRETRAIN}
+    files = {
+        "config.yaml": document(parts, head),
+        "pretrain_plan.py": (TEMPLATES / "pretrain_plan.py.template").read_text(),
+    }
     blanks = tuple(b for b in megatron.blanks(x) if b.name != "MEGATRON")
     if x.options.lora:
         blanks += (
@@ -169,60 +172,3 @@ def document(groups: Iterable[Group], head: str) -> str:
                 sections_so_far.add(section)
             lines.append(f"  {name}: {scalar(s.value)}\n")
     return comment(head) + "".join(f"\n{name}:\n{''.join(lines)}" for name, lines in sections.items())
-
-
-_PRETRAIN = '''"""Train what config.yaml beside this file says, with Megatron-Bridge. Written by phalanx export."""
-
-from operator import attrgetter
-from pathlib import Path
-
-import torch
-from megatron.bridge.models import GPTModelProvider
-from megatron.bridge.models.mla_provider import MLAModelProvider
-from megatron.bridge.peft.lora import LoRA
-from megatron.bridge.training import config as parts
-from megatron.bridge.training.comm_overlap import CommOverlapConfig
-from megatron.bridge.training.mixed_precision import MixedPrecisionConfig
-from megatron.bridge.training.tokenizers.config import TokenizerConfig
-from omegaconf import OmegaConf
-
-PARTS = {
-    "train": parts.TrainingConfig,
-    "validation": parts.ValidationConfig,
-    "optimizer": parts.OptimizerConfig,
-    "scheduler": parts.SchedulerConfig,
-    "ddp": parts.DistributedDataParallelConfig,
-    "dist": parts.DistributedInitConfig,
-    "dataset": parts.GPTDatasetConfig,
-    "logger": parts.LoggerConfig,
-    "tokenizer": TokenizerConfig,
-    "checkpoint": parts.CheckpointConfig,
-    "mixed_precision": MixedPrecisionConfig,
-    "comm_overlap": CommOverlapConfig,
-    "peft": LoRA,
-}
-
-
-def value(v):
-    """Return a value, or what of torch it names."""
-    return attrgetter(v[len("torch.") :])(torch) if isinstance(v, str) and v.startswith("torch.") else v
-
-
-def configuration(path=Path(__file__).with_name("config.yaml")):
-    """Return the ConfigContainer that a YAML describes; an unknown key stops with its name."""
-    sections = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    tables = {name: {k: value(v) for k, v in table.items()} for name, table in sections.items()}
-    model = tables.pop("model")
-    latent = model.pop("multi_latent_attention", False)
-    provider = (MLAModelProvider if latent else GPTModelProvider)(**model)
-    tables.setdefault("ddp", {})
-    tables.setdefault("comm_overlap", {}).setdefault("tp_comm_overlap", False)
-    return parts.ConfigContainer(model=provider, **{name: PARTS[name](**table) for name, table in tables.items()})
-
-
-if __name__ == "__main__":
-    from megatron.bridge.training.gpt_step import forward_step
-    from megatron.bridge.training.pretrain import pretrain
-
-    pretrain(configuration(), forward_step)
-'''

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, count, number, product
+from phalanx.frameworks.configuration import (
+    Config,
+    Configuration,
+    Keys,
+    StatedLayout,
+    count,
+    number,
+    product,
+    zero_level,
+)
 from phalanx.frameworks.keys import key_table
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
@@ -22,7 +31,6 @@ def read(config: Config, world: int | None = None) -> Configuration:
     dp, pp, tp = (count(keys.field(f"strategy.{name}")) for name in ("dp", "pp", "tp"))
     cp, ep = (count(keys.field(f"strategy.{name}", 1)) for name in ("cp", "ep"))
     micro, steps = count(keys.field("strategy.micro_batch")), count(keys.field("accumulation"))
-    zero = keys.field("strategy.zero", 0)
     layout = StatedLayout(
         world=world or product(dp, pp, tp, cp),
         dp=dp,
@@ -30,7 +38,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         pp=pp,
         cp=cp,
         ep=ep,
-        zero=zero if isinstance(zero, int) else None,
+        zero=zero_level(keys.field("strategy.zero", 0)),
         sp=bool(keys.word("strategy.sp", False)) and (tp or 1) > 1,
         schedule=keys.word("strategy.schedule", "1f1b"),
         micro_batch=micro,

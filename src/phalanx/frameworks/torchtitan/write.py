@@ -11,7 +11,7 @@ from phalanx.frameworks import reasons
 from phalanx.frameworks.blanks import blanks
 from phalanx.frameworks.keys import key_table, optimizer_word
 from phalanx.frameworks.program import Group, TrainingProgram, Variable, group
-from phalanx.frameworks.script import TORCHRUN, comment
+from phalanx.frameworks.script import TEMPLATES, TORCHRUN, comment, filled
 from phalanx.frameworks.subject import Subject
 from phalanx.frameworks.torchtitan.models import FLAVORS
 from phalanx.spec.errors import InputError
@@ -155,36 +155,20 @@ def _module(x: Subject, parts: tuple[Group, ...]) -> str:
             sections += "        compile=CompileConfig(enable=True),\n"
     word = optimizer_word(KEYS, a.name, "torchtitan")
     recompute = {"none": "None", "full": "FullAC.Config()", "selective": "SelectiveAC.Config()"}[x.s.recompute]
-    return f'''"""{x.stack.title}: --module phalanx_plan --config plan. Written by phalanx export."""
-
-import os
-
-from torchtitan.components.checkpoint import CheckpointManager
-from torchtitan.components.loss import CrossEntropyLoss
-from torchtitan.components.optimizer import LRSchedulersContainer, {word}
-{imported}from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
-from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
-from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
-from torchtitan.models.common.config_utils import decoder_vocab_size
-from torchtitan.models.{module} import model_registry
-from torchtitan.trainer import Trainer
-
-
-def plan() -> Trainer.Config:
-    spec = model_registry({flavor!r}{converted})
-    return Trainer.Config(
-        model_spec=spec,
-        loss=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(spec)),
-        dump_folder=os.environ["CHECKPOINTS"],
-        hf_assets_path=os.environ["TOKENIZER"],
-        dataloader=HuggingFaceTextDataLoader.Config(dataset=os.environ["DATA_PATH"]),
-        optimizer={word}(
-            lr=float(os.environ["LR"]), betas={tuple(a.betas)!r}, eps={a.eps!r}, weight_decay={a.weight_decay!r}
-        ),
-        lr_scheduler=LRSchedulersContainer.Config(
-            warmup_steps={t.warmup if x.trained else 0}, decay_type="cosine", min_lr_factor={x.final_lr_share!r}
-        ),
-        checkpoint=CheckpointManager.Config(enable=True, interval=1000),
-{comment(f"Recomputation. {reasons.recomputation(x)}", " " * 8)}        activation_checkpoint={recompute},
-{sections}    )
-'''
+    return filled(
+        TEMPLATES / "phalanx_plan.py.template",
+        title=x.stack.title,
+        word=word,
+        imported=imported,
+        module=module,
+        flavor=repr(flavor),
+        converted=converted,
+        betas=tuple(a.betas),
+        eps=repr(a.eps),
+        weight_decay=repr(a.weight_decay),
+        final_lr_share=repr(x.final_lr_share),
+        warmup=t.warmup if x.trained else 0,
+        why=comment(f"Recomputation. {reasons.recomputation(x)}", " " * 8),
+        recompute=recompute,
+        sections=sections,
+    )

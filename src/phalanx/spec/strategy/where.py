@@ -82,6 +82,11 @@ def holds(conditions: Iterable[Condition], values: Mapping[str, Any]) -> Any:
     return result
 
 
+def amount(text: str, fields: Sequence[str], field: str) -> Callable[[Mapping[str, Any]], Any]:
+    """Return what evaluates a sum such as tp*pp on values by field. Raises InputError under the name `field`."""
+    return _sum(text, fields, {}, text, field).value
+
+
 def _parsed(text: str, fields: Sequence[str], words: Mapping[str, Sequence[str]], field: str) -> list[Condition]:
     member = _MEMBER.fullmatch(text)
     if member:

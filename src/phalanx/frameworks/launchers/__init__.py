@@ -1,1 +1,0 @@
-"""What starts train.sh once on every node: one launcher a file, all in registry.py."""
