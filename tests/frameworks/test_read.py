@@ -84,7 +84,7 @@ def test_the_numbers_of_the_page() -> None:
     names = fixed(files.READERS["deepspeed"]({}, 1).layout)
     compared = sum(name in names for row in rows for name in row["expect"])
     assert (compared, compared - 1, len(data()["megatron"])) == (3152, 3151, 175)
-    assert (len({rule.name for rule in lints()}), len(data()["traps"])) == (34, 23)
+    assert (len({rule.name for rule in lints()}), len(data()["traps"])) == (35, 23)
 
 
 @cache
@@ -131,6 +131,11 @@ def test_every_mistake_is_found_and_its_mended_form_is_clean() -> None:
         if lint(trap["mended"], reader(trap["mended"], trap["world"])):
             alarmed.append(trap["id"])
     assert (missed, alarmed) == ([], [])
+
+
+def trainer(line: str, ranks: int = 4) -> dict[str, Any]:
+    """Return the tables of a script that starts a Trainer on so many ranks."""
+    return shell.read(f"torchrun --nproc_per_node {ranks} train.py --per_device_train_batch_size 1 {line}")
 
 
 def arguments(line: str, env: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -241,6 +246,25 @@ MISTAKES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
         arguments(LAYERS.replace("32 --hidden", "30 --hidden") + " --pipeline-model-parallel-size 4"),
         arguments(f"{LAYERS} --pipeline-model-parallel-size 4"),
     ),
+    ("nothing-to-shard", "hf", trainer("--bf16 True --fsdp full_shard", 1), trainer("--bf16 True --fsdp full_shard")),
+    (
+        "nothing-to-shard",
+        "megatron",
+        arguments(f"{LAYERS} --use-distributed-optimizer --tensor-model-parallel-size 8"),
+        arguments(f"{LAYERS} --use-distributed-optimizer --tensor-model-parallel-size 4"),
+    ),
+    (
+        "nothing-to-shard",
+        "hf",
+        trainer("", 1) | {"deepspeed_json": {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}},
+        trainer("", 1)
+        | {
+            "deepspeed_json": {
+                "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},
+                "bf16": {"enabled": True},
+            }
+        },
+    ),
     (
         "recompute-halves",
         "megatron",
@@ -250,13 +274,24 @@ MISTAKES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "kind", "wrong", "mended"), MISTAKES, ids=[m[0] for m in MISTAKES])
+@pytest.mark.parametrize(("name", "kind", "wrong", "mended"), MISTAKES, ids=[f"{m[0]}-{m[1]}" for m in MISTAKES])
 def test_a_mistake_is_found_and_its_mended_twin_is_clean(
     name: str, kind: str, wrong: dict[str, Any], mended: dict[str, Any]
 ) -> None:
     reader = files.READERS[kind]
     assert name in [m.name for m in lint(wrong, reader(wrong, None))]
     assert lint(mended, reader(mended, None)) == []
+
+
+def test_a_price_says_what_one_rank_does_not_shard(tmp_path: Path) -> None:
+    line = "--model gpt2 --cluster dgx-a100 --seq 512"
+    for ranks in (1, 2):
+        script = (
+            f"torchrun --nproc_per_node {ranks} train.py --per_device_train_batch_size 1 --bf16 --fsdp full_shard"
+        )
+        (tmp_path / "run.sh").write_text(script)
+        _, out, err = phalanx(tmp_path, f"predict run.sh {line}")
+        assert ("zero=3 of the file shards nothing over one rank" in out + err) == (ranks == 1)
 
 
 def test_every_lint_has_an_issue_and_a_mended_twin() -> None:

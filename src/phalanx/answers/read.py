@@ -251,6 +251,8 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
             raise InputError(f"{path}: {m.key}", None, f"{m.problem} ({m.source})", m.remedy)
     gpus = gpus_of(reading, asked.gpus, path)
     strategy = strategy_of(c, gpus)
+    void = [f"zero={s.zero} of the file shards nothing over one rank: it is priced as zero=0"] if s.zero else []
+    void = [] if strategy.zero else void
     if asked.batch is None and c.kind == "megatron" and s.global_batch is None:
         raise InputError("batch", None, f"is missing: {path} leaves the global batch open", "say how many sequences")
     batch = asked.batch or s.global_batch or (s.micro_batch or 1) * (s.accumulation or 1) * strategy.dp
@@ -262,7 +264,7 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     options = options_of(c, strategy)
     strategy = _dealt_out(strategy, c, model, options)
     strategy, unpriced = _priceable(strategy)
-    notes = [*notes, *unpriced]
+    notes = [*void, *notes, *unpriced]
     # What the options say of products is said once: by them.
     own = c.job.get("compute") if options.products != "auto" else s.precision
     if own is not None and own not in PRECISIONS:

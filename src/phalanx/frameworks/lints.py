@@ -1,7 +1,8 @@
 """Mistakes in a configuration that its own loader accepts, each from a reported issue, and the lints that find them.
 
-Most lints are rows of a folder's lints.toml, a condition each; its lints.py has those that are none. A corrected twin
-of every case yields nothing (tests/frameworks/test_read.py).
+Most lints are rows of a folder's lints.toml, a condition each; its lints.py has those that are none; lints.toml
+beside this file has those of every framework. A corrected twin of every case yields nothing
+(tests/frameworks/test_read.py).
 
     [[uneven-experts]]           several rows may share a name
     issue                        where it was reported: owner/repository#number
@@ -13,7 +14,8 @@ of every case yields nothing (tests/frameworks/test_read.py).
     arguments, environment       name -> what it has to be: a truth value, a number, a text or a pattern of one
     key, problem, remedy         what is said; {tp*pp} is a number, {axes} and {in_experts} are texts
 
-An argument is not true where it is false or not there. A degree that the file leaves open is 1.
+An argument is not true where it is false or not there. A degree that the file leaves open is 1. A key such as
+`strategy.zero` is the file's own for that field, and there is no mistake where the file has none.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, count, product, truth
+from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, count, product, shown, truth
 from phalanx.frameworks.framework import Framework
 from phalanx.frameworks.registry import FRAMEWORKS
 from phalanx.spec.rows import record
@@ -87,6 +89,7 @@ _DERIVED: dict[str, Callable[[StatedLayout], int | None]] = {
     "expert_ranks": lambda s: (s.etp or s.tp or 1) * (s.ep or 1) * (s.pp or 1),
     "per_micro_batch": lambda s: product(s.micro_batch, s.dp),
     "per_replica": lambda s: product(s.micro_batch, s.accumulation),
+    "sharers": lambda s: product(s.dp, s.cp or 1),  # ranks that ZeRO shards over
     "optimizer_away": _away("optimizer"),
     "parameters_away": _away("param"),
 }
@@ -154,8 +157,15 @@ class LintRow:
             return
         values = {name: self.number(name, c, s) for name in self.names}
         known = all(values[name] is not None for condition in self.conditions for name in condition.fields)
-        if known and where.holds(self.conditions, values):
-            yield self.key, self._said(self.problem, values, s), self._said(self.remedy, values, s)
+        key = self._key(x)
+        if key and known and where.holds(self.conditions, values):
+            yield key, self._said(self.problem, values, s), self._said(self.remedy, values, s)
+
+    def _key(self, x: Configuration) -> str:
+        """Return the key that is named; "" where it stands for a field that no key of the file sets."""
+        if not self.key.startswith("strategy."):
+            return self.key
+        return next((shown(key) for key, meaning in x.understood.items() if meaning == self.key), "")
 
     def _said(self, text: str, values: Mapping[str, Any], s: StatedLayout) -> str:
         def shown(match: re.Match[str]) -> str:
@@ -177,12 +187,18 @@ def _is(value: Any, wanted: Any) -> bool:
 
 def lints_of(framework: Framework) -> tuple[Lint, ...]:
     """Return the lints of a framework's folder; none where it has none."""
-    path, make, lints = ROOT / framework.folder / "lints.toml", record(LintRow, "name"), []
-    for name, rows in tomllib.loads(path.read_text()).items() if path.is_file() else ():
-        lints += [Lint(name, row.issue, row.examine) for row in (make(name, table) for table in rows)]
+    path = ROOT / framework.folder / "lints.toml"
+    lints = _rows(path)
     if path.with_suffix(".py").is_file():
         lints += import_module(f"{__package__}.{framework.folder}.lints").LINTS
-    return tuple(lints)
+    return lints
+
+
+def _rows(path: Path) -> tuple[Lint, ...]:
+    """Return the lints of a lints.toml; none where there is no such file."""
+    make, tables = record(LintRow, "name"), tomllib.loads(path.read_text()) if path.is_file() else {}
+    rows = (make(name, table) for name, several in tables.items() for table in several)
+    return tuple(Lint(row.name, row.issue, row.examine) for row in rows)
 
 
 def _unknown_flag(_: Config, x: Configuration) -> Found:
@@ -215,8 +231,9 @@ _OF_NAMES = (
 
 @cache
 def lints() -> tuple[Lint, ...]:
-    """Return the lints of all frameworks, and those of names that no framework has."""
-    return tuple(lint for framework in FRAMEWORKS.values() for lint in lints_of(framework)) + _OF_NAMES
+    """Return the lints of each framework, those of all, and those of names that no framework has."""
+    own = tuple(lint for framework in FRAMEWORKS.values() for lint in lints_of(framework))
+    return own + _rows(ROOT / "lints.toml") + _OF_NAMES
 
 
 def lint(config: Config, read: Configuration) -> list[Mistake]:
