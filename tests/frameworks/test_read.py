@@ -294,6 +294,30 @@ def test_a_price_says_what_one_rank_does_not_shard(tmp_path: Path) -> None:
         assert ("zero=3 of the file shards nothing over one rank" in out + err) == (ranks == 1)
 
 
+@pytest.mark.parametrize(
+    ("script", "precision"),
+    [
+        ("--fsdp full_shard", "fp32"),
+        ("--fsdp full_shard --tf32 True", "tf32"),
+        ("--tf32 True --bf16", "bf16"),
+        ("--dataset_text_field text", "bf16"),
+        ("--tf32 False --fp16 True", "fp16"),
+    ],
+)
+def test_a_trainer_without_a_half_type_computes_in_fp32_or_tf32(tmp_path: Path, script: str, precision: str) -> None:
+    (tmp_path / "run.sh").write_text(f"torchrun --nproc_per_node 2 t.py --per_device_train_batch_size 1 {script}")
+    line = "predict run.sh --model gpt2 --cluster dgx-a100 --seq 512 --json"
+    assert json.loads(text_of(tmp_path, line))["question"]["precision"] == precision
+
+
+def test_an_open_micro_batch_is_a_replicas_share_of_the_batch_under_accelerate(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("distributed_type: FSDP\nnum_processes: 2\nmixed_precision: bf16\n")
+    line = "predict a.yaml --model gpt2 --cluster dgx-a100 --seq 512 --batch 16"
+    assert "micro_batch=8" in json_of(tmp_path, f"{line} --json")["question"]["strategy"]
+    _, out, err = phalanx(tmp_path, line)
+    assert "micro_batch=8: 16 sequences over dp=2, accumulated 1 times" in out + err
+
+
 def test_every_lint_has_an_issue_and_a_mended_twin() -> None:
     seen = {name for name, *_ in MISTAKES}
     for trap in data()["traps"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -56,8 +56,8 @@ def test_a_chip_has_a_format_where_its_peak_is_above_that_of_wider_ones() -> Non
     for generation, (eight, four) in narrow.items():
         assert NUMBER_FORMATS["float8"].on(generation) == eight, generation
         assert NUMBER_FORMATS["nvfp4"].on(generation) == NUMBER_FORMATS["mxfp8"].on(generation) == four, generation
-    rates = {f.name for f in fields(Chip)}
-    assert {f.peak for f in NUMBER_FORMATS.values() if f.peak} <= rates
+    assert {f.peak for f in NUMBER_FORMATS.values() if f.peak} <= set(get_type_hints(Chip)) | {"tf32"}
+    assert all(chip.tf32 == chip.half / 2 for chip in CHIPS.values())
     assert {chip.generation for chip in CHIPS.values()} >= set().union(
         *(f.generations for f in NUMBER_FORMATS.values())
     )

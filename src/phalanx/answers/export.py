@@ -80,6 +80,10 @@ def _read(path: Path) -> Plan:
     return plans.read(path / "plan.json" if path.is_dir() else path)
 
 
+_ROUNDS = ("accelerate", "deepspeed", "maxtext")
+"""What has TF32 in its configuration: TrainingArguments, and JAX, which rounds fp32 by default."""
+
+
 def exported(plan: Plan, to: str, by: str = "torchrun") -> Export:
     """Return a plan's files for a framework and a launcher. Raises InputError for what either cannot express."""
     if to not in TARGETS:
@@ -88,6 +92,9 @@ def exported(plan: Plan, to: str, by: str = "torchrun") -> Export:
     own = str(plan.choices.get("stack", ""))
     x = subject(plan, stack_named(own if own in target.stacks else target.stacks[0]))
     p = target.program(x)
+    if x.rounded and to not in _ROUNDS:
+        reason = f"is a switch of torch's, not of a configuration of {to}"
+        raise InputError("precision", "tf32", reason, "plan in fp32 and export TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1")
     files = {"train.sh": train_sh(p, x.gpus_per_node, x.nodes), **p.files}
     return Export(p, files | start(task(x, p, files)), by)
 

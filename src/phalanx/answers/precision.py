@@ -26,11 +26,15 @@ def precision_on(name: str | None, cluster: ClusterSpec) -> str:
     asked = PRECISIONS[name]
     if name == "bf16" and "bfloat16" not in cluster.device.dense_flops_per_s:
         raise InputError("precision", name, f"is a type that {cluster.device.name} lacks", "use fp16")
-    if asked.narrow:
+    if asked.peak != "half":
         chip = CHIPS[chip_name(cluster.device.name)]
+        if chip.has(asked) and not chip.flops_per_s((asked,)):
+            reason = f"has no published rate on {cluster.device.name}"
+            raise InputError("precision", name, reason, "phalanx measure finds it; or use bf16")
         if not chip.has(asked):
             have = [word for word, f in PRECISIONS.items() if chip.has(f)]
             have = [word for word in have if word != "fp16" or "bf16" not in have]
+            have = [word for word in have if PRECISIONS[word].bits <= 16]
             raise InputError(
                 "precision", name, f"is a type that {cluster.device.name} lacks", f"use {' or '.join(have)}"
             )
@@ -38,26 +42,26 @@ def precision_on(name: str | None, cluster: ClusterSpec) -> str:
 
 
 def products_in(precision: str) -> str:
-    """Return the products of a precision as options name them: bfloat16 for all types that a job computes in, which
-    have one price."""
+    """Return the products of a precision as options name them: bfloat16 for all types that a job computes in, whose
+    price follows from their bytes and the device's rate."""
     f = PRECISIONS.get(precision)
-    return f.name if f is not None and f.narrow else "bfloat16"
+    return f.name if f is not None and not f.computes else "bfloat16"
 
 
 def in_precision(pricing: Pricing, precision: str) -> Pricing:
     """Return a question whose matrix products are in a precision."""
-    compute = "float16" if precision == "fp16" else "bfloat16"
-    if not PRECISIONS[precision].narrow and pricing.job.precision.compute == compute:
+    compute, products = PRECISIONS[precision].compute, products_in(precision)
+    if (pricing.job.precision.compute, pricing.number_format) == (compute, products):
         return pricing
     job = replace(pricing.job, precision=replace(pricing.job.precision, compute=compute))  # type: ignore[arg-type]
-    return replace(pricing, job=job, number_format=products_in(precision))
+    return replace(pricing, job=job, number_format=products)
 
 
 def require_precision(stack: str, precision: str) -> None:
     """Require of a search that the stack's row has the products of a precision. Raises InputError."""
     row, products = DOCUMENTED.get(stack), products_in(precision)
     entry = row.options.get("products") if row else None
-    if row is None or entry is None or entry.allows(products):
+    if row is None or entry is None or not PRECISIONS[precision].narrow or entry.allows(products):
         return
     have = [name for name, f in PRECISIONS.items() if name != "fp16" and entry.allows(f.name)]
     reason = f"{row.title} does not have products={products} ({entry.source})"
@@ -67,6 +71,6 @@ def require_precision(stack: str, precision: str) -> None:
 def with_products(options: StackOptions, precision: str, stack: str) -> StackOptions:
     """Return the options with the narrow products of a precision, where the stack's row says which ones it has."""
     products = products_in(precision)
-    if products == "bfloat16" or options.products != "auto" or "products" not in DOCUMENTED[stack].options:
+    if not PRECISIONS[precision].narrow or options.products != "auto" or "products" not in DOCUMENTED[stack].options:
         return options
     return StackOptions(**options.changed() | {"products": products})

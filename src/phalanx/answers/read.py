@@ -13,7 +13,7 @@ from phalanx.answers.answer import Answer
 from phalanx.answers.encode import plain
 from phalanx.answers.query import Configured, Query
 from phalanx.frameworks import files
-from phalanx.frameworks.configuration import Config, Configuration, StatedLayout, count, shown
+from phalanx.frameworks.configuration import Config, Configuration, StatedLayout, count, divided, shown
 from phalanx.frameworks.folder import FILES
 from phalanx.frameworks.lints import Mistake, lint
 from phalanx.frameworks.registry import FRAMEWORKS
@@ -155,7 +155,8 @@ def options_of(c: Configuration, s: Strategy) -> StackOptions:
 def job_of(c: Configuration, batch: int, seq: int) -> Job:
     """Return the job of a configuration: what it says of optimizer, clipping and types, else a Job's defaults.
     Raises InputError."""
-    compute = SHORT_NAMES.get(str(c.job.get("compute") or c.layout.precision), "bfloat16")
+    word = str(c.job.get("compute") or c.layout.precision)
+    compute = PRECISIONS[word].compute if word in PRECISIONS else SHORT_NAMES.get(word, "bfloat16")
     job = Job(batch, seq, Precision(compute))  # type: ignore[arg-type]
     if "optimizer" in c.job:
         job = replace(job, optimizer=Optimizer(**c.job["optimizer"]))
@@ -251,11 +252,16 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
             raise InputError(f"{path}: {m.key}", None, f"{m.problem} ({m.source})", m.remedy)
     gpus = gpus_of(reading, asked.gpus, path)
     strategy = strategy_of(c, gpus)
-    void = [f"zero={s.zero} of the file shards nothing over one rank: it is priced as zero=0"] if s.zero else []
-    void = [] if strategy.zero else void
+    said = []
+    if s.level and s.level.state and not strategy.level.state:
+        said.append(f"zero={s.zero} of the file shards nothing over one rank: it is priced as zero=0")
     if asked.batch is None and c.kind == "megatron" and s.global_batch is None:
         raise InputError("batch", None, f"is missing: {path} leaves the global batch open", "say how many sequences")
     batch = asked.batch or s.global_batch or (s.micro_batch or 1) * (s.accumulation or 1) * strategy.dp
+    steps = s.accumulation or _FRAMEWORKS[c.kind].accumulation
+    if s.micro_batch is None and steps and (micro := divided(batch, strategy.dp * steps)) and micro > 1:
+        strategy = replace(strategy, micro_batch=micro)
+        said.append(f"micro_batch={micro}: {batch} sequences over dp={strategy.dp}, accumulated {steps} times")
     if asked.seq is None and s.seq is None:
         raise InputError("seq", None, f"is missing: {path} leaves the sequence length open", "say how long")
     seq = asked.seq or s.seq or 1
@@ -264,9 +270,12 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     options = options_of(c, strategy)
     strategy = _dealt_out(strategy, c, model, options)
     strategy, unpriced = _priceable(strategy)
-    notes = [*void, *notes, *unpriced]
+    notes = [*said, *notes, *unpriced]
     # What the options say of products is said once: by them.
-    own = c.job.get("compute") if options.products != "auto" else s.precision
+    computed = c.job.get("compute")
+    own = computed if options.products != "auto" else computed or s.precision
+    if own == "fp32" and s.precision is None:
+        notes = [*notes, f"no half type is set: {c.stack} computes in fp32, 4 bytes an activation"]
     if own is not None and own not in PRECISIONS:
         notes = [*notes, f"products in {own} are priced as the device's 16-bit ones"]
     query = replace(

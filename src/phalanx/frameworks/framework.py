@@ -74,6 +74,8 @@ class Framework:
     """Whether the model is the config.json next to its file."""
     zero: int | None = None
     """ZeRO's level where a file leaves it open."""
+    accumulation: int | None = None
+    """Micro-batches of a step where a file leaves them open."""
     equal_chunks: bool = False
     """Whether every chunk of a pipeline has as many blocks, where nothing lists them."""
     said: Mapping[str, str] = field(default_factory=dict)

@@ -62,6 +62,11 @@ class Subject:
         return self.plan.cluster
 
     @property
+    def rounded(self) -> bool:
+        """Whether products of fp32 are in TF32."""
+        return self.plan.choices.get("precision") == "tf32"
+
+    @property
     def gpus_per_node(self) -> int:
         """GPUs of a node that take part."""
         return min(self.s.world, self.cluster.ranks_per_node)

@@ -32,6 +32,7 @@ def arguments(x: Subject, **more: Any) -> dict[str, Any]:
         "gradient_checkpointing": s.recompute != "none",
         "bf16": x.compute == "bf16",
         "fp16": x.compute == "fp16",
+        **({"tf32": True} if x.rounded else {}),
         "adam_beta1": a.betas[0],
         "adam_beta2": a.betas[1],
         "adam_epsilon": a.eps,

@@ -13,8 +13,8 @@ from typing import Literal
 Scales = Literal["none", "tensor", "row", "block"]
 """Granularity of scales: none, a tensor, a row (along the dimension that a product sums over), or a block of a
 row."""
-Peak = Literal["double", "single", "half", "fp8", "fp4"]
-"""Fields of a chip's row (spec/cluster/chips.py) with the dense FLOP/s of a format."""
+Peak = Literal["double", "single", "tf32", "half", "fp8", "fp4"]
+"""Fields of a chip (spec/cluster/chips.py) with the dense FLOP/s of a format."""
 
 _SINCE_ADA = frozenset({"ada", "hopper", "blackwell", "blackwell-ultra", "blackwell-gddr"})
 _SINCE_BLACKWELL = frozenset({"blackwell", "blackwell-ultra", "blackwell-gddr"})
@@ -83,6 +83,12 @@ class NumberFormat:
         return self.scales != "none"
 
     @property
+    def compute(self) -> str:
+        """The type that a job computes in when its products are in this format: itself, float32 where its operands
+        are rounded to this, and bfloat16 around narrow products."""
+        return self.name if self.computes else "bfloat16" if self.narrow else "float32"
+
+    @property
     def bytes_per_value(self) -> float:
         """Bytes per value of a long operand, including its share of a block's scale. Scales of tensors and rows are
         few, and not counted."""
@@ -106,8 +112,10 @@ def _plain(
     peak: Peak | None = None,
     word: str | None = None,
     title: str | None = None,
+    rounds: bool = False,
 ) -> NumberFormat:
-    """Return the row of a type whose numbers need no scales."""
+    """Return the row of a type whose numbers need no scales. `rounds`: products round operands of another type to
+    it."""
     return NumberFormat(
         name=name,
         word=word,
@@ -116,15 +124,15 @@ def _plain(
         scales="none",
         values_per_scale=0,
         scale_bits=0,
-        dtype=name,
-        gradient_dtype=name,
+        dtype=None if rounds else name,
+        gradient_dtype=None if rounds else name,
         scale_dtype=None,
         generations=generations,
         peak=peak,
         since=(0, 0) if peak else None,
         multiple=1,
-        priced_as="bfloat16" if peak else None,
-        computes=peak is not None,
+        priced_as=name if rounds else "bfloat16" if peak else None,
+        computes=peak is not None and not rounds,
         multiplies=False,
         gathers=False,
     )
@@ -204,9 +212,11 @@ def _blocks(
 
 _ROWS = (
     _plain("float64", 64, _SINCE_VOLTA, "double", title="fp64"),
-    _plain("float32", 32, _SINCE_VOLTA, "single", title="fp32"),
+    _plain("float32", 32, _SINCE_VOLTA, "single", word="fp32", title="fp32"),
     _plain("bfloat16", 16, _SINCE_AMPERE, "half", word="bf16", title="bf16"),
     _plain("float16", 16, _SINCE_VOLTA, "half", word="fp16", title="fp16"),
+    # fp32 whose products run on tensor cores, with 10 bits of mantissa (NVIDIA A100 whitepaper).
+    _plain("tfloat32", 32, _SINCE_AMPERE, "tf32", word="tf32", title="TF32", rounds=True),
     _plain("int64", 64),
     _plain("int32", 32),
     _plain("uint8", 8),

@@ -97,6 +97,7 @@ def system(
         peak_fp8=chip.fp8,
         peak_fp4=chip.fp4,
         peak_fp32=chip.single or chip.half,
+        peak_tf32=chip.tf32,
         peak_fp64=chip.double or chip.single or chip.half,
         memory_bytes_per_s=chip.bandwidth_bytes_per_s,
         memory_bytes=chip.memory_bytes,
@@ -167,10 +168,12 @@ def system_of(cluster: ClusterSpec) -> System:
     result = replace(base, memory_bytes=device.usable_bytes, tiers=tuple(tiers), observed=observed)
     if device.origin == "measured":
         return _as_measured(result, cluster)
+    half = device.dense_flops_per_s.get("bfloat16", base.peak_bf16)
     return replace(
         result,
         memory_bytes_per_s=device.memory_bandwidth_bytes_per_s,
-        peak_bf16=device.dense_flops_per_s.get("bfloat16", base.peak_bf16),
+        peak_bf16=half,
+        peak_tf32=base.peak_tf32 * half / base.peak_bf16,
         peak_fp32=device.dense_flops_per_s.get("float32", base.peak_fp32),
         peak_fp64=device.dense_flops_per_s.get("float64", base.peak_fp64),
     )

@@ -13,10 +13,12 @@ from phalanx.cost.hardware.system import System
 from phalanx.cost.kernels.tiles import Tiles, whole_waves_s
 from phalanx.cost.ledger.layer_flows import kv_heads, routed_rows
 from phalanx.cost.ledger.model_shape import Shape
-from phalanx.cost.ledger.rank_layout import FORMATS, Layout
+from phalanx.cost.ledger.rank_layout import FORMATS, NARROW, Layout
 
 _FINE = tuple(f.scales == "block" for f in FORMATS)
 """Whether a cast to each of FORMATS computes many scales."""
+_ROUNDED = tuple(f.peak == "tf32" for f in FORMATS)
+"""By FORMATS: whether every product of fp32 is rounded to it, attention's and the head's too."""
 _TILES = Tiles(((256, 128), (128, 128), (128, 64), (64, 64)))
 """Tiles of cuBLAS's kernels for 2-byte types."""
 _SHARES = (1.0, 0.93, 0.80, 0.60)
@@ -33,10 +35,18 @@ def product_s(
     return np.maximum(seconds, traffic / (system.memory_bytes_per_s * system.memory))
 
 
+def _peak(layout: Layout, system: System) -> Column:
+    """Return the peak FLOP/s of products whose operands are not cast."""
+    rounded = np.choose(np.asarray(layout.format, dtype=int), _ROUNDED)
+    return np.where(rounded, system.peak_tf32, system.peak(layout.activation_bytes))
+
+
 def rate_of(layout: Layout, system: System, profile: Profile) -> Column:
     """Return the FLOP/s of long products in the layout's number format."""
+    plain = _peak(layout, system) * system.gemm
     by_peak = {
-        "half": system.peak(layout.activation_bytes) * system.gemm,
+        "half": plain,
+        "tf32": plain,
         "fp8": system.peak_fp8 * system.gemm8 * profile.gemm8,
         "fp4": system.peak_fp4 * system.gemm4 * profile.gemm8,
     }
@@ -170,7 +180,7 @@ def attention(shape: Shape, layout: Layout, system: System, profile: Profile) ->
     long = layout.seq / (layout.seq + system.attention_half * ring)
     narrow = (np.minimum(shape.head_dim, 128) / 128) ** system.attention_narrow
     share = np.where(profile.portable > 0, system.portable_attention, system.attention)
-    best = system.peak(layout.activation_bytes) * share * profile.attention * long * narrow
+    best = _peak(layout, system) * share * profile.attention * long * narrow
     flash = flops * keys / best
     backward = np.where(profile.portable > 0, system.portable_backward, system.attention_backward)
     flash_back = 2.5 * flash / backward
@@ -184,7 +194,7 @@ def attention(shape: Shape, layout: Layout, system: System, profile: Profile) ->
     d = shape.head_dim
     batch = layout.micro_batch * heads
     s = layout.seq / layout.cp
-    rate = system.peak(layout.activation_bytes) * system.gemm * profile.gemm * _aligned(d, system.misaligned)
+    rate = _peak(layout, system) * system.gemm * profile.gemm * _aligned(d, system.misaligned)
     e = layout.activation_bytes
     scores = product_s(s, layout.seq, d, system, rate, e, batch) + product_s(s, d, layout.seq, system, rate, e, batch)
     moved = profile.score_bytes + _UNFUSED_BYTES * unfused(shape, layout, profile)
@@ -235,7 +245,8 @@ def traffic(shape: Shape, layout: Layout, width: Column, system: System, profile
     size = layout.activation_bytes / 2
     bytes_ = size * (profile.hidden_bytes * hidden / ways + profile.ffn_bytes * inner)
     fine = np.where(np.choose(np.asarray(layout.format, dtype=int), _FINE), profile.fine_cast, 1.0)
-    cast = np.where(layout.format > 0, profile.cast_bytes * fine * (2 * hidden + inner), 0.0)
+    narrow = np.choose(np.asarray(layout.format, dtype=int), NARROW)
+    cast = np.where(narrow, profile.cast_bytes * fine * (2 * hidden + inner), 0.0)
     rate = system.memory_bytes_per_s * system.memory
     return Passes((bytes_ + cast) / rate, (bytes_ * profile.backward_traffic + cast) / rate)
 
@@ -246,7 +257,7 @@ def head(shape: Shape, layout: Layout, system: System, profile: Profile) -> tupl
     e = layout.activation_bytes
     vocab = shape.vocab / layout.tp
     whole = np.where(profile.pads_vocab > 0, 8, np.floor(vocab))
-    rate = system.peak(e) * system.gemm * _tuned(system, profile) * _rows_aligned(whole, system.odd)
+    rate = _peak(layout, system) * system.gemm * _tuned(system, profile) * _rows_aligned(whole, system.odd)
     by = Products(system, rate, e, layout.frozen)
     products = by.linear(layout.tokens, vocab, shape.hidden)
     loss = profile.logit_bytes * layout.tokens * vocab / (system.memory_bytes_per_s * system.memory)

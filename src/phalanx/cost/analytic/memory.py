@@ -142,11 +142,18 @@ def _ends(shape: Shape, layout: Layout) -> _Ends:
     return _Ends(first, last, larger, both)
 
 
+_WIDE_LOSS = 12.0
+"""Bytes per logit of a loss in fp32: logits, their log-softmax and its gradient. In mixed precision a stack keeps
+tensors of 2 bytes, and of 4, one of which may be a cast copy of the logits."""
+
+
 def _loss_bytes(shape: Shape, layout: Layout, profile: Profile, last_norm: Column) -> Column:
     """Return the bytes of the loss when its backward pass begins: full logits, or the gradient of sliced ones;
     `last_norm`; and the placeholder of the head's gradient."""
     size = layout.activation_bytes / 2
-    logits = profile.kept_logit * size * layout.tokens * shape.vocab / layout.tp * (1 + shape.depths)
+    wide = np.minimum(2 * profile.kept_logit, _WIDE_LOSS) * size / 2
+    each = np.where(size > 1, wide, profile.kept_logit)
+    logits = each * layout.tokens * shape.vocab / layout.tp * (1 + shape.depths)
     head_gradient = np.maximum(profile.stand_in, profile.every_tensor) * profile.parameter_bytes
     in_slices, gradient = sliced_head(shape, layout, profile)
     head_gradient = head_gradient * (1 - in_slices * (layout.activation_bytes >= 4))

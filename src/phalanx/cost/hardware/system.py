@@ -36,6 +36,8 @@ class System:
     peak_fp4: Column
     peak_fp32: Column
     """FLOP/s outside of tensor cores."""
+    peak_tf32: Column
+    """FLOP/s of fp32 products on tensor cores."""
     peak_fp64: Column
     memory_bytes_per_s: Column
     memory_bytes: Column

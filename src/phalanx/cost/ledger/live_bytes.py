@@ -22,7 +22,7 @@ from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.layer_flows import head_slices, kv_heads, routed_rows, stream_bytes
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.policy import PLAIN, Policy
-from phalanx.cost.ledger.rank_layout import FORMATS, Layout
+from phalanx.cost.ledger.rank_layout import FORMATS, NARROW, Layout
 from phalanx.schedule.gradients.sharding import Sharding
 from phalanx.schedule.layers.head import kept_bytes
 
@@ -80,8 +80,9 @@ class Keeps:
     """1: context parallelism gathers keys and values before attention, instead of passing them around a ring."""
 
 
-_OPERAND_BYTES = tuple(float(f.bytes_per_value) for f in FORMATS)
-"""Bytes per element of a product's operand by FORMATS, including scales of blocks."""
+_OPERAND_BYTES = tuple(float(f.bytes_per_value) if f.narrow else 2.0 for f in FORMATS)
+"""Bytes per element of a product's operand by FORMATS, including scales of blocks; where it is no cast, in 2-byte
+elements."""
 _PARAMETERS = tuple(f.bits == 8 for f in FORMATS)
 """Whether parameters can be values of each of FORMATS themselves."""
 
@@ -115,7 +116,7 @@ def cast_weight_bytes(layout: Layout, keeps: Keeps) -> Column:
     less, in both orders that the products of both passes need, unless the parameters themselves are such values."""
     kind = np.asarray(layout.format, dtype=int)
     separate = np.where((np.asarray(keeps.cast_parameters) > 0) & np.choose(kind, _PARAMETERS), 0.0, 1.0)
-    cast = 2 * np.choose(kind, _OPERAND_BYTES) * (kind > 0)
+    cast = 2 * np.choose(kind, _OPERAND_BYTES) * np.choose(kind, NARROW)
     return np.asarray(keeps.kept_cast) * separate * cast
 
 

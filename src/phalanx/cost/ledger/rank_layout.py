@@ -18,7 +18,9 @@ from phalanx.spec.strategy.recompute import encode
 from phalanx.spec.strategy.spec import Strategy
 
 FORMATS = tuple(f for f in NUMBER_FORMATS.values() if f.priced_as == f.name)
-"""Number formats of matrix products that have a fitted price; bfloat16's applies to every compute type."""
+"""Number formats of matrix products that have a price; bfloat16's applies to every compute type."""
+NARROW = tuple(f.narrow for f in FORMATS)
+"""By FORMATS: whether operands are cast to it."""
 FORMAT_INDEX = {
     f.name: FORMATS.index(NUMBER_FORMATS[f.priced_as]) for f in NUMBER_FORMATS.values() if f.priced_as is not None
 }
@@ -289,7 +291,7 @@ def stages_by_work(shape: Shape, layout: Layout) -> Stages:
     )
 
 
-_HEAVIER = np.array([1.5 * 16 / f.bits for f in FORMATS])
+_HEAVIER = np.array([1.5 * max(16 / f.bits, 1.0) for f in FORMATS])
 """By FORMATS: upper bound on a head's seconds per weight over a block's. Its loss moves logits too, and its products
 stay in 16 bits where a block's are narrow."""
 

@@ -68,6 +68,8 @@ def _trainer(keys: Keys) -> tuple[int | None, int | None, dict[str, Any], dict[s
     steps = count(keys.take("gradient_accumulation_steps", "accumulation"))
     each = "accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
     fields = {"grad_sync": "micro"} if truth(keys.take(each, "strategy.grad_sync")) else {}
+    if truth(keys.take("tf32", "job.precision")):
+        job["compute"] = "tf32"
     return micro, steps, job, fields
 
 
@@ -120,6 +122,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
         not mesh and not axolotl and (fsdp or own_deepspeed or how in ("MULTI_GPU", "NO"))
     ):  # only a parallelism_config has other axes
         tp = cp = 1
+    # What a DeepSpeed file says of types is not here.
+    unstated = None if "deepspeed_config.deepspeed_config_file" in keys.understood else "fp32"
     named = keys.take("mixed_precision", "job.precision")
     type_ = _TYPES.get(str(named).lower() if named is not False else "no") if named is not None else None
     if axolotl:
@@ -129,14 +133,18 @@ def read(config: Config, world: int | None = None) -> Configuration:
         cp = cp or count(keys.take("context_parallel_size", "strategy.cp"))
         bf16, fp16 = keys.take("bf16", "job.precision"), keys.take("fp16", "job.precision")
         type_ = "bf16" if truth(bf16) else "fp16" if truth(fp16) else type_
+        unstated = "fp32" if bf16 is False else "bf16"  # `auto` is its default
         again = truth(keys.take("gradient_checkpointing", "strategy.recompute"))
         recompute = "full" if again else recompute or ("none" if again is False else None)
-    job: dict[str, Any] = {}
+    job: dict[str, Any] = {"compute": unstated}
     fields: dict[str, Any] = {}
     if part.config:
-        micro, steps, job, fields = _trainer(part)
+        micro, steps, stated, fields = _trainer(part)
+        job |= stated
         if truth(part.take("gradient_checkpointing", "strategy.recompute")):
             recompute = "full"
+    if type_ not in (None, "fp32"):
+        job["compute"] = type_
     options: dict[str, Any] = {}
     if fsdp and (offload or {}).get("param") == "cpu":
         options = {"parameter_offload": True, "optimizer_offload": 1.0}
@@ -179,5 +187,5 @@ def read(config: Config, world: int | None = None) -> Configuration:
         name,
         options=options,
         fields=fields,
-        job=job | {"compute": type_ or "fp32"},
+        job=job,
     )

@@ -20,6 +20,8 @@ from phalanx.frameworks.configuration import (
 from phalanx.frameworks.deepspeed import read as deepspeed
 from phalanx.frameworks.keys import key_table
 
+_BF16_UNASKED = ("dataset_text_field", "num_generations", "max_completion_length", "assistant_only_loss")
+"""Arguments of TRL's configurations, which turn bf16 on unless fp16 is (trl/trainer/sft_config.py, __post_init__)."""
 _WORDS = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "hybrid_shard_zero2": 2, "no_shard": 0}
 
 
@@ -36,7 +38,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     written = keys.take(f"{at}gradient_accumulation_steps", "accumulation", 1)
     steps = count(written)
     bf16, fp16 = (truth(keys.take(f"{at}{name}", "job.precision")) for name in ("bf16", "fp16"))
-    type_ = "bf16" if bf16 else "fp16" if fp16 else None
+    of_trl = any(keys.take(f"{at}{name}", "job.precision") is not None for name in _BF16_UNASKED)
+    rounded = truth(keys.take(f"{at}tf32", "job.precision"))
+    type_ = "bf16" if bf16 else "fp16" if fp16 else "tf32" if rounded and not of_trl else None
     again = truth(
         keys.first(
             (f"{at}gradient_checkpointing", f"{at}grad_checkpoint", f"{at}use_gradient_checkpointing"), "strategy"
@@ -59,7 +63,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
         options, fields, stated = deepspeed.beyond(part)
         job, shard = job | stated, deepspeed.shard(part)
         zero, offload = deepspeed.stage(part), deepspeed.offloaded(part)
-        type_ = type_ or (deepspeed.precision(part) if deepspeed.precision(part) != "fp32" else None)
+        half = deepspeed.precision(part)
+        type_ = half if half in ("bf16", "fp16") and type_ in (None, "tf32") else type_
         base = "deepspeed_json" if nested else f"{at}deepspeed"
         for name, meaning in part.understood.items():
             keys.understood[f"{base}.{name}"] = meaning
@@ -79,6 +84,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
             zero, offload, _ = sharding(keys, f"{at}fsdp_config")
         elif not words and f"{at}fsdp_config" not in keys.understood:
             zero = None
+    unread = bool(path) and not isinstance(inner, dict)  # a DeepSpeed file, which says it too
+    unstated = "bf16" if of_trl and bf16 is None else None if unread else "fp32"
     replicas = divided(world, tp * cp)
     layout = StatedLayout(
         world=world,
@@ -105,5 +112,5 @@ def read(config: Config, world: int | None = None) -> Configuration:
         model_name=name,
         options=options,
         fields=fields,
-        job=job | {"compute": type_ or "fp32"},
+        job=job | {"compute": type_ or unstated},
     )

@@ -33,6 +33,8 @@ from phalanx.spec.strategy import stack_options
 from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 KEYS = key_table("maxtext")
+_EXACT = ("float32", "highest")
+"""Words of `matmul_precision` with which JAX multiplies fp32 as it is, not in TF32 (docs.jax.dev, precision)."""
 _AXES = {
     "tp": ("tensor", "tensor_transpose", "tensor_sequence"),
     "pp": ("pipeline",),
@@ -67,6 +69,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     remat = keys.field("strategy.recompute")
     seq = count(keys.field("job.seq"))
     type_ = keys.word("job.precision")
+    rounded = keys.take("matmul_precision", "job.precision") not in _EXACT
     layout = StatedLayout(
         world=world,
         dp=dp,
@@ -96,7 +99,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         spec=spec,
         open_model=why,
         options=options,
-        job=job | ({"compute": type_} if type_ else {}),
+        job=job | ({"compute": "tf32" if type_ == "fp32" and rounded else type_} if type_ else {}),
     )
 
 

@@ -283,6 +283,7 @@ def _types(x: Subject) -> dict[str, Any]:
     return (
         KEYS.write({"job.precision": x.compute})
         | {"weight_dtype": "float32"}
+        | ({"matmul_precision": "float32"} if x.compute == "fp32" and not x.rounded else {})
         | KEYS.write({name: value for name, value in stated.items() if value != "auto"})
     )
 

@@ -23,6 +23,7 @@ from phalanx.planning.search.planner import FOR_OPTIONS, best_of, fastest_rows, 
 from phalanx.planning.search.priced import PricedStrategy
 from phalanx.planning.search.refine import best_of_each_family
 from phalanx.spec.errors import InputError
+from phalanx.spec.number_formats import NUMBER_FORMATS
 
 _WORKERS = 4
 """Maximum processes: more would idle while the longest search runs."""
@@ -145,7 +146,8 @@ def _lacking(row: Stack, pricing: Pricing) -> str:
     """Return the first option of a question that a row lacks; "" if it has all. The precision of products counts as
     an option if the row lists its precisions."""
     kind, products = pricing.number_format, row.options.get("products")
-    if pricing.extra.products == "auto" and products is not None and not products.allows(kind):
+    narrow = NUMBER_FORMATS[kind].narrow
+    if narrow and pricing.extra.products == "auto" and products is not None and not products.allows(kind):
         return f"has no products={kind}"
     for option, value in pricing.extra.changed().items():
         if option not in row.options or not row.options[option].allows(value):

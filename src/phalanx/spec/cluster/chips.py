@@ -77,6 +77,12 @@ class Chip:
         """Streaming multiprocessors."""
         return self.processors or _MULTIPROCESSORS[self.generation]
 
+    @property
+    def tf32(self) -> float:
+        """Dense FLOP/s of fp32 products in TF32: half of 16 bits', on every generation that has it (datasheets of
+        A100, L40S, H100, B200)."""
+        return self.half / 2
+
     def has(self, number_format: NumberFormat) -> bool:
         """Whether it multiplies a format."""
         return number_format.on(self.generation)
