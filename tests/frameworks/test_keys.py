@@ -75,3 +75,9 @@ def test_every_optimizer_is_a_word_of_some_framework() -> None:
         name for f in FRAMEWORKS.values() if f.writes for name in key_table(f.folder).values("job.optimizer.name")
     }
     assert words == set(OPTIMIZERS)
+
+
+def test_switches_are_flags_that_take_no_value() -> None:
+    switches = key_table("megatron").switches
+    assert {"sequence_parallel", "use_flash_attn", "no_gradient_accumulation_fusion", "bf16"} <= switches
+    assert not switches & {"num_layers", "tensor_model_parallel_size", "recompute_granularity", "moe_router_topk"}

@@ -61,6 +61,8 @@ class KeyTable:
     """Names of which nothing else is known, by effect."""
     forms: frozenset[str] = frozenset()
     """Other forms of names that its parser takes, such as no_NAME, without effect."""
+    switches: frozenset[str] = frozenset()
+    """Flags of its command line that take no value."""
 
     def __getitem__(self, name: str) -> str:
         """Return the key that sets a field. Raises KeyError where none does."""
@@ -157,4 +159,5 @@ def key_table(framework: str) -> KeyTable:
     by_effect: dict[Effect, frozenset[str]] = {
         effect: frozenset(names.get(effect, ())) for effect in get_args(Effect)
     }
-    return KeyTable(tuple(keys.values()), by_effect, frozenset(names.get("forms", ())))
+    forms, switches = (frozenset(names.get(part, ())) for part in ("forms", "switches"))
+    return KeyTable(tuple(keys.values()), by_effect, forms, switches)
