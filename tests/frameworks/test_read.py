@@ -84,7 +84,7 @@ def test_the_numbers_of_the_page() -> None:
     names = fixed(files.READERS["deepspeed"]({}, 1).layout)
     compared = sum(name in names for row in rows for name in row["expect"])
     assert (compared, compared - 1, len(data()["megatron"])) == (3152, 3151, 175)
-    assert (len({rule.name for rule in lints()}), len(data()["traps"])) == (35, 23)
+    assert (len({rule.name for rule in lints()}), len(data()["traps"])) == (36, 23)
 
 
 @cache
@@ -131,6 +131,9 @@ def test_every_mistake_is_found_and_its_mended_form_is_clean() -> None:
         if lint(trap["mended"], reader(trap["mended"], trap["world"])):
             alarmed.append(trap["id"])
     assert (missed, alarmed) == ([], [])
+
+
+SHARDED = "--fsdp 'full_shard auto_wrap'"
 
 
 def trainer(line: str, ranks: int = 4) -> dict[str, Any]:
@@ -246,7 +249,19 @@ MISTAKES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
         arguments(LAYERS.replace("32 --hidden", "30 --hidden") + " --pipeline-model-parallel-size 4"),
         arguments(f"{LAYERS} --pipeline-model-parallel-size 4"),
     ),
-    ("nothing-to-shard", "hf", trainer("--bf16 True --fsdp full_shard", 1), trainer("--bf16 True --fsdp full_shard")),
+    ("nothing-to-shard", "hf", trainer(f"--bf16 {SHARDED}", 1), trainer(f"--bf16 {SHARDED}")),
+    ("one-unit", "hf", trainer("--bf16 --fsdp full_shard"), trainer(f"--bf16 {SHARDED}")),
+    (
+        "one-unit",
+        "accelerate",
+        {"distributed_type": "FSDP", "num_processes": 4, "mixed_precision": "bf16", "fsdp_config": {}},
+        {
+            "distributed_type": "FSDP",
+            "num_processes": 4,
+            "mixed_precision": "bf16",
+            "fsdp_config": {"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP", "fsdp_min_num_params": 10**6},
+        },
+    ),
     (
         "nothing-to-shard",
         "megatron",
@@ -308,6 +323,23 @@ def test_a_trainer_without_a_half_type_computes_in_fp32_or_tf32(tmp_path: Path, 
     (tmp_path / "run.sh").write_text(f"torchrun --nproc_per_node 2 t.py --per_device_train_batch_size 1 {script}")
     line = "predict run.sh --model gpt2 --cluster dgx-a100 --seq 512 --json"
     assert json.loads(text_of(tmp_path, line))["question"]["precision"] == precision
+
+
+@pytest.mark.parametrize(
+    ("table", "units"),
+    [
+        ({}, {"units": "model"}),
+        ({"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}, {}),
+        ({"fsdp_transformer_layer_cls_to_wrap": "GPT2Block"}, {}),
+        ({"min_num_params": 2000}, {"units": "remainder", "unit_size": 2000}),
+        ({"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP", "fsdp_min_num_params": 0}, {"units": "model"}),
+        ({"fsdp_version": 2, "fsdp_min_num_params": 5}, {"units": "module", "unit_size": 5}),
+        ({"fsdp_auto_wrap_policy": "NO_WRAP", "fsdp_min_num_params": 5}, {"units": "model"}),
+    ],
+)
+def test_a_wrapping_policy_is_read_as_units(table: dict[str, Any], units: dict[str, Any]) -> None:
+    c = files.READERS["accelerate"]({"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": table}, None)
+    assert c.options == units
 
 
 def test_an_open_micro_batch_is_a_replicas_share_of_the_batch_under_accelerate(tmp_path: Path) -> None:

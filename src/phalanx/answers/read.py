@@ -34,6 +34,7 @@ _RECOMPUTED = {"none", "selective", "full"}
 _CONFLICTS = ("both-halves", "two-engines", "types-disagree", "batches-disagree")
 """Lints of settings that contradict each other, of which a price would have to choose one."""
 _UNPRICED = ("bucket", "prefetch", "grad_sync", "reshard")
+_OF_UNITS = ("units", "unit_size")
 _OF_STAGES = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer")
 
 
@@ -147,9 +148,10 @@ def strategy_of(c: Configuration, gpus: int) -> Strategy:
 
 
 def options_of(c: Configuration, s: Strategy) -> StackOptions:
-    """Return the options that a configuration sets; those of a pipeline's stages where there is one. Raises
-    InputError for a value that an option has not."""
-    return StackOptions(**{n: v for n, v in c.options.items() if s.pp > 1 or n not in _OF_STAGES})
+    """Return the options that a configuration sets; those of a pipeline's stages where there is one, and of units
+    where they are sharded. Raises InputError for a value that an option has not."""
+    without = (*(() if s.pp > 1 else _OF_STAGES), *(() if s.level.gradients else _OF_UNITS))
+    return StackOptions(**{n: v for n, v in c.options.items() if n not in without})
 
 
 def job_of(c: Configuration, batch: int, seq: int) -> Job:

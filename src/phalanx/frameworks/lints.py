@@ -11,6 +11,7 @@ beside this file has those of every framework. A corrected twin of every case yi
     stated, open                 fields of the layout, or arguments, that the file fixes; that it leaves open
     when                         numbers (spec/strategy/where.py): of the layout, arguments by name, those below
     numbers                      other names in `when`: the paths where each may stand
+    options                      options of the stack as they were read: name -> value
     arguments, environment       name -> what it has to be: a truth value, a number, a text or a pattern of one
     key, problem, remedy         what is said; {tp*pp} is a number, {axes} and {in_experts} are texts
 
@@ -118,6 +119,7 @@ class LintRow:
     numbers: Mapping[str, Any] = field(default_factory=dict)
     arguments: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -153,6 +155,7 @@ class LintRow:
             or any(self.number(name, c, s) is not None for name in self.open)
             or not all(_is(variables.get(name), value) for name, value in self.environment.items())
             or not all(_is(argument(c, name), value) for name, value in self.arguments.items())
+            or any(x.options.get(name) != value for name, value in self.options.items())
         ):
             return
         values = {name: self.number(name, c, s) for name in self.names}

@@ -90,6 +90,8 @@ def _two_matrices(shape: Shape, layout: Layout, apart: Column) -> Column:
     return np.where(apart, 2 * dense + 3 * experts, 2 * np.maximum(dense, experts))
 
 
+_WHOLE_UNITS = 3
+"""Units as they compute: gathered, that and the next; and the gradient of one before it is reduced."""
 _STATE_OF_ADAPTERS = 18.0
 """Bytes per parameter of adapters: as without ZeRO, since they are small."""
 
@@ -166,8 +168,9 @@ class _Share:
     """A rank's unit costs: per block, per parameter of the ends, and per micro-batch in flight. `dense_params`,
     `expert_params`: parameters of a block. Bytes: `block_state`, of a block's state; `end_state`, of the state per
     parameter of the ends; `stored`, `stream`, kept of a micro-batch by a block and by the rest; `recomputed`,
-    restored by the backward pass of a block; `unit`, gathered by a pass where units have no buffers; `reduced`,
-    gradients of a block before they are reduced. `of_blocks`, `in_buckets`: elements of the buffers in which units
+    restored by the backward pass of a block; `unit`, gathered by a pass where units have no buffers;
+    `root_gradient`, of a root that is reduced as the backward pass ends; `reduced`, gradients of a block before they
+    are reduced. `of_blocks`, `in_buckets`: elements of the buffers in which units
     take turns, of parameters and of gradients. `narrow`: 1 where blocks are gathered in 8 bits."""
 
     how: Sharding
@@ -181,6 +184,7 @@ class _Share:
     stream: Column
     recomputed: Column
     unit: Column
+    root_gradient: Column
     reduced: Column
     of_blocks: Column
     in_buckets: Column
@@ -200,6 +204,7 @@ class _Share:
         resident = blocks - on_host + np.minimum(2.0, on_host) / np.maximum(in_flight, 1.0)
         kept = (resident * self.stored + self.stream) * in_flight
         activations = kept + np.where(loss_bytes >= self.recomputed, 0.0, self.recomputed)
+        gathered = gathered + np.maximum(self.root_gradient - activations - loss, 0.0)
         transient = activations + loss + gathered
         # Activations reuse the memory of the update's temporaries, which are therefore not live at the peak.
         held = state - np.minimum(idle, transient)
@@ -242,6 +247,8 @@ def _share(shape: Shape, layout: Layout, profile: Profile, ends: _Ends, stream: 
     # Where parameters stay and gradients are sharded: a block's gradients until they are reduced, in place of the
     # activations that its backward pass freed.
     reduced = zero.reduces_each * np.maximum(profile.gradient_bytes * params - block.stored, 0.0)
+    unit = np.where(shape.wraps_blocks, params, shape.unit_params / layout.tp)
+    root = np.where(shape.wraps_blocks, shape.ends, shape.root_params) / layout.tp
     of_blocks = 2 * dense_params + np.where(apart, 3.0, 2.0) * expert_params
     return _Share(
         zero,
@@ -254,8 +261,8 @@ def _share(shape: Shape, layout: Layout, profile: Profile, ends: _Ends, stream: 
         block.stored,
         stream,
         recomputed + gathered_key_bytes(shape, layout, profile),
-        # Two blocks, and one block's gradient before it is reduced.
-        params * 3 * profile.parameter_bytes + shape.ends / layout.tp * profile.parameter_bytes,
+        (_WHOLE_UNITS * unit + root) * profile.parameter_bytes,
+        np.where(shape.wraps_blocks, 0.0, root * profile.parameter_bytes * zero.reduces_each),
         np.where(np.asarray(profile.unit_buffers) > 0, 0.0, reduced),
         of_blocks,
         # At level 2 a matrix has a bucket of its own.

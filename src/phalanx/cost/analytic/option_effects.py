@@ -17,6 +17,7 @@ from phalanx.cost.analytic.profile import FIELDS, Profile, profile
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.rank_layout import FORMAT_INDEX, Layout
+from phalanx.cost.ledger.units import units
 from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
@@ -127,7 +128,7 @@ def adapter_params(model: Shape, o: StackOptions) -> float:
 
 
 def extended(model: Shape, o: StackOptions) -> Shape:
-    """Return the sizes of a model with its further depths of multi-token prediction and its adapters."""
+    """Return the sizes of a model with its further depths of multi-token prediction, its units and its adapters."""
     if o.mtp:
         # A depth is a block like the last ones, a product of two hidden states, and the head once more.
         model = replace(
@@ -137,6 +138,9 @@ def extended(model: Shape, o: StackOptions) -> Shape:
             head_params=model.head_params + o.mtp * 2 * model.hidden**2,
             depths=float(o.mtp),
         )
+    if o.units != "auto":
+        of = units(model, o.units, o.unit_size)
+        model = replace(model, root_params=of.root, unit_params=of.largest, unit_count=of.count)
     return replace(model, adapters=adapter_params(model, o)) if o.lora else model
 
 

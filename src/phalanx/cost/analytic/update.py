@@ -16,7 +16,7 @@ from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.flow import Held
-from phalanx.cost.ledger.gradient_flows import Parameters, Types, expert_ranks, gradient_flows, parameters_of
+from phalanx.cost.ledger.gradient_flows import ROOT, Parameters, Types, expert_ranks, gradient_flows, parameters_of
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.rank_layout import Layout
 from phalanx.cost.ledger.sharding import sharding
@@ -45,11 +45,13 @@ def _held(shape: Shape, layout: Layout, blocks: Column) -> Held:
 
 
 class _Once(NamedTuple):
-    """Seconds of one reduction over the shards, of one over their replicas, and of one gather of parameters."""
+    """Seconds of one reduction over the shards, of one over their replicas, of one gather of parameters, and of one
+    for the backward pass, which has the root's still."""
 
     scatter: Column
     replicate: Column
     gather: Column
+    again: Column
 
 
 def reduced(shape: Shape, layout: Layout, system: System, profile: Profile, blocks: Column, passes: Passes) -> Terms:
@@ -66,10 +68,18 @@ def reduced(shape: Shape, layout: Layout, system: System, profile: Profile, bloc
     if np.any(c.kind):
         scatter, replicate = _compressed(layout, system, profile, blocks, params)
         once = _Once(
-            np.where(c.kind, scatter, once.scatter), np.where(c.kind, replicate, once.replicate), once.gather
+            np.where(c.kind, scatter, once.scatter),
+            np.where(c.kind, replicate, once.replicate),
+            once.gather,
+            once.again,
         )
     # What the passes do not hide, and the factors of the formula.
-    exposed, hidden = _exposed(once, zero, profile, passes, m, params.units)
+    alone = 1 / np.maximum(params.units, 1)
+    if not np.all(shape.wraps_blocks):
+        of_root = params.kept / np.maximum(params.all, 1)
+        others = (1 - of_root) / np.maximum(params.units - params.kept_units, 1)
+        alone = np.where(shape.wraps_blocks, alone, of_root + others)
+    exposed, hidden = _exposed(once, zero, profile, passes, m, alone)
     out = Terms({}, {})
     out.of["dp"] = {
         "ranks": ranks,
@@ -101,16 +111,23 @@ def _once(shape: Shape, layout: Layout, system: System, profile: Profile, held: 
     grad, param, m = profile.gradient_bytes, profile.parameter_bytes, layout.micro_batches
     stride = layout.data_stride(system.tiers[0].ranks)
     totals = {"reduce_scatter": 0.0 * m, "all_reduce": 0.0 * m, "all_gather": 0.0 * m}
+    of_root: Column = 0.0 * m
     for flow in gradient_flows(
         shape, layout, zero, Types(grad, param, grad), held, stride, bucket_bytes(layout, profile)
     ):
-        totals[flow.op] = totals[flow.op] + flow.count() * seconds_of(flow, system)
+        seconds = flow.count() * seconds_of(flow, system)
+        totals[flow.op] = totals[flow.op] + seconds
+        of_root = of_root + (flow.what == ROOT) * seconds
     # Parameters that come from the host do so before each gather.
     fetched = profile.parameters_on_host * param * (params.dense + params.experts) / np.maximum(zero.shards, 1)
+    # Where blocks are units the root is small, and both passes are taken to gather as much.
+    rest = np.where(shape.wraps_blocks, 0.0, of_root)
+    again = (totals["all_gather"] - rest) / zero.gathers(m) + fetched / system.host_bytes_per_s
     return _Once(
         totals["reduce_scatter"] / zero.reductions(m),
         totals["all_reduce"] / zero.replications(m),
-        totals["all_gather"] / zero.gathers(m) + fetched / system.host_bytes_per_s,
+        again + rest / m,
+        again,
     )
 
 
@@ -140,11 +157,11 @@ def _compressed(
 
 
 def _exposed(
-    once: _Once, zero: Sharding, profile: Profile, passes: Passes, m: Column, units: Column
+    once: _Once, zero: Sharding, profile: Profile, passes: Passes, m: Column, alone: Column
 ) -> tuple[Column, Column]:
-    """Return the exposed seconds per step of reductions and gathers, with `m` micro-batches through `units`; and the
-    hidden seconds of those that happen once a step."""
-    (scatter, replicate, gather), (forward, backward) = once, (passes.forward, passes.backward)
+    """Return the exposed seconds per step of reductions and gathers of `m` micro-batches, and the hidden seconds of
+    those that happen once a step. `alone`: share of the parameters in the unit gathered first and reduced last."""
+    (scatter, replicate, gather, again), (forward, backward) = once, (passes.forward, passes.backward)
     replicates = np.asarray(zero.replicates_each)
     forward_room = profile.dp_overlap * forward / profile.contention
     backward_room = profile.dp_overlap * backward / profile.contention
@@ -152,12 +169,13 @@ def _exposed(
     hidden = hidden + np.minimum(profile.gather_overlap * gather, forward)
     # For every micro-batch: parameters in the forward pass, and again in the backward pass, and gradients in the
     # latter; the same share of once-a-step collectives is hidden as above.
-    again = zero.regathers * gather
+    again = zero.regathers * again
     reduction = scatter + replicates * replicate
     slowed = (profile.contention - 1) * np.minimum(forward + backward, gather + again + reduction)
-    both_passes = np.maximum(gather - forward_room, 0) + np.maximum(again + reduction - backward_room, 0) + slowed
+    both_passes = np.maximum(gather - forward_room, 0) + np.maximum(again + reduction - backward_room, 0)
     # No compute overlaps the gather of a pass's first unit, nor the reduction of its last one.
-    both_passes = both_passes + (gather + reduction) / np.maximum(units, 1)
+    both_passes = np.minimum(both_passes + alone * (gather + reduction), gather + again + reduction)
+    both_passes = both_passes + slowed
     reduced_each = reduction - np.minimum(profile.dp_overlap * reduction, backward_room)
     gathered_once = gather - np.minimum(profile.gather_overlap * gather, forward)
     last_replicate = (1 - replicates) * np.maximum(replicate - backward_room, 0)

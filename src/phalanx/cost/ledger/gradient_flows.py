@@ -28,6 +28,9 @@ from phalanx.cost.ledger.rank_layout import Layout
 from phalanx.schedule.gradients.narrow import NUMBER_BYTES
 from phalanx.schedule.gradients.sharding import Sharding
 
+ROOT = "parameters of the root"
+"""What is gathered once for both passes: the unit around all others, or the head."""
+
 
 @dataclass(frozen=True)
 class Types:
@@ -40,9 +43,9 @@ class Types:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Parameters on a rank. `dense`: all but experts; `blocks`: the part of these in blocks; `kept`: the head's,
-    gathered once for both passes. `units`, `kept_units`: number of units that contain them; a tied embedding is a
-    separate unit."""
+    """Parameters on a rank. `dense`: all but experts; `blocks`: the part of these in blocks; `kept`: the root's or
+    the head's, gathered once for both passes. `units`, `kept_units`: number of units that contain them; a tied
+    embedding is a separate unit."""
 
     dense: Column
     experts: Column
@@ -76,6 +79,10 @@ def parameters_of(shape: Shape, layout: Layout, rank_units: Held) -> Parameters:
     kept_units = rank_units.head + np.where(tied, copies, 0.0)
     units = rank_units.dense + rank_units.experts + rank_units.embed * (~tied | (positions > 0)) + kept_units
     experts = rank_units.experts * shape.expert_params / (layout.ep * layout.etp)
+    if not np.all(shape.wraps_blocks):  # the root's are gathered once
+        kept = np.where(shape.wraps_blocks, kept, shape.root_params / layout.tp / layout.pp)
+        kept_units = np.where(shape.wraps_blocks, kept_units, 1.0)
+        units = np.where(shape.wraps_blocks, units, shape.unit_count / layout.pp + 1)
     return Parameters(blocks + embed + head, experts, blocks, kept, units, kept_units)
 
 
@@ -217,7 +224,7 @@ def _of_group(g: _Group, m: Column, zero: Sharding, types: Types, bucket_bytes: 
     over = (types.parameter, g.shards, g.stride)
     rest = g.units - g.narrow_units - g.kept_units * zero.regathers
     gather = flow("all_gather", "parameters", g.params - g.narrow - head_params, *over, gathers * sharded, rest)
-    once = flow("all_gather", "parameters of the head", head_params, *over, m * sharded, g.kept_units)
+    once = flow("all_gather", ROOT, head_params, *over, m * sharded, g.kept_units)
     eight = flow("all_gather", "8-bit parameters", g.narrow, 1.0, *over[1:], gathers * sharded, g.narrow_units)
     size, one = g.numbers * NUMBER_BYTES, sharded * (np.asarray(g.numbers) > 0)
     scales = Flow(g.axis, "all_reduce", "scales", "rank", g.shards, g.stride, size, {"F": one})

@@ -102,6 +102,18 @@ class Shape:
     others_kv: Column = 0.0
     """Number of `others` in key and value heads."""
 
+    root_params: Column = -1.0
+    """Parameters of the unit around all others, where FSDP wraps other modules than blocks (units.py); -1: blocks."""
+    unit_params: Column = 0.0
+    """Parameters of the largest other unit."""
+    unit_count: Column = 0.0
+    """Number of the other units."""
+
+    @property
+    def wraps_blocks(self) -> Column:
+        """Whether each block is a unit."""
+        return np.asarray(self.root_params) < 0
+
     @property
     def params(self) -> Column:
         """All parameters."""

@@ -61,6 +61,28 @@ def sharding(keys: Keys, table: str = "fsdp_config") -> tuple[int | None, dict[s
     return zero, {"param": device, "optimizer": device}, recompute
 
 
+def wrapping(keys: Keys, table: str = "fsdp_config", by_default: str = "") -> dict[str, Any]:
+    """Return the options of FSDP's table that say which modules are units. `by_default`: the policy where it names
+    neither one nor a size; "": by class where it has one, else one unit, as accelerate does."""
+
+    def of(name: str, meaning: str, *more: str) -> Any:
+        return keys.first((f"{table}.fsdp_{name}", f"{table}.{name}", *more), meaning)
+
+    # TrainingArguments had a flag for the size, too.
+    flag = table.replace("fsdp_config", "fsdp_min_num_params")
+    least = count(of("min_num_params", "options.unit_size", flag)) or 0
+    classes = of("transformer_layer_cls_to_wrap", "options.units")
+    by_default = by_default or ("TRANSFORMER_BASED_WRAP" if classes else "")
+    by_default = "SIZE_BASED_WRAP" if least and by_default != "NO_WRAP" else by_default or "NO_WRAP"
+    policy = str(of("auto_wrap_policy", "options.units") or by_default).upper()
+    if policy == "NO_WRAP" or (policy == "SIZE_BASED_WRAP" and not least):
+        return {"units": "model"}
+    if policy != "SIZE_BASED_WRAP":
+        return {}
+    version = count(of("version", "stack")) or count(keys.take("fsdp_version", "stack"))
+    return {"units": "module" if version == 2 else "remainder", "unit_size": least}
+
+
 def _trainer(keys: Keys) -> tuple[int | None, int | None, dict[str, Any], dict[str, Any]]:
     """Return (micro-batch, accumulation, job, fields of Strategy) of TrainingArguments next to accelerate's file."""
     job = arguments_job(keys, "")
@@ -97,6 +119,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     zero: int | None = None
     offload: dict[str, str | None] | None = None
     recompute: str | None = None
+    units: dict[str, Any] = {}
     micro = steps = None
     stack = "accelerate"
     plain = how in ("NO", "FALSE", "MULTI_GPU", "MULTI_CPU", "TPU", "XLA")
@@ -114,6 +137,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
             steps = count(keys.take(f"{at}.gradient_accumulation_steps", "accumulation"))
     elif fsdp:
         zero, offload, recompute = sharding(keys)
+        units = wrapping(keys, by_default="TRANSFORMER_BASED_WRAP" if axolotl else "")
         keys.take("fsdp", "stack")
     elif plain:
         zero = 0
@@ -145,9 +169,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
             recompute = "full"
     if type_ not in (None, "fp32"):
         job["compute"] = type_
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = dict(units)
     if fsdp and (offload or {}).get("param") == "cpu":
-        options = {"parameter_offload": True, "optimizer_offload": 1.0}
+        options |= {"parameter_offload": True, "optimizer_offload": 1.0}
     gathers = ("parallelism_config.parallelism_config_cp_comm_strategy", "parallelism_config.cp_comm_strategy")
     if keys.first(gathers, "options.context") == "allgather":
         options["context"] = "all_gather"

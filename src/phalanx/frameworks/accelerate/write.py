@@ -32,6 +32,8 @@ def program(x: Subject) -> TrainingProgram:
     if s.cp > 1 and not s.level.state:
         reason = "accelerate launch takes parallelism_config under FSDP2 alone"
         raise InputError("strategy.cp", s.cp, reason, "use zero=3 and dp=2 or more")
+    if o.units == "remainder":
+        raise InputError("options.units", o.units, "is how FSDP1 counts, and this is FSDP2", "use module")
     if o.reduce != "auto":
         raise InputError("options.reduce", o.reduce, "its YAML has no key for FSDP2's reduce_dtype", "leave it out")
     optimizer_word(key_table("hugging_face"), x.optimizer.name, "a script of transformers")
@@ -94,7 +96,7 @@ def _fsdp(x: Subject) -> dict[str, Any]:
     return {
         "fsdp_config.fsdp_version": 2,
         **KEYS.write({"strategy.zero": s.zero}),
-        "fsdp_config.fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        **KEYS.write({"options.units": o.units} | ({"options.unit_size": o.unit_size} if o.unit_size else {})),
         "fsdp_config.fsdp_state_dict_type": "SHARDED_STATE_DICT",
         **KEYS.write({"strategy.recompute": s.recompute, "options.parameter_offload": o.parameter_offload}),
         "fsdp_config.fsdp_cpu_ram_efficient_loading": True,

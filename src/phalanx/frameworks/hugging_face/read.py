@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from phalanx.frameworks.accelerate.read import arguments_job, sharding
+from phalanx.frameworks.accelerate.read import arguments_job, sharding, wrapping
 from phalanx.frameworks.configuration import (
     Config,
     Configuration,
@@ -80,6 +80,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
             zero = levels[0]
             device = "cpu" if "offload" in text else "none"  # FSDP's optimizer is where its parameters are
             offload = {"param": device, "optimizer": device}
+            by_class = "TRANSFORMER_BASED_WRAP" if "auto_wrap" in text else "NO_WRAP"
+            options = wrapping(keys, f"{at}fsdp_config", by_class)
         elif truth(words):
             zero, offload, _ = sharding(keys, f"{at}fsdp_config")
         elif not words and f"{at}fsdp_config" not in keys.understood:

@@ -59,6 +59,12 @@ class StackOptions:
     """Share of the optimizer's state, and of its update, on the host."""
     parameter_offload: bool = False
     """Whether sharded parameters (zero=3) are on the host between uses."""
+    units: Literal["auto", "model", "remainder", "module"] = "auto"
+    """Modules whose sharded parameters (zero=3) are gathered at once. auto: a block each; model: all in one;
+    remainder: modules with `unit_size` parameters or more outside of the units inside them; module: with more in
+    all."""
+    unit_size: Annotated[int, Range(0, 10**15)] = 0
+    """Parameters that make a module a unit, for `units` by size."""
     activation_offload: Natural = 0
     """Blocks per pipeline rank whose kept activations are offloaded to the host and back."""
     context: Literal["auto", "p2p", "all_gather"] = "auto"
