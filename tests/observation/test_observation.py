@@ -102,15 +102,22 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def answer(script: Path) -> tuple[str, str]:
+    """What the observation of the script prints, on stdout and stderr; it is written next to the script."""
+    code, out, err = phalanx(script, "observe --world 64 --json --out observed.json -- python train.py 5")
+    assert code == 0, err
+    return out, err
+
+
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Observed in a forked process; the whole script above is observed as a user's is, in a new one."""
     monkeypatch.setattr(command.subprocess, "Popen", Forked)
 
 
-def test_an_unmodified_script_with_cuda_at_64_ranks(script: Path) -> None:
-    code, out, err = phalanx(script, "observe --world 64 --json --out observed.json -- python train.py 5")
-    assert code == 0, err
+def test_an_unmodified_script_with_cuda_at_64_ranks(script: Path, answer: tuple[str, str]) -> None:
+    out, err = answer
     content = json.loads(out)
     written = (script / "observed.json").read_text()
     assert json.loads(json.dumps(to_json(from_json(out)))) == content == json.loads(written)
@@ -140,6 +147,7 @@ def test_an_unmodified_script_with_cuda_at_64_ranks(script: Path) -> None:
     assert sorted(p.name for p in script.iterdir()) == ["observed.json", "train.py"]
 
 
+@pytest.mark.usefixtures("answer")
 def test_an_observation_is_priced_and_compared(script: Path) -> None:
     rank = json_of(script, "predict observed.json --cluster dgx-h100 --json")["ranks"][0]
     observed = json.loads((script / "observed.json").read_text())

@@ -250,7 +250,7 @@ def test_seconds_need_a_cluster() -> None:
 
 
 def test_every_lint_has_a_case() -> None:
-    assert {*CASES, "replicated-state", "lost-gradients"} == set(LINTS)
+    assert {*CASES, "replicated-state", "lost-gradients", "stays-gathered"} == set(LINTS)
     assert from_json(json.dumps(to_json(observed("sharded")))) == observed("sharded")
 
 

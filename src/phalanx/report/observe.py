@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from phalanx.planning.explain.observed_lint import ProgramFinding, lint
 from phalanx.planning.tables.table import Column, Sheet, columns
 from phalanx.report.style import seconds, size
-from phalanx.schedule.observation import Observation, RankObservation, unit
+from phalanx.schedule.observation import Allocation, Observation, RankObservation, unit
 
 _PASSES = {
     "F": "forward",
@@ -20,6 +21,8 @@ _PASSES = {
 }
 _ROWS = 40
 """Rows of a table at most; the JSON has all."""
+_ALLOCATIONS, _SHARE = 12, 0.01
+"""Allocations that are shown at most, and the smallest, as a share of the peak."""
 
 
 def tables(o: Observation) -> Iterator[Sheet | str]:
@@ -52,17 +55,17 @@ def _rank(r: RankObservation) -> Iterator[Sheet | str]:
 
 
 def _collectives(r: RankObservation) -> Sheet:
-    """Tabulate collectives by operation, group, bytes and phase; alike ones of different units in one row."""
+    """Tabulate collectives by model, operation, group, bytes and phase; alike ones of different units in one row."""
     counts: Counter[tuple[Any, ...]] = Counter()
     units: dict[tuple[Any, ...], dict[str, None]] = {}
     for o in r.communication:
         e = o.event
-        key = (e.op, f"{e.axis} ({e.group_size})", e.bytes, e.dtype, e.phase, str(o.site))
+        key = (r.model_of(o.module), e.op, f"{e.axis} ({e.group_size})", e.bytes, e.dtype, e.phase, str(o.site))
         counts[key] += 1
         units.setdefault(key, {})[unit(o.module)] = None
     rows = []
     for key, count in list(counts.items())[:_ROWS]:
-        op, over, bytes_each, *where = key
+        _, op, over, bytes_each, *where = key
         rows.append((op, over, count, bytes_each, *where, _units(list(units[key]))))
     names = columns(
         "collective", "over", ("count", "count"), ("bytes each", "count"), "type", "phase", "where", "units"
@@ -89,28 +92,64 @@ def _flops(r: RankObservation) -> Sheet:
     return Sheet("FLOPs of a step", names, rows, _cut(len(totals)))
 
 
-def _memory(r: RankObservation) -> Sheet:
-    where = _PASSES[r.peak_phase]
-    kept = r.fullest_backward_start
-    totals: Counter[str] = Counter()
-    totals_before: Counter[str] = Counter()
-    units: dict[str, dict[str, None]] = {}
-    for holders, sums in ((r.holders, totals), (kept.holders if kept else (), totals_before)):
+@dataclass(frozen=True)
+class MemoryRow:
+    """What holds device memory: a kind of tensor, the line and operation that allocated it, its units, and its bytes
+    at the peak and as the fullest backward pass begins."""
+
+    kind: str
+    made_by: str
+    units: str
+    peak_bytes: int
+    backward_bytes: int
+
+
+def memory_rows(r: RankObservation) -> list[MemoryRow]:
+    """Return the holders of memory of a rank, largest first: the largest allocations, and the rest of each kind."""
+    start = r.fullest_backward_start
+    peak, backward, units = Counter[str](), Counter[str](), dict[str, dict[str, None]]()
+    for holders, totals in ((r.holders, peak), (start.holders if start else (), backward)):
         for h in holders:
-            sums[h.kind] += h.bytes
-            if h.module:
-                units.setdefault(h.kind, {})[h.module] = None
-    rows: list[tuple[Any, ...]] = []
-    for kind, _ in (totals | totals_before).most_common():
-        before = (totals_before[kind],) if kept else ()
-        rows.append((kind, _units(list(units.get(kind, {}))), totals[kind], totals[kind], *before))
+            totals[h.kind] += h.bytes
+            units.setdefault(h.kind, {}).setdefault(h.module)
+    rows = []
+    large = [a for a in r.allocations if max(a.peak_bytes, a.backward_bytes) >= _SHARE * r.peak]
+    for a in large[:_ALLOCATIONS]:
+        rows.append(MemoryRow(a.kind, _made_by(a), _units([u for u in a.units if u]), a.peak_bytes, a.backward_bytes))
+        peak[a.kind] -= a.peak_bytes
+        backward[a.kind] -= a.backward_bytes
+    in_part = {row.kind for row in rows}
+    for kind in dict.fromkeys((*peak, *backward)):
+        if peak[kind] or backward[kind]:
+            name, of = (f"rest of {kind}", "") if kind in in_part else (kind, _units([u for u in units[kind] if u]))
+            rows.append(MemoryRow(name, "", of, peak[kind], backward[kind]))
+    return sorted(rows, key=lambda row: -max(row.peak_bytes, row.backward_bytes))
+
+
+def _made_by(a: Allocation) -> str:
+    """Write what allocated memory: the operation, its line, and what it is kept for."""
+    line = " at ".join(part for part in (a.operation, str(a.site)) if part)
+    return f"{line}; kept for the backward of {', '.join(a.saved_for)}" if a.saved_for else line
+
+
+def _memory(r: RankObservation) -> Sheet:
+    kept = r.fullest_backward_start
+    rows: list[tuple[Any, ...]] = [
+        (row.kind, row.made_by, row.units, row.peak_bytes, row.peak_bytes, *((row.backward_bytes,) if kept else ()))
+        for row in memory_rows(r)
+    ]
     if r.host_peak:
-        rows.append(("(in the host's memory)", "", r.host_peak, r.host_peak, *((None,) if kept else ())))
-    names = columns("held by", "of units", ("bytes", "count"), ("", "bytes"))
+        rows.append(("(in the host's memory)", "", "", r.host_peak, r.host_peak, *((None,) if kept else ())))
+    names = columns("held by", "made by", "of units", ("bytes", "count"), ("", "bytes"))
     if kept:
         names += columns((f"as backward of micro-batch {kept.micro_batches[0]} begins", "count"))
-    place = f"in the {where} pass of {unit(r.peak_module) or 'the root'}"
-    return Sheet(f"live bytes: peak {size(r.peak)} ({r.peak:,} B) {place}", names, rows)
+    return Sheet(f"live bytes: peak {size(r.peak)} ({r.peak:,} B) {peak_place(r)}", names, rows)
+
+
+def peak_place(r: RankObservation) -> str:
+    """Write the pass and unit in which a rank held the most bytes."""
+    of = unit(r.peak_module) or ("" if r.models else "the root")
+    return f"in the {_PASSES[r.peak_phase]} pass" + f" of {of}" * bool(of)
 
 
 def _waits(r: RankObservation) -> Sheet:

@@ -35,6 +35,8 @@ class Site(NamedTuple):
 
 
 NOWHERE = Site()
+STAY_GATHERED = "parameters that stay gathered"
+"""The kind of parameters that were gathered before the step began, and never freed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,26 @@ class Holder:
     kind: Text
     module: Text
     bytes: Amount
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Device memory that a line of the program allocated for one operation, in `count` tensors of one kind and model;
+    its bytes at the step's peak, and as the fullest backward pass begins.
+
+    `operation`: torch's name of it, or "backward of" the one whose gradient it computes; "" where the kind is enough.
+    `saved_for`: the operations that keep it for their backward pass. `units`: in order.
+    """
+
+    kind: Text
+    model: Text
+    operation: Text
+    site: Site
+    saved_for: tuple[Text, ...]
+    units: tuple[Text, ...]
+    count: Count
+    peak_bytes: Amount
+    backward_bytes: Amount
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +135,9 @@ class RankObservation:
     device; `peak_phase`, `peak_module`: what ran then; `holders`: what was live then. `host_peak`: the most bytes in
     host memory, if the program computes on another device. `flops_by_type`: by type of the operands. `trained`: the
     parameters that got a gradient. `kept`: storage that only autograd's graph held when the step ended.
-    `backward_starts`: in order. `notes`: calls that were answered or skipped.
+    `backward_starts`: in order. `models`: the variables of the models that the program calls, if there are several;
+    names of their modules begin with them. `allocations`: the largest, by line. `notes`: calls that were answered or
+    skipped.
     """
 
     rank: RankIndex
@@ -135,12 +159,18 @@ class RankObservation:
     trained: tuple[Trained, ...]
     kept: tuple[Kept, ...]
     backward_starts: tuple[BackwardStart, ...] = ()
+    models: tuple[Text, ...] = ()
+    allocations: tuple[Allocation, ...] = ()
     notes: tuple[Text, ...] = ()
 
     @property
     def communication(self) -> tuple[Observed, ...]:
         """The collectives and messages of the step, in the order in which they were issued."""
         return tuple(o for o in self.events if o.event.kind != "compute")
+
+    def model_of(self, module: str) -> str:
+        """Return the model to which a module belongs, "" if there is one model."""
+        return next((m for m in self.models if module == m or module.startswith(f"{m}.")), "")
 
     @property
     def fullest_backward_start(self) -> BackwardStart | None:

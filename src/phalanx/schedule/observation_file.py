@@ -8,7 +8,7 @@ refused with its place. Sites and groups of ranks are written once, and events n
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields, replace
+from dataclasses import MISSING, asdict, fields, replace
 from functools import cache
 from typing import Annotated, Any, get_type_hints
 
@@ -79,7 +79,9 @@ def _reader() -> Any:
     from pydantic import create_model  # takes a moment to import
 
     def columns(record: type[Any], **others: Any) -> dict[str, Any]:
-        return {name: (kind, ...) for name, kind in (get_type_hints(record, include_extras=True) | others).items()}
+        defaults = {f.name: f.default for f in fields(record) if f.default is not MISSING}
+        types = get_type_hints(record, include_extras=True) | others
+        return {name: (kind, defaults.get(name, ...)) for name, kind in types.items()}
 
     rank = create_model(
         "RankRecord",

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +28,8 @@ from torch.distributed.pipelining import stage as pipeline_stage
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from phalanx.observation.recorder.models import ModelNames, model_of
+from phalanx.observation.recorder.operations import of_node
 from phalanx.observation.recorder.places import here
 from phalanx.schedule.event import Phase
 from phalanx.schedule.observation import Site
@@ -69,16 +71,16 @@ OUTSIDE = ModuleCall("", None)
 
 class Position:
     """Follows a program through its steps. `ended` is called when a step ends, `second` when the second micro-batch
-    of a step begins."""
+    of a step begins, `begins_backward` with its results when a backward pass does."""
 
     def __init__(self, ended: Callable[[], None]) -> None:
         self.ended = ended
         self.second: Callable[[], None] = lambda: None
+        self.begins_backward: Callable[[Iterable[Any]], None] = lambda results: None
         self._stack: list[ModuleCall] = []
-        self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-        self._parameters: dict[int, str] = {}
+        self.names = ModelNames()
         self._roots: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
-        self._root_of: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
+        self._roots_without_grad: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
         self._spans: dict[int, _Span] = {}
         self._after_backward = self._optimizing = self._stepped = False
         self._backward = OUTSIDE
@@ -131,6 +133,7 @@ class Position:
                 return run(*args, **kwargs)
             inside = True
             self.backwards += 1
+            self.begins_backward(args[0])
             try:
                 return run(*args, **kwargs)
             finally:
@@ -153,7 +156,7 @@ class Position:
 
     def owner(self, call: ModuleCall) -> str:
         """Return the name of the module that a collective issued during `call` serves."""
-        return call.module if self._served is None else self._names.get(self._served, call.module)
+        return call.module if self._served is None else self.names.of(self._served, call.module)
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -167,8 +170,9 @@ class Position:
 
     @property
     def micro_batches(self) -> int:
-        """Forward passes of the root module that is called most, since the step began."""
-        return max(self._roots.values(), default=0)
+        """Forward passes of the root module that is called most, since the step began; passes without gradients (of
+        a reference, of an evaluation) count if there are no others."""
+        return max((self._roots or self._roots_without_grad).values(), default=0)
 
     def calls(self) -> dict[nn.Module, int]:
         """Return how often each root module was called since the step began."""
@@ -188,35 +192,30 @@ class Position:
 
     def _enter(self, module: nn.Module, args: object) -> None:
         inside = bool(self._stack) or torch._C._current_graph_task_id() != -1
-        if not inside and torch.is_grad_enabled() and self._stepped:
+        if not inside and self._stepped:
             self._stepped = False
             self.ended()
             self._roots.clear()
+            self._roots_without_grad.clear()
             self._spans.clear()
         if not inside:
             self._after_backward = False
-        name = self._name(module, root=not self._stack)
+        name = self.names.of(module, type(module).__name__) if self._stack else self.names.of_root(module)
+        roots = self._roots if torch.is_grad_enabled() else self._roots_without_grad
         if self._stack:
             micro_batch = self._stack[-1].micro_batch
         elif inside:
             micro_batch = self.call().micro_batch
-        elif module not in self._roots and (called := self._calls_of_model(module)):
+        elif module not in roots and (called := _calls_of_model(module, roots)):
             micro_batch = called - 1
         else:
-            micro_batch = self._roots.get(module, 0)
-            if micro_batch == 1 and self.micro_batches == 1:
+            micro_batch = roots.get(module, 0)
+            if micro_batch == 1 and roots is self._roots and self.micro_batches == 1:
                 self.second()
-            self._roots[module] = micro_batch + 1
+            roots[module] = micro_batch + 1
         call = ModuleCall(name, micro_batch)
         self._stack.append(call)
         self._span().mark(_sequence(), call)
-
-    def _calls_of_model(self, module: nn.Module) -> int:
-        """Return how often the model that contains a module was called since the step began. The module itself is
-        called directly, such as a head by chunks of tokens."""
-        root = self._root_of.get(module)
-        model = root() if root is not None else None
-        return 0 if model is None else self._roots.get(model, 0)
 
     def _leave(self, module: nn.Module, args: object, out: object) -> None:
         if self._stack:
@@ -225,16 +224,6 @@ class Position:
 
     def _span(self) -> _Span:
         return self._spans.setdefault(threading.get_ident(), _Span())
-
-    def _name(self, module: nn.Module, root: bool) -> str:
-        if root and (module not in self._names or not self._parameters):
-            for name, inner in module.named_modules():
-                self._names.setdefault(inner, _plain(name))
-                if inner is not module:
-                    self._root_of.setdefault(inner, weakref.ref(module))
-            for name, parameter in module.named_parameters():
-                self._parameters[id(parameter)] = _plain(name.rpartition(".")[0])
-        return self._names.get(module, type(module).__name__)
 
     def _optimize(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         self._optimizing = True
@@ -259,26 +248,23 @@ class Position:
             return OUTSIDE
         number = node._sequence_nr()
         if number >= _ACCUMULATE or number < 0:
-            return ModuleCall(self.module_of(getattr(node, "variable", None)), self._backward.micro_batch)
+            owner = self.names.of_parameter(getattr(node, "variable", None), model_of(self._backward.module))
+            return ModuleCall(owner, self._backward.micro_batch)
         span = self._spans.get(self._main)
         self._backward = (span and span.at(number)) or OUTSIDE
         return self._backward
 
-    def module_of(self, parameter: torch.Tensor | None) -> str:
-        """Return the name of the module that a parameter belongs to, "" if unknown."""
-        return self._parameters.get(id(parameter), "")
+    def backward_of(self) -> str:
+        """Return the operation whose backward pass runs; "" in a module's call, which recomputes, and outside."""
+        node = None if self._stack else _current_node()
+        return "" if node is None else of_node(node.name())
 
     def site(self) -> Site:
         """Return the innermost line outside torch and Phalanx that led here."""
         return here(main=self._main)
 
 
-_WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-
-
-def _plain(name: str) -> str:
-    """Strip the parts that wrappers (DDP, FSDP1, compile, checkpoint_wrapper) add to a module's name."""
-    name += "."
-    for part in _WRAPPERS:
-        name = name.replace(part, "") if part != "module." else name.removeprefix(part)
-    return name.rstrip(".")
+def _calls_of_model(module: nn.Module, roots: Mapping[nn.Module, int]) -> int:
+    """Return how often a model that contains a module was called since the step began. The module itself is called
+    directly, such as a head by chunks of tokens."""
+    return next((n for x, n in roots.items() if any(inner is module for inner in x.modules())), 0)

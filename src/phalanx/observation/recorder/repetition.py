@@ -37,6 +37,16 @@ class Life:
     """The line of the program, for results of the forward pass."""
     made_in: tuple[int, str, int] | None = None
     """Micro-batch, pass and number in it, if made in a pass with a log."""
+    operation: str = ""
+    """The operation that allocated it, or the first that wrote to it."""
+    buffer: bool = False
+    """Whether it was allocated without content."""
+    saved_for: frozenset[str] = frozenset()
+    """The operations that keep it for their backward pass."""
+    repeats: Life | None = None
+    """The life in the log that this one repeats: it has the operations."""
+    model: str = ""
+    """The label of the model to which a parameter or optimizer state belongs, if there are several."""
 
 
 @dataclass
@@ -130,6 +140,7 @@ def repeat(
         if kind == "birth":
             device, size, life_kind, module, site = fields
             life = Life(device, size, recorder.clock + 1, life_kind, module, phase, site=site)
+            life.repeats = log.born[len(mine)]
             mine.append(life)
             recorder.begin(life)
         elif kind == "death":

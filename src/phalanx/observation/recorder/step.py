@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,6 +25,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from phalanx.observation.recorder import collective_ops
 from phalanx.observation.recorder.host_waits import WAITS, wait_of
 from phalanx.observation.recorder.nested import tensors
+from phalanx.observation.recorder.operations import (
+    allocates_only,
+    operation,
+    returns_view,
+    saved_for_backward,
+)
 from phalanx.observation.recorder.places import innermost
 from phalanx.observation.recorder.position import OUTSIDE, ModuleCall, Position
 from phalanx.observation.recorder.repetition import LIVES, Life, Log
@@ -32,7 +38,7 @@ from phalanx.runtime.tracing.instrument import flops_of
 from phalanx.schedule.event import Event, Phase
 from phalanx.schedule.observation import Observed, Site, Trained, unit
 
-GATHERED = "gathered parameters"
+GATHERED, GRADIENTS = "gathered parameters", "gradients"
 PLAIN = frozenset((Tensor, nn.Parameter, nn.Buffer, FakeTensor))
 _aten = torch.ops.aten
 _BELOW_FUNCTIONS = ("aten", "_c10d_functional")
@@ -68,6 +74,7 @@ class StepRecorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.on_step = on_step
         self.position = Position(self.finish)
+        self.position.begins_backward = self._saved
         self.device = "cpu"
         """The type of device on which the program computes."""
         self.live: Counter[str] = Counter()
@@ -79,6 +86,7 @@ class StepRecorder(TorchDispatchMode):
         self._sized: set[int] = set()
         self._backwards = 0
         self._now: tuple[Phase, ModuleCall] = ("F", OUTSIDE)
+        self._func: Any = None  # the operation that runs
         self._segment: int = -1  # index of the compute event that runs
         self._segment_key: tuple[str, str, int | None] | None = None
         self._segment_live = self._segment_peak = self._segment_flops = 0
@@ -130,19 +138,36 @@ class StepRecorder(TorchDispatchMode):
             return
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self.known:
+        known = self.known.get(key)
+        if known is not None:
+            if known.buffer and (kind or not (known.operation or returns_view(self._func))):
+                known.operation = kind or self._operation_name()
             return
         if device != "cpu" and self.device == "cpu":
             self.device = device
         phase, call = self._now
         size = storage.nbytes()
         life = Life(device, size, self.clock + 1, kind, self.position.owner(call), phase)
-        if phase == "F":
+        if phase == "F" or phase == "opt":
             life.site = innermost()
+        life.buffer = allocates_only(self._func)
+        life.operation = "" if life.buffer else self._operation_name()
         if self.log is not None:
             self.log.birth(life)
         self.adopt(storage, life)
         self.begin(life)
+
+    def _operation_name(self) -> str:
+        """Return the name of the operation that runs, in backward of the one whose gradient it computes."""
+        of = self.position.backward_of() if self._func.namespace == "aten" else ""
+        return f"backward of {of}" if of else operation(self._func)
+
+    def _saved(self, results: Iterable[Any]) -> None:
+        """Note for which operations the graph of some tensors keeps storages."""
+        with torch._C._DisableTorchDispatch():
+            for key, name in saved_for_backward(results):
+                if life := self.known.get(key):
+                    life.saved_for |= {name}
 
     def adopt(self, storage: torch.UntypedStorage, life: Life) -> None:
         """End a life with the last reference to its storage, unless it has ended by then."""
@@ -188,7 +213,7 @@ class StepRecorder(TorchDispatchMode):
         old = self.known[key]
         old.died = self.clock + 1
         kind = GATHERED if size else old.kind
-        life = Life(old.device, size, old.died, kind, owner, self._now[0], ref=old.ref)
+        life = Life(old.device, size, old.died, kind, owner, self._now[0], ref=old.ref, site=old.site)
         self.known[key] = life
         self.step.lives.append(life)
         self._change(old.device, size - old.bytes)
@@ -198,11 +223,11 @@ class StepRecorder(TorchDispatchMode):
             for p in group["params"]:
                 if p.grad is not None:
                     local = sum(t.numel() for t in inner_tensors(p))
-                    module = unit(self.position.module_of(p))
+                    module = unit(self.position.names.of_parameter(p))
                     self.step.trained[id(p)] = Trained(module, local, p.numel(), dtype_name(p.dtype))
                 for t in inner_tensors(p.grad):
                     if life := self.known.get(t.untyped_storage()._cdata):
-                        life.kind = "gradients"
+                        life.kind = GRADIENTS
 
     # Operations
 
@@ -234,6 +259,7 @@ class StepRecorder(TorchDispatchMode):
         elif func in WAITS or func in _COPIES:
             self._wait(func, args, kwargs)
         out = self.call(func, args, kwargs)
+        self._func = func
         for tensor in tensors(args, out):
             if type(tensor) in PLAIN:  # wrappers such as AsyncCollectiveTensor have no storage of their own
                 self.follow(tensor, kind)

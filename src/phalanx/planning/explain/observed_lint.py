@@ -18,7 +18,7 @@ import numpy as np
 from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.cost.hardware.system import System
-from phalanx.schedule.observation import Observation, Observed, RankObservation
+from phalanx.schedule.observation import STAY_GATHERED, Observation, Observed, RankObservation
 from phalanx.spec.byte_sizes import write_bytes
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
@@ -246,6 +246,21 @@ def _kept(x: LintedRank) -> Iterator[ProgramFinding]:
             )
 
 
+def _stays_gathered(x: LintedRank) -> Iterator[ProgramFinding]:
+    """Report parameters that a forward pass without a backward pass gathered, and nothing freed since."""
+    for a in x.rank.allocations:
+        if a.kind == STAY_GATHERED and a.peak_bytes > _SHARE * x.rank.peak:
+            model, units = a.model or "model", ", ".join(a.units) or "the root"
+            yield ProgramFinding(
+                "stays-gathered",
+                str(a.site),
+                f"{write_bytes(a.peak_bytes)} of {units}, gathered in an earlier step, are "
+                "never freed: fully_shard frees a root's in the backward pass, and there is none",
+                f"fully_shard(..., reshard_after_forward=True) for the root, or {model}.reshard() after its call",
+                a.peak_bytes,
+            )
+
+
 def _straddling(x: LintedRank) -> Iterator[ProgramFinding]:
     """Report a group that fits on one node but spans several, or is divided unevenly among nodes."""
     if x.cluster is None or x.system is None:
@@ -340,6 +355,7 @@ LINTS: dict[str, Callable[[LintedRank], Iterator[ProgramFinding]]] = {
     "lost-gradients": _lost_gradients,
     "replicated-state": _replicated_state,
     "kept-by-autograd": _kept,
+    "stays-gathered": _stays_gathered,
     "straddling-groups": _straddling,
     "small-buckets": _small_buckets,
     "fp32-traffic": _wide_traffic,

@@ -8,7 +8,7 @@ from typing import Any
 
 from phalanx.planning.explain.observed_lint import lint
 from phalanx.report.html.page import Section, page
-from phalanx.report.observe import finding
+from phalanx.report.observe import finding, memory_rows, peak_place
 from phalanx.report.pictures.figure import Bar, Bars
 from phalanx.report.style import BYTES, FLOP, largest_unit, size
 from phalanx.schedule.observation import Observation, RankObservation, unit
@@ -90,9 +90,6 @@ def _rank(r: RankObservation) -> list[Section]:
     for h in r.holders:
         kinds[h.kind] += h.bytes
     start = r.fullest_backward_start
-    before: Counter[str] = Counter()
-    for h in start.holders if start else ():
-        before[h.kind] += h.bytes
     as_it_begins = f"as backward of micro-batch {start.micro_batches[0]} begins" if start else "as backward begins"
     byte, binary = largest_unit(sum(kinds.values()), BYTES)
     held = Bar(name, [(kind, n / binary) for kind, n in kinds.items()], size(sum(kinds.values())))
@@ -107,9 +104,12 @@ def _rank(r: RankObservation) -> list[Section]:
         ),
         Section(
             f"Memory of {name} at its peak",
-            f"{size(r.peak)} in the {r.peak_phase} pass of {unit(r.peak_module) or 'the root'}",
-            columns=("held by", "bytes", as_it_begins),
-            rows=[(kind, f"{kinds[kind]:,}", f"{before[kind]:,}") for kind, _ in (kinds | before).most_common()],
+            f"{size(r.peak)} {peak_place(r)}",
+            columns=("held by", "made by", "of units", "bytes", as_it_begins),
+            rows=[
+                (row.kind, row.made_by, row.units, f"{row.peak_bytes:,}", f"{row.backward_bytes:,}")
+                for row in memory_rows(r)
+            ],
             panels=(Bars(byte, (held,)),) if kinds else (),
         ),
         *_waits(r),
