@@ -11,7 +11,7 @@ import pytest
 from support.exports import draw
 
 from phalanx.answers.export import TARGETS, Export, export, write
-from phalanx.frameworks.launchers import LAUNCHERS
+from phalanx.frameworks.launchers.export import LAUNCHERS
 from phalanx.frameworks.megatron import layout
 from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.frameworks.subject import subject

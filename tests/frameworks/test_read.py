@@ -19,8 +19,9 @@ from support.in_process_cli import error_of, json_of, phalanx, text_of
 
 from phalanx.answers.read import read, strategy_of
 from phalanx.answers.release import release_named
-from phalanx.frameworks import files, shell
+from phalanx.frameworks import files
 from phalanx.frameworks.configuration import Configuration, StatedLayout
+from phalanx.frameworks.launchers.started import in_script
 from phalanx.frameworks.lints import lint, lints
 from phalanx.spec.errors import InputError
 
@@ -75,7 +76,7 @@ def test_a_framework_is_recognised_by_its_keys() -> None:
     seen = Counter((row["kind"], files.kind_of(row["config"])) for row in rows)
     right = sum(n for (kind, found), n in seen.items() if kind == found)
     # 13 of Primus have NeMo's form of Megatron's names, and are read by that reader.
-    assert (len(rows), right, seen["megatron", "nemo"]) == (537, 520, 13), seen
+    assert (len(rows), right, seen["megatron", "nemo"]) == (537, 521, 13), seen
 
 
 def test_the_numbers_of_the_page() -> None:
@@ -136,14 +137,19 @@ def test_every_mistake_is_found_and_its_mended_form_is_clean() -> None:
 SHARDED = "--fsdp 'full_shard auto_wrap'"
 
 
+def started(text: str) -> dict[str, Any]:
+    """Return the tables of what a script starts."""
+    return files.as_tables(in_script(text, lambda name: None, lambda launch: True))
+
+
 def trainer(line: str, ranks: int = 4) -> dict[str, Any]:
     """Return the tables of a script that starts a Trainer on so many ranks."""
-    return shell.read(f"torchrun --nproc_per_node {ranks} train.py --per_device_train_batch_size 1 {line}")
+    return started(f"torchrun --nproc_per_node {ranks} train.py --per_device_train_batch_size 1 {line}")
 
 
 def arguments(line: str, env: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return a command line as a script's tables."""
-    found = shell.read(f"torchrun --nproc_per_node 8 pretrain_gpt.py {line}")
+    found = started(f"torchrun --nproc_per_node 8 pretrain_gpt.py {line}")
     return found | {"env": env or {}}
 
 
@@ -382,7 +388,7 @@ torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py $SIZE_ARGS --vocab-size 128256 \
 
 
 def test_a_script_is_read_and_not_run() -> None:
-    found = shell.read(SCRIPT)
+    found = started(SCRIPT)
     assert found["launch"] == {"nproc_per_node": 8, "nnodes": 8}
     assert found["env"] == {"CUDA_DEVICE_MAX_CONNECTIONS": 1}
     assert found["args"]["global-batch-size"] == 512
@@ -399,12 +405,12 @@ def test_a_script_is_read_and_not_run() -> None:
         ('A="--a 1"\nA+=" --b 2"\nrun $A --g 1', {"a": 1, "b": 2, "g": 1}),
         ("run --g 5 2>&1 | tee log", {"g": 5}),
         ("run --l 1 2 3 --g ${1:-3} > out.txt", {"l": [1, 2, 3], "g": 3}),
-        ("run --g `nproc` --h $(nproc)", {"g": "$", "h": "$"}),
+        ("run --g `nproc` --h $(nproc)", {"g": "$(nproc)", "h": "$(nproc)"}),
         ("cat <<'EOF' > f\nit isn't --a 1 --b 2 --c 3\nEOF\nrun --g 5", {"g": 5}),
     ],
 )
 def test_words_of_a_shell(text: str, args: dict[str, Any]) -> None:
-    assert shell.read(text)["args"] == args
+    assert started(text)["args"] == args
 
 
 @pytest.mark.parametrize(
@@ -492,7 +498,7 @@ def test_options_beyond_the_strategy(
 
 
 def test_experts_are_never_priced_as_a_dense_model(tmp_path: Path) -> None:
-    experts = files.READERS["megatron"](shell.read(SCRIPT.replace("--bf16", "--bf16 --num-experts 8")), None).spec
+    experts = files.READERS["megatron"](started(SCRIPT.replace("--bf16", "--bf16 --num-experts 8")), None).spec
     assert experts is not None
     assert experts.experts is not None
     assert (experts.experts.count, experts.experts.top_k, experts.experts.ffn) == (8, 2, 28672)
@@ -573,8 +579,8 @@ def test_bad_files_get_one_line(tmp_path: Path, content: str, words: tuple[str, 
     [
         ("run --num-layers 32 --hidden-size", ("read",), "--hidden-size: has no value"),
         ("run --num-layers 32 --hidden-size", ("predict",), "--hidden-size: has no value"),
-        ("run --num-layers 32 --hidden-size 'abc", ("lint",), "a quote in command line 1 that does not end"),
-        ("run --num-layers 32 --hidden-size 'abc", ("read",), "a quote in command line 1 that does not end"),
+        ("run --num-layers 32 --hidden-size 'abc", ("lint",), "line 1: has a quote that does not end"),
+        ("run --num-layers 32 --hidden-size 'abc", ("read",), "line 1: has a quote that does not end"),
         (SCRIPT + " --fp16", ("predict",), "and fp16 are both on"),
         (
             SCRIPT + " --num-layers-per-virtual-pipeline-stage 5 --num-virtual-stages-per-pipeline-rank 2",

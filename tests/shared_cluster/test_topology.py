@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.in_process_cli import error_of, phalanx, text_of
 from support.openapi import violations
 
-from phalanx.frameworks.launchers import documents
+from phalanx.frameworks.launchers.export import documents
 from phalanx.shared_cluster.placement import kueue, torchrun
 from phalanx.shared_cluster.topology import ibnetdiscover, nvidia_topo, slurm
 from phalanx.spec.cluster.presets import preset

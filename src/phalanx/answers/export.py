@@ -9,7 +9,7 @@ from typing import Any
 
 from phalanx.answers.answer import Answer
 from phalanx.answers.encode import plain
-from phalanx.frameworks.launchers import launcher, task
+from phalanx.frameworks.launchers.export import launcher, task
 from phalanx.frameworks.parts import writer
 from phalanx.frameworks.program import TrainingProgram
 from phalanx.frameworks.registry import FRAMEWORKS, stack_named

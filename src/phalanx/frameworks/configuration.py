@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from typing import Any
@@ -32,6 +32,10 @@ framework's."""
 
 _ENVIRONMENT = ("NCCL_", "CUDA_", "NVTE_", "TORCH_NCCL", "UCX_", "FSDP_", "PYTORCH_")
 """Beginnings of environment variables that may change time or memory."""
+
+
+class Partial(dict[str, Any]):
+    """Tables over a file that is not here: what they do not state is open, whatever the framework's default."""
 
 
 @dataclass(frozen=True)
@@ -123,14 +127,14 @@ class Keys:
         """Return what the word at a field's key means; None for a word that the framework does not have."""
         assert self.table is not None
         value = self.field(name, _ABSENT)
-        return default if value is _ABSENT else self.table.value(name, value)
+        return self._default(default) if value is _ABSENT else self.table.value(name, value)
 
     def take(self, path: str, meaning: str, default: Any = None) -> Any:
         """Return the value at a dotted path, and note what it means; the default where there is none. Keys may be
         written with - or _."""
         value, taken = _at(self.config, path.split("."))
         if taken is None:
-            return default
+            return self._default(default)
         self.understood[taken] = meaning
         return value
 
@@ -140,7 +144,10 @@ class Keys:
             value = self.take(path, meaning, _ABSENT)
             if value is not _ABSENT:
                 return value
-        return default
+        return self._default(default)
+
+    def _default(self, value: Any) -> Any:
+        return value if value is _ABSENT or not isinstance(self.config, Partial) else None
 
     def configuration(
         self, kind: str, stack: str, layout: StatedLayout, table: KeyTable | None = None, **stated: Any
@@ -247,9 +254,27 @@ def _at(config: Any, parts: list[str]) -> tuple[Any, str | None]:
     return config, ".".join(written)
 
 
+def joined(c: Configuration, file: Configuration, table: str) -> Configuration:
+    """Return a configuration with what became of the keys of a file that it names, which stand in a table of it."""
+
+    def under(names: Mapping[str, str]) -> dict[str, str]:
+        return {f"{table}.{name}": value for name, value in names.items()}
+
+    return replace(
+        c,
+        understood={**c.understood, **under(file.understood)},
+        without_effect=(*c.without_effect, *(f"{table}.{name}" for name in file.without_effect)),
+        not_modelled=(*c.not_modelled, *(f"{table}.{name}" for name in file.not_modelled)),
+        unknown={**c.unknown, **under(file.unknown)},
+        notes=(*c.notes, *file.notes),
+    )
+
+
 def shown(key: str) -> str:
     """Return a key as its file has it: arguments of a command line have no table."""
-    return key.removeprefix("args.").removeprefix("launch.").removeprefix("env.")
+    for table in ("args.", "launch.", "env.", "accelerate."):
+        key = key.removeprefix(table)
+    return key
 
 
 def count(value: Any) -> int | None:

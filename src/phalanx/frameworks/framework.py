@@ -78,6 +78,20 @@ class Framework:
     """Micro-batches of a step where a file leaves them open."""
     equal_chunks: bool = False
     """Whether every chunk of a pipeline has as many blocks, where nothing lists them."""
+    programs: tuple[str, ...] = ()
+    """Patterns of its programs' names, files without .py or modules."""
+    flat: bool = False
+    """Whether its flags are the keys of its file, with dots between its tables."""
+    base: tuple[str, ...] = ()
+    """Flags that name a file which the others are laid over; "": a word that is no flag does."""
+    default_bases: tuple[str, ...] = ()
+    """Such files that hold the framework's defaults, which readers know."""
+    python_base: str = ""
+    """Where the Python configuration of --module and --config stands."""
+    needs_base: bool = False
+    """Whether its flags alone say nothing of what they do not name."""
+    named: Mapping[str, str] = field(default_factory=dict)
+    """Keys that name a file of tables -> the table that it is read into."""
     said: Mapping[str, str] = field(default_factory=dict)
     """What people call its stacks."""
     clues: tuple[Clue, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from phalanx.frameworks.accelerate import read as accelerate
 from phalanx.frameworks.accelerate.read import arguments_job, sharding, wrapping
 from phalanx.frameworks.configuration import (
     Config,
@@ -13,6 +14,7 @@ from phalanx.frameworks.configuration import (
     StatedLayout,
     count,
     divided,
+    joined,
     product,
     truth,
     zero_level,
@@ -51,6 +53,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     stack = "accelerate"
     path = keys.take(f"{at}deepspeed", "stack")
     inner = config.get("deepspeed_json") if nested else path if isinstance(path, dict) else None
+    engine = config.get("accelerate") if nested else None
+    launched = accelerate.read(engine, world) if isinstance(engine, dict) else None
     tp = cp = 1
     options: dict[str, Any] = {}
     fields: dict[str, Any] = {}
@@ -72,6 +76,13 @@ def read(config: Config, world: int | None = None) -> Configuration:
     elif path:
         stack = "deepspeed"
         zero = zero_level(keys.take(f"{at}zero_stage", "strategy.zero"))
+    elif launched is not None:
+        s, stack, options, fields = launched.layout, launched.stack, dict(launched.options), dict(launched.fields)
+        zero, shard, world = s.zero, s.shard, world or s.world
+        offload = None if s.offload is None else dict(s.offload)
+        tp, cp = s.tp or 1, s.cp or 1
+        type_, again = type_ or s.precision, again or s.recompute == "full"
+        steps = steps if f"{at}gradient_accumulation_steps" in keys.understood else s.accumulation or steps
     else:
         words = keys.take(f"{at}fsdp", "strategy.zero")
         text = " ".join(words) if isinstance(words, list) else str(words or "")
@@ -105,8 +116,10 @@ def read(config: Config, world: int | None = None) -> Configuration:
         recompute="full" if again else None,
         offload=offload,
     )
-    name = str(keys.take(f"{at}model_name_or_path", "model", "") or "")
-    return keys.configuration(
+    name = str(keys.first((f"{at}model_name_or_path", f"{at}model_name"), "model", "") or "")
+    own = Keys({n: value for n, value in config.items() if n != "accelerate"})
+    own.understood = keys.understood
+    c = own.configuration(
         "hf",
         stack,
         layout,
@@ -116,3 +129,4 @@ def read(config: Config, world: int | None = None) -> Configuration:
         fields=fields,
         job=job | {"compute": type_ or unstated},
     )
+    return c if launched is None else joined(c, launched, "accelerate")

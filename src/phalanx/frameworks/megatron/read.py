@@ -11,10 +11,12 @@ from phalanx.frameworks.configuration import (
     StatedLayout,
     count,
     divided,
+    joined,
     product,
     truth,
     zero_level,
 )
+from phalanx.frameworks.deepspeed import read as deepspeed
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron import layout as pipelines
 from phalanx.frameworks.megatron import read_model as shaped
@@ -105,8 +107,13 @@ def read(config: Config, world: int | None = None) -> Configuration:
         zero = 2 if keeps else 3
     instances = count(flag("num_distributed_optimizer_instances", "strategy.shard"))
     stage = flag("zero_stage", "strategy.zero")
+    engine: Configuration | None = None
     if truth(flag("deepspeed", "stack")):
         zero = zero_level(stage)
+        if isinstance(file := config.get("deepspeed_json"), dict):
+            engine = deepspeed.read(file, dp)
+            zero = engine.layout.zero
+            keys.understood[f"{at}deepspeed_config"] = "file"
     granularity = flag("recompute_granularity", "strategy.recompute")
     old = truth(flag("checkpoint_activations", "strategy.recompute")) or truth(
         flag("recompute_activations", "strategy.recompute")
@@ -169,11 +176,16 @@ def read(config: Config, world: int | None = None) -> Configuration:
         offload={"optimizer": "cpu" if offload else "none", "param": "none"},
     )
     stack = "megatron-fsdp" if custom or fsdp2 else "megatron-core"
+    if truth(flag("deepspeed", "stack")):  # Megatron-DeepSpeed, whose unfused releases are known by published runs
+        stack = "megatron-deepspeed-2022-bf16" if named == "bf16" else "megatron-deepspeed-2022"
     model = {name: value for name, value in model.items() if value is not None}
     fields, job = beyond.fields(flag, 2 if narrow else 4), beyond.job(flag) | {"compute": named}
-    return keys.configuration(
+    tables = Keys({name: value for name, value in config.items() if name != "deepspeed_json"})
+    tables.understood = keys.understood
+    c = tables.configuration(
         "megatron", stack, layout, KEYS, model=model, spec=spec, open_model=why, options=extra, fields=fields, job=job
     )
+    return c if engine is None else joined(c, engine, "deepspeed_json")
 
 
 _NUMBERS = {key.name.lstrip("-") for key in KEYS.keys if not key.words and not key.field.startswith(_SWITCHES)}

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from phalanx.frameworks.configuration import (
     Config,
     Configuration,
     Keys,
+    Partial,
     StatedLayout,
     count,
     divided,
@@ -43,6 +45,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     cp = degree("context_parallel_degree", "experimental.context_parallel_degree")
     ep = degree("expert_parallel_degree")
     replicas = degree("data_parallel_replicate_degree", "training.data_parallel_replicate_degree")
+    stated_degrees = [n for n in (tp, pp, cp, replicas) if n is not None]
+    if isinstance(config, Partial) and world is not None and math.prod(stated_degrees) == world:
+        tp, pp, cp, replicas = tp or 1, pp or 1, cp or 1, replicas or 1  # nothing is left for the others
     shard_paths = (f"{p}.data_parallel_shard_degree", "training.data_parallel_shard_degree")
     stated = keys.first(shard_paths, "strategy.shard", -1)
     shards = count(stated)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from phalanx.answers.precision import products_in
-from phalanx.frameworks.launchers import documents
+from phalanx.frameworks.launchers.export import documents
 from phalanx.planning.placement import Placement
 from phalanx.schedule.pipeline.stages import check
 from phalanx.shared_cluster.placement import free_gpus, kueue, torchrun

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from phalanx.frameworks.launchers import LEAF_LABEL
+from phalanx.frameworks.launchers.export import LEAF_LABEL
 
 HOST_LABEL = "kubernetes.io/hostname"
 

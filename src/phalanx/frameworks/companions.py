@@ -1,0 +1,66 @@
+"""Files that a file names: found where they lie, among those that were given too, next to it or above it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from phalanx.spec.documents import read_text
+from phalanx.spec.errors import InputError
+
+LARGEST = 2**20
+"""Bytes of the largest file that is read."""
+_ABOVE = 3
+"""Folders above a file in which a path relative to a repository's root is looked for."""
+
+
+@dataclass
+class Companions:
+    """Where files that are named are looked for. `given`: files of the command line; `written`: those that the script
+    itself writes, by name."""
+
+    home: Path
+    given: Sequence[Path] = ()
+    written: dict[str, str] = field(default_factory=dict)
+    opened: list[Path] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    def find(self, name: str, directory: str = "") -> Path | None:
+        """Return the path of a named file; None where it is nowhere."""
+        for path in self._places(name, directory):
+            try:
+                if path.is_file():
+                    return path
+            except (OSError, ValueError):  # a name that no file can have
+                return None
+        return None
+
+    def _places(self, name: str, directory: str) -> Iterator[Path]:
+        last = name.rstrip("/").rpartition("/")[2]
+        yield from (path for path in self.given if last and path.name == last)
+        if not name or len(name) > 1000:
+            return
+        if Path(name).is_absolute():
+            yield Path(name)
+            return
+        yield self.home / directory / name
+        yield self.home / name
+        yield from (above / name for above, _ in zip(self.home.absolute().parents, range(_ABOVE), strict=False))
+        yield Path(name)
+        yield self.home / last  # a copy next to it, whatever folder it was in
+
+    def text(self, name: str, directory: str = "") -> str | None:
+        """Return the text of a named file; None where it is not here."""
+        written = self.written.get(name, self.written.get(name.removeprefix("./")))
+        if written is not None:
+            return written
+        path = self.find(name, directory)
+        if path is None:
+            return None
+        try:
+            text = read_text(path, "file", LARGEST)
+        except InputError:
+            return None
+        self.opened.append(path)
+        return text

@@ -1,0 +1,65 @@
+"""Settings as programs print or keep them: the argument dump of a log, and W&B's config.yaml.
+
+Megatron-LM prints `  name ............ value` for every argument (megatron/training/arguments.py: `_print_args`),
+torchtitan `Running with args: {...}` (torchtitan/config), transformers `TrainingArguments(` with a line for each.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_DOTTED = re.compile(r"^(?:\[?\w[\w\]]*[:\]]\s*)?\s*([A-Za-z_]\w*) \.{3,} ?(.*)$", re.M)
+_TRAINER = re.compile(r"^(?:.*\b)?(?:\w*TrainingArguments|\w*Config)\($\n(?P<body>(?:^\s*\w+=.*\n?)+)", re.M)
+_TORCHTITAN = re.compile(r"Running with (?:args|configs?): (\{.*)")
+_FEWEST = 10
+"""Lines that make a dump of a text."""
+
+
+def dumped(text: str) -> dict[str, Any]:
+    """Return the settings that a log prints; empty where it prints none."""
+    lines = _DOTTED.findall(text)
+    if len(lines) >= _FEWEST:
+        return {name: value for name, word in lines if (value := _value(word)) is not None and value is not False}
+    if match := _TRAINER.search(text):
+        pairs = (line.strip().rstrip(",").partition("=") for line in match["body"].splitlines())
+        return {name: value for name, _, word in pairs if (value := _value(word)) is not None}
+    if match := _TORCHTITAN.search(text):
+        value = _literal(match[1].strip())
+        return value if isinstance(value, dict) else {}
+    return {}
+
+
+def _value(word: str) -> Any:
+    value = _literal(word.strip())
+    return word.strip() if value is _NONE else value
+
+
+def _literal(text: str) -> Any:
+    """Return the number, text, list or table that a text spells; the text's own mark where it spells none."""
+    for parse in (json.loads, ast.literal_eval):
+        try:
+            return parse(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    return _NONE
+
+
+_NONE = object()
+
+
+def logged(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of W&B's config.yaml, in which each stands as {desc, value}; other tables as they are."""
+    values = {
+        k: v["value"]
+        for k, v in config.items()
+        if isinstance(v, Mapping) and set(v) <= {"desc", "value"} and "value" in v
+    }
+    return (
+        {k: v for k, v in values.items() if k != "_wandb"}
+        if values and len(values) >= len(config) - 1
+        else dict(config)
+    )

@@ -1,0 +1,74 @@
+"""What a batch script asks its scheduler for: `#SBATCH` and `#PBS` lines, and the variables that they set.
+
+Slurm: sbatch(1), OUTPUT ENVIRONMENT VARIABLES; PBS: qsub(1B), `-l select`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from phalanx.frameworks.launchers.launch import Given
+
+_SHORT = {"N": "nodes", "n": "ntasks", "G": "gpus"}
+_LINE = re.compile(r"^[ \t]*#(SBATCH|PBS)[ \t]+(.*)$", re.M)
+
+
+def asked(text: str) -> tuple[Given, dict[str, str]]:
+    """Return what a script asks for, and the variables that its scheduler sets for it."""
+    lines = [(match[1], match[2].split(" #")[0].strip()) for match in _LINE.finditer(text)]
+    if not lines:
+        return Given(), {}
+    kinds = {kind for kind, _ in lines}
+    options: dict[str, str] = {}
+    for _, line in lines:
+        for name, value in re.findall(r"(?:^|\s)--?([A-Za-z][\w-]*)(?:[= \t]+([^\s-]\S*))?", line):
+            attached = re.fullmatch(r"([NnG])(\d+)", name)
+            name, value = (attached[1], attached[2]) if attached else (name, value)
+            options[_SHORT.get(name, name)] = value
+    return _pbs(lines) if "PBS" in kinds else _slurm(options)
+
+
+def _slurm(options: Mapping[str, str]) -> tuple[Given, dict[str, str]]:
+    nodes = _number(options.get("nodes", "").rpartition("-")[2])
+    each = _number(options.get("ntasks-per-node"))
+    tasks = _number(options.get("ntasks"))
+    gres = options.get("gres", "")
+    gpus = _number(options.get("gpus-per-node")) or (_number(gres) or 1 if gres.startswith("gpu") else None)
+    per_task = _number(options.get("gpus-per-task"))
+    if nodes is None and tasks and each:
+        nodes = -(-tasks // each)
+    if gpus is None and per_task and each:
+        gpus = per_task * each
+    whole = _number(options.get("gpus"))
+    if tasks is None and nodes and each:
+        tasks = nodes * each
+    given = Given(nodes, each, tasks, gpus or (whole // nodes if whole and nodes else None), whole, "#SBATCH")
+    names = {
+        ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"): nodes,
+        ("SLURM_NTASKS", "SLURM_NPROCS"): tasks or nodes,
+        ("SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"): each,
+        ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"): given.gpus,
+        ("SLURM_GPUS",): whole,
+    }
+    return given, {name: str(value) for several, value in names.items() if value for name in several}
+
+
+def _pbs(lines: list[tuple[str, str]]) -> tuple[Given, dict[str, str]]:
+    """`-l select=4:ncpus=64:ngpus=8:mpiprocs=8`, or `-l nodes=4:ppn=8:gpus=8`."""
+    text = " ".join(line for _, line in lines)
+    nodes = re.search(r"(?:select|nodes)=(\d{1,6})", text)
+    match = {name: re.search(rf"[:,]{name}=(\d{{1,6}})", text) for name in ("ngpus", "gpus", "mpiprocs", "ppn")}
+    value = {name: int(m[1]) for name, m in match.items() if m}
+    count = int(nodes[1]) if nodes else None
+    each = value.get("mpiprocs", value.get("ppn"))
+    given = Given(
+        count, each, count * each if count and each else None, value.get("ngpus", value.get("gpus")), None, "#PBS"
+    )
+    return given, {"PBS_NUM_NODES": str(count)} if count else {}
+
+
+def _number(text: str | None) -> int | None:
+    """Return the number that ends one of Slurm's words: 8, h100:8, gpu:h100:8."""
+    match = re.search(r"(?:^|[:=])(\d{1,6})(?:\(|$)", text or "")
+    return int(match[1]) or None if match else None

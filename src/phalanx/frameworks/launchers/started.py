@@ -1,0 +1,193 @@
+"""The training that a text starts: a command line, a script, a batch script or a manifest, with its arguments."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from phalanx.frameworks.launchers import batch
+from phalanx.frameworks.launchers.launch import Given, Launch, OpenFile, launch
+from phalanx.frameworks.launchers.manifest import manifest
+from phalanx.frameworks.shell.expansion import OPEN, is_open, plain
+from phalanx.frameworks.shell.script import Invocation, Script, follow
+from phalanx.spec.errors import InputError
+
+_ASSIGNED = re.compile(r"(?:\+{0,2}[A-Za-z_][\w./@-]*=|~[A-Za-z_][\w./@-]*(?:=|$))")
+_PREPARES = re.compile(
+    r"preprocess|convert|download|tokeni[sz]e|prepare|merge|eval|benchmark|inference|collect_env|test_|setup|check|"
+    r"index_|split_|upload|export|generate|serve|pip$"
+)
+_LAUNCHERS_OF_RANKS = {"torchrun", "deepspeed", "accelerate", "srun", "mpirun", "torchx", "torchtune"}
+_FLAG = re.compile(r"--[A-Za-z]")
+Knows = Callable[[Launch], bool]
+"""Whether a framework knows a program or its arguments."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A training as a text starts it. `args`: its flags, a value or True, a list where several follow; `positional`:
+    its other words; `assigned`: those of `key=value`."""
+
+    launch: Launch
+    args: Mapping[str, Any] = field(default_factory=dict)
+    assigned: Mapping[str, Any] = field(default_factory=dict)
+    positional: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Files that the text itself writes, by name."""
+    directory: str = ""
+    given: Given = field(default_factory=Given)
+    notes: tuple[str, ...] = ()
+
+
+def in_script(text: str, open_file: OpenFile, knows: Knows, name: str = "script.sh") -> Started:
+    """Return the training that a script or a command line starts. Raises InputError where it starts two."""
+    given, variables = batch.asked(text)
+    script = follow(text, variables, open_file, name)
+    for handed in script.batch:  # scripts that it hands to Slurm
+        given = batch.asked(handed)[0]
+    return _started(script, given, open_file, knows)
+
+
+def in_manifest(documents: Sequence[Any], open_file: OpenFile, knows: Knows) -> Started:
+    """Return the training that a manifest's pods start. Raises InputError where it has none, or two."""
+    job = manifest(documents)
+    given, variables = job.pods.given(job.kind, job.per_node)
+
+    def open_either(path: str) -> str | None:
+        inside = job.pods.files.get(path.rpartition("/")[2])
+        return inside if inside is not None else open_file(path)
+
+    script = follow(job.pods.command, variables, open_either, job.kind)
+    started = _started(script, given, open_either, knows, variables)
+    environment = {n: v for n, v in started.environment.items() if n not in variables or n in job.pods.environment}
+    return replace(started, files={**job.pods.files, **started.files}, environment=environment)
+
+
+def _started(
+    script: Script, given: Given, open_file: OpenFile, knows: Knows, environment: Mapping[str, str] | None = None
+) -> Started:
+    trainings: dict[tuple[Any, ...], tuple[Invocation, Launch]] = {}
+    for invocation in script.invocations:
+        one = launch(invocation.words, {**(environment or {}), **invocation.environment}, given, open_file)
+        if one.program or one.words:
+            # Lines that differ in their node's number and addresses start parts of one training.
+            same = (one.program, *(w for w in one.words if not re.match(r"--?(node.rank|master|rdzv)", w)))
+            trainings.setdefault(same, (invocation, one))
+    chosen = _chosen(list(trainings.values()), knows)
+    if chosen is None:
+        return _arguments_alone(script, given)
+    invocation, one = chosen
+    args, assigned, positional = arguments(one.words)
+    forks = [note for fork in script.forks if (note := fork.note(invocation.names))]
+    return Started(
+        one,
+        args,
+        assigned,
+        positional,
+        {**(environment or {}), **invocation.environment},
+        script.files,
+        invocation.directory,
+        given,
+        (*script.notes, *forks),
+    )
+
+
+def _chosen(trainings: list[tuple[Invocation, Launch]], knows: Knows) -> tuple[Invocation, Launch] | None:
+    """Return the one invocation that trains. Raises InputError where several do."""
+    if not trainings:
+        return None
+
+    def rank(one: Launch) -> tuple[bool, bool, bool]:
+        return (
+            not _PREPARES.search(one.program.rpartition("/")[2]),
+            knows(one),
+            bool(_LAUNCHERS_OF_RANKS.intersection(one.launchers)),
+        )
+
+    best = max(rank(one) for _, one in trainings)
+    equal = [(invocation, one) for invocation, one in trainings if rank(one) == best]
+    if not any(best[1:]):
+        return max(equal, key=lambda pair: sum(w.startswith("--") for w in pair[1].words))
+    if len(equal) > 1:
+        lines = ", ".join(str(invocation.line) for invocation, _ in equal[:4])
+        programs = ", ".join(dict.fromkeys(plain(one.program) for _, one in equal[:4]))
+        reason = f"starts {len(equal)} trainings, in lines {lines}: {programs}"
+        raise InputError("script", None, reason, "give the command line of one of them")
+    return equal[0]
+
+
+def _arguments_alone(script: Script, given: Given) -> Started:
+    """Return the arguments that a script only sets: a variable or an array of flags."""
+    texts = [(name, [w for v in values for w in shlex_words(v)]) for name, values in script.variables.items()]
+    flags = [(name, words) for name, words in texts if any(map(_FLAG.match, words))]
+    if not flags:
+        return Started(Launch(), given=given, notes=script.notes, files=script.files)
+    name, words = max(flags, key=lambda pair: sum(bool(_FLAG.match(w)) for w in pair[1]))
+    first = next(i for i, word in enumerate(words) if _FLAG.match(word))
+    one = launch(tuple(words)) if first else Launch(words=tuple(words))
+    args, assigned, positional = arguments(one.words)
+    notes = (*script.notes, f"it starts nothing: the flags are those of {name}")
+    return Started(one, args, assigned, positional, files=script.files, given=given, notes=notes)
+
+
+def shlex_words(text: str) -> list[str]:
+    """Return the words of a text with quotes; those between blanks where a quote does not end."""
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
+
+
+def arguments(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
+    """Return flags with their values, `key=value` words, and the words before the first flag."""
+    args: dict[str, Any] = {}
+    assigned: dict[str, Any] = {}
+    positional: list[str] = []
+    name = ""
+    for word in words:
+        if re.match(r"--?[A-Za-z]", word):
+            name, equals, value = word.lstrip("-").partition("=")
+            args[name] = value_of(value) if equals else True
+            name = "" if equals else name
+        elif _ASSIGNED.match(word) and not (name and args[name] is True and "/" in word.partition("=")[0]):
+            key, _, value = word.partition("=")
+            assigned[key] = value_of(value)
+        elif name:
+            earlier = args[name]
+            if isinstance(earlier, list):
+                earlier.append(value_of(word))
+            else:
+                args[name] = value_of(word) if earlier is True else [earlier, value_of(word)]
+        else:
+            positional.append(plain(word))
+    return args, assigned, tuple(positional)
+
+
+def value_of(text: str) -> Any:
+    """Return the number or truth value that a word spells, else the word; an open part keeps its mark."""
+    if is_open(text):
+        return text
+    if re.fullmatch(r"-?\d{1,18}", text):
+        return int(text)
+    if re.fullmatch(r"-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", text) and len(text) < 40:
+        return float(text)
+    return {"true": True, "false": False, "True": True, "False": False}.get(text, text)
+
+
+def settled(value: Any, switch: bool) -> Any:
+    """Return a flag's value without the open words behind it that bring flags of their own, as `--flag $EXTRA_ARGS`.
+
+    `switch`: whether the flag takes no value, so that whatever follows it is none."""
+    words = value if isinstance(value, list) else [value]
+    bags = [w for w in words if isinstance(w, str) and w.startswith(OPEN) and (switch or _BAG.search(w))]
+    if not bags:
+        return value
+    rest = [word for word in words if word not in bags]
+    return True if not rest else rest[0] if len(rest) == 1 else rest
+
+
+_BAG = re.compile(r"(?i)(extra|more|other|add|arg|opt|flag|param|config|setting|@|\*)")

@@ -1,0 +1,508 @@
+"""What words of a shell script expand to (bash(1), EXPANSION), where the script itself decides it.
+
+What only the running shell could tell (a variable of the environment, `$(hostname)`) is open: the mark OPEN and the
+text that stands for it. No reader takes it for a value, and `plain` shows it as it was written.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+from phalanx.frameworks.shell.arithmetic import evaluate
+from phalanx.frameworks.shell.grammar import NAME, Node
+from phalanx.spec.errors import InputError
+
+OPEN = "\ue000"
+"""Begins a part that only the running shell could tell."""
+_BLANK = "\ue001"
+"""A blank inside such a part, which is never split."""
+LARGEST_WORK = 2**24
+"""Characters that expansions may copy: a variable can be twice the one before it."""
+_PARAMETER = re.compile(
+    rf"(?P<prefix>[#!]?)(?P<name>{NAME}|[0-9]+|[@*#?$!-])(?:\[(?P<index>[^\]]*)\])?(?P<rest>.*)\Z", re.S
+)
+_OPERATION = re.compile(r"(:?[-=+?]|##?|%%?|/[/#%]?|\^\^?|,,?|@|:)(.*)\Z", re.S)
+_BRACES = re.compile(
+    r"(?P<before>[^\s'\"`${]*)\{(?P<inside>[^\s{}'\"`$]*(?:,|\.\.)[^\s{}'\"`$]*)\}(?P<after>.*)\Z", re.S
+)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "e": "\x1b", "a": "\a", "b": "\b"}
+_MOST_WORDS = 10_000
+
+
+@dataclass
+class Budget:
+    """Work that is left for a whole script."""
+
+    left: int = LARGEST_WORK
+
+    def spend(self, work: int) -> None:
+        """Count what an expansion copies or a command costs. Raises InputError when nothing is left."""
+        self.left -= work + 1
+        if self.left < 0:
+            reason = f"its variables and loops make more than {LARGEST_WORK:,} characters of it"
+            raise InputError("script", None, reason, "give the command line that it comes to")
+
+
+@dataclass
+class Scope:
+    """Variables, functions and arguments of a shell at one point of a script."""
+
+    variables: dict[str, list[str]] = field(default_factory=dict)
+    exported: set[str] = field(default_factory=set)
+    arguments: list[str] = field(default_factory=list)
+    functions: dict[str, Node] = field(default_factory=dict)
+    directory: str = ""
+    """Where `cd` led, relative to where the script starts; open behind a folder that is not known."""
+    name: str = "script.sh"
+    capture: Callable[[str, Scope], str | None] = lambda text, scope: None
+    """What a command substitution prints; None where only a shell could tell."""
+    budget: Budget = field(default_factory=Budget)
+    environment: dict[str, str] = field(default_factory=dict)
+    """Defaults that the script has for variables of the environment, by name."""
+
+    def copy(self) -> Scope:
+        """Return a shell of its own, with the same budget."""
+        variables = {name: list(value) for name, value in self.variables.items()}
+        self.budget.spend(sum(map(len, variables)))
+        return Scope(
+            variables,
+            set(self.exported),
+            list(self.arguments),
+            dict(self.functions),
+            self.directory,
+            self.name,
+            self.capture,
+            self.budget,
+            self.environment,
+        )
+
+    def value(self, name: str) -> str | None:
+        """Return a variable's text, of an array its first element; None for one that is not set here."""
+        values = self.variables.get(name)
+        return None if values is None else values[0] if values else ""
+
+    def assign(self, name: str, value: str) -> None:
+        """Set a variable."""
+        self.budget.spend(len(value))
+        self.variables[name] = [value]
+
+
+def unknown(text: str) -> str:
+    """Return the open part that stands for a text."""
+    return OPEN + re.sub(r"\s+", _BLANK, text.replace(OPEN, "$"))
+
+
+def is_open(text: str) -> bool:
+    """Whether a part of a text is open."""
+    return OPEN in text
+
+
+def plain(text: str) -> str:
+    """Return a text as it was written, with `$` where it is open."""
+    return text.replace(OPEN, "$").replace(_BLANK, " ")
+
+
+def expand(raw: str, scope: Scope) -> list[str]:
+    """Return the words that a word of a script expands to: none, one or several."""
+    result: list[str] = []
+    for word in _braces(raw):
+        fields = _Fields()
+        _Expansion(word, scope, fields).run()
+        result += fields.words()
+    scope.budget.spend(sum(map(len, result)))
+    return result
+
+
+def expand_all(raws: tuple[str, ...] | list[str], scope: Scope) -> list[str]:
+    """Return what several words expand to."""
+    return [word for raw in raws for word in expand(raw, scope)]
+
+
+def text_of(raw: str, scope: Scope) -> str:
+    """Return what a word expands to where it is not split: behind `=`, in `[[ ]]` and `case`."""
+    fields = _Fields(whole=True)
+    _Expansion(raw, scope, fields).run()
+    text = " ".join(fields.words())
+    scope.budget.spend(len(text))
+    return text
+
+
+def document(text: str, scope: Scope) -> str:
+    """Return the text of a here-document whose end is not quoted."""
+    fields = _Fields(whole=True)
+    _Expansion(text, scope, fields).quoted(0, len(text), quotes=False)
+    result = "".join(fields.words())
+    scope.budget.spend(len(result))
+    return result
+
+
+def arithmetic(text: str, scope: Scope) -> int | None:
+    """Return the value of an arithmetic expression, and assign what it assigns; None where it is open."""
+    fields = _Fields(whole=True)
+    _Expansion(text, scope, fields).quoted(0, len(text), quotes=False)
+    scope.budget.spend(100)
+    return evaluate("".join(fields.words()), scope.value, lambda name, value: scope.assign(name, str(value)))
+
+
+class _Fields:
+    """Words as they come out of an expansion; `whole`: they are one."""
+
+    def __init__(self, whole: bool = False) -> None:
+        self.whole = whole
+        self._done: list[str] = []
+        self._word: list[str] | None = [] if whole else None
+
+    def add(self, text: str) -> None:
+        """Add to the present word, which exists from here on, be it empty."""
+        if self._word is None:
+            self._word = []
+        self._word.append(text)
+
+    def split(self, text: str) -> None:
+        """Add what was not quoted: blanks end words."""
+        if self.whole:
+            self.add(text)
+            return
+        for part in re.findall(r"[ \t\n]+|[^ \t\n]+", text):
+            if part[0] in " \t\n":
+                self.end()
+            else:
+                self.add(part)
+
+    def end(self) -> None:
+        if self._word is not None:
+            self._done.append("".join(self._word))
+            self._word = None
+
+    def each(self, values: list[str]) -> None:
+        """Add values, each a word of its own, as `"$@"` does."""
+        for i, value in enumerate(values):
+            if i:
+                self.add(" ") if self.whole else self.end()
+            self.add(value)
+
+    def words(self) -> list[str]:
+        self.end()
+        return self._done
+
+
+class _Expansion:
+    """One word on its way into fields."""
+
+    def __init__(self, raw: str, scope: Scope, fields: _Fields) -> None:
+        self.raw, self.scope, self.fields = raw, scope, fields
+
+    def run(self) -> None:
+        raw, at = self.raw, 0
+        while at < len(raw):
+            c = raw[at]
+            if c == "\\":
+                if raw[at + 1 : at + 2] != "\n":
+                    self.fields.add(raw[at + 1 : at + 2])
+                at += 2
+            elif c == "'":
+                end = raw.index("'", at + 1)
+                self.fields.add(raw[at + 1 : end])
+                at = end + 1
+            elif raw.startswith("$'", at):
+                end = at + 2 + len(_require(re.match(r"(?:[^'\\]|\\.)*", raw[at + 2 :], re.S))[0])
+                self.fields.add(_escaped(raw[at + 2 : end]))
+                at = end + 1
+            elif c == '"' or raw.startswith('$"', at):
+                start = at + 1 + (c == "$")
+                end = _closing_quote(raw, start)
+                if not re.fullmatch(r"\$@|\$\{\w+\[@\]\}", raw[start:end]):  # which may be no word at all
+                    self.fields.add("")
+                self.quoted(start, end)
+                at = end + 1
+            elif raw.startswith(("<(", ">("), at):
+                end = _closing(raw, at + 1)
+                self.fields.add(unknown(raw[at:end]))
+                at = end
+            elif c in "$`":
+                at = self.dollar(at, len(raw), quoted=False)
+            else:
+                stop = _require(re.compile(r"[^\\'\"$`<>]+|.", re.S).match(raw, at)).end()
+                self.fields.add(raw[at:stop])
+                at = stop
+
+    def quoted(self, at: int, end: int, quotes: bool = True) -> None:
+        """Expand what stands in double quotes, or in a here-document (where `quotes` are characters)."""
+        raw, escapes = self.raw, '$`"\\\n' if quotes else "$`\\\n"
+        while at < end:
+            c = raw[at]
+            if c == "\\" and raw[at + 1 : at + 2] in escapes and at + 1 < end:
+                self.fields.add(raw[at + 1].replace("\n", ""))
+                at += 2
+            elif c in "$`":
+                at = self.dollar(at, end, quoted=True)
+            else:
+                stop = _require(re.compile(r"[^\\$`]+|.", re.S).match(raw, at, end)).end()
+                self.fields.add(raw[at:stop])
+                at = stop
+
+    def put(self, text: str, quoted: bool) -> None:
+        self.fields.add(text) if quoted else self.fields.split(text)
+
+    def dollar(self, at: int, end: int, quoted: bool) -> int:
+        """Expand what begins at a dollar sign or a backquote; return where it ends."""
+        raw = self.raw
+        if raw[at] == "`":
+            stop = _require(re.compile(r"(?:[^`\\]|\\.)*`", re.S).match(raw, at + 1)).end()
+            self.command(re.sub(r"\\([$`\\])", r"\1", raw[at + 1 : stop - 1]), quoted)
+            return stop
+        if raw.startswith("$((", at) and raw.startswith("))", (stop := _closing(raw, at + 1)) - 2):
+            value = arithmetic(raw[at + 3 : stop - 2], self.scope)
+            self.put(unknown(raw[at + 1 : stop]) if value is None else str(value), quoted)
+            return stop
+        if raw.startswith("$(", at):
+            stop = _closing(raw, at + 1)
+            self.command(raw[at + 2 : stop - 1], quoted)
+            return stop
+        if raw.startswith("${", at):
+            stop = _closing(raw, at + 1)
+            self.parameter(raw[at + 2 : stop - 1], quoted)
+            return stop
+        match = re.compile(rf"{NAME}|[0-9@*#?$!-]").match(raw, at + 1, end)
+        if not match:
+            self.fields.add("$")
+            return at + 1
+        self.parameter(match[0], quoted)
+        return match.end()
+
+    def command(self, text: str, quoted: bool) -> None:
+        printed = self.scope.capture(text, self.scope)
+        self.put(unknown(f"({text.strip()})") if printed is None else printed.rstrip("\n"), quoted)
+
+    # Parameters.
+
+    def parameter(self, text: str, quoted: bool) -> None:
+        """Expand `${text}`."""
+        match = _PARAMETER.match(text)
+        if not match:
+            self.fields.add(unknown("{" + text + "}"))
+            return
+        prefix, name, index, rest = match["prefix"], match["name"], match["index"], match["rest"]
+        if prefix == "!":
+            self.indirect(name, index, rest, quoted)
+            return
+        values = self.values(name)
+        if prefix == "#":
+            several = name in "@*" or index in ("@", "*")
+            size = None if values is None else len(values) if several else len(self.element(values, index) or "")
+            open_ = size is None or (not several and is_open(self.element(values or [], index) or ""))
+            self.put(unknown("{" + text + "}") if open_ else str(size), quoted)
+            return
+        if index in ("@", "*") or name in ("@", "*"):
+            self.all_of(text, values, rest, (index or name) == "@", quoted)
+            return
+        value = None if values is None else self.element(values, index)
+        self.put(self.operated(text, name, value, rest), quoted)
+
+    def indirect(self, name: str, index: str | None, rest: str, quoted: bool) -> None:
+        values = self.values(name)
+        if index in ("@", "*") and values is not None:
+            self.fields.each([str(i) for i in range(len(values))])
+        elif values and re.fullmatch(NAME, values[0]):
+            self.parameter(values[0] + rest, quoted)
+        else:
+            self.fields.add(unknown("{!" + name + rest + "}"))
+
+    def values(self, name: str) -> list[str] | None:
+        scope = self.scope
+        if name in ("@", "*"):
+            return scope.arguments
+        if name == "#":
+            return [str(len(scope.arguments))]
+        if name == "0":
+            return [scope.name]
+        if name.isdigit():
+            place = int(name) - 1
+            return [scope.arguments[place]] if place < len(scope.arguments) else []
+        return scope.variables.get(name)
+
+    def element(self, values: list[str], index: str | None) -> str | None:
+        """Return an element of an array; None for one that it does not have."""
+        if index is None or index == "":
+            return values[0] if values else None
+        place = arithmetic(index, self.scope)
+        if place is None:
+            return unknown("[" + index + "]")
+        return values[place] if -len(values) <= place < len(values) else None
+
+    def all_of(self, text: str, values: list[str] | None, rest: str, apart: bool, quoted: bool) -> None:
+        """Expand all elements of an array, or the script's arguments."""
+        if values is None:
+            if rest.startswith((":-", "-", ":+", "+")):
+                self.put(self.operated(text, text, None, rest), quoted)
+            else:
+                self.fields.add(unknown("{" + text + "}" if len(text) > 1 else text))
+            return
+        if rest.startswith((":-", "-", ":+", "+")):
+            joined = " ".join(values) if values else None
+            if rest.lstrip(":")[0] == "+" or joined is None:
+                self.put(self.operated(text, text, joined, rest), quoted)
+                return
+        elif rest.startswith(":"):
+            offset, _, length = rest[1:].partition(":")
+            first, many = arithmetic(offset, self.scope), arithmetic(length, self.scope) if length else None
+            if first is None:
+                self.fields.add(unknown("{" + text + "}"))
+                return
+            first -= text[:1] in "@*"  # arguments are counted from 1
+            values = values[max(first, 0) :][: many if length else None]
+        elif rest:
+            values = [self.operated(text, text, value, rest) for value in values]
+        if quoted and apart:
+            self.fields.each(values)
+        elif quoted:
+            self.fields.add(" ".join(values))
+        else:
+            for i, value in enumerate(values):
+                self.fields.split((" " if i else "") + value)
+
+    def operated(self, text: str, name: str, value: str | None, rest: str) -> str:
+        """Return a value behind the operator of its expansion."""
+        if not rest:
+            missing = "" if name.isdigit() else unknown("{" + text + "}" if "[" in text else text)
+            return missing if value is None else value
+        match = _OPERATION.match(rest)
+        if not match:
+            return unknown("{" + text + "}")
+        operator, word = match[1], match[2]
+        if operator[-1] in "-=+?":
+            return self.default(operator, name, value, word)
+        if value is None or is_open(value):
+            return "" if name.isdigit() else unknown("{" + text + "}")
+        result = self.changed(operator, value, word)
+        return unknown("{" + text + "}") if result is None else result
+
+    def default(self, operator: str, name: str, value: str | None, word: str) -> str:
+        missing = value is None or (operator[0] == ":" and value == "")
+        kind = operator[-1]
+        if kind == "+":
+            return "" if missing else text_of(word, self.scope)
+        if not missing:
+            return value or ""
+        if kind == "?":
+            return unknown(name)
+        result = text_of(word, self.scope)
+        if value is None and re.fullmatch(NAME, name):
+            self.scope.environment.setdefault(name, plain(result))
+        if kind == "=" and re.fullmatch(NAME, name):
+            self.scope.assign(name, result)
+        return result
+
+    def changed(self, operator: str, value: str, word: str) -> str | None:
+        """Return a value cut, replaced or in other letters; None for what is not read."""
+        if operator == ":":
+            offset, _, length = word.partition(":")
+            first, many = arithmetic(offset or "0", self.scope), arithmetic(length, self.scope) if length else None
+            if first is None or (length and many is None):
+                return None
+            end = None if many is None else first + many if many >= 0 else len(value) + many
+            return value[first:end] if first >= 0 else value[first:][:many]
+        if operator in ("^^", "^", ",,", ","):
+            changed = value.upper() if operator[0] == "^" else value.lower()
+            return changed if len(operator) == 2 else changed[:1] + value[1:]
+        if operator == "@":
+            return value if word in ("Q", "E", "P") else None
+        if operator[0] == "/":
+            pattern, _, new = word.partition("/")
+            return self.replaced(operator, value, text_of(pattern, self.scope), text_of(new, self.scope))
+        pattern = text_of(word, self.scope)
+        self.scope.budget.spend(len(value) * 4)
+        if is_open(pattern) or len(value) > 4096:
+            return None
+        # `#` and `%` cut the shortest match, `##` and `%%` the longest.
+        sizes = range(len(value) + 1) if len(operator) == 1 else range(len(value), -1, -1)
+        for size in sizes:
+            part = value[:size] if operator[0] == "#" else value[len(value) - size :]
+            if fnmatch.fnmatchcase(part, pattern):
+                return value[size:] if operator[0] == "#" else value[: len(value) - size]
+        return value
+
+    def replaced(self, operator: str, value: str, pattern: str, new: str) -> str | None:
+        if is_open(pattern) or is_open(new) or len(value) > 4096 or len(pattern) > 200:
+            return None
+        if not re.search(r"[*?\[]", pattern):
+            if operator == "/#":
+                return new + value.removeprefix(pattern) if value.startswith(pattern) else value
+            if operator == "/%":
+                return value.removesuffix(pattern) + new if value.endswith(pattern) else value
+            return value.replace(pattern, new, -1 if operator == "//" else 1) if pattern else value
+        return None
+
+
+def _require(match: re.Match[str] | None) -> re.Match[str]:
+    assert match is not None  # the grammar closed every quote
+    return match
+
+
+def _closing_quote(raw: str, at: int) -> int:
+    """Return where the double quotes that are open at `at` close."""
+    while at < len(raw) and raw[at] != '"':
+        if raw[at] == "\\":
+            at += 2
+        elif raw.startswith(("$(", "${"), at):
+            at = _closing(raw, at + 1)
+        elif raw[at] == "`":
+            at = raw.index("`", at + 1) + 1
+        else:
+            at += 1
+    return at
+
+
+def _closing(raw: str, start: int) -> int:
+    """Return the place behind the bracket that closes the one at `start`."""
+    opens = raw[start]
+    closes = ")" if opens == "(" else "}"
+    at, level = start + 1, 1
+    while at < len(raw):
+        c = raw[at]
+        if c == "\\":
+            at += 1
+        elif c == "'" and (end := raw.find("'", at + 1)) > 0:
+            at = end
+        elif c == '"':
+            at = _closing_quote(raw, at + 1)
+        elif c == opens:
+            level += 1
+        elif c == closes:
+            level -= 1
+            if not level:
+                return at + 1
+        at += 1
+    return len(raw)
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[0]), text, flags=re.S)
+
+
+def _braces(raw: str) -> Iterator[str]:
+    """Yield the words that braces make: `{a,b}`, `{1..4}`."""
+    match = _BRACES.match(raw)
+    if not match:
+        yield raw
+        return
+    inside = match["inside"]
+    numbers = re.fullmatch(r"(-?\d{1,6})\.\.(-?\d{1,6})", inside)
+    if numbers:
+        first, last = int(numbers[1]), int(numbers[2])
+        step = 1 if last >= first else -1
+        parts = [str(i) for i, _ in zip(range(first, last + step, step), range(_MOST_WORDS), strict=False)]
+    elif "," in inside:
+        parts = inside.split(",")
+    else:
+        yield raw
+        return
+    for part, n in zip(parts, count(), strict=False):
+        for after in _braces(match["after"]):
+            if n > _MOST_WORDS:
+                return
+            yield match["before"] + part + after

@@ -1,0 +1,232 @@
+"""A stored configuration in any form in which people start it is read as its parsed keys are."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from support.in_process_cli import error_of, text_of
+from support.launch_forms import Program, forms, words_of
+from support.sizes import drawn
+
+from phalanx.frameworks import files
+from phalanx.frameworks.configuration import Configuration
+from phalanx.spec.errors import InputError
+
+_DATA = Path(__file__).parent / "data" / "configurations.json.xz"
+ROWS = json.loads(lzma.decompress(_DATA.read_bytes()))["configurations"]
+_PROGRAMS = {
+    "megatron": "pretrain_gpt.py",
+    "hf": "train.py",
+    "torchtitan": "torchtitan/train.py",
+    "maxtext": "MaxText/train.py",
+}
+
+
+def _flags(config: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """Return tables as flags with dots."""
+    result: dict[str, Any] = {}
+    for name, value in config.items():
+        result |= _flags(value, f"{above}{name}.") if isinstance(value, dict) else {f"{above}{name}": value}
+    return result
+
+
+def _typed(value: Any) -> bool:
+    """Whether a value is one that words can say: no empty text, no text of a number, no nested list."""
+    if isinstance(value, list):
+        return bool(value) and len(value) > 1 and all(_typed(v) and not isinstance(v, list | bool) for v in value)
+    if isinstance(value, str):
+        ordinary = value.isprintable() and value.strip() == value and not value.startswith("-")
+        return bool(value) and ordinary and "$" not in value and "=" not in value and not _is_number(value)
+    return isinstance(value, int | float) and not (isinstance(value, float) and "e" in str(value))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return text.lower() in ("true", "false")
+    return True
+
+
+def _started(row: dict[str, Any]) -> tuple[str, dict[str, Any], bool] | None:
+    """Return (kind, flags, whether they are `key=value`) of a row that is started by flags."""
+    kind, config = row["kind"], row["config"]
+    if kind in ("megatron", "hf") and isinstance(config.get("args"), dict):
+        args = {n: v for n, v in config["args"].items() if _typed(v) and v is not False and "." not in n}
+        return (kind, args, False) if args else None
+    if kind in ("torchtitan", "maxtext"):
+        flags = {n: v for n, v in _flags(config).items() if _typed(v) and not isinstance(v, bool | list)}
+        marked = ("parallelism.", "training.") if kind == "torchtitan" else ("ici_", "dcn_")
+        if any(name.startswith(marked) for name in flags):
+            return kind, flags, kind == "maxtext"
+    return None
+
+
+STARTED = [found for row in ROWS if (found := _started(row))]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[str, dict[str, Any], Program, str, str]:
+    kind, args, assigned = draw(st.sampled_from(STARTED))
+    program = Program(
+        _PROGRAMS[kind], words_of(args, assigned), draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 4, 8]))
+    )
+    text, name = draw(forms(program))
+    return kind, args, program, text, name
+
+
+def parsed(kind: str, args: dict[str, Any], world: int) -> Configuration | str:
+    """Return the configuration of parsed keys, or why it is none."""
+    config = (
+        {"args": args}
+        if kind in ("megatron", "hf")
+        else files.Partial(files.nested(args))
+        if kind == "torchtitan"
+        else files.nested(args)
+    )
+    try:
+        return files.READERS[kind](config, world)
+    except InputError as error:
+        return str(error.reason)
+
+
+@drawn(60, 2000, cases())
+def test_every_form_is_read_as_its_parsed_keys(case: tuple[str, dict[str, Any], Program, str, str]) -> None:
+    kind, args, program, text, name = case
+    want = parsed(kind, args, program.world)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_text(text)
+        if isinstance(want, str):
+            with pytest.raises(InputError, match=re.escape(want)):
+                files.read([path])
+            return
+        c, _ = files.read([path])
+    assert (c.kind, c.layout) == (kind, want.layout), text
+    assert (c.options, c.fields, c.job, c.sizes) == (want.options, want.fields, want.job, want.sizes), text
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        (
+            "two.sh",
+            "torchrun a.py --num-layers 1\ntorchrun a.py --num-layers 2\n",
+            "starts 2 trainings, in lines 1, 2",
+        ),
+        ("none.sh", "echo hello\n", "is no configuration of a known framework, and starts no training"),
+        ("other.sh", "torchrun mine.py --depth 3\n", "starts mine.py with --depth, which is of no framework"),
+        ("cut.sh", "torchrun a.py --num-layers 'x\n", "line 1: has a quote that does not end"),
+        (
+            "pods.yaml",
+            "apiVersion: v1\nkind: Pod\nspec:\n  containers:\n"
+            "  - {name: a, command: [x]}\n  - {name: b, command: [y]}\n",
+            "has two containers with a command: a and b",
+        ),
+        (
+            "service.yaml",
+            "apiVersion: v1\nkind: Service\nspec: {}\n",
+            "is a manifest of Service and starts no training",
+        ),
+        ("empty.yaml", "apiVersion: v1\nkind: Job\nspec: {}\n", "a Job without a command"),
+        ("itself.yaml", "base_config: itself.yaml\nici_fsdp_parallelism: 4\n", "is the base of a base"),
+        ("log.txt", "x" * (2**20 + 1), "is larger than 1 MiB"),
+    ],
+)
+def test_what_starts_no_one_training_gets_one_line(tmp_path: Path, name: str, text: str, said: str) -> None:
+    (tmp_path / name).write_text(text)
+    assert said in error_of(tmp_path, "read", name)
+
+
+def test_files_that_are_named_are_found_where_they_lie(tmp_path: Path) -> None:
+    engine = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "ds.json").write_text(json.dumps(engine))
+    script = tmp_path / "scripts" / "run.sh"
+    script.parent.mkdir()
+    script.write_text(
+        "torchrun --nproc_per_node 4 train.py --per_device_train_batch_size 1 --deepspeed configs/ds.json --bf16 True"
+    )
+    c, _ = files.read([script])
+    assert (c.layout.zero, c.layout.world, c.stack) == (3, 4, "deepspeed")
+    (tmp_path / "configs" / "ds.json").rename(tmp_path / "ds.json")
+    (tmp_path / "configs").rmdir()
+    (tmp_path / "ds.json").rename(tmp_path / "elsewhere.json")
+    c, _ = files.read([script])
+    assert c.layout.zero is None
+    assert c.notes[0] == "configs/ds.json, its deepspeed, is not here: give it too"
+    (tmp_path / "elsewhere.json").rename(tmp_path / "ds.json")
+    c, _ = files.read([script, tmp_path / "ds.json"])
+    assert c.layout.zero == 3
+
+
+def test_what_a_missing_file_would_say_is_open(tmp_path: Path) -> None:
+    line = "torchrun --nproc_per_node 8 -m torchtitan.train --job.config_file t.toml "
+    line += "--parallelism.tensor_parallel_degree 2"
+    (tmp_path / "run.sh").write_text(line)
+    c, _ = files.read([tmp_path / "run.sh"])
+    assert (c.layout.tp, c.layout.pp, c.layout.cp, c.layout.dp) == (2, None, None, None)
+    (tmp_path / "t.toml").write_text("[parallelism]\npipeline_parallel_degree = 2\n[training]\nseq_len = 1024\n")
+    c, _ = files.read([tmp_path / "run.sh"])
+    assert (c.layout.tp, c.layout.pp, c.layout.cp, c.layout.dp, c.layout.seq) == (2, 2, 1, 2, 1024)
+
+
+def test_a_flag_in_front_of_an_open_word_is_set(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 8 --hidden-size 512 --num-attention-heads 8 "
+        "--micro-batch-size 1 --global-batch-size 8 --use-distributed-optimizer $EXTRA_ARGS"
+    )
+    c, _ = files.read([tmp_path / "run.sh"])
+    assert c.layout.zero == 1
+
+
+def test_the_log_of_a_training_is_read(tmp_path: Path) -> None:
+    args = {
+        "num_layers": 24,
+        "hidden_size": 1024,
+        "num_attention_heads": 16,
+        "micro_batch_size": 2,
+        "seq_length": 1024,
+    }
+    args |= {
+        "global_batch_size": 64,
+        "tensor_model_parallel_size": 2,
+        "pipeline_model_parallel_size": 1,
+        "bf16": True,
+    }
+    args |= {"sequence_parallel": False, "use_distributed_optimizer": True, "load": None}
+    lines = "".join(f"  {name} {'.' * (48 - len(name))} {value}\n" for name, value in args.items())
+    log = "[rank0] using world size: 8\n------ arguments ------\n" + lines + "---- end of arguments ----\n"
+    (tmp_path / "train.log").write_text(log)
+    c, _ = files.read([tmp_path / "train.log"], None, 8)
+    assert (c.kind, c.layout.tp, c.layout.zero, c.layout.micro_batch, c.layout.dp) == ("megatron", 2, 1, 2, 4)
+    (tmp_path / "config.yaml").write_text(
+        "_wandb: {value: {}}\n"
+        + "".join(f"{name}: {{desc: null, value: {json.dumps(value)}}}\n" for name, value in args.items())
+    )
+    c, _ = files.read([tmp_path / "config.yaml"], None, 8)
+    assert (c.kind, c.layout.tp, c.layout.zero) == ("megatron", 2, 1)
+
+
+def test_commands_take_a_manifest(tmp_path: Path) -> None:
+    sizes = {
+        "num-layers": 8,
+        "hidden-size": 512,
+        "num-attention-heads": 8,
+        "micro-batch-size": 1,
+        "vocab-size": 32000,
+    }
+    sizes |= {"global-batch-size": 64, "seq-length": 1024, "max-position-embeddings": 1024}
+    words = ["pretrain_gpt.py", *words_of(sizes), "--bf16"]
+    container = {"name": "t", "command": ["torchrun", "--nproc_per_node=8"], "args": words}
+    worker = {"replicas": 2, "template": {"spec": {"containers": [container]}}}
+    job = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": {"pytorchReplicaSpecs": {"Worker": worker}}}
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    assert "dp=16" in text_of(tmp_path, "predict", "job.yaml", "--cluster", "dgx-h100")
