@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -14,7 +14,8 @@ import torch.distributed as dist
 from support.fresh_process import in_fresh_process
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
@@ -124,6 +125,43 @@ def teacher_and_student() -> None:
     train(student, loss)
 
 
+def wrapped_policy_and_reference() -> None:
+    """The same under FSDP1, whose wrappers add parts to the names of modules."""
+    wrap = partial(FullyShardedDataParallel, auto_wrap_policy=ModuleWrapPolicy({Layer}), use_orig_params=True)
+    device = torch.cuda.current_device()
+    inner = Model()
+    reference = wrap(copy.deepcopy(inner).requires_grad_(False), device_id=device)
+    policy = wrap(inner, device_id=device)
+
+    def loss(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            base = reference(x)
+        return (policy(x) - base).mean()
+
+    train(policy, loss)
+
+
+def adversaries() -> None:
+    """Two optimizers, each after a backward pass of its own."""
+    generator, critic = Model().cuda(), nn.Linear(VOCABULARY, 1).cuda()
+    first, second = torch.optim.Adam(critic.parameters()), torch.optim.Adam(generator.parameters())
+    for _ in range(5):
+        made = generator(torch.randn(BATCH, WIDTH, device="cuda"))
+        (critic(made.detach()) - critic(torch.randn_like(made))).mean().backward()
+        first.step()
+        critic(made).mean().backward()
+        second.step()
+        first.zero_grad()
+        second.zero_grad()
+
+
+def one_step() -> None:
+    model = Model().cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(BATCH, WIDTH, device="cuda")).mean().backward()
+    optimizer.step()
+
+
 def averaged() -> None:
     model = Model().cuda()
     ema = AveragedModel(model)
@@ -214,6 +252,36 @@ def test_what_stays_gathered_is_a_holder_by_itself() -> None:
     assert (finding.bytes, finding.where) == (HEAD, row.made_by.removeprefix("all_gather at "))
     assert "reference.reshard()" in finding.remedy
     assert not [f for f in lint(of_one_class(freed)) if f.name == "stays-gathered"]
+
+
+def test_models_in_wrappers_are_told_apart() -> None:
+    rank = observed(wrapped_policy_and_reference)
+    layers = {model: [f"{model}.layers.{n}" for n in range(2)] for model in ("reference", "policy")}
+    assert units(rank, "all_gather", "F") == [*layers["reference"], "policy", *layers["policy"]]
+    assert units(rank, "reduce_scatter", "B") == [*reversed(layers["policy"]), "policy"]
+    assert held(rank, STAY_GATHERED) == {"reference": HEAD}
+    assert {h.module for h in rank.holders if h.kind == "parameters"} == {"reference", "policy"}
+
+
+def test_a_step_has_the_steps_of_all_optimizers() -> None:
+    rank = observed(adversaries)
+    assert rank.models == ("generator", "critic")
+    generator = {"generator.layers.0", "generator.layers.1", "generator.head"}
+    assert calls(rank) == {"F": {*generator, "critic"}, "B": {*generator, "critic"}}
+    product = 2 * BATCH * VOCABULARY
+    assert rank.flops["F", "critic"] == 3 * product
+    assert sum(n for (phase, module), n in rank.flops.items() if phase == "F" and module == "generator.head") == (
+        product * WIDTH
+    )
+    assert held(rank, "optimizer state").keys() == {"generator", "critic"}
+
+
+def test_holders_of_a_program_of_one_step() -> None:
+    """Its objects are gone when it ends."""
+    rank = observed(one_step)
+    assert rank.micro_batches == 1
+    assert held(rank, "parameters") == {"": 2 * LAYER + HEAD}
+    assert held(rank, "optimizer state") == {"": 2 * (2 * LAYER + HEAD)}
 
 
 def test_models_are_named_by_the_variables_that_hold_them() -> None:

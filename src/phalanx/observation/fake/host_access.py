@@ -32,11 +32,16 @@ def answered(answer: Callable[[str, str], None], note: Callable[[str], None]) ->
 
     def to_address(tensor: FakeTensor) -> int:
         answer("data_ptr", "an address of its storage")
-        storage = tensor.untyped_storage()
-        if not storage.nbytes():
-            return 0
-        start = int(storage._cdata) << _APART
-        return start + int(tensor.storage_offset()) * tensor.element_size()
+        start = _address(tensor.untyped_storage())
+        return start and start + int(tensor.storage_offset()) * tensor.element_size()
+
+    def to_address_of_storage(storage: torch.UntypedStorage) -> int:
+        if storage.device.type != "meta":
+            return real_address(storage)
+        answer("data_ptr of the storage", "an address of it")
+        return _address(storage)
+
+    real_address = torch.UntypedStorage.data_ptr
 
     def skipped(name: str) -> Callable[..., None]:
         def skip(*args: Any, **kwargs: Any) -> None:
@@ -49,7 +54,12 @@ def answered(answer: Callable[[str, str], None], note: Callable[[str], None]) ->
         stack.enter_context(patch.object(FakeTensor, "numpy", to_numpy, create=True))
         stack.enter_context(patch.object(FakeTensor, "__array__", to_numpy, create=True))
         stack.enter_context(patch.object(FakeTensor, "data_ptr", to_address, create=True))
+        stack.enter_context(patch.object(torch.UntypedStorage, "data_ptr", to_address_of_storage))
         stack.enter_context(patch.object(torch, "save", skipped("torch.save")))
         for name in ("save", "async_save"):
             stack.enter_context(patch.object(checkpoints, name, skipped(f"torch.distributed.checkpoint.{name}")))
         yield
+
+
+def _address(storage: torch.UntypedStorage) -> int:
+    return int(storage._cdata) << _APART if storage.nbytes() else 0

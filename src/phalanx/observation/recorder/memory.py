@@ -21,14 +21,21 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from phalanx.observation.recorder.models import ModelNames, model_of
 from phalanx.observation.recorder.places import shortened
 from phalanx.observation.recorder.repetition import Life
-from phalanx.observation.recorder.step import GATHERED, GRADIENTS, StepRecord, StepRecorder, inner_tensors
+from phalanx.observation.recorder.step import (
+    GATHERED,
+    GRADIENTS,
+    PARAMETERS,
+    STATE,
+    StepRecord,
+    StepRecorder,
+    inner_tensors,
+)
 from phalanx.schedule.event import Phase
 from phalanx.schedule.observation import STAY_GATHERED, Allocation, BackwardStart, Holder, Site, unit
 
-_PARAMETERS, _STATE = "parameters", "optimizer state"
 _OTHER = "inputs, buffers and other"
 _MADE_IN = {"F": "activations", "opt": "tensors of the optimizer"}
-_KNOWN = (_PARAMETERS, _STATE, GATHERED, GRADIENTS)
+_KNOWN = (PARAMETERS, STATE, GATHERED, GRADIENTS)
 """Kinds that say enough: of these, the operation that allocated a tensor does not matter."""
 _MOST = 64
 """The most allocations of an observation."""
@@ -37,11 +44,11 @@ _MOST = 64
 def identify(recorder: StepRecorder) -> None:
     """Mark the live storages of parameters and optimizer state, with the models that they belong to."""
     models = _models_of_parameters(recorder.position.names)
-    for kind, storages in ((_PARAMETERS, _parameters()), (_STATE, _optimizer_state())):
+    for kind, storages in ((PARAMETERS, _parameters()), (STATE, _optimizer_state())):
         for key, parameter in storages:
             if life := recorder.known.get(key):
                 life.model = models.get(parameter, "")
-                life.kind = kind if kind == _STATE else life.kind or kind
+                life.kind = kind if kind == STATE else life.kind or kind
     for key, module in _gathered():
         if (life := recorder.known.get(key)) and life.bytes:
             life.kind, life.operation = GATHERED, "all_gather"
@@ -119,9 +126,11 @@ class StepMemory:
         """Return the kind of a live tensor, and its unit if the step made it, else its model. Tensors made outside of
         passes before the last backward pass are inputs of later ones."""
         before = life.born <= self.step.began
-        if before and life.kind == GATHERED:
-            return STAY_GATHERED, unit(self.names.plain(life.module))
-        if before or (life.phase == "opt" and self.backwards and life.born <= self.backwards[-1]):
+        if before and life.kind in (GATHERED, GRADIENTS):
+            kind = STAY_GATHERED if life.kind == GATHERED else GRADIENTS
+            return kind, unit(self.names.plain(life.module))
+        outside = life.phase == "opt" and self.backwards and life.born <= self.backwards[-1]
+        if before or outside or life.kind in (PARAMETERS, STATE):
             return life.kind or _OTHER, life.model
         kind = life.kind or _MADE_IN.get(life.phase, "tensors of the backward pass")
         return kind, unit(self.names.plain(life.module))

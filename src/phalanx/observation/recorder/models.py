@@ -128,12 +128,11 @@ def _stages() -> list[nn.Module]:
 
 
 def _variable(model: nn.Module) -> str:
-    """Return the name of the outermost variable of the running program that holds a model, "" if none does."""
-    wanted = {id(model)}
-    while inner := next((m for name in _WRAPPERS if (m := model._modules.get(name)) is not None), None):
-        model = inner
-        wanted.add(id(model))
-    return next((name for variables in _namespaces() for name in _names_in(variables, wanted)), "")
+    """Return the name of the outermost variable of the running program that holds a model or what it wraps, or ""."""
+    chain = [model]
+    while inner := next((m for name in _WRAPPERS if (m := chain[-1]._modules.get(name)) is not None), None):
+        chain.append(inner)
+    return next((name for m in chain for variables in _namespaces() for name in _names_in(variables, m)), "")
 
 
 def _namespaces() -> Iterator[dict[str, Any]]:
@@ -151,23 +150,23 @@ def _namespaces() -> Iterator[dict[str, Any]]:
             variables.clear()  # before Python 3.13 a copy, which would keep tensors alive
 
 
-def _names_in(variables: dict[str, Any], wanted: set[int]) -> Iterator[str]:
-    """Yield the names of variables, of items in them, and of attributes of objects in them, that are wanted."""
+def _names_in(variables: dict[str, Any], model: nn.Module) -> Iterator[str]:
+    """Yield the names of variables, of items in them, and of attributes of objects in them, that hold a model."""
     visible = {name: value for name, value in variables.items() if not name.startswith("__")}
-    yield from _items(visible, wanted)
+    yield from _items(visible, model)
     for value in visible.values():
         if not isinstance(value, type | ModuleType | torch.Tensor):
             attributes = getattr(value, "__dict__", None)
             if type(attributes) is dict:
-                yield from _items(attributes, wanted)
+                yield from _items(attributes, model)
 
 
-def _items(values: dict[str, Any], wanted: set[int]) -> Iterator[str]:
+def _items(values: dict[str, Any], model: nn.Module) -> Iterator[str]:
     for name, value in values.items():
-        if id(value) in wanted:
+        if value is model:
             yield name
     for name, value in values.items():
         if type(value) in (list, tuple):
-            yield from (f"{name}[{i}]" for i, item in enumerate(value[:_ITEMS]) if id(item) in wanted)
+            yield from (f"{name}[{i}]" for i, item in enumerate(value[:_ITEMS]) if item is model)
         elif type(value) is dict and len(value) <= _ITEMS:
-            yield from (f"{name}[{key!r}]" for key, item in value.items() if id(item) in wanted)
+            yield from (f"{name}[{key!r}]" for key, item in value.items() if item is model)

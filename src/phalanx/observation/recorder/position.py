@@ -7,7 +7,8 @@ backward    inside autograd (B; or I and W where a pipeline separates gradients 
             nothing alive longer
 optimizer   inside step() of a torch optimizer, and everything between the last backward pass and it (clipping)
 
-A step ends where the next begins: with the first forward pass of a module after an optimizer's step.
+A step ends where the next begins: with the first forward pass of a module after the steps of all optimizers (a
+generator's and a discriminator's, say). Which there are is known once each has taken a step.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import threading
 import weakref
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +25,8 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import _runtime_utils as fsdp1
+from torch.distributed.fsdp._flat_param import FlatParamHandle
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.pipelining import stage as pipeline_stage
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -79,8 +83,14 @@ class Position:
         self.begins_backward: Callable[[Iterable[Any]], None] = lambda results: None
         self._stack: list[ModuleCall] = []
         self.names = ModelNames()
-        self._roots: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
-        self._roots_without_grad: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        self._roots: dict[bool, weakref.WeakKeyDictionary[nn.Module, int]] = {
+            with_grad: weakref.WeakKeyDictionary() for with_grad in (True, False)
+        }
+        self._most_calls: Counter[bool] = Counter()
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+        self.partial = False
+        """Whether the step that ends is a part of a longer one: an optimizer took its first after those of others."""
         self._spans: dict[int, _Span] = {}
         self._after_backward = self._optimizing = self._stepped = False
         self._backward = OUTSIDE
@@ -145,13 +155,23 @@ class Position:
             yield
 
     @contextmanager
-    def owners_in_fully_shard(self) -> Iterator[None]:
-        """Attribute prefetched gathers and delayed reductions of fully_shard to the right module."""
+    def owners_in_fsdp(self) -> Iterator[None]:
+        """Attribute prefetched gathers and delayed reductions of fully_shard and FSDP1 to the right module."""
 
-        def owned(name: str) -> Any:
-            return self._during(FSDPParamGroup, name, "_served", lambda group, *args: group.modules[0])
+        def of_group(group: Any, *args: Any) -> nn.Module:
+            return group.modules[0]  # type: ignore[no-any-return]
 
-        with owned("unshard"), owned("post_backward"):
+        def of_handle(handle: Any, *args: Any) -> nn.Module:
+            return handle._fully_sharded_module  # type: ignore[no-any-return]
+
+        with ExitStack() as stack:
+            for owner, name, served in (
+                (FSDPParamGroup, "unshard", of_group),
+                (FSDPParamGroup, "post_backward", of_group),
+                (FlatParamHandle, "unshard", of_handle),
+                (fsdp1, "_reduce_grad", lambda state, handle: of_handle(handle)),
+            ):
+                stack.enter_context(self._during(owner, name, "_served", served))
             yield
 
     def owner(self, call: ModuleCall) -> str:
@@ -172,18 +192,23 @@ class Position:
     def micro_batches(self) -> int:
         """Forward passes of the root module that is called most, since the step began; passes without gradients (of
         a reference, of an evaluation) count if there are no others."""
-        return max((self._roots or self._roots_without_grad).values(), default=0)
+        return self._most_calls[True] or self._most_calls[False]
 
     def calls(self) -> dict[nn.Module, int]:
         """Return how often each root module was called since the step began."""
-        return {} if self._stepped else dict(self._roots)
+        return {} if self._stepped else dict(self._roots[True])
 
     def called(self, more: Mapping[nn.Module, int], after_backward: bool) -> None:
         """Count calls of root modules in passes that are repeated; `after_backward`: whether these end in a backward
         pass."""
         for module, n in more.items():
-            self._roots[module] = self._roots.get(module, 0) + n
+            self._count(module, n)
         self._after_backward = after_backward
+
+    def _count(self, module: nn.Module, calls: int = 1, with_grad: bool = True) -> None:
+        roots = self._roots[with_grad]
+        roots[module] = roots.get(module, 0) + calls
+        self._most_calls[with_grad] = max(self._most_calls[with_grad], roots[module])
 
     @property
     def after_backward(self) -> bool:
@@ -194,14 +219,13 @@ class Position:
         inside = bool(self._stack) or torch._C._current_graph_task_id() != -1
         if not inside and self._stepped:
             self._stepped = False
-            self.ended()
-            self._roots.clear()
-            self._roots_without_grad.clear()
-            self._spans.clear()
+            if self._complete():
+                self._end()
         if not inside:
             self._after_backward = False
         name = self.names.of(module, type(module).__name__) if self._stack else self.names.of_root(module)
-        roots = self._roots if torch.is_grad_enabled() else self._roots_without_grad
+        with_grad = torch.is_grad_enabled()
+        roots = self._roots[with_grad]
         if self._stack:
             micro_batch = self._stack[-1].micro_batch
         elif inside:
@@ -210,12 +234,27 @@ class Position:
             micro_batch = called - 1
         else:
             micro_batch = roots.get(module, 0)
-            if micro_batch == 1 and roots is self._roots and self.micro_batches == 1:
+            if micro_batch == 1 and with_grad and self.micro_batches == 1:
                 self.second()
-            roots[module] = micro_batch + 1
+            self._count(module, with_grad=with_grad)
         call = ModuleCall(name, micro_batch)
         self._stack.append(call)
         self._span().mark(_sequence(), call)
+
+    def _complete(self) -> bool:
+        """Whether every known optimizer has taken its step, one has taken two, or a new one its first."""
+        steps, known = set(self._steps), set(self._optimizers)
+        return not known - steps or bool(steps - known) or max(self._steps.values()) > 1
+
+    def _end(self) -> None:
+        self.partial = bool(self._optimizers) and not set(self._steps) <= set(self._optimizers)
+        self._optimizers.update(self._steps)
+        self.ended()
+        for roots in self._roots.values():
+            roots.clear()
+        self._most_calls.clear()
+        self._spans.clear()
+        self._steps.clear()
 
     def _leave(self, module: nn.Module, args: object, out: object) -> None:
         if self._stack:
@@ -231,6 +270,7 @@ class Position:
 
     def _optimized(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         self._optimizing, self._stepped = False, True
+        self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
 
     def now(self) -> tuple[Phase, ModuleCall]:
         """Return the current phase and module's call."""

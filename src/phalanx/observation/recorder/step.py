@@ -19,7 +19,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from phalanx.observation.recorder import collective_ops
@@ -38,7 +38,7 @@ from phalanx.runtime.tracing.instrument import flops_of
 from phalanx.schedule.event import Event, Phase
 from phalanx.schedule.observation import Observed, Site, Trained, unit
 
-GATHERED, GRADIENTS = "gathered parameters", "gradients"
+GATHERED, GRADIENTS, PARAMETERS, STATE = "gathered parameters", "gradients", "parameters", "optimizer state"
 PLAIN = frozenset((Tensor, nn.Parameter, nn.Buffer, FakeTensor))
 _aten = torch.ops.aten
 _BELOW_FUNCTIONS = ("aten", "_c10d_functional")
@@ -105,18 +105,22 @@ class StepRecorder(TorchDispatchMode):
             self._resized(storage)
             return out
 
-        hook = register_optimizer_step_pre_hook(self._before_optimizer)
+        hooks = (
+            register_optimizer_step_pre_hook(self._before_optimizer),
+            register_optimizer_step_post_hook(self._after_optimizer),
+        )
         try:
             with (
                 patch.object(torch.UntypedStorage, "resize_", resized),
                 self.position.parts_of_backward(),
                 self.position.backward_passes(),
-                self.position.owners_in_fully_shard(),
+                self.position.owners_in_fsdp(),
                 self,
             ):
                 yield self
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
             self.position.close()
 
     # Live bytes
@@ -203,7 +207,7 @@ class StepRecorder(TorchDispatchMode):
         if old is None or old.bytes == size:
             return
         self._sized.add(storage._cdata)
-        owner = self.position.owner(self._now[1])
+        owner = self.position.owner(self.position.now()[1])
         if self.log is not None:
             self.log.entries.append(("resize", storage._cdata, old.bytes, size, owner))
         self.resize(storage._cdata, size, owner)
@@ -214,6 +218,7 @@ class StepRecorder(TorchDispatchMode):
         old.died = self.clock + 1
         kind = GATHERED if size else old.kind
         life = Life(old.device, size, old.died, kind, owner, self._now[0], ref=old.ref, site=old.site)
+        life.operation = "all_gather" if size else old.operation
         self.known[key] = life
         self.step.lives.append(life)
         self._change(old.device, size - old.bytes)
@@ -225,9 +230,16 @@ class StepRecorder(TorchDispatchMode):
                     local = sum(t.numel() for t in inner_tensors(p))
                     module = unit(self.position.names.of_parameter(p))
                     self.step.trained[id(p)] = Trained(module, local, p.numel(), dtype_name(p.dtype))
-                for t in inner_tensors(p.grad):
-                    if life := self.known.get(t.untyped_storage()._cdata):
-                        life.kind = GRADIENTS
+                for kind, tensor in ((PARAMETERS, p), (GRADIENTS, p.grad)):
+                    for t in inner_tensors(tensor):
+                        if life := self.known.get(t.untyped_storage()._cdata):
+                            life.kind = GRADIENTS if kind == GRADIENTS else life.kind or kind
+
+    def _after_optimizer(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        for state in optimizer.state.values():
+            for t in (t for value in tensors(*state.values()) for t in inner_tensors(value)):
+                if life := self.known.get(t.untyped_storage()._cdata):
+                    life.kind = STATE
 
     # Operations
 
@@ -370,6 +382,7 @@ class StepRecorder(TorchDispatchMode):
         """End the step and begin the next one."""
         self._close()
         ended = self.step
+        ended.number -= self.position.partial
         ended.micro_batches = self.position.micro_batches
         self.step = StepRecord(ended.number + 1, self.clock, lives=list(self.known.values()))
         for device, live in self.live.items():

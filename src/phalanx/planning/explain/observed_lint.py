@@ -255,7 +255,7 @@ def _stays_gathered(x: LintedRank) -> Iterator[ProgramFinding]:
                 "stays-gathered",
                 str(a.site),
                 f"{write_bytes(a.peak_bytes)} of {units}, gathered in an earlier step, are "
-                "never freed: fully_shard frees a root's in the backward pass, and there is none",
+                "never freed: FSDP frees a root's in the backward pass, and there is none",
                 f"fully_shard(..., reshard_after_forward=True) for the root, or {model}.reshard() after its call",
                 a.peak_bytes,
             )
