@@ -348,6 +348,39 @@ def test_a_wrapping_policy_is_read_as_units(table: dict[str, Any], units: dict[s
     assert c.options == units
 
 
+CORES = [
+    ("hf", trainer("--bf16 --attn_implementation eager"), "unfused"),
+    ("hf", trainer("--bf16 --attn_implementation flash_attention_2"), "flash"),
+    ("hf", trainer("--bf16 --flash_attn disabled"), "unfused"),
+    ("hf", trainer("--bf16"), "auto"),
+    ("accelerate", {"base_model": "x", "fsdp_config": {}, "flash_attention": True}, "flash"),
+    ("megatron", arguments("--attention-backend unfused"), "unfused"),
+    ("megatron", arguments("--transformer-impl local"), "unfused"),
+    ("megatron", arguments("--transformer-impl local --use-flash-attn"), "flash"),
+    ("megatron", arguments("", {"NVTE_FLASH_ATTN": "0", "NVTE_FUSED_ATTN": "0"}), "unfused"),
+    ("megatron", arguments("", {"NVTE_FLASH_ATTN": "0"}), "auto"),
+    ("deepspeed", {"pipe_parallel_size": 1, "num_layers": 2}, "unfused"),
+    ("deepspeed", {"pipe_parallel_size": 1, "num_layers": 2, "attention_config": [[["flash"], 2]]}, "flash"),
+    ("maxtext", {"attention": "dot_product"}, "unfused"),
+    ("maxtext", {"attention": "cudnn_flash_te"}, "flash"),
+]
+
+
+@pytest.mark.parametrize(("kind", "config", "core"), CORES)
+def test_attention_is_the_kernel_that_the_file_names(kind: str, config: dict[str, Any], core: str) -> None:
+    assert files.READERS[kind](config, None).options.get("attention", "auto") == core
+
+
+def test_a_price_says_what_a_kernel_that_is_not_named_could_change(tmp_path: Path) -> None:
+    line = "predict run.sh --model gpt2-large --cluster dgx-a100 --seq 1024"
+    for named, said in (("", True), ("--attn_implementation sdpa", False)):
+        (tmp_path / "run.sh").write_text(
+            f"torchrun --nproc_per_node 2 t.py --bf16 --per_device_train_batch_size 8 {named}"
+        )
+        _, out, err = phalanx(tmp_path, line)
+        assert ("`eager`, all that older releases have, keeps 28.1 GiB more" in out + err) == said
+
+
 def test_an_open_micro_batch_is_a_replicas_share_of_the_batch_under_accelerate(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("distributed_type: FSDP\nnum_processes: 2\nmixed_precision: bf16\n")
     line = "predict a.yaml --model gpt2 --cluster dgx-a100 --seq 512 --batch 16"

@@ -12,6 +12,7 @@ from typing import Any
 from phalanx.answers.answer import Answer
 from phalanx.answers.encode import plain
 from phalanx.answers.query import Configured, Query
+from phalanx.cost.analytic.profile import FIELDS as CONSTANTS
 from phalanx.frameworks import files
 from phalanx.frameworks.configuration import Config, Configuration, StatedLayout, count, divided, shown
 from phalanx.frameworks.folder import FILES
@@ -21,8 +22,9 @@ from phalanx.planning import lookup as names
 from phalanx.planning.explain.lint import Finding
 from phalanx.schedule.pipeline.given_layout import equal_blocks, listed
 from phalanx.schedule.pipeline.stages import rank_of
+from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
-from phalanx.spec.job import Job, Precision
+from phalanx.spec.job import DTYPE_BYTES, Job, Precision
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.number_formats import PRECISIONS, SHORT_NAMES
 from phalanx.spec.optimizers import Optimizer
@@ -33,6 +35,8 @@ _FRAMEWORKS = {framework.reads: framework for framework in FRAMEWORKS.values() i
 _RECOMPUTED = {"none", "selective", "full"}
 _CONFLICTS = ("both-halves", "two-engines", "types-disagree", "batches-disagree")
 """Lints of settings that contradict each other, of which a price would have to choose one."""
+_OPEN_KERNEL = ("hf", "accelerate")
+"""Kinds whose models choose attention's kernel by release, where nobody names it."""
 _UNPRICED = ("bucket", "prefetch", "grad_sync", "reshard")
 _OF_UNITS = ("units", "unit_size")
 _OF_STAGES = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer")
@@ -242,6 +246,15 @@ def _dealt_out(s: Strategy, c: Configuration, model: ModelSpec, options: StackOp
     return replace(s, layers=listed(equal_blocks(model.layers, chunks)))
 
 
+def _scores(model: ModelSpec, s: Strategy, seq: int, element_bytes: int) -> list[str]:
+    """Return what attention's scores would keep, where that matters and no key says that they are not kept."""
+    blocks = model.layers if s.recompute == "none" else 1
+    kept = CONSTANTS["kept_score"] * element_bytes / 2 * blocks * model.heads * seq**2 * s.micro_batch / s.tp / s.cp
+    if kept < GIB:
+        return []
+    return [f"attention by sdpa is assumed: `eager`, all that older releases have, keeps {kept / GIB:.1f} GiB more"]
+
+
 def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[Query, Configured]:
     """Return the query that a configuration makes: with the file's model, strategy, stack and precision where `asked`
     leaves them open, and what else it sets. `reading`: the file, read. Raises InputError."""
@@ -278,6 +291,8 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     own = computed if options.products != "auto" else computed or s.precision
     if own == "fp32" and s.precision is None:
         notes = [*notes, f"no half type is set: {c.stack} computes in fp32, 4 bytes an activation"]
+    if c.kind in _OPEN_KERNEL and options.attention == "auto":
+        notes += _scores(model, strategy, seq, DTYPE_BYTES[job_of(c, batch, seq).precision.compute])
     if own is not None and own not in PRECISIONS:
         notes = [*notes, f"products in {own} are priced as the device's 16-bit ones"]
     query = replace(

@@ -21,8 +21,12 @@ from phalanx.spec.model.to_hugging_face import to_hugging_face
 
 
 def arguments(x: Subject, **more: Any) -> dict[str, Any]:
-    """Return TrainingArguments of a plan. Raises InputError for recomputation of some blocks."""
+    """Return TrainingArguments of a plan. Raises InputError for recomputation of some blocks, and for a kernel of
+    attention, which the model's class is told."""
     s, a, t = x.s, x.job.optimizer, x.plan.train
+    if x.options.attention != "auto":
+        reason = "is attn_implementation of the model, no argument of Trainer"
+        raise InputError("options.attention", x.options.attention, reason, "leave it out")
     if s.recompute not in ("none", "full", "uniform:1"):
         reason = "transformers recomputes every block or none"
         raise InputError("strategy.recompute", s.recompute, reason, "use full or none")

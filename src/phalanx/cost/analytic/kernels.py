@@ -198,7 +198,7 @@ def attention(shape: Shape, layout: Layout, system: System, profile: Profile) ->
     e = layout.activation_bytes
     scores = product_s(s, layout.seq, d, system, rate, e, batch) + product_s(s, d, layout.seq, system, rate, e, batch)
     moved = profile.score_bytes + _UNFUSED_BYTES * unfused(shape, layout, profile)
-    passes = moved * pairs * layout.seq / (system.memory_bytes_per_s * system.memory)
+    passes = e / 2 * moved * pairs * layout.seq / (system.memory_bytes_per_s * system.memory)
     return Passes(
         np.where(profile.flash > 0, flash + merged, scores + passes),
         np.where(profile.flash > 0, flash_back + merged, 2 * scores + passes),
@@ -214,10 +214,11 @@ there (8 each) and a cast back (6), less 4."""
 
 
 def unfused(shape: Shape, layout: Layout, profile: Profile) -> Column:
-    """Return 1 where scores are written and their masked softmax is not a single kernel, since a rank's heads and
-    sequences are not a multiple of four."""
+    """Return 1 where scores are written and their masked softmax is not a single kernel, since torch's own operations
+    are it, or since a rank's heads and sequences are not a multiple of four."""
     matrices = layout.micro_batch * shape.heads / (layout.tp * layout.ulysses)
-    return 1.0 * ((np.asarray(profile.flash) == 0) & (matrices % _FUSED_BATCHES != 0))
+    apart = (matrices % _FUSED_BATCHES != 0) | (np.asarray(profile.plain) > 0)
+    return 1.0 * ((np.asarray(profile.flash) == 0) & apart)
 
 
 def _aligned(d: Column, otherwise: Column) -> Column:

@@ -63,7 +63,9 @@ def effective(by: Profile, model: Shape, options: StackOptions) -> Profile:
         new = replace(new, kept_logit=new.kept_logit / _PARTS)
     if options.cross_entropy == "plain":
         new = replace(new, kept_logit=np.maximum(new.kept_logit, FIELDS["kept_logit"]))
-    # Number formats, overlap and dispatch.
+    # Attention's core, number formats, overlap and dispatch.
+    if options.attention != "auto":
+        new = replace(new, flash=float(options.attention == "flash"))
     if options.narrow_parameters != "auto":
         narrow = options.narrow_parameters == "on"
         new = replace(new, cast_parameters=float(narrow), parameter_bytes=1.0 if narrow else 2.0)

@@ -61,6 +61,25 @@ def sharding(keys: Keys, table: str = "fsdp_config") -> tuple[int | None, dict[s
     return zero, {"param": device, "optimizer": device}, recompute
 
 
+_ATTENTION = {
+    "eager": "unfused", "disabled": "unfused", "sdpa": "flash", "flash_attention_2": "flash",
+    "flash_attention_3": "flash", "fa2": "flash", "fa3": "flash",
+}  # fmt: skip
+"""Words for attention's kernel, of transformers and of LLaMA-Factory."""
+_KERNELS = {
+    "eager_attention": "unfused", "flash_attention": "flash", "sdp_attention": "flash", "use_flash_attn": "flash",
+}  # fmt: skip
+"""Switches for it, axolotl's first."""
+
+
+def attention(keys: Keys, at: str = "") -> dict[str, Any]:
+    """Return attention's kernel, where the arguments of a program below a path name it."""
+    named = keys.first((f"{at}attn_implementation", f"{at}flash_attn"), "options.attention")
+    switched = [core for name, core in _KERNELS.items() if truth(keys.take(f"{at}{name}", "options.attention"))]
+    core = _ATTENTION.get(str(named).lower()) or next(iter(switched), None)
+    return {"attention": core} if core else {}
+
+
 def wrapping(keys: Keys, table: str = "fsdp_config", by_default: str = "") -> dict[str, Any]:
     """Return the options of FSDP's table that say which modules are units. `by_default`: the policy where it names
     neither one nor a size; "": by class where it has one, else one unit, as accelerate does."""
@@ -169,7 +188,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
             recompute = "full"
     if type_ not in (None, "fp32"):
         job["compute"] = type_
-    options: dict[str, Any] = dict(units)
+    options: dict[str, Any] = units | attention(keys)
     if fsdp and (offload or {}).get("param") == "cpu":
         options |= {"parameter_offload": True, "optimizer_offload": 1.0}
     gathers = ("parallelism_config.parallelism_config_cp_comm_strategy", "parallelism_config.cp_comm_strategy")

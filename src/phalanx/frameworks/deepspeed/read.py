@@ -111,6 +111,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     zero, type_, where = stage(keys), precision(keys), offloaded(keys)
     tp = pp = cp = seq = None
     recompute: str | None = None
+    core = "auto"
     model: dict[str, Any] = {}
     if neox:
         tp = count(keys.take("model_parallel_size", "strategy.tp", 1))
@@ -120,6 +121,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
         named = {"bfloat16": "bf16", "fp16": "fp16", "fp32": "fp32"}
         stated = keys.take("precision", "job.precision")
         type_ = named.get(str(stated), type_) if stated is not None else type_
+        flash = "flash" in str(keys.take("attention_config", "options.attention", ""))
+        core = "flash" if flash else "unfused"
         model = {
             name: keys.take(ours, f"model.{name}")
             for name, ours in (
@@ -137,6 +140,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     if whole is None:
         whole = product(micro, steps, replicas)
     options, fields, job = beyond(keys)
+    if neox:
+        options["attention"] = core
     layout = StatedLayout(
         world=world,
         shard=shard(keys),

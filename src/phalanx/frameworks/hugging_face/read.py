@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from phalanx.frameworks.accelerate import read as accelerate
-from phalanx.frameworks.accelerate.read import arguments_job, sharding, wrapping
+from phalanx.frameworks.accelerate.read import arguments_job, attention, sharding, wrapping
 from phalanx.frameworks.configuration import (
     Config,
     Configuration,
@@ -99,6 +99,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
             zero = None
     unread = bool(path) and not isinstance(inner, dict)  # a DeepSpeed file, which says it too
     unstated = "bf16" if of_trl and bf16 is None else None if unread else "fp32"
+    options |= attention(keys, at)
     replicas = divided(world, tp * cp)
     layout = StatedLayout(
         world=world,

@@ -147,6 +147,8 @@ def _options(keys: Keys, cp: int | None) -> dict[str, Any]:
         options["parameter_offload"] = True
     if (context := keys.word("options.context")) is not None and cp and cp > 1:
         options["context"] = context
+    if (core := keys.word("options.attention")) is not None:
+        options["attention"] = core
     if (tiles := count(keys.field("options.cross_entropy"))) is not None:
         options["cross_entropy"] = "linear" if tiles > 1 else "plain"
     if keys.take(KEYS["job.optimizer.name"], "job.optimizer") == "muon":

@@ -262,6 +262,8 @@ def _memory(x: Subject) -> dict[str, Any]:
             "options.parameter_offload": o.parameter_offload,
         }
     )
+    if o.attention != "auto":
+        table |= KEYS.write({"options.attention": o.attention})
     if o.cross_entropy != "auto":
         table[KEYS["options.cross_entropy"]] = _tiles(x) if o.cross_entropy == "linear" else 1
     return table

@@ -140,6 +140,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     offload = extra.get("optimizer_offload") or truth(flag("cpu_optimizer", "offload"))
     sp = truth(flag("sequence_parallel", "strategy.sp", False))
     flag("use_mcore_models", "stack")
+    kernels = [keys.take(f"env.NVTE_{name}_ATTN", "options.attention") for name in ("FLASH", "FUSED")]
+    if all(truth(kernel) is False for kernel in kernels):
+        extra["attention"] = "unfused"
     keys.take("env.CUDA_DEVICE_MAX_CONNECTIONS", "environment")
     assumed = keys.take("env.PHALANX_ASSUMES", "options")  # of the data, which no flag states
     extra |= stack_options.parse(str(assumed)) if assumed else {}

@@ -28,6 +28,10 @@ def options(flag: Flag, experts: bool, cp: int | None) -> dict[str, Any]:
     result |= _products(flag) | _state(flag)
     if cp and cp > 1 and _first(flag("cp_comm_type", "options.context")) in ("all_gather", "allgather"):
         result["context"] = "all_gather"
+    backend = KEYS.value("options.attention", flag("attention_backend", "options.attention"))
+    local = flag("transformer_impl", "options.attention") == "local"
+    fast = truth(flag("use_flash_attn", "options.attention"))
+    result["attention"] = backend or ("flash" if fast else "unfused" if local else None)
     if truth(flag("cross_entropy_loss_fusion", "options.cross_entropy")):
         result["cross_entropy"] = "fused"
     if truth(flag("tp_comm_overlap", "options.tp_overlap")):

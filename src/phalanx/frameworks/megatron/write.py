@@ -226,6 +226,7 @@ def _types(x: Subject) -> tuple[Setting, ...]:
         *map(stated, ("first_moment", "second_moment", "master", "gradients")),
         ("--optimizer-cpu-offload", offloaded),
         (KEYS["options.optimizer_offload"], o.optimizer_offload if offloaded else None),
+        KEYS.setting("options.attention", o.attention) if o.attention != "auto" else ("--attention-backend", None),
         ("--cross-entropy-loss-fusion", o.cross_entropy == "fused"),
     )
 
