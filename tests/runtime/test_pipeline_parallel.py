@@ -19,7 +19,7 @@ from support.sizes import combined, sampled
 from support.struck_runs import Stroke, begin, folder_of_runs, nothing_is_left, train, words
 from torch.distributed.pipelining import schedules as torchs
 
-from phalanx.report.pipeline import of_run
+from phalanx.answers.pipeline import of_run
 from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.actions import Action, live_activations
 from phalanx.schedule.pipeline.proof import prove
@@ -150,7 +150,8 @@ def test_a_stage_that_fails_is_named_and_the_run_goes_on(here: Path) -> None:
     assert code == 130, err
     assert "state saved" in err
     assert nothing_is_left(here)
-    measured, predicted = of_run(run)
+    pipeline = of_run(run)
+    measured, predicted = pipeline.measured.priced, pipeline.predicted.priced
     assert measured.schedule == predicted.schedule
     assert 0 <= measured.bubble_fraction < 1
     ran: dict[Action, tuple[float, float]] = {}

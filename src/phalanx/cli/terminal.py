@@ -80,6 +80,7 @@ def exit_on_error(speaks: bool = False) -> Iterator[None]:
     """Turn an expected error into one line on stderr and an exit code; anything else keeps its traceback.
 
     Meanwhile say every ten seconds what goes on, unless the command `speaks` for itself."""
+    from phalanx.schedule.errors import Unproved
     from phalanx.spec.errors import InputError
 
     try:
@@ -91,6 +92,9 @@ def exit_on_error(speaks: bool = False) -> Iterator[None]:
     except KeyboardInterrupt:
         announce("interrupted")
         raise typer.Exit(INTERRUPTED) from None
+    except Unproved as error:
+        announce(f"error: {error}")
+        raise typer.Exit(FAILED) from None
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -2,27 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from phalanx.answers.pipeline import PipelineComparison, PipelineDrawing, PipelineProofs, ScheduleCost, ScheduleProof
 from phalanx.cost.pipeline_time import PricedSchedule
-from phalanx.cost.step.predict_pipeline import price_pipeline
-from phalanx.cost.step.terms import terms
 from phalanx.planning.tables.table import Sheet, columns
-from phalanx.schedule.layout import Layout
-from phalanx.schedule.pipeline.sends import strip_sends
-from phalanx.spec.documents import read_json
-from phalanx.spec.errors import InputError
-from phalanx.spec.files import plan as plans
-from phalanx.spec.strategy.mesh import mesh
+from phalanx.report.view import Part, View
+
+if TYPE_CHECKING:
+    from phalanx.report.pictures.figure import Picture
 
 # Colours of Okabe and Ito, which colour-blind people can tell; every second chunk of a rank is written small.
 _COLOURS = {"F": "on #56b4e9", "B": "on #e69f00", "I": "on #e69f00", "W": "on #009e73"}
 _MOST_PANELS = 4
 """Panels, one below the other, that a schedule is cut into before its blocks lose their numbers."""
+
+
+def view(a: PipelineDrawing | PipelineComparison | PipelineProofs, width: int | None = None, idle: str = "·") -> View:
+    """Show charts of schedules, their costs side by side, or what is proved of them. `width`: columns of a chart, by
+    default the terminal's; `idle`: the character of an idle rank."""
+    if isinstance(a, PipelineProofs):
+        return View([_proof(p) for p in a.proofs])
+    if isinstance(a, PipelineComparison):
+        return View([compared(a.schedules), *(f"left out: {line}" for line in a.left_out)])
+    return View(list(_charts(a, width, idle)), "pipeline", partial(_pictures, a))
+
+
+def _proof(p: ScheduleProof) -> str:
+    live = ", ".join(map(str, p.live_by_rank))
+    proved = f"proved; {p.messages} messages; live at most, by rank: {live}"
+    return f"{p.schedule}: {proved if p.proved else p.reason}"
+
+
+def _charts(a: PipelineDrawing, width: int | None, idle: str) -> Iterator[Part]:
+    """Yield title, chart and costs of every schedule; times of runs are seconds, so each run has its own scale."""
+    groups = [[("", s) for s in a.schedules]]
+    for r in a.runs:
+        both = (("measured", r.measured), ("predicted", r.predicted))
+        groups.append([(f"{r.run}, {how} in {s.makespan:.3g} s", s) for how, s in both])
+    for group in groups:
+        all_priced = [s.priced for _, s in group]
+        for label, s in group:
+            title = f"{s.name}: {s.ranks} ranks, {s.micro_batches} micro-batches" + (f"; {label}" if label else "")
+            yield partial(_titled, title)
+            yield partial(_scaled, s.priced, all_priced, width, idle)
+            yield f"{summary(s)}\n"
+
+
+def _titled(title: str, columns: int) -> Text:
+    return Text(title, "bold")
+
+
+def _scaled(
+    priced: PricedSchedule, group: Sequence[PricedSchedule], width: int | None, idle: str, columns: int
+) -> Text:
+    return chart(priced, width or columns, columns_per_second(group, width or columns), idle)
+
+
+def _pictures(a: PipelineDrawing) -> list[Picture]:
+    """Draw schedules as one picture, and each run as another."""
+    from phalanx.report.gallery.pipelines import schedules
+
+    source = "`phalanx pipeline show`: the schedules that are proved, priced and run"
+    both = [("", s.priced) for s in a.schedules]
+    pictures = [schedules(both, f"time: F, I, W = {a.costs}", source)] if both else []
+    for r in a.runs:
+        both = [(f" of {r.run}, measured", r.measured.priced), (f" of {r.run}, predicted", r.predicted.priced)]
+        pictures.append(schedules(both, "time, s", f"the trace of {r.run}, and `phalanx predict` of its plan"))
+    return pictures
 
 
 def columns_per_second(schedules: Sequence[PricedSchedule], width: int) -> float:
@@ -96,14 +147,13 @@ def _beside(priced: PricedSchedule, rank: int) -> str:
     return f"  idle {idle:4.0%}, at most {priced.peak[rank]:3} live"
 
 
-def summary(priced: PricedSchedule) -> str:
+def summary(s: ScheduleCost) -> str:
     """Say in one sentence what a schedule costs."""
-    s = priced.schedule
     of = "activations" if s.chunks == s.ranks else f"activations of a chunk, {s.chunks // s.ranks} chunks per rank"
     small = "; small letters: every second chunk of a rank" if s.chunks > s.ranks else ""
     return (
-        f"bubble fraction {priced.bubble_fraction:.1%} of the step, bubble overhead {priced.bubble_overhead:.1%} "
-        f"over the ideal; at most {max(priced.peak)} {of}; {priced.messages} messages{small}"
+        f"bubble fraction {s.bubble_fraction:.1%} of the step, bubble overhead {s.bubble_overhead:.1%} "
+        f"over the ideal; at most {max(s.peak_activations)} {of}; {s.messages} messages{small}"
     )
 
 
@@ -119,60 +169,16 @@ def chunk_table(chunks: Sequence[Mapping[str, Any]]) -> Sheet:
     return Sheet("", names, rows)
 
 
-def compared(schedules: Sequence[PricedSchedule]) -> Sheet:
+def compared(schedules: Sequence[ScheduleCost]) -> Sheet:
     """Tabulate schedules: bubble, makespan, live activations and messages."""
     rows = []
-    for priced in schedules:
-        virtual = priced.schedule.chunks // priced.schedule.ranks
-        bubble = (priced.bubble_fraction, priced.bubble_overhead, priced.makespan)
-        rows.append((priced.schedule.name, virtual, *bubble, max(priced.peak) / virtual, priced.messages))
+    for s in schedules:
+        virtual = s.chunks // s.ranks
+        bubble = (s.bubble_fraction, s.bubble_overhead, s.makespan)
+        rows.append((s.name, virtual, *bubble, max(s.peak_activations) / virtual, s.messages))
     names = columns(
         *("schedule", ("chunks per rank", "count"), ("bubble fraction", "share"), ("bubble overhead", "share")),
         *(("makespan", "number"), ("live at most", "number"), ("messages", "count")),
     )
     note = "live: activations of a rank's whole part of the model for a micro-batch, on the rank that holds most"
     return Sheet("", names, rows, note, charted=False)
-
-
-Spans = dict[tuple[str, int, int], tuple[float, float]]
-"""Start and end of each pass in seconds, by kind, chunk and micro-batch."""
-
-
-def of_run(folder: Path) -> tuple[PricedSchedule, PricedSchedule]:
-    """Return the pipeline of a run's first rank, as measured and as predicted.
-
-    Raises InputError if the run had no pipeline, or its trace is missing or incomplete."""
-    plan = plans.read(folder / "plan.json")
-    s = plan.strategy
-    if s.pp == 1:
-        raise InputError("run", str(folder), f"was trained without a pipeline ({s})", "train with --strategy pp=2")
-    path = folder / "trace.json"
-    if not path.exists():
-        raise InputError("run", str(folder), "has no trace.json", "it is written in a run's third step")
-    ranks = mesh(s).group_of(0, "pp")
-    spans: dict[int, Spans] = {rank: {} for rank in ranks}
-    try:
-        for event in read_json(path, "run")["traceEvents"]:
-            if event.get("cat") == "schedule" and event["pid"] in spans:
-                action = event["args"]
-                start = event["ts"] / 1e6
-                spans[event["pid"]][action["kind"], action["chunk"], action["micro_batch"]] = (
-                    start,
-                    start + event["dur"] / 1e6,
-                )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError("run", str(folder), f"its trace.json is damaged ({error!r})", "train it again") from None
-    layout = Layout(plan.model, plan.job, s)
-    views = layout.stage_views()
-    predicted = price_pipeline(views, [terms(view) for view in views], plan.cluster).priced
-    schedule = strip_sends(layout.schedule)
-    try:
-        times = [
-            [spans[rank][a.kind, a.chunk, a.micro_batch] for a in own]
-            for rank, own in zip(ranks, schedule.actions, strict=True)
-        ]
-    except KeyError as error:
-        raise InputError("run", str(folder), f"its trace lacks {error.args[0]}", "train it again") from None
-    origin = min(own[0][0] for own in times)
-    measured = [[(start - origin, stop - origin) for start, stop in own] for own in times]
-    return PricedSchedule(schedule, measured, predicted.messages, predicted.peak), predicted
