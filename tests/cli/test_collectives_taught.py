@@ -50,7 +50,7 @@ def test_a_formula_in_symbols_is_the_one_that_prices(
 
 
 def test_every_algorithm_with_a_formula_is_in_the_table(tmp_path: Path) -> None:
-    (sheet,) = json.loads(phalanx(tmp_path, "collectives table --symbols --json")[1])["tables"]
+    (sheet,) = json.loads(phalanx(tmp_path, "collectives formulas --json")[1])["tables"]
     shown = {(row["operation"], row["algorithm"]) for row in sheet["rows"]}
     assert shown == {
         (op, name) for op, names in ALGORITHMS.items() for name in names if closed_form(op, name, 8, 64, 1, 1, 1)

@@ -51,7 +51,7 @@ def test_a_picture_is_text_file_and_data(tmp_path: Path) -> None:
         ),
         (("learn", "draw", "stack", "--plot", "x.gif"), "name a .svg or .html or .png file"),
         (("collectives", "show", "ring", "--ranks", "12", "--plot", "x.svg"), "at most 8 ranks"),
-        (("collectives", "table", "--symbols", "--plot", "x.svg"), "name a preset"),
+        (("collectives", "table", "--op", "barrier", "--plot", "x.svg"), "name a preset"),
         (("pipeline", "show", "1f1b", "--micro-batches", "501", "--plot", "x.svg"), "at most 4,000"),
     ],
 )

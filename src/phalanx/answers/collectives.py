@@ -1,20 +1,32 @@
-"""Collectives: proved, and compared on a cluster."""
+"""Collectives: followed round by round, proved, and compared on a cluster."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from phalanx.answers.answer import Answer
-from phalanx.answers.tables import Tables
-from phalanx.planning.lookup import cluster_on
-from phalanx.planning.tables.collectives import compare
-from phalanx.planning.tables.table import Sheet, columns
+from phalanx.answers.encode import DRAWN
+from phalanx.answers.this_machine import Announce
+from phalanx.planning.lookup import cluster_named, require_counts
+from phalanx.planning.tables.collectives import AlgorithmComparison, compare
+from phalanx.progress import in_progress
 from phalanx.schedule.collectives import proof
 from phalanx.schedule.collectives.compositions import composed
-from phalanx.schedule.collectives.ir import Schedule
-from phalanx.schedule.collectives.registry import build
+from phalanx.schedule.collectives.gossip import fewest_messages
+from phalanx.schedule.collectives.ir import Schedule, atoms
+from phalanx.schedule.collectives.prove_all import count, sweep
+from phalanx.schedule.collectives.registry import build, two_tiers
 from phalanx.spec.byte_sizes import parse_bytes
-from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.cluster.collective_choice import Choice
+from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit
+from phalanx.spec.errors import InputError
+
+MOST_DRAWN = 26
+"""The most ranks whose contributions are drawn: they are letters."""
+MOST_PROVED = 33
 
 
 @dataclass(frozen=True)
@@ -28,6 +40,132 @@ class CollectiveProof(Answer):
     messages: int
     sent_share: float
     """What the rank that sends most sends, over the bytes of the buffer."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A chunk that one rank sends to another, which `adds` it to its own or keeps it."""
+
+    source: int
+    destination: int
+    chunk: int
+    adds: bool
+
+
+@dataclass(frozen=True)
+class CollectiveRound:
+    """A round: what is sent, and for each rank and chunk the ranks whose contributions are then in it. Round 0 is the
+    start."""
+
+    round: int
+    sends: tuple[Sent, ...]
+    holds: tuple[tuple[tuple[int, ...], ...], ...]
+
+
+@dataclass(frozen=True)
+class CollectiveSteps(Answer):
+    """An algorithm, round by round."""
+
+    op: str
+    algorithm: str
+    ranks: int
+    rounds: tuple[CollectiveRound, ...]
+    schedule: Schedule = field(metadata=DRAWN)
+
+
+@dataclass(frozen=True)
+class ProofCount(Answer):
+    """All schedules of 1 to `max_ranks` ranks: how many there are, and which are refused and why."""
+
+    schedules: int
+    refused: tuple[str, ...]
+    passed: bool
+    max_ranks: int
+
+
+@dataclass(frozen=True)
+class AllReduceBound(Answer):
+    """The fewest messages that an all-reduce needs. `sent_share`: what some rank sends at least, over the buffer's
+    bytes; `states`: those that can be reached with fewer messages, in none of which an element is complete."""
+
+    ranks: int
+    messages: int
+    sent_share: float
+    states: int
+
+
+@dataclass(frozen=True)
+class CollectiveComparison(AlgorithmComparison, Answer):
+    """All algorithms of an operation on a cluster, for a buffer of `size`."""
+
+    op: str
+    size: str
+    ranks: int
+    cluster: str
+
+
+@dataclass(frozen=True)
+class MeasuredWay:
+    """A transport and algorithm as it was measured, with its seconds for the buffer."""
+
+    way: str
+    seconds: float
+    fit: CollectiveFit
+
+
+@dataclass(frozen=True)
+class MeasuredCollective(Answer):
+    """A collective between ranks of this machine: every way to execute it, and which serves which size."""
+
+    op: str
+    ranks: int
+    size_bytes: int
+    rows: tuple[MeasuredWay, ...]
+    choices: tuple[Choice, ...]
+
+
+def show(
+    op: str, algorithm: str | None = None, ranks: int = 4, root: int = 0, *, composition: str | None = None
+) -> CollectiveSteps:
+    """Follow an algorithm, or a composition such as "reduce_scatter+all_gather", by rounds. Raises InputError."""
+    if ranks > MOST_DRAWN:
+        raise InputError("ranks", ranks, "is too many to draw", f"use at most {MOST_DRAWN}")
+    if composition is None:
+        schedule = build(op, str(algorithm), ranks, ranks, root, tiers=two_tiers(ranks))
+    elif ranks < 1:
+        raise InputError("ranks", ranks, "must be at least 1")
+    else:
+        schedule = composed(op, composition, ranks, ranks, root)
+    return CollectiveSteps(op, str(composition or algorithm), ranks, tuple(_rounds(schedule)), schedule)
+
+
+def _rounds(schedule: Schedule) -> Iterator[CollectiveRound]:
+    symbolic = proof.run(schedule)
+    for number, counts in symbolic.states():
+        rows = np.nonzero(schedule.round == number - 1)[0]
+        row, chunk = atoms(symbolic.edges, schedule.offset[rows], schedule.length[rows])
+        fields = (schedule.source[rows][row], schedule.destination[rows][row], chunk, schedule.reduces[rows][row])
+        sends = tuple(Sent(*values) for values in zip(*(c.tolist() for c in fields), strict=True))
+        holds = tuple(tuple(tuple(np.nonzero(c)[0].tolist()) for c in of_rank) for of_rank in counts)
+        yield CollectiveRound(number, sends, holds)
+
+
+def prove_all(max_ranks: int = MOST_PROVED, announce: Announce = lambda _: None) -> ProofCount:
+    """Prove every algorithm for every number of ranks from 1 to `max_ranks`. Raises InputError."""
+    if max_ranks < 1:
+        raise InputError("max_ranks", max_ranks, "must be at least 1")
+    if max_ranks > MOST_PROVED:
+        reason = "takes minutes: an algorithm that holds for 1 to 33 ranks has no new case beyond"
+        raise InputError("max_ranks", max_ranks, reason, f"use at most {MOST_PROVED}")
+    results = list(in_progress(sweep(max_ranks), "schedules proved", announce, count(max_ranks)))
+    refused = tuple(line for line in results if line is not None)
+    return ProofCount(len(results), refused, not refused, max_ranks)
+
+
+def bound(ranks: int = 4) -> AllReduceBound:
+    """Search everything that a few ranks can do for the least that an all-reduce must send. Raises InputError."""
+    least = fewest_messages(ranks)
+    return AllReduceBound(ranks, least.messages, least.sent_share, least.states)
 
 
 def prove(
@@ -52,10 +190,19 @@ def proof_of(schedule: Schedule) -> CollectiveProof:
 
 def collectives(
     op: str = "all_reduce", size: str = "100MB", ranks: int = 8, cluster: str | ClusterSpec = "dgx-h100"
-) -> Tables:
+) -> CollectiveComparison:
     """Compare all algorithms of an operation on a cluster: rounds, bytes, time, lower bound. Raises InputError."""
-    on = cluster_on(cluster)(ranks)
+    require_counts(("ranks", ranks))
+    on = cluster if isinstance(cluster, ClusterSpec) else cluster_named(cluster)(ranks)
     compared = compare(op, parse_bytes(size), ranks, on)
-    rows = [(r.algorithm, r.rounds, r.sent_bytes, r.seconds, r.bound) for r in compared.rows]
-    names = columns("algorithm", ("rounds", "count"), ("most sent", "bytes"), ("takes", "s"), ("bound", "s"))
-    return Tables(None, (Sheet(f"{op} of {size} over {ranks} ranks of {on.name}", names, rows, "fastest first"),))
+    return CollectiveComparison(compared.rows, compared.winners, compared.crossovers, op, size, ranks, on.name)
+
+
+def measured(op: str, size: str, ranks: int, announce: Announce = lambda _: None) -> MeasuredCollective:
+    """Measure a collective between ranks of this machine. Raises InputError."""
+    from phalanx.answers.measure import local_collectives
+
+    n = int(parse_bytes(size))
+    fits, choices = local_collectives(op, ranks, announce)
+    rows = (MeasuredWay(fit.way, float(fit.seconds(n)), fit) for fit in fits)
+    return MeasuredCollective(op, ranks, n, tuple(rows), tuple(choices))

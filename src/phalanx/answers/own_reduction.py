@@ -9,12 +9,13 @@ from functools import reduce
 import numpy as np
 import torch
 
+from phalanx.answers.answer import Answer
 from phalanx.runtime.comm.own_reduction import contribution
 from phalanx.runtime.comm.reductions import Combine, named
 from phalanx.runtime.process.folder import private_folder
 from phalanx.runtime.process.launch import launch
-from phalanx.schedule.collectives.reduction import Needs, examine, needs
-from phalanx.schedule.collectives.registry import build
+from phalanx.schedule.collectives.reduction import examine, needs
+from phalanx.schedule.collectives.registry import build, two_tiers
 from phalanx.spec.errors import InputError
 
 OPS = ("all_reduce", "reduce_scatter", "reduce")
@@ -23,17 +24,24 @@ MOST_RANKS = 8
 
 
 @dataclass(frozen=True)
-class Reduced:
-    """A proved and executed reduction."""
+class OwnReduction(Answer):
+    """A reduction of the user's own, proved for an algorithm and executed. `needs`: what the algorithm requires of
+    the function; `order`: in which it combines the ranks."""
 
-    needs: Needs
+    op: str
+    algorithm: str
+    function: str
+    ranks: int
+    needs: str
+    order: tuple[int, ...]
     elements: int
     wrong: int
     """Elements of all ranks' results that differ from f(f(rank 0, rank 1), ...) of one process."""
 
 
-def run(op: str, algorithm: str, function: str, ranks: int, tiers: tuple[int, ...]) -> Reduced:
+def run(op: str, algorithm: str, function: str, ranks: int) -> OwnReduction:
     """Prove and run a reduction over local ranks. Raises InputError, Unproved, RankFailure."""
+    tiers = two_tiers(ranks)
     if op not in OPS:
         raise InputError("op", op, "does not reduce", f"use {', '.join(OPS)}")
     if not 1 <= ranks <= MOST_RANKS:
@@ -51,7 +59,8 @@ def run(op: str, algorithm: str, function: str, ranks: int, tiers: tuple[int, ..
             for low, values in json.loads((out / f"{rank}.json").read_text()).items():
                 elements += len(values)
                 wrong += sum(a != b for a, b in zip(values, wanted[int(low) :], strict=False))
-    return Reduced(needed, elements, wrong)
+    algebra = "associative and commutative" if needed.commutative else "associative"
+    return OwnReduction(op, algorithm, function, ranks, algebra, needed.example, elements, wrong)
 
 
 def _as_array(combine: Combine, a: np.ndarray, b: np.ndarray) -> np.ndarray:

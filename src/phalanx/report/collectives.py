@@ -3,18 +3,110 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from functools import partial, singledispatch
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from phalanx.answers.answer import Answer
+from phalanx.answers.collectives import (
+    AllReduceBound,
+    CollectiveComparison,
+    CollectiveProof,
+    CollectiveSteps,
+    MeasuredCollective,
+    ProofCount,
+    proof_of,
+)
+from phalanx.answers.own_reduction import OwnReduction
 from phalanx.planning.tables.collectives import AlgorithmComparison
 from phalanx.planning.tables.table import Sheet, columns
+from phalanx.report.style import counted
+from phalanx.report.view import View
 from phalanx.schedule.collectives.ir import Ints, Schedule, atoms
 from phalanx.schedule.collectives.proof import Counts, Run, run
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.cluster.spec import CollectiveFit
 
-MOST_DRAWN = 26  # contributions are letters
+if TYPE_CHECKING:
+    from phalanx.report.pictures.figure import Picture
+
+
+@singledispatch
+def view(a: Answer) -> View:
+    """Show an answer about collectives."""
+    raise TypeError(type(a).__name__)
+
+
+@view.register
+def _(a: CollectiveProof) -> View:
+    sent = f"{counted(a.rounds, 'round')}, {counted(a.messages, 'message')}"
+    return View([f"proved: {a.op} by {a.algorithm}; {sent}, at most {a.sent_share:.4g} of the buffer sent by a rank"])
+
+
+@view.register
+def _(a: CollectiveSteps) -> View:
+    return View([*steps(a.schedule), *view(proof_of(a.schedule)).parts], a.op, partial(_drawn_rounds, a))
+
+
+def _drawn_rounds(a: CollectiveSteps) -> list[Picture]:
+    from phalanx.report.gallery.collectives import rounds
+
+    return [rounds(a.schedule)]
+
+
+@view.register
+def _(a: ProofCount) -> View:
+    proved = a.schedules - len(a.refused)
+    return View([*a.refused, f"{proved} of {a.schedules} schedules proved, 1 to {a.max_ranks} ranks"])
+
+
+@view.register
+def _(a: OwnReduction) -> View:
+    order = ", ".join(map(str, a.order))
+    return View(
+        [
+            f"{a.algorithm} {a.op} needs a function that is {a.needs}: it combines ranks in the order {order}",
+            f"{a.function} has that on drawn integers (a search for a counterexample, no proof)",
+            f"run on {a.ranks} ranks: {a.wrong:,} of {a.elements:,} elements differ from one process",
+        ]
+    )
+
+
+@view.register
+def _(a: AllReduceBound) -> View:
+    return View(
+        [
+            f"{a.messages} messages = 2 (P-1) are the fewest that leave an element's sum on all {a.ranks} ranks: "
+            f"with fewer, {a.states:,} states can be reached, and none has it",
+            "why: until a first rank has the whole sum, each of the P-1 others has sent at least once; after that "
+            "each of them has yet to receive it",
+            f"so {a.ranks} ranks send {a.messages} n bytes in all, and some rank at least 2 n (P-1)/P = "
+            f"{a.sent_share:g} n; a ring sends just that",
+        ]
+    )
+
+
+@view.register
+def _(a: CollectiveComparison) -> View:
+    table = comparison(
+        a, f"{a.op if a.op == 'barrier' else f'{a.op} of {a.size}'} over {a.ranks} ranks of {a.cluster}"
+    )
+    fastest = ["fastest, by size of the buffer:", *(f"  {line}" for line in winners(a))] if a.winners else []
+    return View([table, *fastest, *crossovers(a)], a.op, partial(_drawn_sizes, a))
+
+
+def _drawn_sizes(a: CollectiveComparison) -> list[Picture]:
+    from phalanx.report.gallery.collectives import algorithms_over_size
+
+    return [algorithms_over_size(a.op, a.ranks, a.cluster)]
+
+
+@view.register
+def _(a: MeasuredCollective) -> View:
+    title = f"{a.op} of {a.size_bytes:,} bytes over {a.ranks} ranks of this machine"
+    lines = ("auto takes, by size of the buffer:", *(f"  {line}" for line in choices(a.choices)))
+    return View([measured([row.fit for row in a.rows], a.size_bytes, title), *lines])
 
 
 def steps(schedule: Schedule) -> Iterator[str | Sheet]:
@@ -24,24 +116,6 @@ def steps(schedule: Schedule) -> Iterator[str | Sheet]:
         title = "start" if number == 0 else f"round {number} of {schedule.rounds}"
         yield f"{title}{_messages(symbolic, number - 1)}"
         yield _holdings(symbolic, counts)
-
-
-def rounds(schedule: Schedule) -> Iterator[dict[str, Any]]:
-    """Yield the start and every round as plain data: `sends` (source, destination, chunk, whether it is added), and
-    `holds`: for each rank and chunk the ranks whose contributions are in it."""
-    symbolic = run(schedule)
-    for number, counts in symbolic.states():
-        rows = np.nonzero(schedule.round == number - 1)[0]
-        row, chunk = atoms(symbolic.edges, schedule.offset[rows], schedule.length[rows])
-        fields = (schedule.source[rows][row], schedule.destination[rows][row], chunk, schedule.reduces[rows][row])
-        names = ("source", "destination", "chunk", "adds")
-        yield {
-            "round": number,
-            "sends": [
-                dict(zip(names, values, strict=True)) for values in zip(*(c.tolist() for c in fields), strict=True)
-            ],
-            "holds": [[np.nonzero(of_chunk)[0].tolist() for of_chunk in of_rank] for of_rank in counts],
-        }
 
 
 def _messages(symbolic: Run, number: int) -> str:
