@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from phalanx.answers.answer import Answer
-from phalanx.answers.encode import DRAWN
+from phalanx.answers.encode import DRAWN, plain
 from phalanx.answers.this_machine import Announce
 from phalanx.planning.lookup import cluster_named, require_counts
 from phalanx.planning.tables.collectives import AlgorithmComparison, compare
@@ -102,6 +103,10 @@ class CollectiveComparison(AlgorithmComparison, Answer):
     size: str
     ranks: int
     cluster: str
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a row for each algorithm, the fastest first."""
+        return [plain(row) for row in self.rows]
 
 
 @dataclass(frozen=True)
