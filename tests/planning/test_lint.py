@@ -80,6 +80,13 @@ _CASES = [
     ("mesh-order", _LLAMA8, "dp=8,zero=3,cp=8,order=cp/pp/dp/tp", "dp=8,zero=3,cp=8", "order=cp/pp/dp/tp"),
     ("small-buckets", _LLAMA8, "dp=64,zero=1,bucket=1", "dp=64,zero=1,bucket=512", "below the crossover"),
     ("idle-gpus", _LLAMA8, "dp=32,zero=2", "dp=64,zero=2", "32 of 64 GPUs"),
+    (
+        "needless-recompute",
+        ("llama3-8b", 64, 512, 2048),
+        "dp=64,zero=1,recompute=full",
+        "dp=64,zero=1",
+        "and recompute=none fits as well",
+    ),
     ("needless-zero3", ("llama3-8b", 64, 512, 512), "dp=64,zero=3", "dp=64,zero=1", "zero=1 fits as well"),
     (
         "losing-compressor",
@@ -111,6 +118,23 @@ def test_each_lint_speaks_and_is_silent_on_its_twin(name, where, line, mended, s
     assert said in found[0].problem
     assert found[0].remedy
     assert list(LINTS[name](_subject(where, mended))) == []
+
+
+def test_a_remedy_is_of_what_the_stack_has() -> None:
+    """Three replicas of 13 billion parameters, which no configuration of DeepSpeed or accelerate splits."""
+    where, line = ("llama2-13b", 3, 6, 4096), "dp=3,zero=2"
+    of: dict[str, str] = {}
+    for stack in ("deepspeed", "accelerate", "megatron-core"):
+        larger = pricing_by_gpus(model_named(where[0])[0], cluster_named("dgx-a100"), where[2], where[3], stack)
+        strategy = make_strategy(line if stack != "megatron-core" else "dp=3,zero=1")
+        assert strategy is not None
+        of[stack] = "".join(f.remedy for f in LINTS["too-large"](AnalyticSubject(larger, strategy, 3)))
+    assert re.fullmatch(
+        r"zero=3,recompute=\w+ fits; or (zero=3,)?optimizer_offload=1 fits; or more GPUs", of["deepspeed"]
+    )
+    assert "parameter_offload=1" in of["accelerate"]  # which goes together there
+    assert not re.search(r"\b(tp|pp)=", of["deepspeed"] + of["accelerate"])
+    assert "parameter_offload" not in of["megatron-core"]
 
 
 def test_gradients_reduced_in_fp32():

@@ -9,8 +9,10 @@ beside this file has those of every framework. A corrected twin of every case yi
     kinds, stacks                of which configurations it is; none: of all
     tables                       tables that the file has
     stated, open                 fields of the layout, or arguments, that the file fixes; that it leaves open
-    when                         numbers (spec/strategy/where.py): of the layout, arguments by name, those below
+    when                         numbers (spec/strategy/where.py): of the layout, arguments by name, those below;
+                                 asked: GPUs that a batch job asks for
     numbers                      other names in `when`: the paths where each may stand
+    computes                     types of products, one of which was read
     options                      options of the stack as they were read: name -> value
     arguments, environment       name -> what it has to be: a truth value, a number, a text or a pattern of one
     key, problem, remedy         what is said; {tp*pp} is a number, {axes} and {in_experts} are texts
@@ -120,6 +122,7 @@ class LintRow:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    computes: tuple[str, ...] = ()
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -136,6 +139,8 @@ class LintRow:
         """Return a number of a configuration; None where it is open."""
         if name in self.numbers:
             return count(Keys(c).first(tuple(self.numbers[name]), ""))
+        if name == "asked":
+            return getattr(c.get("launched"), "asked", None)
         if name in _DERIVED:
             return _DERIVED[name](s)
         if name not in _LAYOUT:
@@ -155,6 +160,7 @@ class LintRow:
             or any(self.number(name, c, s) is not None for name in self.open)
             or not all(_is(variables.get(name), value) for name, value in self.environment.items())
             or not all(_is(argument(c, name), value) for name, value in self.arguments.items())
+            or (self.computes and x.job.get("compute") not in self.computes)
             or any(x.options.get(name) != value for name, value in self.options.items())
         ):
             return

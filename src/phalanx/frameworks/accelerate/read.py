@@ -166,8 +166,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     ):  # only a parallelism_config has other axes
         tp = cp = 1
     # What a DeepSpeed file says of types is not here.
-    unstated = None if "deepspeed_config.deepspeed_config_file" in keys.understood else "fp32"
-    named = keys.take("mixed_precision", "job.precision")
+    elsewhere = {"deepspeed_config.deepspeed_config_file", "deepspeed"} & keys.understood.keys()
+    unstated = None if elsewhere or isinstance(config.get("deepspeed"), str) else "fp32"
+    named = keys.first(("mixed_precision", "env.ACCELERATE_MIXED_PRECISION"), "job.precision")
     type_ = _TYPES.get(str(named).lower() if named is not False else "no") if named is not None else None
     if axolotl:
         micro = count(keys.take("micro_batch_size", "strategy.micro_batch"))

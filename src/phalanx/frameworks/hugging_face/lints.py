@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from phalanx.frameworks.configuration import Config, Configuration, count, truth
+from phalanx.frameworks.configuration import Config, Configuration, truth
 from phalanx.frameworks.lints import Found, Lint, argument
 
 
 def _types_disagree(c: Config, x: Configuration) -> Found:
-    inner = c.get("deepspeed_json")
+    """A half type that arguments name, and another that DeepSpeed's or accelerate's file has."""
+    inner, launched = c.get("deepspeed_json"), c.get("accelerate")
+    mixed = str(launched.get("mixed_precision") or "") if isinstance(launched, Mapping) else ""
+    own = next((name for name in ("bf16", "fp16") if truth(argument(c, name))), None)
+    if own and mixed in ("bf16", "fp16", "no") and mixed != own:
+        yield "mixed_precision", f"is {mixed}, and TrainingArguments have {own}", own
     if not isinstance(inner, Mapping):
         return
     for name in ("fp16", "bf16"):
@@ -17,18 +22,6 @@ def _types_disagree(c: Config, x: Configuration) -> Found:
         enabled = truth(table.get("enabled")) if isinstance(table, Mapping) else None
         if stated is not None and enabled is not None and stated != enabled:
             yield f"deepspeed.{name}.enabled", f"is {enabled}, and TrainingArguments have {name}={stated}", '"auto"'
-
-
-def _batches_disagree(c: Config, x: Configuration) -> Found:
-    inner = c.get("deepspeed_json")
-    if isinstance(inner, Mapping):
-        for theirs, ours in (
-            ("train_micro_batch_size_per_gpu", "per_device_train_batch_size"),
-            ("gradient_accumulation_steps", "gradient_accumulation_steps"),
-        ):
-            a, b = count(inner.get(theirs)), count(argument(c, ours))
-            if a and b and a != b:
-                yield f"deepspeed.{theirs}", f"is {a}, and TrainingArguments have {b}", '"auto"'
 
 
 def _both_engines(c: Config, x: Configuration) -> Found:
@@ -49,7 +42,6 @@ def _both_halves(c: Config, x: Configuration) -> Found:
 
 LINTS = (
     Lint("types-disagree", "shibing624/MedicalGPT#191", _types_disagree),
-    Lint("batches-disagree", "huggingface/transformers#27830", _batches_disagree),
     Lint("two-engines", "axolotl-ai-cloud/axolotl#1388", _both_engines),
     Lint("both-halves", "Snowflake-AI-Research/Arctic-Platform#78", _both_halves),
 )

@@ -102,6 +102,8 @@ class Launch:
     """A launcher's configuration file."""
     missing: tuple[str, ...] = ()
     """Files of hosts that are not here."""
+    asked: int | None = None
+    """GPUs that the batch job asks for."""
 
 
 @cache

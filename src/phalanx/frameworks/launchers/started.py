@@ -81,6 +81,7 @@ def _started(
     if chosen is None:
         return _arguments_alone(script, given)
     invocation, one = chosen
+    one = replace(one, asked=given.ranks)
     args, assigned, positional = arguments(one.words)
     forks = [note for fork in script.forks if (note := fork.note(invocation.names))]
     return Started(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
+from typing import Any
 
 from phalanx.cost.analytic.estimate import require_policy
 from phalanx.cost.ledger.flops import hardware_flops, model_flops
@@ -23,6 +25,13 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.stack_options import StackOptions
+from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
+
+_OFFLOADING: tuple[dict[str, Any], ...] = (
+    {"optimizer_offload": 1.0},
+    {"optimizer_offload": 1.0, "parameter_offload": True},
+)
 
 
 @dataclass(frozen=True)
@@ -152,6 +161,31 @@ class AnalyticSubject:
             return None
         p = self._others.of([s])[0].priced
         return p if p.fits else None
+
+    def sets(self, field: str) -> bool:
+        """Whether a configuration of the stack sets a field of the strategy."""
+        row = self.pricing.row
+        return row is None or (bool(row.strategy[field].key) and not row.strategy[field].in_code)
+
+    def offloaded(self) -> Iterator[tuple[str, PricedStrategy]]:
+        """Yield offloading that the stack has, at each level of ZeRO from the strategy's on, with its recomputation
+        or all of it, where it fits."""
+        row, now = self.pricing.row, self.strategy
+        if row is None or self.cluster.device.kind != "cuda":
+            return
+        kinds = dict.fromkeys((now.recompute, "full"))
+        for away, level, kind in product(_OFFLOADING, ZERO_LEVELS[now.zero :], kinds):
+            s = replace(now, zero=level.number, recompute=kind)
+            options = StackOptions(**self.pricing.extra.changed() | away)
+            has = all(name in row.options and row.options[name].allows(value) for name, value in away.items())
+            if not has or row.refusal(s, options, facts(self.model, self.job, s)) or options == self.pricing.extra:
+                continue
+            p = RefinedPrices(replace(self.pricing_of_others, extra=options)).of([s])[0].priced
+            if p.fits:
+                changed = {name: getattr(s, name) for name in ("zero", "recompute")}
+                changed = {name: value for name, value in changed.items() if value != getattr(now, name)}
+                line = [f"{name}={value}" for name, value in changed.items()]
+                yield ",".join(line + [f"{name}={value:g}" for name, value in away.items()]), p
 
     def _refused_for_a_change(self, s: Strategy) -> bool:
         """Whether the stack refuses another strategy for a field in which it differs from this one. A refusal that

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -21,7 +22,7 @@ from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.legality import require_runnable
 from phalanx.spec.strategy.mesh import mesh
-from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.spec import FIELDS, Strategy
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,14 @@ class ExactSubject:
     def _events(self) -> list[Event]:
         events = expand(Layout(self.model, self.job, self.chosen.strategy).rank_view(0)).events
         return [e for e in events if e.kind == "collective"]
+
+    def sets(self, field: str) -> bool:
+        """Whether a job file sets a field of the strategy: all of them."""
+        return field in FIELDS
+
+    def offloaded(self) -> Iterator[tuple[str, ExactPrice]]:
+        """Yield nothing: our runtime keeps everything on the device."""
+        yield from ()
 
     def alternative(self, s: Strategy) -> ExactPrice | None:
         """Price another strategy exactly; None if it is not legal, cannot run or does not fit."""

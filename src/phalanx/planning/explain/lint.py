@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from itertools import product
+from typing import Any, Protocol
 
 from phalanx.planning.explain.targets import IMBALANCE, MICRO_BATCHES, TOKENS
 from phalanx.schedule.pipeline.schedules import SCHEDULES
@@ -88,6 +89,12 @@ class LintSubject(Protocol):
     def gradients_sent(self) -> float:
         """Bytes of gradients that a rank sends in a step."""
 
+    def sets(self, field: str) -> bool:
+        """Whether a configuration sets a field of the strategy; else the program's code does, or nothing."""
+
+    def offloaded(self) -> Iterator[tuple[str, Alternative]]:
+        """Yield what goes to the host, as settings, and the price with it, where that fits."""
+
     def alternative(self, s: Strategy) -> Alternative | None:
         """Price another strategy; None if it is not legal or does not fit."""
 
@@ -105,7 +112,7 @@ def _too_large(x: LintSubject) -> Iterator[Finding]:
     needs, has = x.memory
     if needs > has:
         problem = f"{needs / GIB:.1f} GiB do not fit in the {has / GIB:.1f} GiB of a device"
-        yield Finding("too-large", problem, f"{_smaller(x)}; or more tp, pp")
+        yield Finding("too-large", problem, f"{_smaller(x)}; or more GPUs")
 
 
 def _tight(x: LintSubject) -> Iterator[Finding]:
@@ -116,19 +123,35 @@ def _tight(x: LintSubject) -> Iterator[Finding]:
         yield Finding("tight-memory", f"{needs / GIB:.1f} of {has / GIB:.1f} GiB {left}", _smaller(x))
 
 
+_WAYS = (2, 4, 8)
+"""Ranks among which a replica may be split further."""
+
+
 def _smaller(x: LintSubject) -> str:
-    """Name the fastest single change with which a strategy fits."""
+    """Name the fastest one or two changes with which a strategy fits, and the fastest offloading."""
     s = x.strategy
-    changes: list[tuple[str, Strategy]] = [
-        ("recompute=selective", replace(s, recompute="selective")),
-        ("recompute=full", replace(s, recompute="full")),
-        ("micro_batch=1", replace(s, micro_batch=1)),
-    ]
+    repeated: list[dict[str, Any]] = [{"recompute": "selective"}, {"recompute": "full"}]
+    sharded: list[dict[str, Any]] = []
     if s.gradient_ranks > 1:
-        more = (level.number for level in ZERO_LEVELS[s.zero + 1 :])
-        changes += [(f"zero={zero}", replace(s, zero=zero)) for zero in more]
-    fitting = [(p.seconds, line) for line, other in changes if other != s and (p := x.alternative(other)) is not None]
-    return f"{min(fitting)[1]} fits" if fitting else "no single change of recomputation, ZeRO or micro-batch fits"
+        sharded = [{"zero": level.number} for level in ZERO_LEVELS[s.zero + 1 :]]
+    small: list[dict[str, Any]] = [{"micro_batch": 1}] if s.micro_batch > 1 else []
+    split: list[dict[str, Any]] = [
+        {axis: getattr(s, axis) * ways, "dp": s.dp // ways}
+        for axis, ways in product(("tp", "pp"), _WAYS)
+        if x.sets(axis) and s.dp % ways == 0 and s.shard is None
+        if axis != "tp" or s.tp * ways <= x.cluster.ranks_per_node
+    ]
+    pairs = [one | other for one, other in (*product(sharded, [*repeated, *small]), *product(small, repeated))]
+    each = [(change, x.alternative(replace(s, **change))) for change in (*repeated, *small, *sharded, *split, *pairs)]
+    fitting = [(p.seconds, len(change), _line(change)) for change, p in each if p is not None and p.strategy != s]
+    on_host = sorted((p.seconds, line) for line, p in x.offloaded())
+    remedies = [f"{min(fitting)[-1]} fits"] if fitting else []
+    remedies += [f"{on_host[0][1]} fits"] if on_host else []
+    return "; or ".join(remedies) or "no change of recomputation, ZeRO, micro-batch or axes fits"
+
+
+def _line(change: dict[str, Any]) -> str:
+    return ",".join(f"{name}={value}" for name, value in change.items())
 
 
 def _wide_tp(x: LintSubject) -> Iterator[Finding]:
@@ -321,6 +344,21 @@ def _idle(x: LintSubject) -> Iterator[Finding]:
         )
 
 
+def _needless_recompute(x: LintSubject) -> Iterator[Finding]:
+    """Report recomputation without which the step fits too, or with less of it."""
+    for kind in ("none", "selective") if x.strategy.recompute != "none" else ():
+        p = x.alternative(replace(x.strategy, recompute=kind))
+        if p is not None and p.seconds < (1 - _WORTH) * x.comparable_seconds:
+            saved = x.comparable_seconds - p.seconds
+            yield Finding(
+                "needless-recompute",
+                f"recompute={x.strategy.recompute} costs {saved:.3g} s of a step of {x.comparable_seconds:.3g}, and "
+                f"recompute={kind} fits as well ({p.bytes_ / GIB:.1f} of {x.memory[1] / GIB:.1f} GiB)",
+                f"recompute={kind} saves {saved / x.comparable_seconds:.0%}",
+            )
+            return
+
+
 def _needless_zero3(x: LintSubject) -> Iterator[Finding]:
     """Report ZeRO-3 where a lower level fits and is faster."""
     if not x.strategy.level.parameters:
@@ -384,6 +422,7 @@ LINTS: dict[str, Lint] = {
     "mesh-order": _mesh_order,
     "small-buckets": _small_buckets,
     "idle-gpus": _idle,
+    "needless-recompute": _needless_recompute,
     "needless-zero3": _needless_zero3,
     "wide-gradients": _wide_gradients,
     "losing-compressor": _losing_compressor,
