@@ -165,6 +165,12 @@ def test_files_that_are_named_are_found_where_they_lie(tmp_path: Path) -> None:
     (tmp_path / "elsewhere.json").rename(tmp_path / "ds.json")
     c, _ = files.read([script, tmp_path / "ds.json"])
     assert c.layout.zero == 3
+    asked = ("--cluster", "dgx-a100", "--model", "gpt2-large", "--seq", "1024")
+    for given in (("scripts/run.sh", "ds.json"), ("ds.json", "scripts/run.sh")):
+        assert "dp=4,zero=3" in text_of(tmp_path, "predict", *given, *asked)
+        from_ = [word for name in given for word in ("--from", name)]
+        assert "now: dp=4,zero=3" in text_of(tmp_path, "plan", *from_, *asked)
+    assert "is none that belongs to it" in error_of(tmp_path, "read", "scripts/run.sh", "plan.json")
 
 
 def test_what_a_missing_file_would_say_is_open(tmp_path: Path) -> None:
@@ -176,6 +182,25 @@ def test_what_a_missing_file_would_say_is_open(tmp_path: Path) -> None:
     (tmp_path / "t.toml").write_text("[parallelism]\npipeline_parallel_degree = 2\n[training]\nseq_len = 1024\n")
     c, _ = files.read([tmp_path / "run.sh"])
     assert (c.layout.tp, c.layout.pp, c.layout.cp, c.layout.dp, c.layout.seq) == (2, 2, 1, 2, 1024)
+
+
+def test_hydras_and_maxtexts_words_are_laid_over_their_file(tmp_path: Path) -> None:
+    (tmp_path / "gpt.yaml").write_text(
+        "trainer: {devices: 1}\nmodel: {tensor_model_parallel_size: 1, encoder_seq_length: 2048, optim: {name: adam}}\n"
+    )
+    line = "python megatron_gpt_pretraining.py --config-path=/conf --config-name=gpt trainer.devices=8 trainer.num_nodes=2"
+    line += " model.tensor_model_parallel_size=4 +model.micro_batch_size=2 ~model.optim"
+    (tmp_path / "nemo.sh").write_text(line)
+    c, config = files.read([tmp_path / "nemo.sh"])
+    s = c.layout
+    assert (s.world, s.tp, s.dp, s.micro_batch, s.seq, c.unknown) == (16, 4, 4, 2, 2048, {})
+    assert "optim" not in config["model"]
+    (tmp_path / "max.yml").write_text("per_device_batch_size: 1\nici_tensor_parallelism: 2\nmax_target_length: 512\n")
+    (tmp_path / "max.sh").write_text(
+        "python -m MaxText.train max.yml ici_fsdp_parallelism=-1 per_device_batch_size=2"
+    )
+    s = files.read([tmp_path / "max.sh"], None, 8)[0].layout
+    assert (s.tp, s.dp, s.micro_batch, s.seq) == (2, 4, 4, 512)
 
 
 def test_a_flag_in_front_of_an_open_word_is_set(tmp_path: Path) -> None:

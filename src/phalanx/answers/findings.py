@@ -45,7 +45,7 @@ def lint(source: Source = None, **fields: Unpack[QueryFields]) -> Findings:
 def findings_about(query: Query) -> Findings:
     """Return the findings of a query. Raises InputError."""
     path = None if query.source is None else Path(query.source)
-    mistakes = tuple(findings_in(path, query.gpus)) if path is not None else ()
+    mistakes = tuple(findings_in(path, query.gpus, query.files)) if path is not None else ()
     if path is not None and query.cluster is None and is_configuration(path):
         return Findings(None, None, mistakes)
     question: Question = read(query)

@@ -103,9 +103,9 @@ class Improvement(Answer):
 def improvement_of(source: Path, query: Query, headroom: float = HEADROOM) -> Improvement:
     """Find what to change in another framework's configuration. Raises InputError."""
     if source.exists() and not is_configuration(source):
-        configuration([source])  # says why it cannot be read
+        configuration([source, *query.files])  # says why it cannot be read
         raise InputError("from", str(source), "is no configuration of a known framework", "phalanx read says which")
-    reading = configuration([source], None, query.gpus)
+    reading = configuration([source, *query.files], None, query.gpus)
     stack = reading.configuration.stack
     if query.stack not in (None, stack):
         remedy = f"plan a model for {query.stack} instead"

@@ -108,7 +108,7 @@ def observation_of(query: Query) -> Observation | None:
     if seen is not None:
         for field in fields(query):
             value = getattr(query, field.name)
-            if value is not None and field.name not in ("source", "cluster"):
+            if value not in (None, ()) and field.name not in ("source", "cluster"):
                 reason = "belongs to a strategy, not to an observed program"
                 raise InputError(field.name, value, reason, "leave it out")
     return seen

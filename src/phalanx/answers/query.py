@@ -47,6 +47,8 @@ class Query:
     """Conditions on the strategies of a search, such as "tp<=8, zero=1", and options of the stack."""
     job: Job | None = None
     """Optimizer and clipping, where they are not the defaults; its batch, length and types give way to the above."""
+    files: tuple[Path, ...] = ()
+    """Further files of a configuration, such as DeepSpeed's; those that it names are found where they lie."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Configured:
 class QueryFields(TypedDict, total=False):
     """The fields of a Query as keyword arguments: `phalanx.predict(model="llama3-8b", ...)`."""
 
+    files: tuple[Path, ...]
     model: str | ModelSpec | None
     cluster: str | ClusterSpec | None
     gpus: int | None
@@ -84,4 +87,4 @@ def query_of(source: Source, fields: QueryFields) -> Query:
 
     if isinstance(source, Query):
         return replace(source, **fields)
-    return Query(source, **fields)
+    return replace(Query(source), **fields)

@@ -196,6 +196,9 @@ def read(query: Query, searched: bool = False, any_stack: bool = False) -> Quest
         asked, configured = configurations.query_by(path, query)
         configured = replace(configured, notes=(*notes, *configured.notes))
         return replace(resolve(asked, configured, searched, any_stack), about=str(path))
+    if query.files:
+        reason = f"{path} is no configuration of another framework, which alone has further files"
+        raise InputError("files", " ".join(map(str, query.files)), reason, "name one file")
     return _of_plan(query, path, notes)
 
 

@@ -193,13 +193,12 @@ def model_of(c: Configuration, named: str | None) -> tuple[ModelSpec, list[str]]
     return model, [*notes, "the model is of the sizes that the file states, as a Llama"]
 
 
-def findings_in(path: Path, gpus: int | None) -> list[Finding]:
+def findings_in(path: Path, gpus: int | None, files: Sequence[Path] = ()) -> list[Finding]:
     """Return the mistakes of a configuration as findings of `lint`; none of any other file. Raises InputError."""
     if not is_configuration(path):
         return []
-    return [
-        Finding(m.name, f"{m.key} {m.problem}", f"{m.remedy} ({m.source})") for m in read([path], None, gpus).mistakes
-    ]
+    mistakes = read([path, *files], None, gpus).mistakes
+    return [Finding(m.name, f"{m.key} {m.problem}", f"{m.remedy} ({m.source})") for m in mistakes]
 
 
 def is_configuration(path: Path) -> bool:
@@ -260,7 +259,7 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     leaves them open, and what else it sets. `reading`: the file, read. Raises InputError."""
     given = (("gpus", asked.gpus), ("batch", asked.batch), ("seq", asked.seq))
     names.require_counts(*((name, number) for name, number in given if number is not None))
-    reading = reading or read([path], None, asked.gpus)
+    reading = reading or read([path, *asked.files], None, asked.gpus)
     c, s = reading.configuration, reading.layout
     for m in reading.mistakes:
         if m.name in _CONFLICTS:
@@ -298,6 +297,7 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     query = replace(
         asked,
         source=None,
+        files=(),
         model=model,
         gpus=gpus,
         batch=batch,

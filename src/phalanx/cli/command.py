@@ -56,7 +56,11 @@ def _derive(body: Command, reports_progress: bool) -> Command:
     def run(**given: Any) -> Any:
         with exit_on_error(reports_progress):
             for name, (kind, names) in derived.items():
-                given[name] = kind(**{field: given.pop(field) for field in names})
+                fields = {field: given.pop(field) for field in names}
+                if "source" in fields:  # the first of several files, which belong to it
+                    fields["source"], *more = fields["source"] or [None]
+                    fields["files"] = tuple(more)
+                given[name] = kind(**fields)
                 if isinstance(given[name], Output):
                     given[name].require_writable()
             return body(**given)

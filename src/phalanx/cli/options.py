@@ -30,12 +30,13 @@ Set = Annotated[
 ]
 
 # A plan, or in its place a model, a cluster and numbers.
-Plan = Annotated[
-    Path | None,
+Source = Annotated[
+    list[Path] | None,
     typer.Argument(
-        metavar="PLAN.json",
-        help="A plan written by `phalanx plan`, a run's folder, or another framework's configuration; without one, "
-        "name the model, the cluster and the rest with options.",
+        metavar="FILE...",
+        help="A plan written by `phalanx plan`, a run's folder, or another framework's configuration with the files "
+        "that belong to it; without one, name the model, the cluster and the rest with options.",
+        show_default=False,
     ),
 ]
 StrategyLine = Annotated[
@@ -128,7 +129,7 @@ Where = Annotated[
 
 # What a parameter of type Query or Output becomes (command.py), by field.
 QUERY_OPTIONS = {
-    "source": Plan,
+    "source": Source,
     "model": Model,
     "cluster": Cluster,
     "gpus": Gpus,

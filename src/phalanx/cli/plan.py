@@ -8,6 +8,7 @@ phalanx plan --from run.sh --cluster C                                 what to c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -145,13 +146,13 @@ def plan_job(
 def improve(
     query: Annotated[Query, _OF_A_SEARCH],
     output: Annotated[Output, "json"],
-    source: Annotated[
-        Path,
+    sources: Annotated[
+        list[Path],
         typer.Option(
             "--from",
             metavar="FILE",
             help="Another framework's configuration (phalanx read): find what to change in it, and what each change "
-            "brings; or an observed.json.",
+            "brings; or an observed.json. Repeat it for files that belong together.",
         ),
     ],
     headroom: Headroom = _HEADROOM,
@@ -167,6 +168,8 @@ def improve(
     if query.cluster is None:
         raise InputError("cluster", None, "is missing: what a change brings depends on it", "e.g. dgx-h100")
     require_writable("--out", out)
+    source, *more = sources
+    query = replace(query, files=tuple(more))
     if (seen := observed.observation_of(Query(source))) is not None:
         better = observed.improve(seen, query, Wishes(headroom=headroom))
         if better.better is not None:

@@ -43,6 +43,7 @@ class Companions:
             return
         if Path(name).is_absolute():
             yield Path(name)
+            yield self.home / last
             return
         yield self.home / directory / name
         yield self.home / name

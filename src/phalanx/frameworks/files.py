@@ -284,32 +284,33 @@ def _over_base(
     framework: Framework, args: dict[str, Any], assigned: dict[str, Any], started: Started, reading: _Reading
 ) -> dict[str, Any]:
     """Return a program's flags over the file that they name as their base; Partial where that file is not here."""
-    name = next((str(args.pop(n)) for n in framework.base if isinstance(args.get(n), str)), "")
-    positional = [p for p in started.positional if _BASES.search(p)]
-    if not name and "" in framework.base and positional:
-        name = positional[-1]
-    if not name and framework.python_base and isinstance(args.get("config"), str):
-        name = framework.python_base.format(
-            **{"module": "", **{k: args.pop(k) for k in ("module", "config") if k in args}}
-        )
-    over = nested({**args, **assigned}) if framework.flat else {"args": {**args, **assigned}}
-    if not name:
-        # hydra's group and file: --config-path conf --config-name x
-        name = f"{args['config_path']}/{args['config_name']}" if {"config_path", "config_name"} <= set(args) else ""
-        return over if not framework.needs_base else _partial(over)
-    base = reading.tables_of(name, started.directory, "its base configuration")
+    name = _base_of(framework, args, started)
+    removed = [word[1:].partition("=")[0] for word in assigned if word.startswith("~")]
+    flags = {**args, **{key: value for key, value in assigned.items() if not key.startswith("~")}}
+    over = nested(flags) if framework.flat else {"args": flags}
+    if name.rpartition("/")[2] in framework.default_bases and reading.files.find(name, started.directory) is None:
+        return over
+    base = reading.tables_of(name, started.directory, "its base configuration") if name else None
     if base is None:
-        return over if name.rpartition("/")[2] in framework.default_bases else _partial(over)
-    for removed in [n[1:].partition("=")[0] for n in assigned if n.startswith("~")]:
-        base = without(base, removed)
-    over = (
-        nested({n: v for n, v in {**args, **assigned}.items() if not n.startswith("~")}) if framework.flat else over
-    )
+        return Partial(over) if name or framework.needs_base else over
+    for path in removed:
+        base = without(base, path)
     return overlaid(base if framework.flat else {"args": base}, over)
 
 
-def _partial(tables: dict[str, Any]) -> dict[str, Any]:
-    return Partial(tables)
+def _base_of(framework: Framework, args: dict[str, Any], started: Started) -> str:
+    """Take the name of the base file out of a program's flags; "" where they name none."""
+    plain_names = {name.replace("-", "_"): name for name in args}
+    if {"config_path", "config_name"} <= set(plain_names):  # hydra's
+        folder_, file = (str(args.pop(plain_names[name])) for name in ("config_path", "config_name"))
+        return f"{folder_}/{file}{'' if _BASES.search(file) else '.yaml'}"
+    for name in framework.base:
+        if isinstance(args.get(name), str):
+            return str(args.pop(name))
+    if framework.python_base and isinstance(args.get("config"), str):
+        return framework.python_base.format(module=args.pop("module", ""), config=args.pop("config"))
+    positional = [word for word in started.positional if _BASES.search(word)]
+    return positional[-1] if "" in framework.base and positional else ""
 
 
 def _engine_file(started: Started, reading: _Reading) -> tuple[Framework, dict[str, Any]] | None:

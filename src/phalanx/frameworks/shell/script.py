@@ -62,6 +62,8 @@ _QUIET = frozenset(
     )
 )  # fmt: skip
 """Programs and builtins that start no training and set nothing that is read."""
+_PLACES = re.compile(r"RANK|MASTER|PORT$|HOST|ADDR|RDZV|SOCKET|LOG|_ID$|PATH|DIR$")
+"""Names of variables that tell parts of one training from one another, or places."""
 _DEEPEST = 12
 _ROUNDS = 1_000
 _REFERENCE = re.compile(rf"\$\{{?[#!]?({NAME}|[@*0-9])")
@@ -90,7 +92,7 @@ class Fork:
 
     def note(self, names: frozenset[str]) -> str:
         """Say what differs among variables of a command; "" where nothing does."""
-        differing = sorted(set(self.taken) & names)
+        differing = sorted(name for name in set(self.taken) & names if not _PLACES.search(name))
         if not differing:
             return ""
         parts = (f"{n} is {self.taken[n] or 'unset'!s}, else {self.other[n] or 'unset'!s}" for n in differing[:3])

@@ -63,7 +63,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     )  # of a 0.3 registry
     if mode is None:
         none = "activation_checkpoint" in config and config["activation_checkpoint"] is None
-        default = "none" if none else "selective"
+        default = "none" if none else None if isinstance(config, Partial) else "selective"
         mode = next((word for name, word in _RECOMPUTED.items() if recompute_class.startswith(name)), default)
         keys.take("activation_checkpoint", "strategy.recompute") if none else None
     schedule = keys.first(
