@@ -173,6 +173,21 @@ def test_files_that_are_named_are_found_where_they_lie(tmp_path: Path) -> None:
     assert "is none that belongs to it" in error_of(tmp_path, "read", "scripts/run.sh", "plan.json")
 
 
+def test_auto_is_what_an_integration_fills_in(tmp_path: Path) -> None:
+    engine = {
+        "train_micro_batch_size_per_gpu": "auto",
+        "zero_optimization": {"stage": 2},
+        "bf16": {"enabled": "auto"},
+    }
+    (tmp_path / "ds.json").write_text(json.dumps(engine))
+    asked = ("--cluster", "dgx-a100", "--model", "gpt2-large", "--seq", "1024")
+    refused = error_of(tmp_path, "predict", "ds.json", "--gpus", "4", *asked)
+    assert "train_micro_batch_size_per_gpu = 'auto': is what transformers or accelerate fills in" in refused
+    line = "torchrun --nproc_per_node 4 t.py --per_device_train_batch_size 2 --bf16 --deepspeed ds.json"
+    (tmp_path / "run.sh").write_text(line)
+    assert "dp=4,zero=2,micro_batch=2" in text_of(tmp_path, "predict", "run.sh", *asked)
+
+
 def test_what_a_missing_file_would_say_is_open(tmp_path: Path) -> None:
     line = "torchrun --nproc_per_node 8 -m torchtitan.train --job.config_file t.toml "
     line += "--parallelism.tensor_parallel_degree 2"
@@ -186,10 +201,10 @@ def test_what_a_missing_file_would_say_is_open(tmp_path: Path) -> None:
 
 def test_hydras_and_maxtexts_words_are_laid_over_their_file(tmp_path: Path) -> None:
     (tmp_path / "gpt.yaml").write_text(
-        "trainer: {devices: 1}\nmodel: {tensor_model_parallel_size: 1, encoder_seq_length: 2048, optim: {name: adam}}\n"
+        "trainer: {devices: 1}\nmodel: {tensor_model_parallel_size: 1, encoder_seq_length: 2048, optim: {lr: 1}}\n"
     )
-    line = "python megatron_gpt_pretraining.py --config-path=/conf --config-name=gpt trainer.devices=8 trainer.num_nodes=2"
-    line += " model.tensor_model_parallel_size=4 +model.micro_batch_size=2 ~model.optim"
+    line = "python megatron_gpt_pretraining.py --config-path=/conf --config-name=gpt trainer.devices=8 "
+    line += "trainer.num_nodes=2 model.tensor_model_parallel_size=4 +model.micro_batch_size=2 ~model.optim"
     (tmp_path / "nemo.sh").write_text(line)
     c, config = files.read([tmp_path / "nemo.sh"])
     s = c.layout

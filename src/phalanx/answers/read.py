@@ -14,7 +14,7 @@ from phalanx.answers.encode import plain
 from phalanx.answers.query import Configured, Query
 from phalanx.cost.analytic.profile import FIELDS as CONSTANTS
 from phalanx.frameworks import files
-from phalanx.frameworks.configuration import Config, Configuration, StatedLayout, count, divided, shown
+from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, count, divided, shown
 from phalanx.frameworks.folder import FILES
 from phalanx.frameworks.lints import Mistake, lint
 from phalanx.frameworks.registry import FRAMEWORKS
@@ -254,6 +254,17 @@ def _scores(model: ModelSpec, s: Strategy, seq: int, element_bytes: int) -> list
     return [f"attention by sdpa is assumed: `eager`, all that older releases have, keeps {kept / GIB:.1f} GiB more"]
 
 
+def _require_filled_in(path: Path, asked: Query, reading: Reading) -> None:
+    """Require of DeepSpeed's file alone that nothing that a price needs is `auto`, which an integration fills in."""
+    given = {"strategy.micro_batch": asked.strategy, "job.precision": asked.precision}
+    for key, meaning in reading.configuration.understood.items():
+        if reading.configuration.kind == "deepspeed" and meaning in given and given[meaning] is None:
+            value = Keys(reading.config).take(key, meaning)
+            if value == "auto":
+                reason = "is what transformers or accelerate fills in, and the file of neither is given"
+                raise InputError(f"{path}: {key}", value, reason, "give it too, or name a number in its place")
+
+
 def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[Query, Configured]:
     """Return the query that a configuration makes: with the file's model, strategy, stack and precision where `asked`
     leaves them open, and what else it sets. `reading`: the file, read. Raises InputError."""
@@ -264,6 +275,7 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     for m in reading.mistakes:
         if m.name in _CONFLICTS:
             raise InputError(f"{path}: {m.key}", None, f"{m.problem} ({m.source})", m.remedy)
+    _require_filled_in(path, asked, reading)
     gpus = gpus_of(reading, asked.gpus, path)
     strategy = strategy_of(c, gpus)
     said = []
