@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.in_process_cli import error_of, json_of, phalanx, text_of
@@ -68,6 +69,40 @@ def test_limits_loads_and_objectives_change_the_answer(tmp_path: Path) -> None:
     assert reusing["ttft"]["p50"] < plain["ttft"]["p50"]  # type: ignore[index]
 
 
+def test_a_benchmark_is_answered_whatever_its_rate(tmp_path: Path) -> None:
+    def seen(*more: str) -> dict[str, Any]:
+        ask = (
+            "serve plan",
+            *_ASK,
+            "--mode",
+            "aggregated",
+            "--layout",
+            "tp=2",
+            "--weights",
+            "bf16",
+            "--chunk",
+            "8192",
+        )
+        return json_of(tmp_path, *ask, "--requests", "300", *more, "--json")["best"]["prediction"]  # type: ignore[no-any-return]
+
+    slow, fast, at_once = seen("--rate", "2"), seen("--rate", "1000"), seen("--rate", "inf")
+    assert slow["makespan_s"] > fast["makespan_s"] >= at_once["makespan_s"]
+    assert fast["ttft"]["p90"] > slow["ttft"]["p90"]
+    for each in (slow, fast, at_once):
+        assert each["tokens_per_s"] == pytest.approx(300 * 100 / each["makespan_s"])
+    few = seen("--rate", "inf", "--concurrency", "16")
+    assert few == seen("--concurrency", "16")
+    assert few["in_flight"] <= 16
+    assert seen("--rate", "1000", "--concurrency", "16")["in_flight"] <= 16
+
+
+def test_a_trace_faster_than_its_answers_is_answered_too(tmp_path: Path) -> None:
+    rows = [f"{i / 500:.3f},2000,200" for i in range(400)]
+    (tmp_path / "t.csv").write_text("\n".join(["arrival,input,output", *rows]) + "\n")
+    out = text_of(tmp_path, "serve plan", *_ASK[:6], "--trace", "t.csv", "--mode", "aggregated")
+    assert "501 requests/s come, fewer are answered" in out
+
+
 def test_a_trace_is_replayed(tmp_path: Path) -> None:
     rows = [f"{i * 0.3:.1f},{500 + 10 * (i % 30)},{20 + i % 50}" for i in range(300)]
     (tmp_path / "t.csv").write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
@@ -95,6 +130,12 @@ def test_a_trace_is_replayed(tmp_path: Path) -> None:
         ("--tpot 0.1ms --ttft 1s", "x; relax it, add GPUs, or shorten the prompts"),
         ("--speculate 3", "--speculate = '3': is not drafted tokens"),
         ("--rate 3 --concurrency 2", "--rate = 3.0: excludes --concurrency; choose one load"),
+        ("--rate inf", "--rate = 'inf': would never end; say how many requests come at once: --requests 600"),
+        ("--rate nan --requests 9", "--rate = nan: must be from 1e-6 to 1,000,000 requests per second, or inf"),
+        ("--burstiness 0", "--burstiness = 0.0: must be positive; 1 is a Poisson process"),
+        ("--input 1024:1", "--input = '1024:1': goes from the larger to the smaller; write 1:1024"),
+        ("--input 1k", "--input = '1k': is not a number of tokens; write 4000, or 1:1024 for lengths between"),
+        ("--input 1:900 --variation 1", "--variation = 1.0: does not go with a range of lengths; give one of them"),
         ("--model gpt3-175b --input 100", "no layout holds a request"),
         ("--gpus 1 --mode disaggregated", "one that decodes need more; give more GPUs, or --mode aggregated"),
         ("--launch vllm", "--launch = 'vllm': is not known"),

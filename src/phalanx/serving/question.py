@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +104,18 @@ def layout(text: str) -> ServingLayout:
     return ServingLayout(degrees["tp"], degrees["pp"], degrees["dp"], width // degrees["ep"], degrees["ep"])
 
 
+def lengths(option: str, given: int | str) -> tuple[int, int]:
+    """Parse tokens, such as 4000, or from 1 to 1024 with every length as likely: 1:1024. Raises InputError."""
+    match = re.fullmatch(r"\s*([0-9]{1,9})(?::([0-9]{1,9}))?\s*", str(given))
+    if match is None:
+        raise InputError(option, given, "is not a number of tokens", "write 4000, or 1:1024 for lengths between")
+    low, high = int(match[1]), int(match[2] or match[1])
+    questions.require_counts((option, low))
+    if low > high:
+        raise InputError(option, given, "goes from the larger to the smaller", f"write {high}:{low}")
+    return low, high
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServingRequest:
     """A question as a user spells it: names, numbers, and texts with units."""
@@ -110,9 +123,9 @@ class ServingRequest:
     model: str
     cluster: str
     gpus: int
-    input: int = 0
-    """Tokens of a prompt; not read with a trace."""
-    output: int = 0
+    input: int | str = 0
+    """Tokens of a prompt, 4000, or each number from 1 to 1024 as likely, 1:1024; not read with a trace."""
+    output: int | str = 0
     trace: Path | None = None
     ttft: str | None = None
     tpot: str | None = None
@@ -126,6 +139,8 @@ class ServingRequest:
     chunk: int | None = None
     concurrency: int | None = None
     rate: float | None = None
+    """Requests per second; infinite where all come at once."""
+    burstiness: float = 1.0
     variation: float = 0.0
     reuse: float = 0.0
     speculate: str | None = None
@@ -154,6 +169,7 @@ class _Load:
     input: int
     output: int
     longest: int
+    ranges: tuple[tuple[int, int], tuple[int, int]] | None = None
     trace: Requests | None = None
     notes: tuple[str, ...] = ()
 
@@ -164,11 +180,16 @@ def _load(spec: ModelSpec, request: ServingRequest) -> _Load:
     if request.trace:
         load, fields = _traced(request.trace, request.requests or MOST_REPLAYED), "trace"
     else:
-        input, output = request.input, request.output
-        questions.require_counts(("input", input), ("output", output))
-        spread = 1 if not request.variation else 4
-        longest = min(spec.max_seq, spread * (input + output)) if input + output <= spec.max_seq else input + output
-        load, fields = _Load(input, output, longest), "input, output"
+        ranges = lengths("input", request.input), lengths("output", request.output)
+        input, output = (round((low + high) / 2) for low, high in ranges)
+        most = ranges[0][1] + ranges[1][1]
+        between = ranges if any(low < high for low, high in ranges) else None
+        if between and request.variation:
+            raise InputError(
+                "variation", request.variation, "does not go with a range of lengths", "give one of them"
+            )
+        longest = max(most, min(spec.max_seq, 4 * most)) if request.variation else most
+        load, fields = _Load(input, output, longest, between), "input, output"
     if load.longest > spec.max_seq:
         reason = f"a request of {load.longest:,} tokens is longer than the model's context, {spec.max_seq:,}"
         raise InputError(fields, None, reason, "shorten it, or choose a model with a longer context")
@@ -184,7 +205,7 @@ def _traced(path: Path, most: int) -> _Load:
         requests = requests.first(most)
     longest = int((requests.input + requests.output).max())
     means = round(float(requests.input.mean())), max(1, round(float(requests.output.mean())))
-    return _Load(*means, longest, requests, notes)
+    return _Load(*means, longest, None, requests, notes)
 
 
 def _weights(request: ServingRequest, generation: str, chip: str) -> tuple[str, ...]:
@@ -214,8 +235,7 @@ def _fixed_layout(text: str | None, spec: ModelSpec, row: EngineRow, gpus: int) 
 
 
 def _require_known(request: ServingRequest) -> None:
-    """Require that every other option is known and in range, and that at most one load is given. Raises
-    InputError."""
+    """Require that every other option is known and in range, and that the load is one. Raises InputError."""
     for name, word, known in (("objective", request.objective, OBJECTIVES), ("mode", request.mode, MODES)):
         if word not in known:
             raise InputError(f"--{name}", word, "is not known", nearest(word, known))
@@ -224,12 +244,18 @@ def _require_known(request: ServingRequest) -> None:
     for name, value, high in (("reuse", request.reuse, 0.99), ("variation", request.variation, 3.0)):
         if not 0 <= value <= high:
             raise InputError(f"--{name}", value, f"must be from 0 to {high:g}")
-    if request.rate is not None and not 1e-6 <= request.rate <= 1e6:
-        raise InputError("rate", request.rate, "must be from 1e-6 to 1,000,000 requests per second")
+    if request.rate is not None and request.rate != math.inf and not 1e-6 <= request.rate <= 1e6:
+        reason = "must be from 1e-6 to 1,000,000 requests per second, or inf"
+        raise InputError("rate", request.rate, reason)
+    if request.rate == math.inf and request.requests is None:
+        raise InputError("rate", "inf", "would never end", "say how many requests come at once: --requests 600")
+    if not request.burstiness > 0:
+        raise InputError("burstiness", request.burstiness, "must be positive; 1 is a Poisson process")
     if request.price is not None and not 0 <= request.price < 1e6:
         raise InputError("price", request.price, "is not the price of a GPU-hour", "e.g. 2.5")
     loads = [n for n in ("trace", "rate", "concurrency") if getattr(request, n)]
-    if len(loads) > 1:
+    limited = loads == ["rate", "concurrency"] and request.requests is not None
+    if len(loads) > 1 and not limited:
         raise InputError(f"--{loads[0]}", getattr(request, loads[0]), f"excludes --{loads[1]}", "choose one load")
     if request.concurrency is not None:
         questions.require_counts(("concurrency", request.concurrency))
@@ -254,6 +280,9 @@ def ask(request: ServingRequest) -> NamedQuestion:
     drafted, accepted = speculation(request.speculate)
     used, slots = adapters(request.adapters)
     fixed = _fixed_layout(request.layout, spec, row, gpus)
+    # What comes all at once is a closed loop of as many users as may be under way.
+    at_once = request.rate == math.inf
+    concurrency = request.concurrency or ((request.requests or 0) if at_once else 0)
     q = ServingQuestion(
         model=spec,
         cluster=described,
@@ -272,8 +301,10 @@ def ask(request: ServingRequest) -> NamedQuestion:
         chunks=(request.chunk,) if request.chunk else _CHUNKS,
         modes=MODES[request.mode],
         variation=request.variation,
-        concurrency=request.concurrency or 0,
-        rate=request.rate or 0.0,
+        ranges=load.ranges,
+        concurrency=min(concurrency, request.requests or concurrency),
+        rate=0.0 if at_once else request.rate or 0.0,
+        burstiness=request.burstiness,
         trace=load.trace,
         reuse=request.reuse,
         draft_tokens=drafted,

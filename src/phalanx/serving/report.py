@@ -88,12 +88,19 @@ def lines(a: ServingAnswer, cache_bytes: float, fits: int, money: float | None) 
     load = f"{c.users:,} requests at once"
     if q.open_load:
         load = f"{q.rate:g} requests/s" if q.trace is None else f"{len(q.trace):,} requests of the trace"
+        load += f", {q.concurrency:,} at once at most" if q.concurrency else ""
+    if o.makespan_s is not None:
+        load = f"{o.requests:,} requests, {load}: {_time(o.makespan_s)}"
     out = [f"{q.engine.title} on {c.gpus} x {q.cluster.device.name}: {c.title}, {load}"]
     if c.gpus < q.gpus:
         out.append(f"{q.gpus - c.gpus} of {q.gpus} GPUs are left over")
     each = f"{c.tokens_per_s / c.gpus:,.0f} tokens/s per GPU"
     cost = "" if money is None else f", {money:,.2f} per million generated tokens"
     out.append(f"{o.tokens_per_s:,.0f} tokens/s, {o.requests_per_s:,.2f} requests/s, {each}{cost}")
+    if q.open_load and o.requests_per_s < 0.9 * q.offered:
+        out.append(
+            f"{q.offered:,.3g} requests/s come, more than are answered: the longer they do, the longer each waits"
+        )
     held = f"KV cache: {cache_bytes:,.0f} bytes per token; {fits:,} requests of {q.input:,} + {q.output:,} tokens fit"
     out.append(held + (f"; {o.preemptions:,} preemptions" if o.preemptions else ""))
     out.append(f"{a.evaluated:,} candidates in their steady state, {a.simulated:,} of them simulated")

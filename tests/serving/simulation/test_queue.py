@@ -19,8 +19,8 @@ from phalanx.serving.simulation.requests import (
     Requests,
     alike,
     closed_loop,
-    poisson,
     spread,
+    timed,
     with_adapters,
     with_reuse,
 )
@@ -45,7 +45,7 @@ def _drawn(draw: np.random.Generator) -> tuple[WorkerSpec, Requests]:
     lengths = draw.integers(1, 120, n), draw.integers(1, 40, n)
     requests = Requests(*(np.asarray(x, np.int64) for x in lengths), None, int(draw.integers(1, 14)))
     if draw.random() < 0.5:
-        requests = poisson(requests, float(draw.choice((1, 10, 40))), int(draw.integers(99)))
+        requests = timed(requests, float(draw.choice((1, 10, 40))), int(draw.integers(99)))
     if draw.random() < 0.3:
         requests = with_reuse(requests, float(draw.random()), page)
     if draw.random() < 0.3:
@@ -175,7 +175,7 @@ def test_prompts_alone_queue_as_m_d_1(load: float, count: int) -> None:
     s = 0.05
     waits = []
     for seed in range(4):
-        requests = poisson(alike(count, 100, 1), load / s, seed)
+        requests = timed(alike(count, 100, 1), load / s, seed)
         h = _one(worker(LinearPrice(s), 1, 100, chunk=100), requests)
         waits.append(float((h.first - h.arrival).mean()) - s)
     assert np.mean(waits) == pytest.approx(load * s / (2 * (1 - load)), rel=0.05)
@@ -183,7 +183,7 @@ def test_prompts_alone_queue_as_m_d_1(load: float, count: int) -> None:
 
 def test_littles_law() -> None:
     """Requests in the system, counted over time, are the rate times the mean stay."""
-    h = _one(worker(_PRICE, 16, 4000), poisson(spread(3000, 800, 60, 0.7, 8000, 3), 8, 4))
+    h = _one(worker(_PRICE, 16, 4000), timed(spread(3000, 800, 60, 0.7, 8000, 3), 8, 4))
     times = np.concatenate((h.arrival, h.done))
     order = np.argsort(times, kind="stable")
     inside = np.cumsum(np.repeat((1, -1), len(h.arrival))[order])
@@ -198,7 +198,7 @@ def test_waiting_grows_with_the_rate_and_falls_with_slots() -> None:
     load = spread(2000, 500, 50, 0.5, 8000, 1)
 
     def ttft(rate: float, slots: int) -> float:
-        return outcome(_one(worker(_PRICE, slots, 8000), poisson(load, rate, 2))).ttft.mean
+        return outcome(_one(worker(_PRICE, slots, 8000), timed(load, rate, 2))).ttft.mean
 
     by_rate = [ttft(rate, 8) for rate in (1, 4, 8, 16)]
     assert by_rate == sorted(by_rate)
@@ -207,7 +207,7 @@ def test_waiting_grows_with_the_rate_and_falls_with_slots() -> None:
 
 
 def test_priorities_reuse_and_speculation_help_whom_they_should() -> None:
-    load = poisson(spread(1500, 2000, 60, 0.3, 8000, 1), 9, 2)
+    load = timed(spread(1500, 2000, 60, 0.3, 8000, 1), 9, 2)
     spec = worker(_PRICE, 8, 4000)
     plain = outcome(_one(spec, load))
     urgent = replace(load, priority=np.arange(1500) % 2)

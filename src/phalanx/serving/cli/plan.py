@@ -22,8 +22,12 @@ def plan(
     model: Model,
     cluster: Cluster,
     gpus: Annotated[int, typer.Option("--gpus", help="Number of GPUs.")],
-    input: Annotated[int | None, typer.Option("--input", help="Tokens of a prompt.")] = None,
-    output: Annotated[int | None, typer.Option("--output", help="Tokens generated per request.")] = None,
+    input: Annotated[
+        str | None, typer.Option("--input", metavar="4000|1:1024", help="Tokens of a prompt, or from : to.")
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", metavar="500|1:512", help="Tokens generated per request, or from : to.")
+    ] = None,
     ttft: Annotated[
         str | None,
         typer.Option("--ttft", metavar="1s", help="Limit of the time to the first token, queueing included."),
@@ -66,7 +70,13 @@ def plan(
     concurrency: Annotated[
         int | None, typer.Option("--concurrency", help="Requests under way at any time (closed loop).")
     ] = None,
-    rate: Annotated[float | None, typer.Option("--rate", help="Requests per second, arriving at random.")] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option("--rate", metavar="40|inf", help="Requests per second, arriving at random; inf: all at once."),
+    ] = None,
+    burstiness: Annotated[
+        float, typer.Option("--burstiness", help="Of arrivals: 1 is a Poisson process, less comes in bursts.")
+    ] = 1.0,
     trace: Annotated[
         Path | None,
         typer.Option("--trace", metavar="FILE.csv", help="Requests to replay: arrival (s), input, output (tokens)."),
@@ -87,7 +97,10 @@ def plan(
     ] = None,
     price: Annotated[float | None, typer.Option("--price", help="Price of a GPU-hour.")] = None,
     requests: Annotated[
-        int | None, typer.Option("--requests", min=10, max=10**6, help="Requests to simulate per candidate.")
+        int | None,
+        typer.Option(
+            "--requests", min=1, max=10**6, help="Requests in all, with --rate or --concurrency; else to simulate."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of arrivals, lengths and acceptance.")] = 0,
     launch: Annotated[
@@ -112,7 +125,7 @@ def plan(
         if launch is not None:
             require_starter("--launch", launch)
         if trace is not None:
-            unread = {"input", "output", "variation", "rate", "concurrency"}
+            unread = {"input", "output", "variation", "rate", "burstiness", "concurrency"}
             read = [str(p.name) for p in line.command.params if p.name not in unread]
             require_only(line, *read, reason="does not go with --trace, whose requests say it")
         elif input is None or output is None:
@@ -143,6 +156,7 @@ def plan(
                 chunk=chunk,
                 concurrency=concurrency,
                 rate=rate,
+                burstiness=burstiness,
                 variation=variation,
                 reuse=reuse,
                 speculate=speculate,

@@ -41,10 +41,15 @@ class ServingQuestion:
     """Modes to try: aggregated, disaggregated."""
     variation: float = 0.0
     """Coefficient of variation of the lengths."""
+    ranges: tuple[tuple[int, int], tuple[int, int]] | None = None
+    """The fewest and the most tokens of prompts and of answers, if every length between is as likely."""
     concurrency: int = 0
     """Concurrent requests of a closed loop on the whole deployment; 0: as many as the limits allow."""
     rate: float = 0.0
-    """Poisson arrivals per second on the whole deployment; 0: closed loop."""
+    """Requests per second that come to the whole deployment; 0: closed loop. With `concurrency`, that many at most
+    are under way."""
+    burstiness: float = 1.0
+    """Shape of the gamma distribution of times between requests: 1 is a Poisson process."""
     trace: Requests | None = None
     reuse: float = 0.0
     draft_tokens: int = 0
@@ -55,7 +60,7 @@ class ServingQuestion:
     """LoRA adapters in one batch."""
     adapter_load_s: float = 0.0
     requests: int = 0
-    """Requests to simulate; 0: enough for stable quantiles."""
+    """Requests of a benchmark, or of the simulation where no load is given; 0: enough for stable quantiles."""
     seed: int = 0
     price: float | None = None
     """Price of a GPU-hour."""
@@ -64,6 +69,16 @@ class ServingQuestion:
     def open_load(self) -> bool:
         """Whether requests arrive independently of answers."""
         return self.trace is not None or self.rate > 0
+
+    @property
+    def finite(self) -> bool:
+        """Whether the load is a benchmark: so many requests and no more, all of which count."""
+        return self.requests > 0 and self.trace is None and (self.rate > 0 or self.concurrency > 0)
+
+    @property
+    def sustained(self) -> bool:
+        """Whether requests come at a rate without end, which must be kept up with."""
+        return self.rate > 0 and not self.finite
 
     @property
     def offered(self) -> float:

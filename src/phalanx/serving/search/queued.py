@@ -13,7 +13,15 @@ from phalanx.serving.search.copies import Copy
 from phalanx.serving.search.question import ServingCandidate, ServingQuestion, WorkerGroup
 from phalanx.serving.simulation.deployment import Deployment, Speculation, Transfer, WorkerSpec
 from phalanx.serving.simulation.outcome import outcome
-from phalanx.serving.simulation.requests import Requests, closed_loop, poisson, spread, with_adapters, with_reuse
+from phalanx.serving.simulation.requests import (
+    Requests,
+    closed_loop,
+    spread,
+    timed,
+    uniform,
+    with_adapters,
+    with_reuse,
+)
 from phalanx.serving.simulation.simulation import simulate
 
 CopyOf = Callable[[str, ServingLayout], Copy]
@@ -26,8 +34,14 @@ def load(q: ServingQuestion, users: int, stay_s: float) -> Requests:
         requests = q.trace
     else:
         n = q.requests or (3000 if q.rate else int(np.clip(12 * users, 400, 6000)))
-        requests = spread(n, q.input, q.output, q.variation, q.longest, q.seed)
-        requests = poisson(requests, q.rate, q.seed) if q.rate else closed_loop(requests, users, stay_s)
+        if q.ranges:
+            requests = uniform(n, *q.ranges, q.seed)
+        else:
+            requests = spread(n, q.input, q.output, q.variation, q.longest, q.seed)
+        if q.rate:
+            requests = timed(requests, q.rate, q.seed, q.burstiness, q.concurrency)
+        else:
+            requests = closed_loop(requests, users, 0.0 if q.finite else stay_s)
     if q.reuse:
         requests = with_reuse(requests, q.reuse, q.page_tokens)
     return with_adapters(requests, q.adapters, q.seed) if q.adapters else requests
@@ -72,9 +86,9 @@ def transfer(q: ServingQuestion, copy: Copy) -> Transfer:
 def queued(q: ServingQuestion, c: ServingCandidate, copy_of: CopyOf) -> ServingCandidate:
     """Return a candidate with its outcome.
 
-    In a closed loop equal workers have equal shares of the users: one of them is simulated.
+    In a sustained closed loop equal workers have equal shares of the users: one of them is simulated.
     """
-    together = len(c.groups) > 1 or q.open_load
+    together = len(c.groups) > 1 or q.open_load or q.finite
     specs: list[WorkerSpec] = []
     for group in c.groups:
         specs += [worker(q, group, copy_of(c.weights, group.layout))] * (group.count if together else 1)
@@ -84,7 +98,7 @@ def queued(q: ServingQuestion, c: ServingCandidate, copy_of: CopyOf) -> ServingC
     history = simulate(Deployment(tuple(specs), link), load(q, users, stay), q.seed)
     constants = copy_of(c.weights, c.groups[0].layout).pricing.constants
     seconds, steps = constants.way(q.input, c.groups[0].layout.attention_dp if len(c.groups) == 1 else 1)
-    seen = outcome(history, way_s=seconds, way_steps=steps)
+    seen = outcome(history, way_s=seconds, way_steps=steps, finite=q.finite)
     if not together:
         scale = c.groups[0].count
         seen = replace(

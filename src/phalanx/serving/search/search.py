@@ -214,7 +214,7 @@ class Search:
         """Sort key of simulated candidates; lower is better."""
         q = self.q
         latency = c.ttft_s(50) + (q.output - 1) * c.tpot_s(50)
-        if q.open_load:  # whoever keeps up serves the same: the others come last
+        if q.open_load and not q.finite:  # whoever keeps up serves the same: the others come last
             behind = round(max(0.0, 1 - c.tokens_per_s / (0.95 * q.offered * q.output)), 2)
             return (behind, c.gpus, latency) if q.objective == "cost" else (behind, latency, c.gpus)
         if q.objective == "latency":
@@ -275,7 +275,7 @@ def excess(q: ServingQuestion, c: ServingCandidate) -> float:
         parts.append(c.ttft_s(q.percentile) / q.ttft_s)
     if q.tpot_s is not None:
         parts.append(c.tpot_s(q.percentile) / q.tpot_s)
-    if q.open_load and c.tokens_per_s < 0.9 * q.offered * q.output:  # the queue grows
+    if q.sustained and c.tokens_per_s < 0.9 * q.offered * q.output:  # the queue grows
         parts.append(q.offered * q.output / max(c.tokens_per_s, 1e-9))
     return max(parts)
 

@@ -1,6 +1,7 @@
 """Latency and throughput of a simulated history: TTFT, time per token, tokens/s, with quantiles.
 
-The first requests, which come to an empty engine, are left out, and the end, where no more come.
+Of a sustained load the first requests, which come to an empty engine, are left out, and the end, where no more come.
+Of a benchmark all are counted, from the first request to the last token.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class ServingOutcome:
     preemptions: int
     requests: int
     """Number of requests behind the quantiles."""
+    makespan_s: float | None = None
+    """Of a benchmark: from its first request to its last token. None for a sustained load."""
 
 
 def quantiles(values: Floats) -> Quantiles:
@@ -59,14 +62,16 @@ def quantiles(values: Floats) -> Quantiles:
     return Quantiles(float(values.mean()), float(middle), float(high), float(highest))
 
 
-def outcome(history: RequestHistory, warm: float = 0.1, way_s: float = 0.0, way_steps: float = 0.0) -> ServingOutcome:
-    """Return what is seen of a history, without the first share `warm` of requests.
+def outcome(
+    history: RequestHistory, warm: float = 0.1, way_s: float = 0.0, way_steps: float = 0.0, finite: bool = False
+) -> ServingOutcome:
+    """Return what is seen of a history, without the first share `warm` of requests; if `finite`, of all of it.
 
     Users see a first token `way_s` seconds and `way_steps` of the request's own steps after it is computed: for HTTP,
     tokenising, and because servers send tokens in intervals.
     """
     h, n = history, len(history.requests)
-    skipped = int(n * warm)
+    skipped = 0 if finite else int(n * warm)
     rows = slice(skipped, n)
     longer = h.requests.output[rows] > 1
     first, done, arrival = h.first[rows], h.done[rows], h.arrival[rows]
@@ -75,7 +80,9 @@ def outcome(history: RequestHistory, warm: float = 0.1, way_s: float = 0.0, way_
     wait[longer] += way_steps * per_token
     begin = float(np.sort(h.done)[skipped - 1]) if skipped else 0.0
     end = float(h.arrival[-1])
-    if end <= begin:  # all came at once: there is no steady part
+    if finite:
+        begin, end = float(h.arrival.min()), float(h.done.max()) + way_s
+    elif end <= begin:  # all came at once: there is no steady part
         begin, end = 0.0, float(h.done.max())
     return ServingOutcome(
         ttft=quantiles(wait),
@@ -88,6 +95,7 @@ def outcome(history: RequestHistory, warm: float = 0.1, way_s: float = 0.0, way_
         in_flight=float((np.clip(h.done, begin, end) - np.clip(h.arrival, begin, end)).sum()) / (end - begin),
         preemptions=h.preemptions,
         requests=n - skipped,
+        makespan_s=end - begin if finite else None,
     )
 
 

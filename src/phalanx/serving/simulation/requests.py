@@ -1,6 +1,7 @@
 """Requests as columns: arrivals, lengths, and what else their scheduling depends on.
 
-Arrivals are closed-loop (`users` who each send the next request when the last is answered), Poisson, or given.
+Arrivals are closed-loop (`users` who each send the next request when the last is answered), drawn at a rate, or
+given; of the latter two at most `users` are under way, as benchmarks limit them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Requests:
     arrival: Floats | None
     """(n,) seconds, ascending; None: closed loop."""
     users: int = 0
-    """Concurrent requests of a closed loop."""
+    """Concurrent requests of a closed loop; of timed arrivals the most under way, 0: no limit."""
     ramp_s: float = 0.0
     """Seconds over which the users of a closed loop send their first requests, evenly; equal requests that begin
     together would stay together."""
@@ -87,12 +88,18 @@ def closed_loop(requests: Requests, users: int, ramp_s: float = 0.0) -> Requests
     return replace(requests, arrival=None, users=users, ramp_s=ramp_s)
 
 
-def poisson(requests: Requests, per_second: float, seed: int) -> Requests:
-    """Return the requests with exponential times between them. Raises InputError for a rate that is not positive."""
+def timed(requests: Requests, per_second: float, seed: int, burstiness: float = 1.0, most: int = 0) -> Requests:
+    """Return the requests with times between them from a gamma distribution of this shape, at most `most` under way.
+
+    `burstiness`: 1 is a Poisson process, less comes in bursts, infinity is evenly spaced (vLLM, benchmarks/serve.py,
+    get_request). Raises InputError for a rate that is not positive."""
     if not 0 < per_second < float("inf"):
         raise InputError("rate", per_second, "must be positive: requests per second")
-    gaps = np.random.default_rng(seed).exponential(1 / per_second, len(requests))
-    return replace(requests, arrival=np.cumsum(gaps), users=0)
+    if burstiness == float("inf"):
+        gaps = np.full(len(requests), 1 / per_second)
+    else:
+        gaps = np.random.default_rng(seed).gamma(burstiness, 1 / (per_second * burstiness), len(requests))
+    return replace(requests, arrival=np.cumsum(gaps), users=most)
 
 
 def spread(n: int, input: int, output: int, variation: float, longest: int, seed: int) -> Requests:
@@ -110,6 +117,13 @@ def spread(n: int, input: int, output: int, variation: float, longest: int, seed
     ]
     prompts = lengths[0].astype(np.int64)
     return Requests(prompts, np.minimum(lengths[1], longest - prompts).astype(np.int64), None, 1)
+
+
+def uniform(n: int, input: tuple[int, int], output: tuple[int, int], seed: int) -> Requests:
+    """Return n requests whose lengths are whole numbers from the first to the last, each as likely."""
+    draw = np.random.default_rng(seed)
+    prompts, answers = (draw.integers(low, high + 1, n) for low, high in (input, output))
+    return Requests(prompts, answers, None, 1)
 
 
 def with_reuse(requests: Requests, rate: float, page: int) -> Requests:

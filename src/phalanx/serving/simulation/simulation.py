@@ -6,6 +6,7 @@ together. The same seed gives the same history.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
@@ -16,7 +17,7 @@ from phalanx.serving.simulation.deployment import Deployment, outstanding_least,
 from phalanx.serving.simulation.requests import Floats, Requests
 from phalanx.serving.simulation.worker import Requested, Worker
 
-_COMES, _STEP_ENDS, _CACHE_MOVED = range(3)
+_DUE, _COMES, _STEP_ENDS, _CACHE_MOVED = range(4)
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,8 @@ def simulate(deployment: Deployment, requests: Requests, seed: int = 0) -> Reque
 
 
 class _Loop:
-    """The pending events and the workers. Requests arrive at their given times, or, in a closed loop, when the user's
-    last one is done."""
+    """The pending events and the workers. Requests arrive when they are due, or, where only so many may be under way,
+    when an earlier one is done; in a closed loop the latter alone counts."""
 
     def __init__(self, deployment: Deployment, requests: Requests, seed: int) -> None:
         self._requests, self._transfer = requests, deployment.transfer
@@ -64,11 +65,14 @@ class _Loop:
         self._pushed = 0
         self._closed = requests.arrival is None
         self._arrival = [0.0] * n if requests.arrival is None else requests.arrival.tolist()
-        self._coming = min(requests.users, n) if self._closed else 1  # requests that have been told to come
-        for request in range(min(self._coming, n)):
-            if self._closed:
-                self._arrival[request] = request * requests.ramp_s / self._coming
+        self._coming = min(requests.users, n) if self._closed else 0  # requests that have been told to come
+        for request in range(self._coming):
+            self._arrival[request] = request * requests.ramp_s / self._coming
             self._push(self._arrival[request], _COMES, request)
+        self._held: deque[int] = deque()  # due, and more would be under way than may be
+        self._under_way = 0
+        if not self._closed:
+            self._push(self._arrival[0], _DUE, 0)
         specs = deployment.workers
         self._workers = [Worker(x, self._shared, seed + i, self._computed, self._done) for i, x in enumerate(specs)]
         self._entry = [i for i, w in enumerate(self._workers) if w.spec.role != "decode"]
@@ -89,6 +93,8 @@ class _Loop:
                     if version == worker.version and worker.busy:
                         worker.finish()
                         touched[who] = None
+                elif kind == _DUE:
+                    self._due(who, now)
                 elif kind == _COMES:
                     touched[self._take_in(who)] = None
                 else:
@@ -110,12 +116,20 @@ class _Loop:
     def _least_loaded(self, among: list[int]) -> int:
         return among[outstanding_least([self._workers[i].load for i in among])] if len(among) > 1 else among[0]
 
+    def _due(self, request: int, now: float) -> None:
+        """Let a request come, or hold it while as many are under way as may be."""
+        if request + 1 < len(self._requests):
+            self._push(self._arrival[request + 1], _DUE, request + 1)
+        if self._requests.users and self._under_way >= self._requests.users:
+            self._held.append(request)
+            return
+        self._under_way += 1
+        self._push(now, _COMES, request)
+
     def _take_in(self, request: int) -> int:
         """Route an arriving request to a worker; return the worker."""
         to = self._came_from[request] = self._least_loaded(self._entry)
         self._workers[to].add(request)
-        if not self._closed and request + 1 < len(self._requests):
-            self._push(self._arrival[request + 1], _COMES, request + 1)
         return to
 
     def _hand_over(self, request: int, now: float) -> tuple[int, int]:
@@ -141,6 +155,11 @@ class _Loop:
             self._arrival[self._coming] = now
             self._push(now, _COMES, self._coming)
             self._coming += 1
+        elif self._held:
+            self._arrival[self._held[0]] = now
+            self._push(now, _COMES, self._held.popleft())
+        else:
+            self._under_way -= 1
 
     def _history(self) -> RequestHistory:
         sent = sorted(row for worker in self._workers for row in worker.sent)

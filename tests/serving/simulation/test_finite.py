@@ -1,0 +1,87 @@
+"""A benchmark of so many requests: makespan, bounds and quantiles that hold whatever the rate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.serving_reference import worker
+from support.sizes import examples
+
+from phalanx.serving.simulation.deployment import Deployment
+from phalanx.serving.simulation.outcome import ServingOutcome, outcome
+from phalanx.serving.simulation.price import LinearPrice
+from phalanx.serving.simulation.requests import Requests, alike, closed_loop, spread, timed, uniform
+from phalanx.serving.simulation.simulation import RequestHistory, simulate
+
+_STEP_S, _SLOTS = 5e-3, 16
+_SPEC = worker(LinearPrice(_STEP_S, 2e-5, 1e-9, 2e-5, 2e-8), _SLOTS, 4000)
+_CAPACITY = _SLOTS / _STEP_S
+"""Tokens/s that no load exceeds: a token of every slot in each of the shortest steps."""
+
+
+def _history(requests: Requests) -> RequestHistory:
+    return simulate(Deployment((_SPEC,)), requests)
+
+
+def _seen(requests: Requests) -> ServingOutcome:
+    return outcome(_history(requests), finite=True)
+
+
+@examples(40, 2000)
+def test_makespan_has_its_bounds(examples: int) -> None:
+    draw = np.random.default_rng(5)
+    for _ in range(examples):
+        n = int(draw.integers(1, 200))
+        requests = spread(n, 200, 30, float(draw.choice((0.0, 0.7))), 2000, int(draw.integers(99)))
+        users, rate = int(draw.integers(0, 40)), float(draw.choice((0.5, 10, 100, 1e5)))
+        seen = _seen(timed(requests, rate, 1, float(draw.choice((0.3, 1, np.inf))), users))
+        assert seen.makespan_s is not None
+        assert seen.makespan_s >= requests.output.sum() / _CAPACITY
+        assert seen.tokens_per_s == pytest.approx(requests.output.sum() / seen.makespan_s)
+        assert seen.requests == n
+        assert seen.requests_per_s == pytest.approx(n / seen.makespan_s)
+        for times in (seen.ttft, seen.queueing, seen.tpot, seen.gap, seen.latency):
+            assert times.p50 <= times.p90 <= times.p99
+        assert not users or seen.in_flight <= users * (1 + 1e-9)
+        assert seen.in_flight * seen.makespan_s == pytest.approx(seen.latency.mean * n)  # Little's law
+
+
+@pytest.mark.parametrize("users", [1, 5, 40])
+def test_all_at_once_with_a_limit_is_a_closed_loop(users: int) -> None:
+    requests = spread(120, 300, 40, 0.5, 2000, 3)
+    looped = _history(closed_loop(requests, users))
+    at_once = _history(replace(requests, arrival=np.zeros(len(requests)), users=users))
+    for column in ("arrival", "first", "done"):
+        assert np.array_equal(getattr(looped, column), getattr(at_once, column)), column
+
+
+def test_requests_that_come_seldom_are_as_fast_as_one_alone() -> None:
+    alone, seldom = _seen(alike(1, 400, 50)), _seen(timed(alike(40, 400, 50), 1e-4, 2))
+    for name in ("ttft", "tpot", "latency"):
+        assert getattr(seldom, name).p99 == pytest.approx(getattr(alone, name).p50), name
+
+
+def test_a_faster_burst_ends_no_later_and_waits_longer() -> None:
+    requests = spread(300, 300, 40, 0.5, 2000, 3)
+    seen = [_seen(timed(requests, rate, 4)) for rate in (2, 20, 200, 1e6)]
+    spans = [x.makespan_s or 0.0 for x in seen]
+    assert spans == sorted(spans, reverse=True)
+    waits = [x.ttft.mean for x in seen]
+    assert waits == sorted(waits)
+
+
+def test_arrivals_have_the_rate_and_the_burstiness() -> None:
+    for burstiness, variation in ((0.25, 2.0), (1.0, 1.0), (4.0, 0.5), (np.inf, 0.0)):
+        arrival = timed(alike(20_000, 5, 5), 8.0, 7, burstiness).arrival
+        assert arrival is not None
+        gaps = np.diff(arrival)
+        assert gaps.mean() == pytest.approx(1 / 8, rel=0.05)
+        assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.05, abs=1e-9)
+
+
+def test_uniform_lengths_reach_both_ends() -> None:
+    requests = uniform(5000, (3, 9), (2, 2), 1)
+    assert np.array_equal(np.unique(requests.input), np.arange(3, 10))
+    assert set(requests.output) == {2}
