@@ -98,9 +98,7 @@ def lines(a: ServingAnswer, cache_bytes: float, fits: int, money: float | None) 
     cost = "" if money is None else f", {money:,.2f} per million generated tokens"
     out.append(f"{o.tokens_per_s:,.0f} tokens/s, {o.requests_per_s:,.2f} requests/s, {each}{cost}")
     if q.open_load and o.requests_per_s < 0.9 * q.offered:
-        out.append(
-            f"{q.offered:,.3g} requests/s come, more than are answered: the longer they do, the longer each waits"
-        )
+        out.append(f"{q.offered:,.3g} requests/s come, fewer are answered: the queue grows as long as they come")
     held = f"KV cache: {cache_bytes:,.0f} bytes per token; {fits:,} requests of {q.input:,} + {q.output:,} tokens fit"
     out.append(held + (f"; {o.preemptions:,} preemptions" if o.preemptions else ""))
     out.append(f"{a.evaluated:,} candidates in their steady state, {a.simulated:,} of them simulated")
