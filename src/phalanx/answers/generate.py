@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from phalanx.answers.answer import Answer
 from phalanx.answers.this_machine import require_local
 from phalanx.cost.memory.kv_cache import cache_bytes
 from phalanx.cost.step.generation import generating
@@ -25,6 +26,35 @@ _PROMPT = "It is a truth"
 _LARGEST = 64 * 2**20  # bytes of a file of prompts
 
 
+@dataclass(frozen=True)
+class Continuation:
+    """A prompt, and the text that begins with it."""
+
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True)
+class CacheUse:
+    """The KV cache of a replica: tokens of a page, pages, and the bytes that its largest rank caches."""
+
+    page: int
+    pages: int
+    bytes_per_rank: int
+
+
+@dataclass(frozen=True)
+class Continuations(Answer):
+    """Prompts continued by a model, in their order. `prompt`, `text`: those of the only prompt, else None."""
+
+    texts: tuple[Continuation, ...]
+    strategy: str
+    precision: str
+    cache: CacheUse
+    prompt: str | None = None
+    text: str | None = None
+
+
 def generate(
     run: Path,
     prompts: list[str],
@@ -35,11 +65,11 @@ def generate(
     precision: str | None,
     stream: bool,
     world: World | None = None,
-) -> dict[str, Any]:
+) -> Continuations:
     """Continue the prompts and the lines of `file`; with `stream`, print texts as they come.
 
     With `world` None on ranks that are launched here, otherwise as one of a `world` that torchrun or srun started.
-    Returns what `--json` prints. Raises InputError, CheckpointError, RankFailure.
+    Raises InputError, CheckpointError, RankFailure.
     """
     prompts = [*prompts, *_lines(file)] if file is not None else prompts or [_PROMPT]
     strategy = build(Strategy, parse(line), "strategy") if line else Strategy()
@@ -56,13 +86,9 @@ def generate(
         added = answer(asked, piece=printed(prompts) if stream else lambda request, text, last: None)
     else:
         added = over_ranks(asked, prompts, stream)
-    return {
-        **({"prompt": prompts[0], "text": prompts[0] + added[0]} if len(prompts) == 1 else {}),
-        "texts": [{"prompt": prompt, "text": prompt + text} for prompt, text in zip(prompts, added, strict=True)],
-        "strategy": str(strategy),
-        "precision": asked.dtype,
-        "cache": {"page": policy.page, "pages": pages, "bytes_per_rank": most},
-    }
+    texts = tuple(Continuation(prompt, prompt + text) for prompt, text in zip(prompts, added, strict=True))
+    alone = (texts[0].prompt, texts[0].text) if len(texts) == 1 else (None, None)
+    return Continuations(texts, str(strategy), asked.dtype, CacheUse(policy.page, pages, most), *alone)
 
 
 def _cache(asked: TextQuery) -> tuple[int, int]:

@@ -13,12 +13,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from phalanx.answers.encode import plain
 from phalanx.observation.request import ObservationRequest
 from phalanx.schedule.observation import Observation
-from phalanx.schedule.observation_file import from_json
+from phalanx.schedule.observation_file import from_json, to_json
 from phalanx.spec.errors import InputError
 
 _PYTHONS = ("python", "python3")
+plain.register(Observation, to_json)
 
 
 @dataclass(frozen=True)

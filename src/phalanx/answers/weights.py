@@ -13,10 +13,11 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phalanx.answers.answer import Answer
 from phalanx.answers.this_machine import Announce
 from phalanx.runs.folder import RUNS, claim, move_aside
 from phalanx.runs.initial_weights import TOKENIZER, companions
@@ -35,8 +36,23 @@ if TYPE_CHECKING:
 TYPES = ("float32", "bfloat16", "float16", "float64")
 
 
-def import_weights(source: Path, name: str, announce: Announce) -> Path:
-    """Import a Hugging Face folder as runs/NAME and return that folder.
+@dataclass(frozen=True)
+class ImportedWeights(Answer):
+    """Weights that are a run now. `run`: its folder, relative to the working folder."""
+
+    run: str
+
+
+@dataclass(frozen=True)
+class ExportedWeights(Answer):
+    """Weights as a folder for transformers; `files`: those of the weights."""
+
+    folder: str
+    files: tuple[str, ...]
+
+
+def import_weights(source: Path, name: str, announce: Announce) -> ImportedWeights:
+    """Import a Hugging Face folder as runs/NAME.
 
     Everything is checked before anything is written; one tensor at a time is in memory. Raises InputError.
     """
@@ -79,7 +95,7 @@ def import_weights(source: Path, name: str, announce: Announce) -> Path:
                 os.replace(part, folder)
             except OSError as error:
                 raise InputError("name", name, f"{folder} cannot be made ({error})") from None
-    return folder
+    return ImportedWeights(os.path.relpath(folder))
 
 
 def _chunks(weights: Weights, spec: ModelSpec) -> list[Chunk]:
@@ -104,8 +120,8 @@ def _chunks(weights: Weights, spec: ModelSpec) -> list[Chunk]:
 
 def export_weights(
     run: Path, out: Path, dtype: str, step: int | None, shard_bytes: float, announce: Announce
-) -> list[Path]:
-    """Export a run's checkpoint as a folder that `transformers` loads, and return the weight files.
+) -> ExportedWeights:
+    """Export a run's checkpoint as a folder that `transformers` loads.
 
     `step` None takes the newest checkpoint, an empty `dtype` keeps its type, no file exceeds `shard_bytes`. One
     tensor at a time is in memory. Raises InputError, CheckpointError.
@@ -136,7 +152,8 @@ def export_weights(
         small["tokenizer_config.json"] = (json.dumps(about, indent=2) + "\n").encode()
     small["config.json"] = (json.dumps(config, indent=2) + "\n").encode()
     announce(f"exporting {run} ({describe(weights, spec)}) to {out}{f' in {dtype}' if dtype else ''}")
-    return files.write(out, spec, weights, DTYPES[dtype] if dtype else None, shard_bytes, small)
+    written = files.write(out, spec, weights, DTYPES[dtype] if dtype else None, shard_bytes, small)
+    return ExportedWeights(str(out), tuple(file.name for file in written))
 
 
 def _require_expressible(config: Mapping[str, Any], spec: ModelSpec) -> None:

@@ -7,11 +7,14 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.options import Json
-from phalanx.cli.terminal import exit_on_error, print_json, require_torch
+from phalanx.cli.command import command_with_progress
+from phalanx.cli.output import Output
+from phalanx.cli.terminal import require_torch
 
 
+@command_with_progress
 def generate(
+    output: Annotated[Output, "json"],
     run: Annotated[
         Path,
         typer.Argument(
@@ -61,25 +64,23 @@ def generate(
     pages: Annotated[
         int | None, typer.Option(help="Pages of a replica's KV cache; without it, enough for all slots.")
     ] = None,
-    as_json: Json = False,
 ) -> None:
     """Continue texts with the newest checkpoint of a run, or with Hugging Face weights."""
-    with exit_on_error(speaks=True):
-        require_torch()
-        from phalanx.answers.generate import generate as run_it
-        from phalanx.infer.sampling import Sampling
-        from phalanx.runtime.process.environment import external
-        from phalanx.schedule.generation.policy import BatchingPolicy
-        from phalanx.spec.errors import InputError
+    require_torch()
+    from phalanx.answers.generate import generate as continue_texts
+    from phalanx.infer.sampling import Sampling
+    from phalanx.runtime.process.environment import external
+    from phalanx.schedule.generation.policy import BatchingPolicy
+    from phalanx.spec.errors import InputError
 
-        sampling = Sampling(tokens, temperature, top_k, seed, top_p, not past_end)
-        policy = BatchingPolicy(slots, chunk, page, pages)
-        world = external()
-        try:
-            result = run_it(run, prompt or [], prompts, sampling, policy, strategy, precision, not as_json, world)
-        except InputError:
-            if world is not None and world.rank:  # rank 0 says the same
-                raise typer.Exit(2) from None
-            raise
-        if as_json and (world is None or world.rank == 0):
-            print_json(result)
+    sampling = Sampling(tokens, temperature, top_k, seed, top_p, not past_end)
+    policy = BatchingPolicy(slots, chunk, page, pages)
+    world, stream = external(), not output.json
+    try:
+        answer = continue_texts(run, prompt or [], prompts, sampling, policy, strategy, precision, stream, world)
+    except InputError:
+        if world is not None and world.rank:  # rank 0 says the same
+            raise typer.Exit(2) from None
+        raise
+    if output.json and (world is None or world.rank == 0):  # as text they were printed as they came
+        output.show(answer)

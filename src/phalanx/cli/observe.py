@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.options import Json, Report
-from phalanx.cli.output import show_view
-from phalanx.cli.terminal import announce, exit_on_error, print_json, require_torch, require_writable
+from phalanx.cli.command import command_with_progress
+from phalanx.cli.output import Output, show_notes
+from phalanx.cli.terminal import require_torch, require_writable
 
 
+@command_with_progress
 def observe(
+    output: Annotated[Output, "json", "report"],
     command: Annotated[
         list[str],
         typer.Argument(
@@ -45,33 +47,18 @@ def observe(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="observed.json", help="Also write the observation to a file.")
     ] = None,
-    report: Report = None,
-    as_json: Json = False,
 ) -> None:
     """Run a program as one rank of each kind, on fake tensors, and show what one training step does."""
-    with exit_on_error(speaks=True):
-        require_torch()
-        require_writable("--out", out)
-        require_writable("--report", report)
-        from phalanx.answers.observe import observe as run
-        from phalanx.answers.observe import program, request
-        from phalanx.report.observe import tables
-        from phalanx.report.view import View
-        from phalanx.schedule.observation_file import to_json
-        from phalanx.spec.files.plan import write_json
+    require_torch()
+    require_writable("--out", out)
+    from phalanx.answers.encode import plain
+    from phalanx.answers.observe import observe as run
+    from phalanx.answers.observe import program, request
+    from phalanx.spec.files.plan import write_json
 
-        target = program(command)
-        result = run(target, request(world, ranks, mesh, node, step, every_micro_batch))
-        if out is not None:
-            write_json(out, to_json(result))
-        if report is not None:
-            from phalanx.report.html.proof import observation
-
-            report.write_text(observation(result))
-            announce(f"report: {report}")
-        if as_json:
-            print_json(to_json(result))
-            return
-        for note in dict.fromkeys(n for r in result.ranks for n in r.notes):
-            announce(f"note: {note}")
-        show_view(View(list(tables(result))))
+    result = run(program(command), request(world, ranks, mesh, node, step, every_micro_batch))
+    if out is not None:
+        write_json(out, plain(result))
+    if not output.json:
+        show_notes(tuple(dict.fromkeys(n for r in result.ranks for n in r.notes)))
+    output.show(result)

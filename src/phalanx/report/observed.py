@@ -13,7 +13,7 @@ from phalanx.answers.observed import (
     PlanDifferences,
 )
 from phalanx.planning.tables.table import Sheet, columns
-from phalanx.report.observe import finding
+from phalanx.report.observed_rows import finding
 from phalanx.report.style import counted, seconds, size
 from phalanx.report.view import View
 
