@@ -97,10 +97,10 @@ def test_a_run_from_job_to_comparison(here: Path, whole: dict[str, Any]) -> None
     assert bucket["reason"].startswith("G = ")
 
     recorded = json.loads((run / "recorded.json").read_text())
-    assert outcome(run, 1.0).comparisons
+    assert outcome(run, 1.0).comparison
     (run / "recorded.json").write_text(json.dumps({**recorded, "events": []}))  # as of ranks with no step left to do
     nothing = outcome(run, 1.0)
-    assert (nothing.comparisons, nothing.differences) == ((), ())
+    assert (nothing.comparison, nothing.differences) == ((), ())
 
     words = ("generate", "runs/whole", "--prompt", "the quick", "--tokens", "8")
     text = text_of(here, *words, run=forked)

@@ -300,7 +300,7 @@ def test_a_held_out_loss_that_is_not_finite_is_said_and_left_out(
     monkeypatch.setattr(Training, "evaluate", lambda *_: (math.nan, 8.0))
     lines, outcome = Folders(tmp_path).run("run", 10, last=2)
     assert "step 2: the loss on held-out sequences is not finite" in capsys.readouterr().err
-    assert (len(lines), "eval_loss" in lines[-1], outcome.recorded["eval_loss"]) == (2, False, None)
+    assert (len(lines), "eval_loss" in lines[-1], outcome.eval_loss) == (2, False, None)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from phalanx.answers.encode import plain
 
 
 @dataclass(frozen=True)
@@ -24,3 +27,9 @@ class MeasuredQuantity:
         if self.measured == 0:
             return 0.0 if self.predicted == 0 else float("inf")
         return self.predicted / self.measured - 1
+
+
+@plain.register
+def _(value: MeasuredQuantity) -> dict[str, Any]:
+    numbers = {"predicted": value.predicted, "measured": value.measured, "error": value.error}
+    return {"name": value.name, **numbers}

@@ -102,8 +102,8 @@ def sweep(file: JobFile, steps: int, announce: Announce) -> TrainingSweep:
             return TrainingSweep(tuple(runs), tuple(refused), True)
         assert outcome is not None
         shutil.rmtree(outcome.folder)
-        figures = {c.name: c for c in outcome.comparisons}
-        if outcome.recorded["interrupted"] or not figures:
+        figures = {c.name: c for c in outcome.comparison}
+        if outcome.interrupted or not figures:
             return TrainingSweep(tuple(runs), tuple(refused), True)
         step, memory = figures["step time (median)"], figures["peak memory"]
         assert memory.measured is not None

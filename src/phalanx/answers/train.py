@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phalanx.answers.answer import Answer
+from phalanx.answers.encode import DRAWN
 from phalanx.answers.measured import MeasuredQuantity
 from phalanx.answers.plan import Decision, decide
 from phalanx.answers.this_machine import Announce, require_this_machine
@@ -36,20 +39,27 @@ _SILENT_S = 10.0  # a training is announced whose steps take longer, as each is 
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(Answer):
     """How a run ended, and how it compares with its plan.
 
-    `recorded` is the content of recorded.json, `unigram_entropy` that of the training tokens in nat per token.
-    `comparisons` are figures beside their predictions, `differences` say where events differ from the plan. `routed`:
-    the model has experts, and the plan assumes an even load.
+    `run`: its folder, relative to the working folder. `unigram_entropy`: of the training tokens, in nat per token.
+    `comparison`: figures with their predictions. `differences`: where events differ from the plan. `timeline`: where
+    a step's time goes. `sample`: a text by the model, "" if none was asked for. `recorded`: content of recorded.json.
+    `routed`: the model has experts, and the plan assumes an even load.
     """
 
-    folder: Path
-    recorded: dict[str, Any]
+    run: str
+    interrupted: bool
+    last_step: int
+    eval_loss: float | None
     unigram_entropy: float
-    comparisons: tuple[MeasuredQuantity, ...]
+    comparison: tuple[MeasuredQuantity, ...]
     differences: tuple[str, ...]
-    routed: bool = False
+    timeline: dict[str, Any] | None
+    folder: Path = field(metadata=DRAWN)
+    recorded: dict[str, Any] = field(metadata=DRAWN)
+    routed: bool = field(default=False, metadata=DRAWN)
+    sample: str = ""
 
 
 def prepare_data(file: JobFile, announce: Announce) -> TokenSet:
@@ -227,8 +237,20 @@ def outcome(folder: Path, unigram_entropy: float) -> Outcome:
     saved = plan.read(folder / "plan.json")
     recorded = json.loads((folder / "recorded.json").read_text())
     events = tuple(Event(**event) for event in recorded["events"])
+    ended = Outcome(
+        run=os.path.relpath(folder),
+        interrupted=recorded["interrupted"],
+        last_step=recorded["last_step"],
+        eval_loss=recorded["eval_loss"],
+        unigram_entropy=unigram_entropy,
+        comparison=(),
+        differences=(),
+        timeline=recorded["timeline"],
+        folder=folder,
+        recorded=recorded,
+    )
     if not events:  # e.g. the ranks were restarted after the last step
-        return Outcome(folder, recorded, unigram_entropy, (), ())
+        return ended
     predicted = saved.prediction
     measured_bytes: dict[str, int] = {}
     for event in events:
@@ -246,7 +268,8 @@ def outcome(folder: Path, unigram_entropy: float) -> Outcome:
     ]
     program = expand(Layout(saved.model, saved.job, saved.strategy).stage_view())
     differing = tuple(map(str, differences(program.events, events)))
-    return Outcome(folder, recorded, unigram_entropy, tuple(rows), differing, any(e.routed for e in program.events))
+    routed = any(e.routed for e in program.events)
+    return replace(ended, comparison=tuple(rows), differences=differing, routed=routed)
 
 
 def sample(folder: Path) -> str:

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from phalanx.cli.command import command_with_progress
 from phalanx.cli.forms import Form, forms
-from phalanx.cli.options import JobOrPlan, Json, Set, StrategyLine
-from phalanx.cli.output import show_notes
-from phalanx.cli.show import (
-    outcome_json,
-    show_batch,
-    show_decision,
-    show_outcome,
-)
-from phalanx.cli.terminal import DONE, FAILED, INTERRUPTED, announce, exit_on_error, print_json, require_torch
+from phalanx.cli.options import JobOrPlan, Set, StrategyLine
+from phalanx.cli.output import Output, show_notes, show_view
+from phalanx.cli.terminal import DONE, FAILED, INTERRUPTED, announce, require_torch
 
 if TYPE_CHECKING:
     from phalanx.answers.plan import Decision
@@ -39,7 +35,9 @@ train = forms(
 )
 
 
+@command_with_progress
 def of_job(
+    output: Annotated[Output, "json"],
     job: JobOrPlan = None,
     strategy: StrategyLine = None,
     overrides: Set = None,
@@ -54,70 +52,69 @@ def of_job(
         int,
         typer.Option("--max-restarts", metavar="N", help="Restart the ranks after a failure, at most N times."),
     ] = 0,
-    as_json: Json = False,
 ) -> None:
     """Train a job, or a plan of one, and compare the run with what the plan predicted."""
+    from phalanx.answers.plan import job_plan
     from phalanx.answers.train import run_training
     from phalanx.answers.train import sample as write_sample
+    from phalanx.report.job_plan import view as plan_view
+    from phalanx.report.train import batch_line
+    from phalanx.report.view import View
     from phalanx.spec.errors import InputError
     from phalanx.spec.files import plan as plans
 
-    with exit_on_error(speaks=True):
-        overrides = list(overrides or ()) + ([f"strategy={strategy}"] if strategy else [])
-        require_torch()
-        from phalanx.runs.resume import resumed
-        from phalanx.runtime.process.environment import external
+    overrides = list(overrides or ()) + ([f"strategy={strategy}"] if strategy else [])
+    require_torch()
+    from phalanx.runs.resume import resumed
+    from phalanx.runtime.process.environment import external
 
-        world = external()
-        if max_restarts < 0:
-            raise InputError("--max-restarts", max_restarts, "must not be negative", "0 never restarts")
-        if max_restarts and world is not None:
-            raise InputError(
-                "--max-restarts",
-                max_restarts,
-                "is for ranks that Phalanx starts",
-                "give torchrun its own --max-restarts",
-            )
-        if resume:
-            file = resumed(job, overrides)
-        elif job is None:
-            raise InputError("JOB.toml", None, "is missing", "name a job file or a plan, or give --resume")
-        else:
-            file = plans.job_of(job, overrides)
-        if world is not None and world.rank:
-            run_training(file, resume, world, lambda _: None, lambda _: None)
-            _end(DONE)
-        show_notes(file.notes)
+    world = external()
+    if max_restarts < 0:
+        raise InputError("--max-restarts", max_restarts, "must not be negative", "0 never restarts")
+    if max_restarts and world is not None:
+        raise InputError(
+            "--max-restarts",
+            max_restarts,
+            "is for ranks that Phalanx starts",
+            "give torchrun its own --max-restarts",
+        )
+    if resume:
+        file = resumed(job, overrides)
+    elif job is None:
+        raise InputError("JOB.toml", None, "is missing", "name a job file or a plan, or give --resume")
+    else:
+        file = plans.job_of(job, overrides)
+    if world is not None and world.rank:
+        run_training(file, resume, world, lambda _: None, lambda _: None)
+        _end(DONE)
+    show_notes(file.notes)
 
-        def show(decision: Decision) -> None:
-            if not as_json:
-                show_decision(decision, rows=10)
-                show_batch(decision)
+    def show(decision: Decision) -> None:
+        if not output.json:
+            show_view(View([*plan_view(job_plan(decision), rows=10).parts, batch_line(decision.plan)]))
+            sys.stdout.flush()
 
-        outcome = run_training(file, resume, world, show, announce, max_restarts)
-        assert outcome is not None
-        interrupted = outcome.recorded["interrupted"]
-        sample = ""
-        if not as_json:
-            show_outcome(outcome)
-        _write_report(outcome.folder)
-        if not interrupted:
-            try:
-                sample = write_sample(outcome.folder)
-            except InputError as error:
-                announce(f"note: no sample of text, {error}")
-        if as_json:
-            print_json(outcome_json(outcome, sample))
-        elif sample:
-            print(f"\n{sample}\n")
-        code = FAILED if outcome.differences else DONE
-        if interrupted:
-            step = outcome.recorded["last_step"]
-            announce(f"interrupted after step {step}, state saved; continue with: phalanx train --resume")
-            code = INTERRUPTED
-        if world is not None:
-            _end(code)
-        raise typer.Exit(code)
+    outcome = run_training(file, resume, world, show, announce, max_restarts)
+    assert outcome is not None
+    if not output.json:
+        output.show(outcome)
+    _write_report(outcome.folder)
+    if not outcome.interrupted:
+        try:
+            outcome = replace(outcome, sample=write_sample(outcome.folder))
+        except InputError as error:
+            announce(f"note: no sample of text, {error}")
+    if output.json:
+        output.show(outcome)
+    elif outcome.sample:
+        print(f"\n{outcome.sample}\n")
+    code = FAILED if outcome.differences else DONE
+    if outcome.interrupted:
+        announce(f"interrupted after step {outcome.last_step}, state saved; continue with: phalanx train --resume")
+        code = INTERRUPTED
+    if world is not None:
+        _end(code)
+    raise typer.Exit(code)
 
 
 def _write_report(folder: Path) -> None:

@@ -38,6 +38,7 @@ _VIEWS = {
     "ObservedFindings": "phalanx.report.observed",
     "ObservedImprovement": "phalanx.report.observed",
     "ObservedPrice": "phalanx.report.observed",
+    "Outcome": "phalanx.report.train",
     "OwnReduction": "phalanx.report.collectives",
     "Parity": "phalanx.report.parity",
     "PictureList": "phalanx.textbook.answers",

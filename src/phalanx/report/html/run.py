@@ -9,9 +9,9 @@ from typing import Any
 
 from phalanx.answers.measured import MeasuredQuantity
 from phalanx.report.html.page import Section, page
+from phalanx.report.measured import quantity
 from phalanx.report.pictures.figure import Lane, LaneBlock, Lines, PlotAxis, Series, Timeline
 from phalanx.report.style import BYTES, largest_unit, seconds, size
-from phalanx.report.train import quantity
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
