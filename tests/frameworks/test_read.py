@@ -432,6 +432,50 @@ def test_a_price_says_what_a_kernel_that_is_not_named_could_change(tmp_path: Pat
         assert ("`eager`, all that older releases have, keeps 28.1 GiB more" in out + err) == said
 
 
+@pytest.mark.parametrize(
+    ("tables", "stack", "options"),
+    [
+        ({"training": {"compile": False}}, "torchtitan-eager", {}),
+        ({"training": {"compile": True}}, "torchtitan-compiled", {}),
+        ({"training": {}}, "torchtitan-eager", {}),
+        ({"compile": {"enable": True, "components": ["model", "loss"]}}, "torchtitan-2025-06", {}),
+        ({"compile": {"enable": True, "components": ["loss"]}}, "torchtitan-eager", {"cross_entropy": "fused"}),
+        (
+            {
+                "training": {"compile": True},
+                "float8": {"enable_float8_linear": True, "enable_fsdp_float8_all_gather": True},
+            },
+            "torchtitan-narrow-gather",
+            {"products": "float8"},
+        ),
+        (
+            {"training": {"compile": True}, "float8": {"enable_float8_linear": False}},
+            "torchtitan-compiled",
+            {},
+        ),
+    ],
+)
+def test_torchtitans_release_is_what_the_keys_show(
+    tmp_path: Path, tables: dict[str, Any], stack: str, options: dict[str, Any]
+) -> None:
+    old = {"job": {"dump_folder": "."}, "model": {"name": "llama3", "flavor": "8B"}}
+    training = {"seq_len": 8192, "batch_size": 1, "data_parallel_degree": -1}
+    config = old | tables | {"training": training | tables.get("training", {})}
+    c = files.READERS["torchtitan"](config, 32)
+    assert (c.stack, dict(c.options)) == (stack, options)
+    assert (c.layout.zero, c.layout.dp) == (3, 32)
+    assert stack in c.notes[0]
+    # The price, and what would be better, are of that stack.
+    lines = [
+        f"[{name}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in table.items())
+        for name, table in config.items()
+    ]
+    (tmp_path / "old.toml").write_text("".join(lines))
+    line = "--gpus 32 --cluster dgx-h100 --json"
+    assert json_of(tmp_path, f"predict old.toml {line}")["question"]["stack"] == stack
+    assert json_of(tmp_path, f"plan --from old.toml {line}")["question"]["stack"] == stack
+
+
 def test_an_open_micro_batch_is_a_replicas_share_of_the_batch_under_accelerate(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("distributed_type: FSDP\nnum_processes: 2\nmixed_precision: bf16\n")
     line = "predict a.yaml --model gpt2 --cluster dgx-a100 --seq 512 --batch 16"

@@ -15,7 +15,7 @@ from phalanx.answers.export import TARGETS
 from phalanx.answers.question import Question
 from phalanx.answers.read import Reading
 from phalanx.frameworks.configuration import shown
-from phalanx.frameworks.registry import DOCUMENTED
+from phalanx.frameworks.registry import row_of
 from phalanx.frameworks.subject import subject
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan
@@ -52,7 +52,7 @@ class FileSettings:
 
     def __init__(self, reading: Reading, q: Question) -> None:
         self.q, self.c = q, reading.configuration
-        self.target = next((t for t in TARGETS.values() if q.stack in t.stacks), None)
+        self.target = next((t for t in TARGETS.values() if row_of(q.stack).name in t.stacks), None)
         self.own: dict[str, tuple[str, str]] = {}
         """Plain name of a key -> (the key as in the file, its value)."""
         self.first: dict[str, str] = {}
@@ -68,7 +68,7 @@ class FileSettings:
         choices = {"precision": self.q.precision, "chunks": {"blocks": list(x.blocks)}}
         plan = Plan(p.model, p.cluster, p.job, x.strategy, Train(), choices, {}, x.options)
         try:
-            program = self.target.program(subject(plan, DOCUMENTED[self.q.stack]))
+            program = self.target.program(subject(plan, row_of(self.q.stack)))
         except InputError:
             return None
         settings = {setting.key: _text(setting.value) for g in program.groups for setting in g.settings}
@@ -80,7 +80,8 @@ class FileSettings:
         """Return the settings that differ between two states; by fields where they cannot be written."""
         old, new = self.of(before), self.of(after)
         if new is None:
-            entries = {**DOCUMENTED[self.q.stack].strategy, **DOCUMENTED[self.q.stack].options}
+            row = row_of(self.q.stack)
+            entries = {**row.strategy, **row.options}
             return tuple(Edit(entries[n].written or n, a, b) for n, (a, b) in changed.items() if n in entries)
         old = old or {}
         self.first = self.first or old

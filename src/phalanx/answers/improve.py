@@ -23,7 +23,7 @@ from phalanx.answers.query import Query
 from phalanx.answers.question import Premises, Question, fixed, read
 from phalanx.answers.read import Reading, is_configuration
 from phalanx.answers.read import read as configuration
-from phalanx.frameworks.registry import DOCUMENTED, facts
+from phalanx.frameworks.registry import facts, row_of
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.search import HEADROOM
 from phalanx.planning.search.column_pricing import Pricing
@@ -132,7 +132,7 @@ def improve(reading: Reading, q: Question, headroom: float, cluster: str | Clust
     options = _as_in_file(prices, s, searched.pricing.extra, in_file)
     settings = FileSettings(reading, q)
     better = _needed(prices, now, _written(prices, settings, now, prices.of(s, options)))
-    refusal = DOCUMENTED[q.stack].refusal(q.strategy, in_file, facts(q.pricing.model, q.pricing.job, q.strategy))
+    refusal = row_of(q.stack).refusal(q.strategy, in_file, facts(q.pricing.model, q.pricing.job, q.strategy))
     refused = "" if refusal is None else f"{refusal.field} = {refusal.value} {refusal.reason} ({refusal.source})"
     result = Improvement(q.premises, _state(now), refused, None, (), searched.evaluated, searched.seconds, q.notes)
     if now.fits and not refused and better.seconds > (1 - _WORTH) * now.seconds:
@@ -175,7 +175,7 @@ class _Prices:
             raise price_or_error
         if legal:
             p = self.q.pricing
-            refusal = DOCUMENTED[self.q.stack].refusal(s, options, facts(p.model, p.job, s))
+            refusal = row_of(self.q.stack).refusal(s, options, facts(p.model, p.job, s))
             if refusal is not None:
                 raise refusal.error(self.q.stack)
         return price_or_error

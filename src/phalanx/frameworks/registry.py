@@ -34,6 +34,14 @@ def priced_stack(name: str) -> Stack:
     return STACKS[name]
 
 
+def row_of(name: str) -> Stack:
+    """Return the facts of a stack: its own, or of a release that is known by its runs alone, its framework's."""
+    if name in DOCUMENTED:
+        return DOCUMENTED[name]
+    documented = FRAMEWORKS[STACKS[name].framework].stacks
+    return DOCUMENTED[documented[0]] if documented else STACKS[name]
+
+
 def facts(model: ModelSpec, job: Job | None = None, s: Strategy | None = None) -> dict[str, Any]:
     """Return what rules may read of a model, a job and, for the micro-batches, a strategy."""
     x = model.experts

@@ -27,7 +27,7 @@ from phalanx.spec.files.job_file import make_model
 from phalanx.spec.model.spec import ModelSpec
 
 KEYS = key_table("torchtitan")
-_OLD = "it is of a torchtitan before 0.3: 0.3, the nearest release that is known, is taken"
+_UNSAID = "compile is left open: 0.3 with compiled blocks is taken; torchtitan-eager prices them one by one"
 _RECOMPUTED = {"FullAC": "full", "SelectiveAC": "selective", "NoAC": "none"}
 
 
@@ -48,7 +48,11 @@ def read(config: Config, world: int | None = None) -> Configuration:
     stated_degrees = [n for n in (tp, pp, cp, replicas) if n is not None]
     if isinstance(config, Partial) and world is not None and math.prod(stated_degrees) == world:
         tp, pp, cp, replicas = tp or 1, pp or 1, cp or 1, replicas or 1  # nothing is left for the others
-    shard_paths = (f"{p}.data_parallel_shard_degree", "training.data_parallel_shard_degree")
+    shard_paths = (
+        f"{p}.data_parallel_shard_degree",
+        "training.data_parallel_shard_degree",
+        "training.data_parallel_degree",  # of 2024
+    )
     stated = keys.first(shard_paths, "strategy.shard", -1)
     shards = count(stated)
     if shards is None and world:
@@ -98,17 +102,43 @@ def read(config: Config, world: int | None = None) -> Configuration:
     spec, inside = _model(keys)
     options = _options(keys, bool(offload)) | inside
     job, fields = _job(keys), _pieces(keys, micro, pp or 1) | _every(keys, mode)
+    stack, why = _release(keys)
+    if stack == "torchtitan-eager" and "loss" in why:
+        options["cross_entropy"] = "fused"
     return keys.configuration(
         "torchtitan",
-        "torchtitan",
+        stack,
         layout,
         model_name=name,
         spec=spec,
         options=options,
         fields=fields,
         job=job,
-        notes=(_OLD,) if "job" in config else (),
+        notes=(why,) if why else (),
     )
+
+
+def _release(keys: Keys) -> tuple[str, str]:
+    """Return the stack that runs a configuration, and why, by the keys that a release has and by what it compiles:
+    nothing unless it is told to (config/job_config.py, to 0.2), and with `components` these alone."""
+    before = keys.take("training.compile", "stack")  # to August 2025
+    enabled = truth(before if before is not None else keys.take("compile.enable", "stack"))
+    components = keys.take("compile.components", "stack")
+    parts = components if isinstance(components, list) else ["model", "loss"]
+    old, narrow = "job" in keys.config, "enable_fsdp_float8_all_gather"
+    gathers = any(truth(keys.take(f"{table}.{narrow}", "stack")) for table in ("float8", "quantize.linear.float8"))
+    if enabled is False or (enabled is None and old):
+        said = "compile is false" if enabled is False else "compile is left open, which is false"
+        return "torchtitan-eager", f"{said}: priced as torchtitan-eager, whose kernels run one by one"
+    if enabled and "model" not in parts:
+        return "torchtitan-eager", "only the loss is compiled: priced as torchtitan-eager with a fused loss"
+    if enabled and gathers:
+        return "torchtitan-narrow-gather", "parameters are gathered in 8 bits: priced as torchtitan-narrow-gather"
+    if before is not None:
+        return "torchtitan-compiled", "training.compile is of a release to August 2025: priced as torchtitan-compiled"
+    if old:
+        return "torchtitan-2025-06", "[job] is of a release before 0.3: priced as torchtitan-2025-06"
+    return "torchtitan", _UNSAID if enabled is None else ""
 
 
 def _batch(keys: Keys, seq: int | None) -> tuple[int | None, int | None]:
@@ -155,6 +185,10 @@ def _model(keys: Keys) -> tuple[ModelSpec | None, dict[str, Any]]:
     if backend in ("deepep", "hybridep"):
         options["dispatch"] = backend
     converters = keys.first(("model_spec.converters", "model.converters"), "options.products")
+    eight = truth(keys.take("float8.enable_float8_linear", "options.products"))
+    if eight or converters == ["float8"]:
+        recipe = keys.first(("float8.recipe_name", "quantize.linear.float8.recipe_name"), "options.products")
+        options["products"] = "float8-block" if str(recipe).startswith("rowwise") else "float8"
     for converter in converters if isinstance(converters, list) else ():
         named = str(converter.get("converter", "") if isinstance(converter, Mapping) else converter).partition(".")[0]
         if products := KEYS.value("options.products", named):
