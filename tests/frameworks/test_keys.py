@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from phalanx.frameworks import verdicts
 from phalanx.frameworks.keys import Key, KeyTable, key_table, optimizer_word
 from phalanx.frameworks.registry import FRAMEWORKS
+from phalanx.frameworks.verdicts import Verdict
 from phalanx.spec.errors import InputError
 from phalanx.spec.optimizers import OPTIMIZERS
 
@@ -13,11 +17,18 @@ ALL = pytest.mark.parametrize("framework", [f.folder for f in FRAMEWORKS.values(
 
 
 @ALL
-def test_a_framework_lists_the_names_of_its_keys(framework: str) -> None:
+def test_every_key_of_a_framework_has_a_verdict_with_the_line_that_shows_it(framework: str) -> None:
     table = key_table(framework)
-    assert len(table.names) > 50
-    listed = [name for names in table.by_effect.values() for name in names] + list(table.forms)
-    assert len(listed) == len(set(listed))  # a name has one effect
+    assert len(table.verdicts) > 250
+    assert not [name for name, verdict in table.verdicts.items() if not verdict.effect]
+    assert all(verdict.source.rpartition(":")[2].isdigit() for verdict in table.verdicts.values())
+
+
+@ALL
+def test_a_key_that_no_list_knows_is_not_judged(framework: str) -> None:
+    table = key_table(framework)
+    for name in ("tensor_parallel_of_tomorrow", "training.tensor_parallel_of_tomorrow"):
+        assert table.verdict(name) is None
 
 
 @ALL
@@ -43,23 +54,45 @@ def test_a_value_without_a_word_is_refused_and_one_without_words_is_itself() -> 
         table["strategy.ulysses"]
 
 
-def test_a_name_is_judged_by_its_row_before_its_list() -> None:
-    rows = (Key("model.dp", "strategy.dp"), Key("--seq-length", effect="memory", source="f.py:1"))
-    table = KeyTable(
-        rows, {"none": frozenset({"wandb", "seq_length"}), "": frozenset({"port"})}, frozenset({"no_wandb"})
-    )
-    assert [table.effect(name) for name in ("seq_length", "wandb", "no_wandb", "dp", "port", "other")] == [
-        *("memory", "none", "none", "", "", "")
-    ]
-    assert table.names == {"dp", "seq_length", "wandb", "port"}
+def test_the_longest_end_of_a_path_that_has_a_verdict_counts() -> None:
+    none, time = Verdict("none", "f.py:1"), Verdict("time", "f.py:2")
+    table = KeyTable((Key("model.dp", "strategy.dp"),), {"enable": none, "compile.enable": time, "new": Verdict()})
+    asked = ("profiling.enable", "model.compile.enable", "compile.enable", "new", "other")
+    assert [table.verdict(name) for name in asked] == [none, time, time, None, None]
+    assert table.names == {"dp", "enable", "new"}
 
 
-def test_an_effect_needs_a_source() -> None:
-    assert Key("a", effect="none", source="f.py:1").effect == "none"
-    with pytest.raises(ValueError, match="a has an effect and no source"):
-        Key("a", effect="layout")
-    with pytest.raises(ValueError, match="'much' is not an effect"):
-        Key("a", effect="much")  # type: ignore[arg-type]
+def test_a_verdict_says_where_it_is_shown_and_what_a_key_without_a_price_changes() -> None:
+    with pytest.raises(ValueError, match="a verdict has a source"):
+        Verdict("none")
+    with pytest.raises(ValueError, match="is no verdict"):
+        Verdict("much", "f.py:1")  # type: ignore[arg-type]
+    for parts in ({"changes": ("time",)}, {"what": "fuses kernels"}, {}):
+        with pytest.raises(ValueError, match="says what it does"):
+            Verdict("unmodelled", "f.py:1", **parts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("default", "off", "on"),
+    [
+        ("False", (False, "false", 0, None), (True, "true", 1)),
+        ("True|False", (True, False), ("always",)),
+        ("None", (None, "null"), ("dsa", 8)),
+        ("0|0.0", (0, 0.0, "0"), (0.1, "0.1")),
+        ("", (None, False, {"enabled": False}, {}), (True, 0.5, {"block": 16}, {"enabled": True})),
+    ],
+)
+def test_a_key_changes_nothing_at_its_default(default: str, off: tuple[object, ...], on: tuple[object, ...]) -> None:
+    verdict = Verdict("unmodelled", "f.py:1", ("time",), "fuses kernels", default)
+    assert [verdict.is_off(value) for value in off] == [True] * len(off)
+    assert [verdict.is_off(value) for value in on] == [False] * len(on)
+
+
+def test_a_name_with_two_verdicts_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "verdicts.toml"
+    path.write_text('[files]\na = "a.py"\n[none]\na = "x:1"\n[time]\na = "y!=2:3 x:1"\n')
+    with pytest.raises(ValueError, match="x has two verdicts"):
+        verdicts.load(path)
 
 
 def test_an_optimizer_without_a_word_is_refused_with_those_that_have_one() -> None:

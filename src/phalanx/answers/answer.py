@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from html import escape
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phalanx.answers.encode import plain
+
+if TYPE_CHECKING:
+    from phalanx.frameworks.caveats import Caveat
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,12 @@ class Page:
 
 class Answer:
     """The answer to a question: a frozen dataclass whose fields name their units."""
+
+    @property
+    def doubts(self) -> tuple[Caveat, ...]:
+        """What matters to the answer and is not modelled, not judged, assumed or missing."""
+        of_question: tuple[Caveat, ...] = getattr(getattr(self, "question", None), "caveats", ())
+        return getattr(self, "caveats", of_question)
 
     def to_dict(self) -> Any:
         """Return the answer as `--json` prints it."""

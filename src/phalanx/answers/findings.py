@@ -11,6 +11,8 @@ from phalanx.answers.encode import plain
 from phalanx.answers.query import Query, QueryFields, Source, query_of
 from phalanx.answers.question import Premises, Question, read
 from phalanx.answers.read import findings_in, is_configuration
+from phalanx.answers.read import read as configuration
+from phalanx.frameworks.caveats import Caveat
 from phalanx.planning.explain.lint import Finding
 from phalanx.planning.explain.lint import lint as findings_of
 from phalanx.spec.strategy.spec import Strategy
@@ -25,6 +27,8 @@ class Findings(Answer):
     strategy: Strategy | None
     findings: tuple[Finding, ...]
     notes: tuple[str, ...] = ()
+    caveats: tuple[Caveat, ...] = ()
+    """What matters to a price of the file and is not modelled, not judged, assumed or missing."""
 
     def __bool__(self) -> bool:
         return bool(self.findings)
@@ -45,9 +49,13 @@ def lint(source: Source = None, **fields: Unpack[QueryFields]) -> Findings:
 def findings_about(query: Query) -> Findings:
     """Return the findings of a query. Raises InputError."""
     path = None if query.source is None else Path(query.source)
-    mistakes = tuple(findings_in(path, query.gpus, query.files)) if path is not None else ()
-    if path is not None and query.cluster is None and is_configuration(path):
-        return Findings(None, None, mistakes)
+    reading = (
+        configuration([path, *query.files], None, query.gpus) if path is not None and is_configuration(path) else None
+    )
+    mistakes = () if reading is None else findings_in(reading)
+    if reading is not None and query.cluster is None:
+        return Findings(None, None, mistakes, caveats=reading.caveats)
     question: Question = read(query)
     subject = question.exact or question.lintable
-    return Findings(question.premises, subject.strategy, (*mistakes, *findings_of(subject)), question.notes)
+    findings = (*mistakes, *findings_of(subject))
+    return Findings(question.premises, subject.strategy, findings, question.notes, question.caveats)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypedDict
 from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 
 if TYPE_CHECKING:
+    from phalanx.frameworks.caveats import Caveat
     from phalanx.spec.cluster.spec import ClusterSpec
     from phalanx.spec.job import Job
     from phalanx.spec.model.spec import ModelSpec
@@ -59,6 +60,8 @@ class Configured:
     job: Job | None = None
     """Its optimizer and clipping."""
     notes: tuple[str, ...] = ()
+    caveats: tuple[Caveat, ...] = ()
+    """What matters to its price and is not modelled, not judged, assumed or missing."""
 
 
 class QueryFields(TypedDict, total=False):

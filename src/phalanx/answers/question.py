@@ -30,6 +30,7 @@ from phalanx.answers.precision import (
 from phalanx.answers.query import Configured, Query
 from phalanx.answers.release import release_named
 from phalanx.cost.analytic.estimate import Estimate, estimate, require_modelled
+from phalanx.frameworks.caveats import Caveat
 from phalanx.frameworks.registry import DOCUMENTED, facts
 from phalanx.planning import lookup
 from phalanx.planning.explain.analytic import AnalyticSubject
@@ -70,6 +71,8 @@ class Premises:
     options: StackOptions
     refused: str = ""
     """Why the stack does not run the strategy; "" where it does, or has no row of facts."""
+    caveats: tuple[Caveat, ...] = ()
+    """What matters to the price and is not modelled, not judged, assumed or missing: of a configuration."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,8 @@ class Question:
     """The plan that was read, if one was."""
     exact: ExactSubject | None = None
     """A strategy of our own runtime with its exact price; None where the formulas of a stack price it."""
+    caveats: tuple[Caveat, ...] = ()
+    """What matters to the price and is not modelled, not judged, assumed or missing."""
 
     @cached_property
     def pricing(self) -> Pricing:
@@ -177,6 +182,7 @@ class Question:
             precision=self.precision,
             options=AS_RELEASED if self.exact else self.pricing.extra,
             refused=self.refused,
+            caveats=self.caveats,
         )
 
 
@@ -237,7 +243,8 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
         pricing = pricing_on(gpus)
         check(strategy, model, pricing.job, None)
     about = f"{model.family} of {model.parameter_count:,}" if spec is model else str(query.model)
-    return Question(about, pricing_on, gpus, strategy, rule, stack, precision, (*configured.notes, *notes))
+    said, caveats = (*configured.notes, *notes), configured.caveats
+    return Question(about, pricing_on, gpus, strategy, rule, stack, precision, said, caveats=caveats)
 
 
 def _of_plan(query: Query, path: Path, notes: tuple[str, ...]) -> Question:

@@ -14,10 +14,11 @@ from phalanx.answers.encode import plain
 from phalanx.answers.query import Configured, Query
 from phalanx.cost.analytic.profile import FIELDS as CONSTANTS
 from phalanx.frameworks import files
+from phalanx.frameworks.caveats import Caveat, caveats_of
 from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, count, divided, shown
 from phalanx.frameworks.folder import FILES
 from phalanx.frameworks.lints import Mistake, lint
-from phalanx.frameworks.registry import FRAMEWORKS
+from phalanx.frameworks.registry import FRAMEWORKS, STACKS
 from phalanx.planning import lookup as names
 from phalanx.planning.explain.lint import Finding
 from phalanx.schedule.pipeline.given_layout import equal_blocks, listed
@@ -48,11 +49,12 @@ class Reading(Answer):
 
     configuration: Configuration
     mistakes: tuple[Mistake, ...]
-    notes: tuple[str, ...]
     config: Config
     """The tables as the file has them."""
     title: str = ""
     """The files that were read."""
+    caveats: tuple[Caveat, ...] = ()
+    """What matters to a price and is not modelled, not judged, assumed or missing."""
 
     @property
     def layout(self) -> StatedLayout:
@@ -67,6 +69,7 @@ def _(value: Reading) -> dict[str, Any]:
     fields = asdict(s)
     job = {name: fields.pop(name) for name in ("global_batch", "seq", "precision")}
     return {
+        "caveats": [asdict(caveat) for caveat in value.caveats],
         "kind": c.kind,
         "stack": c.stack,
         "world": fields.pop("world"),
@@ -74,12 +77,12 @@ def _(value: Reading) -> dict[str, Any]:
         "options": dict(c.options),
         "job": job | _plain(c.job),
         "model": c.sizes or c.model_name or None,
+        "from": origins(c),
         "understood": {shown(key): meaning for key, meaning in c.understood.items()},
         "without_effect": [shown(key) for key in c.without_effect],
         "not_modelled": [shown(key) for key in c.not_modelled],
         "unknown": {shown(key): near for key, near in c.unknown.items()},
         "lints": [asdict(m) for m in value.mistakes],
-        "notes": list(value.notes),
     }
 
 
@@ -96,22 +99,70 @@ def read(paths: Sequence[Path], kind: str | None = None, gpus: int | None = None
     stated = configuration.layout.world
     if gpus is not None and stated is not None and stated != gpus:
         configuration = files.READERS[configuration.kind](config, gpus)
+    title = " ".join(map(str, paths))
+    _require_understood(configuration, title)
     job_of(configuration, 1, 1)  # refuses an optimizer out of range, as every command does that prices it
     mistakes = tuple(lint(config, configuration))
-    return Reading(configuration, mistakes, _notes(configuration), config, " ".join(map(str, paths)))
+    return Reading(configuration, mistakes, config, title, (*caveats_of(configuration), *_assumed(configuration)))
 
 
-def _notes(c: Configuration) -> tuple[str, ...]:
+def _require_understood(c: Configuration, title: str) -> None:
+    """Require that a reader took a key of a file, besides those of its launcher. Raises InputError."""
+    if any(not key.startswith(("launch.", "env.")) for key in c.understood):
+        return
+    every = (*c.not_modelled, *c.unknown, *c.without_effect)
+    others = [shown(key) for key in every if not key.startswith(("env", "launch")) and key != "args"]
+    listed = f"{', '.join(others[:4])}{', ...' if len(others) > 4 else ''}"
+    seems = f"seems to be of {_FRAMEWORKS[c.kind].reads}"
+    reason = (
+        f"{seems}, and none of its {len(others)} keys is understood ({listed})"
+        if others
+        else f"{seems}, and has no settings"
+    )
+    remedy = "name the file with the layout, such as the configuration that it loads; or --kind, if it is of another"
+    raise InputError("file", title, reason, remedy)
+
+
+def _assumed(c: Configuration) -> tuple[Caveat, ...]:
+    """Return what is taken where the file leaves something open that matters."""
     s = c.layout
-    notes = []
+    assumed = []
     if s.zero is None and (zero := _FRAMEWORKS[c.kind].zero) is not None:
-        notes.append(f"zero is left open: {zero} is what {c.stack} does by itself")
-    notes += c.notes
-    if s.world is None:
-        notes.append("the number of ranks is left open: --gpus says it")
+        assumed.append(f"zero={zero}, which is what {c.stack} does by itself")
+    assumed += c.notes
     if s.recompute not in (None, *_RECOMPUTED):
-        notes.append(f"recompute={s.recompute} is the framework's own: it is priced as full")
-    return tuple(notes)
+        assumed.append(f"recompute={s.recompute} is the framework's own: it is priced as full")
+    missing = ["the number of ranks: --gpus says it"] if s.world is None else []
+    return (
+        *(Caveat("assumed", (), text) for text in assumed),
+        *(Caveat("missing", (), text) for text in missing),
+    )
+
+
+def origins(c: Configuration) -> dict[str, str]:
+    """Return where each field of a layout is from: the keys that set it, what it is derived from, or whose default it
+    is."""
+    by_field: dict[str, list[str]] = {}
+    for key, meaning in c.understood.items():
+        by_field.setdefault(meaning.rpartition(".")[2], []).append(shown(key))
+    s = c.layout
+    micro = int(c.fields.get("micro_batch") or s.micro_batch or 0)
+    inner = (s.tp or 1) * (s.pp or 1) * (s.cp or 1)
+    default = f"default of {STACKS[c.stack].title or c.stack}"
+    derived = {
+        "dp": ("world / (tp x pp x cp)", (s.dp or 0) * inner == s.world),
+        "world": ("dp x tp x pp x cp", (s.dp or 0) * inner == s.world),
+        "accumulation": ("global_batch / (micro_batch x dp)", bool(by_field.get("global_batch"))),
+        "global_batch": ("micro_batch x accumulation x dp", bool(micro)),
+        "micro_batch": ("global_batch / (accumulation x dp)", bool(by_field.get("global_batch"))),
+        "schedule": ("pp and virtual", s.pp is not None),
+        "etp": ("tp", s.etp == s.tp),
+    }
+    result = {}
+    for name in (*asdict(s), *c.fields, *c.options):
+        formula, holds = derived.get(name, ("", False))
+        result[name] = ", ".join(by_field.get(name, ())) or (f"derived: {formula}" if holds else default)
+    return result
 
 
 def strategy_of(c: Configuration, gpus: int) -> Strategy:
@@ -193,12 +244,9 @@ def model_of(c: Configuration, named: str | None) -> tuple[ModelSpec, list[str]]
     return model, [*notes, "the model is of the sizes that the file states, as a Llama"]
 
 
-def findings_in(path: Path, gpus: int | None, files: Sequence[Path] = ()) -> list[Finding]:
-    """Return the mistakes of a configuration as findings of `lint`; none of any other file. Raises InputError."""
-    if not is_configuration(path):
-        return []
-    mistakes = read([path, *files], None, gpus).mistakes
-    return [Finding(m.name, f"{m.key} {m.problem}", f"{m.remedy} ({m.source})") for m in mistakes]
+def findings_in(reading: Reading) -> tuple[Finding, ...]:
+    """Return the mistakes of a configuration as findings of `lint`."""
+    return tuple(Finding(m.name, f"{m.key} {m.problem}", f"{m.remedy} ({m.source})") for m in reading.mistakes)
 
 
 def is_configuration(path: Path) -> bool:
@@ -276,6 +324,10 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
         if m.name in _CONFLICTS:
             raise InputError(f"{path}: {m.key}", None, f"{m.problem} ({m.source})", m.remedy)
     _require_filled_in(path, asked, reading)
+    for caveat in reading.caveats:
+        if caveat.kind == "not modelled" and "layout" in caveat.changes:
+            reason = f"changes the layout {caveat.reason} and has no price"
+            raise InputError(f"{path}: {caveat.keys[0]}", None, reason, "leave it out to price the rest")
     gpus = gpus_of(reading, asked.gpus, path)
     strategy = strategy_of(c, gpus)
     said = []
@@ -318,4 +370,4 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
         stack=asked.stack or c.stack,
         precision=asked.precision or (str(own) if own in PRECISIONS else None),
     )
-    return query, Configured(options, asked.job or job_of(c, batch, seq), (*reading.notes, *notes))
+    return query, Configured(options, asked.job or job_of(c, batch, seq), tuple(notes), reading.caveats)

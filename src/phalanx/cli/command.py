@@ -19,7 +19,7 @@ from phalanx.cli.output import Output
 from phalanx.cli.terminal import exit_on_error
 
 _DERIVED: dict[type, dict[str, Any]] = {Query: QUERY_OPTIONS, Output: OUTPUT_OPTIONS}
-_DEFAULTS: dict[str, Any] = {"json": False, "csv": False}
+_DEFAULTS: dict[str, Any] = {"json": False, "csv": False, "strict": False}
 
 Command = Callable[..., Any]
 

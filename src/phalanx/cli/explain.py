@@ -33,7 +33,7 @@ def explain(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output, "j
 
 
 @command
-def lint(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output, "json", "csv"]) -> None:
+def lint(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output, "json", "csv", "strict"]) -> None:
     """Find anti-patterns in a strategy, with numbers and what to do about each; exit code 1 if there are any.
 
     Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy; or an observed.json, of which it finds

@@ -110,6 +110,13 @@ Report = Annotated[
     Path | None,
     typer.Option("--report", metavar="FILE.html", help="Also write a report: one HTML file that needs nothing else."),
 ]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Exit with code 1 if what matters to a price is not modelled, not judged, assumed or missing.",
+    ),
+]
 Plot = Annotated[
     Path | None,
     typer.Option(
@@ -143,4 +150,4 @@ QUERY_OPTIONS = {
 }
 OF_A_STRATEGY = tuple(name for name in QUERY_OPTIONS if name != "where")
 """Fields of a question about one strategy."""
-OUTPUT_OPTIONS = {"json": Json, "csv": Csv, "plot": Plot, "report": Report}
+OUTPUT_OPTIONS = {"json": Json, "csv": Csv, "plot": Plot, "report": Report, "strict": Strict}

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.cli.terminal import announce, console, print_json, require_drawing, require_writable
+import typer
+
+from phalanx.cli.terminal import FAILED, announce, console, print_json, require_drawing, require_writable
 
 if TYPE_CHECKING:
     from phalanx.report.view import View
@@ -20,6 +22,7 @@ class Output:
     csv: bool = False
     plot: Path | None = None
     report: Path | None = None
+    strict: bool = False
 
     def require_writable(self) -> None:
         """Require that the files can be written, before anything starts. Raises InputError."""
@@ -27,7 +30,8 @@ class Output:
         require_writable("--report", self.report)
 
     def show(self, answer: Any, **details: Any) -> None:
-        """Print an answer and write its files; `details`: what its view shows beyond the usual."""
+        """Print an answer and write its files; `details`: what its view shows beyond the usual. Exits with 1 where an
+        answer has caveats and the command line is strict."""
         from phalanx.report.views import view_of
 
         if self.report is not None:
@@ -44,6 +48,8 @@ class Output:
             print("\n".join(sheet.as_csv() for sheet in view_of(answer, **details).sheets), end="")
         else:
             show_view(view_of(answer, **details))
+        if self.strict and answer.doubts:
+            raise typer.Exit(FAILED)
 
 
 def show_view(view: View) -> None:

@@ -145,7 +145,7 @@ def plan_job(
 @command
 def improve(
     query: Annotated[Query, _OF_A_SEARCH],
-    output: Annotated[Output, "json"],
+    output: Annotated[Output, "json", "strict"],
     sources: Annotated[
         list[Path],
         typer.Option(

@@ -15,7 +15,7 @@ from phalanx.cli.output import Output, show_notes
 @command
 def predict(
     query: Annotated[Query, OF_A_STRATEGY],
-    output: Annotated[Output, "json", "csv", "report"],
+    output: Annotated[Output, "json", "csv", "report", "strict"],
     explain: Annotated[
         bool, typer.Option("--explain", help="Also show each term's formula with its numbers.")
     ] = False,

@@ -24,7 +24,7 @@ def read(
         ),
     ],
     query: Annotated[Query, "gpus", "model", "cluster", "batch", "seq"],
-    output: Annotated[Output, "json", "csv"],
+    output: Annotated[Output, "json", "csv", "strict"],
     kind: Annotated[
         str | None,
         typer.Option(
@@ -46,7 +46,6 @@ def read(
     from phalanx.spec.errors import InputError
 
     reading = run(paths, kind, query.gpus)
-    show_notes(reading.notes)
     if out is not None:
         from phalanx.answers.priced_plan import plan_of_configuration
         from phalanx.spec.files import plan as plans
@@ -55,7 +54,7 @@ def read(
         read_plan, notes = plan_of_configuration(reading, paths[0], query)
         plans.write(read_plan, out)
         announce(f"plan: {out}")
-        show_notes(tuple(note for note in notes if note not in reading.notes))
+        show_notes(notes)
     else:
         for name in ("model", "cluster", "batch", "seq"):
             if (value := getattr(query, name)) is not None:

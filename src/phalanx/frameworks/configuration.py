@@ -1,8 +1,8 @@
 """What follows from a configuration without doubt: its layout, and what became of every key of the file.
 
-A reader takes keys from a `Keys`; each key that it takes is understood. Of the others, those that the framework has
-are without effect on layout, memory and time, or have one that is not modelled; the rest the framework does not have,
-and the nearest name is said. A value of None is one that the file leaves open.
+A reader takes keys from a `Keys`; each key that it takes is understood. Of the others, those with a verdict are
+without effect on layout, memory and time, or have one that is not modelled; the rest are not judged: no list of the
+framework's keys has them, and the nearest name is said. A value of None is one that the file leaves open.
 """
 
 from __future__ import annotations
@@ -12,18 +12,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from phalanx.frameworks.keys import KeyTable
+from phalanx.frameworks.verdicts import Verdict
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.zero_levels import ZERO_LEVELS, ZeroLevel
 
 Config = Mapping[str, Any]
-_MATTERS = (
-    *("overlap", "bucket", "offload", "compile", "recompute", "parallel", "shard", "fp8", "float8", "fp4", "mxfp"),
-    *("reshard", "prefetch", "precision", "dtype", "attention_backend", "fusion", "fused", "cuda_graph", "lora"),
-)
-"""Parts of names of keys that change memory or time; one that no reader takes is listed as not modelled."""
+T = TypeVar("T")
 MOST = 10**12
 """The largest count that is one: products of a few stay finite."""
 _LOOKED_UP, _LONGEST = 100, 80
@@ -32,6 +29,7 @@ framework's."""
 
 _ENVIRONMENT = ("NCCL_", "CUDA_", "NVTE_", "TORCH_NCCL", "UCX_", "FSDP_", "PYTORCH_")
 """Beginnings of environment variables that may change time or memory."""
+_OF_ENVIRONMENT = Verdict("unmodelled", "environment", ("time", "memory"), "is a variable of a library underneath")
 
 
 class Partial(dict[str, Any]):
@@ -84,9 +82,10 @@ class Configuration:
     understood: Mapping[str, str]
     """Key -> the field that it sets."""
     without_effect: tuple[str, ...]
-    not_modelled: tuple[str, ...]
+    not_modelled: Mapping[str, Verdict]
+    """Keys that change layout, time or memory, and have no price."""
     unknown: Mapping[str, str]
-    """Key -> the nearest name that the framework has, or ""."""
+    """Keys that are not judged -> the nearest name that the framework has, or ""."""
     model: Mapping[str, Any] = field(default_factory=dict)
     """Sizes that the file states, by the names of a Hugging Face config.json; empty if it names none."""
     model_name: str = ""
@@ -113,9 +112,13 @@ class Configuration:
 class Keys:
     """The keys of a file, and which of them were understood."""
 
-    def __init__(self, config: Config, table: KeyTable | None = None) -> None:
+    def __init__(
+        self, config: Config, table: KeyTable | None = None, beside: Mapping[str, KeyTable] | None = None
+    ) -> None:
+        """`beside`: tables of other frameworks, by the beginning of the paths that their keys have here."""
         self.config = config
         self.table = table
+        self.beside = beside or {}
         self.understood: dict[str, str] = {}
 
     def field(self, name: str, default: Any = None) -> Any:
@@ -159,44 +162,57 @@ class Keys:
         quiet, open_, unknown = self.rest(table)
         return Configuration(kind, stack, layout, self.understood, quiet, open_, unknown, **stated)
 
-    def rest(self, table: KeyTable) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
-        """Return the keys that no reader took: without effect, not modelled, unknown with the nearest name."""
+    def rest(self, table: KeyTable) -> tuple[tuple[str, ...], dict[str, Verdict], dict[str, str]]:
+        """Return the keys that no reader took: without effect, not modelled, not judged with the nearest name."""
         quiet: list[str] = []
-        open_: list[str] = []
-        unknown: dict[str, str] = {}
-        for path, leaf in self._untaken(self.config, table):
+        open_: dict[str, Verdict] = {}
+        unjudged: dict[str, str] = {}
+        for path, leaf, value in self._untaken(self.config, table):
             name = _plain(leaf)
-            if path.startswith("env."):  # variables of a script: no loader reads them as its keys
-                (open_ if leaf.startswith(_ENVIRONMENT) else quiet).append(path)
-            elif any(part in path for part in _OPEN):  # of any optimizer or scheduler
+            own = next((other for start, other in self.beside.items() if path.startswith(start)), table)
+            if path in ("env", "launch", "args") and not value:  # a script that sets none
                 quiet.append(path)
-            elif name not in table.names and name not in table.forms:
-                near = len(unknown) < _LOOKED_UP and len(name) <= _LONGEST
-                unknown[path] = _nearest(name, table) if near else ""
-            elif effect := table.effect(name):
-                (quiet if effect == "none" else open_).append(path)
-            else:  # not judged: by its name
-                (open_ if any(part in name for part in _MATTERS) else quiet).append(path)
-        return tuple(quiet), tuple(open_), unknown
+            elif path.startswith("env."):  # variables of a script: no loader reads them as its keys
+                if leaf.startswith(_ENVIRONMENT):
+                    open_[path] = _OF_ENVIRONMENT
+                else:
+                    quiet.append(path)
+            elif path.startswith("launch.") or leaf in _HYDRA or any(part in path for part in _OPEN):
+                quiet.append(path)
+            elif (verdict := own.verdict(path) or own.verdict(name)) is None:
+                near = len(unjudged) < _LOOKED_UP and len(name) <= _LONGEST
+                unjudged[path] = _nearest(name, own) if near else ""
+            elif verdict.effect == "unmodelled" and not verdict.is_off(value):
+                open_[path] = verdict
+            else:
+                quiet.append(path)
+        return tuple(quiet), open_, unjudged
 
-    def _untaken(self, config: Config, table: KeyTable, above: str = "") -> Iterator[tuple[str, str]]:
-        """Yield (path, name) of every key that was not taken; a table with nearly a known name is one itself."""
+    def _untaken(self, config: Config, table: KeyTable, above: str = "") -> Iterator[tuple[str, str, Any]]:
+        """Yield (path, name, value) of every key that was not taken; a table that is not modelled as a whole is one
+        itself, as is one with nearly a known name."""
         for name, value in config.items():
             path = f"{above}{name}"
             if path in self.understood:
                 continue
-            has = any(taken.startswith(f"{path}.") for taken in self.understood) or _plain(str(name)) in table.names
+            has_part = any(taken.startswith(f"{path}.") for taken in self.understood)
+            has = has_part or _plain(str(name)) in table.names
+            verdict = table.verdict(path)
+            whole = not has_part and verdict is not None and verdict.effect == "unmodelled"
             if (
                 isinstance(value, Mapping)
                 and value
+                and not whole
                 and (has or len(name) > _LONGEST or not _is_nearly_known(_plain(str(name)), table))
             ):
                 yield from self._untaken(value, table, f"{path}.")
             else:
-                yield path, str(name)
+                yield path, str(name), value
 
 
 _ABSENT = object()
+_HYDRA = ("_target_", "_partial_", "_convert_", "_call_")
+"""Keys of hydra that name what is built."""
 _OPEN = (".params.", "lr_scheduler_kwargs.", "gradient_checkpointing_kwargs.")
 """Tables of whatever an optimizer, a scheduler or torch's checkpoint() takes."""
 
@@ -257,14 +273,14 @@ def _at(config: Any, parts: list[str]) -> tuple[Any, str | None]:
 def joined(c: Configuration, file: Configuration, table: str) -> Configuration:
     """Return a configuration with what became of the keys of a file that it names, which stand in a table of it."""
 
-    def under(names: Mapping[str, str]) -> dict[str, str]:
+    def under(names: Mapping[str, T]) -> dict[str, T]:
         return {f"{table}.{name}": value for name, value in names.items()}
 
     return replace(
         c,
         understood={**c.understood, **under(file.understood)},
         without_effect=(*c.without_effect, *(f"{table}.{name}" for name in file.without_effect)),
-        not_modelled=(*c.not_modelled, *(f"{table}.{name}" for name in file.not_modelled)),
+        not_modelled={**c.not_modelled, **under(file.not_modelled)},
         unknown={**c.unknown, **under(file.unknown)},
         notes=(*c.notes, *file.notes),
     )

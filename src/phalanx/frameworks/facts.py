@@ -6,7 +6,7 @@
         parent                   the stack whose constants, policy and limits it has where it states none
         like                     the stack whose facts it shares: a fact that is a string is the same at another line
         modules, recipes, needs, runs: see Stack
-    [stacks.NAME.strategy]       field = { key, words, written, values, note, effect, in_code, source }, or false
+    [stacks.NAME.strategy]       field = { key, words, written, values, note, in_code, source }, or false
     [stacks.NAME.options]        the same of options
     [stacks.NAME.rules.ID]       when (one condition or several), reason, remedy, source (Rule)
     [stacks.NAME.priced]         zero, zero_in_pipeline, schedules, ulysses, without: what its constants price
@@ -35,7 +35,7 @@ from phalanx.spec.strategy.stack_options import DEFAULTS, OPTION_FIELDS
 Table = Mapping[str, Any]
 _ABOUT = ("title", "repository", "commit", "position", "parent", "like", "modules", "recipes", "needs")
 _STACK = frozenset((*_ABOUT, "strategy", "options", "rules", "priced", "constants", "policy", "runs"))
-_ENTRY = frozenset(("key", "words", "written", "values", "note", "effect", "in_code", "source"))
+_ENTRY = frozenset(("key", "words", "written", "values", "note", "in_code", "source"))
 _PRICED = ("zero", "zero_in_pipeline", "schedules", "ulysses", "without")
 _RULE = frozenset(("when", "reason", "remedy", "source"))
 _LATER = {"sp": "sp=1", "cp": "cp>1", "recompute": "recompute=selective*"}
@@ -152,7 +152,6 @@ def _entries(
             written=fact.get("written", key),
             source=folder.source(fact.get("source", "")),
             note=fact.get("note", ""),
-            effect=fact.get("effect", ""),
             in_code=fact.get("in_code", False),
             key=key,
             words=words,

@@ -1,32 +1,27 @@
 """The keys of a framework's configuration: which key sets which field, in which words, and to what effect.
 
-A key stands once. One that sets a field of Strategy or an option stands with that fact, in facts.toml; any other has
-a row in the folder's keys.toml, and those of which nothing but the name is known are listed in names.json, by effect:
-
-    ["tokens.sequence_length"]                    keys.toml: `field` (table.field), `words`, `effect`, `source`
-    {"none": ["log_interval"], "": ["wandb"]}     names.json: names without the tables above them, "": not judged yet
-
+A key of a field stands once: with the fact of a Strategy's field or an option, in facts.toml, else in the folder's
+keys.toml, by name: `field` (table.field) and `words`. What every key changes is in verdicts.toml (verdicts.py).
 Readers ask a table for the key of a field and the value that a word means, writers for the key and the word.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
+from phalanx.frameworks import verdicts
 from phalanx.frameworks.registry import STACKS
 from phalanx.frameworks.stack import in_full
+from phalanx.frameworks.verdicts import Verdict
 from phalanx.spec.errors import InputError
 from phalanx.spec.rows import record
 
-Effect = Literal["layout", "time", "memory", "numbers", "none", "unmodelled", ""]
-"""What a key changes of a step; `unmodelled`: it has an effect that no price knows; "": not judged yet."""
 _ROOT = Path(__file__).parent
 _TRUTHS = {"true": True, "false": False}
 """Words that are no text in a file."""
@@ -34,22 +29,15 @@ _TRUTHS = {"true": True, "false": False}
 
 @dataclass(frozen=True)
 class Key:
-    """A key by its path in the file, or a flag. Raises ValueError for an effect without a source."""
+    """A key by its path in the file, or a flag."""
 
     name: str
     field: str = ""
     """table.field that it sets, such as strategy.tp; "": none."""
     words: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Its word -> the field's value, where they differ."""
-    effect: Effect = ""
     source: str = ""
     """file:line at the commit of the framework's stacks."""
-
-    def __post_init__(self) -> None:
-        if self.effect not in get_args(Effect):
-            raise ValueError(f"{self.name}: {self.effect!r} is not an effect")
-        if self.effect and not self.source:
-            raise ValueError(f"{self.name} has an effect and no source")
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,12 +45,8 @@ class KeyTable:
     """The keys of one framework."""
 
     keys: tuple[Key, ...]
-    by_effect: Mapping[Effect, frozenset[str]]
-    """Names of which nothing else is known, by effect."""
-    forms: frozenset[str] = frozenset()
-    """Other forms of names that its parser takes, such as no_NAME, without effect."""
-    switches: frozenset[str] = frozenset()
-    """Flags of its command line that take no value."""
+    verdicts: Mapping[str, Verdict]
+    """What each key changes, by its name or by its path from some table on."""
 
     def __getitem__(self, name: str) -> str:
         """Return the key that sets a field. Raises KeyError where none does."""
@@ -75,18 +59,23 @@ class KeyTable:
     @cached_property
     def names(self) -> frozenset[str]:
         """Every name that the framework has, without the tables above it."""
-        return frozenset(map(plain, (key.name for key in self.keys))).union(*self.by_effect.values())
+        names = (*(key.name for key in self.keys), *(name.removesuffix(".*") for name in self.verdicts))
+        return frozenset(map(plain, names))
 
     @cached_property
-    def _judged(self) -> dict[str, Effect]:
-        """The effect of every name that has one: a key's own, else that of the list it stands in."""
-        judged: dict[str, Effect] = dict.fromkeys(self.forms, "none")
-        judged |= {name: effect for effect, names in self.by_effect.items() for name in names}
-        return judged | {plain(key.name): key.effect for key in self.keys if key.effect}
+    def switches(self) -> frozenset[str]:
+        """Flags of its command line that take no value."""
+        return frozenset(name for name, verdict in self.verdicts.items() if verdict.switch)
 
-    def effect(self, name: str) -> Effect:
-        """Return what a name changes of a step, "" where it is not judged yet."""
-        return self._judged.get(name, "")
+    def verdict(self, path: str) -> Verdict | None:
+        """Return what the key at a dotted path changes: that of the longest end of the path that has one, of a whole
+        table before a bare name; None for a key that the framework has not, or that is not judged."""
+        parts = path.replace("-", "_").split(".")
+        ends = [".".join(parts[n:]) for n in range(len(parts))]
+        tables = (f"{'.'.join(parts[: n + 1])}.*" for n in range(len(parts) - 1))
+        names = (*ends[:-1], *tables, ends[-1])
+        known = next((self.verdicts[name] for name in names if name in self.verdicts), None)
+        return known if known is not None and known.effect else None
 
     def fields(self, table: str) -> dict[str, str]:
         """Return the keys of a table's fields, by field without the table."""
@@ -146,18 +135,11 @@ def key_table(framework: str) -> KeyTable:
         for table, entries in (("strategy", stack.strategy), ("options", stack.options)):
             for name, entry in entries.items():
                 if entry.key:
-                    effect: Any = entry.effect
-                    add(Key(entry.key, f"{table}.{name}", entry.words, effect, entry.source))
+                    add(Key(entry.key, f"{table}.{name}", entry.words, entry.source))
     make_key = record(Key, "name")
     path = _ROOT / framework / "keys.toml"
     document = tomllib.loads(path.read_text()) if path.is_file() else {}
     files = document.pop("files", {})
     for name, row in document.items():
         add(make_key(name, row | {"source": in_full(row.get("source", ""), files)}))
-    path = _ROOT / framework / "names.json"
-    names = json.loads(path.read_text()) if path.is_file() else {}
-    by_effect: dict[Effect, frozenset[str]] = {
-        effect: frozenset(names.get(effect, ())) for effect in get_args(Effect)
-    }
-    forms, switches = (frozenset(names.get(part, ())) for part in ("forms", "switches"))
-    return KeyTable(tuple(keys.values()), by_effect, forms, switches)
+    return KeyTable(tuple(keys.values()), verdicts.load(_ROOT / framework / "verdicts.toml"))

@@ -51,7 +51,7 @@ class FieldFact:
     `values`: the legal ones; a word may end in `*`; None: all that the field has. `key`: the flag or key that sets
     it, "" where several do or none does; `words`: the key's word -> the field's value, where they differ. `written`:
     the same for people, "" where the value is fixed. `source`: file:line at the stack's commit. `note`: what a reader
-    should know. `effect`: what the key changes of a step (Effect in keys.py). `in_code`: it stands in a program's
+    should know. `in_code`: it stands in a program's
     code, where no configuration sets it; a search leaves it to the user."""
 
     values: tuple[Any, ...] | None
@@ -59,7 +59,6 @@ class FieldFact:
     source: str
     note: str = ""
     in_code: bool = False
-    effect: str = ""
     key: str = ""
     words: Mapping[str, Any] = field(default_factory=dict)
 

@@ -12,7 +12,7 @@ from phalanx.report.view import View
 
 def view(f: Findings) -> View:
     """Show each finding with its remedy, and how many there are."""
-    lines = [] if f.question is None else [heading(f.question)]
+    lines = [caveat.line for caveat in f.caveats] if f.question is None else [heading(f.question)]
     lines += [f"{x.name}: {x.problem}; {x.remedy}" for x in f.findings]
     count = counted(len(f.findings), "finding") if f.findings else "nothing found"
     if f.strategy is not None:

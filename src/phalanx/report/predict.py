@@ -25,12 +25,14 @@ def view(p: Prediction, explained: bool = False) -> View:
 
 
 def heading(q: Premises) -> str:
-    """Return the line that every output begins with: whose step it is, in which numbers, and where dp is from."""
+    """Return what every output begins with: what its price does not know, then whose step it is, in which numbers,
+    and where dp is from."""
     engine = "exactly, as our own runtime runs it" if q.engine == "exact" else "by fitted formulas"
     options = f"; {q.options}" if q.options.changed() else ""
     peak = " (MFU: of the peak in bf16)" if q.precision.startswith(("fp8", "fp4")) else ""
     line = f"stack {q.stack}, priced {engine}; precision {q.precision}{peak}; {q.dp_rule}{options}"
-    return f"{line}\n{q.stack} does not run it: {q.refused}" if q.refused else line
+    refused = [f"{q.stack} does not run it: {q.refused}"] if q.refused else []
+    return "\n".join((*(caveat.line for caveat in q.caveats), line, *refused))
 
 
 def figures(p: Prediction) -> Sheet:

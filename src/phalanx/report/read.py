@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from phalanx.answers.read import Reading
+from phalanx.answers.read import Reading, origins
 from phalanx.frameworks.configuration import Configuration, shown
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report.view import View
@@ -17,18 +17,16 @@ _SHOWN = 12
 def view(r: Reading) -> View:
     """Show the layout, the keys and the mistakes of a configuration."""
     mistakes = [f"{m.name}: {m.key} {m.problem}; {m.remedy} ({m.source})" for m in r.mistakes]
-    return View([_layout(r.configuration, r.title), _keys(r.configuration), *mistakes])
+    caveats = [caveat.line for caveat in r.caveats]
+    return View([*caveats, _layout(r.configuration, r.title), _keys(r.configuration), *mistakes])
 
 
 def _layout(c: Configuration, title: str) -> Sheet:
     """Tabulate what the configuration fixes, and which key said it."""
-    by_field: dict[str, list[str]] = {}
-    for key, meaning in c.understood.items():
-        by_field.setdefault(meaning.rpartition(".")[2], []).append(shown(key))
-    rows = []
+    rows, where = [], origins(c)
     for name, value in {**_strategy(c), **c.options}.items():
         text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
-        rows.append((name, text, ", ".join(by_field.get(name, ())) or "what follows, or the default"))
+        rows.append((name, text, where[name]))
     named = f", named {c.model_name}" if c.model_name else ""
     model = f"{c.spec.family}, {c.spec.parameter_count:,} parameters" if c.spec else f"open{named}: name it"
     rows.append(("model", model, c.open_model))
@@ -47,13 +45,13 @@ def _strategy(c: Configuration) -> dict[str, Any]:
 
 
 def _keys(c: Configuration) -> Sheet:
-    """Tabulate how many keys were understood, are without effect, are not modelled, and are unknown."""
+    """Tabulate how many keys were understood, are without effect, are not modelled, and are not judged."""
     unknown = [f"{shown(key)} (did you mean {near}?)" if near else shown(key) for key, near in c.unknown.items()]
     kinds = {
         "understood": [shown(key) for key in c.understood],
         "without effect": [shown(key) for key in c.without_effect],
         "not modelled": [shown(key) for key in c.not_modelled],
-        "unknown": unknown,
+        "not judged": unknown,
     }
     rows = [(kind, len(names), _listed(names)) for kind, names in kinds.items()]
     return Sheet("its keys", columns("keys", ("count", "count"), "which"), rows)

@@ -217,7 +217,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     others = part.rest(key_table("hugging_face"))
     table = "training_arguments."
     keys.understood |= {table + k: v for k, v in part.understood.items()}
-    quiet, open_ = (*quiet, *(table + k for k in others[0])), (*open_, *(table + k for k in others[1]))
+    quiet = (*quiet, *(table + k for k in others[0]))
+    open_ |= {table + k: v for k, v in others[1].items()}
     unknown |= {table + k: v for k, v in others[2].items()}
     return Configuration(
         "accelerate",

@@ -163,7 +163,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         "deepspeed",
         "deepspeed",
         layout,
-        key_table("megatron" if neox else "deepspeed"),
+        KEYS,
         model=model,
         options=options,
         fields=fields,

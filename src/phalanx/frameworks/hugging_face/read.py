@@ -24,6 +24,9 @@ from phalanx.frameworks.keys import key_table
 
 _BF16_UNASKED = ("dataset_text_field", "num_generations", "max_completion_length", "assistant_only_loss")
 """Arguments of TRL's configurations, which turn bf16 on unless fp16 is (trl/trainer/sft_config.py, __post_init__)."""
+_BESIDE = dict.fromkeys(("deepspeed_json.", "args.deepspeed.", "deepspeed."), key_table("deepspeed"))
+_LENGTHS = ("max_seq_length", "model_max_length", "max_seq_len", "max_length", "cutoff_len")
+"""Arguments for the length of a sequence: of TRL, of scripts after Alpaca's, of LLaMA-Factory."""
 _WORDS = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "hybrid_shard_zero2": 2, "no_shard": 0}
 
 
@@ -112,13 +115,13 @@ def read(config: Config, world: int | None = None) -> Configuration:
         micro_batch=micro,
         accumulation=steps,
         global_batch=product(micro, steps, replicas),
-        seq=count(keys.first((f"{at}max_seq_length", f"{at}model_max_length", f"{at}max_seq_len"), "job.seq")),
+        seq=count(keys.first(tuple(f"{at}{name}" for name in _LENGTHS), "job.seq")),
         precision=type_,
         recompute="full" if again else None,
         offload=offload,
     )
     name = str(keys.first((f"{at}model_name_or_path", f"{at}model_name"), "model", "") or "")
-    own = Keys({n: value for n, value in config.items() if n != "accelerate"})
+    own = Keys({n: value for n, value in config.items() if n != "accelerate"}, beside=_BESIDE)
     own.understood = keys.understood
     c = own.configuration(
         "hf",

@@ -1,0 +1,67 @@
+"""What a price does not know of a configuration: keys without a price or a verdict, and what was assumed in places
+that the file leaves open. Each says what it could change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from phalanx.frameworks.configuration import Configuration, shown
+from phalanx.frameworks.verdicts import CHANGES, Verdict
+
+_LISTED = 8
+"""Keys of one caveat that are named in its line; --json has all."""
+
+
+@dataclass(frozen=True)
+class Caveat:
+    """One line of doubt about a price."""
+
+    kind: Literal["not modelled", "not judged", "assumed", "missing"]
+    keys: tuple[str, ...]
+    """As the file has them; (): what the file leaves open."""
+    reason: str
+    """What they do, or what was assumed."""
+    changes: tuple[str, ...] = ()
+    """Of verdicts.CHANGES: what a price may have wrong."""
+    bound: str = ""
+    """How far off a price may be at most, with its unit; "": not known."""
+
+    @property
+    def line(self) -> str:
+        """The caveat in one line."""
+        more = f" and {len(self.keys) - _LISTED} more" if len(self.keys) > _LISTED else ""
+        named = ", ".join(self.keys[:_LISTED]) + more
+        consequence = self.bound or _consequence(self.kind, self.changes)
+        return (
+            f"{self.kind}: {' '.join(filter(None, (named, self.reason)))}{f': {consequence}' if consequence else ''}"
+        )
+
+
+def _consequence(kind: str, changes: tuple[str, ...]) -> str:
+    if kind == "not modelled" and {"layout", "model"} & set(changes):
+        return "a price would be of another program"
+    return f"{', '.join(changes[:-1])}{' and ' if changes[1:] else ''}{changes[-1]} may differ" if changes else ""
+
+
+def caveats_of(c: Configuration) -> tuple[Caveat, ...]:
+    """Return the caveats of a configuration: what is another layout or model first, then what is not judged."""
+    modelled = sorted(_not_modelled(c.not_modelled), key=lambda caveat: min(map(CHANGES.index, caveat.changes)))
+    return (*modelled, *_not_judged(c.unknown))
+
+
+def _not_modelled(keys: Mapping[str, Verdict]) -> Iterator[Caveat]:
+    """Yield a caveat for each group of keys that do the same."""
+    groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for key, verdict in keys.items():
+        groups.setdefault((verdict.what, verdict.changes), []).append(shown(key))
+    for (what, changes), names in groups.items():
+        yield Caveat("not modelled", tuple(names), f"({what})", changes)
+
+
+def _not_judged(keys: Mapping[str, str]) -> Iterator[Caveat]:
+    if keys:
+        names = tuple(f"{shown(key)} (did you mean {near}?)" if near else shown(key) for key, near in keys.items())
+        known = "is a key" if len(names) == 1 else "are keys"
+        yield Caveat("not judged", names, f"{known} of no release that Phalanx knows", ("layout", "time", "memory"))
