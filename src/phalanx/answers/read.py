@@ -38,6 +38,8 @@ _CONFLICTS = ("both-halves", "two-engines", "types-disagree", "batches-disagree"
 """Lints of settings that contradict each other, of which a price would have to choose one."""
 _OPEN_KERNEL = ("hf", "accelerate")
 """Kinds whose models choose attention's kernel by release, where nobody names it."""
+_MISSING = " is not here"
+"""In a note of a reader about a file that the configuration names."""
 _UNPRICED = ("bucket", "prefetch", "grad_sync", "reshard")
 _OF_UNITS = ("units", "unit_size")
 _OF_STAGES = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer")
@@ -83,6 +85,7 @@ def _(value: Reading) -> dict[str, Any]:
         "not_modelled": [shown(key) for key in c.not_modelled],
         "unknown": {shown(key): near for key, near in c.unknown.items()},
         "lints": [asdict(m) for m in value.mistakes],
+        "notes": list(value.configuration.companions),
     }
 
 
@@ -129,13 +132,14 @@ def _assumed(c: Configuration) -> tuple[Caveat, ...]:
     assumed = []
     if s.zero is None and (zero := _FRAMEWORKS[c.kind].zero) is not None:
         assumed.append(f"zero={zero}, which is what {c.stack} does by itself")
-    assumed += c.notes
     if s.recompute not in (None, *_RECOMPUTED):
         assumed.append(f"recompute={s.recompute} is the framework's own: it is priced as full")
     missing = ["the number of ranks: --gpus says it"] if s.world is None else []
+    for note in c.notes:
+        (missing if _MISSING in note else assumed).append(note)
     return (
         *(Caveat("assumed", (), text) for text in assumed),
-        *(Caveat("missing", (), text) for text in missing),
+        *(Caveat("missing", (), text, ("layout", "time", "memory") if _MISSING in text else ()) for text in missing),
     )
 
 
@@ -370,4 +374,4 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
         stack=asked.stack or c.stack,
         precision=asked.precision or (str(own) if own in PRECISIONS else None),
     )
-    return query, Configured(options, asked.job or job_of(c, batch, seq), tuple(notes), reading.caveats)
+    return query, Configured(options, asked.job or job_of(c, batch, seq), (*c.companions, *notes), reading.caveats)

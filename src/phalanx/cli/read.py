@@ -46,6 +46,7 @@ def read(
     from phalanx.spec.errors import InputError
 
     reading = run(paths, kind, query.gpus)
+    show_notes(reading.configuration.companions)
     if out is not None:
         from phalanx.answers.priced_plan import plan_of_configuration
         from phalanx.spec.files import plan as plans
@@ -54,7 +55,7 @@ def read(
         read_plan, notes = plan_of_configuration(reading, paths[0], query)
         plans.write(read_plan, out)
         announce(f"plan: {out}")
-        show_notes(notes)
+        show_notes(tuple(note for note in notes if note not in reading.configuration.companions))
     else:
         for name in ("model", "cluster", "batch", "seq"):
             if (value := getattr(query, name)) is not None:

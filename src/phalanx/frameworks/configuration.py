@@ -100,7 +100,9 @@ class Configuration:
     job: Mapping[str, Any] = field(default_factory=dict)
     """What the file says of the job besides layout: optimizer (fields of Optimizer), clip, compute (bf16, ...)."""
     notes: tuple[str, ...] = ()
-    """What its reader assumes."""
+    """What its reader assumes, and files that it misses."""
+    companions: tuple[str, ...] = ()
+    """Other files that were read with it."""
 
     @property
     def sizes(self) -> dict[str, Any]:
