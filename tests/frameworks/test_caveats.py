@@ -1,0 +1,130 @@
+"""What a price does not know of a file stands in the first lines of every command, in --json, and fails with --strict."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.in_process_cli import error_of, json_of, phalanx, text_of
+
+from phalanx.answers.read import origins, read
+from phalanx.frameworks.caveats import Caveat, caveats_of
+
+LLAMA = (
+    "torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py --bf16 --micro-batch-size 1 --global-batch-size 64 "
+    "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention "
+    "--num-query-groups 8 --swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear "
+    "--untie-embeddings-and-output-weights --vocab-size 128256 --seq-length 4096 --max-position-embeddings 4096 "
+    "--use-distributed-optimizer --tensor-model-parallel-size 2 --attention-dropout 0 --hidden-dropout 0 "
+)
+ON = ("--cluster", "dgx-h100")
+
+
+def written(folder: Path, flags: str) -> Path:
+    """Write a script in a folder and return its path."""
+    file = folder / "run.sh"
+    file.write_text(LLAMA + flags + "\n")
+    return file
+
+
+COMMANDS = pytest.mark.parametrize(
+    "command",
+    [
+        ("read", "run.sh"),
+        ("predict", "run.sh", *ON),
+        ("lint", "run.sh", *ON),
+        ("lint", "run.sh"),
+        ("plan", *ON, "--from", "run.sh"),
+    ],
+)
+
+
+@COMMANDS
+def test_what_is_not_modelled_and_what_is_not_judged_stand_in_the_first_lines(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    written(tmp_path, "--moe-paged-stash --router-of-tomorrow 3")
+    first, second, *_ = phalanx(tmp_path, *command)[1].splitlines()
+    assert first.startswith("not modelled: moe-paged-stash (keeps activations of experts in pages")
+    assert first.endswith("): memory and time may differ")
+    assert second.startswith("not judged: router-of-tomorrow is a key of no release that Phalanx knows")
+
+
+@COMMANDS
+def test_strict_fails_on_a_caveat_alone(command: tuple[str, ...], tmp_path: Path) -> None:
+    written(tmp_path, "--log-interval 10")
+    assert phalanx(tmp_path, *command, "--strict")[0] == phalanx(tmp_path, *command)[0]
+    written(tmp_path, "--moe-paged-stash")
+    code, out, _ = phalanx(tmp_path, *command, "--json", "--strict")
+    found = json.loads(out)
+    caveats = found.get("caveats") or found["question"]["caveats"]
+    assert (code, [c["keys"] for c in caveats]) == (1, [["moe-paged-stash"]])
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ("--tensor-parallel-num-weight-shards 8", "shards every weight over further ranks"),
+        ("--hybrid-context-parallel", "divides sequences over ranks by their lengths"),
+    ],
+)
+def test_a_layout_without_a_price_is_refused(tmp_path: Path, flags: str, reason: str) -> None:
+    written(tmp_path, flags)
+    error = error_of(tmp_path, "predict", "run.sh", *ON)
+    assert reason in error
+    assert "has no price" in error
+    assert text_of(tmp_path, "read", "run.sh").startswith(
+        f"not modelled: {flags.split()[0].removeprefix('--')} ({reason})"
+    )
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--experimental-attention-variant dsa",
+        "--linear-attention-freq 4",
+        "--hybrid-layer-pattern M*M-",
+    ],
+)
+def test_another_network_is_said_to_be_one(tmp_path: Path, flags: str) -> None:
+    written(tmp_path, flags)
+    first = text_of(tmp_path, "predict", "run.sh", *ON).splitlines()[0]
+    assert first.startswith(f"not modelled: {flags.split()[0].removeprefix('--')} (")
+    assert first.endswith("a price would be of another program")
+
+
+def test_a_key_at_its_default_is_no_caveat(tmp_path: Path) -> None:
+    assert read([written(tmp_path, "--cuda-graph-impl none --moe-permute-fusion")]).caveats == ()
+    assert read([written(tmp_path, "--cuda-graph-impl local")]).caveats[0].changes == ("time",)
+
+
+def test_a_file_of_which_no_key_is_understood_is_refused_with_what_it_seems_to_be(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[job]\ndescription = "x"\n[metrics]\nlog_freq = 1\n')
+    error = error_of(tmp_path, "read", str(file), "--kind", "torchtitan")
+    assert (
+        "seems to be of torchtitan, and none of its 2 keys is understood (job.description, metrics.log_freq)" in error
+    )
+
+
+def test_where_a_value_is_from_is_a_key_a_formula_or_a_default(tmp_path: Path) -> None:
+    file = written(tmp_path, "")
+    found = json_of(tmp_path, "read", "run.sh", "--json")["from"]
+    assert found["tp"] == "tensor-model-parallel-size"
+    assert found["dp"] == "derived: world / (tp x pp x cp)"
+    assert found["accumulation"] == "derived: global_batch / (micro_batch x dp)"
+    assert found["cp"] == "default of Megatron-Core 0.19"
+    assert "what follows" not in text_of(tmp_path, "read", "run.sh")
+    assert set(origins(read([file]).configuration).values()) >= {"default of Megatron-Core 0.19"}
+
+
+def test_keys_that_do_the_same_are_one_line_and_another_layout_is_the_first(tmp_path: Path) -> None:
+    flags = "--no-rope-fusion --moe-shared-expert-overlap --no-bias-swiglu-fusion --hybrid-context-parallel"
+    kinds = [(c.keys, c.changes) for c in caveats_of(read([written(tmp_path, flags)]).configuration)]
+    assert kinds == [
+        (("hybrid-context-parallel",), ("layout",)),
+        (("no-rope-fusion", "no-bias-swiglu-fusion"), ("time", "memory")),
+        (("moe-shared-expert-overlap",), ("time",)),
+    ]
+    assert Caveat("assumed", (), "zero=0").line == "assumed: zero=0"
