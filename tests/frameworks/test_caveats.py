@@ -1,4 +1,4 @@
-"""What a price does not know of a file stands in the first lines of every command, in --json, and fails with --strict."""
+"""What a price does not know of a file stands first in every command and in --json, and fails with --strict."""
 
 from __future__ import annotations
 
