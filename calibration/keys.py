@@ -46,6 +46,8 @@ class Listing:
     constants: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
     """YAML files, as patterns."""
+    variables: tuple[str, ...] = ()
+    """Files that read environment variables, as patterns."""
     beside: tuple[str, ...] = ()
     """Further files that hold classes."""
     without: str = "(?!)"
@@ -89,6 +91,8 @@ def _of_release(x: Listing, checkout: Path, commit: str) -> Iterator[Declared]:
         if _fits(path, x.fields) and parsers.is_record(sources, name):
             yield from parsers.fields(sources, name, depth=99)
     for path in paths:
+        if _fits(path, x.variables):
+            yield from parsers.variables(path, _git(checkout, "show", f"{commit}:{path}"))
         if _fits(path, x.tables):
             yield from parsers.tables(path, _git(checkout, "show", f"{commit}:{path}"))
 

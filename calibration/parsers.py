@@ -7,6 +7,7 @@ fields       annotated names of classes (dataclasses, pydantic models, typed dic
 parameters   of functions, such as `MegatronStrategy.__init__`
 constants    texts in capitals that are keys of a file: `ZERO_OPTIMIZATION = "zero_optimization"`
 tables       keys of a YAML file, by their paths
+variables    of the environment
 """
 
 from __future__ import annotations
@@ -162,6 +163,23 @@ def constants(sources: Sources, path: str) -> Iterator[Declared]:
 def tables(path: str, text: str) -> Iterator[Declared]:
     """Yield the keys of a YAML file, by dotted paths."""
     yield from _keys(path, yaml.compose(text, Loader=yaml.SafeLoader), "")
+
+
+_ENVIRONMENT = re.compile(
+    r"""[^_]NCCL_PARAM\(\w+, *"(?P<nccl>\w+)"|DEFINE_NCCL_PARAM\(\w+, *[\w:]+, *(?P<defined>NCCL_\w+)"""
+    r'''|(?:getenv\w*|get_env|ncclGetEnv|environ\.get)\( *"(?P<read>[A-Z]\w+)"'''
+    r'''|environ\["(?P<at>[A-Z]\w+)"\]|"(?P<named>TORCH_NCCL_\w+|NCCL_\w+)"'''
+)
+"""A name where a program asks its environment for it, or holds it to ask later."""
+
+
+def variables(path: str, text: str) -> Iterator[Declared]:
+    """Yield the environment variables that a file of C++ or Python reads."""
+    for number, line in enumerate(text.split("\n"), 1):
+        for match in _ENVIRONMENT.finditer(f" {line}"):
+            yield Declared(
+                path, number, f"NCCL_{match['nccl']}" if match["nccl"] else next(filter(None, match.groups()))
+            )
 
 
 def _keys(path: str, node: Any, above: str) -> Iterator[Declared]:

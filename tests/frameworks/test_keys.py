@@ -114,3 +114,12 @@ def test_switches_are_flags_that_take_no_value() -> None:
     switches = key_table("megatron").switches
     assert {"sequence_parallel", "use_flash_attn", "no_gradient_accumulation_fusion", "bf16"} <= switches
     assert not switches & {"num_layers", "tensor_model_parallel_size", "recompute_granularity", "moe_router_topk"}
+
+
+def test_every_variable_of_the_libraries_underneath_has_a_verdict() -> None:
+    variables = verdicts.load(Path(verdicts.__file__).parent / "environment" / "verdicts.toml")
+    assert len(variables) > 300
+    assert not [name for name, verdict in variables.items() if not verdict.effect]
+    assert variables["NCCL_DEBUG"].effect == "none"
+    assert variables["CUDA_LAUNCH_BLOCKING"].is_off("0")
+    assert not variables["NCCL_IB_DISABLE"].is_off(1)

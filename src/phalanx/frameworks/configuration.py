@@ -12,8 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
+from phalanx.frameworks import verdicts
 from phalanx.frameworks.keys import KeyTable
 from phalanx.frameworks.verdicts import Verdict
 from phalanx.spec.model.spec import ModelSpec
@@ -27,9 +29,10 @@ _LOOKED_UP, _LONGEST = 100, 80
 """Unknown keys of which the nearest name is looked for, and characters of the longest: each is compared with all of a
 framework's."""
 
-_ENVIRONMENT = ("NCCL_", "CUDA_", "NVTE_", "TORCH_NCCL", "UCX_", "FSDP_", "PYTORCH_")
-"""Beginnings of environment variables that may change time or memory."""
-_OF_ENVIRONMENT = Verdict("unmodelled", "environment", ("time", "memory"), "is a variable of a library underneath")
+_ENVIRONMENT = verdicts.load(Path(__file__).parent / "environment" / "verdicts.toml")
+"""What environment variables of the libraries underneath change."""
+_LIBRARIES = ("NCCL_", "NVTE_", "TORCH_NCCL_")
+"""Beginnings of the names of their variables: one that they do not have is not judged."""
 
 
 class Partial(dict[str, Any]):
@@ -175,8 +178,11 @@ class Keys:
             if path in ("env", "launch", "args") and not value:  # a script that sets none
                 quiet.append(path)
             elif path.startswith("env."):  # variables of a script: no loader reads them as its keys
-                if leaf.startswith(_ENVIRONMENT):
-                    open_[path] = _OF_ENVIRONMENT
+                known = _ENVIRONMENT.get(leaf)
+                if known is not None and known.effect == "unmodelled" and not known.is_off(value):
+                    open_[path] = known
+                elif known is None and leaf.startswith(_LIBRARIES):
+                    unjudged[path] = ""
                 else:
                     quiet.append(path)
             elif path.startswith("launch.") or leaf in _HYDRA or any(part in path for part in _OPEN):
