@@ -48,7 +48,7 @@ class Listing:
     """YAML files, as patterns."""
     variables: tuple[str, ...] = ()
     """Files that read environment variables, as patterns."""
-    beside: tuple[str, ...] = ()
+    context: tuple[str, ...] = ()
     """Further files that hold classes."""
     without: str = "(?!)"
     """An expression of names that no configuration states."""
@@ -75,7 +75,7 @@ def declared(x: Listing, checkout: Path) -> dict[str, Declared]:
 
 def _of_release(x: Listing, checkout: Path, commit: str) -> Iterator[Declared]:
     paths = _git(checkout, "ls-tree", "-r", "--name-only", commit).split("\n")
-    patterns = (*x.arguments, *x.fields, *x.constants, *x.parameters, *x.beside)
+    patterns = (*x.arguments, *x.fields, *x.constants, *x.parameters, *x.context)
     chosen = [path for path in paths if path.endswith(".py") and _fits(path, patterns)]
     sources = parsers.parsed({path: _git(checkout, "show", f"{commit}:{path}") for path in chosen})
     for path in chosen:
@@ -129,22 +129,22 @@ def written(rows: Mapping[str, Verdict], about: str) -> str:
     short = {file: f"f{number}" for number, file in enumerate(sorted(files), 1)}
     parts = [about.rstrip() + "\n", "[files]\n" + "".join(f'{short[f]} = "{f}"\n' for f in sorted(files))]
     for effect in EFFECTS:
-        groups: dict[tuple[tuple[str, ...], str], dict[str, Verdict]] = {}
+        groups: dict[tuple[tuple[str, ...], str, str], dict[str, Verdict]] = {}
         for name, row in rows.items():
             if row.effect == effect:
-                groups.setdefault((row.changes, row.what), {})[name] = row
-        for (changes, what), group in sorted(groups.items()):
-            parts.append(_group(effect, changes, what, group, short))
+                groups.setdefault((row.changes, row.what, row.limit), {})[name] = row
+        for _, group in sorted(groups.items()):
+            parts.append(_group(effect, group, short))
     return "\n".join(parts)
 
 
-def _group(
-    effect: str, changes: Sequence[str], what: str, group: Mapping[str, Verdict], short: Mapping[str, str]
-) -> str:
+def _group(effect: str, group: Mapping[str, Verdict], short: Mapping[str, str]) -> str:
     lines = [f"[[{effect}]]\n" if effect == "unmodelled" else f"[{effect or 'unjudged'}]\n"]
     if effect == "unmodelled":
-        named = ", ".join(f'"{change}"' for change in changes)
-        lines += [f"changes = [{named}]\n", f'what = "{what}"\n']
+        row = next(iter(group.values()))
+        named = ", ".join(f'"{change}"' for change in row.changes)
+        lines += [f"changes = [{named}]\n", f'what = "{row.what}"\n']
+        lines += [f'limit = "{row.limit}"\n'] if row.limit else []
     by_file: dict[str, list[tuple[int, str]]] = {}
     for name, row in group.items():
         file, _, line = row.source.rpartition(":")
@@ -161,15 +161,15 @@ def _group(
 def main(arguments: Sequence[str]) -> None:
     """List, compare and write."""
     framework, *checkouts = [word for word in arguments if not word.startswith("--")]
-    found: dict[str, Declared] = {}
+    every: dict[str, Declared] = {}
     rows = listings(framework)
     for row, checkout in zip(rows, [*checkouts, *checkouts[-1:] * len(rows)], strict=False):
         prefix = "" if row.repository == rows[0].repository else f"{row.repository} "
         for name, key in declared(row, Path(checkout)).items():
-            found.setdefault(name, replace(key, file=f"{prefix}{key.file}"))
+            every.setdefault(name, replace(key, file=f"{prefix}{key.file}"))
     path = _FOLDERS / framework / "verdicts.toml"
     known = verdicts.load(path)
-    result = judged(found, known)
+    result = judged(every, known)
     new = sorted(name for name, row in result.items() if not row.effect)
     print(f"{framework}: {len(result)} keys, {len(new)} not judged, {len(set(known) - set(result))} gone")
     print(textwrap.fill(" ".join(new), 116))

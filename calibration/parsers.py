@@ -272,10 +272,10 @@ def _plain(flag: str) -> str:
     return flag.lstrip("-").replace("-", "_")
 
 
-def unique(found: Iterator[Declared]) -> dict[str, Declared]:
+def unique(keys: Iterator[Declared]) -> dict[str, Declared]:
     """Return keys by name: the first line of each, a switch where any spelling is one."""
     result: dict[str, Declared] = {}
-    for each in found:
+    for each in keys:
         if not each.name.startswith("_") and each.name:
             known = result.setdefault(each.name, each)
             if each.switch and not known.switch:

@@ -47,7 +47,7 @@ def test_what_is_not_modelled_and_what_is_not_judged_stand_in_the_first_lines(
     written(tmp_path, "--moe-paged-stash --router-of-tomorrow 3")
     first, second, *_ = phalanx(tmp_path, *command)[1].splitlines()
     assert first.startswith("not modelled: moe-paged-stash (keeps activations of experts in pages")
-    assert first.endswith("): memory and time may differ")
+    assert "): memory and time may differ" in first
     assert second.startswith("not judged: router-of-tomorrow is a key of no release that Phalanx knows")
 
 
@@ -128,3 +128,14 @@ def test_keys_that_do_the_same_are_one_line_and_another_layout_is_the_first(tmp_
         (("moe-shared-expert-overlap",), ("time",)),
     ]
     assert Caveat("assumed", (), "zero=0").line == "assumed: zero=0"
+
+
+def test_a_part_of_the_price_bounds_how_far_off_it_is(tmp_path: Path) -> None:
+    written(tmp_path, "--fine-grained-activation-offloading")
+    found = json_of(tmp_path, "predict", "run.sh", *ON, "--json")
+    least = found["memory_terms"]["activations"] / 2**30
+    (caveat,) = found["question"]["caveats"]
+    assert caveat["bound"] == f"memory by at most {least:.1f} GiB less"
+    first = text_of(tmp_path, "predict", "run.sh", *ON).splitlines()[0]
+    assert first.endswith(f"memory and time may differ, memory by at most {least:.1f} GiB less")
+    assert json_of(tmp_path, "read", "run.sh", "--json")["caveats"][0]["bound"] == ""

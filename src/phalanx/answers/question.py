@@ -20,6 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+from phalanx.answers.bounds import bounded
 from phalanx.answers.precision import (
     OF_COMPUTE,
     in_precision,
@@ -182,8 +183,13 @@ class Question:
             precision=self.precision,
             options=AS_RELEASED if self.exact else self.pricing.extra,
             refused=self.refused,
-            caveats=self.caveats,
+            caveats=bounded(self.caveats, self.estimate) if self._limited else self.caveats,
         )
+
+    @property
+    def _limited(self) -> bool:
+        """Whether a part of the price bounds one of the caveats."""
+        return self.strategy is not None and self.exact is None and any(c.limit for c in self.caveats)
 
 
 def read(query: Query, searched: bool = False, any_stack: bool = False) -> Question:

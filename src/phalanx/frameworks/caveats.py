@@ -25,15 +25,17 @@ class Caveat:
     """What they do, or what was assumed."""
     changes: tuple[str, ...] = ()
     """Of verdicts.CHANGES: what a price may have wrong."""
+    limit: str = ""
+    """Of verdicts.LIMITS: what bounds the change; "": nothing that is known."""
     bound: str = ""
-    """How far off a price may be at most, with its unit; "": not known."""
+    """How far off a price is at most, with its unit; "": there is no limit, or no price yet."""
 
     @property
     def line(self) -> str:
         """The caveat in one line."""
         more = f" and {len(self.keys) - _LISTED} more" if len(self.keys) > _LISTED else ""
         named = ", ".join(self.keys[:_LISTED]) + more
-        consequence = self.bound or _consequence(self.kind, self.changes)
+        consequence = ", ".join(filter(None, (_consequence(self.kind, self.changes), self.bound)))
         return (
             f"{self.kind}: {' '.join(filter(None, (named, self.reason)))}{f': {consequence}' if consequence else ''}"
         )
@@ -53,11 +55,11 @@ def caveats_of(c: Configuration) -> tuple[Caveat, ...]:
 
 def _not_modelled(keys: Mapping[str, Verdict]) -> Iterator[Caveat]:
     """Yield a caveat for each group of keys that do the same."""
-    groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    groups: dict[tuple[str, tuple[str, ...], str], list[str]] = {}
     for key, verdict in keys.items():
-        groups.setdefault((verdict.what, verdict.changes), []).append(shown(key))
-    for (what, changes), names in groups.items():
-        yield Caveat("not modelled", tuple(names), f"({what})", changes)
+        groups.setdefault((verdict.what, verdict.changes, verdict.limit), []).append(shown(key))
+    for (what, changes, limit), names in groups.items():
+        yield Caveat("not modelled", tuple(names), f"({what})", changes, limit)
 
 
 def _not_judged(keys: Mapping[str, str]) -> Iterator[Caveat]:

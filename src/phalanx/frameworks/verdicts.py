@@ -4,7 +4,8 @@
     [layout] [time] [memory]  keys that have a price: file = "NAME:LINE ...", a line of the framework's source each
     [numbers]                 keys that change what training computes, and not what it costs
     [none]                    keys that change nothing of a step
-    [[unmodelled]]            keys that change `changes` (CHANGES) and have no price; `what` they do
+    [[unmodelled]]            keys that change `changes` (CHANGES) and have no price; `what` they do; `limit`
+                              (LIMITS): the part of a price that bounds how far off it may be
     [unjudged]                keys of a new release
 
 An entry is `NAME[!][=VALUE]:LINE`: `!` stands behind flags that take no value; at VALUE, or at one of several between
@@ -25,7 +26,12 @@ Effect = Literal["layout", "time", "memory", "numbers", "none", "unmodelled", ""
 EFFECTS: tuple[Effect, ...] = get_args(Effect)
 CHANGES = ("layout", "model", "time", "memory")
 """What a key without a price may change; `model`: the network, or the step, is another one."""
+LIMITS = ("", "activations", "state", "hidden")
+"""Parts of a price that a key may take away or add at most: memory of activations, of weights with their gradients
+and optimizer; the exchange between replicas that is hidden behind the backward and forward pass."""
 _UNJUDGED = "unjudged"
+_ABOUT = ("changes", "what", "limit")
+"""Parts of a group that are no files."""
 _OFF = {"false": ("false", "0", "none", "no"), "none": ("none", "null", "", "false"), "true": ("true", "1", "yes")}
 """Other words of a default."""
 
@@ -45,9 +51,15 @@ class Verdict:
     """The value at which it changes nothing, or several between `|`; "": none is known."""
     switch: bool = False
     """Whether it is a flag that takes no value."""
+    limit: str = ""
+    """Of LIMITS: what bounds the change."""
 
     def __post_init__(self) -> None:
-        if self.effect not in EFFECTS or any(change not in CHANGES for change in self.changes):
+        if (
+            self.effect not in EFFECTS
+            or self.limit not in LIMITS
+            or any(change not in CHANGES for change in self.changes)
+        ):
             raise ValueError(f"{self.effect!r}, {self.changes} is no verdict")
         if (self.effect == "unmodelled") != bool(self.changes and self.what):
             raise ValueError(f"{self.source}: what is not modelled changes something, and says what it does")
@@ -89,13 +101,13 @@ def load(path: Path) -> dict[str, Verdict]:
 
 
 def _verdicts(effect: str, group: Mapping[str, Any], files: Mapping[str, str]) -> Iterator[tuple[str, Verdict]]:
-    changes, what = tuple(group.get("changes", ())), group.get("what", "")
+    changes, what, limit = tuple(group.get("changes", ())), group.get("what", ""), group.get("limit", "")
     word: Any = "" if effect == _UNJUDGED else effect
     for short, entries in group.items():
-        if short in ("changes", "what"):
+        if short in _ABOUT:
             continue
         for entry in entries.split():
             key, _, line = entry.rpartition(":")
             name, _, default = key.partition("=")
-            verdict = Verdict(word, f"{files[short]}:{line}", changes, what, default, name.endswith("!"))
+            verdict = Verdict(word, f"{files[short]}:{line}", changes, what, default, name.endswith("!"), limit)
             yield name.rstrip("!"), verdict
