@@ -144,7 +144,9 @@ def test_drawn_scripts_are_read_as_bash_runs_them(script: str) -> None:
         ("A=x\n" + "A=$A$A\n" * 40, "make more than"),
         ("while true; do A=x$A; done", ""),
         ("f() { f; }; f", ""),
-        ("run " * 200_001, "has more than 200,000 words"),
+        ("run " * 50_001, "has more than 50,000 words"),
+        ("run " + "{a,b}" * 40, "make more than"),
+        ("run " + "{1..9999}" * 4, "make more than"),
     ],
 )
 def test_what_a_shell_refuses_or_never_ends_gets_one_line(script: str, said: str) -> None:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 
 from phalanx.frameworks.shell.arithmetic import evaluate
 from phalanx.frameworks.shell.grammar import NAME, Node
@@ -18,8 +17,11 @@ from phalanx.spec.errors import InputError
 
 OPEN = "\ue000"
 """Begins a part that only the running shell could tell."""
-_BLANK = "\ue001"
-"""A blank inside such a part, which is never split."""
+_SHIFT = 0xE100
+_OPAQUE = {ord(c): _SHIFT + ord(c) for c in map(chr, range(128)) if not (c.isalnum() or c == "_")}
+"""Characters inside such a part that a shell would take for its own: the part is one word, however often it is read
+again, as by `bash -c "$COMMAND"`."""
+_SHOWN = {ord(OPEN): "$"} | {mark: chr(character) for character, mark in _OPAQUE.items()}
 LARGEST_WORK = 2**24
 """Characters that expansions may copy: a variable can be twice the one before it."""
 _PARAMETER = re.compile(
@@ -30,7 +32,8 @@ _BRACES = re.compile(
     r"(?P<before>[^\s'\"`${]*)\{(?P<inside>[^\s{}'\"`$]*(?:,|\.\.)[^\s{}'\"`$]*)\}(?P<after>.*)\Z", re.S
 )
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "e": "\x1b", "a": "\a", "b": "\b"}
-_MOST_WORDS = 10_000
+_WORD = 100
+"""Work of a word that braces make, in characters copied."""
 
 
 @dataclass
@@ -93,7 +96,7 @@ class Scope:
 
 def unknown(text: str) -> str:
     """Return the open part that stands for a text."""
-    return OPEN + re.sub(r"\s+", _BLANK, text.replace(OPEN, "$"))
+    return OPEN + re.sub(r"\s+", " ", plain(text)).translate(_OPAQUE)
 
 
 def is_open(text: str) -> bool:
@@ -103,13 +106,13 @@ def is_open(text: str) -> bool:
 
 def plain(text: str) -> str:
     """Return a text as it was written, with `$` where it is open."""
-    return text.replace(OPEN, "$").replace(_BLANK, " ")
+    return text.translate(_SHOWN)
 
 
 def expand(raw: str, scope: Scope) -> list[str]:
     """Return the words that a word of a script expands to: none, one or several."""
     result: list[str] = []
-    for word in _braces(raw):
+    for word in _braces(raw, scope.budget):
         fields = _Fields()
         _Expansion(word, scope, fields).run()
         result += fields.words()
@@ -144,7 +147,7 @@ def arithmetic(text: str, scope: Scope) -> int | None:
     """Return the value of an arithmetic expression, and assign what it assigns; None where it is open."""
     fields = _Fields(whole=True)
     _Expansion(text, scope, fields).quoted(0, len(text), quotes=False)
-    scope.budget.spend(100)
+    scope.budget.spend(400)
     return evaluate("".join(fields.words()), scope.value, lambda name, value: scope.assign(name, str(value)))
 
 
@@ -294,7 +297,9 @@ class _Expansion:
         if prefix == "#":
             several = name in "@*" or index in ("@", "*")
             size = None if values is None else len(values) if several else len(self.element(values, index) or "")
-            open_ = size is None or (not several and is_open(self.element(values or [], index) or ""))
+            # An open element may be several words, `(${HOSTS})`, or of any length.
+            counted = values or [] if several else [self.element(values or [], index) or ""]
+            open_ = size is None or any(map(is_open, counted))
             self.put(unknown("{" + text + "}") if open_ else str(size), quoted)
             return
         if index in ("@", "*") or name in ("@", "*"):
@@ -484,9 +489,9 @@ def _escaped(text: str) -> str:
     return re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[0]), text, flags=re.S)
 
 
-def _braces(raw: str) -> Iterator[str]:
+def _braces(raw: str, budget: Budget) -> Iterator[str]:
     """Yield the words that braces make: `{a,b}`, `{1..4}`."""
-    match = _BRACES.match(raw)
+    match = _BRACES.match(raw) if "{" in raw else None
     if not match:
         yield raw
         return
@@ -495,14 +500,13 @@ def _braces(raw: str) -> Iterator[str]:
     if numbers:
         first, last = int(numbers[1]), int(numbers[2])
         step = 1 if last >= first else -1
-        parts = [str(i) for i, _ in zip(range(first, last + step, step), range(_MOST_WORDS), strict=False)]
+        parts: Sequence[object] = range(first, last + step, step)
     elif "," in inside:
         parts = inside.split(",")
     else:
         yield raw
         return
-    for part, n in zip(parts, count(), strict=False):
-        for after in _braces(match["after"]):
-            if n > _MOST_WORDS:
-                return
-            yield match["before"] + part + after
+    for part in parts:
+        for after in _braces(match["after"], budget):
+            budget.spend(_WORD + len(raw))
+            yield f"{match['before']}{part}{after}"

@@ -15,7 +15,7 @@ from phalanx.spec.errors import InputError
 
 DEEPEST = 40
 """Levels of compound commands in one another."""
-MOST_WORDS = 200_000
+MOST_WORDS = 50_000
 """Words of the longest script."""
 
 
@@ -135,6 +135,9 @@ _ASSIGNMENT = re.compile(rf"({NAME})(?:\[([^\]\n]*)\])?(\+?)=")
 _OPERATOR = re.compile(r"&&|\|\||;;&?|;&|\|&|&>>?|[;&|()\n]")
 _REDIRECT = re.compile(r"(\d*|\{\w+\})(<<<|<<-?|<>|>>|>\||>&|<&|&>>|&>|[<>])")
 _STOP = frozenset(" \t\n;|&()<>")
+_WORD = re.compile(r"[a-z]+(?=[\s;|&()<>]|\Z)|[{}!](?=[\s;|&()<>]|\Z)")
+"""A word as reserved ones are."""
+_BLANKS = re.compile(r"(?:[ \t\r]|\\\n)*(?:#[^\n]*)?")
 _CONTINUED = re.compile(r"\\[ \t]+(?=\n)")
 _ARITHMETIC = re.compile(r"\(\((?P<text>.*?)\)\)", re.S)
 
@@ -177,19 +180,11 @@ class _Parser:
 
     def blanks(self, lines: bool = False) -> None:
         """Go to the next token; with `lines` over the ends of lines too."""
-        while self.at < len(self.text):
-            c = self.text[self.at]
-            if c in " \t\r":
-                self.at += 1
-            elif self.text.startswith("\\\n", self.at):
-                self.at += 2
-            elif c == "#":
-                end = self.text.find("\n", self.at)
-                self.at = len(self.text) if end < 0 else end
-            elif c == "\n" and lines:
-                self.newline()
-            else:
+        while True:
+            self.at = _BLANKS.match(self.text, self.at).end()  # type: ignore[union-attr]  # it matches nothing, too
+            if not (lines and self.text.startswith("\n", self.at)):
                 return
+            self.newline()
 
     def newline(self) -> None:
         """Go over the end of a line, and the here-documents that follow it."""
@@ -299,12 +294,11 @@ class _Parser:
     def reserved(self, *words: str) -> str:
         """Take one of several reserved words if it is next; "" if none is."""
         self.blanks(lines=True)
-        for word in words:
-            end = self.at + len(word)
-            if self.text.startswith(word, self.at) and (end == len(self.text) or self.text[end] in _STOP):
-                self.at = end
-                return word
-        return ""
+        match = _WORD.match(self.text, self.at)
+        if not match or match[0] not in words:
+            return ""
+        self.at = match.end()
+        return match[0]
 
     def require(self, *words: str) -> str:
         return self.reserved(*words) or self.fail(f"{' or '.join(words)} is missing")

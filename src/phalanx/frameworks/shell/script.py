@@ -66,6 +66,8 @@ _PLACES = re.compile(r"RANK|MASTER|PORT$|HOST|ADDR|RDZV|SOCKET|LOG|_ID$|PATH|DIR
 """Names of variables that tell parts of one training from one another, or places."""
 _DEEPEST = 12
 _ROUNDS = 1_000
+_STEP = 100
+"""Work of a step, in characters copied: a script takes about a second at most."""
 _REFERENCE = re.compile(rf"\$\{{?[#!]?({NAME}|[@*0-9])")
 
 
@@ -173,7 +175,7 @@ class _Machine:
     # Compound commands. Each returns its status: None where only a running shell could tell.
 
     def node(self, node: Node, scope: Scope) -> bool | None:
-        scope.budget.spend(10)
+        scope.budget.spend(_STEP)
         match node:
             case Command():
                 return self.command(node, scope)
@@ -449,7 +451,7 @@ class _Machine:
         return filters.printed(words, given)
 
     def command(self, node: Command, scope: Scope) -> bool | None:
-        scope.budget.spend(10 + len(node.words))
+        scope.budget.spend(_STEP + len(node.words))
         if not node.words:
             for assignment in node.assignments:
                 self.assign(assignment, scope)
