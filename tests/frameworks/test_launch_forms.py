@@ -255,6 +255,95 @@ def test_the_log_of_a_training_is_read(tmp_path: Path) -> None:
     assert (c.kind, c.layout.tp, c.layout.zero) == ("megatron", 2, 1)
 
 
+_SIZES = "--num-layers 8 --hidden-size 512 --num-attention-heads 8 --micro-batch-size 1 --global-batch-size 64"
+_RUN = f"pretrain_gpt.py --tensor-model-parallel-size 2 {_SIZES}"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "world", "note"),
+    [
+        # A shell of another host, of a terminal, of a cluster's tool.
+        ("run.sh", f'H=(a b)\nfor i in 0 1; do ssh ${{H[$i]}} "cd $PWD && torchrun --nnodes ${{#H[@]}} '
+         f'--nproc_per_node 8 --node_rank $i {_RUN}" & done', 16, ""),
+        ("run.sh", f'tmux new-session -d -s t "torchrun --nproc_per_node 8 {_RUN}"', 8, ""),
+        ("run.sh", f"screen -dmS t bash -c 'torchrun --nproc_per_node 8 {_RUN}; exec bash'", 8, ""),
+        ("run.sh", f"xpk.py workload create --workload w --command 'torchrun --nproc_per_node 8 {_RUN}'", 8, ""),
+        # Launchers with options that look like launchers, and options in a variable.
+        ("run.sh", f"uv run --with deepspeed torchrun --nproc_per_node 8 {_RUN}", 8, ""),
+        ("run.sh", f"conda run -n base --no-capture-output torchrun --nproc_per_node 8 {_RUN}", 8, ""),
+        ("run.sh", f"torchrun $DISTRIBUTED_ARGS {_RUN}", None, "$DISTRIBUTED_ARGS brings options of its launcher"),
+        ("run.sh", f"torchrun --nnodes 2 $ARGS -m {_RUN}", None, "$ARGS brings options of its launcher"),
+        ("run.sh", f"jsrun -n 6 -a 2 -c 7 -g 1 python {_RUN}", 12, ""),
+        ("run.sh", f"for i in 0 1; do RANK=$i WORLD_SIZE=2 LOCAL_RANK=$i python {_RUN} & done", 2, ""),
+        # A batch job of components, hosts counted, a launcher in open text that a second shell reads.
+        ("run.sbatch", "#!/bin/bash\n#SBATCH --nodes=2 --gpus-per-node=8 --ntasks-per-node=1\n#SBATCH hetjob\n"
+         "#SBATCH --nodes=1 --gpus-per-node=4\n"
+         f"srun --het-group=0 torchrun --nnodes 2 --nproc_per_node 8 {_RUN} : --het-group=1 python serve.py", 16, ""),
+        ("run.sbatch", "#!/bin/bash\n#SBATCH -N 4\nnodes=( $(scontrol show hostnames $SLURM_JOB_NODELIST) )\n"
+         f"srun torchrun --nnodes ${{#nodes[@]}} --nproc_per_node 8 --rdzv_endpoint ${{nodes[0]}}:1 {_RUN}", 32, ""),
+        ("run.sbatch", "#!/bin/bash\n#SBATCH -N 4\nHEAD=$(scontrol show job $ID | head -n 1)\n"
+         'L="python -m torch.distributed.run --nproc_per_node 8 --nnodes $SLURM_NNODES --rdzv_endpoint $HEAD:6"\n'
+         f'srun --wait=60 bash -c "$L --node_rank \\$SLURM_PROCID {_RUN}" 2>&1 | tee log', 32, ""),
+        # What people paste, and what they write wrongly.
+        ("README.md", f"# Train\n\nDon't forget `pip`:\n\n```bash\ntorchrun --nproc_per_node 8 {_RUN}\n```\n", 8, ""),
+        ("run.sh", f"torchrun --nproc_per_node 8 {_RUN} \\\n  # --pipeline-model-parallel-size 2 \\\n  --fp16\n", 8,
+         "line 3 begins with --fp16: a comment or an empty line ends the command above it"),
+        ("run.sh", f"./train.sh {_RUN}", None, "./train.sh, which it runs, is not here: give it too"),
+        # Associative arrays.
+        ("run.sh", "declare -A N=([7b]=1 [13b]=2)\nN[70b]=8\nS=70b\n"
+         f"torchrun --nproc_per_node ${{N[$S]}} {_RUN}", 8, ""),
+        # SkyPilot and Compose.
+        ("task.yaml", "resources: {accelerators: {H100: 8}}\nnum_nodes: 2\nrun: |\n"
+         '  n=`echo "$SKYPILOT_NODE_IPS" | wc -l`\n'
+         f"  torchrun --nnodes=$n --nproc_per_node=$SKYPILOT_NUM_GPUS_PER_NODE {_RUN}\n", 16, ""),
+        ("compose.yaml", f"services:\n  t:\n    image: x\n    environment: [N=8]\n"
+         f"    command: torchrun --nproc_per_node 8 {_RUN}\n", 8, ""),
+    ],
+)  # fmt: skip
+def test_commands_as_people_write_them(tmp_path: Path, name: str, text: str, world: int | None, note: str) -> None:
+    (tmp_path / name).write_text(text)
+    c, _ = files.read([tmp_path / name])
+    assert (c.kind, c.layout.world, c.layout.tp, c.unknown) == ("megatron", world, 2, {})
+    assert c.notes[0].startswith(note) if note else not c.notes
+
+
+def test_programs_that_launch_themselves(tmp_path: Path) -> None:
+    trainer = "--model_name_or_path gpt2 --per_device_train_batch_size 2 --bf16"
+    for line, world in (
+        (f"CUDA_VISIBLE_DEVICES=0,1,2,3 llamafactory-cli train {trainer}", 4),
+        (f"NNODES=2 NPROC_PER_NODE=8 llamafactory-cli train {trainer}", 16),
+        (f"llamafactory-cli train {trainer}", None),
+        (f"trl sft --num_processes 8 {trainer}", 8),
+    ):
+        (tmp_path / "run.sh").write_text(line)
+        assert files.read([tmp_path / "run.sh"])[0].layout.world == world, line
+
+
+def test_a_file_that_cannot_be_read_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(" " * (2**20 + 1))
+    line = "torchrun --nproc_per_node 4 t.py --per_device_train_batch_size 2 --deepspeed ds.json"
+    (tmp_path / "run.sh").write_text(line)
+    c, _ = files.read([tmp_path / "run.sh"])
+    assert c.notes[0] == "ds.json, its deepspeed, is larger than 1 MiB, and is left out"
+    (tmp_path / "run.sh").write_text("cd $(dirname $0)\nsh pretrain.sh dsw 8B 1\n")
+    said = error_of(tmp_path, "read", "run.sh")
+    assert "starts no training that is known by itself; pretrain.sh, which it runs, is not here: give it too" in said
+
+
+def test_a_file_that_the_script_writes_is_read(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        'C="./ds.$JOB.json"\ncat <<E > $C\n{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}\nE\n'
+        "deepspeed --num_gpus 4 t.py --per_device_train_batch_size 2 --bf16 --deepspeed $C\n"
+    )
+    c, _ = files.read([tmp_path / "run.sh"])
+    assert (c.layout.zero, c.layout.world) == (2, 4)
+
+
+def test_a_template_is_said_to_be_one(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("apiVersion: v1\nkind: Job\nmetadata: {name: {{ .Release.Name }}}\n")
+    assert "it is a template ({{ }}): give what it is rendered to" in error_of(tmp_path, "read", "job.yaml")
+
+
 def test_commands_take_a_manifest(tmp_path: Path) -> None:
     sizes = {
         "num-layers": 8,

@@ -65,6 +65,7 @@ SAME = [
     "V=10; if (( V > 9 && V < 20 )); then show in; fi; if ! [ $V = 9 ]; then show not; fi; "
     "show $(( V == 10 )) $((V>=11))",
     'show "$(printf "%s-%d" a 3)" `echo back` "$(echo "q \\"r\\"")" $(echo $((1+1)))',
+    'declare -A T=([a]=1 [b]="2 3"); T[c]=4; K=b; show ${T[a]} "${T[$K]}" ${#T[@]} ${T[c]} ${T[none]:-d}',
     "show a \\\n  b \\\n  --c=d\nshow e;\nshow f &\nwait; true && show g; false || show h; ! false && show i",
 ]
 
@@ -161,6 +162,18 @@ def test_what_only_a_shell_could_tell_is_open() -> None:
     (run,) = follow("M=$(hostname)\nrun --a $M --b $HOME/x --c $(nproc) $EXTRA '$A'").invocations
     assert [is_open(w) for w in run.words] == [False, False, True, False, True, False, True, True, False]
     assert [plain(w) for w in run.words][2::2] == ["$(hostname)", "$HOME/x", "$(nproc)", "$A"]
+
+
+def test_open_text_is_one_word_for_every_shell_that_reads_it() -> None:
+    script = "H=$(host --a 'b' | head; x)\nC=\"go --h $H:1 --n 2\"\nbash -c \"$C\"\neval $C"
+    found = follow(script).invocations
+    assert [i.words[3:] for i in found] == [("--n", "2")] * 2
+    assert {plain(i.words[2]) for i in found} == {"$(host --a 'b' | head; x):1"}
+
+
+def test_how_many_an_open_word_is_is_open() -> None:
+    (run,) = follow("A=($HOSTS)\nB=$(nproc)\nrun ${#A[@]} ${#B}").invocations
+    assert [is_open(w) for w in run.words] == [False, True, True]
 
 
 def test_branches_are_decided_by_the_script_and_else_named() -> None:

@@ -24,7 +24,12 @@ class Companions:
     given: Sequence[Path] = ()
     written: dict[str, str] = field(default_factory=dict)
     opened: list[Path] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
+    unread: dict[str, str] = field(default_factory=dict)
+    """Files that are here and cannot be read -> why."""
+
+    def why(self, name: str) -> str:
+        """Say why a named file has no text."""
+        return f"{self.unread[name]}, and is left out" if name in self.unread else "is not here: give it too"
 
     def find(self, name: str, directory: str = "") -> Path | None:
         """Return the path of a named file; None where it is nowhere."""
@@ -53,15 +58,16 @@ class Companions:
 
     def text(self, name: str, directory: str = "") -> str | None:
         """Return the text of a named file; None where it is not here."""
-        written = self.written.get(name, self.written.get(name.removeprefix("./")))
-        if written is not None:
-            return written
+        written = {str(Path(path)): text for path, text in self.written.items()}
+        if (text := written.get(str(Path(name)))) is not None:
+            return text
         path = self.find(name, directory)
         if path is None:
             return None
         try:
             text = read_text(path, "file", LARGEST)
-        except InputError:
+        except InputError as error:
+            self.unread[name] = error.reason
             return None
         self.opened.append(path)
         return text

@@ -27,7 +27,7 @@ from phalanx.frameworks.framework import Framework
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.launchers.launch import Launch
 from phalanx.frameworks.launchers.manifest import is_manifest
-from phalanx.frameworks.launchers.started import Started, in_manifest, in_script, settled, value_of
+from phalanx.frameworks.launchers.started import MISSING, Started, in_manifest, in_script, settled, value_of
 from phalanx.frameworks.parts import python_tables, reader
 from phalanx.frameworks.registry import FRAMEWORKS
 from phalanx.frameworks.shell.expansion import plain
@@ -74,7 +74,7 @@ class _Reading:
         path, function = named(Path(name))
         text = self.files.text(str(path), directory)
         if text is None:
-            self.asks.append(f"{name}, {what}, is not here: give it too")
+            self.asks.append(f"{name}, {what}, {self.files.why(str(path))}")
             return None
         if path.suffix == ".py":
             return _of_python(text, str(path), function)
@@ -265,8 +265,11 @@ def _launched(started: Started, kind: str | None, reading: _Reading, path: Path)
     args = {name: _plain(settled(value, name.replace("-", "_") in switches)) for name, value in started.args.items()}
     assigned = {name: _plain(value) for name, value in started.assigned.items()}
     launched = {"launch": _typed(launch.options), "env": _typed(started.environment), "launched": launch}
+    reading.asks += [
+        f"{word} brings options of its launcher: they are open, and so are its ranks" for word in launch.open
+    ]
     if launch.missing:
-        reading.asks += [f"{name}, its list of hosts, is not here: give it too" for name in launch.missing]
+        reading.asks += [f"{name}, its list of hosts, {reading.files.why(name)}" for name in launch.missing]
     config = _over_base(framework, args, assigned, started, reading)
     if isinstance(config, dict) and not framework.flat:
         config = {**launched, **config}
@@ -327,6 +330,9 @@ def _engine_file(started: Started, reading: _Reading) -> tuple[Framework, dict[s
 
 def _not_known(started: Started, path: Path) -> InputError:
     program = plain(started.launch.program)
+    missing = [note for note in started.notes if note.endswith(MISSING)]
+    if missing:
+        return InputError("file", str(path), "starts no training that is known by itself", "; ".join(missing[:3]))
     if not started.args and not started.assigned:
         return InputError(
             "file", str(path), "is no configuration of a known framework, and starts no training", _known()

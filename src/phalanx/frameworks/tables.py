@@ -10,6 +10,7 @@ first, and the values of its nodes are counted, each as often as it is referred 
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from typing import Any
@@ -45,7 +46,8 @@ def documents(text: str, suffix: str, where: str) -> list[Any]:
         raise
     except (ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())[:160] or "it holds a number of more than 4,200 digits"
-        raise InputError("file", where, f"cannot be parsed: {reason}") from error
+        template = "it is a template ({{ }}): give what it is rendered to" if re.search(r"{{.*}}", text) else ""
+        raise InputError("file", where, f"cannot be parsed: {reason}", template) from error
     if (keys := sum(map(_count, values))) > MOST_KEYS:
         raise InputError("file", where, f"has {keys:,} keys", f"at most {MOST_KEYS:,} are read")
     return values

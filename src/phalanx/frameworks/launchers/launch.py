@@ -20,6 +20,8 @@ OpenFile = Callable[[str], "str | None"]
 """The text of a file that a command names; None where it is not here."""
 _PYTHON = re.compile(r"(?:.*/)?(?:python|pypy|ipython)[0-9.]*$")
 _PYTHON_SWITCHES = re.compile(r"-[uOBEsSIivqbxdP]+$")
+_BAG = re.compile(r"(?i)arg|opt|flag|dist|launch|torchrun|param")
+"""Names of variables that hold options."""
 _MOST = 10**7
 
 
@@ -39,6 +41,8 @@ class Launcher:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that say a count where no option does."""
     python: bool = False
+    itself: bool = False
+    """Whether it is the program too: its options are the program's."""
     allocation: bool = False
     """Whether it starts what its batch job was given."""
     keeps_options: bool = False
@@ -104,6 +108,8 @@ class Launch:
     """Files of hosts that are not here."""
     asked: int | None = None
     """GPUs that the batch job asks for."""
+    open: tuple[str, ...] = ()
+    """Words that bring options of a launcher, which are not known."""
 
 
 @cache
@@ -132,6 +138,10 @@ def launch(
             row = None
         if row is not None:
             rest = rest[1 + (1 if row.subcommands and subcommand.strip() else 0) :]
+            if row.itself:
+                ranks.add(row, {n: v for n, v in _options(row, rest)[0].items() if n in row.counts})
+                one = replace(started, launchers=(*started.launchers, row.title), program=row.names[0])
+                return ranks.result(replace(one, words=tuple(rest)))
             options, rest, module = _options(row, rest)
             started = _noted(started, row, options)
             ranks.add(row, options)
@@ -174,10 +184,15 @@ def _subcommand(row: Launcher, words: list[str]) -> str:
 
 
 def _options(row: Launcher, words: list[str]) -> tuple[dict[str, str | bool], list[str], bool]:
-    """Return a launcher's options by name, the words behind them, and whether a module follows."""
+    """Return a launcher's options by name, the words behind them, and whether a module follows. An open word that
+    stands for options is one, by its own text."""
     options: dict[str, str | bool] = {}
     at, module = 0, False
-    while at < len(words) and words[at].startswith("-") and words[at] not in ("-", "--"):
+    while at < len(words) and (_opens(row, words, at) or re.match(r"--?[^-]", words[at])):
+        if is_open(words[at][:1]):
+            options[plain(words[at])] = True
+            at += 1
+            continue
         name, equals, value = words[at].lstrip("-").partition("=")
         name = row.full_name(name.replace("-", "_"))
         attached = re.fullmatch(r"([A-Za-z])(\d+)", name)
@@ -185,7 +200,7 @@ def _options(row: Launcher, words: list[str]) -> tuple[dict[str, str | bool], li
             options[name] = value
         elif attached and attached[1] in row.counts:
             options[attached[1]] = attached[2]
-        elif name in row.switches or at + 1 >= len(words) or (name not in row.counts and _is_program(words[at + 1])):
+        elif name in row.switches or at + 1 >= len(words) or _has_no_value(row, name, words[at + 1]):
             options[name] = True
             module |= name in ("m", "module")
         elif name in row.pairs:
@@ -198,6 +213,21 @@ def _options(row: Launcher, words: list[str]) -> tuple[dict[str, str | bool], li
             at += 1
         at += 1
     return options, words[at:], module
+
+
+def _opens(row: Launcher, words: list[str], at: int) -> bool:
+    """Whether an open word, `$DISTRIBUTED_ARGS`, stands for options of a launcher, and not for its program."""
+    if not is_open(words[at][:1]) or at + 1 == len(words):
+        return False
+    after = words[at + 1]
+    if after.startswith("-"):
+        return row.full_name(after.lstrip("-").partition("=")[0].replace("-", "_")) in row.known
+    return _is_program(after) or (is_open(after[:1]) and bool(_BAG.search(plain(words[at]))))
+
+
+def _has_no_value(row: Launcher, name: str, after: str) -> bool:
+    """Whether the word behind an option is the program, and not its value."""
+    return name not in row.counts and name not in row.options and _is_program(after)
 
 
 def _is_program(word: str) -> bool:
@@ -227,12 +257,15 @@ def _component(ranks: _Ranks, row: Launcher, words: list[str]) -> list[str]:
 
 def _noted(started: Launch, row: Launcher, options: Mapping[str, str | bool]) -> Launch:
     unknown = {
-        name: next(iter(get_close_matches(name, row.known, 1, 0.7)), "") for name in options if not row.knows(name)
+        name: next(iter(get_close_matches(name, row.known, 1, 0.7)), "")
+        for name in options
+        if not row.knows(name) and name[:1] != "$"
     }
     return replace(
         started,
         launchers=(*started.launchers, row.title),
-        options={**started.options, **options},
+        options={**started.options, **{n: v for n, v in options.items() if n[:1] != "$"}},
+        open=(*started.open, *(n for n in options if n[:1] == "$")),
         kept={**started.kept, **options} if row.keeps_options else started.kept,
         unknown={**started.unknown, **unknown},
         config=str(
@@ -264,6 +297,8 @@ class _Ranks:
         for what, variable in row.environment.items():
             if what not in stated and variable in self.environment:
                 stated[what] = self.environment[variable]
+        if any(name[:1] == "$" for name in options):  # which may say any count
+            stated = dict.fromkeys(row.counts.values(), "") | stated
         hosts = self._hosts(stated)
         if row.allocation:
             self._allocated(stated)
@@ -273,7 +308,8 @@ class _Ranks:
             self.nodes = hosts[0] or self.nodes or self.given.nodes
             ppr = re.match(r"ppr:(\d+):node", stated.get("map_by", ""))
             self.per_node = _count(stated.get("per_node")) or (int(ppr[1]) if ppr else None)
-            self.world = _count(stated.get("world")) or _product(self.nodes, self.per_node) or hosts[1]
+            sets = _product(_count(stated.get("sets")), _count(stated.get("per_set", "1")))
+            self.world = _count(stated.get("world")) or sets or _product(self.nodes, self.per_node) or hosts[1]
         elif grid := re.fullmatch(r"(?:(?:\d+:)?(\d+)x)?(\d+)", stated.get("grid", "")):
             self.nodes, self.per_node = int(grid[1] or 1), int(grid[2])
             self.world = self.nodes * self.per_node
@@ -333,7 +369,9 @@ class _Ranks:
         return None, None
 
     def result(self, started: Launch) -> Launch:
-        """Return a launch with its ranks."""
+        """Return a launch with its ranks; a process without a launcher has those of its own variables."""
+        if not started.launchers and "RANK" in self.environment:
+            self.world = _count(self.environment.get("WORLD_SIZE"))
         return replace(
             started,
             nodes=self.nodes,

@@ -19,6 +19,8 @@ from phalanx.spec.errors import InputError
 Table = Mapping[str, Any]
 _GPU = re.compile(r"(nvidia|amd)\.com/(gpu|mig-.+)$|^gpu$")
 _MOST = 10**6
+_MOST_HOSTS = 4096
+"""Names of hosts that stand for those of the job, where a task counts them."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,15 @@ class Pods:
         """Return what the job gives to its launcher, and the variables that operators set."""
         each = per_node or self.gpus
         given = Given(self.nodes, per_node, None, self.gpus, None, kind)
-        names = {"NNODES": self.nodes, "PET_NNODES": self.nodes, "SKYPILOT_NUM_NODES": self.nodes}
+        names: dict[str, int | str] = {
+            "NNODES": self.nodes,
+            "PET_NNODES": self.nodes,
+            "SKYPILOT_NUM_NODES": self.nodes,
+        }
         names |= {"NUM_NODES": self.nodes, "JOB_COMPLETIONS": self.nodes, "LWS_GROUP_SIZE": self.nodes}
         if each:
             names |= {"PET_NPROC_PER_NODE": each, "SKYPILOT_NUM_GPUS_PER_NODE": each}
+        names |= {"SKYPILOT_NODE_IPS": "\n".join(f"node{i}" for i in range(min(self.nodes, _MOST_HOSTS)))}
         if kind == "PyTorchJob":  # pods, until torchrun sets its own (pytorch.org/docs/stable/elastic/run.html)
             names |= {"WORLD_SIZE": self.nodes}
         return given, {name: str(value) for name, value in names.items()} | dict(self.environment)
@@ -57,7 +64,7 @@ class Manifest:
 
 
 def is_manifest(documents: Sequence[Any]) -> bool:
-    """Whether documents of a YAML file are a manifest."""
+    """Whether documents of a YAML file are a manifest, a SkyPilot task or a Compose file."""
     return any(_kind(document) for document in documents)
 
 
@@ -67,6 +74,9 @@ def _kind(document: Any) -> str:
     kind = document.get("kind")
     if isinstance(kind, str) and isinstance(document.get("apiVersion"), str):
         return kind
+    services = document.get("services")
+    if isinstance(services, Mapping) and services and all(isinstance(s, Mapping) for s in services.values()):
+        return "compose" if any("image" in s or "build" in s for s in services.values()) else ""
     task = isinstance(document.get("run"), str) and ("resources" in document or "num_nodes" in document)
     return "task" if task else ""
 
@@ -248,11 +258,30 @@ def _volcano_or_plain(document: Table) -> Manifest:
 
 def _sky_task(document: Table) -> Manifest:
     asked = _table(document, "resources").get("accelerators")
-    asked = next(iter(asked), "") if isinstance(asked, Mapping | list) else str(asked or "")
-    number = re.search(r":(\d{1,3})$", str(asked))
+    choices = [f"{name}:{n}" for name, n in asked.items()] if isinstance(asked, Mapping) else asked
+    asked = next(iter(choices), "") if isinstance(choices, list) else str(choices or "")
+    number = re.search(r":(\d{1,3})(?:\.0)?$", str(asked))
     environment = {str(k): str(v) for k, v in _table(document, "envs").items() if v is not None}
     nodes, gpus = _count(document.get("num_nodes")), int(number[1]) if number else 1 if asked else None
     return Manifest("task", Pods(str(document.get("run")), nodes, gpus, environment))
+
+
+def _compose(document: Table) -> Manifest:
+    """Services of Docker Compose: one whose command trains, on a host."""
+
+    def container(name: str, service: Table) -> dict[str, Any]:
+        words = (service.get("entrypoint") or [], service.get("command") or [])
+        command, args = (word if isinstance(word, list) else shlex.split(str(word)) for word in words)
+        asked = _table(service, "deploy", "resources", "reservations").get("devices")
+        gpus = [_count(_table(device).get("count"), 0) for device in asked] if isinstance(asked, list) else []
+        env = service.get("environment")
+        pairs = env.items() if isinstance(env, Mapping) else (str(e).partition("=")[::2] for e in env or [])
+        limits = {"limits": {"gpu": sum(gpus)}} if sum(gpus) else {}
+        given = [{"name": str(k), "value": str(v)} for k, v in pairs if v is not None]
+        return {"name": name, "command": command, "args": args, "env": given, "resources": limits}
+
+    containers = [container(str(name), service) for name, service in document["services"].items()]
+    return _job("compose", iter([_pods({"containers": containers}, 1, "it")]))
 
 
 _JOBS = {
@@ -267,4 +296,5 @@ _JOBS = {
     "StatefulSet": _plain_job,
     "Deployment": _plain_job,
     "task": _sky_task,
+    "compose": _compose,
 }

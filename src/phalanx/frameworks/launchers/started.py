@@ -22,6 +22,10 @@ _PREPARES = re.compile(
 )
 _LAUNCHERS_OF_RANKS = {"torchrun", "deepspeed", "accelerate", "srun", "mpirun", "torchx", "torchtune"}
 _FLAG = re.compile(r"--[A-Za-z]")
+_FENCED = re.compile(
+    r"^[ \t]*(`{3,}|~{3,})[ \t]*(?:bash|sh|shell|console|zsh|text)?[ \t]*\n(.*?)^[ \t]*\1[ \t]*$", re.M | re.S
+)
+MISSING = "is not here: give it too"
 Knows = Callable[[Launch], bool]
 """Whether a framework knows a program or its arguments."""
 
@@ -45,6 +49,8 @@ class Started:
 
 def in_script(text: str, open_file: OpenFile, knows: Knows, name: str = "script.sh") -> Started:
     """Return the training that a script or a command line starts. Raises InputError where it starts two."""
+    if blocks := _FENCED.findall(text):  # of a README, or of an issue
+        text = "\n".join(block for _, block in blocks)
     given, variables = batch.asked(text)
     script = follow(text, variables, open_file, name)
     for handed in script.batch:  # scripts that it hands to Slurm
@@ -71,8 +77,8 @@ def _started(
     script: Script, given: Given, open_file: OpenFile, knows: Knows, environment: Mapping[str, str] | None = None
 ) -> Started:
     trainings: dict[tuple[Any, ...], tuple[Invocation, Launch]] = {}
-    for invocation in script.invocations:
-        one = launch(invocation.words, {**(environment or {}), **invocation.environment}, given, open_file)
+    for invocation, words in ((i, words) for i in script.invocations for words in _components(i.words)):
+        one = launch(words, {**(environment or {}), **invocation.environment}, given, open_file)
         if one.program or one.words:
             # Lines that differ in their node's number and addresses start parts of one training.
             same = (one.program, *(w for w in one.words if not re.match(r"--?(node.rank|master|rdzv)", w)))
@@ -83,6 +89,8 @@ def _started(
     invocation, one = chosen
     one = replace(one, asked=given.ranks)
     args, assigned, positional = arguments(one.words)
+    script_of_its_own = re.search(r"\.(sh|bash|sbatch|slurm)$", one.program)
+    notes = (f"{plain(one.program)}, which it runs, {MISSING}",) if script_of_its_own else ()
     forks = [note for fork in script.forks if (note := fork.note(invocation.names))]
     return Started(
         one,
@@ -93,8 +101,16 @@ def _started(
         script.files,
         invocation.directory,
         given,
-        (*script.notes, *forks),
+        (*notes, *script.notes, *forks),
     )
+
+
+def _components(words: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Return the commands that a launcher starts side by side, `srun A : B` and `mpirun -np 1 A : -np 2 B`."""
+    if ":" not in words or words[0].rpartition("/")[2] not in ("srun", "mpirun", "mpiexec"):
+        return [words]
+    at = words.index(":")
+    return [words[:at], *_components((words[0], *words[at + 1 :]))]
 
 
 def _chosen(trainings: list[tuple[Invocation, Launch]], knows: Knows) -> tuple[Invocation, Launch] | None:
@@ -114,7 +130,7 @@ def _chosen(trainings: list[tuple[Invocation, Launch]], knows: Knows) -> tuple[I
     if not any(best[1:]):
         return max(equal, key=lambda pair: sum(w.startswith("--") for w in pair[1].words))
     if len(equal) > 1:
-        lines = ", ".join(str(invocation.line) for invocation, _ in equal[:4])
+        lines = ", ".join(dict.fromkeys(str(invocation.line) for invocation, _ in equal[:4]))
         programs = ", ".join(dict.fromkeys(plain(one.program) for _, one in equal[:4]))
         reason = f"starts {len(equal)} trainings, in lines {lines}: {programs}"
         raise InputError("script", None, reason, "give the command line of one of them")
@@ -184,7 +200,7 @@ def settled(value: Any, switch: bool) -> Any:
 
     `switch`: whether the flag takes no value, so that whatever follows it is none."""
     words = value if isinstance(value, list) else [value]
-    bags = [w for w in words if isinstance(w, str) and w.startswith(OPEN) and (switch or _BAG.search(w))]
+    bags = [w for w in words if isinstance(w, str) and w.startswith(OPEN) and (switch or _BAG.search(plain(w)[1:]))]
     if not bags:
         return value
     rest = [word for word in words if word not in bags]

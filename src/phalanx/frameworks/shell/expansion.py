@@ -66,11 +66,13 @@ class Scope:
     budget: Budget = field(default_factory=Budget)
     environment: dict[str, str] = field(default_factory=dict)
     """Defaults that the script has for variables of the environment, by name."""
+    tables: set[str] = field(default_factory=set)
+    """Associative arrays; an element is a variable, `name[key]`."""
 
     def copy(self) -> Scope:
         """Return a shell of its own, with the same budget."""
         variables = {name: list(value) for name, value in self.variables.items()}
-        self.budget.spend(sum(map(len, variables)))
+        self.budget.spend(16 * len(variables))
         return Scope(
             variables,
             set(self.exported),
@@ -81,7 +83,12 @@ class Scope:
             self.capture,
             self.budget,
             self.environment,
+            set(self.tables),
         )
+
+    def keys(self, name: str) -> list[str]:
+        """Return the keys of an associative array, in the order in which they were set."""
+        return [n[len(name) + 1 : -1] for n in self.variables if n.startswith(f"{name}[")]
 
     def value(self, name: str) -> str | None:
         """Return a variable's text, of an array its first element; None for one that is not set here."""
@@ -296,21 +303,25 @@ class _Expansion:
         values = self.values(name)
         if prefix == "#":
             several = name in "@*" or index in ("@", "*")
-            size = None if values is None else len(values) if several else len(self.element(values, index) or "")
+            size = (
+                None if values is None else len(values) if several else len(self.element(name, values, index) or "")
+            )
             # An open element may be several words, `(${HOSTS})`, or of any length.
-            counted = values or [] if several else [self.element(values or [], index) or ""]
+            counted = values or [] if several else [self.element(name, values or [], index) or ""]
             open_ = size is None or any(map(is_open, counted))
             self.put(unknown("{" + text + "}") if open_ else str(size), quoted)
             return
         if index in ("@", "*") or name in ("@", "*"):
             self.all_of(text, values, rest, (index or name) == "@", quoted)
             return
-        value = None if values is None else self.element(values, index)
+        value = None if values is None else self.element(name, values, index)
         self.put(self.operated(text, name, value, rest), quoted)
 
     def indirect(self, name: str, index: str | None, rest: str, quoted: bool) -> None:
         values = self.values(name)
-        if index in ("@", "*") and values is not None:
+        if index in ("@", "*") and name in self.scope.tables:
+            self.fields.each(self.scope.keys(name))
+        elif index in ("@", "*") and values is not None:
             self.fields.each([str(i) for i in range(len(values))])
         elif values and re.fullmatch(NAME, values[0]):
             self.parameter(values[0] + rest, quoted)
@@ -328,10 +339,15 @@ class _Expansion:
         if name.isdigit():
             place = int(name) - 1
             return [scope.arguments[place]] if place < len(scope.arguments) else []
+        if name in scope.tables:
+            return [value for key in scope.keys(name) for value in scope.variables[f"{name}[{key}]"]]
         return scope.variables.get(name)
 
-    def element(self, values: list[str], index: str | None) -> str | None:
+    def element(self, name: str, values: list[str], index: str | None) -> str | None:
         """Return an element of an array; None for one that it does not have."""
+        if name in self.scope.tables:
+            key = text_of(index or "0", self.scope)
+            return unknown(f"{name}[{key}]") if is_open(key) else self.scope.value(f"{name}[{key}]")
         if index is None or index == "":
             return values[0] if values else None
         place = arithmetic(index, self.scope)

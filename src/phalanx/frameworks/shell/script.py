@@ -64,6 +64,9 @@ _QUIET = frozenset(
 """Programs and builtins that start no training and set nothing that is read."""
 _PLACES = re.compile(r"RANK|MASTER|PORT$|HOST|ADDR|RDZV|SOCKET|LOG|_ID$|PATH|DIR$")
 """Names of variables that tell parts of one training from one another, or places."""
+_SENDERS = frozenset(("ssh", "pdsh", "clush", "pssh", "parallel-ssh"))
+_HOLDERS = frozenset(("tmux", "screen", "su", "script", "watch"))
+"""Programs that hand a text to a shell, of other hosts and of this one."""
 _DEEPEST = 12
 _ROUNDS = 1_000
 _STEP = 100
@@ -143,6 +146,16 @@ def follow(
         tuple(dict.fromkeys(machine.notes)),
         tuple(machine.batch),
     )
+
+
+def _text_in(words: list[str]) -> int | None:
+    """Return the place of the word that a program hands to a shell, as `ssh host "cd x && run"`; None without one."""
+    known = words[0].rpartition("/")[2] in _SENDERS | _HOLDERS
+    for place, word in enumerate(words):
+        named = word.startswith("--command=") or words[place - 1] == "--command"
+        if place and (known or named) and re.search(r"\s", word):
+            return place
+    return None
 
 
 class _Left(Exception):
@@ -444,6 +457,9 @@ class _Machine:
                 given = self.files.get(plain(text_of(redirect.target, scope)))
         if not words:
             return None
+        if words[0] == "scontrol" and words[1:3] in (["show", "hostnames"], ["show", "hostname"]):
+            nodes = scope.value("SLURM_JOB_NUM_NODES") or ""
+            return "".join(f"node{i}\n" for i in range(int(nodes))) if re.fullmatch(r"\d{1,4}", nodes) else None
         if words[0] == "cat" and len(words) > 1:
             texts = [self.files.get(plain(word)) for word in words[1:]]
             return None if None in texts else "".join(text or "" for text in texts)
@@ -459,6 +475,8 @@ class _Machine:
         words = expand_all(node.words, scope)
         declares = bool(words) and words[0] in _DECLARES
         if declares:
+            if any(re.fullmatch(r"-\w*A\w*", word) for word in words):
+                scope.tables |= {a.name for a in node.assignments} | {w for w in words[1:] if w[:1] != "-"}
             for assignment in node.assignments:
                 self.assign(assignment, scope)
             declared = [a.name for a in node.assignments] + [w.partition("=")[0] for w in words[1:] if w[:1] != "-"]
@@ -569,7 +587,17 @@ class _Machine:
             return self.nested(given, (), [], names, scope, words[0])
         if words[0] in ("ssh",) and (given := self._given(node, scope)):
             return self.nested(given, (), [], names, scope, "ssh")
-        if words[0].rpartition("/")[2] in _QUIET and not self.prefix:
+        if (at := _text_in(words)) is not None:
+            sent = words[0].rpartition("/")[2] in _SENDERS
+            text = " ".join(words[at:]) if sent else words[at].removeprefix("--command=")
+            return self.nested(text, words[:at] if sent else (), [], names, scope, words[0])
+        if words[0].rpartition("/")[2] in _QUIET and not self.prefix and words[1:2] != ["run"]:
+            return True
+        if words[0].startswith("-") and self.invocations and not self.prefix:
+            self.notes.append(
+                f"line {node.line} begins with {plain(words[0])}: a comment or an empty line ends the command above "
+                "it, which does not get these flags"
+            )
             return True
         environment = {n: plain(" ".join(scope.variables[n])) for n in sorted(scope.exported) if n in scope.variables}
         self.invocations.append(
@@ -699,6 +727,12 @@ class _Machine:
         raws = assignment.value if isinstance(assignment.value, tuple) else (assignment.value,)
         self.references.setdefault(name, set()).update(_REFERENCE.findall(" ".join(raws)))
         if isinstance(assignment.value, tuple):
+            pairs = [(raw, re.match(r"\[([^\]]*)\]=", raw)) for raw in assignment.value]
+            for raw, key in pairs:
+                if key:
+                    self.assign_element(name, key[1], text_of(raw[key.end() :], scope), scope)
+            if any(key for _, key in pairs):
+                return
             values = [word for raw in assignment.value for word in expand(raw, scope)]
             earlier = scope.variables.get(name, []) if assignment.append else []
             scope.budget.spend(len(earlier) + len(values))
@@ -717,10 +751,13 @@ class _Machine:
             scope.assign(name, value)
 
     def assign_element(self, name: str, index: str, value: str, scope: Scope) -> None:
+        if name in scope.tables:
+            scope.assign(f"{name}[{text_of(index, scope)}]", value)
+            return
         place = arithmetic(index, scope)
         values = scope.variables.setdefault(name, [])
         if place is None or not 0 <= place < _ROUNDS:
-            scope.variables[f"{name}[{index}]"] = [value]  # of an associative array
+            scope.variables[name] = [unknown(name)]
             return
         values += [""] * (place + 1 - len(values))
         values[place] = value
