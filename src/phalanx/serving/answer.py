@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from phalanx.answers.answer import Answer
@@ -12,6 +13,7 @@ from phalanx.serving.cost.roofline import ServingPrice
 from phalanx.serving.launch import dynamo, sglang, trtllm, vllm
 from phalanx.serving.launch.arguments import refused
 from phalanx.serving.launch.launch import Launch
+from phalanx.serving.lines.reading import LinesRead, read
 from phalanx.serving.plan_file import LatencyLimits, ServedLoad, ServingPlan, Workers
 from phalanx.serving.question import NamedQuestion, ServingRequest, ask
 from phalanx.serving.search.neighbours import ServingNeighbour, neighbours
@@ -73,16 +75,22 @@ class ServingPlanAnswer(Answer):
     """What `phalanx serve launch` reads."""
     search: ServingAnswer = field(repr=False, compare=False, metadata=DRAWN)
     compared: tuple[ServingNeighbour, ...] = field(repr=False, compare=False, metadata=DRAWN)
+    caveats: tuple[str, ...] = ()
+    """What of the lines that were read is assumed, missing, not modelled or not judged, and matters."""
     notes: tuple[str, ...] = field(default=(), repr=False, metadata=DRAWN)
 
 
-def serve_plan(request: ServingRequest | None = None, **fields: Any) -> ServingPlanAnswer:
+def serve_plan(
+    request: ServingRequest | None = None, *, source: Sequence[str | Path] = (), **fields: Any
+) -> ServingPlanAnswer:
     """Find how to serve a model: parallelism, replicas, batch and chunk, with the queue simulated.
 
         phalanx.serve_plan(model="llama3-70b", cluster="dgx-h100", gpus=8, input=4000, output=500, ttft="1s")
 
-    `fields`: those of a ServingRequest, in place of one. Raises InputError."""
-    query = ask(request if request is not None else ServingRequest(**fields))
+    `fields`: those of a ServingRequest, in place of one. `source`: files with the lines of a server and of a
+    benchmark, which say what `fields` do not. Raises InputError."""
+    lines = read([Path(each) for each in source], fields) if source else LinesRead(fields, (), ())
+    query = ask(request if request is not None else _request(lines.fields))
     search = Search(query.question, query.layout)
     searched = answer(search)
     against = neighbours(search, searched)
@@ -116,8 +124,17 @@ def serve_plan(request: ServingRequest | None = None, **fields: Any) -> ServingP
         plan=as_plan(query, searched.best),
         search=searched,
         compared=tuple(against),
-        notes=query.notes,
+        caveats=lines.caveats,
+        notes=(*lines.notes, *query.notes),
     )
+
+
+def _request(fields: Mapping[str, Any]) -> ServingRequest:
+    """Return fields as a request. Raises InputError for one that nothing says."""
+    for name in ("model", "cluster", "gpus"):
+        if fields.get(name) is None:
+            raise InputError(name, None, "missing")
+    return ServingRequest(**fields)
 
 
 def money(c: ServingCandidate, price: float) -> float:

@@ -12,7 +12,7 @@ from phalanx.cost.analytic.chips import chip_name
 from phalanx.planning import lookup as questions
 from phalanx.serving.cost.adapters import HOST_BYTES_PER_S, adapter_bytes
 from phalanx.serving.cost.layout import ServingLayout
-from phalanx.serving.cost.roofline import ServingPrice
+from phalanx.serving.cost.roofline import ServingPrice, memory_share
 from phalanx.serving.search.question import OBJECTIVES, Objective, ServingQuestion
 from phalanx.serving.search.space import illegal
 from phalanx.serving.simulation import trace as traces
@@ -137,6 +137,10 @@ class ServingRequest:
     mode: str = "both"
     layout: str | None = None
     chunk: int | None = None
+    slots: int | None = None
+    """The most requests at once in a copy, or in each of its attention groups."""
+    memory: float | None = None
+    """Share of a GPU's memory that the engine may use, as its own option has it."""
     concurrency: int | None = None
     rate: float | None = None
     """Requests per second; infinite where all come at once."""
@@ -259,8 +263,11 @@ def _require_known(request: ServingRequest) -> None:
         raise InputError(f"--{loads[0]}", getattr(request, loads[0]), f"excludes --{loads[1]}", "choose one load")
     if request.concurrency is not None:
         questions.require_counts(("concurrency", request.concurrency))
-    if request.chunk is not None:
-        questions.require_counts(("chunk", request.chunk))
+    for name in ("chunk", "slots"):
+        if (count := getattr(request, name)) is not None:
+            questions.require_counts((name, count))
+    if request.memory is not None and not 0.05 <= request.memory <= 1:
+        raise InputError("memory", request.memory, "must be a share of the GPU's memory, from 0.05 to 1")
 
 
 def ask(request: ServingRequest) -> NamedQuestion:
@@ -298,6 +305,8 @@ def ask(request: ServingRequest) -> NamedQuestion:
         weights=types,
         cache=request.cache,
         page_tokens=row.page_tokens,
+        slots=request.slots or 0,
+        memory_share=memory_share(request.memory, row.name, described.device.memory_bytes),
         chunks=(request.chunk,) if request.chunk else _CHUNKS,
         modes=MODES[request.mode],
         variation=request.variation,

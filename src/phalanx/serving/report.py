@@ -10,6 +10,7 @@ from phalanx.report.style import empty_table
 from phalanx.serving.search.neighbours import ServingNeighbour
 from phalanx.serving.search.question import ServingCandidate, ServingQuestion
 from phalanx.serving.search.search import ServingAnswer
+from phalanx.serving.simulation.outcome import ServingOutcome
 
 
 def _time(value: float) -> str:
@@ -80,6 +81,14 @@ def against(rows: Iterable[ServingNeighbour]) -> Table:
     return out
 
 
+def _answered(o: ServingOutcome) -> float:
+    """Requests/s that are answered while they come: those of a benchmark without the service of its last ones."""
+    if o.makespan_s is None:
+        return o.requests_per_s
+    service = o.latency.mean - o.queueing.mean
+    return o.requests / max(o.makespan_s - service, 1e-9)
+
+
 def lines(a: ServingAnswer, cache_bytes: float, fits: int, money: float | None) -> list[str]:
     """Describe the choice and its results in sentences."""
     q, c = a.question, a.best
@@ -97,7 +106,7 @@ def lines(a: ServingAnswer, cache_bytes: float, fits: int, money: float | None) 
     each = f"{c.tokens_per_s / c.gpus:,.0f} tokens/s per GPU"
     cost = "" if money is None else f", {money:,.2f} per million generated tokens"
     out.append(f"{o.tokens_per_s:,.0f} tokens/s, {o.requests_per_s:,.2f} requests/s, {each}{cost}")
-    if q.open_load and o.requests_per_s < 0.9 * q.offered:
+    if q.open_load and _answered(o) < 0.9 * q.offered:
         out.append(f"{q.offered:,.3g} requests/s come, fewer are answered: the queue grows as long as they come")
     held = f"KV cache: {cache_bytes:,.0f} bytes per token; {fits:,} requests of {q.input:,} + {q.output:,} tokens fit"
     out.append(held + (f"; {o.preemptions:,} preemptions" if o.preemptions else ""))

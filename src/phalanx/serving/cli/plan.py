@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,9 +19,17 @@ if TYPE_CHECKING:
 
 def plan(
     line: typer.Context,
-    model: Model,
-    cluster: Cluster,
-    gpus: Annotated[int, typer.Option("--gpus", help="Number of GPUs.")],
+    source: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from",
+            metavar="run.sh",
+            help="Lines of a server, a benchmark or both, of vLLM, SGLang, TensorRT-LLM or genai-perf; repeatable.",
+        ),
+    ] = None,
+    model: Model | None = None,
+    cluster: Cluster | None = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", help="Number of GPUs.")] = None,
     input: Annotated[
         str | None, typer.Option("--input", metavar="4000|1:1024", help="Tokens of a prompt, or from : to.")
     ] = None,
@@ -67,6 +75,12 @@ def plan(
         typer.Option("--layout", metavar="tp=4,pp=2", help="The only layout of a copy to consider: tp, pp, dp, ep."),
     ] = None,
     chunk: Annotated[int | None, typer.Option("--chunk", help="The only token budget of a step to consider.")] = None,
+    slots: Annotated[
+        int | None, typer.Option("--slots", help="The most requests at once in a copy, or attention group.")
+    ] = None,
+    memory: Annotated[
+        float | None, typer.Option("--memory", metavar="0.9", help="Share of a GPU's memory that the engine uses.")
+    ] = None,
     concurrency: Annotated[
         int | None, typer.Option("--concurrency", help="Requests under way at any time (closed loop).")
     ] = None,
@@ -112,6 +126,10 @@ def plan(
         ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="File to write the serving plan to.")] = Path("serving.json"),
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Exit with 1 if anything that matters is assumed, missing or not modelled."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Find how to serve a model: parallelism, replicas, batch and chunk, with the queue simulated.
@@ -128,54 +146,42 @@ def plan(
             unread = {"input", "output", "variation", "rate", "burstiness", "concurrency"}
             read = [str(p.name) for p in line.command.params if p.name not in unread]
             require_only(line, *read, reason="does not go with --trace, whose requests say it")
-        elif input is None or output is None:
-            missing = ", ".join(name for name, value in (("--input", input), ("--output", output)) if value is None)
-            raise InputError(missing, None, "missing", "or give --trace in place of --input and --output")
+        fields = _fields(line)
+        if not source:
+            if missing := [f"--{name}" for name in ("model", "cluster", "gpus") if name not in fields]:
+                raise InputError(missing[0], None, "missing", "or give --from run.sh with the lines that start it")
+            if trace is None and (missing := [f"--{name}" for name in ("input", "output") if name not in fields]):
+                raise InputError(
+                    ", ".join(missing), None, "missing", "or give --trace in place of --input and --output"
+                )
         require_writable("--out", out)
 
         from phalanx.serving.answer import serve_plan
-        from phalanx.serving.question import ServingRequest
 
-        answer = serve_plan(
-            ServingRequest(
-                model=model,
-                cluster=cluster,
-                gpus=gpus,
-                input=input or 0,
-                output=output or 0,
-                trace=trace,
-                ttft=ttft,
-                tpot=tpot,
-                percentile=percentile,
-                objective=objective,
-                engine=engine,
-                weights=weights,
-                cache=kv,
-                mode=mode,
-                layout=layout,
-                chunk=chunk,
-                concurrency=concurrency,
-                rate=rate,
-                burstiness=burstiness,
-                variation=variation,
-                reuse=reuse,
-                speculate=speculate,
-                adapters=adapters,
-                price=price,
-                requests=requests,
-                seed=seed,
-            )
-        )
+        answer = serve_plan(source=source or (), **fields)
         for note in answer.notes:
             announce(f"note: {note}")
         serving.write(answer.plan, out)
         announce(f"serving plan: {out}")
         if as_json:
             print_json(answer.to_dict() | ({"launch": as_json_of(answer.plan, launch)} if launch else {}))
-            return
-        _show(answer)
-        if launch:
-            show(answer.plan, launch)
+        else:
+            _show(answer)
+            if launch:
+                show(answer.plan, launch)
+        if strict and answer.caveats:
+            raise typer.Exit(1)
+
+
+def _fields(line: typer.Context) -> dict[str, Any]:
+    """Return the fields of a ServingRequest that stand on the command line."""
+    names = {"kv": "cache"}
+    apart = {"source", "launch", "out", "strict", "as_json"}
+    stated = {n: value for n, value in line.params.items() if n not in apart}
+    sources = {n: line.get_parameter_source(n) for n in stated}
+    return {
+        names.get(n, n): v for n, v in stated.items() if (s := sources[n]) is not None and s.name == "COMMANDLINE"
+    }
 
 
 def _show(answer: ServingPlanAnswer) -> None:
@@ -183,6 +189,8 @@ def _show(answer: ServingPlanAnswer) -> None:
     from phalanx.serving.report import against, lines, ranked, seen
 
     search, out = answer.search, console()
+    for caveat in answer.caveats:
+        out.print(caveat, highlight=False, soft_wrap=True, markup=False)
     q, best = search.question, search.best
     cost = None if q.price is None else money(best, q.price)
     for line in lines(search, answer.kv_bytes_per_token, answer.requests_that_fit, cost):

@@ -37,6 +37,14 @@ _SHARE = 0.92
 """Share of a GPU's memory that engines use."""
 
 
+def memory_share(option: float | None, engine: str, memory_bytes: float) -> float:
+    """Return the share of a GPU's memory for weights, cache and workspace by an engine's own option: SGLang's
+    --mem-fraction-static leaves the workspace out (server_args.py). None: what engines use by themselves."""
+    if option is None:
+        return _SHARE
+    return min(1.0, option + (_WORKSPACE / memory_bytes if engine == "sglang" else 0.0))
+
+
 @dataclass(frozen=True)
 class ServingPrice:
     """Prices of one model on one cluster under one engine, with weights and cache of given types."""
@@ -48,6 +56,8 @@ class ServingPrice:
     cache: str
     expert_weights: str = ""
     """Type of routed experts' weights; empty: as `weights`."""
+    memory_share: float = _SHARE
+    """Share of a GPU's memory that the engine uses: weights, cache and workspace."""
 
     @cached_property
     def shape(self) -> ServingShape:
@@ -101,13 +111,14 @@ class ServingPrice:
     @property
     def bytes_for_weights(self) -> float:
         """Bytes of a GPU for weights and cache: the engine's share of its memory, less the workspace."""
-        return self.cluster.device.memory_bytes * _SHARE - _WORKSPACE
+        return self.cluster.device.memory_bytes * self.memory_share - _WORKSPACE
 
     @property
     def room(self) -> str:
         """The bytes for weights and cache in words, derived from the device's memory."""
         whole = self.cluster.device.memory_bytes / GIB
-        return f"{self.bytes_for_weights / GIB:.1f} GiB ({_SHARE:.0%} of {whole:.1f}, less {_WORKSPACE / GIB:.0f})"
+        share = f"{self.memory_share:.0%} of {whole:.1f}"
+        return f"{self.bytes_for_weights / GIB:.1f} GiB ({share}, less {_WORKSPACE / GIB:.0f})"
 
     def cache_tokens(self, x: ServingLayout, length: int = 0) -> int:
         """Tokens whose cache one copy holds; 0 where weights leave no room.

@@ -55,7 +55,7 @@ class Copy:
     def most(self) -> int:
         """Concurrent requests of mean length whose caches fit."""
         q = self.question
-        return min(self.cache_tokens // (q.input + q.output), MOST_SLOTS * self.layout.attention_dp)
+        return min(self.cache_tokens // (q.input + q.output), (q.slots or MOST_SLOTS) * self.layout.attention_dp)
 
     def table(self, slots: int, step_tokens: int) -> Tabulated:
         """Return the price table of steps with at most `slots` requests and `chunk` tokens."""

@@ -35,6 +35,10 @@ class ServingQuestion:
     weights: tuple[str, ...]
     cache: str
     page_tokens: int
+    slots: int
+    """The most requests at once in an attention group; 0: as many as engines allow."""
+    memory_share: float
+    """Share of a GPU's memory for weights, cache and workspace."""
     chunks: tuple[int, ...]
     """Token budgets of a step to try."""
     modes: tuple[str, ...]

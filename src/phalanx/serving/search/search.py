@@ -59,7 +59,9 @@ class Search:
         if key not in self.known:
             q = self.q
             if weights not in self._pricing:
-                self._pricing[weights] = ServingPrice(q.model, q.cluster, q.engine.name, weights, q.cache)
+                self._pricing[weights] = ServingPrice(
+                    q.model, q.cluster, q.engine.name, weights, q.cache, memory_share=q.memory_share
+                )
             self.known[key] = Copy(q, layout, weights, self._pricing[weights])
         return self.known[key]
 
@@ -102,8 +104,9 @@ class Search:
         the smallest batch that keeps up with arrivals."""
         q, x = self.q, copy.layout
         arriving = q.offered * q.output
+        batches = (*BATCHES, copy.most) if q.slots else BATCHES
         for chunk in q.chunks:
-            able = [b for b in BATCHES if b <= copy.most and chunk * x.pp * x.attention_dp > b * (1 + q.draft_tokens)]
+            able = [b for b in batches if b <= copy.most and chunk * x.pp * x.attention_dp > b * (1 + q.draft_tokens)]
             if not able or (chunk > 2 * q.input and chunk > min(q.chunks)):
                 continue
             s = copy.steady(able[0], chunk)

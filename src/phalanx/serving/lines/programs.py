@@ -1,0 +1,196 @@
+"""The servers and benchmarks that a script starts: each line with its program, its flags and what they change.
+
+Programs are rows of programs.toml; what their flags change, verdicts/*.toml. Launchers, environments and containers
+before a program are passed over. Nothing is run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from phalanx.frameworks import verdicts
+from phalanx.frameworks.launchers.started import arguments, settled
+from phalanx.frameworks.shell.expansion import is_open, plain
+from phalanx.frameworks.shell.script import follow
+from phalanx.frameworks.verdicts import Verdict
+from phalanx.spec.errors import InputError
+from phalanx.spec.rows import Rows, record
+
+_ROOT = Path(__file__).parent
+_PLACES = re.compile(r"--?(node.rank|port|host|master|dist.init|data.parallel.(address|start|rank))")
+"""Flags in which the parts of one server differ."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A row of programs.toml, which says what its fields are."""
+
+    title: str
+    role: Literal["server", "benchmark", "both", "lengths"]
+    names: tuple[str, ...]
+    verdicts: tuple[str, ...]
+    source: str
+    flags: Mapping[str, str]
+    engine: str = ""
+    words: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    also: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    synthetic: tuple[str, ...] = ()
+    """Data sets of which the line says the lengths."""
+
+    def verdict(self, name: str) -> Verdict | None:
+        """Return what a flag changes; None if that is not judged."""
+        judged = (table[name] for table in map(_verdicts, self.verdicts) if name in table)
+        return next((verdict for verdict in judged if verdict.effect), None)
+
+    @property
+    def known(self) -> frozenset[str]:
+        """The names of its flags that are judged, or are other names of those."""
+        return frozenset((*self.also, *(name for table in self.verdicts for name in _verdicts(table))))
+
+    def full_name(self, name: str) -> str:
+        """Return the first name of a flag that is written by another, or by a beginning of it."""
+        plain_name = name.replace("-", "_").partition(".")[0]
+        name = self.also.get(plain_name, plain_name)
+        if name in self.known:
+            return name
+        longer = {self.also.get(other, other) for other in self.known if len(name) > 2 and other.startswith(name)}
+        return longer.pop() if len(longer) == 1 else name
+
+
+@dataclass(frozen=True)
+class Line:
+    """A server or a benchmark as a script starts it."""
+
+    program: Program
+    flags: Mapping[str, Any]
+    """By first name: a value, True, or a list of values."""
+    written: Mapping[str, str]
+    """First name of a flag -> as the line has it."""
+    number: int
+    left: tuple[str, ...] = ()
+    """Variables among its words that the script does not set."""
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What it says by field (programs.toml), without what variables leave open."""
+        stated = {self.program.flags[n]: value for n, value in self.flags.items() if n in self.program.flags}
+        return {name: value for name, value in stated.items() if not is_open(str(value))}
+
+    def caveats(self) -> Iterator[str]:
+        """Yield a line for what is not judged, what is not modelled and what is left open, the first first."""
+        unknown = [n for n in self.flags if self.program.verdict(n) is None and not self._negated(n)]
+        if unknown:
+            known = "is a flag" if len(unknown) == 1 else "are flags"
+            where = f"{known} of {self.program.names[0]} that Phalanx does not know: time or memory may differ"
+            yield f"not judged: {', '.join(map(self._with_near, unknown))} {where}"
+        groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        for name, value in self.flags.items():
+            verdict = self.program.verdict(name)
+            if verdict is not None and verdict.effect == "unmodelled" and not verdict.is_off(value):
+                groups.setdefault((verdict.what, verdict.changes), []).append(self.written[name])
+        for (what, changes), names in groups.items():
+            yield f"not modelled: {', '.join(names)} ({what}): {' and '.join(changes)} may differ"
+        for name, value in self.flags.items():
+            if is_open(str(value)) and (verdict := self.program.verdict(name)) and verdict.effect != "none":
+                yield f"missing: {self.written[name]} is {plain(str(value))}, which the script does not set"
+        if self.left:
+            yield f"missing: {', '.join(self.left)} may hold more flags, and the script does not set it"
+
+    def _negated(self, name: str) -> bool:
+        return name.startswith("no_") and self.program.verdict(name[3:]) is not None
+
+    def _with_near(self, name: str) -> str:
+        near = get_close_matches(name, self.program.known, 1, 0.8) if len(name) < 80 else []
+        return f"{self.written[name]} (did you mean --{near[0].replace('_', '-')}?)" if near else self.written[name]
+
+
+@cache
+def _verdicts(name: str) -> Mapping[str, Verdict]:
+    return verdicts.load(_ROOT / "verdicts" / f"{name}.toml")
+
+
+PROGRAMS: Mapping[str, Program] = Rows(_ROOT / "programs.toml", record(Program, "title"))
+"""Every program that serves or benchmarks."""
+
+
+def lines(text: str, name: str = "script.sh") -> list[Line]:
+    """Return the servers and benchmarks that a script or a command line starts, in order; parts of one server once. Raises InputError for what a shell would refuse."""
+    found: dict[tuple[str, ...], Line] = {}
+    for invocation in follow(text, name=name).invocations:
+        place = _program(invocation.words)
+        if place is not None:
+            program, rest = place
+            alike = [w for i, w in enumerate(rest) if not _PLACES.match(w) and not (i and _PLACES.match(rest[i - 1]))]
+            found.setdefault((program.title, *alike), _line(program, rest, invocation.line))
+    return list(found.values())
+
+
+def _program(words: Sequence[str]) -> tuple[Program, list[str]] | None:
+    """Return the program among some words, and the words behind it; None if there is none."""
+    for place, word in enumerate(words):
+        name = re.sub(r"\.py$", "", word.rpartition("/")[2])
+        for program in PROGRAMS.values():
+            rest = list(words[place + 1 :])
+            if name in program.names and _has(program, rest):
+                return program, rest
+    for place, word in enumerate(words):
+        image = word.rpartition("/")[2].partition(":")[0].partition("@")[0]
+        for program in PROGRAMS.values():
+            if image in program.images:
+                return program, list(words[place + 1 :])
+    return None
+
+
+def _has(program: Program, rest: list[str]) -> bool:
+    """Whether the words behind a program's name are those that it needs, which are taken away."""
+    if program.role == "both" and program.engine == "trtllm":  # behind options of the group
+        taken = [word for word in program.words if word in rest]
+    else:
+        taken = [word for word, other in zip(program.words, rest, strict=False) if word == other]
+    if len(taken) < len(program.words):
+        return False
+    for word in taken:
+        rest.remove(word)
+    return True
+
+
+def _line(program: Program, words: list[str], number: int) -> Line:
+    words = words[: words.index("--")] if "--" in words else words
+    given, _assigned, positional = arguments(words)
+    flags: dict[str, Any] = {}
+    written: dict[str, str] = {}
+    left: set[str] = set()
+    for name, value in given.items():
+        full = program.full_name(name)
+        verdict = program.verdict(full)
+        if verdict is not None and verdict.switch and not isinstance(value, bool):
+            rest = value if isinstance(value, list) else [value]
+            positional, value = (*positional, *map(str, rest)), True
+        flags[full] = settled(value, verdict is not None and verdict.switch)
+        written[full] = f"--{name}" if len(name) > 1 else f"-{name}"
+        left |= {plain(str(w)) for w in (value if isinstance(value, list) else [value]) if is_open(str(w))} - {
+            plain(str(flags[full]))
+        }
+    left |= {word for word in positional if word.startswith("$")}
+    first = next((w for w in positional if w != "profile" and not w.startswith(("http", "$"))), None)
+    model = next((flag for flag, meaning in program.flags.items() if meaning == "model"), "")
+    if first and model and model not in flags and program.role in ("server", "both"):
+        flags, written = {model: first, **flags}, {model: first, **written}
+    return Line(program, flags, written, number, tuple(sorted(left)))
+
+
+def only(some: Sequence[Line], what: str) -> Line | None:
+    """Return the one line among some; None if there is none. Raises InputError for several."""
+    if len(some) > 1:
+        numbers = ", ".join(str(line.number) for line in some[:6])
+        reason = f"starts {len(some)} {what}, in lines {numbers}"
+        raise InputError("from", None, reason, "leave one of them in the file")
+    return some[0] if some else None

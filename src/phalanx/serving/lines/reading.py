@@ -1,0 +1,255 @@
+"""A server's line and a benchmark's as one question: model, layout, types and limits of the one, load of the other.
+
+What is given besides (options of the command line) goes first. What is assumed, missing or not modelled is a caveat.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from phalanx.frameworks.companions import LARGEST
+from phalanx.planning.lookup import cluster_named, model_named
+from phalanx.serving.launch.checkpoints import preset_of
+from phalanx.serving.lines.programs import Line, lines, only
+from phalanx.spec.cluster.spec import GIB
+from phalanx.spec.documents import read_text
+from phalanx.spec.errors import InputError
+
+_WEIGHTS = {
+    **dict.fromkeys(("fp8", "fbgemm_fp8", "w8a8_fp8", "modelopt", "modelopt_fp8"), "fp8"),
+    **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin", "auto-round", "moe_wna16"), "int4"),
+    **dict.fromkeys(("modelopt_fp4", "nvfp4", "nvfp4_online"), "nvfp4"),
+}
+"""Words of --quantization -> types of weights."""
+_IN_NAMES = ((r"nvfp4|fp4", "nvfp4"), (r"awq|gptq|int4|w4a16", "int4"), (r"fp8|deepseek-(v3|r1)", "fp8"))
+"""Parts of a checkpoint's name -> the type of its weights."""
+_SMALL, _LARGE = 70 * GIB, 160 * GIB
+"""Memory from which vLLM's defaults rise (vllm/engine/arg_utils.py:2973)."""
+
+
+@dataclass(frozen=True)
+class LinesRead:
+    """The fields of a ServingRequest that some files say, and what is not sure of them."""
+
+    fields: Mapping[str, Any]
+    caveats: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def read(paths: Sequence[Path], given: Mapping[str, Any]) -> LinesRead:
+    """Read the lines of some files, completed by fields that are given. Raises InputError where there is no line of a
+    server or a benchmark, or several, and for a model or lengths that nothing says."""
+    found = [line for path in paths for line in lines(read_text(path, "from", LARGEST), path.name)]
+    if not found:
+        names = "vllm serve, sglang.launch_server, trtllm-serve or one of their benchmarks"
+        raise InputError(
+            "from", ", ".join(map(str, paths)), "starts no server and no benchmark", f"give a line of {names}"
+        )
+    server = only([x for x in found if x.program.role == "server"], "servers")
+    bench = only([x for x in found if x.program.role in ("benchmark", "both")], "benchmarks")
+    drawn = only([x for x in found if x.program.role == "lengths"], "data sets")
+    if server is None and bench is not None and bench.program.role == "both":
+        server = bench
+    fields, caveats = _served(server, bench, given)
+    load, doubts = _load(bench, drawn, given)
+    parts = [x for x in (server, None if bench is server else bench, drawn) if x is not None]
+    judged = [caveat for line in parts for caveat in line.caveats()]
+    judged.sort(key=lambda caveat: not caveat.startswith("not judged"))
+    merged = {**fields, **load, **given}
+    notes = tuple(f"line {x.number}: {x.program.names[0]} {' '.join(x.program.words)}".rstrip() for x in sorted(parts, key=lambda x: x.number))
+    return LinesRead(merged, (*judged, *caveats, *doubts), notes)
+
+
+# The server
+
+
+def _served(server: Line | None, bench: Line | None, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields of model, layout and limits, with what is assumed of them."""
+    caveats: list[str] = []
+    stated = server.fields if server is not None else {}
+    name = str(stated.get("model") or (bench.fields.get("model", "") if bench is not None else ""))
+    fields: dict[str, Any] = {"model": given.get("model") or _model(name)}
+    engine = (server or bench).program.engine if server or bench else ""  # type: ignore[union-attr]
+    if engine:
+        fields["engine"] = engine
+    if server is None:
+        return fields, ["assumed: the file starts no server: layout, batch and types are the best that are found"]
+    fields |= {"mode": "aggregated"} | _layout(server, stated, str(fields["model"]))
+    fields["weights"], doubt = _weights(name, stated.get("quantization"))
+    caveats += [doubt] if doubt and "weights" not in given else []
+    cache = str(stated.get("cache", "auto"))
+    fields["cache"] = "fp8" if cache.startswith("fp8") else "bf16"
+    for field, flag in (("slots", "slots"), ("chunk", "chunk")):
+        value = stated.get(flag, server.program.defaults.get(flag))
+        if isinstance(value, int) and value > 0:
+            fields[field] = value
+    if isinstance(memory := stated.get("memory", server.program.defaults.get("memory")), float | int):
+        fields["memory"] = float(memory)
+    if server.program.engine == "vllm":
+        _add_vllm_defaults(fields, given, server.program.role)
+    if server.program.engine == "sglang" and stated.get("shared") and "dp" in stated:
+        for field in {"slots", "chunk"} & fields.keys():  # which its groups share
+            fields[field] = max(1, fields[field] // max(1, int(stated["dp"])))
+    if "chunk" not in {**fields, **given}:
+        caveats.append(
+            "assumed: the tokens of a step, which the line leaves to the engine, are the best of those tried"
+        )
+    return fields, caveats
+
+
+def _layout(server: Line, stated: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """Return the layout of a copy and the GPUs of all. Raises InputError for degrees that are none."""
+    degree = {name: _degree(server, stated, name) for name in ("tp", "pp", "dp", "experts")}
+    tp, pp, dp = degree["tp"], degree["pp"], degree["dp"]
+    gpus = tp * pp * dp
+    has_experts = model_named(model)[0].experts is not None
+    experts = degree["experts"]
+    if server.program.engine == "sglang":
+        shared = bool(stated.get("shared")) and dp > 1
+        if shared:  # dp groups within tp
+            if tp % dp:
+                raise InputError("from", f"dp {dp}", f"does not divide tp {tp}, within which it attends apart")
+            tp, gpus = tp // dp, tp * pp
+        copies = 1 if shared else dp
+    else:
+        copies = 1 if has_experts else dp
+        experts = tp * dp if stated.get("ep") is True and has_experts else experts
+    parts = [f"tp={tp}", *([f"pp={pp}"] if pp > 1 else [])]
+    parts += [f"dp={dp}"] if copies == 1 and dp > 1 else []
+    parts += [f"ep={experts}"] if experts > 1 else []
+    return {"layout": ",".join(parts), "gpus": gpus}
+
+
+def _degree(server: Line, stated: Mapping[str, Any], name: str) -> int:
+    value = stated.get(name, 1)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10**6:
+        raise InputError("from", value, f"line {server.number}: {name} must be a whole number, at least 1")
+    return value
+
+
+def _add_vllm_defaults(fields: dict[str, Any], given: Mapping[str, Any], role: str) -> None:
+    """Add vLLM's token budget and limit of requests, which depend on the GPU."""
+    if not given.get("cluster"):
+        return
+    device = cluster_named(str(given["cluster"]))(1).device
+    large = device.memory_bytes >= _SMALL and "a100" not in device.name.lower()
+    offline = role == "both"
+    chunk = (16384 if offline or device.memory_bytes >= _LARGE else 8192) if large else (8192 if offline else 2048)
+    fields.setdefault("chunk", chunk)
+    fields.setdefault("slots", 1024 if large else 256)
+
+
+def _weights(name: str, quantization: Any) -> tuple[str, str]:
+    """Return the type of a checkpoint's weights, and what is assumed of it."""
+    if isinstance(quantization, str) and quantization in _WEIGHTS:
+        return _WEIGHTS[quantization], ""
+    for pattern, kind in _IN_NAMES:
+        if re.search(pattern, name.lower()):
+            return kind, ""
+    unknown = f"not modelled: --quantization {quantization}: weights of 16 bits are taken" if quantization else ""
+    return "bf16", unknown
+
+
+def _model(name: str) -> str:
+    """Return the preset or config.json of a model by the name of its checkpoint. Raises InputError for one that is
+    neither."""
+    if not name:
+        raise InputError("model", None, "missing: the file does not say it", "a preset, or a config.json")
+    for path in (Path(name) / "config.json", Path(name)):
+        if path.name.endswith(".json") and len(name) < 1000 and path.is_file():
+            return str(path)
+    if preset := preset_of(name):
+        return preset
+    raise InputError("model", None, f"{name} is no preset", "give its config.json")
+
+
+# The benchmark
+
+
+def _load(bench: Line | None, drawn: Line | None, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields of the load, with what is assumed or missing. Raises InputError for lengths that nothing
+    says."""
+    if bench is None:
+        if not {"input", "output"} <= given.keys() and "trace" not in given:
+            raise InputError("input, output", None, "missing: the file starts no benchmark", "e.g. 1024 and 128")
+        return {}, []
+    program = bench.program
+    stated = {**program.defaults, **bench.fields, **(drawn.fields if drawn is not None else {})}
+    caveats: list[str] = []
+    fields: dict[str, Any] = {}
+    for name in ("requests", "concurrency"):
+        value = stated.get(name)
+        if isinstance(value, list):
+            reason = f"line {bench.number} runs {len(value)} benchmarks, of {name} {', '.join(map(str, value[:6]))}"
+            raise InputError("from", None, reason, "leave one of them")
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            fields[name] = value
+    fields |= _arrivals(bench, stated, given)
+    if "requests" not in {**fields, **given}:
+        caveats.append("missing: how many requests: a load without end is taken; --requests says how many")
+    synthetic = str(stated.get("dataset", "")) in program.synthetic or not program.synthetic
+    if program.engine == "trtllm" and drawn is None and "input" not in bench.fields:
+        synthetic = False
+    for name in ("input", "output"):
+        if name in given:
+            continue
+        value = stated.get(name) if synthetic or name in bench.fields else None
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            dataset = stated.get("dataset") or "a file"
+            reason = f"missing: the lengths of {dataset} are not in the line"
+            raise InputError(name, None, reason, "give the mean, and --variation")
+        fields[name] = _range(program.title, value, stated)
+    caveats += _varied(fields, stated, given)
+    prefix = stated.get("prefix")
+    if isinstance(prefix, int) and prefix > 0 and "input" in fields:
+        low, high = (int(part) for part in f"{fields['input']}:{fields['input']}".split(":")[:2])
+        fields["input"] = prefix + low if low == high else f"{prefix + low}:{prefix + high}"
+        fields["reuse"] = min(0.99, prefix / (prefix + (low + high) / 2))
+        caveats.append(f"assumed: the {prefix:,} tokens that prompts share are cached from the first request on")
+    return fields, caveats
+
+
+def _arrivals(bench: Line, stated: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return rate and burstiness; requests that all come at once come as fast as so many may be under way."""
+    rate = math.inf if str(stated.get("rate")) in ("inf", "-1") else stated.get("rate")
+    fields: dict[str, Any] = {}
+    if isinstance(rate, float | int) and not isinstance(rate, bool) and not {"rate", "concurrency"} & given.keys():
+        fields["rate"] = float(rate)
+    if isinstance(burstiness := stated.get("burstiness"), float | int):
+        fields["burstiness"] = float(burstiness)
+    if stated.get("arrivals") == "constant":
+        fields["burstiness"] = math.inf
+    return fields
+
+
+def _range(title: str, length: int, stated: Mapping[str, Any]) -> int | str:
+    """Return the tokens of a request, or from : to, as the tool draws them."""
+    for name, low, high in (
+        ("spread", lambda r: math.floor(length * (1 - r)), lambda r: math.ceil(length * (1 + r))),
+        ("least", lambda r: max(int(length * r), 1), lambda r: length),
+    ):
+        ratio = stated.get(name)
+        if isinstance(ratio, float | int) and not isinstance(ratio, bool):
+            if not 0 <= ratio <= 1:
+                raise InputError("from", ratio, f"{title}: the ratio of lengths must be from 0 to 1")
+            first, last = max(1, low(ratio)), max(1, high(ratio))
+            return first if first == last else f"{first}:{last}"
+    return length
+
+
+def _varied(fields: dict[str, Any], stated: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[str]:
+    """Set the variation of lengths from their deviations; yield what is assumed where the two differ."""
+    shares = []
+    for name in ("input", "output"):
+        mean, deviation = fields.get(name), stated.get(f"{name}_deviation", 0)
+        if isinstance(mean, int) and isinstance(deviation, float | int):
+            shares.append(float(deviation) / mean)
+    if any(shares) and "variation" not in given:
+        fields["variation"] = max(shares)
+        if max(shares) - min(shares) > 0.01:
+            yield f"assumed: prompts and answers both vary by {max(shares):.0%} of their mean"
