@@ -25,6 +25,8 @@ from phalanx.spec.rows import Rows, record
 _ROOT = Path(__file__).parent
 _PLACES = re.compile(r"--?(node.rank|port|host|master|dist.init|data.parallel.(address|start|rank))")
 """Flags in which the parts of one server differ."""
+_ACTIONS = frozenset(("serve", "profile"))
+"""Words behind a program's name that it may go without."""
 
 
 @dataclass(frozen=True)
@@ -122,15 +124,16 @@ PROGRAMS: Mapping[str, Program] = Rows(_ROOT / "programs.toml", record(Program, 
 
 
 def lines(text: str, name: str = "script.sh") -> list[Line]:
-    """Return the servers and benchmarks that a script or a command line starts, in order; parts of one server once. Raises InputError for what a shell would refuse."""
-    found: dict[tuple[str, ...], Line] = {}
+    """Return the servers and benchmarks that a script or a command line starts, in order; parts of one server once.
+    Raises InputError for what a shell would refuse."""
+    started: dict[tuple[str, ...], Line] = {}
     for invocation in follow(text, name=name).invocations:
         place = _program(invocation.words)
         if place is not None:
             program, rest = place
             alike = [w for i, w in enumerate(rest) if not _PLACES.match(w) and not (i and _PLACES.match(rest[i - 1]))]
-            found.setdefault((program.title, *alike), _line(program, rest, invocation.line))
-    return list(found.values())
+            started.setdefault((program.title, *alike), _line(program, rest, invocation.line))
+    return list(started.values())
 
 
 def _program(words: Sequence[str]) -> tuple[Program, list[str]] | None:
@@ -180,7 +183,7 @@ def _line(program: Program, words: list[str], number: int) -> Line:
             plain(str(flags[full]))
         }
     left |= {word for word in positional if word.startswith("$")}
-    first = next((w for w in positional if w != "profile" and not w.startswith(("http", "$"))), None)
+    first = next((w for w in positional if w not in _ACTIONS and not w.startswith(("http", "$"))), None)
     model = next((flag for flag, meaning in program.flags.items() if meaning == "model"), "")
     if first and model and model not in flags and program.role in ("server", "both"):
         flags, written = {model: first, **flags}, {model: first, **written}

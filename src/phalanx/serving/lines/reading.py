@@ -44,15 +44,15 @@ class LinesRead:
 def read(paths: Sequence[Path], given: Mapping[str, Any]) -> LinesRead:
     """Read the lines of some files, completed by fields that are given. Raises InputError where there is no line of a
     server or a benchmark, or several, and for a model or lengths that nothing says."""
-    found = [line for path in paths for line in lines(read_text(path, "from", LARGEST), path.name)]
-    if not found:
+    servers_and_benchmarks = [line for path in paths for line in lines(read_text(path, "from", LARGEST), path.name)]
+    if not servers_and_benchmarks:
         names = "vllm serve, sglang.launch_server, trtllm-serve or one of their benchmarks"
         raise InputError(
             "from", ", ".join(map(str, paths)), "starts no server and no benchmark", f"give a line of {names}"
         )
-    server = only([x for x in found if x.program.role == "server"], "servers")
-    bench = only([x for x in found if x.program.role in ("benchmark", "both")], "benchmarks")
-    drawn = only([x for x in found if x.program.role == "lengths"], "data sets")
+    server = only([x for x in servers_and_benchmarks if x.program.role == "server"], "servers")
+    bench = only([x for x in servers_and_benchmarks if x.program.role in ("benchmark", "both")], "benchmarks")
+    drawn = only([x for x in servers_and_benchmarks if x.program.role == "lengths"], "data sets")
     if server is None and bench is not None and bench.program.role == "both":
         server = bench
     fields, caveats = _served(server, bench, given)
@@ -61,7 +61,10 @@ def read(paths: Sequence[Path], given: Mapping[str, Any]) -> LinesRead:
     judged = [caveat for line in parts for caveat in line.caveats()]
     judged.sort(key=lambda caveat: not caveat.startswith("not judged"))
     merged = {**fields, **load, **given}
-    notes = tuple(f"line {x.number}: {x.program.names[0]} {' '.join(x.program.words)}".rstrip() for x in sorted(parts, key=lambda x: x.number))
+    notes = tuple(
+        f"line {x.number}: {x.program.names[0]} {' '.join(x.program.words)}".rstrip()
+        for x in sorted(parts, key=lambda x: x.number)
+    )
     return LinesRead(merged, (*judged, *caveats, *doubts), notes)
 
 
@@ -78,7 +81,9 @@ def _served(server: Line | None, bench: Line | None, given: Mapping[str, Any]) -
     if engine:
         fields["engine"] = engine
     if server is None:
-        return fields, ["assumed: the file starts no server: layout, batch and types are the best that are found"]
+        return fields, [
+            "assumed: the file starts no server: layout, batch and types are the best that are servers_and_benchmarks"
+        ]
     fields |= {"mode": "aggregated"} | _layout(server, stated, str(fields["model"]))
     fields["weights"], doubt = _weights(name, stated.get("quantization"))
     caveats += [doubt] if doubt and "weights" not in given else []

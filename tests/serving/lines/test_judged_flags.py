@@ -1,0 +1,108 @@
+"""Flags of engines and benchmarks: each has a verdict with its line, what a row takes has a price."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from phalanx.frameworks.verdicts import load
+from phalanx.serving import lines as room
+from phalanx.serving.launch.arguments import published
+from phalanx.serving.lines.programs import PROGRAMS, Program, lines
+
+_VERDICTS = Path(room.__file__).parent / "verdicts"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_every_flag_of_an_engine_stands_in_its_list(engine: str) -> None:
+    table, options = load(_VERDICTS / f"{engine}.toml"), published(engine)
+    names = {name.lstrip("-").replace("-", "_") for name in (*options.flags, *options.values)} - {"help"}
+    assert not names - table.keys()
+    unjudged = [name for name in names if not table[name].effect]
+    assert len(unjudged) <= 0.06 * len(names), unjudged
+    for name, verdict in table.items():
+        assert re.search(r"\.py:\w+$", verdict.source), name
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=list(PROGRAMS))
+def test_what_a_program_takes_has_a_price(program: Program) -> None:
+    for name in program.flags:
+        verdict = program.verdict(name)
+        assert verdict is not None, name
+        assert verdict.effect in ("layout", "time", "memory"), name
+    for other, name in program.also.items():
+        assert program.full_name(other.replace("_", "-")) == name, other
+        assert program.verdict(name) is not None, name
+    assert program.source
+
+
+@pytest.mark.parametrize(
+    ("text", "title", "flags"),
+    [
+        ("vllm serve m/x -tp 4", "vllm_serve", {"model": "m/x", "tensor_parallel_size": 4}),
+        ("A=2; vllm serve m/x --tensor-parallel-size=$A", "vllm_serve", {"model": "m/x", "tensor_parallel_size": 2}),
+        ("vllm serve --trust-remote-code m/x", "vllm_serve", {"model": "m/x", "trust_remote_code": True}),
+        ("vllm serve m/x --enforce-eager $MORE", "vllm_serve", {"model": "m/x", "enforce_eager": True}),
+        ("vllm serve m/x --max-model-len 99 $EXTRA_ARGS", "vllm_serve", {"model": "m/x", "max_model_len": 99}),
+        (
+            "nohup env X=1 python3 -m vllm.entrypoints.openai.api_server --model m/x &",
+            "vllm_api_server",
+            {"model": "m/x"},
+        ),
+        (
+            "docker run --gpus all --name vllm -v a:b vllm/vllm-openai:v0.9 --model m/x",
+            "vllm_serve",
+            {"model": "m/x"},
+        ),
+        (
+            "docker run lmsysorg/sglang python3 -m sglang.launch_server --model m/x",
+            "sglang_server",
+            {"model_path": "m/x"},
+        ),
+        (
+            "srun -N 1 python -m sglang.launch_server --model-path m/x --tp 8",
+            "sglang_server",
+            {"model_path": "m/x", "tp_size": 8},
+        ),
+        (
+            "mpirun -n 8 trtllm-llmapi-launch trtllm-serve m/x --tp_size 8",
+            "trtllm_serve",
+            {"model": "m/x", "tensor_parallel_size": 8},
+        ),
+        ("trtllm-serve serve m/x", "trtllm_serve", {"model": "m/x"}),
+        (
+            "vllm bench serve --num-prompts 9 \\\n --request-rate inf",
+            "vllm_bench_serve",
+            {"num_prompts": 9, "request_rate": "inf"},
+        ),
+        ("python a/b/benchmark_serving.py --num-prompts 9", "vllm_benchmark_serving", {"num_prompts": 9}),
+        ("python -m sglang.bench_serving --random-input 5", "sglang_bench_serving", {"random_input_len": 5}),
+        ("trtllm-bench -m m/x throughput --tp 2", "trtllm_bench", {"model": "m/x", "tp": 2}),
+        ("genai-perf profile -m x --isl 7 -- -v --n 4", "genai_perf", {"model": "x", "prompt_input_tokens_mean": 7}),
+        ("aiperf profile -m x --num-requests 7", "genai_perf", {"model": "x", "request_count": 7}),
+    ],
+)
+def test_a_line_is_found_in_what_people_write(text: str, title: str, flags: dict[str, object]) -> None:
+    (line,) = lines(text)
+    assert (line.program.title, dict(line.flags)) == (title, flags)
+
+
+def test_what_is_not_known_is_named_first() -> None:
+    text = "vllm serve m/x --enforce-eager --tensor-paralel-size 4 --max-num-seqs $N --host a --frobnicate $MORE"
+    (line,) = lines(text)
+    caveats = list(line.caveats())
+    assert caveats[0].startswith(
+        "not judged: --tensor-paralel-size (did you mean --tensor-parallel-size?), --frobnicate"
+    )
+    assert caveats[1].startswith("not modelled: --enforce-eager (")
+    assert caveats[2] == "missing: --max-num-seqs is $N, which the script does not set"
+    assert caveats[3].startswith("missing: $MORE")
+    assert len(caveats) == 4
+
+
+def test_parts_of_one_server_are_one() -> None:
+    text = "for R in 0 1; do ssh n$R vllm serve m/x --nnodes 2 --node-rank $R --master-addr n0; done"
+    assert len(lines(text)) == 1
+    assert len(lines("vllm serve a\nvllm serve b")) == 2

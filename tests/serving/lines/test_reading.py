@@ -1,0 +1,179 @@
+"""`serve plan --from`: the answer of a server's and a benchmark's lines is that of the same question in options."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.in_process_cli import error_of, phalanx
+from support.sizes import examples
+
+from phalanx.serving.lines.reading import read
+
+_GIVEN = {"cluster": "dgx-h100"}
+_SGLANG = "python -m sglang.launch_server --model"
+_DRAWN = "prepare_dataset.py token-norm-dist --num-requests 50 --input-mean 90 --output-mean 30 --input-stdev 9"
+_DRAWN += " --output-stdev 3"
+_BENCH = "vllm bench serve --model meta-llama/Llama-3.1-8B-Instruct --random-input-len 500 --random-output-len 60"
+
+
+def _read(tmp_path: Path, text: str, **given: Any) -> dict[str, Any]:
+    (tmp_path / "run.sh").write_text(text)
+    return dict(read([tmp_path / "run.sh"], _GIVEN | given).fields)
+
+
+@examples(4, 60)
+def test_lines_and_options_give_one_answer(examples: int, tmp_path: Path) -> None:
+    draw = np.random.default_rng(11)
+    for _ in range(examples):
+        tp, n, slots = int(draw.choice((1, 2))), int(draw.integers(5, 60)), int(draw.choice((7, 64)))
+        load = draw.choice(("--request-rate 30", "--request-rate inf", "--max-concurrency 8", ""))
+        rate = {"--request-rate 30": "30"}.get(str(load), "inf")
+        server = f"vllm serve meta-llama/Llama-3.1-8B-Instruct -tp {tp} --max-num-seqs {slots}"
+        server += " --max-num-batched-tokens 4096"
+        (tmp_path / "run.sh").write_text(f"{server} &\n{_BENCH} --num-prompts {n} {load}\n")
+        same = ["--model", "llama3-8b", "--gpus", str(tp), "--layout", f"tp={tp}", "--input", "500", "--output", "60"]
+        same += [
+            "--requests",
+            str(n),
+            "--rate",
+            rate,
+            "--weights",
+            "bf16",
+            "--mode",
+            "aggregated",
+            "--memory",
+            "0.92",
+        ]
+        same += ["--slots", str(slots), "--chunk", "4096", *(["--concurrency", "8"] if "max" in str(load) else [])]
+        ask = ["serve", "plan", "--cluster", "dgx-h100", "--json"]
+        answers = [phalanx(tmp_path, *ask, *how) for how in (["--from", "run.sh"], same)]
+        assert [code for code, *_ in answers] == [0, 0], answers
+        assert json.loads(answers[0][1]) == json.loads(answers[1][1])
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        (
+            "vllm serve meta-llama/Llama-3.1-70B-Instruct-FP8 -tp 4 -pp 2",
+            {"model": "llama3-70b", "layout": "tp=4,pp=2", "gpus": 8, "weights": "fp8", "chunk": 8192, "slots": 1024},
+        ),
+        ("vllm serve meta-llama/Llama-3.1-8B -dp 4", {"layout": "tp=1", "gpus": 4}),
+        (
+            "vllm serve deepseek-ai/DeepSeek-V3 -dp 8 --enable-expert-parallel",
+            {"layout": "tp=1,dp=8,ep=8", "gpus": 8, "weights": "fp8"},
+        ),
+        (
+            f"{_SGLANG} deepseek-ai/DeepSeek-R1 --tp 16 --dp 16 --enable-dp-attention --max-running-requests 64",
+            {"layout": "tp=1,dp=16", "gpus": 16, "slots": 4},
+        ),
+        (
+            "python -m sglang.launch_server --model meta-llama/Llama-3.1-8B --tp 2 --dp 2",
+            {"layout": "tp=2", "gpus": 4},
+        ),
+        ("trtllm-serve meta-llama/Llama-3.1-8B --tp_size 2", {"engine": "trtllm", "slots": 2048, "chunk": 8192}),
+        (
+            "vllm serve casperhansen/llama-3-70b-instruct-awq --kv-cache-dtype fp8_e5m2",
+            {"weights": "int4", "cache": "fp8"},
+        ),
+    ],
+)
+def test_a_server_says_model_layout_and_limits(tmp_path: Path, text: str, fields: dict[str, Any]) -> None:
+    got = _read(tmp_path, text, input=100, output=10)
+    assert {name: got.get(name) for name in fields} == fields
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        (
+            "vllm bench serve --model llama3-8b",
+            {"requests": 1000, "rate": float("inf"), "input": 1024, "output": 128},
+        ),
+        ("vllm bench serve --model llama3-8b --random-range-ratio 0.5", {"input": "512:1536", "output": "64:192"}),
+        (
+            "vllm bench serve --model llama3-8b --random-prefix-len 1024 --burstiness 0.5",
+            {"input": 2048, "reuse": 0.5, "burstiness": 0.5},
+        ),
+        (
+            "python -m sglang.bench_serving --model llama3-8b --dataset-name random",
+            {"input": "1:1024", "output": "1:1024"},
+        ),
+        (
+            "python -m sglang.bench_serving --model llama3-8b --dataset-name random --random-range-ratio 1",
+            {"input": 1024},
+        ),
+        (
+            "vllm bench latency --model llama3-8b --batch-size 4",
+            {"requests": 4, "input": 32, "gpus": 1, "layout": "tp=1"},
+        ),
+        (
+            "python -m sglang.bench_one_batch_server --model-path llama3-8b --batch-size 16 --tp 2",
+            {"requests": 16, "output": 16, "gpus": 2},
+        ),
+        (
+            "genai-perf profile -m llama3-8b --osl 100 --request-rate 5 --request-rate-mode constant",
+            {"input": 550, "burstiness": float("inf"), "rate": 5.0},
+        ),
+        (
+            f"{_DRAWN}\ntrtllm-bench -m llama3-8b throughput --concurrency 5",
+            {"requests": 50, "input": 90, "output": 30, "concurrency": 5, "variation": 0.1},
+        ),
+    ],
+)
+def test_a_benchmark_says_its_load(tmp_path: Path, text: str, fields: dict[str, Any]) -> None:
+    got = _read(tmp_path, text)
+    assert {name: got.get(name) for name in fields} == fields
+
+
+def test_options_go_before_lines(tmp_path: Path) -> None:
+    got = _read(tmp_path, f"{_BENCH} --request-rate 3", model="llama3-70b", concurrency=9, input=77)
+    assert (got["model"], got["concurrency"], got["input"], got.get("rate")) == ("llama3-70b", 9, 77, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "starts no server and no benchmark"),
+        ("python train.py --lr 3", "starts no server and no benchmark; give a line of vllm serve,"),
+        ("vllm serve llama3-8b\nvllm serve llama3-70b", "starts 2 servers, in lines 1, 2; leave one of them"),
+        ("for C in 1 4; do vllm bench serve --model llama3-8b --max-concurrency $C; done", "starts 2 benchmarks"),
+        ("vllm serve llama3-8b", "--input, --output: missing: the file starts no benchmark"),
+        ("vllm bench serve --model foo/bar", "--model: foo/bar is no preset; give its config.json"),
+        ("vllm bench serve", "--model: missing: the file does not say it"),
+        ("vllm bench serve --model llama3-8b --dataset-name sharegpt", "--input: missing: the lengths of sharegpt"),
+        ("vllm serve llama3-8b -tp 0", "line 1: tp must be a whole number, at least 1"),
+        ("vllm serve llama3-8b -tp two", "line 1: tp must be a whole number, at least 1"),
+        (
+            "python -m sglang.launch_server --model llama3-8b --tp 4 --dp 3 --enable-dp-attention",
+            "does not divide tp 4",
+        ),
+        (
+            "python -m sglang.bench_one_batch --model llama3-8b --batch 1 16",
+            "line 1 runs 2 benchmarks, of requests 1, 16",
+        ),
+        ("vllm bench serve --model llama3-8b --random-range-ratio 7", "the ratio of lengths must be from 0 to 1"),
+        ('vllm bench serve --model "llama3-8b', "quote"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "run.sh").write_text(text)
+    err = error_of(tmp_path, "serve plan --from run.sh --cluster dgx-h100")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_strict_fails_where_something_matters(tmp_path: Path) -> None:
+    server = "vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64"
+    for extra, code in (("", 0), (" --enforce-eager", 1), (" --frobnicate 3", 1)):
+        (tmp_path / "run.sh").write_text(f"{server}{extra}\n{_BENCH} --num-prompts 20\n")
+        ask = ("serve", "plan", "--from", "run.sh", "--cluster", "dgx-h100", "--strict")
+        got, out, _ = phalanx(tmp_path, *ask)
+        assert got == code
+        assert out.startswith({"": "vLLM on", " --enforce-eager": "not modelled:"}.get(extra, "not judged:"))
+        caveats = json.loads(phalanx(tmp_path, *ask, "--json")[1])["caveats"]
+        assert bool(caveats) == bool(extra)
