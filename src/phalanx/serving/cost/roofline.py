@@ -33,7 +33,7 @@ from phalanx.spec.model.spec import ModelSpec
 
 _WORKSPACE = 4 * 2**30
 """Bytes of activations, graphs and libraries on a GPU."""
-_SHARE = 0.92
+MEMORY_SHARE = 0.92
 """Share of a GPU's memory that engines use."""
 
 
@@ -41,7 +41,7 @@ def memory_share(option: float | None, engine: str, memory_bytes: float) -> floa
     """Return the share of a GPU's memory for weights, cache and workspace by an engine's own option: SGLang's
     --mem-fraction-static leaves the workspace out (server_args.py). None: what engines use by themselves."""
     if option is None:
-        return _SHARE
+        return MEMORY_SHARE
     return min(1.0, option + (_WORKSPACE / memory_bytes if engine == "sglang" else 0.0))
 
 
@@ -56,7 +56,7 @@ class ServingPrice:
     cache: str
     expert_weights: str = ""
     """Type of routed experts' weights; empty: as `weights`."""
-    memory_share: float = _SHARE
+    memory_share: float = MEMORY_SHARE
     """Share of a GPU's memory that the engine uses: weights, cache and workspace."""
 
     @cached_property

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from phalanx.serving.cost.layout import ServingLayout
+from phalanx.serving.cost.roofline import MEMORY_SHARE
 from phalanx.serving.simulation.engines import EngineRow
 from phalanx.serving.simulation.outcome import ServingOutcome
 from phalanx.serving.simulation.requests import Requests
@@ -35,14 +36,14 @@ class ServingQuestion:
     weights: tuple[str, ...]
     cache: str
     page_tokens: int
-    slots: int
-    """The most requests at once in an attention group; 0: as many as engines allow."""
-    memory_share: float
-    """Share of a GPU's memory for weights, cache and workspace."""
     chunks: tuple[int, ...]
     """Token budgets of a step to try."""
     modes: tuple[str, ...]
     """Modes to try: aggregated, disaggregated."""
+    slots: int = 0
+    """The most requests at once in an attention group; 0: as many as engines allow."""
+    memory_share: float = MEMORY_SHARE
+    """Share of a GPU's memory for weights, cache and workspace."""
     variation: float = 0.0
     """Coefficient of variation of the lengths."""
     ranges: tuple[tuple[int, int], tuple[int, int]] | None = None
